@@ -125,9 +125,11 @@ def _make_run(config: pytest.Config) -> Run:
 
     config.pluginmanager.register(RanksReprHooks(), "mnode-ranks-repr")
     if not (_is_xdist_worker(config) or _only_shows(config)):
+        from pytest_mnode.controller.live_plugin import LivePlugin
         from pytest_mnode.controller.suite_properties import SuitePropertiesPlugin
         from pytest_mnode.controller.xdist import XdistController
 
+        config.pluginmanager.register(LivePlugin(run), "mnode-live")
         config.pluginmanager.register(XdistController(run), "mnode-xdist")
         config.pluginmanager.register(SuitePropertiesPlugin(config), "mnode-suite-properties")
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):

@@ -18,8 +18,9 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.hearing import waited_for
 from pytest_mnode.controller.rank_talk import RankTalk, Settled
-from pytest_mnode.outcome.calls import is_hopeless
+from pytest_mnode.outcome.calls import absent, is_hopeless
 from pytest_mnode.outcome.outcome import Outcome, RankState
+from pytest_mnode.outcome.whereabouts import awaited
 from pytest_mnode.protocol.agent_messages import StackTexts
 from pytest_mnode.protocol.rank_messages import (
     CallFunction,
@@ -51,6 +52,8 @@ class Conductor(RankTalk):
         self._look_number = 0
         self._looked: dict[int, str | None] = {}
         """The calls of each rank at the last look."""
+        self._absent: set[int] = set()
+        """Ranks that others wait for in a collective, by the last look."""
         self._unanswered: set[str] = set()
         """Nodes that have not answered the last look."""
         self._ended: set[int] = set()
@@ -95,7 +98,7 @@ class Conductor(RankTalk):
         if self._console is None:
             yield
             return
-        with self._console.running(what):
+        with self._console.running(what, lambda: awaited(self.outcome, self._absent)):
             try:
                 yield
             except KeyboardInterrupt:
@@ -184,7 +187,9 @@ class Conductor(RankTalk):
         if self._unanswered:
             return
         self._compare()
-        if self._grace_end is None and is_hopeless(self.outcome.calls, self._ended):
+        calls = self.outcome.calls
+        self._absent = absent(calls) if self.outcome.still else set()
+        if self._grace_end is None and is_hopeless(calls, self._ended):
             if self.outcome.still:
                 self.outcome.hopeless, self._grace_end = True, now
             else:

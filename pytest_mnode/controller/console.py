@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from pytest_mnode.controller.live_line import LiveLine
 from pytest_mnode.outcome.outcome import RankState
 from pytest_mnode.rank.live_output import logs_live, prints_live
 
@@ -29,7 +30,10 @@ class Console:
         self.is_worker = hasattr(config, "workerinput")
         self.shows_live = not self.is_worker and (prints_live(config) or logs_live(config))
         self._running = ""
+        self._awaited: Callable[[], str] = str
         self._asked = False
+        self.line: LiveLine | None = None
+        """What is shown while nobody else writes to the terminal."""
         self._stderr = None if sys.__stderr__ is None else os.dup(sys.__stderr__.fileno())
         self._listens = False
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -46,13 +50,21 @@ class Console:
             self._stderr = None
 
     @contextlib.contextmanager
-    def running(self, what: str) -> Iterator[None]:
-        """While ranks run a test or a function."""
-        self._running = what
+    def running(self, what: str, awaited: Callable[[], str] = str) -> Iterator[None]:
+        """While ranks run a test or a function. awaited: which of them are waited for, in words."""
+        self._running, self._awaited = what, awaited
         try:
             yield
         finally:
-            self._running, self._asked = "", False
+            self._running, self._awaited, self._asked = "", str, False
+
+    def shows_line(self, may: bool) -> contextlib.AbstractContextManager[None]:
+        """Whether the live line may be there though pytest captures nothing."""
+        return contextlib.nullcontext() if self.line is None else self.line.may_show(may)
+
+    def awaited(self) -> str:
+        """The ranks that are waited for now, in words; "" for none."""
+        return self._awaited()
 
     def asked_where(self) -> bool:
         """Whether the user asked, since the last time, where ranks are."""
@@ -100,7 +112,8 @@ class Console:
         captures = whole.is_started()
         capture.suspend(in_=with_input)
         try:
-            yield
+            with self.shows_line(False):
+                yield
         finally:
             if captures or with_input:
                 capture.resume()

@@ -17,6 +17,7 @@ from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import WorldRequest, asks_for
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.progress import progress
 from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.world import WorldInfo
 from pytest_mnode.report_record import error_report
@@ -45,7 +46,8 @@ class ItemRunner:
         try:
             if asks_for(item, "shared_tmp_path"):
                 shared_tmp = self._shared_tmp.make(item)
-            outcome = self._conduct(item, need, nextitem, shared_tmp)
+            with self._run.console.shows_line(True):
+                outcome = self._conduct(item, need, nextitem, shared_tmp)
         except MnodeError as error:
             self._run.repair(error)
             return [error_report(item, str(error))]
@@ -76,12 +78,15 @@ class ItemRunner:
         kept, keep = self._held_worlds.get(item, need), self._held_worlds.keep(item, nextitem, need)
         following = nextitem.nodeid if nextitem is not None else None
         on, kept_id = (kept.world.nodes, kept.world.id) if kept else ((), "")
+        progress("waiting for nodes")
         lease = run.lease(need, item.nodeid, on)
         try:
             fresh = need.reuse == "fresh"
             for _ in range(_BEGIN_AGAIN):
                 procs, file = run.procs_of(need), str(item.path)
+                progress("starting ranks")
                 world = client.open_world(lease, procs, fresh, held=kept_id, file=file)
+                progress("")
                 conductor = Conductor(client, world, run.limit_s_of(need), run.console)
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")

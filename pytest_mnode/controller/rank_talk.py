@@ -17,9 +17,17 @@ from pytest_mnode.machine.threads import GDB_LIMIT_S
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stacks import where_of_dump
 from pytest_mnode.outcome.whereabouts import whereabouts
+from pytest_mnode.progress import progress
 from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
 from pytest_mnode.protocol.listening_clock import ListeningClock
-from pytest_mnode.protocol.rank_messages import BodyDone, PhaseReport, Pong, Returned, TornDown
+from pytest_mnode.protocol.rank_messages import (
+    BodyDone,
+    PhaseReport,
+    Pong,
+    RankProgress,
+    Returned,
+    TornDown,
+)
 from pytest_mnode.protocol.terminal_messages import AskDebugger, LiveOutput
 from pytest_mnode.protocol.world import WorldInfo
 
@@ -107,6 +115,8 @@ class RankTalk:
             case LiveOutput(world=world) if world == self.world.id and self._console is not None:
                 for rank, lines in message.lines.items():
                     self._console.show_output(self.states[rank], lines)
+            case RankProgress(ordinal=ordinal) if ordinal == self.ordinal:
+                progress(message.text, message.done, message.total)
             case Death() | PartLost():
                 self.client.set_aside(message)
         return ()

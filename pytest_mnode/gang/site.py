@@ -19,6 +19,7 @@ from pytest_mnode.gang.watch import Clock, WallClock
 from pytest_mnode.gang.window import KEY, Window
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.options import Settings
+from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -97,7 +98,10 @@ class Site:
 
     def _rounds(self, name: str, how: Callable[[Stage, str], Round]) -> Report:
         def conduct(stage: Stage) -> Report:
-            rounds = [how(stage, f"{name} {n + 1}") for n in range(self.promise.rounds)]
+            rounds = []
+            for number in range(self.promise.rounds):
+                progress("", number, self.promise.rounds)
+                rounds.append(how(stage, f"{name} {number + 1}"))
             plan = stage.plan
             head = f"gangs of {plan.size} on {' '.join(plan.arena)}, seed {plan.seed}"
             lines = [line for one in rounds for line in table(one.window)]

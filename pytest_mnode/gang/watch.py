@@ -12,6 +12,7 @@ from pytest_mnode.gang.engine import Engine, GangRequest, Look, Phase
 from pytest_mnode.gang.timeline import BLIND_S, Gang, Sighting, State, sightings
 from pytest_mnode.gang.window import CLEARED, Window
 from pytest_mnode.launchers.node import count
+from pytest_mnode.progress import progress
 
 _LEAST_PAUSE_S = 0.2
 _PAUSE_PER_ANSWER = 3.0
@@ -84,6 +85,7 @@ class Watch:
     def note(self, text: str) -> None:
         """Note what happens now."""
         self._notes.append((self._clock.now(), text))
+        progress(f"{self._title}: {text}")
 
     def expect_away(self, node: str) -> None:
         """From now on, the experiment itself keeps this node away."""

@@ -19,7 +19,9 @@ from pytest_mnode.measuring.patterns import DTYPE
 from pytest_mnode.measuring.ranks import by_rank, elapsed_s, free_bytes_by_rank
 from pytest_mnode.measuring.spots import Timed
 from pytest_mnode.measuring.votes import votes, wrong_here
+from pytest_mnode.progress import progress
 from pytest_mnode.spec import bandwidth
+from pytest_mnode.spec.quantity import SIZE
 
 MOST_CALLS = 1000
 _FEW_CALLS = 4
@@ -149,7 +151,8 @@ def sweep(
             f"{measured.collective} over one rank moves nothing; give two nodes or more"
         )
     found = []
-    for size in sizes_bytes:
+    for number, size in enumerate(sizes_bytes):
+        progress(f"{measured.collective} {SIZE.text(size)}", number, len(sizes_bytes))
         least_checked = CHECKED_CALLS if size == min(sizes_bytes) else 1
         enough = (tolerated or {}).get(size)
         run = _Run(measured, size, warmup, repeats, device, group, least_checked, enough)

@@ -70,6 +70,12 @@ def is_hopeless(calls: Calls, ended: Collection[int]) -> bool:
     )
 
 
+def absent(calls: Calls) -> set[int]:
+    """Ranks that have not made a call which others are in: those wait for them."""
+    waits = _waits(calls, {}, lambda call: call.state == INSIDE)
+    return {rank for group, seq, _ in waits for rank in _missing(calls, group, seq)}
+
+
 def _caught(calls: Calls, ended: Collection[int]) -> _Numbers:
     found: dict[str, int] = {}
     for rank, made in calls.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pytest_mnode.outcome.describe import MOST_SHOWN, places, ranks_text
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stacks import WAIT, where_of_dump
@@ -22,6 +24,20 @@ def whereabouts(outcome: Outcome) -> list[str]:
     if hidden := [rank for ranks in list(groups.values())[MOST_SHOWN:] for rank in ranks]:
         lines.append(f"further places, of {ranks_text(hidden)}, are not shown")
     return lines
+
+
+def awaited(outcome: Outcome, absent: Collection[int]) -> str:
+    """The ranks that are waited for: those that have not ended this phase, or, where none has,
+    those that others wait for in a collective."""
+    states = outcome.states
+    there = [s for s in states.values() if not s.gone and not s.stuck_in]
+    body = [s for s in there if not (s.body_done or s.returned or s.torn)]
+    waiting = [s.rank for s in body or there if s.torn is None and s.returned is None]
+    if len(waiting) == len(states):
+        waiting = [rank for rank in waiting if rank in absent] or waiting
+    if not waiting or len(waiting) == len(states):
+        return f"{len(waiting)} ranks" if len(waiting) > 1 else ""
+    return places(waiting, {rank: s.node for rank, s in states.items()}, len(states))
 
 
 def _place(state: RankState) -> str:

@@ -32,6 +32,17 @@ class PhaseReport:
 
 
 @dataclass(frozen=True)
+class RankProgress:
+    """What `progress.progress` was called with, in rank 0."""
+
+    rank: int
+    ordinal: int
+    text: str
+    done: int | None
+    total: int | None
+
+
+@dataclass(frozen=True)
 class Limit:
     """From now on the test, or only its body, has to end within this time."""
 

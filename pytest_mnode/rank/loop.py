@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from pytest_mnode import processes
+from pytest_mnode import processes, progress
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.rank_files import STACK_SIGNAL
 from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Hello, Returned, RunItem
@@ -54,6 +54,8 @@ def follow(rank: Rank, session: RankSession) -> None:
     """With everything collected: runs what the controller asks."""
     captured = int(os.environ.pop("MNODE_CAPTURED_FD"))
     session.become(rank)
+    if rank.world.rank == 0:
+        progress.listen(rank.say_progress)
     of_plugins.start(session.config, rank, session.collect)
     os.write(captured, bytes([rank.world.local_rank]))
     os.close(captured)

@@ -9,7 +9,14 @@ from typing import Any, NoReturn
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
 from pytest_mnode.protocol.channel import Keys, Line
 from pytest_mnode.protocol.rank_files import ProgressFile, RankFiles
-from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Ping, Pong, RunItem
+from pytest_mnode.protocol.rank_messages import (
+    CallFunction,
+    EndFixtures,
+    Ping,
+    Pong,
+    RankProgress,
+    RunItem,
+)
 from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank.process_group import GroupKeeper
 from pytest_mnode.rank.recorder import Recorder
@@ -44,6 +51,13 @@ class Rank:
         if os.getpid() != self.pid:
             self.child_left("what it was forked in")
         self.line.send(self.reply_to, message)
+
+    def say_progress(self, text: str, done: int | None, total: int | None) -> None:
+        """To whoever watches this test."""
+        if os.getpid() == self.pid:
+            self.line.send(
+                self.reply_to, RankProgress(self.world.rank, self.ordinal, text, done, total)
+            )
 
     def child_left(self, what: str) -> NoReturn:
         """End a child that a test forked: it has no part in the talk with the controller."""

@@ -12,20 +12,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+ROWS, COLUMNS = 50, 120
 _LIMIT_S = 90.0
 
 
 class TerminalRun:
     """A program whose standard streams are a terminal of its own."""
 
-    def __init__(self, argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], directory: Path, env: Mapping[str, str], term: str = "dumb"
+    ) -> None:
         self._ours, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, (50, 120))
+        termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
         self.process = subprocess.Popen(
             # The terminal is to be the controlling one: a Ctrl-C is a signal there.
             ["setsid", "--ctty", *argv],
             cwd=directory,
-            env={**env, "TERM": "dumb"},
+            env={**env, "TERM": term},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -76,5 +79,8 @@ class TerminalRun:
             data = os.read(self._ours, 65536)
         except OSError:  # the other end is closed
             return False
-        self.output += data.decode(errors="replace").replace("\r\n", "\n")
+        self._take(data)
         return bool(data)
+
+    def _take(self, data: bytes) -> None:
+        self.output += data.decode(errors="replace").replace("\r\n", "\n")

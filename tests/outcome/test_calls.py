@@ -27,7 +27,7 @@ from pytest_mnode.outcome.call_record import (
     parse,
     read,
 )
-from pytest_mnode.outcome.calls import difference, is_hopeless
+from pytest_mnode.outcome.calls import absent, difference, is_hopeless
 
 SUM = "of [2] float32 with SUM"
 
@@ -89,6 +89,13 @@ def test_arguments_that_differ(other: str, said: str) -> None:
 )
 def test_arguments_that_may_differ(one: str, other: str) -> None:
     assert not line([made(all_reduce(one)), made(all_reduce(other))])
+
+
+def test_who_has_not_come_yet() -> None:
+    assert absent(dict(enumerate([made("barrier"), made("barrier"), made()]))) == {2}
+    assert absent(dict(enumerate([made("barrier"), made("barrier")]))) == set()
+    ended = made("barrier", state=RETURNED)
+    assert absent(dict(enumerate([[*ended, *made("barrier", "gather")[1:]], ended]))) == {1}
 
 
 def test_the_first_of_many_differences() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_mnode.outcome.describe import MOST_SHOWN
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.outcome.whereabouts import whereabouts
+from pytest_mnode.outcome.whereabouts import awaited, whereabouts
 from pytest_mnode.protocol.rank_messages import TornDown
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
@@ -45,3 +45,16 @@ def test_bounded() -> None:
     lines = whereabouts(of)
     assert lines[-1] == f"further places, of ranks {MOST_SHOWN}-999, are not shown"
     assert len(lines) == 4 * MOST_SHOWN + 1
+
+
+def test_who_is_waited_for() -> None:
+    of = outcome(3)
+    assert awaited(of, set()) == "3 ranks"
+    assert awaited(of, {2}) == "rank 2 of 3 on node2"
+    assert awaited(of, {0, 1, 2}) == "3 ranks"
+    of.states[0].body_done = of.states[1].body_done = True
+    assert awaited(of, {0}) == "rank 2 of 3 on node2"
+    of.states[2].lost = "its node is lost"
+    assert awaited(of, set()) == "ranks 0-1 of 3 on node0,node1"
+    of.states[0].torn = of.states[1].torn = TornDown(0, 1)
+    assert awaited(of, set()) == ""

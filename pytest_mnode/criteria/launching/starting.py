@@ -11,6 +11,7 @@ from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
 from pytest_mnode.criteria.launching.paths import Outcome, SubmissionPath, Submitted, outside_names
 from pytest_mnode.errors import UsageError
 from pytest_mnode.logs.causes import first_cause
+from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.launch import StartPromise
 
@@ -104,6 +105,7 @@ def start(
     path: SubmissionPath, job: LaunchJob, nodes: Sequence[str], what: str, limit_s: float
 ) -> Started:
     """Submit a placed job, and wait for its end. Raises UsageError, ClusterError."""
+    progress(f"a job of {what}")
     submission = path.submit(job, nodes)
     try:
         outcome = submission.wait(limit_s)

@@ -10,6 +10,7 @@ from pytest_mnode.criteria.launching.rendezvous import first_error, stands_out
 from pytest_mnode.criteria.launching.store_clients import RankClients, run_clients
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.measurement import Measurement, at_most, equals, listed
+from pytest_mnode.progress import progress
 from pytest_mnode.spec.launch import StorePromise
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def measured_loads(cluster: Cluster, promise: StorePromise) -> list[StoreLoad]:
     try:
         with cluster.world(fresh=True) as world:
             for clients in promise.clients:
+                progress(f"{clients} clients", len(found), len(promise.clients))
                 name = f"mnode-store-{clients}"
                 ranks = world.run(run_clients, clients, name, limit_s, timeout=3 * limit_s)
                 found.append(StoreLoad(clients, tuple(ranks)))

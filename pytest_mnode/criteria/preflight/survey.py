@@ -27,6 +27,8 @@ from pytest_mnode.criteria.preflight.orders import PayloadOrder, look_order, pro
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.machine.encoding import decode
+from pytest_mnode.measurement import listed
+from pytest_mnode.progress import progress
 
 if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
@@ -55,6 +57,14 @@ class Nodes(Protocol):
 
     @property
     def python(self) -> str: ...
+
+
+_DOING = {
+    "look": "looking at the nodes",
+    "probe": "trying all paths",
+    "payload": "sending payloads",
+    "end": "ending the survey",
+}
 
 
 @dataclass(slots=True)
@@ -184,6 +194,9 @@ def _ask(
         late = False
         while selector.get_map() and not late:
             left = end - time.monotonic()
+            silent = [r.name for r in running if what not in r.answers and not r.problem]
+            doing = f"{_DOING[what]}, no answer yet of {listed(silent, separator=', ')}"
+            progress(doing, len(running) - len(silent), len(running))
             late = left <= 0  # before the last look: what has come by then counts
             for key, _ in selector.select(max(0.0, left)):
                 one = key.data

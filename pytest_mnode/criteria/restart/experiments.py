@@ -24,6 +24,7 @@ from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.errors import RankError
 from pytest_mnode.jobs import JobEvent
 from pytest_mnode.measurement import Measurement, at_most
+from pytest_mnode.progress import progress
 from pytest_mnode.reference_job.records import read_records
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
@@ -139,6 +140,7 @@ def uninterrupted(
         node = planned.observer_node
         with run_files.run_directory(cluster, node, shared, "whole") as directory:
             config = planned.whole(directory)
+            progress("a run that nobody kills", 0, 0)
             final = warm_runs.finished(cluster, config, planned.nodes, planned.per_node)
             run_files.read_history(cluster, node, directory, kept)
         why = ""

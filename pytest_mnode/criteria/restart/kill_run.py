@@ -16,6 +16,7 @@ from pytest_mnode.criteria.restart.plan import KILL_AFTER, Plan
 from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError
 from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob, job_processes
+from pytest_mnode.progress import progress
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class KillRun:
         path = run_files.write_config(self.cluster, self.plan.observer_node, config)
         with contextlib.closing(self.cluster.launch(self.plan.job(path, self.promise))) as job:
             for number, kill in enumerate(self.kills):
+                progress(f"kill: {kill}", number, len(self.kills))
                 report = self._kill_and_wait(job, kill, number)
                 self.reports[kill] = report
                 if not report.missed and not report.came_back:

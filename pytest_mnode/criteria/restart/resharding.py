@@ -19,6 +19,7 @@ from pytest_mnode.criteria.restart.plan import (
 from pytest_mnode.criteria.restart.resuming import completed
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.progress import progress
 from pytest_mnode.spec.restart import RestartCriterion
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def judge_other_sizes(
         expected = warm_runs.finished(cluster, replace(config, directory=whole_at), *at)
         whole = run_files.read_history(cluster, node, whole_at, base / "reshard-whole")
         warm_runs.killed_after(cluster, replace(config, directory=saved_at), *at, _KILLED_AFTER)
-        for size in resumed_on:
+        for number, size in enumerate(resumed_on):
+            progress(f"{saved_on.ranks} to {size.ranks} ranks", number, len(resumed_on))
             with run_files.run_directory(cluster, node, shared, "resharded") as resumed_at:
                 run_files.copy_run(cluster, node, saved_at, resumed_at)
                 moved = replace(config, directory=resumed_at)

@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.criteria.scaling.efficiency import settled
-from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn
+from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.counters import grown_by, sent_so_far
 from pytest_mnode.measuring.ranks import backend_on, elapsed_s, finish
 from pytest_mnode.measuring.traffic import lower_devices_here
+from pytest_mnode.progress import progress
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.device import device_of
@@ -55,8 +56,11 @@ class Program:
     def run(self) -> JobTimings | None:
         """All turns; what was measured, on rank 0."""
         turn: Turn | None = None
+        rounds, counts = self.plan.promise.rounds, self.plan.counts
         for number in range(self.plan.promise.most_rounds):
-            for turn in self.plan.turns(number):
+            for place, turn in enumerate(self.plan.turns(number)):
+                done, total = number * len(counts) + place, max(rounds, number + 1) * len(counts)
+                progress(f"round {number + 1}, {nodes(turn.count)}", done, total)
                 self._gather(self._train(turn))
             if number + 1 >= self.plan.promise.rounds and not self._goes_on():
                 break
@@ -142,6 +146,7 @@ class Program:
         dist.broadcast_object_list(sizes, src=0, group=self._control)
         gradient_bytes, buckets = sizes[0]
         last = buckets[-1] if buckets else gradient_bytes
+        progress(f"all-reduces over {nodes(turn.count)}", 0, 0)
         self._no_answer(turn.groups)
         mine = self._group_of(turn.groups)
         found: list[AllReduceTime] = []

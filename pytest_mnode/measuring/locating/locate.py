@@ -25,6 +25,7 @@ from pytest_mnode.measuring.locating.wording import (
 )
 from pytest_mnode.measuring.traffic import NodeTraffic, off_fabric
 from pytest_mnode.path_rates import PathRates
+from pytest_mnode.progress import progress
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 
@@ -238,6 +239,7 @@ def _printing(names: Names) -> Callable[[int, Round, Sequence[Reading]], None]:
     """Prints a line per round; pytest shows it live with -s, else with a failure."""
 
     def report(count: int, step: Round, readings: Sequence[Reading]) -> None:
+        progress(f"locating who is slow, round {count + 1}", 0, 0)
         slowest = min(readings, key=lambda reading: reading.mbits_s)
         print(
             f"locate: round {count} ({step.stage}), {len(step.flows)} pairs at once, slowest "

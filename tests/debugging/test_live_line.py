@@ -1,0 +1,203 @@
+"""The live line in a real terminal: what is on its screen at a held moment, and what stays."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.controller.live_line import terminal_of
+from tests.debugging.screen import ScreenRun
+from tests.inner import clean_env, command, released_plugins, write_files
+
+HELD = """
+    import os, pathlib, time
+    import pytest
+    from pytest_mnode.progress import progress
+
+    def until(name):
+        end = time.monotonic() + 90
+        while not pathlib.Path(name).exists() and time.monotonic() < end:
+            time.sleep(0.05)
+"""
+RANKS = (
+    HELD.replace("\n    ", "\n")
+    + """
+import torch.distributed as dist
+ROOT = pathlib.Path(__file__).parent
+
+def test_ends_in_one(world):
+    if world.rank == 0:
+        progress("waiting for a file", 1, 4)
+        until(ROOT / "ended")
+
+def test_meets_in_one(world, process_group):
+    if world.rank == 0:
+        until(ROOT / "met")
+    dist.barrier()
+
+@pytest.mark.criterion
+def test_from_here(cluster):
+    with cluster.world() as world:
+        progress("kill 2 of 3: rank", 1, 3)
+        world.run(until, ROOT / "killed")
+"""
+)
+PLAIN = (
+    HELD
+    + """
+    @pytest.mark.criterion
+    def test_kills():
+        progress("kill 2 of 3: rank", 1, 3)
+        until("killed")
+        assert not os.environ.get("FAILS")
+"""
+)
+LINE = "live: kill 2 of 3: rank [###.......] 1 of 3, 0:0"
+FILE = "test_live.py"
+NO_RANKS = "--mnode-report=report"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    write_files(tmp_path, test_live=PLAIN)
+    (tmp_path / "pytest.ini").touch()
+    return tmp_path
+
+
+def has_no_line(rows: list[str]) -> bool:
+    return not any("kill 2" in row or " 1 of 3" in row for row in rows)
+
+
+def test_ranks_that_are_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "test_live.py").write_text(RANKS)
+    (tmp_path / "pytest.ini").touch()
+    args = "--mnode-launcher=local", "--mnode-nodes=1", "--mnode-procs-per-node=2", "-v"
+    with ScreenRun(command(*args), tmp_path, clean_env()) as run:
+        line = run.see_below("test_live.py::test_ends_in_one", "waiting for rank 0 of 2 on local0")
+        assert line.startswith("test_ends_in_one: waiting for a file [##........] 1 of 4, 0:")
+        assert ", limit 5:00, waiting" in line
+        (tmp_path / "ended").touch()
+        line = run.see_below("test_live.py::test_meets_in_one", "waiting for rank 0 of 2 on local0")
+        assert line.startswith("test_meets_in_one, 0:")
+        (tmp_path / "met").touch()
+        line = run.see_below("test_live.py::test_from_here", "waiting for 2 ranks")
+        assert line.startswith(LINE)
+        (tmp_path / "killed").touch()
+        assert run.wait() == 0
+        rows = run.rows
+    assert has_no_line(rows)
+    assert not any("waiting for" in row for row in rows)
+    ends = [row.split() for row in rows if row.startswith("test_live.py")]
+    assert [(test, result) for test, result, *_ in ends] == [
+        (f"test_live.py::{name}", "PASSED")
+        for name in ("test_ends_in_one", "test_meets_in_one", "test_from_here")
+    ]
+
+
+def test_how_long_it_took_before_and_ctrl_c(plain: Path) -> None:
+    with ScreenRun(command(NO_RANKS), plain, clean_env()) as run:
+        assert "of about" not in run.see_below(FILE, LINE)
+        (plain / "killed").touch()
+        run.wait()
+        assert has_no_line(run.rows)
+        [row] = [row for row in run.rows if row.startswith("test_live.py")]
+        assert row.split() == ["test_live.py", ".", "[100%]"]
+    (plain / "killed").unlink()
+    with ScreenRun(command(NO_RANKS), plain, clean_env()) as run:
+        assert " of about 0:" in run.see_below(FILE, LINE)
+        run.type("\x03")
+        assert run.wait() == pytest.ExitCode.INTERRUPTED
+        assert has_no_line(run.rows)
+        assert "KeyboardInterrupt" in "\n".join(run.rows)
+
+
+def test_a_debugger_has_the_terminal_to_itself(plain: Path) -> None:
+    with ScreenRun(command(NO_RANKS, "--pdb"), plain, clean_env() | {"FAILS": "1"}) as run:
+        run.see_below(FILE, LINE)
+        (plain / "killed").touch()
+        rows = run.see(lambda rows: rows[-1] == "(Pdb)")
+        # Source lines are shown, with what the line says in them.
+        assert not any(row.startswith("live:") for row in rows)
+        run.type("q\r")
+        run.wait()
+        assert not any(row.startswith("live:") for row in run.rows)
+
+
+def test_nothing_is_left_where_pytest_is_killed(plain: Path) -> None:
+    with ScreenRun(command(NO_RANKS), plain, clean_env()) as run:
+        run.see_below(FILE, LINE)
+        run.process.kill()
+        assert run.see(has_no_line)[-1] == FILE
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What runs of a test that is slow enough wrote to a terminal, by what keeps it quiet."""
+    directory = tmp_path_factory.mktemp("quiet")
+    write_files(directory, test_live=PLAIN.replace('until("killed")', "time.sleep(2.5)"))
+    (directory / "pytest.ini").touch()
+    cases: dict[str, tuple[list[str], dict[str, str]]] = {
+        "sugar": ([], {"PYTHONPATH": str(released_plugins())}),
+        "workers": (["-n1"], {}),
+    }
+    runs = {}
+    for name, (args, env) in cases.items():
+        argv = command(f"--mnode-report={name}", "-p", "no:cacheprovider", *args)
+        runs[name] = ScreenRun(argv, directory, clean_env() | env)
+    wrote = {}
+    for name, run in runs.items():
+        with run:
+            run.wait()
+            wrote[name] = run.output
+    argv = command("--mnode-report=report", "-p", "no:cacheprovider", "--color=yes")
+    env = {k: v for k, v in clean_env().items() if k != "CI"}
+    done = subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, check=False)
+    return wrote | {"pipe": done.stdout + done.stderr}
+
+
+@pytest.mark.parametrize("why", ["sugar", "workers", "pipe"])
+def test_quiet(quiet: dict[str, str], why: str) -> None:
+    assert "passed" in quiet[why]
+    assert "kill 2" not in quiet[why]
+    assert "\x1bD" not in quiet[why]
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "shown"),
+    [
+        ((), {}, True),
+        (("-v",), {}, True),
+        (("-q",), {}, False),
+        (("-s",), {}, False),
+        (("--capture=sys",), {}, False),
+        (("--color=no",), {}, False),
+        ((), {"BUILD_NUMBER": "7"}, False),
+        ((), {"TERM": "dumb"}, False),
+    ],
+)
+def test_what_switches_it_off(
+    args: tuple[str, ...],
+    env: dict[str, str],
+    shown: bool,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("CI", "BUILD_NUMBER", "NO_COLOR", "PY_COLORS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"TERM": "xterm"} | env).items():
+        monkeypatch.setenv(name, value)
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours), os.fdopen(theirs, "w") as terminal:
+        config = pytester.parseconfig(*args)
+        monkeypatch.setattr(sys, "__stdout__", terminal)
+        config.pluginmanager.register(pytest.TerminalReporter(config, terminal), "terminalreporter")
+        fd = terminal_of(config)
+        assert (fd is not None) == shown
+        if fd is not None:
+            assert os.ttyname(fd) == os.ttyname(theirs)
+            os.close(fd)
