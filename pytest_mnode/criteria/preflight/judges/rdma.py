@@ -82,8 +82,34 @@ def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Meas
     ]
     if unknown and not words:
         return subject.unknown(f"{me.name}: not every GID of {listed(unknown)} has a known type")
+    for port in active:
+        if port not in lacking and (address := _without_gid(me, port, wanted)):
+            words.append(f"{port.name} has none of {address}")
     note = f"{me.name}: {listed(words)}" if words else ""
     return subject.measured(len(words), f"{me.name} {listed(words)}", note)
+
+
+def _without_gid(me: NodeSurvey, port: Port, wanted: Sequence[str]) -> str:
+    """The IPv4 address of a port's interface, where no GID of a wanted type is of any; or "".
+
+    Peers on other subnets cannot answer a GID of a link-local address.
+    """
+    known = me.machine.by_name
+    there = [a for n in port.netdevs if n in known for a in known[n].addresses if "." in a]
+    types = {gid.type for gid in port.gids or ()}
+    if not there or port.protocol != "RoCE" or not types.issubset({"RoCE v2", "IB/RoCE v1"}):
+        return ""
+    ours = [gid for gid in port.gids or () if (gid.type or "").rpartition("/")[2] in wanted]
+    return "" if any(_ipv4(gid) in there for gid in ours) else there[0]
+
+
+def _ipv4(gid: Gid) -> str | None:
+    """The address that a GID is made of; None where that is not IPv4."""
+    try:
+        address = ipaddress.IPv6Address(gid.gid).ipv4_mapped
+    except ValueError:
+        return None
+    return None if address is None else str(address)
 
 
 def _in_namespace(me: NodeSurvey, port: Port) -> Port:
@@ -99,14 +125,10 @@ def _is_of(gid: Gid, known: Mapping[str, Interface]) -> bool:
     a GID of IPv4 is of an interface that has the address."""
     if gid.netdev is None:
         return True
-    interface = known.get(gid.netdev)
-    try:
-        address = ipaddress.IPv6Address(gid.gid).ipv4_mapped
-    except ValueError:
-        address = None
+    interface, address = known.get(gid.netdev), _ipv4(gid)
     if interface is None or address is None:
         return interface is not None
-    return not interface.addresses or str(address) in interface.addresses
+    return not interface.addresses or address in interface.addresses
 
 
 def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:

@@ -186,23 +186,23 @@ def test_only_an_active_port_of_the_fabric_counts_as_opened(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("gid", "netdev", "has"),
+    ("gid", "netdev", "lacks"),
     [
-        ("0000:0000:0000:0000:0000:ffff:0a02:0001", "rocep1", True),
-        ("0000:0000:0000:0000:0000:ffff:0a02:0063", "rocep1", False),  # a namesake elsewhere
-        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "rocep1", True),
-        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "ens1f0", False),
-        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", None, True),
-        ("unreadable", "rocep1", True),
+        ("0000:0000:0000:0000:0000:ffff:0a02:0001", "rocep1", ""),
+        ("0000:0000:0000:0000:0000:ffff:0a02:0063", "rocep1", "none"),  # a namesake elsewhere
+        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "rocep1", "none of 10.2.0.1"),
+        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "ens1f0", "none"),
+        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", None, ""),
+        ("unreadable", "rocep1", "none of 10.2.0.1"),
     ],
 )
 def test_gids_of_another_network_namespace_do_not_count(
-    tmp_path: Path, gid: str, netdev: str | None, has: bool
+    tmp_path: Path, gid: str, netdev: str | None, lacks: str
 ) -> None:
     spec = spec_of(tmp_path, "{rdma: {gid_types: [RoCE v2]}}", "roce", "mlx5_0")
     port = replace(PORT, gids=(Gid(index=3, gid=gid, type="RoCE v2", netdev=netdev),))
     found = culprits(rdma.rdma_ports, _rdma(port), spec)
-    assert found == ({} if has else {"gpu1": "gpu1 mlx5_0:1 has none"})
+    assert found == ({"gpu1": f"gpu1 mlx5_0:1 has {lacks}"} if lacks else {})
 
 
 @pytest.mark.parametrize(
