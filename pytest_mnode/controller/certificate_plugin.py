@@ -26,6 +26,7 @@ from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
 from pytest_mnode.certificate.text import fit
+from pytest_mnode.certificate.write import replace_file
 from pytest_mnode.controller.session import ENDED
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
@@ -116,6 +117,12 @@ class CertificatePlugin:
             certificate = with_history(certificate, earlier)
             self._written = [str(keep(kept_in, certificate))]
         self.certificate = certificate
+        metrics = run.settings.prometheus
+        if metrics is not None:
+            from pytest_mnode.certificate.prometheus import prometheus_text
+
+            replace_file(metrics, prometheus_text(certificate))
+            self._written.append(str(metrics))
         directory = run.settings.report_dir
         if directory is not None:
             self._written += [str(path) for path in write_report(directory, certificate)]

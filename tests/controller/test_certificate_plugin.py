@@ -112,3 +112,13 @@ def test_certificates_are_kept_and_the_next_run_knows_them(tmp_path: Path) -> No
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--mnode-history=" in run.output
     assert "accepted: a directory, or a new name" in run.output
+
+
+def test_metrics_are_written_where_they_were_asked_for(tmp_path: Path) -> None:
+    _, _, output = ended(tmp_path, "pass", "--mnode-prometheus=mnode.prom")
+    metrics = (tmp_path / "mnode.prom").read_text()
+    assert 'mnode_criterion_verdict{criterion="mesh",spec="rack",verdict="pass"} 1.0' in metrics
+    assert f"written: {tmp_path}/mnode.prom" in output
+    run = run_pytest(tmp_path, "--mnode-prometheus=no/mnode.prom")
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "accepted: a file in a directory that exists" in run.output
