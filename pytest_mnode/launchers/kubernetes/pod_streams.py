@@ -19,7 +19,8 @@ from pytest_mnode.launchers.kubernetes.streams import CONNECT_S, connected
 _ANY = {"resourceVersion": "0"}
 """Begin a watch with what the server has at hand: to wait for the newest fails after seconds on a
 server whose etcd reports no progress."""
-_AGAIN_S = 0.3
+_AGAIN_S, _LONGEST_S = 0.3, 5.0
+"""Pause before a stream is begun again: the first, and the longest of those that follow it."""
 _BINARY = ("binary.k8s.io",)
 _END_S = 5.0
 _AWAY_S = 2.0
@@ -106,16 +107,22 @@ class PodStreams:
         self._loop.stop()
 
     async def _for_ever(self, work: Callable[[], Awaitable[bool]]) -> None:
-        """Again and again until it says that it is done: servers end streams, and are away."""
+        """Again and again until it says that it is done: servers end streams, and are away. Ever
+        more seldom: nodes of many pods may be away."""
         from websockets.exceptions import ConnectionClosed
 
+        pause_s = _AGAIN_S
         while True:
+            began = time.monotonic()
             try:
                 if await work():
                     return
             except (ApiError, ConnectionClosed, OSError) as error:
                 self._problem = str(error)
-            await asyncio.sleep(_AGAIN_S)
+            if time.monotonic() - began > _LONGEST_S:
+                pause_s = _AGAIN_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_S)
 
     async def _watch(self) -> bool:
         query = {"labelSelector": self._selector, **_ANY, "watch": "true"}
