@@ -80,6 +80,11 @@ class Settings:
     may_leave: tuple[str, ...] = ()
     debug_rank: int | None = None
 
+    @property
+    def certifies(self) -> bool:
+        """Whether a certificate is to be written somewhere, also of a run without ranks."""
+        return bool(self.report_dir or self.history_dir or self.prometheus)
+
 
 OPTIONS = {  # by field of Settings
     "nodes": _Option(
