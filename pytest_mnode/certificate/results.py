@@ -255,7 +255,7 @@ class CriterionResult:
                 verdict = f"{self.name} inconclusive"
             case _:
                 return None
-        met = first_line(self.worst.summary, 80) if self.worst else ""
+        met = first_line(self.worst.summary) if self.worst else ""
         return f"{verdict} ({', '.join(self.culprits) or met})"
 
 

@@ -175,13 +175,32 @@ class CertificatePlugin:
             return
         terminalreporter.write_sep("=", "certificate")
         verbose = terminalreporter.config.getoption("verbose", 0) > 0
-        width = terminalreporter._tw.fullwidth
-        for line in summary_lines(self.certificate, width, every_measurement=verbose):
+        tw = terminalreporter._tw
+        width = tw.fullwidth
+        for line in summary_lines(
+            self.certificate,
+            width,
+            every_measurement=verbose,
+            paint=lambda text: _painted(tw, text),
+        ):
             terminalreporter.write_line(line)
         for path in self._written:
             terminalreporter.write_line(f"written: {path}")
         if self._written and (missing := missing_pictures(self.certificate)):
             terminalreporter.write_line(f"the page is {missing}")
+
+
+_COLOURS = {
+    **dict.fromkeys(("pass", "certified"), "green"),
+    **dict.fromkeys(("FAIL", "NOT certified"), "red"),
+    **dict.fromkeys(("inconclusive", "incomplete", "did not run"), "yellow"),
+}
+"""Of verdicts, where the terminal has colours; what was not judged has none."""
+
+
+def _painted(terminal: Any, text: str) -> str:
+    colour = _COLOURS.get(text.strip())
+    return text if colour is None else str(terminal.markup(text, bold=True, **{colour: True}))
 
 
 _CUT_OFF = "it was interrupted before it ended"

@@ -62,10 +62,12 @@ def test_a_certificate_says_how_much_of_the_cluster_it_covers(
 
 
 def test_without_a_certificate_the_exit_code_is_pytests_own(tmp_path: Path) -> None:
-    code, _, output = ended(tmp_path, LOSES, f"--mnode-spec={default_spec_path()}")
+    spec = f"--mnode-spec={default_spec_path()}"
+    code, _, output = ended(tmp_path, LOSES, spec, "--color=yes")
     assert code == pytest.ExitCode.INTERRUPTED, output
     assert f"cut short by {LOST}" in output
     assert "cut short by interrupted" not in output
+    assert "\x1b[1m\x1b[33mincomplete\x1b[0m: " in output  # colours where there is a terminal
 
 
 @pytest.mark.parametrize(
