@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.charts import Chart
 from pytest_mnode.detection import smallest_share_wrong
+from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Bound, Measurement, Verdict
 from pytest_mnode.path_rates import PathRates
 
@@ -118,7 +119,8 @@ class CaseResult:
     test: node id. question: first line of its docstring. message: why it did not pass.
     culprit: what to blame where no measurement says so. nodes: where it ran.
     charts: curves, matrices, timelines and such; recorded, never judged. paths: rates of all
-    paths, which the certificate has in its coverage, and not here too.
+    paths, which the certificate has in its coverage, and not here too. facts: what nodes have
+    installed; the certificate has them by themselves.
     """
 
     test: str
@@ -131,6 +133,7 @@ class CaseResult:
     duration_s: float | None = None
     charts: tuple[RecordedChart, ...] = ()
     paths: Annotated[tuple[PathRates, ...], Field(exclude=True)] = ()
+    facts: Annotated[tuple[Fact, ...], Field(exclude=True)] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

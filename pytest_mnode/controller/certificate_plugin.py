@@ -28,6 +28,7 @@ from pytest_mnode.certificate.results import Outcome, charts_from_json, measurem
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.certificate.write import replace_file
 from pytest_mnode.controller.session import ENDED
+from pytest_mnode.installed import Installed
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
@@ -247,8 +248,9 @@ def _result(test: str, case: _Case) -> CaseResult:
         message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
-        charts=tuple(one for one in charts if not isinstance(one, PathRates)),
+        charts=tuple(one for one in charts if not isinstance(one, PathRates | Installed)),
         paths=tuple(one for one in charts if isinstance(one, PathRates)),
+        facts=tuple(f for one in charts if isinstance(one, Installed) for f in one.facts),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,
     )

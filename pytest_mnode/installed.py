@@ -1,0 +1,31 @@
+"""What nodes have installed and set, grouped by value, to tell what changed between two runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that may change, such as the driver, a firmware or a kernel setting.
+
+    part: such as "firmware". item: such as "mlx5_0"; the part itself where it has one only. values:
+    (value, host list of the nodes that have it), the most frequent first.
+    """
+
+    part: str
+    item: str
+    values: tuple[tuple[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        return self.part if self.item == self.part else f"{self.part} {self.item}"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Everything that a survey read, in the order of its parts."""
+
+    facts: tuple[Fact, ...]
+    kind: Literal["installed"] = "installed"
