@@ -1,4 +1,8 @@
-"""What nodes have installed and set, grouped by value, to tell what changed between two runs."""
+"""What a certificate keeps of a test besides what it measured.
+
+What nodes have installed and set, grouped by value, tells what changed between two runs; the keys
+of the spec that the test asked for tell what its measurements follow from.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +33,11 @@ class Installed:
 
     facts: tuple[Fact, ...]
     kind: Literal["installed"] = "installed"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Keys of the spec that a test asked for by `promised`, such as "fabric.all_reduce_busbw"."""
+
+    keys: tuple[str, ...]
+    kind: Literal["asked"] = "asked"

@@ -120,7 +120,7 @@ class CaseResult:
     culprit: what to blame where no measurement says so. nodes: where it ran.
     charts: curves, matrices, timelines and such; recorded, never judged. paths: rates of all
     paths, which the certificate has in its coverage, and not here too. facts: what nodes have
-    installed; the certificate has them by themselves.
+    installed; the certificate has them by themselves. promises: keys of the spec it asked for.
     """
 
     test: str
@@ -134,6 +134,7 @@ class CaseResult:
     charts: tuple[RecordedChart, ...] = ()
     paths: Annotated[tuple[PathRates, ...], Field(exclude=True)] = ()
     facts: Annotated[tuple[Fact, ...], Field(exclude=True)] = ()
+    promises: tuple[str, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

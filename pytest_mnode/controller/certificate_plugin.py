@@ -14,7 +14,6 @@ from pytest_mnode.certificate import (
     CaseResult,
     Certificate,
     RunFacts,
-    SpecFacts,
     build_certificate,
     criterion_name,
     git_commit,
@@ -22,13 +21,14 @@ from pytest_mnode.certificate import (
     summary_lines,
     write_report,
 )
+from pytest_mnode.certificate.by_spec import facts_of
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.certificate.write import replace_file
 from pytest_mnode.controller.session import ENDED
-from pytest_mnode.installed import Installed
+from pytest_mnode.installed import Asked, Installed
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
@@ -145,7 +145,7 @@ class CertificatePlugin:
             not_covered=tuple(launcher.unused) if launcher else (),
             ranks=len(nodes) * run.procs_per_node,
             backend=run.backend,
-            spec=SpecFacts(run.spec.name, str(run.spec_path), run.spec.digest()),
+            spec=facts_of(run.spec, run.spec_path),
             versions=installed_versions(),
             start=self.started,
             end=datetime.now(UTC),
@@ -248,8 +248,9 @@ def _result(test: str, case: _Case) -> CaseResult:
         message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
-        charts=tuple(one for one in charts if not isinstance(one, PathRates | Installed)),
+        charts=tuple(one for one in charts if not isinstance(one, PathRates | Installed | Asked)),
         paths=tuple(one for one in charts if isinstance(one, PathRates)),
+        promises=tuple(key for one in charts if isinstance(one, Asked) for key in one.keys),
         facts=tuple(f for one in charts if isinstance(one, Installed) for f in one.facts),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,

@@ -21,7 +21,7 @@ from pytest_mnode.certificate.page.svg import (
 )
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.charts import Bars, Chart, Lines, Map, Matrix, Timeline
-from pytest_mnode.installed import Installed
+from pytest_mnode.installed import Asked, Installed
 from pytest_mnode.measurement import Bound, Curve, Relation
 from pytest_mnode.path_rates import PathRates
 
@@ -73,13 +73,13 @@ def title_of(chart: Chart) -> str:
     """What the picture shows, in words."""
     if isinstance(chart, Curve):
         return f"Bus bandwidth by size: {chart.collective}, {chart.ranks} ranks, {chart.backend}"
-    return "Paths" if isinstance(chart, PathRates | Installed) else chart.title
+    return "Paths" if isinstance(chart, PathRates | Installed | Asked) else chart.title
 
 
 def together(charts: Iterable[Chart]) -> Iterator[tuple[Chart, ...]]:
     """Charts by picture: curves of one collective share one."""
-    # These are in `coverage` and `installed`.
-    drawn = (chart for chart in charts if not isinstance(chart, PathRates | Installed))
+    # These have places of their own in the certificate.
+    drawn = (chart for chart in charts if not isinstance(chart, PathRates | Installed | Asked))
     for _, group in groupby(
         enumerate(drawn),
         lambda one: title_of(one[1]) if isinstance(one[1], Curve) else one[0],
@@ -107,7 +107,7 @@ def draw(charts: Sequence[Chart], prefix: str) -> str:
                 _matrix(axes, first)
             case Timeline():
                 _timeline(axes, first)
-            case Map() | PathRates() | Installed():
+            case Map() | PathRates() | Installed() | Asked():
                 raise TypeError(f"a chart of kind {first.kind} is drawn elsewhere")
         file = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
