@@ -98,12 +98,16 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was in which state when. lanes: from the top."""
+    """What was in which state when.
+
+    lanes: from the top. states: all that there may be, so that each has one colour in all charts.
+    """
 
     title: str
     lanes: tuple[str, ...]
     spans: tuple[Span, ...]
     moments: tuple[Moment, ...] = ()
+    states: tuple[str, ...] = ()
     kind: Literal["timeline"] = "timeline"
 
 

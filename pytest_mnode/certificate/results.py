@@ -152,7 +152,8 @@ class CaseResult:
     @property
     def worst(self) -> Measurement | None:
         """The measurement that decided the verdict; None where none did."""
-        decisive = [m for m in self.measurements if _has(m, self.verdict)]
+        verdict = self.verdict
+        decisive = [m for m in self.measurements if _has(m, verdict)]
         return min(decisive, key=_relative_margin, default=None)
 
     @property
@@ -201,7 +202,8 @@ class CriterionResult:
     @property
     def deciding(self) -> tuple[CaseResult, ...]:
         """The cases that have the criterion's verdict; none where it was not judged."""
-        return tuple(c for c in self.cases if c.verdict is self.verdict)
+        verdict = self.verdict  # once: there are thousands of cases
+        return tuple(c for c in self.cases if c.verdict is verdict)
 
     @property
     def worst(self) -> CaseResult | None:

@@ -28,6 +28,7 @@ def allocation(window: Window) -> Timeline:
         (*(gang.name for gang in window.gangs), *nodes),
         tuple(spans),
         tuple(Moment(round(at - began, 3), text) for at, text in window.notes),
+        tuple(state.value for state in State),
     )
 
 

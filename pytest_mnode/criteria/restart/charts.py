@@ -39,6 +39,7 @@ def kill_timeline(
         (*_first_lanes(spans), *([_CHECKPOINTS] if _has(spans, _CHECKPOINTS) else [])),
         tuple(span for span in spans if span.lane in {*_first_lanes(spans), _CHECKPOINTS}),
         tuple(Moment(round(at - began, 3), text) for at, text in sorted(happened)),
+        (_KEPT, _REDONE, _LOADING, _SAVING),
     )
 
 
