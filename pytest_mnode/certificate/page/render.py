@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.page import view
-from pytest_mnode.certificate.page.pictures import MISSING, Drawn, can_draw, draw, title_of, together
+from pytest_mnode.certificate.page.pictures import (
+    MISSING,
+    Drawn,
+    can_draw,
+    draw,
+    title_of,
+    together,
+)
 from pytest_mnode.certificate.summary import certificate_line
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.charts import Chart, Map
