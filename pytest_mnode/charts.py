@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_mnode.installed import Asked, Installed
 from pytest_mnode.measurement import Bound, Curve
 from pytest_mnode.path_rates import PathRates
 
@@ -98,16 +97,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was in which state when.
-
-    lanes: from the top. states: all that there may be, so that each has one colour in all charts.
-    """
+    """What was in which state when. lanes: from the top."""
 
     title: str
     lanes: tuple[str, ...]
     spans: tuple[Span, ...]
     moments: tuple[Moment, ...] = ()
-    states: tuple[str, ...] = ()
     kind: Literal["timeline"] = "timeline"
 
 
@@ -146,7 +141,6 @@ class Map:
     kind: Literal["map"] = "map"
 
 
-Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates | Installed | Asked
+Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates
 """Everything that `measure.chart` takes. A `Curve` is the bus bandwidth of a collective by size;
-`PathRates` go to the certificate's coverage, `Installed` to its facts,
-`Asked` to the promises of a case."""
+`PathRates` go to the certificate's coverage."""

@@ -3,55 +3,40 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from pytest_mnode.measurement import Measurement, Verdict
 
-Paint = Callable[[str], str]
-"""Colours a verdict, padded by blanks, for a terminal."""
-VERDICT = 3
-"""The column of verdicts, in every table."""
 _GAP = "  "
 _HEADINGS = ("measurement", "measured", "expected", "verdict", "culprit or note")
-
-
-def plain(text: str) -> str:
-    """The same text: a terminal without colours."""
-    return text
 
 
 def aligned(
     rows: Sequence[Sequence[str]],
     width: int | None = None,
-    shrinks: Mapping[int, int] | None = None,
-    paint: Paint = plain,
+    shrinks: Iterable[tuple[int, int]] = (),
 ) -> list[str]:
-    """Lines of a table whose first row has the headings, and whose column VERDICT has verdicts.
+    """Lines of a table whose first row has the headings.
 
     width: columns of the terminal; longer cells are wrapped. None: as wide as it gets.
-    shrinks: columns that give way, with the least width of each: the widest first.
-    paint: colours a verdict.
+    shrinks: columns that give way, in this order, each with its least width.
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    gaps = len(_GAP) * (len(widths) - 1)
-    while width is not None and sum(widths) + gaps > width:
-        wide = [i for i, least in (shrinks or {}).items() if widths[i] > least]
-        if not wide:
-            break
-        widths[max(wide, key=widths.__getitem__)] -= 1
-    return [line for row in rows for line in _wrapped(row, widths, paint)]
+    if width is not None:
+        for column, least in shrinks:
+            excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+            widths[column] -= max(0, min(excess, widths[column] - least))
+    return [line for row in rows for line in _wrapped(row, widths)]
 
 
-def measurement_table(
-    measurements: Iterable[Measurement], width: int | None = None, paint: Paint = plain
-) -> list[str]:
+def measurement_table(measurements: Iterable[Measurement], width: int | None = None) -> list[str]:
     """One row per measurement, equal ones of several ranks or nodes once, with their number."""
     counted: dict[tuple[str, ...], int] = {}
     for one in measurements:
         counted[_row(one)] = counted.get(_row(one), 0) + 1
     rows = [_HEADINGS, *(_with_count(row, count) for row, count in counted.items())]
-    return aligned(rows, width, {0: 20, 2: 12, 4: 12}, paint)
+    return aligned(rows, width, ((4, 20), (0, 20), (2, 12), (4, 12)))
 
 
 def _row(one: Measurement) -> tuple[str, ...]:
@@ -75,13 +60,8 @@ def _with_count(row: tuple[str, ...], count: int) -> tuple[str, ...]:
     return row if count == 1 else (f"{row[0]} ({count} times)", *row[1:])
 
 
-def _wrapped(row: Sequence[str], widths: Sequence[int], paint: Paint) -> Iterator[str]:
+def _wrapped(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     """Lines of one row; nothing is cut."""
     cells = [textwrap.wrap(cell, size or 1) for cell, size in zip(row, widths, strict=True)]
     for parts in zip_longest(*cells, fillvalue=""):
-        padded = [p.ljust(size) for p, size in zip(parts, widths, strict=True)]
-        if not any(parts[VERDICT + 1 :]):
-            padded = [*padded[:VERDICT], parts[VERDICT]]
-        if parts[VERDICT]:
-            padded[VERDICT] = paint(padded[VERDICT])
-        yield _GAP.join(padded).rstrip()
+        yield _GAP.join(p.ljust(size) for p, size in zip(parts, widths, strict=True)).rstrip()

@@ -25,16 +25,7 @@ FLOORS = (
     },
     {"logs", "machine", "spec"},
     {"measure", "table"},
-    {
-        "charts",
-        "detection",
-        "errors",
-        "installed",
-        "measurement",
-        "path_rates",
-        "processes",
-        "progress",
-    },
+    {"charts", "detection", "errors", "measurement", "path_rates", "processes", "progress"},
 )
 """From the top. A package or module may import those of its own floor, but not in a circle."""
 

@@ -20,7 +20,6 @@ from pytest_mnode.certificate.results import (
     criterion_name,
 )
 from pytest_mnode.certificate.run_facts import RunFacts, UtcTime
-from pytest_mnode.installed import Fact
 from pytest_mnode.launchers.node import count
 
 _TITLE = "Certificate of a training cluster"
@@ -58,8 +57,6 @@ class Certificate:
     run: RunFacts
     criteria: tuple[CriterionResult, ...]
     coverage: Coverage
-    installed: tuple[Fact, ...] = ()
-    """What the nodes of this run have installed and set; empty where preflight did not ask."""
     history: History | None = None
     """Only of a run with --mnode-history."""
     schema_version: Literal[4] = 4
@@ -148,8 +145,7 @@ def build_certificate(
         for name in (*judged, *excused)
     )
     coverage = merged(coverage_of(run, criteria), earlier, run.end)
-    facts = [fact for case in cases for fact in case.facts]
-    return Certificate(run, criteria, coverage, tuple(facts))
+    return Certificate(run, criteria, coverage)
 
 
 _ADAPTER: TypeAdapter[Certificate] = TypeAdapter(Certificate)

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.charts import Timeline
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.gang import experiments, judging
-from pytest_mnode.gang.charts import allocation
 from pytest_mnode.gang.engine import Engine
 from pytest_mnode.gang.experiments import Plan, PowerSwitch, Stage
 from pytest_mnode.gang.heartbeats import distinct, presences, spans
@@ -34,12 +32,10 @@ CONDUCTED = "experiments that could not be conducted"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An experiment's measurements. lines: each round with every state and its duration; charts:
-    the same as pictures."""
+    """An experiment's measurements. lines: each round with every state and its duration."""
 
     measurements: tuple[Measurement, ...]
     lines: tuple[str, ...] = ()
-    charts: tuple[Timeline, ...] = ()
 
     def text(self) -> str:
         """To print."""
@@ -86,7 +82,7 @@ class Site:
         def conduct(stage: Stage) -> Report:
             window = experiments.oversize(stage, "too large")
             judged = judging.judged_size(window, self.promise)
-            return Report(tuple(judged), tuple(table(window)), (allocation(window),))
+            return Report(tuple(judged), tuple(table(window)))
 
         return self._conducted(conduct)
 
@@ -96,8 +92,7 @@ class Site:
         def conduct(stage: Stage) -> Report:
             lost = experiments.lose_a_node(stage, "loss", self.power)
             judged = judging.judged_lost(lost, self.promise)
-            pictures = (allocation(lost.window),)
-            return Report(tuple(judged), tuple(table(lost.window)), pictures)
+            return Report(tuple(judged), tuple(table(lost.window)))
 
         return self._conducted(conduct)
 
@@ -110,9 +105,7 @@ class Site:
             plan = stage.plan
             head = f"gangs of {plan.size} on {' '.join(plan.arena)}, seed {plan.seed}"
             lines = [line for one in rounds for line in table(one.window)]
-            judged = judging.judged_rounds(rounds, self.promise)
-            pictures = tuple(allocation(one.window) for one in rounds)
-            return Report(tuple(judged), (head, *lines), pictures)
+            return Report(tuple(judging.judged_rounds(rounds, self.promise)), (head, *lines))
 
         return self._conducted(conduct)
 
@@ -125,7 +118,7 @@ class Site:
                 report = conduct(Stage(engine, plan, self.promise, self.clock))
         except MnodeError as error:
             failed = Measurement.unknown(CONDUCTED, str(error), source=KEY)
-            return Report((*report.measurements, failed), report.lines, report.charts)
+            return Report((*report.measurements, failed), report.lines)
         return report
 
 
