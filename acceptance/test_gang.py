@@ -30,6 +30,7 @@ def test_a_gang_waits_until_there_is_room_for_all_of_it(site: gang.Site, measure
     report = site.filled()
     print(report.text())
     measure.record(report.measurements)
+    measure.chart(*report.charts)
 
 
 def test_of_two_gangs_at_once_one_waits(site: gang.Site, measure: Measure) -> None:
@@ -37,6 +38,7 @@ def test_of_two_gangs_at_once_one_waits(site: gang.Site, measure: Measure) -> No
     report = site.race()
     print(report.text())
     measure.record(report.measurements)
+    measure.chart(*report.charts)
 
 
 def test_a_gang_larger_than_the_cluster_is_in_nobodys_way(
@@ -46,6 +48,7 @@ def test_a_gang_larger_than_the_cluster_is_in_nobodys_way(
     report = site.oversize()
     print(report.text())
     measure.record(report.measurements)
+    measure.chart(*report.charts)
 
 
 def test_a_gang_whose_node_dies_goes_whole(site: gang.Site, spec: Spec, measure: Measure) -> None:
@@ -54,3 +57,4 @@ def test_a_gang_whose_node_dies_goes_whole(site: gang.Site, spec: Spec, measure:
     report = site.loss()
     print(report.text())
     measure.record(report.measurements)
+    measure.chart(*report.charts)

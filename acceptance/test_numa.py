@@ -29,6 +29,7 @@ def test_ranks_run_beside_their_accelerator(
     """Does every thread of every rank run only on CPUs beside the rank's accelerator?"""
     found = bench.placement(Question.CPUS, world, device, spec)
     print(found.table())
+    measure.chart(found.map)
     measure.record(found.over_ranks)
 
 
@@ -49,6 +50,7 @@ def test_ranks_send_over_the_nearest_nic(
     """Does every rank send over the NIC that is nearest to its accelerator?"""
     found = bench.placement(Question.NIC, world, device, spec)
     print(found.table())
+    measure.chart(found.map)
     measure.record(found.over_ranks)
 
 

@@ -65,6 +65,7 @@ def test_a_killed_job_comes_back_and_loses_nothing(
     )
     if not isinstance(killed, str):
         print("\n".join(killed.lines))
+        measure.chart(*killed.timeline(kill))
     measure.record(experiments.judge_killed(kill, promise, killed, base))
 
 

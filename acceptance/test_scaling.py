@@ -45,6 +45,7 @@ def test_throughput_grows_with_the_nodes(found: scaling.ScalingResult, measure: 
     """Do n nodes do n times the work of one, and if not, what is to blame?"""
     print(scaling.table(found))
     measure.record(scaling.judge_efficiency(found))
+    measure.chart(*scaling.charts(found))
 
 
 def test_every_second_is_attributed(found: scaling.ScalingResult, measure: Measure) -> None:

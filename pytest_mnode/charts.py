@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_mnode.installed import Asked, Installed
 from pytest_mnode.measurement import Bound, Curve
 from pytest_mnode.path_rates import PathRates
 
@@ -97,12 +98,16 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was in which state when. lanes: from the top."""
+    """What was in which state when.
+
+    lanes: from the top. states: all that there may be, so that each has one colour in all charts.
+    """
 
     title: str
     lanes: tuple[str, ...]
     spans: tuple[Span, ...]
     moments: tuple[Moment, ...] = ()
+    states: tuple[str, ...] = ()
     kind: Literal["timeline"] = "timeline"
 
 
@@ -141,6 +146,7 @@ class Map:
     kind: Literal["map"] = "map"
 
 
-Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates
+Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates | Installed | Asked
 """Everything that `measure.chart` takes. A `Curve` is the bus bandwidth of a collective by size;
-`PathRates` go to the certificate's coverage."""
+`PathRates` go to the certificate's coverage, `Installed` to its facts,
+`Asked` to the promises of a case."""

@@ -115,7 +115,8 @@ class Cluster(Nodes):
 
         A plain sequence is a job's argv: a script and its arguments, on all nodes. Where Slurm gave
         the nodes the job is submitted to it, unless it would never start beside this run: then it
-        runs as steps of the run's allocation, and its first event says so.
+        runs as steps of the run's allocation, and its first event says so. Where nodes are pods of
+        a Kubernetes it gets pods of its own, in the same way.
         """
         if not isinstance(job, Job):
             job = Job(job)

@@ -7,6 +7,7 @@ from collections.abc import Generator
 import pytest
 
 from pytest_mnode import marks
+from pytest_mnode.skipping import ASKED
 
 
 class JudgeHooks:
@@ -17,6 +18,7 @@ class JudgeHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        ASKED.clear()
         if marks.asks_for(item, "measure"):
             from pytest_mnode.measure import forget
 
@@ -27,9 +29,12 @@ class JudgeHooks:
         """A measurement that breaks its bound fails the test, when its body has ended."""
         result = yield
         if marks.asks_for(item, "measure"):
-            from pytest_mnode.measure import judged, kept_by
+            from pytest_mnode.installed import Asked
+            from pytest_mnode.measure import judged, kept_by, measure_of
             from pytest_mnode.measurement import Verdict
 
+            if ASKED:
+                measure_of(item, "").chart(Asked(tuple(ASKED)))
             if failing := judged(kept_by(item), Verdict.FAIL):
                 pytest.fail(failing, pytrace=False)
         return result

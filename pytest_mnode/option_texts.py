@@ -86,6 +86,14 @@ def path(given: Given) -> Path | None:
         raise given.wrong(f"a path ({error})") from None
 
 
+def new_file(given: Given) -> Path | None:
+    """A file that can be written: its directory is there, and it is no directory itself."""
+    found = path(given)
+    if found is not None and (found.is_dir() or not found.parent.is_dir()):
+        raise given.wrong("a file in a directory that exists", str(found))
+    return found
+
+
 def directory(given: Given) -> Path | None:
     found = path(given)
     accepted = "a directory, or a new name"

@@ -72,12 +72,18 @@ class Settings:
     timeout_s: float = 300.0
     report_dir: Path | None = None
     history_dir: Path | None = None
+    prometheus: Path | None = None
     log_dir: Path | None = None
     locate_budget_s: float = 20.0
     numa_bind: str = "auto"
     faults: str = ""
     may_leave: tuple[str, ...] = ()
     debug_rank: int | None = None
+
+    @property
+    def certifies(self) -> bool:
+        """Whether a certificate is to be written somewhere, also of a run without ranks."""
+        return bool(self.report_dir or self.history_dir or self.prometheus)
 
 
 OPTIONS = {  # by field of Settings
@@ -185,6 +191,11 @@ OPTIONS = {  # by field of Settings
         "history", "DIR",
         "keep this run's certificate in DIR, and add what the runs kept there found out",
         option_texts.directory, see="certificate.md#history",
+    ),
+    "prometheus": _Option(
+        "prometheus", "FILE",
+        "write verdicts, measurements and expiry as metrics of Prometheus",
+        option_texts.new_file, see="certificate.md#prometheus",
     ),
     "log_dir": _Option(
         "log-dir", "DIR",

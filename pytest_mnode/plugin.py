@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(config.stash[STOP_RULES], "mnode-stop-rules")
     if settings.discover is not None:
         _discover_instead(config, settings)
-    elif settings.nodes is not None or settings.spec or settings.report_dir:
+    elif settings.nodes is not None or settings.spec or settings.certifies:
         _make_run(config)
 
 

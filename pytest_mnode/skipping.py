@@ -27,12 +27,17 @@ def promised(spec: Spec, key: str) -> Any:
     key: below `criteria`, or else from the top of the spec. Raises AttributeError for a key that
     no spec can have.
     """
+    ASKED[key] = None
     value: Any = spec.criteria if hasattr(spec.criteria, key.split(".", maxsplit=1)[0]) else spec
     for name in key.split("."):
         value = getattr(value, name)
         if value is None or value == ():
             not_promised(key)
     return value
+
+
+ASKED: dict[str, None] = {}
+"""Keys that the test which runs has asked for, in order; `JudgeHooks` keeps them with the test."""
 
 
 def skip_reason(report: pytest.TestReport) -> str:

@@ -25,7 +25,16 @@ FLOORS = (
     },
     {"logs", "machine", "spec"},
     {"measure", "table"},
-    {"charts", "detection", "errors", "measurement", "path_rates", "processes", "progress"},
+    {
+        "charts",
+        "detection",
+        "errors",
+        "installed",
+        "measurement",
+        "path_rates",
+        "processes",
+        "progress",
+    },
 )
 """From the top. A package or module may import those of its own floor, but not in a circle."""
 

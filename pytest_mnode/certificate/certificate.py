@@ -20,6 +20,7 @@ from pytest_mnode.certificate.results import (
     criterion_name,
 )
 from pytest_mnode.certificate.run_facts import RunFacts, UtcTime
+from pytest_mnode.installed import Fact
 from pytest_mnode.launchers.node import count
 
 _TITLE = "Certificate of a training cluster"
@@ -57,6 +58,8 @@ class Certificate:
     run: RunFacts
     criteria: tuple[CriterionResult, ...]
     coverage: Coverage
+    installed: tuple[Fact, ...] = ()
+    """What the nodes of this run have installed and set; empty where preflight did not ask."""
     history: History | None = None
     """Only of a run with --mnode-history."""
     schema_version: Literal[4] = 4
@@ -145,7 +148,8 @@ def build_certificate(
         for name in (*judged, *excused)
     )
     coverage = merged(coverage_of(run, criteria), earlier, run.end)
-    return Certificate(run, criteria, coverage)
+    facts = [fact for case in cases for fact in case.facts]
+    return Certificate(run, criteria, coverage, tuple(facts))
 
 
 _ADAPTER: TypeAdapter[Certificate] = TypeAdapter(Certificate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, PathCoverage, RailCoverage
@@ -25,14 +25,14 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
     is suspect where a criterion failed or was inconclusive and did not name who is to blame.
     """
     bad = _blamed_in(run, criteria)
-    missing = _missing(run, criteria)
+    missing, met_by = _missing(run, criteria), _met_by(criteria)
     rates = [rates for c in criteria for case in c.cases for rates in case.paths]
     until = run.end + timedelta(seconds=run.validity_s)
     passed = [c.name for c in criteria if c.verdict is CriterionVerdict.PASS]
     nodes = []
     for name in run.nodes:
         state, evidence = bad.get(name, (State.PASSED, ""))
-        if state is State.PASSED and (why := missing or _not_met(name, criteria)):
+        if state is State.PASSED and (why := missing or _not_met(name, met_by)):
             state, evidence = State.NOT_TESTED, why
         good = state is State.PASSED
         evidence = f"passed: {', '.join(passed)}" if good else evidence
@@ -56,13 +56,20 @@ def _missing(run: RunFacts, criteria: Sequence[CriterionResult]) -> str:
     return first_line("; ".join(why))
 
 
-def _not_met(name: str, criteria: Sequence[CriterionResult]) -> str:
-    """Promised criteria without a test on this node; a test that names no node is of all."""
-    left_out = [
-        c.name
+def _met_by(criteria: Sequence[CriterionResult]) -> dict[str, frozenset[str] | None]:
+    """Nodes with a test of each promised criterion; None: all, by a test that names no node."""
+    return {
+        c.name: None
+        if any(not case.nodes for case in c.judged)
+        else frozenset(name for case in c.judged for name in case.nodes)
         for c in criteria
-        if c.promised and not any(not case.nodes or name in case.nodes for case in c.judged)
-    ]
+        if c.promised
+    }
+
+
+def _not_met(name: str, met_by: Mapping[str, frozenset[str] | None]) -> str:
+    """Promised criteria without a test on this node."""
+    left_out = [n for n, nodes in met_by.items() if nodes is not None and name not in nodes]
     return f"no test of {', '.join(left_out)} ran on it" if left_out else ""
 
 

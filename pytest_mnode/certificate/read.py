@@ -19,14 +19,25 @@ def read_certificate(path: Path) -> Certificate:
 
     Raises UsageError, one line, for what is no certificate of this version.
     """
-    if path.is_dir():
-        path /= "certificate.json"
+    path = certificate_path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise UsageError(f"{path}: {reason.lower()}; accepted: a certificate.json") from None
-    return parse_certificate(text, str(path))
+        return parse_certificate(content_of(path).decode(), str(path))
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8; accepted: a certificate.json") from None
+
+
+def certificate_path(path: Path) -> Path:
+    """The file of a certificate that is named by itself or by its directory."""
+    return path / "certificate.json" if path.is_dir() else path
+
+
+def content_of(path: Path, accepted: str = "a certificate.json") -> bytes:
+    """What a file has. Raises UsageError, one line, that says what is accepted."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = (error.strerror or "unreadable").lower()
+        raise UsageError(f"{path}: {reason}; accepted: {accepted}") from None
 
 
 def parse_certificate(text: str, where: str) -> Certificate:

@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.charts import Chart
 from pytest_mnode.detection import smallest_share_wrong
+from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Bound, Measurement, Verdict
 from pytest_mnode.path_rates import PathRates
 
@@ -118,7 +119,8 @@ class CaseResult:
     test: node id. question: first line of its docstring. message: why it did not pass.
     culprit: what to blame where no measurement says so. nodes: where it ran.
     charts: curves, matrices, timelines and such; recorded, never judged. paths: rates of all
-    paths, which the certificate has in its coverage, and not here too.
+    paths, which the certificate has in its coverage, and not here too. facts: what nodes have
+    installed; the certificate has them by themselves. promises: keys of the spec it asked for.
     """
 
     test: str
@@ -131,6 +133,8 @@ class CaseResult:
     duration_s: float | None = None
     charts: tuple[RecordedChart, ...] = ()
     paths: Annotated[tuple[PathRates, ...], Field(exclude=True)] = ()
+    facts: Annotated[tuple[Fact, ...], Field(exclude=True)] = ()
+    promises: tuple[str, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -148,7 +152,8 @@ class CaseResult:
     @property
     def worst(self) -> Measurement | None:
         """The measurement that decided the verdict; None where none did."""
-        decisive = [m for m in self.measurements if _has(m, self.verdict)]
+        verdict = self.verdict
+        decisive = [m for m in self.measurements if _has(m, verdict)]
         return min(decisive, key=_relative_margin, default=None)
 
     @property
@@ -197,7 +202,8 @@ class CriterionResult:
     @property
     def deciding(self) -> tuple[CaseResult, ...]:
         """The cases that have the criterion's verdict; none where it was not judged."""
-        return tuple(c for c in self.cases if c.verdict is self.verdict)
+        verdict = self.verdict  # once: there are thousands of cases
+        return tuple(c for c in self.cases if c.verdict is verdict)
 
     @property
     def worst(self) -> CaseResult | None:
@@ -255,7 +261,7 @@ class CriterionResult:
                 verdict = f"{self.name} inconclusive"
             case _:
                 return None
-        met = first_line(self.worst.summary, 80) if self.worst else ""
+        met = first_line(self.worst.summary) if self.worst else ""
         return f"{verdict} ({', '.join(self.culprits) or met})"
 
 

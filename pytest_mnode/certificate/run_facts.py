@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AwareDatetime, NonNegativeInt, PlainSerializer, PositiveInt, WithJsonSchema
 from pydantic.dataclasses import dataclass
@@ -41,11 +42,15 @@ class Commit:
 
 @dataclass(frozen=True)
 class SpecFacts:
-    """Which page was certified against; the digest tells two pages of one name apart."""
+    """Which page was certified against; the digest tells two pages of one name apart.
+
+    page: all of its values by key, so that the same measurements can be judged by another page.
+    """
 
     name: str
     path: str
     digest: str
+    page: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

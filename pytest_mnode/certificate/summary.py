@@ -9,29 +9,35 @@ from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
 from pytest_mnode.certificate.results import CriterionResult, CriterionVerdict
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.table import aligned, measurement_table
+from pytest_mnode.table import Paint, aligned, measurement_table, plain
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
 # Columns that give way on a narrow terminal, and how far: their cells go on in further lines.
-_SHRINKS = ((1, 20), (4, 16), (2, 12), (1, 12), (4, 12))
+_SHRINKS = {1: 12, 2: 12, 4: 12}
 
 
 def summary_lines(
-    certificate: Certificate, width: int | None = None, *, every_measurement: bool = False
+    certificate: Certificate,
+    width: int | None = None,
+    *,
+    every_measurement: bool = False,
+    paint: Paint = plain,
 ) -> list[str]:
     """Aligned plain text: the certificate's line, the criteria, doubts about the spec, what was
     covered, and the line again, since a terminal shows the end.
 
     width: columns of the terminal; longer cells are wrapped. None: as wide as it gets.
-    every_measurement: with a table of all that was measured, by criterion.
+    every_measurement: with a table of all that was measured, by criterion. paint: colours verdicts.
     """
     rows = [_HEADINGS, *(_row(c) for c in certificate.criteria)]
     paths = certificate.coverage.paths_in_words()
+    word, colon, rest = certificate_line(certificate).partition(":")
+    line = f"{paint(word)}{colon}{rest}"
     return [
-        certificate_line(certificate),
+        line,
         "",
-        *(_measurements(certificate.criteria, width) if every_measurement else ()),
-        *aligned(rows, width, _SHRINKS),
+        *(_measurements(certificate.criteria, width, paint) if every_measurement else ()),
+        *aligned(rows, width, _SHRINKS, paint),
         *_detected(certificate.criteria),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
@@ -39,16 +45,18 @@ def summary_lines(
         f"covered: {certificate.run.coverage}",
         f"nodes: {certificate.coverage.nodes_in_words()}",
         *([f"paths: {paths}"] if paths else []),
-        certificate_line(certificate),
+        line,
     ]
 
 
-def _measurements(criteria: Sequence[CriterionResult], width: int | None) -> Iterator[str]:
+def _measurements(
+    criteria: Sequence[CriterionResult], width: int | None, paint: Paint
+) -> Iterator[str]:
     for criterion in criteria:
         measured = [m for case in criterion.cases for m in case.measurements]
         if measured:
             yield f"{criterion.name}:"
-            yield from measurement_table(measured, width)
+            yield from measurement_table(measured, width, paint)
             yield ""
 
 

@@ -24,7 +24,7 @@ def fit(text: str, longest: int = LONGEST) -> str:
     return _UNFIT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def first_line(text: str, longest: int = 200) -> str:
+def first_line(text: str, longest: int = 500) -> str:
     """The first line of `text` that says something, cut with an ellipsis."""
     line = next((line.strip() for line in fit(text).splitlines() if line.strip()), "")
     return line if len(line) <= longest else line[: longest - 1] + "…"

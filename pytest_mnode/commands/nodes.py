@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{state}", action="append_const", dest="states", const=state, help=text
         )
+    parser.add_argument(
+        "--oldest", type=_count, metavar="N", help="the N of them that were tested longest ago"
+    )
     parser.add_argument("--format", choices=FORMATS, default="slurm", help="default: %(default)s")
 
 
@@ -36,6 +39,9 @@ def run(options: argparse.Namespace) -> int:
     coverage = read_certificate(options.certificate).coverage
     asked = {State("not tested" if s == "untested" else s) for s in options.states or ()}
     chosen = [node for node in coverage.nodes if not asked or node.state in asked]
+    if options.oldest is not None:
+        chosen.sort(key=lambda node: node.date.timestamp() if node.date else 0.0)
+        chosen = chosen[: options.oldest]
     if options.format == "json":
         print(json.dumps(coverage_json(chosen), indent=2))
     elif options.format == "lines":
@@ -44,3 +50,9 @@ def run(options: argparse.Namespace) -> int:
     elif chosen:
         print(compress(node.name for node in chosen))
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: accepted: a whole number of 1 or more")
+    return int(text)

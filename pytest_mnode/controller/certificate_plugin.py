@@ -14,7 +14,6 @@ from pytest_mnode.certificate import (
     CaseResult,
     Certificate,
     RunFacts,
-    SpecFacts,
     build_certificate,
     criterion_name,
     git_commit,
@@ -22,11 +21,14 @@ from pytest_mnode.certificate import (
     summary_lines,
     write_report,
 )
+from pytest_mnode.certificate.by_spec import facts_of
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
 from pytest_mnode.certificate.text import fit
+from pytest_mnode.certificate.write import replace_file
 from pytest_mnode.controller.session import ENDED
+from pytest_mnode.installed import Asked, Installed
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
@@ -116,6 +118,12 @@ class CertificatePlugin:
             certificate = with_history(certificate, earlier)
             self._written = [str(keep(kept_in, certificate))]
         self.certificate = certificate
+        metrics = run.settings.prometheus
+        if metrics is not None:
+            from pytest_mnode.certificate.prometheus import prometheus_text
+
+            replace_file(metrics, prometheus_text(certificate))
+            self._written.append(str(metrics))
         directory = run.settings.report_dir
         if directory is not None:
             self._written += [str(path) for path in write_report(directory, certificate)]
@@ -137,7 +145,7 @@ class CertificatePlugin:
             not_covered=tuple(launcher.unused) if launcher else (),
             ranks=len(nodes) * run.procs_per_node,
             backend=run.backend,
-            spec=SpecFacts(run.spec.name, str(run.spec_path), run.spec.digest()),
+            spec=facts_of(run.spec, run.spec_path),
             versions=installed_versions(),
             start=self.started,
             end=datetime.now(UTC),
@@ -168,13 +176,32 @@ class CertificatePlugin:
             return
         terminalreporter.write_sep("=", "certificate")
         verbose = terminalreporter.config.getoption("verbose", 0) > 0
-        width = terminalreporter._tw.fullwidth
-        for line in summary_lines(self.certificate, width, every_measurement=verbose):
+        tw = terminalreporter._tw
+        width = tw.fullwidth
+        for line in summary_lines(
+            self.certificate,
+            width,
+            every_measurement=verbose,
+            paint=lambda text: _painted(tw, text),
+        ):
             terminalreporter.write_line(line)
         for path in self._written:
             terminalreporter.write_line(f"written: {path}")
         if self._written and (missing := missing_pictures(self.certificate)):
             terminalreporter.write_line(f"the page is {missing}")
+
+
+_COLOURS = {
+    **dict.fromkeys(("pass", "certified"), "green"),
+    **dict.fromkeys(("FAIL", "NOT certified"), "red"),
+    **dict.fromkeys(("inconclusive", "incomplete", "did not run"), "yellow"),
+}
+"""Of verdicts, where the terminal has colours; what was not judged has none."""
+
+
+def _painted(terminal: Any, text: str) -> str:
+    colour = _COLOURS.get(text.strip())
+    return text if colour is None else str(terminal.markup(text, bold=True, **{colour: True}))
 
 
 _CUT_OFF = "it was interrupted before it ended"
@@ -221,8 +248,10 @@ def _result(test: str, case: _Case) -> CaseResult:
         message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
-        charts=tuple(one for one in charts if not isinstance(one, PathRates)),
+        charts=tuple(one for one in charts if not isinstance(one, PathRates | Installed | Asked)),
         paths=tuple(one for one in charts if isinstance(one, PathRates)),
+        promises=tuple(key for one in charts if isinstance(one, Asked) for key in one.keys),
+        facts=tuple(f for one in charts if isinstance(one, Installed) for f in one.facts),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,
     )

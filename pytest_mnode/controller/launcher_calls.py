@@ -79,4 +79,5 @@ class LauncherCalls:
             run_id=run_dir,
             python=launcher.python,
             allocation=launcher.job_id,
+            pods=launcher.pods,
         )

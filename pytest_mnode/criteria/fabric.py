@@ -167,7 +167,7 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
                 busbw,
                 "GB/s",
                 at_most(ceiling, _PAST_PHYSICS * ceiling),
-                f"what all NICs of a node carry; {formula}",
+                f"fabric.line_rate of all NICs of a node; {formula}",
                 "the clock, fabric.line_rate or fabric.nics_per_node of the spec, or a "
                 "path that is not the fabric",
                 one.algorithm.note,
@@ -188,7 +188,7 @@ def _judge_traffic(found: Busbw) -> Measurement:
         max(past) if past and len(past) == len(shares) else None,
         "%",
         at_most(_MOST_PAST_PERCENT) if judged else None,
-        "what is measured is the fabric only if the bytes went over it",
+        "fabric.interfaces: what is measured is the fabric only if the bytes went over it",
         found.culprit or off_fabric(found.traffic, fabric),
         ", ".join(f"{node.node} mostly {node.carrier}" for node in senders),
     )

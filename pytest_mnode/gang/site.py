@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mnode.charts import Timeline
 from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.gang import experiments, judging
+from pytest_mnode.gang.charts import allocation
 from pytest_mnode.gang.engine import Engine
 from pytest_mnode.gang.experiments import Plan, PowerSwitch, Stage
 from pytest_mnode.gang.heartbeats import distinct, presences, spans
@@ -32,10 +34,12 @@ CONDUCTED = "experiments that could not be conducted"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An experiment's measurements. lines: each round with every state and its duration."""
+    """An experiment's measurements. lines: each round with every state and its duration; charts:
+    the same as pictures."""
 
     measurements: tuple[Measurement, ...]
     lines: tuple[str, ...] = ()
+    charts: tuple[Timeline, ...] = ()
 
     def text(self) -> str:
         """To print."""
@@ -82,7 +86,7 @@ class Site:
         def conduct(stage: Stage) -> Report:
             window = experiments.oversize(stage, "too large")
             judged = judging.judged_size(window, self.promise)
-            return Report(tuple(judged), tuple(table(window)))
+            return Report(tuple(judged), tuple(table(window)), (allocation(window),))
 
         return self._conducted(conduct)
 
@@ -92,7 +96,8 @@ class Site:
         def conduct(stage: Stage) -> Report:
             lost = experiments.lose_a_node(stage, "loss", self.power)
             judged = judging.judged_lost(lost, self.promise)
-            return Report(tuple(judged), tuple(table(lost.window)))
+            pictures = (allocation(lost.window),)
+            return Report(tuple(judged), tuple(table(lost.window)), pictures)
 
         return self._conducted(conduct)
 
@@ -105,7 +110,9 @@ class Site:
             plan = stage.plan
             head = f"gangs of {plan.size} on {' '.join(plan.arena)}, seed {plan.seed}"
             lines = [line for one in rounds for line in table(one.window)]
-            return Report(tuple(judging.judged_rounds(rounds, self.promise)), (head, *lines))
+            judged = judging.judged_rounds(rounds, self.promise)
+            pictures = tuple(allocation(one.window) for one in rounds)
+            return Report(tuple(judged), (head, *lines), pictures)
 
         return self._conducted(conduct)
 
@@ -118,7 +125,7 @@ class Site:
                 report = conduct(Stage(engine, plan, self.promise, self.clock))
         except MnodeError as error:
             failed = Measurement.unknown(CONDUCTED, str(error), source=KEY)
-            return Report((*report.measurements, failed), report.lines)
+            return Report((*report.measurements, failed), report.lines, report.charts)
         return report
 
 

@@ -1,8 +1,9 @@
 """Real torchrun jobs on the nodes of a controller-side test: started, killed, preempted, requeued.
 
 `Job` is a value. `RunningJob` starts torchrun on nodes itself; `slurm.SubmittedJob` submits the
-job, and Slurm starts it. Both are a `LaunchedJob`, which is what a test uses. Runs in the
-controller; only `node_processes` and `slurm.on_node` run on nodes.
+job, and Slurm starts it; `kubernetes.PodJob` has pods made for it. All are a `LaunchedJob`, which
+is what a test uses. Runs in the controller; only `node_processes`, `slurm.on_node` and
+`kubernetes.in_pod` run on nodes.
 """
 
 from __future__ import annotations

@@ -9,23 +9,40 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.jobs import node_processes
-from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.launchers.nodes import CommandResult, Nodes
 
 _LIMIT_S = 20.0
 _END_LIMIT_S = 10.0
 
 
-def pids(nodes: Nodes, on: Sequence[str], job: str, wanted: str) -> dict[str, tuple[int, ...]]:
+class Places(Protocol):
+    """Where a job's processes are: the run's nodes, or pods of the job's own on them."""
+
+    @property
+    def python(self) -> str:
+        """The Python that runs our programs there."""
+
+    def run_each(
+        self, argvs: Mapping[str, Sequence[str]], *, timeout: float
+    ) -> list[CommandResult]:
+        """See Nodes; without those where no process of the job can be any more."""
+
+    def commands(self, argv: Sequence[str], nodes: str, /) -> object:
+        """Raises NodeLostError where no command can be run."""
+
+
+def pids(nodes: Places, on: Sequence[str], job: str, wanted: str) -> dict[str, tuple[int, ...]]:
     """Pids by node. wanted: a rank's number, "torchrun", or "all". Raises ClusterError."""
     found = _run(nodes, {name: ["pids", job, name, wanted] for name in on})
     return {name: tuple(map(int, text.split())) for name, text in found.items()}
 
 
 def signal(
-    nodes: Nodes, on: Sequence[str], job: str, wanted: str, number: int
+    nodes: Places, on: Sequence[str], job: str, wanted: str, number: int
 ) -> dict[str, tuple[tuple[int, float], ...]]:
     """(pid, wall clock of the node right before) of each process signalled, by node."""
     found = _run(nodes, {name: ["signal", job, name, wanted, str(number)] for name in on})
@@ -33,7 +50,7 @@ def signal(
     return {name: tuple((int(pid), float(at)) for pid, at in some) for name, some in lines.items()}
 
 
-def end(nodes: Nodes, on: Sequence[str], job: str) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+def end(nodes: Places, on: Sequence[str], job: str) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """SIGKILL all of a job's processes until none is found, for 10 s at most.
 
     Pids killed, by node; and those still there, as "pid 7 on node1". Raises ClusterError where a
@@ -48,7 +65,7 @@ def end(nodes: Nodes, on: Sequence[str], job: str) -> tuple[dict[str, tuple[int,
     return killed, left
 
 
-def alive(nodes: Nodes, known: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, set[int]]:
+def alive(nodes: Places, known: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, set[int]]:
     """Processes that still run, by node; each is known by its pid and a time it ran at.
 
     Raises ClusterError where a node does not answer.
@@ -60,7 +77,7 @@ def alive(nodes: Nodes, known: Mapping[str, Sequence[tuple[int, float]]]) -> dic
     return {node: set(map(int, text.split())) for node, text in _run(nodes, argvs).items()}
 
 
-def living(nodes: Nodes, names: Iterable[str]) -> list[str]:
+def living(nodes: Places, names: Iterable[str]) -> list[str]:
     """Those of these nodes that the launcher does not know to be gone."""
     there = []
     for name in names:
@@ -79,7 +96,7 @@ def is_there(nodes: Nodes, node: str) -> bool:
     return result.ok
 
 
-def _run(nodes: Nodes, words: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def _run(nodes: Places, words: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Output of the program on nodes, at the same time, each with its own arguments."""
     code = Path(node_processes.__file__).read_text()
     argvs = {name: [nodes.python, "-S", "-c", code, *some] for name, some in words.items()}

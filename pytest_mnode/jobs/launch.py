@@ -7,6 +7,7 @@ import os
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.launched import LaunchedJob
 from pytest_mnode.jobs.running import RunningJob
+from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.nodes import Nodes
 
 NO_SHARED_DIR = "its nodes see no directory in common (--mnode-shared-dir)"
@@ -17,6 +18,8 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
 
     Raises UsageError for nodes that this test does not have, ClusterError.
     """
+    if cluster.pods is not None:
+        return _in_pods(cluster, job, cluster.pods)
     allocation = cluster.allocation
     if allocation is None:
         return RunningJob.start(cluster, job)
@@ -39,3 +42,16 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
         if not why:
             return SubmittedJob.start(cluster, job, request, names, slurm)
     return RunningJob.start(cluster, job, f"as steps of allocation {allocation}: {why}")
+
+
+def _in_pods(cluster: Nodes, job: Job, pods: RunInPods) -> LaunchedJob:
+    """A Job of Kubernetes, where that would start beside the run's pods."""
+    why = NO_SHARED_DIR
+    if cluster.share_files:
+        from pytest_mnode.jobs.kubernetes.pod_job import NotPlaced, PodJob
+
+        try:
+            return PodJob.launch(cluster, job, pods)
+        except NotPlaced as error:
+            why = str(error)
+    return RunningJob.start(cluster, job, f"in the run's own pods: {why}")

@@ -6,7 +6,7 @@ import signal as signals
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
 from pytest_mnode.jobs import job_processes
@@ -32,6 +32,11 @@ class LaunchedJob(ABC):
     @abstractmethod
     def nodes(self) -> tuple[str, ...]:
         """The nodes of its current or last start."""
+
+    @property
+    def _places(self) -> job_processes.Places:
+        """Where its processes are."""
+        return self._cluster
 
     @property
     def requeue(self) -> int:
@@ -61,7 +66,7 @@ class LaunchedJob(ABC):
         if rank is not None and not 0 <= rank < size:
             raise UsageError(f"rank={rank}: the job has {size}")
         # With the c10d rendezvous, torchrun assigns ranks to nodes: look on all nodes.
-        on = job_processes.living(self._cluster, self.nodes) if node is None else [node]
+        on = job_processes.living(self._places, self.nodes) if node is None else [node]
         wanted = "all" if rank is None else str(rank)
         done = self._signal(on, wanted, signal)
         if not done:
@@ -80,7 +85,17 @@ class LaunchedJob(ABC):
     def pids(self, node: str, rank: int | None = None) -> list[int]:
         """Pids on the node of one rank, or of all processes of the job there."""
         wanted = "all" if rank is None else str(rank)
-        return list(job_processes.pids(self._cluster, [node], self._id, wanted)[node])
+        found = job_processes.pids(self._places, [node], self._id, wanted)
+        return list(found.get(node, ()))
+
+    def alive(self, known: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+        """Those of these processes that still run, as "pid 7 on node1"; a lost node has none.
+
+        known: (pid, a time it ran at) by node. Raises ClusterError.
+        """
+        there = job_processes.living(self._places, known)
+        found = job_processes.alive(self._places, {node: known[node] for node in there})
+        return [f"pid {pid} on {node}" for node, some in found.items() for pid in sorted(some)]
 
     @abstractmethod
     def output(self, node: str) -> str:
@@ -112,7 +127,7 @@ class LaunchedJob(ABC):
 
     def _signal(self, on: Sequence[str], wanted: str, number: signals.Signals) -> list[int]:
         """Signal processes and note it by node and time; their pids."""
-        done = job_processes.signal(self._cluster, on, self._id, wanted, int(number))
+        done = job_processes.signal(self._places, on, self._id, wanted, int(number))
         for name, sent in done.items():
             if sent:
                 pids = tuple(pid for pid, _ in sent)
@@ -121,8 +136,8 @@ class LaunchedJob(ABC):
 
     def _kill(self, on: Iterable[str]) -> None:
         """SIGKILL all processes of the job. Raises ClusterError where that is not enough."""
-        there = job_processes.living(self._cluster, on)
-        killed, left = job_processes.end(self._cluster, there, self._id)
+        there = job_processes.living(self._places, on)
+        killed, left = job_processes.end(self._places, there, self._id)
         for name, pids in killed.items():
             if pids:
                 self._note("killed", name, pids)

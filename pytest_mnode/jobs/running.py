@@ -62,7 +62,7 @@ class RunningJob(LaunchedJob):
         return self._nodes
 
     def preempt(self, grace_s: float) -> list[str]:
-        on = job_processes.living(self._cluster, self.nodes)
+        on = job_processes.living(self._places, self.nodes)
         self._signal(on, "torchrun", signals.SIGTERM)
         end = time.monotonic() + grace_s
         while time.monotonic() < end and self._still_running():
@@ -86,7 +86,7 @@ class RunningJob(LaunchedJob):
         ended = self._exit_statuses()
         fresh = ended.keys() - self._ended.keys()
         for name in sorted(fresh):
-            self._note("ended", name, detail=f"status {ended[name]}")
+            self._note("ended", name, detail=self._how_ended(name, ended[name]))
         self._ended = ended
         waits = self._waiting_since is not None
         if not fresh and not (waits and time.monotonic() - self._asked_at > _ASK_AGAIN_S):
@@ -110,10 +110,17 @@ class RunningJob(LaunchedJob):
 
     def _launch(self, nodes: tuple[str, ...]) -> None:
         """Start torchrun on these nodes."""
-        cluster, job = self._cluster, self._job
         self._first_size = self._first_size or len(nodes)
         self._ended, self._lost, self._preempted = {}, (), False
-        self._nodes, self._torchruns = nodes, {}
+        self._nodes = nodes
+        self._used |= dict.fromkeys(nodes)
+        self._start_torchruns(nodes)
+        how = f" ({self._started_how})" if self._started_how and not self._requeue else ""
+        self._note("started", detail=", ".join(nodes) + how)
+
+    def _start_torchruns(self, nodes: tuple[str, ...]) -> None:
+        cluster, job = self._cluster, self._job
+        self._torchruns = {}
         start = Start(
             self._id,
             nodes,
@@ -124,7 +131,6 @@ class RunningJob(LaunchedJob):
         )
         given = {**node_env(), **job.env}
         for name in nodes:
-            self._used[name] = None
             log = self._log(name, self._requeue)
             argv = start.argv(job, name, cluster.address(name), f"{log}-ranks")
             env = start.env(job, name, cluster.fabric_interface(name), given)
@@ -133,8 +139,6 @@ class RunningJob(LaunchedJob):
                 env.setdefault("TMPDIR", self._logs.name)
             with log.open("w") as output:
                 self._torchruns[name] = cluster.start(argv, name, env=env, output=output)
-        how = f" ({self._started_how})" if self._started_how and not self._requeue else ""
-        self._note("started", detail=", ".join(nodes) + how)
 
     def _requeue_on(self, nodes: tuple[str, ...], why: str) -> None:
         self._end(self.nodes)
@@ -162,7 +166,12 @@ class RunningJob(LaunchedJob):
 
     def _still_running(self) -> list[str]:
         """Nodes on which torchrun has not ended."""
-        return [name for name, process in self._torchruns.items() if process.poll() is None]
+        ended = self._exit_statuses()
+        return [name for name in self.nodes if name not in ended]
+
+    def _how_ended(self, node: str, status: int) -> str:  # noqa: ARG002
+        """The detail of an event."""
+        return f"status {status}"
 
     def _snapshot(self) -> JobSnapshot:
         suspects = [name for name in self.nodes if self._ended.get(name)]

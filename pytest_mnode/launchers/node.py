@@ -8,11 +8,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
+
+if TYPE_CHECKING:
+    from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class Launcher:
     """Names of hosts that the user gave and the run does not need."""
     job_id: int | None = None
     """The scheduler's number of the allocation that holds the nodes."""
+    pods: RunInPods | None = None
+    """Where nodes are pods of a Kubernetes, known after `start`."""
 
     def start(self) -> None:
         """Bring the nodes up. Raises ClusterError that names what is missing."""

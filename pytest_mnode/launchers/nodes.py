@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote.run_all import run_all
@@ -50,6 +51,7 @@ class RunDescription:
     scratch: a directory that goes with the run; on all nodes where files are shared. run_id: value
     of the variable RUN of the run's processes. python: runs our programs on nodes. allocation:
     number of the scheduler's job that holds the nodes; None where no scheduler gave them.
+    pods: None where nodes are no pods.
     """
 
     nodes: tuple[Node, ...]
@@ -59,6 +61,7 @@ class RunDescription:
     run_id: str
     python: str
     allocation: int | None
+    pods: RunInPods | None = None
 
 
 class Nodes:
@@ -200,6 +203,11 @@ class Nodes:
     def allocation(self) -> int | None:
         """Number of the scheduler's job that holds the nodes; None where no scheduler gave them."""
         return self._run_facts.allocation
+
+    @property
+    def pods(self) -> RunInPods | None:
+        """What is known of a run whose nodes are pods of a Kubernetes; None: they are not."""
+        return self._run_facts.pods
 
     @property
     def slurm_names(self) -> dict[str, str]:

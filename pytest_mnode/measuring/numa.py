@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.charts import Map
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
 from pytest_mnode.criteria.placement.memory import judge_memory
 from pytest_mnode.criteria.placement.near import beside_nic
 from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sending_nics
+from pytest_mnode.criteria.placement.numa_map import numa_map, on_map
 from pytest_mnode.criteria.placement.rank_placement import (
     PARTS,
     SOURCES,
@@ -43,12 +45,13 @@ _WORKING_SET = 1 << 23
 class Placed:
     """One question, answered for every rank; the same on all of them.
 
-    bindings: how each rank got its CPUs, in words.
+    bindings: how each rank got its CPUs, in words. map: where all ranks and devices are.
     """
 
     question: Question
     answers: tuple[Measurement, ...]
     bindings: tuple[str, ...]
+    map: Map
 
     @property
     def over_ranks(self) -> Measurement:
@@ -94,8 +97,10 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
         # Inconclusive: the rack promises the answer, and a larger machine would be judged on it.
         note = f"{facts.name}: on the rack {mine.shown.missing}"
         answer = replace(answer, value=None, note=note)
-    found, bindings = zip(*gathered((answer, f"{mine.text}; {_ran()}")), strict=True)
-    return Placed(question, found, bindings)
+    nics_there = fabric_nics(machine, facts.nics or (), spec)
+    on = on_map(machine, facts, world.local_rank, nics_there, answer)
+    found, bindings, ranks = zip(*gathered((answer, f"{mine.text}; {_ran()}", on)), strict=True)
+    return Placed(question, found, bindings, numa_map(ranks))
 
 
 def _ran() -> str:

@@ -145,6 +145,33 @@ def test_a_narrow_terminal_cuts_nothing(certify: Certify, width: int) -> None:
         assert found == expected
 
 
+def test_only_verdicts_are_coloured_and_columns_stay(certify: Certify) -> None:
+    certificate = certify(
+        case("pass", "passed", FAST), case("fabric", "failed", SLOW), promised=["mesh"]
+    )
+    plain = summary_lines(certificate, 90)
+    painted = summary_lines(certificate, 90, paint=lambda text: f"<{text}>")
+    assert [line.replace("<", "").replace(">", "") for line in painted] == plain
+    words = [word.strip() for line in painted for word in re.findall(r"<(.*?)>", line)]
+    assert words == ["NOT certified", "verdict", "did not run", "pass", "FAIL", "NOT certified"]
+
+
+def test_a_long_reason_is_not_cut(certify: Certify) -> None:
+    why = f"no counter of {'mlx5_0 and ' * 20}mlx5_1"
+    unknown = Measurement("busbw", None, "Mbit/s", at_least(170), note=why)
+    lines = summary_lines(certify(case("fabric", "passed", unknown)), 120)
+    assert why in lines[-1]
+    start, end = lines[2].index("measured"), lines[2].index("expected")
+    assert why in " ".join(" ".join(line[start:end] for line in lines[3:-3]).split())
+    assert "…" not in "".join(lines)
+
+
+def test_the_widest_column_gives_way_first(certify: Certify) -> None:
+    long = Measurement("b" * 30 + " " + "c" * 30, 180, "Mbit/s", at_least(170))
+    heading = summary_lines(certify(case("fabric", "passed", long)), 80)[2]
+    assert heading.index("verdict") - heading.index("expected") == len("≥ 170 ± 0 Mbit/s  ")
+
+
 @pytest.mark.parametrize(
     ("nodes", "of", "others", "coverage"),
     [

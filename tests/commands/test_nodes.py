@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from pytest_mnode.certificate import CaseResult, build_certificate, write_report
+from pytest_mnode.certificate.coverage import Coverage
 from pytest_mnode.commands import main
 from tests.certificate.conftest import FACTS
 
@@ -55,6 +57,27 @@ def test_nodes_are_a_host_list(
 ) -> None:
     assert main(["nodes", str(report / "certificate.json"), *arguments]) == 0
     assert capsys.readouterr().out == printed
+
+
+def test_the_nodes_tested_longest_ago_come_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passed = CaseResult(TEST, "?", "passed")
+    earlier: tuple[Coverage, ...] = ()
+    for day, name in enumerate(("b", "c", "a")):
+        end = FACTS.end + timedelta(days=day)
+        facts = replace(FACTS, nodes=(name,), not_covered=("d",), cluster_nodes=4, end=end)
+        certificate = build_certificate(
+            run=facts, cases=[passed], promised=["mesh"], not_promised={}, earlier=earlier
+        )
+        earlier = (certificate.coverage,)
+    write_report(tmp_path, certificate)
+    for arguments, names in ((["--oldest=2"], ["d", "b"]), (["--passed", "--oldest=9"], [*"bca"])):
+        assert main(["nodes", str(tmp_path), "--format=lines", *arguments]) == 0
+        assert capsys.readouterr().out.split() == names
+    with pytest.raises(SystemExit):
+        main(["nodes", str(tmp_path), "--oldest=0"])
+    assert "0: accepted: a whole number of 1 or more" in capsys.readouterr().err
 
 
 def test_json_has_date_and_evidence(report: Path, capsys: pytest.CaptureFixture[str]) -> None:

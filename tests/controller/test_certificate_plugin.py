@@ -62,10 +62,12 @@ def test_a_certificate_says_how_much_of_the_cluster_it_covers(
 
 
 def test_without_a_certificate_the_exit_code_is_pytests_own(tmp_path: Path) -> None:
-    code, _, output = ended(tmp_path, LOSES, f"--mnode-spec={default_spec_path()}")
+    spec = f"--mnode-spec={default_spec_path()}"
+    code, _, output = ended(tmp_path, LOSES, spec, "--color=yes")
     assert code == pytest.ExitCode.INTERRUPTED, output
     assert f"cut short by {LOST}" in output
     assert "cut short by interrupted" not in output
+    assert "\x1b[1m\x1b[33mincomplete\x1b[0m: " in output  # colours where there is a terminal
 
 
 @pytest.mark.parametrize(
@@ -112,3 +114,13 @@ def test_certificates_are_kept_and_the_next_run_knows_them(tmp_path: Path) -> No
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--mnode-history=" in run.output
     assert "accepted: a directory, or a new name" in run.output
+
+
+def test_metrics_are_written_where_they_were_asked_for(tmp_path: Path) -> None:
+    _, _, output = ended(tmp_path, "pass", "--mnode-prometheus=mnode.prom")
+    metrics = (tmp_path / "mnode.prom").read_text()
+    assert 'mnode_criterion_verdict{criterion="mesh",spec="rack",verdict="pass"} 1.0' in metrics
+    assert f"written: {tmp_path}/mnode.prom" in output
+    run = run_pytest(tmp_path, "--mnode-prometheus=no/mnode.prom")
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "accepted: a file in a directory that exists" in run.output

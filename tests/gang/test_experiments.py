@@ -234,6 +234,22 @@ def test_every_state_and_its_duration_is_recorded() -> None:
     assert any("B " in line and "waiting" in line and "4." in line for line in done.lines)
 
 
+def test_a_round_is_a_picture_of_gangs_and_nodes() -> None:
+    done = ran("filled", Scheduler(), rounds=1)
+    [shown] = done.charts
+    assert shown.title == "Allocation, filled 1"
+    assert {"B", "small", "filler 1", "node0"} <= set(shown.lanes)
+    assert {span.lane for span in shown.spans} <= set(shown.lanes)
+    gang = [(span.state, span.text) for span in shown.spans if span.lane == "B"]
+    assert gang[0] == ("waiting", "0 of 3")
+    assert ("whole", "3 of 3") in gang
+    whole = next(s for s in shown.spans if (s.lane, s.state) == ("B", "whole"))
+    on_nodes = {s.lane for s in shown.spans if s.text == "B" and s.start_s == whole.start_s}
+    assert len(on_nodes) == 3
+    assert all(0 <= span.start_s <= span.end_s for span in shown.spans)
+    assert any("room filled" in moment.text for moment in shown.moments)
+
+
 def test_orders_differ_from_round_to_round_and_come_again() -> None:
     def order(seed: int) -> list[list[str]]:
         done = ran("race", Scheduler(), rounds=4, seed=seed)

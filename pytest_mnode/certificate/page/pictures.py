@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import io
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_mnode.certificate.page.svg import (
-    BAD,
-    FAINT,
-    GRID,
-    INK,
-    PAPER,
-    SERIES,
-    inlined,
-)
+from pytest_mnode.certificate.page import plots
+from pytest_mnode.certificate.page.svg import FAINT, GRID, INK, inlined
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.charts import Bars, Chart, Lines, Map, Matrix, Timeline
-from pytest_mnode.measurement import Bound, Curve, Relation
-from pytest_mnode.path_rates import PathRates
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from pytest_mnode.measurement import Curve
 
 MISSING = "without pictures, because matplotlib is missing: pip install 'pytest-mnode[report]'"
 _WIDTH_IN = 6.6
-_LONGEST_NAME = 36
-_FEW_CELLS = 10
-"""Rows of a matrix up to which each cell has its value as text."""
-_FEW_NAMES = 40
-"""Rows of a matrix up to which each has its name."""
 
+Drawn = Curve | Lines | Bars | Matrix | Timeline | Map
+"""Kinds of charts that are pictures; others have a place of their own in the certificate."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mnode",
@@ -68,16 +53,16 @@ def can_draw() -> bool:
     return True
 
 
-def title_of(chart: Chart) -> str:
+def title_of(chart: Drawn) -> str:
     """What the picture shows, in words."""
     if isinstance(chart, Curve):
         return f"Bus bandwidth by size: {chart.collective}, {chart.ranks} ranks, {chart.backend}"
-    return "Paths" if isinstance(chart, PathRates) else chart.title
+    return chart.title
 
 
-def together(charts: Iterable[Chart]) -> Iterator[tuple[Chart, ...]]:
+def together(charts: Iterable[Chart]) -> Iterator[tuple[Drawn, ...]]:
     """Charts by picture: curves of one collective share one."""
-    drawn = (chart for chart in charts if not isinstance(chart, PathRates))  # see `coverage`
+    drawn = (chart for chart in charts if isinstance(chart, Drawn))
     for _, group in groupby(
         enumerate(drawn),
         lambda one: title_of(one[1]) if isinstance(one[1], Curve) else one[0],
@@ -85,7 +70,7 @@ def together(charts: Iterable[Chart]) -> Iterator[tuple[Chart, ...]]:
         yield tuple(chart for _, chart in group)
 
 
-def draw(charts: Sequence[Chart], prefix: str) -> str:
+def draw(charts: Sequence[Drawn], prefix: str) -> str:
     """One picture, for inlining. prefix: of its ids, in which no other picture's begins."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -96,17 +81,17 @@ def draw(charts: Sequence[Chart], prefix: str) -> str:
         axes = figure.subplots()
         match first:
             case Curve():
-                _curves(axes, [c for c in charts if isinstance(c, Curve)])
+                plots.curves(axes, [c for c in charts if isinstance(c, Curve)])
             case Lines():
-                _lines(axes, first)
+                plots.lines(axes, first)
             case Bars():
-                _bars(axes, first)
+                plots.bars(axes, first)
             case Matrix():
-                _matrix(axes, first)
+                plots.matrix(axes, first)
             case Timeline():
-                _timeline(axes, first)
-            case Map() | PathRates():
-                raise TypeError(f"a chart of kind {first.kind} is drawn elsewhere")
+                plots.timeline(axes, first)
+            case Map():
+                raise TypeError("a map is drawn by the template")
         file = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         with warnings.catch_warnings():  # of names that leave no room, and of letters in no font
@@ -115,189 +100,12 @@ def draw(charts: Sequence[Chart], prefix: str) -> str:
     return inlined(file.getvalue(), prefix, escape(fit(title_of(first))))
 
 
-def _height(chart: Chart) -> float:
+def _height(chart: Drawn) -> float:
     match chart:
         case Timeline(lanes=lanes, moments=moments):
-            return 0.9 + 0.3 * len(lanes) + 0.17 * min(len(moments), _FEW_NAMES)
+            return 0.9 + 0.3 * len(lanes) + 0.17 * min(len(moments), plots.FEW_NAMES)
         case Matrix(rows=rows):
-            return 4.6 if len(rows) > _FEW_CELLS else 1.2 + 0.34 * len(rows)
+            return 4.6 if len(rows) > plots.FEW_CELLS else 1.2 + 0.34 * len(rows)
         case Bars(labels=labels):
             return 1.3 + 0.36 * len(labels)
     return 3.0
-
-
-def _name(text: str) -> str:
-    text = " ".join(fit(text).split())
-    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
-
-
-def _curves(axes: Axes, curves: Sequence[Curve]) -> None:
-    for curve, colour in zip(curves, _colours(len(curves)), strict=True):
-        sizes = [p.size_bytes for p in curve.points]
-        rates = [p.busbw_gbytes_s for p in curve.points]
-        label = f"{curve.algorithm}: median, slowest to fastest repeat"
-        axes.plot(sizes, rates, marker="o", markersize=4, color=colour, label=label)
-        low, high = (
-            [p.busbw_gbytes_s * p.time_median_us / t if t else 0.0 for p, t in pairs]
-            for pairs in (
-                [(p, p.time_max_us) for p in curve.points],
-                [(p, p.time_min_us) for p in curve.points],
-            )
-        )
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
-    bounds = dict.fromkeys((c.expected, c.judged_bytes) for c in curves if c.expected)
-    for bound, judged in bounds:
-        least, most = (judged[0], judged[-1]) if judged else axes.get_xlim()
-        what = f"bound {_sign(bound)} {bound.limit:.4g}, judged sizes"
-        start = least / 1.15 if least == most else least
-        axes.hlines(bound.limit, start, most * 1.15, color=BAD, linewidth=1.5, label=what)
-    for line in dict.fromkeys(c.line_gbytes_s for c in curves if c.line_gbytes_s):
-        axes.axhline(line, color=FAINT, linestyle="--", label=f"line rate {line:.4g}")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted({p.size_bytes for c in curves for p in c.points}))
-    axes.xaxis.set_major_formatter(lambda value, _: _size(value))
-    axes.xaxis.set_minor_locator(_no_ticks())
-    axes.tick_params(axis="x", rotation=45 if len(axes.get_xticks()) > 8 else 0)
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="size", ylabel="bus bandwidth (GB/s)")
-    axes.legend(loc="best")
-
-
-def _lines(axes: Axes, chart: Lines) -> None:
-    for series, colour in zip(chart.series, _colours(len(chart.series)), strict=True):
-        xs, ys = zip(*series.points, strict=True) if series.points else ((), ())
-        axes.plot(xs, ys, marker="o", markersize=4, color=colour, label=_name(series.name))
-    for level in chart.levels:
-        label = f"{_name(level.name)} {level.value:.4g}"
-        axes.axhline(level.value, color=BAD, linewidth=1.2, label=label)
-    numbers = sorted({x for s in chart.series for x, _ in s.points})
-    if len(numbers) <= _FEW_CELLS:
-        axes.set_xticks(numbers)
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    axes.set(xlabel=_name(chart.x), ylabel=_name(chart.y))
-    axes.legend(loc="best")
-
-
-def _bars(axes: Axes, chart: Bars) -> None:
-    places = range(len(chart.labels))
-    right, left = [0.0] * len(places), [0.0] * len(places)
-    for part, colour in zip(chart.parts, _colours(len(chart.parts)), strict=True):
-        starts = [r if v >= 0 else x for v, r, x in zip(part.values, right, left, strict=True)]
-        axes.barh(places, part.values, left=starts, color=colour, label=_name(part.name))
-        right = [r + max(v, 0) for r, v in zip(right, part.values, strict=True)]
-        left = [x + min(v, 0) for x, v in zip(left, part.values, strict=True)]
-    axes.axvline(0, color=FAINT, linewidth=0.8)
-    axes.set_yticks(places, [_name(label) for label in chart.labels])
-    axes.invert_yaxis()
-    axes.set_xlabel(_name(chart.unit))
-    axes.grid(visible=False, axis="y")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3)
-
-
-def _matrix(axes: Axes, chart: Matrix) -> None:
-    import numpy as np
-    from matplotlib.patches import Patch
-
-    values = np.array([[math.nan if v is None else v for v in row] for row in chart.values])
-    known = values[np.isfinite(values)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
-    # Light to dark in a hue that red-blind readers tell from the red of a broken bound.
-    share = np.nan_to_num((values - low) / (high - low or 1.0))[..., None]
-    pixels = (1 - share) * (0.80, 0.89, 0.96) + share * (0.13, 0.44, 0.71)
-    pixels[~np.isfinite(values)] = (0.72, 0.72, 0.72)
-    broken = _broken(values, chart.expected)
-    pixels[broken] = (0.80, 0.15, 0.15)
-    axes.imshow(pixels, interpolation="none", aspect="equal")
-    handles = [Patch(color="#2271b5", label=f"up to {high:.4g} {chart.unit}")] * bool(known.size)
-    if broken.any() and chart.expected:
-        handles.append(Patch(color="#cc2626", label=f"not {chart.expected.short(chart.unit)}"))
-    if not np.isfinite(values).all():
-        handles.append(Patch(color="#b8b8b8", label="not measured"))
-    if len(chart.rows) <= _FEW_CELLS:
-        for (y, x), value in np.ndenumerate(values):
-            if math.isfinite(value):
-                dark = bool(broken[y, x]) or share[y, x, 0] > 0.5
-                colour = "#ffffff" if dark else "#111111"
-                axes.text(x, y, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=8)
-    if len(chart.rows) <= _FEW_NAMES:
-        small: dict[str, Any] = {"fontsize": 8 if len(chart.rows) <= 16 else 5}
-        axes.set_xticks(range(len(chart.columns)), map(_name, chart.columns), rotation=90, **small)
-        axes.set_yticks(range(len(chart.rows)), map(_name, chart.rows), **small)
-    axes.grid(visible=False)
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1))
-
-
-def _broken(values: Any, expected: Bound | None) -> Any:
-    import numpy as np
-
-    if expected is None:
-        return np.zeros(values.shape, dtype=bool)
-    low, high = expected.accepted
-    return np.isfinite(values) & ((values < low) | (values > high))
-
-
-def _timeline(axes: Axes, chart: Timeline) -> None:
-    """States get colours in the order in which they appear."""
-    row = {lane: n for n, lane in enumerate(chart.lanes)}
-    states = list(dict.fromkeys(span.state for span in chart.spans))
-    colours = dict(zip(states, _colours(len(states)), strict=True))
-    ends = [s.end_s for s in chart.spans] + [m.at_s for m in chart.moments] + [0.1]
-    begins = [s.start_s for s in chart.spans] + [m.at_s for m in chart.moments] + [0.0]
-    least_s = (max(ends) - min(begins)) / 300  # so that a short one shows
-    labelled: set[str] = set()
-    for span in chart.spans:
-        label = "_nolegend_" if span.state in labelled else _name(span.state)
-        labelled.add(span.state)
-        seconds = max(span.end_s - span.start_s, least_s)
-        axes.barh(
-            row[span.lane],
-            seconds,
-            left=span.start_s,
-            height=0.62,
-            color=colours[span.state],
-            label=label,
-        )
-        if span.text and seconds > 0.025 * len(span.text) * (max(ends) - min(begins)):
-            axes.text(
-                span.start_s + seconds / 2,
-                row[span.lane],
-                _name(span.text),
-                ha="center",
-                va="center",
-                fontsize=7,
-                color=PAPER,
-            )
-    under = len(chart.lanes)
-    for number, moment in enumerate(chart.moments[:_FEW_NAMES]):
-        at, y = moment.at_s, under + 0.55 * number
-        late = at > min(begins) + 0.6 * (max(ends) - min(begins))
-        axes.vlines(at, -0.5, y, color=INK, linewidth=0.8, linestyle=":")
-        text = " ".join(fit(moment.text).split())[:90]
-        where: dict[str, Any] = {"ha": "right" if late else "left", "va": "center"}
-        axes.text(at, y, f" {at:.1f} s {text} ", fontsize=7.5, **where)
-    axes.set_yticks(range(under), [_name(lane) for lane in chart.lanes])
-    axes.set_ylim(under + 0.55 * min(len(chart.moments), _FEW_NAMES) - 0.2, -0.6)
-    axes.set_xlim(min(begins), max(ends) + least_s)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("s")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5)
-
-
-def _colours(count: int) -> list[str]:
-    return [SERIES[n % len(SERIES)] for n in range(count)]
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
-
-
-def _sign(bound: Bound) -> str:
-    return {Relation.AT_LEAST: "≥", Relation.AT_MOST: "≤", Relation.EQUALS: "="}[bound.relation]
-
-
-def _size(size_bytes: float) -> str:
-    from pytest_mnode.spec.quantity import SIZE
-
-    return SIZE.text(int(size_bytes))

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.page import view
-from pytest_mnode.certificate.page.pictures import MISSING, can_draw, draw, title_of, together
+from pytest_mnode.certificate.page.pictures import (
+    MISSING,
+    Drawn,
+    can_draw,
+    draw,
+    title_of,
+    together,
+)
 from pytest_mnode.certificate.summary import certificate_line
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.charts import Chart, Map
@@ -24,7 +31,12 @@ if TYPE_CHECKING:
 def missing_pictures(certificate: Certificate) -> str:
     """Why the page has no pictures; "" where it has all that there are to draw."""
     charts = (c for criterion in certificate.criteria for k in criterion.cases for c in k.charts)
-    drawn = certificate.coverage.paths or any(not isinstance(chart, Map) for chart in charts)
+    past = certificate.history
+    drawn = (
+        certificate.coverage.paths
+        or (past and view.trend_lines(past))
+        or any(isinstance(c, Drawn) and not isinstance(c, Map) for c in charts)
+    )
     return MISSING if drawn and not can_draw() else ""
 
 
@@ -35,7 +47,7 @@ def page_text(certificate: Certificate) -> str:
     missing = missing_pictures(certificate)
     number = count(1)
 
-    def pictures(charts: Iterable[Chart]) -> list[tuple[str, Chart, Markup]]:
+    def pictures(charts: Iterable[Chart]) -> list[tuple[str, Drawn, Markup]]:
         """Title, chart and drawing of each picture; a map is drawn by the template."""
         return [
             (
@@ -74,6 +86,7 @@ def _template() -> jinja2.Template:
         "left_open": view.left_open,
         "not_passed": view.not_passed,
         "path_matrix": view.path_matrix,
+        "trend_lines": view.trend_lines,
         "word": view.word,
         "share": view.share_of_bound,
         "many": view.MANY,

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage
+from pytest_mnode.certificate.history import History
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
-from pytest_mnode.charts import Chart, Matrix
+from pytest_mnode.charts import Chart, Level, Lines, Matrix, Series
 from pytest_mnode.measurement import Measurement, Verdict, at_least
 from pytest_mnode.path_rates import State
 
 _WORST_FIRST = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2, None: 3}
 _ORDER = tuple(CriterionVerdict)
+_MOST_TRENDS = 6
 MANY = 40
 """Values of one name from which they are not opened on paper."""
 
@@ -131,6 +133,26 @@ def path_matrix(coverage: Coverage) -> Matrix | None:
         tuple(map(tuple, values)),
         at_least(bound),
     )
+
+
+def trend_lines(history: History) -> list[Lines]:
+    """Pictures of the measurements that changed most, by run."""
+    return [
+        Lines(
+            f"{one.name}: unusual",
+            "run",
+            one.unit or "value",
+            (
+                Series(
+                    "measured",
+                    tuple((n, v) for n, v in enumerate(one.values, start=1) if v is not None),
+                ),
+            ),
+            () if one.usual is None else (Level("usual", one.usual),),
+        )
+        for one in history.trends
+        if one.changed
+    ][:_MOST_TRENDS]
 
 
 def word(measurement: Measurement) -> str:

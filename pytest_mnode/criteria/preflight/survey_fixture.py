@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode.cluster import NodesOfRun, nodes_of_run
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.environment import RankEnvironment, read_environment
+from pytest_mnode.criteria.preflight.installed import installed
 from pytest_mnode.criteria.preflight.survey import survey
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import fixture_names
@@ -97,6 +98,7 @@ class Ask:
             spec = spec_to_survey(self._spec, items)
             # Without a lease: that needs agents, and a node may be too broken for one.
             stash[_SURVEY] = survey(self._run.all_nodes(), spec, code)
+            self._measure.chart(installed(stash[_SURVEY], spec))
         return stash[_SURVEY]
 
     def _read_ranks(self) -> Environments:

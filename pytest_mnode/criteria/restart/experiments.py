@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mnode.charts import Timeline
 from pytest_mnode.criteria.restart import run_files, warm_runs
+from pytest_mnode.criteria.restart.charts import kill_timeline
 from pytest_mnode.criteria.restart.comparing import Parameters, compared_parameters
 from pytest_mnode.criteria.restart.history import History, history_of
 from pytest_mnode.criteria.restart.judging import checkpoint_costs, judge
@@ -51,6 +53,11 @@ class Killed:
     def lines(self) -> list[str]:
         """What happened, for the reader of the log."""
         return [self.report.what, *map(str, self.events)]
+
+    def timeline(self, kill: Kill) -> list[Timeline]:
+        """The kill and the way back, for the certificate; nothing where there was no kill."""
+        shown = kill_timeline(kill, self.history, self.report, self.events)
+        return [] if shown is None else [shown]
 
 
 _KILLED: dict[tuple[str, str], dict[Kill, Killed]] = {}

@@ -15,7 +15,7 @@ from pytest_mnode.criteria.restart.history import History, Incarnation
 from pytest_mnode.criteria.restart.plan import KILL_AFTER, Plan
 from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError
-from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob, job_processes
+from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob
 from pytest_mnode.progress import progress
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
@@ -98,7 +98,7 @@ class KillRun:
             incarnation=started - 1,
             # A later listing may hold what the next incarnation saved.
             listing=listing if len(seen) == started else None,
-            alive=self._alive(seen[started - 1]) if len(seen) >= started else None,
+            alive=_alive(job, seen[started - 1]) if len(seen) >= started else None,
             came_back=back,
             ended_how=unseen or how,
             preempted=kill == "preemption",
@@ -175,16 +175,13 @@ class KillRun:
         node = self.plan.observer_node
         return run_files.read_history(self.cluster, node, self.directory, self.into)
 
-    def _alive(self, killed: Incarnation) -> list[str] | None:
-        """Processes of a killed incarnation that still run; those of a lost node went with it."""
-        there = job_processes.living(self.cluster, killed.processes)
-        try:
-            running = job_processes.alive(
-                self.cluster, {node: killed.processes[node] for node in there}
-            )
-        except ClusterError:
-            return None
-        return [f"pid {pid} on {node}" for node in there for pid in sorted(running[node])]
+
+def _alive(job: LaunchedJob, killed: Incarnation) -> list[str] | None:
+    """Processes of a killed incarnation that still run; those of a lost node went with it."""
+    try:
+        return job.alive(killed.processes)
+    except ClusterError:
+        return None
 
 
 def _missed(why: str) -> KillReport:

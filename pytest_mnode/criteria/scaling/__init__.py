@@ -8,6 +8,7 @@ the loss, causes and verdict follow by functions from values to values (`efficie
 
 from __future__ import annotations
 
+from pytest_mnode.criteria.scaling.charts import charts
 from pytest_mnode.criteria.scaling.job import JobOnce
 from pytest_mnode.criteria.scaling.judge import (
     ScalingResult,
@@ -20,6 +21,7 @@ from pytest_mnode.criteria.scaling.table import table
 __all__ = [
     "JobOnce",
     "ScalingResult",
+    "charts",
     "judge_efficiency",
     "judge_network",
     "judge_parts",

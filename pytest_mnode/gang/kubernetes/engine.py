@@ -35,6 +35,7 @@ from pytest_mnode.launchers.kubernetes.manifest import (
     pod_template,
 )
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.spec import Scheduler
 
 _REPORTED_S = 1.0
@@ -71,7 +72,7 @@ class KubernetesEngine:
         self._versions = {
             one: api_version(self._api, one.group, one.plural) for one in resources if one
         }
-        self._check_logs()
+        check_logs(self._api)  # heartbeats
         self._count = 0
         self._unanswered = self._submitted = False
         self._known: dict[str, GangPod] = {}
@@ -86,14 +87,6 @@ class KubernetesEngine:
         self._cleanup = QueueCleanup(
             shlex.join([*program, "show", *place]), shlex.join([*program, "delete", *place])
         )
-
-    def _check_logs(self) -> None:
-        """Raises ApiError where logs of pods, and so heartbeats, may not be read."""
-        try:
-            self._api.request("GET", self._api.path("pods", name="mnode-none", more="log"))
-        except ApiError as error:
-            if error.status != 404:
-                raise
 
     # Nodes.
 

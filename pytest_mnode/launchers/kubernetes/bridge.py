@@ -3,9 +3,10 @@
 Creates the run's object, watches its pods, carries commands to them, and deletes the object when it
 is ended (SIGTERM). SOCKET appears once the object is there; before that the last line of standard
 error is the reason. Over SOCKET come pod_exec, with its standard streams, and the launcher: its
-first line is {"events": true}, and it is sent a line of JSON for whatever happens to pods:
-{"pods": {host: {"node", "address", "pod"}}}, {"problem": …}, {"lost": host, "why": …},
-{"back": host, …}. It asks {"relay": port}, and is answered {"relays": {host: port}}.
+first line is {"events": true}, and it is sent lines of JSON: {"owner": …}, a reference to the
+object; and whatever happens to pods: {"pods": {host: {"node", "address", "pod"}}}, {"problem": …},
+{"lost": host, "why": …}, {"back": host, …}. It asks {"relay": port}, and is answered
+{"relays": {host: port}}.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Bridge:
             settings.manifest, settings.run_id, settings.nodes, settings.wait
         )
         self.pods = RunPods(settings.nodes)
+        self.owner: dict[str, str] = {}
         self._listener: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._relays: Relays | None = None
@@ -78,8 +80,11 @@ class Bridge:
         """Raises ApiError."""
         manifest = self.run.manifest
         self.made = True
+        path = self.api.path(self._plural, manifest["apiVersion"])
         try:
-            self.api.request("POST", self.api.path(self._plural, manifest["apiVersion"]), manifest)
+            made = self.api.request("POST", path, manifest)
+            self.owner = {key: manifest[key] for key in ("apiVersion", "kind")}
+            self.owner |= {key: made["metadata"][key] for key in ("name", "uid")}
         except ApiError as error:
             self.made = error.status == 0  # an answer that was lost leaves an object
             raise
@@ -213,6 +218,7 @@ class Bridge:
     async def _events(self, connection: socket.socket) -> None:
         """The launcher's own connection."""
         reader, self._listener = await asyncio.open_connection(sock=connection)
+        self.tell({"owner": self.owner})
         if self.pods.up:
             self.tell(self.pods.event())
         while line := await reader.readline():

@@ -19,6 +19,7 @@ from pytest_mnode.launchers.kubernetes import pod_exec, pod_wait
 from pytest_mnode.launchers.kubernetes.api import in_pod
 from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.launchers.remote import bootstrap
@@ -63,6 +64,7 @@ class Kubernetes(RemoteLauncher):
         self._socket = str(Path(run_dir) / "kube")
         self._connections = Connections(self._bridge_ended)
         self._manifest = read_manifest(options, spec.accelerators.per_node)
+        self._owner: Mapping[str, str] = {}
         self._lost: dict[str, str] = {}
         self._relay_ports: dict[str, int] | None = None
         self._news = threading.Condition()
@@ -103,6 +105,13 @@ class Kubernetes(RemoteLauncher):
             self.nodes = self._nodes_from(reports, self._addresses, "kubernetes")
             assert self._shared is not None
             self.shared_dir = self._shared.settle(reports)
+            self.pods = RunInPods(
+                self._options.context,
+                self._options.namespace,
+                self._manifest,
+                self._owner,
+                {name: self._package_dirs[host] for name, host in self._hosts_by_name.items()},
+            )
         except BaseException:
             self.close()
             raise
@@ -168,6 +177,8 @@ class Kubernetes(RemoteLauncher):
         try:
             for event in events:
                 match event:
+                    case {"owner": owner}:
+                        self._owner = owner
                     case {"pods": pods}:
                         self._check_apart(pods)
                         self._events.settimeout(None)

@@ -51,7 +51,7 @@ def default_template(image: str, resources: Mapping[str, str]) -> Manifest:
 
 def pod_template(given: Mapping[str, Any]) -> Manifest:
     """The first pod template in the user's manifest, a copy. Raises UsageError where none is."""
-    manifest = _as_workload(copy.deepcopy(dict(given)), "")
+    manifest = as_workload(copy.deepcopy(dict(given)), "")
     templates = list(_templates(manifest.get("spec", {})))
     if not templates:
         raise UsageError(f"kind {manifest.get('kind')}: no pod template in it; accepted: {KINDS}")
@@ -64,7 +64,7 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
     given: the user's manifest. run_id: as a label's value. wait: the command of each pod's main
     process. Raises UsageError for a manifest without pods.
     """
-    manifest = _as_workload(copy.deepcopy(dict(given)), run_id)
+    manifest = as_workload(copy.deepcopy(dict(given)), run_id)
     kind = manifest.get("kind")
     metadata = manifest.setdefault("metadata", {})
     metadata.pop("generateName", None)
@@ -83,7 +83,7 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
     return PodsOfRun(manifest, f"{RUN_LABEL}={run_id}", main_container(templates[0]))
 
 
-def _as_workload(manifest: Manifest, run_id: str) -> Manifest:
+def as_workload(manifest: Manifest, run_id: str) -> Manifest:
     """An Indexed Job around a pod or a pod's template; everything else as it is."""
     kind = manifest.get("kind")
     if kind == "Pod":

@@ -86,19 +86,28 @@ def _waiting(status: Object) -> tuple[str, str]:
 
 def _why_over(pod: Object) -> str:
     """Why a pod ended, or is about to: evicted, killed for memory, deleted, its node lost."""
-    status, found = pod.get("status", {}), conditions(pod)
+    status = pod.get("status", {})
     statuses = status.get("containerStatuses") or []
     ended = [s["state"]["terminated"] for s in statuses if "terminated" in s.get("state", {})]
     if any(state.get("reason") == "OOMKilled" for state in ended):
         return _OOM_KILLED
-    if is_true(found, "DisruptionTarget"):
-        why = found["DisruptionTarget"]
-        return f"its pod was disrupted: {why.get('message') or why.get('reason')}"
+    if disrupted := why_disrupted(pod):
+        return disrupted
     if status.get("phase") in ("Failed", "Succeeded"):
         return f"its pod ended{_how_it_ended(status, ended)}"
     if pod["metadata"].get("deletionTimestamp"):
         return DELETED
     return ""
+
+
+def why_disrupted(pod: Object) -> str:
+    """Why Kubernetes itself ends a pod, such as for one of a higher priority; "" where it does
+    not."""
+    found = conditions(pod)
+    if not is_true(found, "DisruptionTarget"):
+        return ""
+    why = found["DisruptionTarget"]
+    return f"its pod was disrupted: {why.get('message') or why.get('reason')}"
 
 
 def _why_restarted(statuses: Sequence[Object]) -> str:

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote import node_report
+from pytest_mnode.measurement import listed
 
 REPORT_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow for the first."""
+_MOST_LINES, _MOST_SHOWN = 32, 200
+"""Lines of a message, and characters of names in one."""
 _FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
 """Polled, because a descriptor per process may exceed the limit of open files."""
 
@@ -133,6 +137,21 @@ def why_no_report(name: str, outcome: CommandOutcome, limit_s: float) -> str:
 
 
 def unusable_nodes(problems: Mapping[str, str], total: int, what: str) -> ClusterError:
-    """The error that names every node that cannot be used, one line each."""
-    lines = "".join(f"\n  {name}: {why}" for name, why in problems.items())
-    return ClusterError(f"{what}: {len(problems)} of {count(total)} cannot be used:{lines}")
+    """The error that names the nodes that cannot be used: a line for each, or for each reason where
+    there are many."""
+    lines = [f"{name}: {why}" for name, why in problems.items()]
+    if len(lines) > _MOST_LINES:
+        by_why: dict[str, list[str]] = {}
+        for name, why in problems.items():
+            by_why.setdefault(why, []).append(name)
+        lines = [f"{_together(names)}: {why}" for why, names in by_why.items()]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more reasons"]
+    head = f"{what}: {len(problems)} of {count(total)} cannot be used:"
+    return ClusterError("\n  ".join((head, *lines)))
+
+
+def _together(names: Sequence[str]) -> str:
+    """As ranges, or the first ones where that is long, as with pods, whose names end at random."""
+    ranges = compress(names)
+    return ranges if len(ranges) <= _MOST_SHOWN else listed(names, separator=", ")

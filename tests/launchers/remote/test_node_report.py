@@ -133,6 +133,19 @@ def test_every_node_has_its_line() -> None:
     assert str(error) == "ssh: 2 of 4 nodes cannot be used:\n  n1: a\n  n3: b"
 
 
+def test_of_many_nodes_every_reason_has_its_line() -> None:
+    problems = {f"n{n}": "down" if n % 2 else "no python" for n in range(512)}
+    problems |= {f"p-{n * 7919}x": "0/9 nodes are available" for n in range(100)}
+    text = str(unusable_nodes(problems, 900, "kubernetes"))
+    assert text.startswith("kubernetes: 612 of 900 nodes cannot be used:\n  ")
+    assert len(text) < 1000
+    assert "\n  n0, n2, n4, n6, and 252 more: no python" in text
+    even = str(unusable_nodes({f"n{n}": "down" for n in range(512)}, 512, "slurm"))
+    assert even == "slurm: 512 of 512 nodes cannot be used:\n  n[0-511]: down"
+    every = str(unusable_nodes({f"n{n}": f"why {n}" for n in range(100)}, 100, "ssh"))
+    assert every.endswith("\n  n31: why 31\n  and 68 more reasons")
+
+
 def test_a_directory_that_all_see_is_kept(tmp_path: Path) -> None:
     shared = SharedDir(None, tmp_path)
     seen = replace(WELL, token=shared.token.read_text())

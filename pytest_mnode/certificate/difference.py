@@ -1,0 +1,184 @@
+"""What changed between two certificates, and what is only noise. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.text import first_line
+from pytest_mnode.certificate.trends import measurements_by_key
+from pytest_mnode.installed import Fact
+from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.launchers.node import count
+from pytest_mnode.measurement import Measurement
+
+
+class Kind(StrEnum):
+    """What a difference of two values says."""
+
+    CHANGE = "changed"
+    """By more than its spread, or it is a count, which has none."""
+    UNKNOWN = "differs, spread unknown"
+    NOISE = "within its spread"
+    SAME = "same"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A measurement that both certificates have.
+
+    spread: share by which two runs without any change differ, at most, in 99 of 100; None where
+    neither the repeats nor the history tell it.
+    """
+
+    test: str
+    before: Measurement
+    after: Measurement
+    kind: Kind
+    spread: float | None
+
+    @property
+    def share(self) -> float:
+        """By how much it rose, as a share of the value before; infinite from 0."""
+        one, other = self.before.value, self.after.value
+        if one is None or other is None:
+            return float("inf")
+        return (other - one) / abs(one) if one else float("inf") if other else 0.0
+
+    @property
+    def better(self) -> bool | None:
+        """Whether its margin grew; None where it is not judged."""
+        one, other = self.before.margin, self.after.margin
+        return None if one is None or other is None or one == other else other > one
+
+    def __str__(self) -> str:
+        rise = f" ({self.share:+.1%})" if abs(self.share) < float("inf") else ""
+        spread = f", spread {self.spread:.1%}" if self.spread is not None else ""
+        verdicts = [m.verdict.value if m.verdict else "recorded" for m in (self.before, self.after)]
+        now = f", {verdicts[0]} → {verdicts[1]}" if verdicts[0] != verdicts[1] else ""
+        word = {True: ", better", False: ", worse", None: ""}[self.better]
+        return (
+            f"{self.after.name}: {self.before.measured} → {self.after.measured}"
+            f"{rise}{spread}{word}{now}"
+        )
+
+
+def compared(before: Certificate, after: Certificate) -> list[Changed]:
+    """Every measurement of both, those that changed most first."""
+    one, other = measurements_by_key(before), measurements_by_key(after)
+    spreads = _spreads(before) | _spreads(after)
+    found = [
+        _compared(key[0], one[key], other[key], spreads.get((key[0], key[1])))
+        for key in one
+        if key in other and one[key].unit == other[key].unit
+    ]
+    order = list(Kind)
+    return sorted(found, key=lambda c: (order.index(c.kind), -abs(c.share)))
+
+
+def _compared(
+    test: str, before: Measurement, after: Measurement, of_history: float | None
+) -> Changed:
+    known = [m.detection.blur for m in (before, after) if m.detection is not None]
+    blurs = [blur for blur in known if blur is not None]
+    spread = max([*blurs, *([] if of_history is None else [of_history])], default=None)
+    same = Changed(test, before, after, Kind.SAME, spread)
+    if before.value == after.value and before.verdict == after.verdict:
+        return same
+    if before.verdict != after.verdict or _is_count(before, after):
+        return replace(same, kind=Kind.CHANGE)
+    if spread is None:
+        return replace(same, kind=Kind.UNKNOWN)
+    return replace(same, kind=Kind.CHANGE if abs(same.share) > spread else Kind.NOISE)
+
+
+def _is_count(before: Measurement, after: Measurement) -> bool:
+    """Whether both are whole numbers without a unit; a value that is missing is no noise either."""
+    values = before.value, after.value
+    return not after.unit and all(value is None or value == int(value) for value in values)
+
+
+def _spreads(certificate: Certificate) -> dict[tuple[str, str], float]:
+    """By test and name, from a history: as a share of the usual value."""
+    trends = certificate.history.trends if certificate.history else ()
+    return {
+        (one.test, one.name): one.spread / abs(one.usual)
+        for one in trends
+        if one.usual and one.spread is not None
+    }
+
+
+def surroundings(before: Certificate, after: Certificate) -> Iterator[str]:
+    """What else is another: nodes, spec, launcher, versions, drivers, firmware, settings."""
+    one, other = before.run, after.run
+    for word, missing in (
+        ("gone", [n for n in one.nodes if n not in other.nodes]),
+        ("new", [n for n in other.nodes if n not in one.nodes]),
+    ):
+        if missing:
+            yield f"nodes {word}: {compress(missing)}"
+    for what, first, second in (
+        (
+            "spec",
+            f"{one.spec.name} {one.spec.digest[:12]}",
+            f"{other.spec.name} {other.spec.digest[:12]}",
+        ),
+        ("launcher", one.launcher, other.launcher),
+        ("backend", one.backend, other.backend),
+        ("ranks", str(one.ranks), str(other.ranks)),
+        ("commit", one.commit and one.commit.hash[:12], other.commit and other.commit.hash[:12]),
+        *(
+            (f"controller's {name}", getattr(one.versions, name), getattr(other.versions, name))
+            for name in ("python", "kernel", "pytest", "pytest_mnode", "torch")
+        ),
+    ):
+        if first != second:
+            yield f"{what}: {first} → {second}"
+    yield from _facts(before.installed, after.installed)
+
+
+def _facts(before: tuple[Fact, ...], after: tuple[Fact, ...]) -> Iterator[str]:
+    if bool(before) != bool(after):
+        lacks = "first" if after else "second"
+        yield f"drivers, firmware, packages and settings: unknown, the {lacks} has none"
+        return
+    one, other = ({(f.part, f.item): f for f in facts} for facts in (before, after))
+    for key in dict.fromkeys((*one, *other)):
+        first, second = one.get(key), other.get(key)
+        if first != second:
+            name = (second or first or Fact(*key, ())).name
+            yield f"{name}: {_values(first)} → {_values(second)}"
+
+
+def _values(fact: Fact | None) -> str:
+    if fact is None:
+        return "none"
+    if len(fact.values) == 1:
+        return fact.values[0][0]
+    return ", ".join(f"{value} on {who}" for value, who in fact.values)
+
+
+def states(before: Certificate, after: Certificate) -> Iterator[str]:
+    """Criteria and nodes with another verdict or state."""
+    verdicts = {c.name: c.verdict for c in before.criteria}
+    for criterion in after.criteria:
+        was = verdicts.pop(criterion.name, None)
+        if was != criterion.verdict:
+            before_it = was.value if was else "not there"
+            yield f"{criterion.name}: {before_it} → {criterion.verdict.value}"
+    yield from (f"{name}: {was.value} → not there" for name, was in verdicts.items())
+    known = {node.name: node.state for node in before.coverage.nodes}
+    moved: dict[tuple[str, str], list[str]] = {}
+    for node in after.coverage.nodes:
+        if (state := known.get(node.name, node.state)) is not node.state:
+            moved.setdefault((state.value, node.state.value), []).append(node.name)
+    yield from (f"{compress(who)}: {was} → {now}" for (was, now), who in moved.items())
+
+
+def summary(found: list[Changed]) -> str:
+    """How many measurements are what, in one line."""
+    counts = {kind: sum(one.kind is kind for one in found) for kind in Kind}
+    parts = [f"{number} {kind.value}" for kind, number in counts.items() if number]
+    return first_line(f"{count(len(found), 'measurement')} in both: {', '.join(parts) or 'none'}")

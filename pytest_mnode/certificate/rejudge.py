@@ -1,0 +1,170 @@
+"""The same measurements judged by another spec, without a new run. Pure.
+
+A bound is tied to the spec by its source, which names the keys that it follows from: a product such
+as "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85". Where such a key has another value, the
+bound changes by the same factor. A bound that does not follow so, and a measurement that was made
+in another way than the other spec asks for, cannot be judged anew: inconclusive, never passed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pytest_mnode.certificate.results import CaseResult, criterion_name
+from pytest_mnode.measurement import Bound, Measurement, Relation, Verdict
+
+_WORD = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*")
+_FACTOR = " × "
+_NO_INVENTORY = frozenset(
+    ["criteria", "name", "confirmed", "emulated", "nodes", "not_promised", "certificate", "power"]
+)
+"""Parts of a spec that no measurement follows from, and what is looked at by itself."""
+
+Leaves = Mapping[str, Any]
+"""Values of a spec by dotted key, such as "criteria.fabric.all_reduce_busbw.repeats"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A certificate's cases judged anew. undecided: what cannot be, each with the reason."""
+
+    cases: tuple[CaseResult, ...]
+    undecided: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Specs:
+    """Two specs: the one measured against and the other."""
+
+    before: Leaves
+    after: Leaves
+    changed: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        keys = {*self.before, *self.after}
+        self.changed = frozenset(k for k in keys if self.before.get(k) != self.after.get(k))
+
+    def named(self, source: str, asked: Sequence[str]) -> dict[str, str]:
+        """Keys that a source names, and by which word: a leaf, or a part of the spec."""
+        found = {}
+        for word in _WORD.findall(source):
+            below = [f"criteria.{key}.{word}" for key in asked]
+            # A single word is a word of English, unless the test asked for what has such a key.
+            for key in (word, f"criteria.{word}") if "." in word else below:
+                if any(_is_below(leaf, key) for leaf in (*self.before, *self.after)):
+                    found[key] = word
+                    break
+        return found
+
+
+def rejudged(
+    cases: Sequence[CaseResult], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Judged:
+    """before, after: the specs as plain values, by the keys that a page has."""
+    specs = _Specs(dict(_leaves(before)), dict(_leaves(after)))
+    bounds = {
+        key
+        for case in cases
+        for one in case.measurements
+        for key in specs.named(one.source, _asked(case))
+    }
+    found, undecided = [], []
+    for case in cases:
+        again = [_judge(one, case, specs, bounds) for one in case.measurements]
+        undecided += [
+            f"{criterion_name(case.test)}: {new.name}: {new.note}"
+            for old, new in zip(case.measurements, again, strict=True)
+            if new is not old and new.value is None
+        ]
+        found.append(_with(case, tuple(again)))
+    return Judged(tuple(found), tuple(undecided))
+
+
+def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) -> Measurement:
+    """The measurement with its new bound; without a value where there is none."""
+    if one.expected is None or not specs.changed:
+        return one
+    asked = _asked(case)
+    named = specs.named(one.source, asked)
+    hits = [leaf for leaf in specs.changed if any(_is_below(leaf, key) for key in named)]
+    mine = [leaf for leaf in specs.changed if any(_is_below(leaf, f"criteria.{k}") for k in asked)]
+    others = [leaf for leaf in mine if not any(_is_below(leaf, key) for key in bounds)]
+    exact = one.expected.relation is Relation.EQUALS
+    if not exact or hits:
+        inventory = (k for k in specs.changed if k.partition(".")[0] not in _NO_INVENTORY)
+        others += [leaf for leaf in inventory if leaf not in hits]
+    if others:
+        return _undecided(one, f"measured with another {', '.join(sorted(others)[:3])}")
+    if not hits:
+        if exact or named or not mine:
+            return one
+        return _undecided(one, "its source names no key of the spec")
+    limit = _limit(one, one.expected, hits, named, specs)
+    if limit is None or exact or one.expected.tolerance:
+        return _undecided(one, f"its bound is no product of {', '.join(sorted(hits)[:3])}")
+    values = ", ".join(f"{k} {specs.before[k]:g} → {specs.after[k]:g}" for k in sorted(hits))
+    return replace(
+        one,
+        expected=Bound(one.expected.relation, limit),
+        source=f"{one.source}; judged anew: {values}",
+        detection=one.detection if one.detection and one.detection.blurred else None,
+    )
+
+
+def _limit(
+    one: Measurement, bound: Bound, hits: Sequence[str], named: Mapping[str, str], specs: _Specs
+) -> float | None:
+    """The new limit; None where the old one is no product of the keys that changed."""
+    formula = one.source.partition(";")[0].split(_FACTOR)
+    limit = bound.limit
+    for leaf in hits:
+        old: Any = specs.before.get(leaf)
+        new: Any = specs.after.get(leaf)
+        factors = sum(part.split(" ")[0] == named.get(leaf) for part in formula)
+        if factors != 1 or not _is_number(old) or not _is_number(new):
+            return None
+        if old:
+            limit *= new / old
+        elif len(formula) == 1 and limit == old:
+            limit = new  # such as of errors: none, and now three
+        else:
+            return None
+    return limit if math.isfinite(limit) else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0
+
+
+def _undecided(one: Measurement, why: str) -> Measurement:
+    return replace(one, value=None, culprit=None, note=f"cannot be judged anew: {why}")
+
+
+def _with(case: CaseResult, measurements: tuple[Measurement, ...]) -> CaseResult:
+    """A test that failed by nothing but a measurement is as good as its measurements now."""
+    failing = [m for m in case.measurements if m.verdict is Verdict.FAIL]
+    by_bound = bool(failing) and str(replace(failing[0], where="")) in case.message
+    outcome = "passed" if case.outcome == "failed" and by_bound else case.outcome
+    message = "" if outcome != case.outcome else case.message
+    return replace(case, outcome=outcome, message=message, measurements=measurements)
+
+
+def _asked(case: CaseResult) -> tuple[str, ...]:
+    """Keys of the spec that the test asked for, else all of its criterion's."""
+    return case.promises or (criterion_name(case.test),)
+
+
+def _is_below(leaf: str, key: str) -> bool:
+    return leaf == key or leaf.startswith(f"{key}.")
+
+
+def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, value

@@ -1,0 +1,84 @@
+"""A signed certificate: an in-toto statement about certificate.json, and what was changed since.
+
+The statement (https://in-toto.io/Statement/v1) names the file with its sha256, and its predicate is
+the certificate itself, so that `changes` can say which value was another one. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pytest_mnode.errors import UsageError
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "urn:pytest-mnode:certificate"
+
+
+def statement_text(name: str, content: bytes) -> str:
+    """The statement about a file's content, which is JSON."""
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": _sha256(content)}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": json.loads(content),
+    }
+    return json.dumps(statement, indent=2, ensure_ascii=False) + "\n"
+
+
+def changes(statement: str, content: bytes, where: str) -> list[str]:
+    """What is another in the file than in the statement about it; empty where nothing is.
+
+    where: heads the message of the UsageError for a statement of another kind.
+    """
+    try:
+        data = json.loads(statement)
+        signed, digest = data["predicate"], data["subject"][0]["digest"]["sha256"]
+        kind = data["_type"], data["predicateType"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        kind = None
+    if kind != (STATEMENT_TYPE, PREDICATE_TYPE):
+        raise UsageError(f"{where}: no statement about a certificate; write one by 'sign'")
+    if digest == _sha256(content):
+        return []
+    try:
+        now = json.loads(content)
+    except ValueError as error:
+        return [f"it is no JSON any more ({error})"]
+    return list(_differences(signed, now, "")) or ["only its formatting"]
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _differences(signed: Any, now: Any, at: str) -> Iterator[str]:
+    if isinstance(signed, dict) and isinstance(now, dict):
+        pairs = {key: (signed.get(key), now.get(key)) for key in (*signed, *now)}
+    elif isinstance(signed, list) and isinstance(now, list):
+        before, after = _named(signed), _named(now)
+        pairs = {key: (before.get(key), after.get(key)) for key in (*before, *after)}
+    elif signed != now or type(signed) is not type(now):
+        yield f"{at}: signed {_shown(signed)}, now {_shown(now)}"
+        return
+    else:
+        return
+    for key, (one, other) in pairs.items():
+        yield from _differences(one, other, f"{at}.{key}" if at else str(key))
+
+
+def _named(entries: list[Any]) -> dict[str, Any]:
+    """Entries by what they are called, such as a criterion's name, else by their number."""
+    found: dict[str, Any] = {}
+    for number, entry in enumerate(entries):
+        name = entry.get("name") or entry.get("test") if isinstance(entry, dict) else None
+        key = f"[{name or number}]"
+        found[key if key not in found else f"[{name} {number}]"] = entry
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:79]}…"

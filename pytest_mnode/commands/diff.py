@@ -1,0 +1,43 @@
+"""Compare two certificates: what changed, what is noise, and what else is another.
+
+A value changed where it moved by more than two runs without any change differ in 99 of 100, by the
+spread of its repeats or of its history. The exit status is 0 where every verdict and state is the
+same, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", type=Path, help="certificate.json, or its directory")
+    parser.add_argument("after", type=Path, help="the same of the later run")
+    parser.add_argument("--all", action="store_true", help="also what is noise or the same")
+
+
+def run(options: argparse.Namespace) -> int:
+    from pytest_mnode.certificate.difference import Kind, compared, states, summary, surroundings
+    from pytest_mnode.certificate.read import read_certificate
+
+    before, after = read_certificate(options.before), read_certificate(options.after)
+    for one in (before, after):
+        print(f"{one.run.end:%Y-%m-%d %H:%M} {one.verdict.value}: passed {one.count}")
+    verdicts = list(states(before, after))
+    found = compared(before, after)
+    _section("verdicts and states", verdicts)
+    _section("what else is another", surroundings(before, after))
+    shown = list(Kind) if options.all else [Kind.CHANGE, Kind.UNKNOWN]
+    for kind in shown:
+        _section(kind.value, (str(one) for one in found if one.kind is kind))
+    print(f"\n{summary(found)}")
+    return 1 if verdicts else 0
+
+
+def _section(title: str, lines: Iterable[str]) -> None:
+    if every := list(lines):
+        print(f"\n{title}:")
+        for line in every:
+            print(f"  {line}")

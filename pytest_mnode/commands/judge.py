@@ -1,0 +1,38 @@
+"""Judge the measurements of a certificate by another spec, without a new run.
+
+Prints the certificate that results, and what cannot be judged anew. The exit status is 0 where
+every promise of the other spec is kept, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("certificate", type=Path, help="certificate.json, or its directory")
+    parser.add_argument("--spec", type=Path, required=True, help="the other spec, a YAML page")
+    parser.add_argument("--report", type=Path, help="a directory to write the certificate into")
+
+
+def run(options: argparse.Namespace) -> int:
+    from pytest_mnode.certificate import summary_lines, write_report
+    from pytest_mnode.certificate.by_spec import judged_by
+    from pytest_mnode.certificate.read import read_certificate
+    from pytest_mnode.spec import load_spec
+
+    certificate = read_certificate(options.certificate)
+    spec = load_spec(options.spec)
+    found, undecided = judged_by(certificate, spec, options.spec)
+    for line in summary_lines(found, shutil.get_terminal_size().columns):
+        print(line)
+    for what in undecided[:20]:
+        print(f"not judged anew: {what}")
+    if len(undecided) > 20:
+        print(f"not judged anew: {len(undecided) - 20} more")
+    if options.report is not None:
+        for path in write_report(options.report, found):
+            print(f"written: {path}")
+    return 0 if found.kept else 1

@@ -1,0 +1,39 @@
+"""Sign a certificate: an in-toto statement about it, and its signature by ssh-keygen.
+
+Writes certificate.intoto.json and certificate.intoto.json.sig beside certificate.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("certificate", type=Path, help="certificate.json, or its directory")
+    parser.add_argument("--key", type=Path, required=True, help="a private key of OpenSSH")
+
+
+def run(options: argparse.Namespace) -> int:
+    from pytest_mnode.certificate.read import certificate_path, read_certificate
+    from pytest_mnode.certificate.statement import statement_text
+    from pytest_mnode.certificate.write import replace_file
+    from pytest_mnode.commands.ssh_keygen import sign
+
+    path = certificate_path(options.certificate)
+    read_certificate(path)  # only a certificate is signed
+    text = statement_text(path.name, path.read_bytes())
+    signature = sign(text.encode(), options.key)
+    statement = statement_path(path)
+    replace_file(statement, text)
+    replace_file(signature_path(path), signature.decode())
+    print(f"signed: {statement}")
+    return 0
+
+
+def statement_path(certificate: Path) -> Path:
+    return certificate.with_suffix(".intoto.json")
+
+
+def signature_path(certificate: Path) -> Path:
+    return certificate.with_suffix(".intoto.json.sig")

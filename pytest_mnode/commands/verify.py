@@ -1,0 +1,38 @@
+"""Check that a certificate is as it was signed; else name what was changed.
+
+The exit status is 0 where the signature is that of the key and nothing was changed, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+_MOST_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("certificate", type=Path, help="certificate.json, or its directory")
+    parser.add_argument("--key", type=Path, required=True, help="the signer's public key")
+
+
+def run(options: argparse.Namespace) -> int:
+    from pytest_mnode.certificate.read import certificate_path, content_of
+    from pytest_mnode.certificate.statement import changes
+    from pytest_mnode.commands.sign import signature_path, statement_path
+    from pytest_mnode.commands.ssh_keygen import is_signed
+
+    path = certificate_path(options.certificate)
+    content, statement = content_of(path), statement_path(path)
+    signed = content_of(statement, "a statement that 'sign' wrote")
+    if not is_signed(signed, signature_path(path), options.key):
+        print(f"{statement}: changed since it was signed, or signed by another key")
+        return 1
+    found = changes(signed.decode(), content, str(statement))
+    for change in found[:_MOST_SHOWN]:
+        print(f"{path}: changed: {change}")
+    if len(found) > _MOST_SHOWN:
+        print(f"{path}: and {len(found) - _MOST_SHOWN} more changes")
+    if not found:
+        print(f"{path}: as it was signed")
+    return 1 if found else 0

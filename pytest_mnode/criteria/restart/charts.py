@@ -1,0 +1,81 @@
+"""A kill and the way back as a picture: what each rank did when. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from pytest_mnode.charts import Moment, Span, Timeline
+from pytest_mnode.criteria.restart.history import History, Incarnation
+from pytest_mnode.criteria.restart.resuming import KillReport
+from pytest_mnode.jobs import JobEvent
+
+_MOST_LANES = 16
+_KEPT, _REDONE, _LOADING, _SAVING = "trains", "trains, lost by the kill", "loads", "saves"
+
+
+def kill_timeline(
+    kill: str, history: History, report: KillReport, events: Sequence[JobEvent]
+) -> Timeline | None:
+    """Ranks (of many, the first) from the start that was killed to the one after it.
+
+    Times are by the clocks of the nodes, which differ a little. None where there was no kill.
+    """
+    last = report.incarnations or len(history.incarnations)
+    shown = history.incarnations[report.incarnation : last]
+    if report.missed or not shown:
+        return None
+    began = min(own.start.time for one in shown for own in one.by_rank.values())
+    until = max((span.end_s for one in shown for span in _spans(one, history, 0.0)), default=began)
+    spans = [span for one in shown for span in _spans(one, history, began)]
+    happened = [(report.at, f"{report.what} (clock of {report.clock})")]
+    happened += [
+        (event.time_s, " ".join(filter(None, (event.what, event.node, event.detail))))
+        for event in events
+        if event.what not in ("signalled", "submitted", "started")
+        and report.at <= event.time_s <= until
+    ]
+    return Timeline(
+        f"Kill of {kill} and resume, by the clocks of the nodes",
+        (*_first_lanes(spans), *([_CHECKPOINTS] if _has(spans, _CHECKPOINTS) else [])),
+        tuple(span for span in spans if span.lane in {*_first_lanes(spans), _CHECKPOINTS}),
+        tuple(Moment(round(at - began, 3), text) for at, text in sorted(happened)),
+        (_KEPT, _REDONE, _LOADING, _SAVING),
+    )
+
+
+_CHECKPOINTS = "checkpoints"
+
+
+def _first_lanes(spans: Iterable[Span]) -> list[str]:
+    lanes = dict.fromkeys(span.lane for span in spans if span.lane != _CHECKPOINTS)
+    return sorted(lanes, key=lambda lane: (int(lane.split()[1]), lane))[:_MOST_LANES]
+
+
+def _has(spans: Iterable[Span], lane: str) -> bool:
+    return any(span.lane == lane for span in spans)
+
+
+def _spans(one: Incarnation, history: History, began: float) -> Iterator[Span]:
+    """What the ranks of one start did, in seconds since `began`."""
+    kept = history.kept_until(one)
+    for rank, own in one.by_rank.items():
+        lane = f"rank {rank}"
+        at = own.start.time - own.start.load_s
+        loaded = f"step {own.start.loaded}" if own.start.loaded else ""
+        yield _span(lane, at, own.start.time, _LOADING, loaded, began)
+        for state, steps in (
+            (_KEPT, [s for s in own.steps if s.step <= kept]),
+            (_REDONE, [s for s in own.steps if s.step > kept]),
+        ):
+            if steps:
+                text = f"{steps[0].step}–{steps[-1].step}"
+                yield _span(lane, steps[0].began, steps[-1].ended, state, text, began)
+        for saved in own.checkpoints:
+            text = f"step {saved.step}"
+            yield _span(_CHECKPOINTS, saved.begun, saved.ended, _SAVING, text, began)
+
+
+def _span(  # noqa: PLR0917  what a span has, and from when its seconds count
+    lane: str, start: float, end: float, state: str, text: str, began: float
+) -> Span:
+    return Span(lane, round(start - began, 3), round(end - began, 3), state, text)

@@ -1,0 +1,85 @@
+"""The main process of a job's pod: waits for its order, and runs torchrun.
+
+Only the standard library; its text is the argument of the image's Python, with
+
+    wait PATH LIMIT_S    wait for the order at PATH, then run it; the exit status is the command's
+    order PATH           take an order from standard input: its length in a line, and its JSON
+
+An order has the command, what its environment has beside the container's, and its directory. A
+SIGTERM, by which Kubernetes ends pods, is passed on to the command.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+LATE = 124
+LINGER_S = 2.0
+
+
+def take(path: str) -> None:
+    """A reader at the same time sees the whole order or none."""
+    data = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
+    with open(f"{path}.new", "wb") as file:  # noqa: PTH123  pathlib would cost its import
+        file.write(data)
+    os.rename(f"{path}.new", path)  # noqa: PTH104
+
+
+def wait(path: str, limit_s: float) -> int:
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    end = time.monotonic() + limit_s
+    while not os.path.exists(path):  # noqa: PTH110
+        if time.monotonic() > end:
+            print(f"no order within {limit_s:g} s: the run is gone", flush=True)
+            return LATE
+        time.sleep(0.05)
+    with open(path, "rb") as file:  # noqa: PTH123
+        return run(json.load(file))
+
+
+def run(order: dict) -> int:  # type: ignore[type-arg]
+    """As on other nodes: what image, template and device plugins set counts more than what is sent,
+    but for the modules of a test."""
+    sent = order["env"]
+    own = {n: v for n, v in os.environ.items() if n != "PYTHONPATH" or n not in sent}
+    there = os.path.isdir(order["cwd"])  # noqa: PTH112
+    try:
+        command = subprocess.Popen(
+            order["argv"],
+            stdin=subprocess.DEVNULL,
+            env={**sent, **own},
+            cwd=order["cwd"] if there else "/",
+        )
+    except OSError as error:
+        print(f"cannot run {order['argv'][0]}: {error.strerror}", flush=True)
+        return 127
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(command.pid, number))
+    while True:  # the pod's orphans are reaped as well
+        pid, status = os.wait()
+        if pid == command.pid:
+            code = command.returncode = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                linger()
+            return code if code >= 0 else 128 - code
+
+
+def linger() -> None:
+    """The pod ends with this process, and whoever sent the signal from within has to report it."""
+    end = time.monotonic() + LINGER_S
+    while time.monotonic() < end:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        if sum(name.isdigit() for name in os.listdir("/proc")) < 2:  # noqa: PTH208
+            return
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "order":
+        take(sys.argv[2])
+    else:
+        sys.exit(wait(sys.argv[2], float(sys.argv[3])))

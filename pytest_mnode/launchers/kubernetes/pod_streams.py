@@ -1,0 +1,191 @@
+"""What the API server sends by itself: changes of pods with a label, and what they print.
+
+One thread with one event loop has one watch, and one stream per pod whose output is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from pytest_mnode.launchers.kubernetes.api import WATCH_S, Api, ApiError
+from pytest_mnode.launchers.kubernetes.streams import CONNECT_S, connected
+
+_ANY = {"resourceVersion": "0"}
+"""Begin a watch with what the server has at hand: to wait for the newest fails after seconds on a
+server whose etcd reports no progress."""
+_AGAIN_S, _LONGEST_S = 0.3, 5.0
+"""Pause before a stream is begun again: the first, and the longest of those that follow it."""
+_BINARY = ("binary.k8s.io",)
+_END_S = 5.0
+_AWAY_S = 2.0
+_T = TypeVar("_T")
+
+
+def check_logs(api: Api) -> None:
+    """Raises ApiError where logs of pods may not be read."""
+    try:
+        api.request("GET", api.path("pods", name="mnode-none", more="log"))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+
+
+class PodStreams:
+    """Of the pods with a label; a subclass is told, in the thread. `close` ends the thread."""
+
+    def __init__(self, api: Api, selector: str, container: str | None = None) -> None:
+        """container: whose output is read; None: a pod has only one.
+
+        Raises ApiError where pods cannot be watched.
+        """
+        self._api, self._selector, self._container = api, selector, container
+        self._followed: dict[str, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._watching: asyncio.Task[None] | None = None
+        self._problem = "no answer"
+        self._up = threading.Event()
+        self._heard_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
+        self._thread.start()
+        if not self._up.wait(CONNECT_S):
+            self.close()
+            raise ApiError(0, f"pods cannot be watched: {self._problem}")
+
+    # For subclasses to implement.
+
+    def changed(self, pod: Mapping[str, Any], gone: bool) -> bool:
+        """A pod was added, changed or deleted (gone); whether this is news. A watch that begins
+        again reports what is there."""
+        raise NotImplementedError
+
+    def printed(self, uid: str, text: str) -> None:
+        """Whole lines of a pod; the last one may lack its end."""
+        raise NotImplementedError
+
+    def fell_silent(self, uid: str) -> None:
+        """All that a pod printed was read."""
+
+    # For subclasses to use.
+
+    @property
+    def away(self) -> bool:
+        """Whether nothing is heard of pods, for longer than a watch takes to begin again."""
+        return not self._up.is_set() and time.monotonic() - self._heard_s > _AWAY_S
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run it in the thread; its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """End the watch and all streams; idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end)
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._watching = self._loop.create_task(self._for_ever(self._watch))
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _end(self) -> None:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.create_task(self._stop(tasks))
+
+    async def _stop(self, tasks: set[asyncio.Task[Any]]) -> None:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._loop.stop()
+
+    async def _for_ever(self, work: Callable[[], Awaitable[bool]]) -> None:
+        """Again and again until it says that it is done: servers end streams, and are away. Ever
+        more seldom: nodes of many pods may be away."""
+        from websockets.exceptions import ConnectionClosed
+
+        pause_s = _AGAIN_S
+        while True:
+            began = time.monotonic()
+            try:
+                if await work():
+                    return
+            except (ApiError, ConnectionClosed, OSError) as error:
+                self._problem = str(error)
+            if time.monotonic() - began > _LONGEST_S:
+                pause_s = _AGAIN_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_S)
+
+    async def _watch(self) -> bool:
+        query = {"labelSelector": self._selector, **_ANY, "watch": "true"}
+        query["timeoutSeconds"] = f"{WATCH_S:.0f}"
+        path = f"{self._api.path('pods')}?{urlencode(query)}"
+        connection = await connected(self._api, path, ())
+        self._up.set()
+        try:
+            async for message in connection:
+                event = json.loads(message)
+                if event["type"] == "ERROR":
+                    raise ApiError(0, str(event["object"].get("message")))
+                self._note(event["object"], event["type"] == "DELETED")
+        finally:
+            self._heard_s = time.monotonic()
+            self._up.clear()
+            await connection.close()
+        return False
+
+    def _note(self, pod: Mapping[str, Any], gone: bool) -> None:
+        if not self.changed(pod, gone):
+            return
+        statuses = pod.get("status", {}).get("containerStatuses") or []
+        began = any(s["state"].keys() & {"running", "terminated"} for s in statuses)
+        uid = pod["metadata"]["uid"]
+        if began and not gone and uid not in self._followed:
+            self._followed[uid] = self._loop.create_task(self._follow(pod["metadata"]["name"], uid))
+
+    async def _follow(self, pod: str, uid: str) -> None:
+        query = {"follow": "true"} | ({"container": self._container} if self._container else {})
+        path = f"{self._api.path('pods', name=pod, more='log')}?{urlencode(query)}"
+        log = _Log(self._api, path, lambda text: self.printed(uid, text))
+        await self._for_ever(log.read)
+        self.fell_silent(uid)
+
+
+class _Log:
+    """What a pod prints, from its beginning to its end; after a break the lines that are known are
+    left out."""
+
+    def __init__(self, api: Api, path: str, heard: Callable[[str], None]) -> None:
+        self._api, self._path, self._heard = api, path, heard
+        self._lines = 0
+
+    async def read(self) -> bool:
+        """Whether it has ended."""
+        try:
+            connection = await connected(self._api, self._path, _BINARY)
+        except ApiError as error:
+            if error.status == 404:
+                return True
+            raise
+        known, data = self._lines, b""
+        try:
+            async for message in connection:
+                assert isinstance(message, bytes)
+                *whole, data = (data + message).split(b"\n")
+                fresh, known = whole[known:], max(0, known - len(whole))
+                self._lines += len(fresh)
+                if fresh:
+                    self._heard("".join(f"{line.decode(errors='replace')}\n" for line in fresh))
+        finally:
+            await connection.close()
+        if data and not known:
+            self._heard(data.decode(errors="replace"))
+        return True

@@ -1,0 +1,60 @@
+"""The metrics of a certificate, as prometheus_client's own parser reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate.prometheus import prometheus_text
+from pytest_mnode.measurement import Measurement, at_least
+
+Certify = Callable[..., Certificate]
+Samples = dict[tuple[str, ...], float]
+
+
+def samples(certificate: Certificate) -> Samples:
+    """Values by name and labels, those of `spec` aside."""
+    return {
+        (one.name, *(v for k, v in sorted(one.labels.items()) if k != "spec")): one.value
+        for family in text_string_to_metric_families(prometheus_text(certificate))
+        for one in family.samples
+    }
+
+
+@pytest.fixture
+def found(certify: Certify) -> Samples:
+    slow = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2", where='rank "0"\n')
+    unknown = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
+    case = CaseResult("t/test_fabric.py::test_it", "?", "failed", measurements=(slow, unknown))
+    good = CaseResult("t/test_mesh.py::test_it", "?", "passed")
+    return samples(certify(case, good, promised=["fabric", "mesh"], cluster_nodes=16))
+
+
+def test_verdict_measurement_and_expiry_are_told(found: Samples) -> None:
+    assert found["mnode_certificate_verdict", "not certified"] == 1
+    assert found["mnode_certificate_verdict", "certified"] == 0
+    assert found["mnode_criterion_verdict", "fabric", "fail"] == 1
+    assert found["mnode_criterion_verdict", "mesh", "pass"] == 1
+    assert found["mnode_nodes", "not tested"] == 12
+    measured = ("fabric", "busbw", "0", "test_it", "Mbit/s", 'rank "0"\n')
+    assert found["mnode_measurement", *measured] == 48
+    assert found["mnode_measurement_margin", *measured] == -122
+
+
+def test_each_node_has_its_state_and_expiry(certify: Certify) -> None:
+    passed = certify(CaseResult("t/test_mesh.py::test_it", "?", "passed"), promised=["mesh"])
+    found = samples(passed)
+    assert found["mnode_node_state", "node3", "passed"] == 1
+    assert found["mnode_node_state", "node3", "failed"] == 0
+    end = passed.run.end.timestamp()
+    assert found["mnode_node_expiry_timestamp_seconds", "node3"] == end + 7 * 86400
+    assert found["mnode_certificate_expiry_timestamp_seconds",] == end + 7 * 86400
+
+
+def test_what_is_not_known_has_no_sample(found: Samples) -> None:
+    names = [key for key in found if key[0] == "mnode_measurement"]
+    assert len(names) == 1
+    assert not [key for key in found if key[0] == "mnode_certificate_expiry_timestamp_seconds"]

@@ -1,0 +1,200 @@
+"""The same measurements by another spec: bounds follow their keys, and what does not is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_mnode.certificate import CaseResult, Certificate, build_certificate
+from pytest_mnode.certificate.by_spec import facts_of, judged_by
+from pytest_mnode.detection import Detection
+from pytest_mnode.measurement import Measurement, at_least, at_most, equals
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from tests.certificate.conftest import FACTS
+
+Edit = Callable[[dict[str, Any]], Any]
+SOURCE = "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85; busbw = algbw × 2(n-1)/n"
+PROMISE = "fabric.all_reduce_busbw"
+
+
+def busbw(value: float) -> Measurement:
+    """Of 0.025 GB/s the rack promises 85 %."""
+    return Measurement("busbw", value, "GB/s", at_least(0.02125), SOURCE, "node2")
+
+
+RIGHT = Measurement("#wrong", 0, "", equals(0), "whole numbers, sent or added up, are exact")
+PAST = Measurement("past", 1, "%", at_most(10), "fabric.interfaces: bytes on the fabric only")
+SKEW = Measurement("skew", 0.02, "s", at_most(0.05), "preflight.clocks.skew 50 ms")
+UNTIED = Measurement("latency", 3, "us", at_most(5), "a rule of thumb")
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Callable[[Edit], tuple[Spec, Path]]:
+    """The rack's spec with other values."""
+
+    def of(edit: Edit) -> tuple[Spec, Path]:
+        page = yaml.safe_load(default_spec_path().read_text())
+        edit(page)
+        path = tmp_path / "other.yaml"
+        path.write_text(yaml.safe_dump(page))
+        return load_spec(path), path
+
+    return of
+
+
+def night(*measurements: Measurement, name: str = "fabric", promise: str = PROMISE) -> Certificate:
+    spec, path = load_spec(default_spec_path()), default_spec_path()
+    failing = [m for m in measurements if m.verdict == "fail"]
+    case = CaseResult(
+        f"t/test_{name}.py::test_it",
+        "?",
+        "failed" if failing else "passed",
+        "\n".join(map(str, failing)),
+        measurements=measurements,
+        promises=(promise,),
+    )
+    return build_certificate(
+        run=FACTS.__class__(**{**vars(FACTS), "spec": facts_of(spec, path)}),
+        cases=[case],
+        promised=[name],
+        not_promised={},
+    )
+
+
+def at(*keys: str, value: Any) -> Edit:
+    """Sets one value of a page."""
+
+    def edit(page: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            page = page[key]
+        page[keys[-1]] = value
+
+    return edit
+
+
+FRACTION = ("criteria", "fabric", "all_reduce_busbw", "at_least_fraction")
+
+
+@pytest.mark.parametrize(
+    ("value", "fraction", "verdict", "limit"),
+    [
+        (0.0230, 0.9, "pass", 0.0225),
+        (0.0220, 0.9, "fail", 0.0225),
+        (0.0200, 0.75, "pass", 0.01875),  # failed before
+        (0.0180, 0.75, "fail", 0.01875),
+    ],
+)
+def test_a_bound_follows_the_key_that_its_source_names(
+    edited: Any, value: float, fraction: float, verdict: str, limit: float
+) -> None:
+    found, undecided = judged_by(
+        night(busbw(value), RIGHT, PAST), *edited(at(*FRACTION, value=fraction))
+    )
+    [fabric] = [c for c in found.criteria if c.name == "fabric"]
+    [measured, right, past] = fabric.cases[0].measurements
+    assert (fabric.verdict, undecided) == (verdict, ())
+    assert measured.expected is not None
+    assert measured.expected.limit == pytest.approx(limit)
+    assert f"at_least_fraction 0.85 → {fraction:g}" in measured.source
+    assert (right, past) == (RIGHT, PAST)
+    assert found.run.spec.page["criteria"]["fabric"]["all_reduce_busbw"][FRACTION[-1]] == fraction
+
+
+def test_two_keys_of_a_product_change_it_both(edited: Any) -> None:
+    def edit(page: dict[str, Any]) -> None:
+        at(*FRACTION, value=0.425)(page)
+        at("fabric", "line_rate", value="400 Mbit/s")(page)
+
+    found, undecided = judged_by(night(busbw(0.022)), *edited(edit))
+    [measured] = found.criteria[found_index(found, "fabric")].cases[0].measurements
+    assert undecided == ()
+    assert measured.expected is not None
+    assert measured.expected.limit == pytest.approx(0.02125)
+
+
+def found_index(certificate: Certificate, name: str) -> int:
+    return [c.name for c in certificate.criteria].index(name)
+
+
+@pytest.mark.parametrize(
+    ("measurement", "edit", "why"),
+    [
+        (busbw(0.03), at(*FRACTION[:-1], "sizes", value=["8 MiB"]), "measured with another"),
+        (busbw(0.03), at(*FRACTION[:-1], "tolerance_fraction", value=0.1), "measured with another"),
+        (busbw(0.03), at("fabric", "mtu", value=9000), "measured with another fabric.mtu"),
+        (UNTIED, at(*FRACTION, value=0.9), "its source names no key of the spec"),
+        (PAST, at("fabric", "interfaces", value=["fab1"]), "its bound is no product of"),
+    ],
+)
+def test_what_cannot_be_judged_anew_is_said_and_never_passed(
+    edited: Any, measurement: Measurement, edit: Edit, why: str
+) -> None:
+    certificate = night(busbw(0.03), measurement)
+    assert certificate.criteria[0].verdict == "pass"
+    if measurement.source == UNTIED.source:
+        certificate = night(measurement, busbw(0.03))
+    spec, path = edited(lambda page: _plateau(page, edit))
+    found, undecided = judged_by(certificate, spec, path)
+    assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
+    assert any(f"{measurement.name}: cannot be judged anew: {why}" in line for line in undecided)
+    assert not found.kept
+
+
+def _plateau(page: dict[str, Any], edit: Edit) -> None:
+    edit(page)
+    busbw_promise = page["criteria"]["fabric"]["all_reduce_busbw"]
+    if busbw_promise["sizes"] == ["8 MiB"]:
+        busbw_promise["plateau_from"] = "8 MiB"
+
+
+def test_a_change_elsewhere_changes_nothing(edited: Any) -> None:
+    other = edited(at("criteria", "preflight", "clocks", "skew", value="10 ms"))
+    found, undecided = judged_by(night(busbw(0.03), RIGHT), *other)
+    assert (found.criteria[found_index(found, "fabric")].verdict, undecided) == ("pass", ())
+    clocks = night(SKEW, name="preflight", promise="preflight.clocks")
+    found, undecided = judged_by(clocks, *other)
+    assert (found.criteria[0].verdict, undecided) == ("fail", ())
+
+
+def test_what_was_not_allowed_at_all_may_be_allowed_a_few_times(edited: Any) -> None:
+    errors = Measurement("errors", 2, "", at_most(0), "fabric.errors_at_most 0", "node1 fab0")
+    for allowed, verdict in ((3, "pass"), (1, "fail")):
+        other = edited(at("fabric", "errors_at_most", value=allowed))
+        found, undecided = judged_by(night(errors, promise="fabric"), *other)
+        assert found.criteria[found_index(found, "fabric")].verdict == verdict
+        assert undecided == ()
+
+
+def test_a_night_that_was_too_noisy_stays_so(edited: Any) -> None:
+    noisy = replace(busbw(0.024), detection=Detection("less", 0.4, 5, blur=0.5, tolerated=0.1))
+    found, _ = judged_by(night(noisy), *edited(at(*FRACTION, value=0.5)))
+    assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
+
+
+def test_what_the_other_spec_promises_and_nobody_measured_did_not_run(edited: Any) -> None:
+    found, _ = judged_by(night(busbw(0.03)), *edited(lambda page: None))
+    assert found.criteria[found_index(found, "mesh")].verdict == "did not run"
+    assert found.verdict == "incomplete"
+
+
+def test_a_test_that_failed_by_itself_stays_failed(edited: Any) -> None:
+    certificate = night(busbw(0.03))
+    case = certificate.criteria[0].cases[0]
+    failed = CaseResult(
+        case.test,
+        "?",
+        "failed",
+        "assert 1 == 2",
+        measurements=case.measurements,
+        promises=(PROMISE,),
+    )
+    again = build_certificate(
+        run=certificate.run, cases=[failed], promised=["fabric"], not_promised={}
+    )
+    found, _ = judged_by(again, *edited(at(*FRACTION, value=0.1)))
+    assert found.criteria[found_index(found, "fabric")].verdict == "fail"

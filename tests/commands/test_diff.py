@@ -1,0 +1,150 @@
+"""`diff`: noise told from change by each measurement's spread, and what else is another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, Certificate, build_certificate, write_report
+from pytest_mnode.certificate.difference import Kind, compared
+from pytest_mnode.certificate.trends import history_of
+from pytest_mnode.commands import main
+from pytest_mnode.detection import Detection
+from pytest_mnode.installed import Fact
+from pytest_mnode.measurement import Measurement, at_least, equals
+from tests.certificate.conftest import FACTS
+
+Printed = Callable[..., tuple[int, str]]
+
+
+def rate(value: float | None, blur: float | None = None, **more: Any) -> Measurement:
+    detection = None if blur is None else Detection("less", 0.1, 5, blur)
+    return Measurement("busbw", value, "GB/s", at_least(100), detection=detection, **more)
+
+
+def errors(count: int) -> Measurement:
+    return Measurement("errors", count, "", equals(0))
+
+
+def certificate(
+    *measurements: Measurement, facts: tuple[Fact, ...] = (), **run: Any
+) -> Certificate:
+    outcome: Any = "passed" if all(m.passed for m in measurements) else "failed"
+    case = CaseResult("t/test_fabric.py::test_it", "?", outcome, measurements=measurements)
+    case = replace(case, facts=facts)
+    facts_of_run = replace(FACTS, **run)
+    return build_certificate(run=facts_of_run, cases=[case], promised=["fabric"], not_promised={})
+
+
+def kinds(before: Certificate, after: Certificate) -> list[str]:
+    return [one.kind.value for one in compared(before, after)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        (rate(180, 0.03), rate(176, 0.02), Kind.NOISE),
+        (rate(180, 0.03), rate(160, 0.02), Kind.CHANGE),
+        (rate(180), rate(179), Kind.UNKNOWN),
+        (rate(180), rate(180), Kind.SAME),
+        (rate(101, 0.05), rate(99, 0.05), Kind.CHANGE),  # another verdict
+        (rate(180, 0.03), rate(None), Kind.CHANGE),
+        (errors(0), errors(1), Kind.CHANGE),
+    ],
+)
+def test_a_change_is_more_than_the_spread(
+    before: Measurement, after: Measurement, kind: Kind
+) -> None:
+    assert kinds(certificate(before), certificate(after)) == [kind.value]
+
+
+def test_a_history_tells_the_spread_where_repeats_do_not() -> None:
+    nights = [
+        certificate(rate(value), end=FACTS.end + timedelta(days=day))
+        for day, value in enumerate([180, 184, 176, 181, 179])
+    ]
+    last = certificate(rate(177), end=FACTS.end + timedelta(days=9))
+    with_history = replace(last, history=history_of(last, nights))
+    assert kinds(nights[0], last) == [Kind.UNKNOWN]
+    assert kinds(nights[0], with_history) == [Kind.NOISE]
+
+
+@pytest.fixture
+def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Printed:
+    def of(before: Certificate, after: Certificate, *options: str) -> tuple[int, str]:
+        for name, one in (("before", before), ("after", after)):
+            write_report(tmp_path / name, one)
+        capsys.readouterr()
+        code = main(["diff", str(tmp_path / "before"), str(tmp_path / "after"), *options])
+        return code, capsys.readouterr().out
+
+    return of
+
+
+def test_all_that_is_another_is_named(printed: Printed) -> None:
+    before = certificate(
+        rate(180, 0.03),
+        errors(0),
+        facts=(
+            Fact("driver", "driver", (("570.1", "node[0-3]"),)),
+            Fact("firmware", "mlx5_0", (("28.1", "node[0-3]"),)),
+            Fact("nccl", "nccl", (("2.27", "node[0-3]"),)),
+        ),
+    )
+    after = certificate(
+        rate(90, 0.03, culprit="node5"),
+        errors(7),
+        facts=(
+            Fact("driver", "driver", (("570.1", "node[0-3]"),)),
+            Fact("firmware", "mlx5_0", (("28.1", "node[0-2]"), ("28.4", "node5"))),
+            Fact("nccl", "nccl", (("2.29", "node[0-2,5]"),)),
+        ),
+        nodes=("node0", "node1", "node2", "node5"),
+        backend="nccl",
+        end=FACTS.end + timedelta(days=1),
+    )
+    code, out = printed(before, after)
+    assert code == 1
+    assert (
+        out
+        == """\
+2026-11-21 02:06 certified: passed 4 nodes (the spec names no number)
+2026-11-22 02:06 not certified: passed 0 nodes (the spec names no number)
+
+verdicts and states:
+  fabric: pass → fail
+  node[0-2]: passed → suspect
+
+what else is another:
+  nodes gone: node3
+  nodes new: node5
+  backend: gloo → nccl
+  firmware mlx5_0: 28.1 → 28.1 on node[0-2], 28.4 on node5
+  nccl: 2.27 → 2.29
+
+changed:
+  errors: 0 → 7, worse, pass → fail
+  busbw: 180 GB/s → 90 GB/s (-50.0%), spread 3.0%, worse, pass → fail
+
+2 measurements in both: 2 changed
+"""
+    )
+
+
+def test_a_night_like_the_one_before_says_so(printed: Printed) -> None:
+    code, out = printed(certificate(rate(180, 0.03)), certificate(rate(181, 0.03)))
+    assert code == 0
+    assert out.splitlines()[2:] == ["", "1 measurement in both: 1 within its spread"]
+    _, out = printed(certificate(rate(180, 0.03)), certificate(rate(181, 0.03)), "--all")
+    assert "\nwithin its spread:\n  busbw: 180 GB/s → 181 GB/s (+0.6%), spread 3.0%, better" in out
+
+
+def test_what_one_of_them_did_not_read_is_unknown(printed: Printed) -> None:
+    some = certificate(rate(180), facts=(Fact("kernel", "kernel", (("6.1", "node0"),)),))
+    _, out = printed(certificate(rate(180)), some)
+    assert "drivers, firmware, packages and settings: unknown, the first has none" in out

@@ -1,0 +1,72 @@
+"""`judge`: prints what another spec makes of a certificate, and writes it where asked to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pytest_mnode.certificate import CaseResult, build_certificate, write_report
+from pytest_mnode.certificate.by_spec import facts_of
+from pytest_mnode.commands import main
+from pytest_mnode.measurement import Measurement, at_most
+from pytest_mnode.spec import default_spec_path, load_spec
+from tests.certificate.conftest import FACTS
+
+SKEW = Measurement("skew", 0.02, "s", at_most(0.05), "preflight.clocks.skew 50 ms", "node1")
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = default_spec_path()
+    case = CaseResult(
+        "t/test_preflight.py::test_clocks",
+        "?",
+        "passed",
+        measurements=(SKEW,),
+        promises=("preflight.clocks",),
+    )
+    run = replace(FACTS, spec=facts_of(load_spec(path), path), cluster_nodes=4)
+    found = build_certificate(run=run, cases=[case], promised=["preflight"], not_promised={})
+    write_report(tmp_path / "report", found)
+    return tmp_path / "report"
+
+
+def other(directory: Path, skew: str) -> Path:
+    page = yaml.safe_load(default_spec_path().read_text())
+    page["criteria"] = {"preflight": {**page["criteria"]["preflight"], "clocks": {"skew": skew}}}
+    (directory / "other.yaml").write_text(yaml.safe_dump(page))
+    return directory / "other.yaml"
+
+
+def test_the_verdict_follows_the_other_spec(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["judge", str(report), f"--spec={other(tmp_path, '60 ms')}"]) == 0
+    assert capsys.readouterr().out.startswith("certified: 4 of 4 nodes until ")
+    spec, written = other(tmp_path, "10 ms"), tmp_path / "again"
+    assert main(["judge", str(report), f"--spec={spec}", f"--report={written}"]) == 1
+    said = capsys.readouterr().out
+    # Of a value that passed the certificate names no culprit.
+    assert said.startswith("NOT certified: preflight failed (skew 0.02 s); passed: 0 of 4 nodes")
+    again = json.loads((written / "certificate.json").read_text())
+    assert (again["verdict"], again["run"]["spec"]["path"]) == ("not certified", str(spec))
+
+
+def test_bad_input_is_one_line(
+    report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text, message in (("[", "other.yaml"), ("name: x", "other.yaml")):
+        (tmp_path / "other.yaml").write_text(text)
+        assert main(["judge", str(report), f"--spec={tmp_path / 'other.yaml'}"]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert message in line
+    data = json.loads((report / "certificate.json").read_text())
+    data["run"]["spec"]["page"] = {}
+    (report / "certificate.json").write_text(json.dumps(data))
+    assert main(["judge", str(report), f"--spec={default_spec_path()}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("the certificate does not have the spec that it was judged by")

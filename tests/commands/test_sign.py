@@ -1,0 +1,117 @@
+"""`sign` and `verify`: what was changed is named, and other keys and bad input are told apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.certificate import CaseResult, build_certificate, write_report
+from pytest_mnode.commands import main
+from pytest_mnode.measurement import Measurement, at_least
+from tests.certificate.conftest import FACTS
+
+SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the keys `ours` and `other`."""
+    directory = tmp_path_factory.mktemp("keys")
+    for name in ("ours", "other"):
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]
+        subprocess.run(argv, check=True)
+    return directory
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    case = CaseResult("t/test_fabric.py::test_it", "?", "failed", measurements=(SLOW,))
+    write_report(
+        tmp_path,
+        build_certificate(run=FACTS, cases=[case], promised=["fabric"], not_promised={}),
+    )
+    return tmp_path / "certificate.json"
+
+
+def verify(report: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    capsys.readouterr()
+    code = main(["verify", str(report), f"--key={key}"])
+    said = capsys.readouterr()
+    return code, [*said.out.splitlines(), *said.err.splitlines()]
+
+
+def test_what_was_changed_is_named(
+    report: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sign", str(report.parent), f"--key={keys / 'ours'}"]) == 0
+    assert verify(report, keys / "ours.pub", capsys) == (0, [f"{report}: as it was signed"])
+    data: dict[str, Any] = json.loads(report.read_text())
+    report.write_text(json.dumps(data))
+    code, said = verify(report, keys / "ours.pub", capsys)
+    assert (code, said) == (1, [f"{report}: changed: only its formatting"])
+    data["criteria"][0]["cases"][0]["measurements"][0]["value"] = 180
+    data["verdict"] = "certified"
+    data["run"]["nodes"].append("node4")
+    del data["run"]["commit"]
+    report.write_text(json.dumps(data))
+    code, said = verify(report, keys / "ours.pub", capsys)
+    assert code == 1
+    measured = "criteria.[fabric].cases.[t/test_fabric.py::test_it].measurements.[busbw].value"
+    assert sorted(line.removeprefix(f"{report}: changed: ") for line in said) == [
+        f"{measured}: signed 48.0, now 180",
+        'run.commit: signed {"hash": "79cf144", "dirty": true}, now null',
+        'run.nodes.[4]: signed null, now "node4"',
+        'verdict: signed "not certified", now "certified"',
+    ]
+    report.write_text("{")
+    code, [line] = verify(report, keys / "ours.pub", capsys)
+    assert (code, "it is no JSON any more" in line) == (1, True)
+
+
+def test_a_changed_statement_and_another_key_do_not_verify(
+    report: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sign", str(report), f"--key={keys / 'ours'}"]) == 0
+    statement = report.with_suffix(".intoto.json")
+    refused = [f"{statement}: changed since it was signed, or signed by another key"]
+    assert verify(report, keys / "other.pub", capsys) == (1, refused)
+    statement.write_text(statement.read_text().replace("48", "180"))
+    assert verify(report, keys / "ours.pub", capsys) == (1, refused)
+
+
+def test_the_statement_is_of_in_toto(report: Path, keys: Path) -> None:
+    assert main(["sign", str(report), f"--key={keys / 'ours'}"]) == 0
+    statement = json.loads(report.with_suffix(".intoto.json").read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    [subject] = statement["subject"]
+    digest = subprocess.run(["sha256sum", report], capture_output=True, text=True, check=True)
+    assert subject == {"name": report.name, "digest": {"sha256": digest.stdout.split()[0]}}
+    assert statement["predicate"] == json.loads(report.read_text())
+
+
+def test_bad_input_is_one_line(
+    report: Path, keys: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def line_of(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main(arguments) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        return line
+
+    key, path = f"--key={keys / 'ours.pub'}", str(report)
+    assert "no such file or directory; accepted: a statement" in line_of("verify", path, key)
+    assert "nokey: no such file or directory" in line_of("sign", path, "--key=nokey")
+    (report.parent / "nokey").write_text("no key")
+    assert "does not sign with it: " in line_of("sign", path, f"--key={report.parent / 'nokey'}")
+    assert main(["sign", path, f"--key={keys / 'ours'}"]) == 0
+    assert "no public key; accepted: " in line_of("verify", path, f"--key={report}")
+    report.with_suffix(".intoto.json.sig").unlink()
+    assert ".sig: no such file or directory" in line_of("verify", path, key)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "ssh-keygen is not on the PATH" in line_of("sign", path, f"--key={keys / 'ours'}")
+    report.write_text("{}")
+    assert "no certificate; accepted" in line_of("sign", path, f"--key={keys / 'ours'}")

@@ -1,0 +1,216 @@
+"""Jobs that tests launch in pods: Jobs of their own, deleted and made again, never left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.certified import ACCEPTANCE
+from tests.engines.inside import page_for, run_pytest, running_pytest, spec_for
+from tests.engines.kubernetes.bed import KubernetesOnRack
+from tests.inner import InnerRun, write_files
+from tests.jobs.ranks import RANK
+
+QUICK = Path(__file__).parents[2] / "jobs" / "quick"
+HELPERS = """
+    import dataclasses, json, signal, subprocess, time
+    from pathlib import Path
+    import pytest
+    from pytest_mnode import Job
+    from pytest_mnode.errors import TimeLimitError
+    from pytest_mnode.jobs import launch, RunningJob
+    from pytest_mnode.jobs.kubernetes.pod_job import PodJob
+
+    @pytest.fixture
+    def place(request):
+        # In the directory of the tests, which all pods mount.
+        place = Path.cwd() / request.node.name
+        place.mkdir()
+        return place
+
+    @pytest.fixture
+    def argv(place):
+        script = place / "rank.py"
+        script.write_text(RANK)
+        return [str(script), str(place)]
+
+    def quick(argv, **fields):
+        # Its torchrun is a stand-in that starts in a moment.
+        return Job(argv, env={"PYTHONPATH": QUICK}, **fields)
+
+    def until(job, text, nodes=None, limit=60):
+        end = time.monotonic() + limit
+        while not all(text in job.output(n) for n in nodes or job.nodes):
+            assert time.monotonic() < end, (job.events, {n: job.output(n) for n in job.nodes})
+            assert job.poll() is None, (job.poll(), job.events)
+            time.sleep(0.05)
+
+    def whats(job):
+        return [e.what for e in job.events]
+
+    def kubectl(*words):
+        argv = ["kubectl", *words]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    def jobs():
+        found = json.loads(kubectl("get", "jobs", "-l", "pytest-mnode/job", "-o", "json"))
+        return found["items"]
+"""
+TESTS = (
+    HELPERS
+    + """
+    def test_a_job_of_its_own(cluster, argv, place):
+        job = cluster.launch(quick(argv, nodes=2, procs_per_node=2))
+        assert isinstance(job, PodJob)
+        until(job, " 0 0 4 fab0 =fab0 node")
+        [there] = jobs()
+        [owner] = there["metadata"]["ownerReferences"]
+        assert there["metadata"]["name"] == job.name and owner["kind"] == "Job"
+        assert job.nodes == ("node0", "node1") and len(job.pids("node1", 3)) == 1
+        with pytest.raises(TimeLimitError, match="the job still runs on node0, node1 after 0.2 s"):
+            job.wait(0.2)
+        assert len(job.kill(rank=3)) == 1
+        (place / "done").touch()
+        result = job.wait(40)
+        assert (result.returncodes["node0"], result.ok) == (0, False)
+        assert whats(job)[:3] == ["submitted", "started", "signalled"]
+        assert sorted(e.detail for e in job.events if e.what == "ended") == ["status 0", "status 1"]
+        job.close()
+        job.close()
+        assert jobs() == [] and job.pids("node0") == []
+
+    def test_preempted_and_made_again(cluster, argv, place):
+        job = cluster.launch(quick(argv, nodes=2, requeues=1))
+        until(job, " 0 0 2 fab0")
+        first = job.name
+        assert job.preempt(20) == []
+        assert "sigterm 0 0 0" in job.output("node0") and "sigterm 1 0 0" in job.output("node1")
+        told = [e for e in job.events if e.what == "signalled"]
+        assert [(e.node, e.detail, len(e.pids)) for e in told] == [
+            ("node0", "SIGTERM", 1), ("node1", "SIGTERM", 1)]
+        until(job, " 1 0 2 fab0")
+        assert job.requeue == 1 and [j["metadata"]["name"] for j in jobs()] == [job.name] != [first]
+        assert "up 0 0 0" in job.output("node0")  # of the first start
+        assert [e.detail for e in job.events if e.what == "requeued"] == ["preempted"]
+        job.preempt(20)
+        result = job.wait(40)
+        assert not result.ok and job.events[-1].detail == "preempted, after 1 requeues"
+
+    def test_what_does_not_end_is_killed_and_what_fails_is_not_requeued(cluster, argv, place):
+        job = cluster.launch(quick([*argv, "stubborn"], nodes=1))
+        until(job, " 0 0 1 fab0")
+        assert job.preempt(0.5) == ["node0"]
+        assert not job.wait(40).ok and "killed" in whats(job)
+        job = cluster.launch(quick(argv, nodes=1, requeues=1))
+        until(job, " 0 0 1 fab0")
+        (place / "broken.0.0").touch()
+        assert job.wait(40).returncodes == {"node0": 1} and job.requeue == 0
+        assert job.events[-1].detail == "status 1"
+
+    def test_a_pod_that_somebody_deletes_is_named_and_all_is_made_again(cluster, argv, place):
+        job = cluster.launch(quick(argv, nodes=2, requeues=1))
+        until(job, " 0 0 2 fab0")
+        where = ["-l", f"job-name={job.name}", "--field-selector=spec.nodeName=node1"]
+        kubectl("delete", "pod", "--wait=false", *where)
+        # A rank that dies takes its world along.
+        (place / "broken.0.0").touch()
+        until(job, " 1 0 2 fab0")
+        ended = [e.detail for e in job.events if e.what == "ended" and e.node == "node1"]
+        assert ended[0].endswith(", its pod was deleted"), ended
+        assert [e.detail for e in job.events if e.what == "requeued"] == ["preempted"]
+        (place / "done").touch()
+        assert job.wait(40).ok
+
+    def test_what_would_not_start_runs_in_the_pods_of_the_run_and_says_why(cluster, argv, place):
+        manifest = json.loads(json.dumps(cluster.pods.manifest))
+        manifest["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "999"}}
+        large = dataclasses.replace(cluster.pods, manifest=manifest)
+        launcher = __import__("sys").modules["pytest_mnode.jobs.launch"]
+        job = launcher._in_pods(cluster, quick(argv, nodes=2), large)
+        cluster._jobs.append(job)
+        assert type(job) is RunningJob and jobs() == []
+        said = job.events[0].detail
+        assert said.startswith("node0, node1 (in the run's own pods: Kubernetes would not "), said
+        assert "Insufficient cpu" in said
+        until(job, " 0 0 2 fab0")
+        (place / "done").touch()
+        assert job.wait(40).ok
+"""
+)
+WAITS = (
+    HELPERS
+    + """
+    def test_it(cluster, argv):
+        job = cluster.launch(quick(argv, nodes=2))
+        until(job, " 0 0 2 fab0")
+        Path("started").touch()
+        time.sleep(120)
+"""
+)
+NAMES = [line.split("(")[0].split()[1] for line in TESTS.splitlines() if "    def test_" in line]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(bed: KubernetesOnRack) -> Iterator[None]:
+    yield
+    bed.await_that(lambda: bed.get("jobs,pods")["items"] == [], 60, "no job, no pod")
+
+
+def write(directory: Path, tests: str) -> None:
+    write_files(directory, test_it=tests)
+    path = directory / "test_it.py"
+    path.write_text(f"RANK, QUICK = {RANK!r}, {str(QUICK)!r}\n{path.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    directory = tmp_path_factory.mktemp("jobs")
+    write(directory, TESTS)
+    spec = spec_for(bed, directory, "jobs in pods")
+    options = bed.launch(directory, hostNetwork=True)
+    args = ("--mnode-nodes=2", *options, spec, "--durations=12", "test_it.py")
+    return run_pytest(bed, directory, *args, limit_s=300)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inner(run: InnerRun, name: str) -> None:
+    assert run.outcomes().get(name) == "passed", run.output
+
+
+def test_a_controller_that_is_killed_leaves_no_job(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    """In pods with addresses of their own."""
+    write(tmp_path, WAITS.replace("fab0", "None"))
+    options = bed.launch(tmp_path)
+    with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options, "test_it.py") as inner:
+        bed.await_that((tmp_path / "started").exists, 90, "the job runs")
+        assert len(bed.get("jobs")["items"]) == 2
+        inner.send_signal(signal.SIGKILL)
+
+
+def test_a_killed_job_comes_back_and_loses_nothing(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    """acceptance/test_restart.py; test_whole has the node that is lost, of the same kind of job."""
+    kill = "test_a_killed_job_comes_back_and_loses_nothing"
+    kills = ["preemption"]
+    promised = page_for(bed, "x")["criteria"]["restart"]
+    restart = promised | {"kills": kills, "within": "120 s", "pause": "0.3 s"}
+    spec = spec_for(bed, tmp_path, "jobs are pods", criteria={"restart": restart})
+    run = run_pytest(
+        bed,
+        tmp_path,
+        *("--mnode-nodes=2", *bed.launch(tmp_path, hostNetwork=True), spec),
+        *("-k", kill, "-rA", f"--mnode-report={tmp_path}/report"),
+        str(ACCEPTANCE / "test_restart.py"),
+        limit_s=300,
+    )
+    certificate = json.loads((tmp_path / "report" / "certificate.json").read_text())
+    [criterion] = [c for c in certificate["criteria"] if c["name"] == "restart"]
+    cases: dict[str, dict[str, Any]] = {c["test"].partition("::")[2]: c for c in criterion["cases"]}
+    for one in kills:
+        assert cases[f"{kill}[{one}]"]["verdict"] == "pass", run.output
+    assert "submitted: Job mnode-job-" in run.output, run.output
+    assert "in the run's own pods" not in run.output

@@ -1,0 +1,171 @@
+"""Jobs in pods of their own: the Job that is made, what its pods say, and their main process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.jobs.kubernetes import in_pod
+from pytest_mnode.jobs.kubernetes.job_pods import LOST, JobPod
+from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest
+
+OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "mnode-run", "uid": "u"}
+POD: dict[str, Any] = {"containers": [{"name": "main", "image": "i", "args": ["x"]}]}
+QUEUE = {"kueue.x-k8s.io/queue-name": "q"}
+
+
+def test_a_job_keeps_what_pods_and_queues_were_given() -> None:
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    pod = {**POD, "hostNetwork": True, "affinity": affinity, "restartPolicy": "OnFailure"}
+    spec: dict[str, Any] = {
+        "backoffLimit": 3,
+        "suspend": True,
+        "completions": 9,
+        "template": {"spec": pod},
+    }
+    metadata = {"name": "mine", "labels": QUEUE}
+    given = {"kind": "Job", "metadata": metadata, "spec": spec}
+    made, container = job_manifest(given, "j-0", OWNER, ["n1", "n2"], ["run"])
+    assert container == "main"
+    assert made["metadata"] == {
+        "name": "j-0",
+        "labels": {**QUEUE, JOB_LABEL: "j-0"},
+        "ownerReferences": [OWNER],
+    }
+    assert "backoffLimit" not in made["spec"]
+    asked = {key: made["spec"][key] for key in ("suspend", "completions", "parallelism")}
+    assert asked == {"suspend": True, "completions": 2, "parallelism": 2}
+    found = made["spec"]["template"]["spec"]
+    assert (found["hostNetwork"], found["restartPolicy"]) == (True, "Never")
+    assert found["containers"] == [{"name": "main", "image": "i", "command": ["run"]}]
+    [*placed] = found["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert [(t["matchExpressions"], t["matchFields"][0]["values"]) for t in placed] == [
+        ([zone], ["n1"]),
+        ([zone], ["n2"]),
+    ]
+    assert pod["restartPolicy"] == "OnFailure"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kind": "Pod", "metadata": {"name": "p"}, "spec": POD},
+        {"kind": "Job", "spec": {"tasks": [{"template": {"spec": POD}}], "minAvailable": 3}},
+        {"kind": "JobSet", "spec": {"replicatedJobs": [{"template": {"spec": POD}}]}},
+    ],
+    ids=["pod", "volcano", "jobset"],
+)
+def test_of_other_kinds_the_pods_are_taken(given: dict[str, Any]) -> None:
+    made, _ = job_manifest(given, "j-0", OWNER, ["n1"], ["run"])
+    assert (made["apiVersion"], made["kind"]) == ("batch/v1", "Job")
+    assert made["spec"]["template"]["spec"]["containers"][0]["command"] == ["run"]
+    assert "minAvailable" not in made["spec"]
+
+
+def test_a_manifest_without_pods_is_refused() -> None:
+    with pytest.raises(UsageError, match="no pod template in it"):
+        job_manifest({"kind": "TrainJob", "spec": {}}, "j-0", OWNER, ["n1"], ["run"])
+
+
+def pod(state: dict[str, Any], phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+    statuses = [{"name": "side", "state": {"running": {}}}, {"name": "main", "state": state}]
+    return {
+        "metadata": {"name": "p", "uid": "u", **metadata},
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": phase, "containerStatuses": statuses},
+    }
+
+
+ENDED = {"terminated": {"exitCode": 75}}
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "disk is full"}
+
+
+@pytest.mark.parametrize(
+    ("found", "gone", "expected"),
+    [
+        (pod({"running": {}}), False, (True, None, False, "")),
+        (pod({"waiting": {}}), False, (False, None, False, "")),
+        (pod(ENDED), False, (False, 75, True, "")),
+        (pod(ENDED, "Failed"), False, (False, 75, True, "")),
+        (pod({"running": {}}, deletionTimestamp="t"), False, (True, None, False, "deleted")),
+        (pod(ENDED, deletionTimestamp="t"), True, (False, 75, True, "deleted")),
+        (pod({"running": {}}), True, (False, LOST, True, "deleted")),
+        ({**pod({}), "status": EVICTED}, False, (False, LOST, True, "Evicted: disk is full")),
+    ],
+)
+def test_what_a_pod_says(
+    found: dict[str, Any], gone: bool, expected: tuple[bool, int | None, bool, str]
+) -> None:
+    read = JobPod.read(found, "main", gone=gone)
+    assert (read.runs, read.code, read.ended) == expected[:3]
+    assert expected[3] in read.disturbed
+    assert bool(expected[3]) == bool(read.disturbed)
+
+
+SCRIPT = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(os.environ["CODE"])))
+print(os.getcwd(), os.environ["OF_IMAGE"], os.environ["PYTHONPATH"], flush=True)
+time.sleep(60)
+"""
+
+
+def start(path: Path, limit_s: float, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", in_pod.__file__, "wait", str(path), str(limit_s)],
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def order(path: Path, **order: Any) -> None:
+    data = json.dumps(order).encode()
+    argv = [sys.executable, "-I", "-S", in_pod.__file__, "order", str(path)]
+    subprocess.run(argv, input=b"%d\n%s" % (len(data), data), check=True)
+
+
+def test_the_main_process_runs_its_order_and_passes_sigterm_on(tmp_path: Path) -> None:
+    path = tmp_path / "order"
+    waiting = start(path, 60, OF_IMAGE="image's", PYTHONPATH="/image")
+    sent = {"OF_IMAGE": "pytest's", "PYTHONPATH": "/tests", "CODE": "75"}
+    order(path, argv=[sys.executable, "-c", SCRIPT], env=sent, cwd=str(tmp_path))
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline() == f"{tmp_path} image's /tests\n"
+    waiting.send_signal(signal.SIGTERM)
+    waiting.communicate(timeout=30)
+    assert waiting.returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (["sh", "-c", "kill -9 $$"], 137),
+        (["sh", "-c", "sleep 0.01 & exit 3"], 3),
+        (["no-such"], 127),
+    ],
+)
+def test_its_status_is_that_of_the_command(tmp_path: Path, argv: list[str], status: int) -> None:
+    path = tmp_path / "order"
+    order(path, argv=argv, env={}, cwd="/no/such/directory")
+    waiting = start(path, 60)
+    output, _ = waiting.communicate(timeout=30)
+    assert waiting.returncode == status, output
+
+
+def test_without_an_order_it_ends_and_says_so(tmp_path: Path) -> None:
+    waiting = start(tmp_path / "order", 0)
+    output, _ = waiting.communicate(timeout=30)
+    assert (waiting.returncode, output) == (in_pod.LATE, "no order within 0 s: the run is gone\n")
