@@ -127,7 +127,8 @@ def matrix(axes: Axes, chart: Matrix) -> None:
             if math.isfinite(value):
                 dark = bool(broken[y, x]) or share[y, x, 0] > 0.5
                 colour = "#ffffff" if dark else "#111111"
-                axes.text(x, y, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=8)
+                text = f"{value:.3g}" if value < 1000 else f"{value / 1000:.3g}k"
+                axes.text(x, y, text, ha="center", va="center", color=colour, fontsize=7)
     if len(chart.rows) <= FEW_NAMES:
         small: dict[str, Any] = {"fontsize": 8 if len(chart.rows) <= 16 else 5}
         axes.set_xticks(range(len(chart.columns)), map(_name, chart.columns), rotation=90, **small)
