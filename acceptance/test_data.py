@@ -28,6 +28,7 @@ if "torch" in sys.modules:  # where ranks are forked from; in the controller it 
 
 pytestmark = [
     pytest.mark.criterion,
+    pytest.mark.stops("data", only_hung=True),
     pytest.mark.mnode(min_procs_per_node=2),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # on few cores
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
 
-pytestmark = pytest.mark.criterion
+pytestmark = [pytest.mark.criterion, pytest.mark.stops("devices", only_hung=True)]
 needs_group = pytest.mark.usefixtures("process_group")
 
 

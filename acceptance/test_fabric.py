@@ -47,7 +47,9 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> bench.KnownCulprits:
         pytest.param(
             name,
             marks=pytest.mark.mnode(
-                timeout=limits.collective_limit_s(name), on_failure=changed_paths
+                timeout=limits.collective_limit_s(name),
+                still=limits.still_limit_s,
+                on_failure=changed_paths,
             ),
         )
         for name in COLLECTIVES
@@ -75,7 +77,9 @@ def test_collective_reaches_the_line_rate(  # noqa: PLR0917  what it asks for
 
 @needs_group
 @pytest.mark.stops("fabric", only_hung=True)
-@pytest.mark.mnode(timeout=limits.paths_limit_s, on_failure=changed_paths)
+@pytest.mark.mnode(
+    timeout=limits.paths_limit_s, still=limits.still_limit_s, on_failure=changed_paths
+)
 def test_every_path_reaches_the_line_rate(
     world: World, device: torch.device, spec: Spec, measure: Measure, pytestconfig: pytest.Config
 ) -> None:

@@ -25,6 +25,7 @@ if "torch" in sys.modules:  # where ranks are forked from; in the controller it 
 
 pytestmark = [
     pytest.mark.criterion,
+    pytest.mark.stops("groups", only_hung=True),
     pytest.mark.mnode(min_procs_per_node=2),  # or no group could stay inside a node
 ]
 needs_group = pytest.mark.usefixtures("process_group")

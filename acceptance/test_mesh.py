@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import measuring as bench
+from pytest_mnode.criteria.preflight.payload_paths import changed_paths
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.measuring import limits
 from pytest_mnode.skipping import promised
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
 
-pytestmark = pytest.mark.criterion
+pytestmark = [
+    pytest.mark.criterion,
+    pytest.mark.stops("mesh", only_hung=True),
+    pytest.mark.mnode(still=limits.still_limit_s, on_failure=changed_paths),
+]
 needs_group = pytest.mark.usefixtures("process_group")
 
 

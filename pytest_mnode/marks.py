@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,11 +39,12 @@ FEWEST_NODES = 2
 MARKER = (
     "mnode(nodes=N or [N, …], procs_per_node=G, min_procs_per_node=G, "
     "reuse='warm'|'group'|'fresh', timeout=SECONDS or a function of (spec, settings, nodes, "
-    "ranks_per_node) that returns them, exclusive=True, may_leave=PATTERN or [PATTERN, …], "
-    "on_failure=FUNCTION): run the test's body in every rank of a world of N nodes × G ranks; a "
-    "list of nodes parametrises the test. Without nodes the test gets all nodes. Where ranks fail "
-    "before they measured anything, on_failure is called in the controller with (nodes, spec) and "
-    "returns measurements."
+    "ranks_per_node) that returns them, still=SECONDS or such a function, exclusive=True, "
+    "may_leave=PATTERN or [PATTERN, …], on_failure=FUNCTION): run the test's body in every rank of "
+    "a world of N nodes × G ranks; a list of nodes parametrises the test. Without nodes the test "
+    "gets all nodes. A test has hung where no rank makes a call of torch.distributed for `still`. "
+    "Where ranks fail before they measured anything, on_failure is called in the controller with "
+    "(nodes, spec) and returns measurements."
 )
 CRITERION = (
     "criterion(first=True, without_nodes=True): this file is a question of the acceptance suite, "
@@ -51,7 +53,7 @@ CRITERION = (
 )
 _ACCEPTED = (
     *("nodes", "procs_per_node", "min_procs_per_node"),
-    *("reuse", "timeout", "exclusive", "may_leave", "on_failure"),
+    *("reuse", "timeout", "still", "exclusive", "may_leave", "on_failure"),
 )
 
 
@@ -74,6 +76,8 @@ class WorldRequest:
     min_procs_per_node: int = 1
     """At least as many ranks per node, where they do not need an accelerator each."""
     on_failure: OnFailure | None = None
+    still_s: float | LimitOf = math.inf
+    """How long no rank may make a call of torch.distributed."""
     size: int | None = None
     """Ranks on all nodes, where the test's class says so and its mark does not."""
 
@@ -188,6 +192,7 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
         bool(given.get("exclusive", False)) or asks_for(item, "measure"),
         int(given.get("min_procs_per_node", 1)),
         given.get("on_failure"),
+        given.get("still", math.inf),
         size,
     )
 
@@ -218,7 +223,7 @@ def _check(nodeid: str, mark: pytest.Mark) -> None:
             raise wrong(text, "a whole number of 1 or more")
         elif name == "reuse" and value not in REUSE:
             raise wrong(text, ", ".join(REUSE))
-        elif name == "timeout" and not (
+        elif name in ("timeout", "still") and not (
             callable(value)
             or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0)
         ):

@@ -59,16 +59,9 @@ class StopRules:
         # What is inconclusive stops nothing; a hang may be in the making of a group as well.
         if stopped and report.failed and (hung or report.when == "call"):
             self._note(stopped, report.nodeid, _finding(report))
-        elif stopped and (culprits := _culprits(report)):
-            self._note(
-                [
-                    criterion
-                    for criterion in stopped
-                    if report.nodeid in self._found.get(criterion, ())
-                ],
-                report.nodeid,
-                ", ".join(culprits),
-            )
+        elif culprits := _culprits(report):  # which come after the failure
+            found = [name for name, tests in self._found.items() if report.nodeid in tests]
+            self._note(found, report.nodeid, ", ".join(culprits))
 
     def _note(self, criteria: Iterable[str], nodeid: str, finding: str) -> None:
         from pytest_mnode.certificate.text import first_line

@@ -155,11 +155,15 @@ def test_a_hang_stops_the_rest_of_its_criterion_and_a_failure_does_not(tmp_path:
     hangs = """
         import time
         import pytest
+        from pytest_mnode.measurement import Measurement, equals
         pytestmark = [pytest.mark.criterion, pytest.mark.stops("mesh", only_hung=True)]
 
         def limit_s(spec, settings, nodes, ranks_per_node):
             assert (spec.name, settings.nodes, nodes, ranks_per_node) == ("rack", 2, 2, 1)
             return 0.5
+
+        def corrupters(nodes, spec):
+            return [Measurement("corrupt paths", 1, "", equals(0), "none", "node1 fab0")]
 
         def test_fails(world):
             \"\"\"Is it well?\"\"\"
@@ -168,7 +172,7 @@ def test_a_hang_stops_the_rest_of_its_criterion_and_a_failure_does_not(tmp_path:
         def test_is_tried(world):
             \"\"\"Is it well?\"\"\"
 
-        @pytest.mark.mnode(timeout=limit_s)
+        @pytest.mark.mnode(timeout=limit_s, on_failure=corrupters)
         def test_hangs(world):
             \"\"\"Does it end?\"\"\"
             if world.rank == 1:
@@ -187,6 +191,5 @@ def test_a_hang_stops_the_rest_of_its_criterion_and_a_failure_does_not(tmp_path:
         "test_is_not_tried[1]": "error",
         "test_is_not_tried[2]": "error",
     }, run.output
-    assert run.output.count("not run: mesh failed (") >= 2
+    assert run.output.count("not run: mesh failed (node1 fab0)") >= 2
     assert "no end within 0.5 s" in run.output
-    assert "node1" in run.output.partition("not run: mesh failed (")[2].splitlines()[0]

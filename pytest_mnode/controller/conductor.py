@@ -43,13 +43,23 @@ class Conductor(RankTalk):
     """Runs one test, or one function, in a world that is this client's."""
 
     def __init__(
-        self, client: Client, world: WorldInfo, timeout_s: float, console: Console | None = None
+        self,
+        client: Client,
+        world: WorldInfo,
+        timeout_s: float,
+        console: Console | None = None,
+        still_s: float = math.inf,
     ) -> None:
+        """still_s: how long no rank may make a call of torch.distributed in the body of a test."""
         super().__init__(client, world, timeout_s, console)
         self._limit: tuple[float, Limit] | None = None
         """The least that ranks asked for beside `timeout_s`, and when it ends."""
         self._look_at, self._look_s = math.inf, LOOK_S
         self._look_number = 0
+        self._still_s, self._still_limit_s = still_s, math.inf
+        """How long calls may stand still in any test body, and in the wait that goes on."""
+        self._moved_at = math.inf
+        """When the calls of all ranks were first seen as they are now."""
         self._looked: dict[int, str | None] = {}
         """The calls of each rank at the last look."""
         self._absent: set[int] = set()
@@ -124,6 +134,8 @@ class Conductor(RankTalk):
         """Until all living ranks are settled, or the limit or the grace is over."""
         deadline = self._now() + limit_s
         self._look_at, self._look_s = self._now() + LOOK_S, LOOK_S
+        self._moved_at = self._now()
+        self._still_limit_s = self._still_s if phase == "call" else math.inf
         waiting = waited_for(self.states.values(), settled)
         while True:
             if not waiting or self.outcome.stillborn or self.outcome.quit:
@@ -139,8 +151,11 @@ class Conductor(RankTalk):
             if now >= self._look_at and self._grace_end is None:
                 self._look()
             self._listen(min(end, self._look_at), waiting, settled)
+        self._still_limit_s = math.inf
         if self._grace_end is None or deadline <= self._grace_end:
             self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
+        elif self.outcome.stood_still:
+            self.outcome.timed_out, self.outcome.limit_s = phase, self._still_s
         open_ranks = [self.states[rank] for rank in sorted(waiting)]
         for state in open_ranks:
             state.stuck_in = state.phase
@@ -172,7 +187,9 @@ class Conductor(RankTalk):
 
     def _look(self) -> None:
         """Ask for the records of calls; which ranks have ended is settled before they are read."""
-        self._look_at = self._now() + self._look_s
+        now = self._now()
+        still_at = self._moved_at + self._still_limit_s
+        self._look_at = now + self._look_s if now >= still_at else min(now + self._look_s, still_at)
         self._look_s = min(2 * self._look_s, MOST_LOOK_S)
         self._ended = self.outcome.ended
         self._unanswered = {s.node for s in self.states.values() if not s.lost}
@@ -194,11 +211,17 @@ class Conductor(RankTalk):
                 self.outcome.hopeless, self._grace_end = True, now
             else:
                 self._look_at = now + LOOK_S
+        known = all(s.calls is not None for s in self.states.values() if not s.gone)
+        overdue = self.outcome.still and known and now - self._moved_at >= self._still_limit_s
+        if self._grace_end is None and overdue:
+            self.outcome.stood_still, self._grace_end = True, now
 
     def _compare(self) -> None:
         """Whether no rank made a call since the last comparison."""
         seen = {rank: s.calls for rank, s in self.states.items()}
         self.outcome.still, self._looked = seen == self._looked, seen
+        if not self.outcome.still:
+            self._moved_at = self._now()
 
     def _learn_calls(self) -> None:
         """Ask for the calls of a test that failed, unless they came with the stacks."""

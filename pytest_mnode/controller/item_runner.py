@@ -87,7 +87,8 @@ class ItemRunner:
                 progress("starting ranks")
                 world = client.open_world(lease, procs, fresh, held=kept_id, file=file)
                 progress("")
-                conductor = Conductor(client, world, run.limit_s_of(need), run.console)
+                limits_s = [run.seconds_of(limit, need) for limit in (need.timeout_s, need.still_s)]
+                conductor = Conductor(client, world, limits_s[0], run.console, limits_s[1])
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")
                 outcome = conductor.run_item(item.nodeid, following, *keeps)

@@ -55,7 +55,8 @@ class LivePlugin:
         self._expected_s = self._known.get(item.nodeid)
         self._limit_s = None
         if in_ranks and self._run.nodes is not None:
-            self._limit_s = self._run.limit_s_of(self._run.request_of(item))
+            need = self._run.request_of(item)
+            self._limit_s = self._run.seconds_of(need.timeout_s, need)
         self._started_s = time.monotonic()
         self._item = item
         try:

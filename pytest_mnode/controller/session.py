@@ -20,7 +20,7 @@ from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import Nodes
-from pytest_mnode.marks import FEWEST_NODES, WorldRequest, world_request
+from pytest_mnode.marks import FEWEST_NODES, LimitOf, WorldRequest, world_request
 from pytest_mnode.options import RUN, Settings
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.protocol.launcher_requests import DescribeRun, LauncherRequest, PowerOn
@@ -177,12 +177,12 @@ class Run:
         nodes = need.nodes or spread(need.size, self.nodes)
         return replace(need, nodes=nodes, procs_per_node=need.size // nodes)
 
-    def limit_s_of(self, need: WorldRequest) -> float:
-        """Limit of a test: what its mark says, or what follows from the spec where that is less."""
-        if not callable(need.timeout_s):
-            return need.timeout_s
+    def seconds_of(self, limit: float | LimitOf, need: WorldRequest) -> float:
+        """A limit of a test's mark: what it says, or less where that follows from the spec."""
+        if not callable(limit):
+            return limit
         shape = self.shape_of(need)
-        derived_s = need.timeout_s(self.spec, self.settings, shape.nodes, shape.procs_per_node)
+        derived_s = limit(self.spec, self.settings, shape.nodes, shape.procs_per_node)
         return min(derived_s, self.settings.timeout_s)
 
     def procs_of(self, need: WorldRequest) -> int:
@@ -244,7 +244,7 @@ class Run:
         """The nodes for a test that runs in the controller."""
         need = world_request(item, self.settings)
         lease = self.lease(need, item.nodeid)
-        return Cluster(self, lease, self.procs_of(need), self.limit_s_of(need))
+        return Cluster(self, lease, self.procs_of(need), self.seconds_of(need.timeout_s, need))
 
     def all_nodes(self) -> Nodes:
         """All nodes by name, without a lease: there are some even where no rank can be."""

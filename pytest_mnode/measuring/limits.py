@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_mnode.spec.bandwidth import bus_factor, busbw_at_line_rate
+from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
 
 if TYPE_CHECKING:
     from pytest_mnode.marks import LimitOf
@@ -28,15 +28,21 @@ but all of the smallest, so that one result in as many is found where it is stal
 
 def sweep_s(promise: BusbwPromise, collective: str, line: BusbwAtLineRate, ranks: int) -> float:
     """Seconds that one sweep of all sizes takes where busbw is just at its bound."""
-    busbw_bytes_s = promise.at_least_fraction * line.gbytes_s * 1e9
     spent_s = 0.0
     for size in promise.sizes_bytes:
-        call_s = size * bus_factor(collective, ranks) / busbw_bytes_s
+        call_s = _call_s(size, promise, collective, line, ranks)
         calls = math.ceil(REPEAT_S / call_s)
         # Checked calls and the warm-up; then the repeats, and up to a quarter to time them by.
         checked = 1 + min(CHECKED_CALLS, calls)
         spent_s += (checked + promise.warmup + (promise.repeats + 0.25) * calls) * call_s
     return spent_s
+
+
+def _call_s(
+    size_bytes: int, promise: BusbwPromise, collective: str, line: BusbwAtLineRate, ranks: int
+) -> float:
+    busbw_bytes_s = promise.at_least_fraction * line.gbytes_s * 1e9
+    return size_bytes * bus_factor(collective, ranks) / busbw_bytes_s
 
 
 def collective_limit_s(collective: str) -> LimitOf:
@@ -53,6 +59,18 @@ def collective_limit_s(collective: str) -> LimitOf:
         return limit + FACTOR * sweep_s(promise, collective, line, nodes * ranks_per_node)
 
     return limit_s
+
+
+def still_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:
+    """How long no rank may make a call: start-up, and ten times the longest call of a sweep."""
+    ranks, fabric = nodes * ranks_per_node, spec.criteria.fabric
+    longest_s = 0.0
+    for collective in Collective if ranks > 1 else ():
+        if fabric and (promise := fabric.busbw(collective)):
+            line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, "gloo")
+            call_s = _call_s(max(promise.sizes_bytes), promise, collective, line, ranks)
+            longest_s = max(longest_s, call_s)
+    return _start_up_s(spec, ranks) + FACTOR * longest_s
 
 
 def paths_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:

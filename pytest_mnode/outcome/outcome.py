@@ -85,6 +85,8 @@ class Outcome:
     """No rank made a call between the last two times that they were compared."""
     hopeless: bool = False
     """The test was ended before its limit, because calls of ranks differ."""
+    stood_still: bool = False
+    """`limit_s` is how long no rank made a call."""
     debugged: bool = False
     """A rank was stopped in the debugger, or another one in its place."""
     quit: bool = False

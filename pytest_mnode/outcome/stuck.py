@@ -61,7 +61,9 @@ def _failure(
     victim: bool,
 ) -> Failure:
     state, here = outcome.states[ranks[0]], at[ranks[0]]
-    if outcome.timed_out:
+    if outcome.stood_still:
+        limit = f"no rank made a call of torch.distributed for {outcome.limit_s:.3g} s"
+    elif outcome.timed_out:
         limit = f"no end within {outcome.limit_s:g} s"
     elif outcome.hopeless:
         limit = "stopped, because the calls of the ranks differ"

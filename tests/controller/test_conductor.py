@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
 from pytest_mnode.outcome.outcome import Outcome
+from pytest_mnode.outcome.stuck import stuck_failures
 from pytest_mnode.protocol.agent_messages import Death, PartLost, Progress, StackTexts
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
@@ -51,6 +53,13 @@ def phase(rank: int, ordinal: int, when: str, outcome: str = "passed", **data: A
 
 def silent(rank: int, message: Any) -> list[Any]:
     return []
+
+
+def record(number: int, shape: str) -> str:
+    """Of a rank that is inside its `number`th call."""
+    return SEPARATOR.join(
+        (INSIDE, str(number), str(number), "", "all_reduce", "", f"of {shape} float32", "a.py:1")
+    )
 
 
 class Stage:
@@ -114,8 +123,9 @@ class Stopped(Stage):
         return super().next_message(timeout_s)
 
 
-def ran(stage: Stage, timeout_s: float = 0.1) -> Outcome:
-    return Conductor(cast(Client, stage), WORLD, timeout_s).run_item("a.py::test_a", None, True)
+def ran(stage: Stage, timeout_s: float = 0.1, still_s: float = math.inf) -> Outcome:
+    conductor = Conductor(cast(Client, stage), WORLD, timeout_s, still_s=still_s)
+    return conductor.run_item("a.py::test_a", None, True)
 
 
 @pytest.fixture(autouse=True)
@@ -190,6 +200,36 @@ def test_a_rank_that_makes_calls_is_not_given_up() -> None:
     assert not ran(stage, timeout_s=0.5).hopeless
 
 
+def test_ranks_that_stand_still_have_hung_before_the_limit() -> None:
+    stage = Stage(silent, silent)
+    alike = {rank: record(9, "[2]") for rank in (0, 1)}
+    stage.records = [{rank: record(8, "[2]") for rank in (0, 1)}, alike]
+    outcome = ran(stage, timeout_s=60, still_s=0.6)
+    assert (outcome.stood_still, outcome.timed_out, outcome.limit_s) == (True, "call", 0.6)
+    [failure] = stuck_failures(outcome, explained=False)
+    assert failure.line.startswith("no rank made a call of torch.distributed for 0.6 s")
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{0: record(n, "[2]"), 1: record(9, "[2]")} for n in range(1, 100)],
+        [{0: record(1, "[2]")}],
+        [{}],
+    ],
+    ids=["one rank goes on", "one rank is not known", "none is known"],
+)
+def test_ranks_that_may_go_on_have_the_whole_limit(
+    records: list[dict[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conduct, "LOOK_S", 0.05)
+    monkeypatch.setattr(conduct, "MOST_LOOK_S", 0.05)
+    stage = Stage(silent, silent)
+    stage.records = records
+    outcome = ran(stage, timeout_s=1.5, still_s=0.5)
+    assert (outcome.stood_still, outcome.limit_s) == (False, 1.5)
+
+
 def test_an_answer_to_an_older_look_is_not_heard() -> None:
     class Late(Stage):
         def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
@@ -226,13 +266,6 @@ def test_a_report_that_crosses_the_question_for_a_stack() -> None:
                 self.inbox.extend([phase(1, 7, "setup"), stack])
 
     assert ran(Crossing(obedient, silent)).states[1].stuck_in == "call"
-
-
-def record(number: int, shape: str) -> str:
-    """Of a rank that is inside its `number`th call."""
-    return SEPARATOR.join(
-        (INSIDE, str(number), str(number), "", "all_reduce", "", f"of {shape} float32", "a.py:1")
-    )
 
 
 def test_an_expected_failure_starts_the_grace() -> None:

@@ -10,9 +10,11 @@ import pytest
 from pytest_mnode.marks import LimitOf
 from pytest_mnode.measuring.limits import (
     FACTOR,
+    REPEAT_S,
     START_UP_S,
     collective_limit_s,
     paths_limit_s,
+    still_limit_s,
     transport_limit_s,
 )
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
@@ -34,10 +36,11 @@ def test_on_the_rack_a_hang_costs_far_less_than_the_usual_limit(collective: str)
     assert START_UP_S + 20 + FACTOR < limit_s < 120
     assert transport_limit_s(RACK, SETTINGS, 4, 1) < 60
     assert paths_limit_s(RACK, SETTINGS, 4, 1) < 60
+    assert START_UP_S + REPEAT_S * FACTOR < still_limit_s(RACK, SETTINGS, 4, 1) < 60
 
 
 @pytest.mark.parametrize(
-    "limit", [paths_limit_s, transport_limit_s, collective_limit_s("all_reduce")]
+    "limit", [paths_limit_s, still_limit_s, transport_limit_s, collective_limit_s("all_reduce")]
 )
 @pytest.mark.parametrize("nodes", [2, 64, 512])
 def test_accelerators_have_time_to_start(limit: LimitOf, nodes: int) -> None:
@@ -48,7 +51,7 @@ def test_accelerators_have_time_to_start(limit: LimitOf, nodes: int) -> None:
 @pytest.mark.parametrize("slower", [2, 10, 100])
 def test_a_slower_line_has_more_time(slower: int) -> None:
     slow = slower_rack(slower)
-    for limit in (*map(collective_limit_s, COLLECTIVES), transport_limit_s):
+    for limit in (*map(collective_limit_s, COLLECTIVES), transport_limit_s, still_limit_s):
         assert limit(slow, SETTINGS, 4, 1) > limit(RACK, SETTINGS, 4, 1)
     # In the long run the time of the wire is all that counts.
     limit = collective_limit_s("all_reduce")
