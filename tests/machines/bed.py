@@ -117,11 +117,6 @@ class Machines(ssh.SshOnRack):
         assert done.returncode == 0, f"{name}: {script}: {done.returncode}: {done.stderr}"
         return done.stdout
 
-    def make_directory(self, directory: Path) -> None:
-        """Let guests have a directory of this path, from where pytest can be started."""
-        for name in self.names:
-            self.guest(name, f"mkdir -p {shlex.quote(str(directory))}")
-
     def set_carrier(self, name: str, nic: str, up: bool) -> None:
         """Plug the cable of a guest's NIC in, or pull it."""
         self._monitor(name, "set_link", {"name": f"nic-{nic}", "up": up})

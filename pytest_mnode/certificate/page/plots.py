@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LONGEST_NAME = 36
+_WIDE = 8
+"""From the first x to the last, from which the axis is logarithmic."""
 FEW_CELLS = 10
 """Rows of a matrix up to which each cell has its value as text."""
+_MOST_CELLS = 128
+"""Rows of a matrix up to which each has cells of its own."""
 FEW_NAMES = 40
 """Rows of a matrix up to which each has its name; moments of a timeline that are shown."""
 
@@ -67,6 +71,9 @@ def lines(axes: Axes, chart: Lines) -> None:
         label = f"{_name(level.name)} {level.value:.4g}"
         axes.axhline(level.value, color=BAD, linewidth=1.2, label=label)
     numbers = sorted({x for s in chart.series for x, _ in s.points})
+    if numbers and numbers[0] > 0 and numbers[-1] > _WIDE * numbers[0]:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if len(numbers) <= FEW_CELLS:
         axes.set_xticks(numbers)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
@@ -95,6 +102,7 @@ def matrix(axes: Axes, chart: Matrix) -> None:
     from matplotlib.patches import Patch
 
     values = np.array([[math.nan if v is None else v for v in row] for row in chart.values])
+    values = _worst_of_blocks(values, side := -(-len(chart.rows) // _MOST_CELLS))
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
     if chart.expected is not None:  # so that what is within noise looks alike
@@ -106,7 +114,10 @@ def matrix(axes: Axes, chart: Matrix) -> None:
     broken = _broken(values, chart.expected)
     pixels[broken] = (0.80, 0.15, 0.15)
     axes.imshow(pixels, interpolation="none", aspect="equal")
-    handles = [Patch(color="#2271b5", label=f"up to {high:.4g} {chart.unit}")] * bool(known.size)
+    handles = []
+    if (kept := values[np.isfinite(values) & ~broken]).size:
+        label = f"{kept.min():.6g} to {kept.max():.6g} {chart.unit}"
+        handles.append(Patch(color="#2271b5", label=label))
     if broken.any() and chart.expected:
         handles.append(Patch(color="#cc2626", label=f"not {chart.expected.short(chart.unit)}"))
     if not np.isfinite(values).all():
@@ -116,13 +127,32 @@ def matrix(axes: Axes, chart: Matrix) -> None:
             if math.isfinite(value):
                 dark = bool(broken[y, x]) or share[y, x, 0] > 0.5
                 colour = "#ffffff" if dark else "#111111"
-                axes.text(x, y, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=8)
+                text = f"{value:.3g}" if value < 1000 else f"{value / 1000:.3g}k"
+                axes.text(x, y, text, ha="center", va="center", color=colour, fontsize=7)
     if len(chart.rows) <= FEW_NAMES:
         small: dict[str, Any] = {"fontsize": 8 if len(chart.rows) <= 16 else 5}
         axes.set_xticks(range(len(chart.columns)), map(_name, chart.columns), rotation=90, **small)
         axes.set_yticks(range(len(chart.rows)), map(_name, chart.rows), **small)
     axes.grid(visible=False)
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1))
+    if side > 1:
+        axes.set_xlabel(f"each cell is the worst of {side} × {side} pairs")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value * side:.0f}")
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+
+
+def _worst_of_blocks(values: Any, side: int) -> Any:
+    """The lowest value of each block, so that one bad path of many nodes is seen; nan: none."""
+    import numpy as np
+
+    if side <= 1:
+        return values
+    rows, columns = (-(-length // side) for length in values.shape)
+    padded = np.full((rows * side, columns * side), np.inf)
+    padded[: values.shape[0], : values.shape[1]] = np.nan_to_num(values, nan=np.inf)
+    worst = padded.reshape(rows, side, columns, side).min(axis=(1, 3))
+    worst[np.isinf(worst)] = np.nan
+    return worst
 
 
 def _broken(values: Any, expected: Bound | None) -> Any:

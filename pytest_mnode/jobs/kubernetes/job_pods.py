@@ -6,53 +6,21 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.jobs.kubernetes.job_pod import LOST, JobPod
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
-from pytest_mnode.launchers.kubernetes.pods import DELETED, PodState, why_disrupted
 from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT, Exec
 from pytest_mnode.launchers.nodes import CommandResult
 
-LOST = 128 + 9
-"""Exit status of torchrun in a pod that ended without one, or whose node is lost."""
 MOST_AT_ONCE = 32
 """Exec streams that are opened at the same time."""
 _OVER_S = 2.0
 _LOOK_S = 0.25
 _PRINTED_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class JobPod:
-    """A pod. runs: commands can be run in its main container. code: exit status of that; None while
-    it may run. ended: nothing of it runs any more. disturbed: why Kubernetes ends it, or ended it;
-    "" where it does not."""
-
-    state: PodState
-    runs: bool
-    code: int | None
-    ended: bool
-    disturbed: str
-
-    @classmethod
-    def read(cls, pod: Mapping[str, Any], container: str | None, *, gone: bool) -> Self:
-        """From the API server's JSON. gone: it was deleted."""
-        state, status = PodState.read(pod), pod.get("status", {})
-        statuses = status.get("containerStatuses") or []
-        states = {one["name"]: one["state"] for one in statuses}
-        found = states.get(container, {})
-        code = found["terminated"]["exitCode"] if "terminated" in found else None
-        ended = gone or code is not None or status.get("phase") in ("Succeeded", "Failed")
-        disturbed = why_disrupted(pod) or (state.over if status.get("reason") else "")
-        if not disturbed and (gone or pod["metadata"].get("deletionTimestamp")):
-            disturbed = DELETED
-        runs = "running" in found and not ended
-        code = LOST if ended and code is None else code
-        return cls(state, runs, code, ended, disturbed)
 
 
 class JobPods(PodStreams):
@@ -129,6 +97,11 @@ class JobPods(PodStreams):
         """Whether a pod runs on every node."""
         pods = self.by_node()
         return all(node in pods and pods[node].state.ready for node in self._nodes)
+
+    def refused(self) -> bool:
+        """Whether the scheduler has no node for one of them."""
+        with self._lock:
+            return any(pod.state.problem and not pod.state.node for pod in self._pods.values())
 
     def problem(self) -> str:
         """Why pods do not run, in the API server's words: the first reason."""

@@ -25,9 +25,9 @@ from pytest_mnode.launchers.remote.bootstrap import environment
 from pytest_mnode.launchers.remote.node_report import as_there
 from pytest_mnode.protocol.world import RUN
 
-PLACED_S = 6.0
-"""How long pods of a first start may be without nodes: the run's own pods may hold what they ask
-for, and the scheduler says so within a second."""
+REFUSED_S, PLACED_S = 6.0, 30.0
+"""How long pods of a first start may be without nodes: where the scheduler says why, because the
+run's own pods may hold what they ask for; and where nothing is said, as by a queue."""
 UP_S = 90.0
 _ORDERED_S = 30.0
 _ENDED_S = 45.0
@@ -109,13 +109,21 @@ class PodJob(RunningJob):
 
     def _await_pods(self, pods: JobPods) -> None:
         """Wait until all run. Raises NotPlaced, ClusterError."""
-        placed = len(self.nodes)
-        if not self._requeue and not pods.await_that(
-            lambda: len(pods.by_node()) >= placed, PLACED_S
-        ):
-            raise NotPlaced(f"Kubernetes would not start it beside this run ({pods.problem()})")
+        if not self._requeue:
+            self._await_nodes(pods)
         if not pods.await_that(pods.run, UP_S):
             raise ClusterError(f"Job {self.name}: not all pods run: {pods.problem()}")
+
+    def _await_nodes(self, pods: JobPods) -> None:
+        """Wait until each has its node. Raises NotPlaced."""
+
+        def placed() -> bool:
+            return len(pods.by_node()) >= len(self.nodes)
+
+        if not pods.await_that(placed, REFUSED_S):
+            pods.await_that(lambda: placed() or pods.refused(), PLACED_S - REFUSED_S)
+        if not placed():
+            raise NotPlaced(f"Kubernetes would not start it beside this run ({pods.problem()})")
 
     def _order(self, pods: JobPods, nodes: tuple[str, ...], take: list[str]) -> None:
         """Tell each pod its torchrun. Raises ClusterError."""

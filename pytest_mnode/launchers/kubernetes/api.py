@@ -75,8 +75,9 @@ class Api:
             named = f"--mnode-k8s-context={context}: " if context else ""
             raise UsageError(f"{named}no way to a Kubernetes: {_line(error)}") from None
         self.namespace = namespace or found
-        tls = self.tls()
-        options: dict[str, Any] = {"ssl_context": tls} if tls else {}
+        self.tls = self._tls()
+        """None for a server without TLS; made once, because that reads all authorities."""
+        options: dict[str, Any] = {"ssl_context": self.tls} if self.tls else {}
         defaults = urllib3.connection.HTTPConnection.default_socket_options
         options["socket_options"] = [*defaults, *KEEPALIVE]
         self._pool = urllib3.PoolManager(maxsize=4, retries=False, **options)
@@ -86,8 +87,8 @@ class Api:
         """Such as https://10.0.0.1:6443."""
         return str(self._settings.host).rstrip("/")
 
-    def tls(self) -> ssl.SSLContext | None:
-        """As the configuration demands; None for a server without TLS."""
+    def _tls(self) -> ssl.SSLContext | None:
+        """As the configuration demands."""
         if not self.host.startswith("https"):
             return None
         found = ssl.create_default_context(cafile=self._settings.ssl_ca_cert or None)

@@ -44,7 +44,7 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
         return await connect(
             f"{api.host}{path}".replace("http", "ws", 1),
             subprotocols=protocols,  # type: ignore[arg-type]
-            ssl=await asyncio.to_thread(api.tls),
+            ssl=api.tls,
             additional_headers=await asyncio.to_thread(api.headers),
             open_timeout=CONNECT_S,
             ping_interval=None,  # what is sent within has heartbeats of its own

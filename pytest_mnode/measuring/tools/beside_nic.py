@@ -21,13 +21,16 @@ from typing import NoReturn
 from pytest_mnode.criteria.placement.near import Locality, near
 from pytest_mnode.criteria.placement.rank_placement import RankPlacement
 from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cpus import read_cpus
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.numa import read_numa
+from pytest_mnode.machine.pci import read_pci
 from pytest_mnode.machine.process import bytes_by_node, read_process
+from pytest_mnode.machine.rdma import read_rdma
 from pytest_mnode.processes import descendants, die_with_parent
 from pytest_mnode.rank import mempolicy
 
-_PARTS = ("rdma", "pci", "cpus", "numa")
 _LOOK_EVERY_S = 0.2
 _HELP_LIMIT_S = 20.0
 _NOT_STARTED = 127
@@ -107,7 +110,10 @@ def run(
 
     It is bound before it starts, so that all it allocates is there, and ends with this process.
     """
-    machine = Machine.read(root, _PARTS)
+    # Each part by itself, with no limit: one that a slow machine leaves out would leave it unbound.
+    machine = Machine(
+        rdma=read_rdma(root), pci=read_pci(root), cpus=read_cpus(root), numa=read_numa(root)
+    )
     placed, beside = locate(machine, name)
     try:
         if memory == "gpu":

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 Promise = RdmaBandwidthPromise | WriteLatencyPromise
 _FIRST_PORT = 18515
 """perftest's own; each pair of a round has another, because a node may serve two."""
-_SERVER_LIMIT_S = 20.0
+_SERVER_LIMIT_S = 60.0
+"""Interpreters may start from a file server that is slow for the first."""
 _SERVER_END_S, _FAILED_END_S = 10.0, 2.0
 """A server ends with its client: later it is ended, and where it ran is not known. After a client
 that failed it may wait for another."""
 _RETRY_S = 0.3
 _POLL_S = 0.05
-_SPARE_S = 30.0
-"""Beyond the measured time: queue pairs, memory registration, the exchange of results."""
+_SPARE_S = 80.0
+"""Beyond the measured time: interpreters, queue pairs, memory registration, results."""
 _BESIDE_NIC = ("-P", "-m", "pytest_mnode.measuring.tools.beside_nic")
 
 

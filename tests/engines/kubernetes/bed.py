@@ -54,6 +54,8 @@ class KubernetesOnRack(OnRack):
     def __init__(self, nodes: int = COMPUTE_NODES) -> None:
         super().__init__("k8s", nodes)
         self.kubeconfig = self.directory / "admin.conf"
+        self.defined: set[programs.Module] = set()
+        """Whose kinds the server serves."""
         self.env = {"PATH": programs.path(), "KUBECONFIG": str(self.kubeconfig)}
 
     def __enter__(self) -> KubernetesOnRack:
@@ -142,18 +144,26 @@ class KubernetesOnRack(OnRack):
         )  # fmt: skip
         self.start_api_server()
         self.await_that((d / "pki" / "apiserver.crt").exists, 60, "API server up")
+        # The controllers end where it is not ready 10 s later, as on a busy machine.
+        self.await_that(self.answers, 60, "API server ready")
         own = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"]
         self.start_daemon(
             "scheduler",
             login,
             ["kube-scheduler", *own, "--feature-gates=GenericWorkload=true"],
         )
+        self.start_controllers()
+
+    def start_controllers(self, silent_s: int = 12) -> None:
+        """silent_s: after which a node that is not heard of is not Ready."""
+        d = self.directory
         self.start_daemon(
-            "controllers", login,
-            ["kube-controller-manager", *own, f"--service-account-private-key-file={d}/sa.key",
+            "controllers", self.login,
+            ["kube-controller-manager", f"--kubeconfig={self.kubeconfig}", "--leader-elect=false",
+             f"--service-account-private-key-file={d}/sa.key",
              f"--root-ca-file={d}/pki/apiserver.crt",
              "--use-service-account-credentials=false", "--feature-gates=GenericWorkload=true",
-             "--node-monitor-grace-period=12s", "--node-monitor-period=2s"],
+             f"--node-monitor-grace-period={silent_s}s", "--node-monitor-period=2s"],
         )  # fmt: skip
 
     def start_api_server(self) -> None:

@@ -182,7 +182,7 @@ def clients(found: Any) -> Iterator[dict[str, Any]]:
 
 def start_volcano(bed: KubernetesOnRack) -> None:
     """Its controller and its scheduler; what its webhooks fill in, our objects say."""
-    add_crds(bed, crds_of(VOLCANO))
+    define(bed, VOLCANO)
     bed.kubectl("create", "namespace", "volcano-system")
     config = bed.directory / "volcano.conf"
     config.write_text(VOLCANO_SCHEDULER)
@@ -195,6 +195,14 @@ def start_volcano(bed: KubernetesOnRack) -> None:
     bed.await_that(
         lambda: "default" in bed.kubectl(*queues, check=False), _READY_S, "Volcano's default queue"
     )
+
+
+def define(bed: KubernetesOnRack, *modules: Module) -> None:
+    """Have the server serve the kinds of modules, where it does not yet."""
+    new = [module for module in modules if module not in bed.defined]
+    if new:
+        add_crds(bed, [crd for module in new for crd in crds_of(module)])
+        bed.defined.update(new)
 
 
 def crds_of(module: Module) -> list[dict[str, Any]]:

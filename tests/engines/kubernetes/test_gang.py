@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from pytest_mnode.gang.kubernetes.pods import GANG_LABEL
 from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
 from tests.acceptance.certified import ACCEPTANCE, Certified
 from tests.engines.inside import page_for, run_pytest, running_pytest
+from tests.engines.kubernetes import preempted
 from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.engines.kubernetes.gang_engines import (
     GPU,
     Kueue,
-    add_crds,
-    crds_of,
+    define,
     give_gpus,
     start_volcano,
 )
@@ -36,7 +37,7 @@ from tests.engines.kubernetes.programs import (
     VOLCANO,
     unavailable,
 )
-from tests.engines.test_gang import FILLED, OVERSIZE, RACE, cases
+from tests.engines.test_gang import FILLED, LOSS, OVERSIZE, RACE, cases
 
 PART = "longest time that a gang held a part of its nodes"
 NEEDS = {
@@ -51,6 +52,14 @@ TIMES = {
     **{"rounds": 1, "runs": "4 s", "waits": "3 s", "next_within": "15 s", "together": "3 s"},
     "settle": "2 s",
 }
+
+
+SOON: list[dict[str, Any]] = [
+    {"key": f"node.kubernetes.io/{what}", "operator": "Exists", "effect": "NoExecute",
+     "tolerationSeconds": 2}
+    for what in ("unreachable", "not-ready")
+]  # fmt: skip
+"""Pods leave a node that is away after 2 s; Kubernetes' default is 5 min."""
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +102,10 @@ def arguments(
     options = bed.launch(directory, hostNetwork=True)
     template = directory / "pods.json"
     pod = json.loads(template.read_text())
-    pod["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
+    if "node_loss" in promised:  # a kubelet that starts again knows of no GPU
+        pod["spec"]["tolerations"] = SOON
+    else:
+        pod["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
     template.write_text(json.dumps(pod))
     report = f"--mnode-report={directory / 'report'}"
     return [str(ACCEPTANCE / "test_gang.py"), f"--mnode-spec={spec}", *options, report, "-rA"]
@@ -184,13 +196,60 @@ def test_fewer_pods_than_the_gang_has_start_without_the_rest(
     assert "Running (PodGroup Running): 1 Pending + 2 Running" in part, part
 
 
+def test_a_gang_that_lost_its_node_comes_back_whole(
+    bed: KubernetesOnRack, volcano: None, tmp_path: Path
+) -> None:
+    """Its kubelet goes with the node's power; pods are evicted from a node that is not heard of."""
+    done, found = certify(
+        bed,
+        tmp_path,
+        {"engine": "volcano"},
+        LOSS,
+        nodes=2,
+        node_loss="requeued",
+        lost_within="90 s",
+    )
+    verdict, loss = found[LOSS]
+    assert verdict == "pass", done.run.output
+    lost = loss["gangs neither requeued nor cancelled whole when a node had died"]
+    assert re.search(r"node\d dead: requeued", lost["note"]), lost
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "fate"),
+    [
+        ({"engine": "native"}, "over"),
+        ({"engine": "kueue", "queue": "as-large-as-the-cluster"}, "whole"),
+    ],
+    ids=["native", "kueue"],
+)
+def test_a_gang_of_higher_priority_takes_the_room_of_a_whole_gang(
+    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path, scheduler: dict[str, str], fate: str
+) -> None:
+    """Never of a part; Kueue's comes back whole, a Job beside a PodGroup has failed."""
+    for value, name in enumerate(("low", "high"), 1):
+        api = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+        bed.apply({**api, "metadata": {"name": name}, "value": value})
+    arguments(bed, tmp_path, scheduler)
+    template, named = str(tmp_path / "pods.json"), json.dumps(scheduler)
+    done = bed.run(sys.executable, preempted.__file__, template, named, limit_s=300)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert "whole" in told["high"]["states"], told
+    low = [state for state in told["low"]["states"] if state in ("whole", "waiting", "over")]
+    assert low[-1] == fate, told
+    assert low.count("whole") == (2 if fate == "whole" else 1), told
+    assert told["low"]["longest_part_s"] < 2, told
+    assert told["high"]["longest_part_s"] < 2, told
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_the_server_takes_each_kinds_objects(
     bed: KubernetesOnRack, tmp_path: Path, name: str
 ) -> None:
     """By its validation alone: most of these are not tried under contention."""
     if name in NEEDS:
-        add_crds(bed, [crd for module in NEEDS[name] for crd in crds_of(module)])
+        define(bed, *NEEDS[name])
     bed.launch(tmp_path)
     given = json.loads((tmp_path / "pods.json").read_text())
     labels = {RUN_LABEL: "r1", GANG_LABEL: "g1"}

@@ -193,9 +193,9 @@ def test_a_controller_that_is_killed_leaves_no_job(bed: KubernetesOnRack, tmp_pa
 
 
 def test_a_killed_job_comes_back_and_loses_nothing(bed: KubernetesOnRack, tmp_path: Path) -> None:
-    """acceptance/test_restart.py; test_whole has the node that is lost."""
+    """acceptance/test_restart.py; test_whole has the node that is lost, of the same kind of job."""
     kill = "test_a_killed_job_comes_back_and_loses_nothing"
-    kills = ["rank", "preemption"]
+    kills = ["preemption"]
     promised = page_for(bed, "x")["criteria"]["restart"]
     restart = promised | {"kills": kills, "within": "120 s", "pause": "0.3 s"}
     spec = spec_for(bed, tmp_path, "jobs are pods", criteria={"restart": restart})

@@ -11,7 +11,7 @@ from pytest_mnode.launchers.kubernetes.manifest import pods_of_run
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from tests.engines.kubernetes.bed import KubernetesOnRack
-from tests.engines.kubernetes.gang_engines import add_crds, crds_of
+from tests.engines.kubernetes.gang_engines import define
 from tests.engines.kubernetes.programs import JOBSET, TRAINER, TRAINING_OPERATOR, VOLCANO
 
 TEMPLATES = sorted((Path(__file__).parents[3] / "fixtures/kubernetes").glob("*.yaml"))
@@ -21,8 +21,7 @@ NAMED = Path(__file__).parents[3] / "docs/kubernetes.md"
 
 def test_the_server_takes_each_template(bed: KubernetesOnRack, tmp_path: Path) -> None:
     """And the job of `cluster.launch` that is made of it."""
-    modules = (JOBSET, TRAINER, TRAINING_OPERATOR, VOLCANO)
-    add_crds(bed, [crd for module in modules for crd in crds_of(module)])
+    define(bed, JOBSET, TRAINER, TRAINING_OPERATOR, VOLCANO)
     page = NAMED.read_text()
     kinds = set()
     for template in TEMPLATES:

@@ -1,0 +1,194 @@
+"""Many pods on fake nodes (kwok): what the run's bridge and the gang engine ask, keep and say.
+
+MNODE_TEST_PODS=512 tries the size that is promised; the tests' own is a quarter of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
+from tests.engines.kubernetes.bed import KubernetesOnRack, is_ready
+from tests.engines.kubernetes.programs import KWOK, source, unavailable
+
+NODES = int(os.environ.get("MNODE_TEST_PODS", "128"))
+GANG_SIZE = NODES // 2 + 44
+"""Two of them do not fit."""
+FAKE = {"kwok.x-k8s.io/node": "fake"}
+TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
+STAGES = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
+POD = {
+    "kind": "PodTemplate",
+    "template": {
+        "spec": {
+            "nodeSelector": FAKE,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "node", "image": "none"}],
+        }
+    },
+}
+GANG = """
+import json, os, sys, time
+from pytest_mnode.gang.engine import GangRequest, Phase
+from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.spec import Scheduler
+
+size = int(sys.argv[1])
+engine = KubernetesEngine(
+    Scheduler(kind="kubernetes", engine="native"), KubernetesOptions(), json.loads(sys.argv[2])
+)
+try:
+    there = time.monotonic()
+    capacity = engine.capacity()
+    told = {"nodes": len(capacity.nodes), "free": len(capacity.free)}
+    told["capacity_s"] = time.monotonic() - there
+    began = time.monotonic()
+    jobs = [engine.submit(GangRequest(n, size, 60, 300, capacity.free))[0] for n in "AB"]
+    took, held = [], set()
+    while time.monotonic() < began + 120:
+        at = time.monotonic()
+        look = engine.observe()
+        took.append(time.monotonic() - at)
+        records = look.records or {}
+        held |= {len(records[j].nodes) for j in jobs if j in records}
+        whole = [j for j in jobs if j in records and len(records[j].nodes) == size]
+        if whole:
+            break
+        time.sleep(0.2)
+    waiting = next(j for j in jobs if j not in whole)
+    told |= {"whole": len(whole), "looks": len(took), "slowest_look_s": max(took)}
+    told |= {"started_s": time.monotonic() - began, "status": records[waiting].status}
+    told["waiting"] = records[waiting].phase == Phase.WAITING
+    status = open("/proc/self/status").read().split()
+    told |= {k: int(status[status.index(k + ":") + 1]) for k in ("VmHWM", "Threads")}
+finally:
+    engine.close()
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def fakes(bed: KubernetesOnRack) -> Iterator[None]:
+    assert unavailable([KWOK]) is None
+    stages = [source(KWOK) / "kustomize/stage" / f"{name}.yaml" for name in STAGES]
+    config = bed.directory / "kwok.yaml"
+    config.write_text("---\n".join(stage.read_text() for stage in stages))
+    chosen = "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"
+    own = [f"--kubeconfig={bed.kubeconfig}", f"--config={config}", chosen]
+    bed.end_daemon("controllers")
+    bed.start_controllers(silent_s=3600)  # so many heartbeats would be most of the work
+    bed.start_daemon("kwok", bed.login, ["kwok", *own])
+    room = {"cpu": "64", "memory": "256Gi", "pods": "10"}
+    names = [f"fake-{number}" for number in range(NODES)]
+    marked = {"annotations": FAKE, "labels": FAKE}
+    nodes = [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": n, **marked, "labels": {**FAKE, "kubernetes.io/hostname": n}},
+            "spec": {"taints": [TAINT]},
+            "status": {"allocatable": room, "capacity": room},
+        }
+        for n in names
+    ]
+    path = bed.directory / "fakes.json"
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
+    label = "kwok.x-k8s.io/node=fake"
+    bed.kubectl("create", "-f", str(path), limit_s=120)
+
+    def ready() -> bool:
+        found = bed.get("nodes", "-l", label)["items"]
+        return len(found) == NODES and all(map(is_ready, found))
+
+    bed.await_that(ready, 120, "fake nodes are Ready")
+    yield
+    bed.kubectl("delete", "nodes", "-l", label, "--wait=false", limit_s=120)
+    bed.await_that(lambda: not bed.get("nodes", "-l", label)["items"], 60, "fake nodes are gone")
+    bed.end_daemon("kwok")
+    bed.end_daemon("controllers")
+    bed.start_controllers()
+
+
+def lists(bed: KubernetesOnRack) -> int:
+    """How often pods were listed until now, by all clients."""
+    text = bed.kubectl("get", "--raw", "/metrics")
+    found = re.findall(r'apiserver_request_total\{.*resource="pods".*verb="LIST".*\} (\d+)', text)
+    return sum(map(int, found))
+
+
+def test_the_bridge_of_many_pods(bed: KubernetesOnRack, fakes: None, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    settings = BridgeSettings(
+        context="",
+        namespace="",
+        manifest=POD,
+        run_id="large",
+        nodes=NODES,
+        python="python3",
+        wait=["wait"],
+        wait_s=200.0,
+        alive="/tmp/alive",
+        scratch=str(tmp_path),
+    )
+    (tmp_path / "settings").write_text(json.dumps(asdict(settings)))
+    before, began = lists(bed), time.monotonic()
+    argv = [sys.executable, "-m", "pytest_mnode.launchers.kubernetes.bridge"]
+    bridge = bed.start(*argv, str(tmp_path / "settings"), str(path))
+    try:
+        bed.await_that(path.exists, 60, "the bridge listens")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as events:
+            events.settimeout(200)
+            events.connect(str(path))
+            events.sendall(b'{"events": true}\n')
+            told: dict[str, Any] = {}
+            for line in events.makefile("rb"):
+                told |= json.loads(line)
+                if "pods" in told or "failed" in told:
+                    break
+        up_s = time.monotonic() - began
+        assert len(told["pods"]) == NODES, str(told)[:2000]
+        assert len({pod["node"] for pod in told["pods"].values()}) == NODES
+        family = [psutil.Process(bridge.pid), *psutil.Process(bridge.pid).children(recursive=True)]
+        own = max(family, key=lambda one: one.memory_info().rss)
+        memory, cpu = own.memory_info().rss, own.cpu_times()
+        asked = lists(bed) - before
+        print(
+            f"{NODES} pods up after {up_s:.1f} s, {memory >> 20} MiB, {own.num_threads()} threads, "
+            f"{cpu.user + cpu.system:.1f} s of CPU, {asked} lists of pods by all clients"
+        )
+        assert own.num_threads() < 64  # no thread per pod
+        assert asked < 30
+        assert memory < 300 << 20
+    finally:
+        for one in psutil.Process(bridge.pid).children(recursive=True) or []:
+            one.send_signal(signal.SIGTERM)
+        bridge.terminate()
+        bridge.wait(30)
+    gone = bed.await_that(lambda: not bed.get("jobs,pods")["items"], 120, "no job, no pod")
+    print(f"deleted within {gone:.1f} s")
+
+
+def test_two_gangs_of_which_one_fits(bed: KubernetesOnRack, fakes: None) -> None:
+    done = bed.run(sys.executable, "-c", GANG, str(GANG_SIZE), json.dumps(POD), limit_s=300)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    print(told)
+    assert told["free"] == NODES
+    assert (told["whole"], told["waiting"]) == (1, True), told
+    assert len(told["status"]) < 1000
+    assert told["Threads"] < 64  # no thread per pod
+    bed.await_that(lambda: not bed.get("jobs,pods")["items"], 120, "no job, no pod")
