@@ -15,7 +15,7 @@ from importlib import import_module
 
 from pytest_mnode.errors import MnodeError
 
-COMMANDS = ("nodes", "page", "diff", "judge", "sign", "verify")
+COMMANDS = ("expect", "nodes", "page", "diff", "judge", "sign", "verify")
 """In the order in which --help lists them."""
 
 

@@ -1,0 +1,219 @@
+"""What bus bandwidth to expect of a cluster, by collective and size, and why it may be less. Pure.
+
+The wire allows the line (`bandwidth.busbw_at_line_rate`), and each step takes its time besides: a
+collective of S bytes over n ranks takes t = steps × α + factor × S / line (Hockney, Parallel
+Computing 20, 1994), and its busbw is factor × S / t. A ring takes 2(n-1) steps for an all-reduce
+and n-1 for the others, a tree 2 log2(k) and log2(k) over k nodes (Thakur et al., IJHPCA 19, 2005).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pytest_mnode.spec.bandwidth import (
+    ETHERNET_HEADER_BYTES,
+    BusbwAtLineRate,
+    Collective,
+    bus_factor,
+    busbw_at_line_rate,
+    tcp_payload_share,
+)
+from pytest_mnode.spec.models import Spec
+
+SIZES_BYTES = tuple(1 << power for power in (20, 24, 28, 30, 33))
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+
+_MOST_REASONS, _AS_LIKELY = 3, math.log(1.25)
+"""Reasons are named together where they miss a value by factors that differ by less than 1.25."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """Shares of the line that large sizes reach, seconds of a step, and where both are from."""
+
+    low: float
+    high: float
+    step_s: tuple[float, float]
+    source: str
+
+
+RDMA = Usual(
+    0.75,
+    0.97,
+    (4.2e-6, 15e-6),
+    "published all-reduces by RDMA: 75 of 100 GB/s (A100, 8×100G RoCE, 2 nodes), 165 to 185 of 200 "
+    "(A100, 8×200G), 356 of 400 at 512 MB and 387 at 8 GB (H100, 8×400G); a step: RDMA writes take "
+    "4.2 to 5 µs, 15 µs with the library's own work [choice]",
+)
+TCP = Usual(
+    0.6,
+    1.0,
+    (30e-6, 200e-6),
+    "what TCP leaves of the frames (RFC 9293, IEEE 802.3), and 60 % of it where one connection or "
+    "one core is the limit; a step: 30 to 200 µs through two kernels [choice]",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Bus bandwidth of one size, GB/s: what the wire allows, and what is usual, from to."""
+
+    collective: str
+    size_bytes: int
+    wire: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a value may be what it is: which share of the line it leaves, at least and at most."""
+
+    least: float
+    most: float
+    text: str
+
+    def distance(self, share: float) -> float:
+        """0 where it explains this share; else how many times off, as a logarithm."""
+        nearest = min(max(share, self.least), self.most)
+        return abs(math.log(share / nearest))
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A collective over `nodes` × `ranks_per_node` ranks of the cluster that a spec describes.
+
+    Raises ValueError for an unknown collective or fewer than two ranks.
+    """
+
+    spec: Spec
+    collective: str
+    nodes: int
+    ranks_per_node: int
+
+    @property
+    def by_tcp(self) -> bool:
+        return self.spec.fabric.kind == "ethernet"
+
+    @property
+    def line(self) -> BusbwAtLineRate:
+        backend = "nccl" if self.spec.accelerators.per_node else "gloo"
+        fabric, ranks_per_node = self.spec.fabric, self.ranks_per_node
+        return busbw_at_line_rate(self.collective, fabric, self.nodes, ranks_per_node, backend)
+
+    @property
+    def payload_share(self) -> float:
+        """Of the line, what is left beside headers, where they are known."""
+        mtu = self.spec.fabric.mtu_bytes
+        if not self.by_tcp or not mtu:
+            return 1.0
+        return tcp_payload_share(mtu, framing_bytes=ETHERNET_HEADER_BYTES)
+
+    @property
+    def usual(self) -> Usual:
+        return TCP if self.by_tcp else RDMA
+
+    def of_size(self, size_bytes: int) -> Expected:
+        """What to expect of this size."""
+        usual, wire = self.usual, self.line.gbytes_s * self.payload_share
+        quick, slow = usual.step_s
+        high = self._busbw(size_bytes, wire * usual.high, self._steps(tree=True) * quick)
+        low = self._busbw(size_bytes, wire * usual.low, self._steps(tree=False) * slow)
+        return Expected(self.collective, size_bytes, wire, min(low, high), high)
+
+    def reasons(self, size_bytes: int, busbw_gbytes_s: float) -> list[str]:
+        """Why so little, or so much: the likeliest first."""
+        line = self.line.gbytes_s * self.payload_share
+        expected, share = self.of_size(size_bytes), busbw_gbytes_s / line
+        if expected.low <= busbw_gbytes_s <= max(expected.high, line):
+            return [f"usual: {share:.0%} of the wire"]
+        if busbw_gbytes_s > line:
+            return [self._too_much(share)]
+        likely = sorted(self._known(size_bytes), key=lambda one: one.distance(share))
+        far = likely[0].distance(share) + _AS_LIKELY
+        return [one.text for one in likely if one.distance(share) <= far][:_MOST_REASONS]
+
+    def _steps(self, *, tree: bool) -> float:
+        ranks = self.nodes * self.ranks_per_node
+        if self.collective == Collective.SEND_RECV:
+            return 1
+        ways = 2 if self.collective == Collective.ALL_REDUCE else 1
+        return ways * (max(1.0, math.log2(self.nodes)) if tree else ranks - 1)
+
+    def _busbw(self, size_bytes: int, line_gbytes_s: float, latency_s: float) -> float:
+        moved = bus_factor(self.collective, self.nodes * self.ranks_per_node) * size_bytes
+        return moved / (latency_s + moved / (line_gbytes_s * 1e9)) / 1e9
+
+    def _too_much(self, share: float) -> str:
+        ranks = self.nodes * self.ranks_per_node
+        inside = 2 * (ranks - 1) / ranks / (2 * (self.nodes - 1) / self.nodes)
+        if self.ranks_per_node > 1 and self.collective == Collective.ALL_REDUCE:
+            return (
+                f"{share:.0%} of one ring: ranks reduce inside nodes first, which allows "
+                f"{inside:.0%} (bandwidth.hierarchical_node_bytes); pin NCCL_ALGO=RING to judge "
+                "the wire"
+            )
+        return (
+            f"{share:.0%} of the wire: the spec's line_rate or nics_per_node is too low, or the "
+            "bytes did not go over the fabric: acceptance/test_fabric.py -k traffic"
+        )
+
+    def _known(self, size_bytes: int) -> list[Reason]:
+        """What is known to slow collectives, by the share of the wire that it leaves."""
+        fabric, management = self.spec.fabric, self.spec.management
+        wire = self.line.gbytes_s * self.payload_share
+        ring = self._busbw(size_bytes, wire, self._steps(tree=False) * self.usual.step_s[1]) / wire
+        found = [
+            Reason(
+                *(0.45, 0.55),
+                "half of the wire: a link or PCIe slot at half its speed, two flows hashed to one "
+                "link, or bytes staged through host memory because GPUDirect is off: "
+                "acceptance/test_fabric.py with --mnode-locate, acceptance/test_preflight.py",
+            ),
+            Reason(
+                *(0.22, 0.28),
+                "a quarter of the wire: a link that came up two speeds lower, or a PCIe slot of a "
+                "quarter of its lanes: acceptance/test_preflight.py",
+            ),
+            Reason(
+                *(0.55, 0.9),
+                "a slow node, or congestion: a collective is as fast as its slowest path: "
+                "acceptance/test_fabric.py names it; beside RoCE look at PFC and ECN counters",
+            ),
+        ]
+        if ring < 0.95:
+            found.append(
+                Reason(
+                    *(0.7 * ring, 1.3 * ring),
+                    f"too small a size: {self._steps(tree=False):g} steps of a ring take most of "
+                    f"the time, which leaves {ring:.0%}; measure larger ones",
+                )
+            )
+        if fabric.nics_per_node > 1:
+            left = (fabric.nics_per_node - 1) / fabric.nics_per_node
+            found.append(
+                Reason(
+                    *(0.97 * left, 1.01 * left),
+                    f"one of {fabric.nics_per_node} NICs carries nothing, which leaves {left:.0%}: "
+                    "NCCL_IB_HCA, or a port that is down: acceptance/test_preflight.py",
+                )
+            )
+        if not self.by_tcp:
+            found.append(
+                Reason(
+                    *(0.0, 0.02),
+                    "silent TCP: NCCL found no RDMA and took sockets, about 3 GB/s of 400: "
+                    "NCCL_NET=IB makes it an error; acceptance/test_fabric.py -k traffic proves it",
+                )
+            )
+        if management is not None and management.line_rate_bits_s:
+            share = management.line_rate_bits_s / 8e9 / self.line.gbytes_s
+            found.append(
+                Reason(
+                    *(0.5 * share, share),
+                    f"over the management network, which leaves {share:.1%} at most: "
+                    "NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME; acceptance/test_fabric.py -k traffic",
+                )
+            )
+        return found

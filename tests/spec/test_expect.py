@@ -1,0 +1,87 @@
+"""What the wire allows, what is usual, and reasons for values made from a known cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.bandwidth import busbw_at_line_rate
+from pytest_mnode.spec.expect import COLLECTIVES, Expectation
+from tests.spec.test_schema import CLUSTERS
+
+H100 = load_spec(CLUSTERS / "h100-ib.yaml")
+RACK = load_spec(default_spec_path())
+GIB = 1 << 30
+
+
+def h100(nodes: int = 16, collective: str = "all_reduce") -> Expectation:
+    return Expectation(H100, collective, nodes, 8)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_wire_is_the_line_of_the_spec(collective: str) -> None:
+    line = busbw_at_line_rate(collective, H100.fabric, 16, 8, "nccl").gbytes_s
+    found = h100(collective=collective).of_size(8 * GIB)
+    assert found.wire == line
+    assert 0 < found.low < found.high <= line
+
+
+def test_published_values_are_usual() -> None:
+    for size, busbw in ((512 << 20, 356), (8 * GIB, 387)):
+        found = h100().of_size(size)
+        assert found.low <= busbw <= found.high
+    a100 = Expectation(load_spec(CLUSTERS / "a100-ib.yaml"), "all_reduce", 4, 8)
+    found = a100.of_size(4 * GIB)
+    assert found.low <= 165
+    assert found.high >= 185
+
+
+def test_usual_values_rise_with_the_size_and_fall_with_the_nodes() -> None:
+    of_sizes = [h100().of_size(1 << power) for power in range(20, 34)]
+    assert [one.low for one in of_sizes] == sorted(one.low for one in of_sizes)
+    assert [one.high for one in of_sizes] == sorted(one.high for one in of_sizes)
+    of_nodes = [h100(nodes).of_size(64 << 20).low for nodes in (2, 8, 64, 512)]
+    assert of_nodes == sorted(of_nodes, reverse=True)
+
+
+def test_headers_count_where_tcp_runs_in_frames() -> None:
+    found = Expectation(RACK, "all_reduce", 4, 1).of_size(4 << 20)
+    assert found.wire == pytest.approx(0.025 * 0.9564, rel=1e-3)
+    for measured in (0.89, 0.95):  # what the rack's page says was measured
+        assert found.low <= measured * 0.025 <= found.high
+
+
+@pytest.mark.parametrize(
+    ("share", "reason"),
+    [
+        (0.9, "usual: 90% of the wire"),
+        (0.5, "half of the wire"),
+        (0.25, "a quarter of the wire"),
+        (0.0075, "silent TCP"),
+        (0.65, "a slow node, or congestion"),
+        (1.2, "120% of one ring: ranks reduce inside nodes first"),
+    ],
+)
+def test_a_share_has_its_reason_first(share: float, reason: str) -> None:
+    assert h100(4).reasons(8 * GIB, share * 400)[0].startswith(reason)
+
+
+def test_a_missing_nic_and_a_small_size_are_among_the_reasons() -> None:
+    two_nics = H100.model_copy(
+        update={"fabric": H100.fabric.model_copy(update={"nics_per_node": 4})}
+    )
+    reasons = Expectation(two_nics, "all_reduce", 2, 8).reasons(8 * GIB, 0.74 * 200)
+    assert any(reason.startswith("one of 4 NICs carries nothing") for reason in reasons)
+    less = 0.9 * h100(2).of_size(4 << 20).low
+    [small] = [r for r in h100(2).reasons(4 << 20, less) if r.startswith("too small a size")]
+    assert "30 steps of a ring" in small
+
+
+def test_the_management_network_is_a_reason_on_the_rack() -> None:
+    reasons = Expectation(RACK, "all_reduce", 4, 1).reasons(4 << 20, 0.0022)
+    assert reasons[0].startswith("over the management network, which leaves 10.0% at most")
+
+
+def test_more_than_the_wire_without_a_hierarchy_is_a_wrong_spec() -> None:
+    [reason] = Expectation(RACK, "all_reduce", 4, 1).reasons(4 << 20, 0.05)
+    assert "line_rate or nics_per_node is too low" in reason
