@@ -38,6 +38,15 @@ def test_every_rank_multiplies_as_fast_as_the_others(
 
 
 @needs_group
+def test_every_rank_computes_the_same_training_steps(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Do all ranks compute the same training steps, bit by bit, and if not, who does not?"""
+    promise = promised(spec, "devices.training_step")
+    measure.record(devices.judge_steps(bench.compare_steps(promise, world, device)))
+
+
+@needs_group
 @pytest.mark.parametrize("kind", ["memory_copy", "device_copy", "host_to_device", "device_to_host"])
 def test_every_rank_copies_as_fast_as_the_others(
     kind: str, world: World, device: torch.device, spec: Spec, measure: Measure

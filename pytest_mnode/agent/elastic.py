@@ -256,9 +256,10 @@ def numa_options(order: BindingOrder, local_size: int, default: Any) -> Any:
 
     default: what torch does unasked.
     """
-    if order.mode == "auto" and not order.shown.emulated and order.cpus is None:
+    elsewhere = order.shown.emulated or order.start.cpus is not None
+    if order.mode == "auto" and not elsewhere:
         return default
-    if order.mode not in ("node", "exclusive") or order.shown.emulated or order.cpus is not None:
+    if order.mode not in ("node", "exclusive") or elsewhere:
         return None
     try:
         from torch.numa.binding import AffinityMode, NumaOptions

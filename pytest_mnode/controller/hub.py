@@ -81,7 +81,7 @@ class Hub(Exchange):
         self.nodes: dict[str, NodeState] = {}
         self.leases = Leases(self.nodes)
         self.worlds = Worlds(
-            facts, self.leases, self.send, self._to_agent, launcher.rank_cpus, now=self._now
+            facts, self.leases, self.send, self._to_agent, launcher.rank_start, now=self._now
         )
         self.collect: Collect | None = None
         self._ranks_wanted = False

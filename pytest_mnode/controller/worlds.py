@@ -64,7 +64,7 @@ class Worlds:
     """`send(peer, message)` reaches clients, `to_agent(node, message)` agents.
 
     now: seconds of the clock that limits are judged by.
-    rank_cpus: see Launcher.
+    rank_start: see Launcher.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Worlds:
         leases: Leases,
         send: Callable[[str, Any], None],
         to_agent: Callable[[str, Any], None],
-        rank_cpus: Callable[[Node], tuple[tuple[int, ...], ...] | None] = lambda _: None,
+        rank_start: Callable[[Node], Any] = lambda _: BindingOrder().start,
         *,
         now: Callable[[], float],
     ) -> None:
@@ -86,7 +86,7 @@ class Worlds:
         self._send = send
         self._to_agent = to_agent
         self._now = now
-        self._rank_cpus = rank_cpus
+        self._rank_start = rank_start
         self._ids = itertools.count(1)
 
     @property
@@ -168,7 +168,7 @@ class Worlds:
             env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly: else a prefix
         facts = self.facts
         nics = () if facts.accelerators else facts.fabric
-        binding = BindingOrder(facts.numa_bind, node.shown, self._rank_cpus(node), nics)
+        binding = BindingOrder(facts.numa_bind, node.shown, self._rank_start(node), nics)
         own_imports = tuple(sorted(self._own_imports)) if info.own_imports else ()
         place = name, info, node_rank, addr, port
         return Launch(*place, facts.backend, facts.accelerators, env, binding, own_imports)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.machine.nvml import Load
-from pytest_mnode.measurement import Measurement, at_least, at_most, equals
+from pytest_mnode.measurement import Measurement, at_least, at_most, equals, listed
 from pytest_mnode.measuring.rank_rates import Comparison, PeerBound, RankRate
 from pytest_mnode.spec.devices import MatmulPromise
+
+if TYPE_CHECKING:
+    from pytest_mnode.measuring.same_steps import SameSteps
 
 LARGEST_CHECKED = 2048
 """Rows of a product that is checked: checking costs the host as much as the device gains."""
@@ -26,6 +31,30 @@ def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> li
             f"whole numbers, {size} × {size}, exact in {dtype}",
             ", ".join(bad) or None,
             f"could not be computed by {', '.join(failed)}" if failed else "",
+        )
+    ]
+
+
+def judge_steps(found: SameSteps) -> list[Measurement]:
+    """Whether ranks computed the same training steps, and which did not."""
+    wrong, disagreeing = found.wrong, found.unresolved
+    failed = [f"{row.name}: {row.why}" for row in found.rows if row.why]
+    each = max((len(row.models) for row in found.rows), default=0)
+    culprits = [f"{name} ({count} of {each})" for name, count in wrong.items()]
+    alone = [row.name for row in found.rows if len(set(row.models)) == 1]
+    note = f"{each} models of {found.steps} steps on each rank"
+    if alone:
+        note += f"; no other device of its kind to compare with: {listed(alone)}"
+    return [
+        Measurement(
+            "training steps, digests that differ",
+            None if failed and not wrong else sum(wrong.values()) + len(disagreeing),
+            "",
+            equals(0),
+            "steps of one seed are equal bit by bit on devices of one kind",
+            listed([*culprits, *disagreeing]) or None,
+            f"could not be computed by {listed(failed)}" if failed else note,
+            detection=smallest_share_wrong(each * found.steps),
         )
     ]
 

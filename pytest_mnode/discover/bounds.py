@@ -180,6 +180,7 @@ def _devices(machine: Machine) -> Entry:
             why,
             (
                 Entry("matmul", "{dtypes: [float32], size: 512, at_least_fraction: 0.7}"),
+                Entry("training_step", "{width: 64, layers: 2, context: 32}"),
                 Entry("memory_copy", "{size: 32 MiB, at_least_fraction: 0.65}"),
             ),
         )
@@ -190,6 +191,7 @@ def _devices(machine: Machine) -> Entry:
         why,
         (
             Entry("matmul", "{dtypes: [bfloat16], size: 8192, at_least_fraction: 0.95}"),
+            Entry("training_step", "{dtype: bfloat16}"),
             Entry("device_copy", "{size: 1 GiB, at_least_fraction: 0.95}"),
             Entry("host_to_device", "{size: 1 GiB, at_least_fraction: 0.9}"),
             Entry("device_to_host", "{size: 1 GiB, at_least_fraction: 0.9}"),

@@ -160,8 +160,8 @@ def _board(rack: Rack, node: Node) -> Board:
 
 def _bound(rack: Rack, node: Node, cpus: tuple[tuple[int, ...], ...]) -> Undo:
     """Ranks that run already stay where they are."""
-    rack.bind_ranks(node, cpus)
-    return undone_once(rack, lambda: rack.bind_ranks(node, None))
+    rack.start_ranks(node, cpus=cpus)
+    return undone_once(rack, lambda: rack.start_ranks(node, cpus=None))
 
 
 @fault(size("SIZE", "64 KiB"))

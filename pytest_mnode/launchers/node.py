@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
+from pytest_mnode.protocol.agent_messages import RankStart
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
 
 if TYPE_CHECKING:
@@ -93,10 +94,9 @@ class Launcher:
         """
         return None
 
-    def rank_cpus(self, node: Node) -> tuple[tuple[int, ...], ...] | None:  # noqa: ARG002
-        """CPUs for local ranks 0, 1, … of a node, from the start where there are more ranks; empty
-        CPUs leave a rank unbound. None: ranks are bound as --mnode-numa-bind says."""
-        return None
+    def rank_start(self, node: Node) -> RankStart:  # noqa: ARG002
+        """What is particular about the ranks that a node starts from now on."""
+        return RankStart()
 
     def relay(self, port: int) -> dict[str, int]:  # noqa: ARG002
         """By node, the port of its loopback that leads to this port of this machine's loopback.

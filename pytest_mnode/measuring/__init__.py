@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.messages import DTYPES, exchange, sums
     from pytest_mnode.measuring.naming import whose
     from pytest_mnode.measuring.numa import placement
+    from pytest_mnode.measuring.same_steps import compare_steps
     from pytest_mnode.measuring.transport import prove_transport
     from pytest_mnode.measuring.votes import wrong_values
 
@@ -43,6 +44,7 @@ _HOME = {
     "SEND_RECV": "collectives",
     "compare_copy": "devices",
     "compare_matmul": "devices",
+    "compare_steps": "same_steps",
     "exchange": "messages",
     "find_slow_links": "locating.locate",
     "measure_busbw": "busbw",
@@ -66,6 +68,7 @@ __all__ = [
     "KnownCulprits",
     "compare_copy",
     "compare_matmul",
+    "compare_steps",
     "exchange",
     "find_slow_links",
     "measure_busbw",

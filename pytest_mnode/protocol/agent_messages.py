@@ -33,17 +33,31 @@ class NodeBooted:
 
 
 @dataclass(frozen=True)
+class RankStart:
+    """What a launcher wants of the ranks that a node starts.
+
+    cpus: for local ranks 0, 1, … of a node, from the start where there are more ranks; empty CPUs
+    leave a rank unbound. None: ranks are bound as --mnode-numa-bind says.
+    first: a Python file, a function of it and its arguments, called before anything else, as faults
+    of the rack want it.
+    """
+
+    cpus: tuple[tuple[int, ...], ...] | None = None
+    first: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class BindingOrder:
-    """How the ranks of a node are to be bound.
+    """How the ranks of a node are to be bound, and to start.
 
     mode: a choice of --mnode-numa-bind. shown: where the node shows its sockets.
-    cpus: as `Launcher.rank_cpus` gives them, where the launcher binds ranks. nics: names and
-    patterns of NICs that ranks are bound beside, where they have no accelerators.
+    start: what the launcher wants. nics: names and patterns of NICs that ranks are bound beside,
+    where they have no accelerators.
     """
 
     mode: str = "auto"
     shown: SysfsView = AS_IT_IS
-    cpus: tuple[tuple[int, ...], ...] | None = None
+    start: RankStart = RankStart()
     nics: tuple[str, ...] = ()
 
 

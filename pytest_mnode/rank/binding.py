@@ -98,7 +98,7 @@ def bind(order: BindingOrder, local_rank: int, local_size: int, by_torch: bool) 
 def _why_not(order: BindingOrder) -> str:
     if order.mode == "none":
         return "--mnode-numa-bind=none"
-    if order.mode == "auto" and not order.shown.emulated and order.cpus is None:
+    if order.mode == "auto" and not order.shown.emulated and order.start.cpus is None:
         return order.shown.missing or "torchrun binds nobody unless asked to"
     return ""
 
@@ -113,10 +113,10 @@ def _bind(
         nics = read_fabric_nics(order.nics)
         ours = [nic_of_rank(nics, rank, local_size) for rank in range(local_size)]
         what, homes = "NIC", [None if nic is None else nic.numa_node for nic in ours]
-    if order.cpus is None:
+    if order.start.cpus is None:
         share = shares(homes, cores, exclusive=order.mode != "node", what=what)[local_rank]
     else:
-        share = _given(order.cpus[local_rank % len(order.cpus)], cores)
+        share = _given(order.start.cpus[local_rank % len(order.start.cpus)], cores)
     if share.cpus:
         os.sched_setaffinity(0, share.cpus)
         _prefer_memory(share.numa_node)

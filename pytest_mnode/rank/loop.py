@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import inspect
 import os
+import runpy
 import signal
 import traceback
 from collections.abc import Callable
@@ -40,6 +41,9 @@ def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -
     processes.adopt_orphans()  # so that what a test started is found however deep it hides
     world = World.from_env(os.environ, launch.world.nodes)
     binding.bind(launch.binding, world.local_rank, world.local_size, by_torch)
+    if launch.binding.start.first:
+        path, function, *values = launch.binding.start.first
+        runpy.run_path(path)[function](*values)
     rank = Rank(order, launch, world)
     if launch.backend == "nccl":
         _have_nccl_log(rank.files.nccl)

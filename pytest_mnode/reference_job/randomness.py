@@ -1,14 +1,19 @@
-"""Random states of a rank, set from a seed, kept, put back; and digests of what it came to."""
+"""Random states of a rank, set from a seed, kept, put back; what repeats exactly; and digests."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+
+from pytest_mnode.reference_job.config import CUBLAS, REPEATABLE
 
 
 def seed_all(*words: int) -> None:
@@ -17,6 +22,23 @@ def seed_all(*words: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # of all devices as well
+
+
+@contextlib.contextmanager
+def repeatable(wanted: bool = True) -> Iterator[None]:
+    """Refuse operations that differ from run to run, for a while, in ranks that exist already."""
+    before = torch.are_deterministic_algorithms_enabled()
+    # Without it torch refuses to multiply deterministically on accelerators.
+    pinned = CUBLAS in os.environ or not wanted
+    torch.use_deterministic_algorithms(wanted)
+    if not pinned:
+        os.environ[CUBLAS] = REPEATABLE
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        if not pinned:
+            del os.environ[CUBLAS]
 
 
 def random_states(device: torch.device) -> str:

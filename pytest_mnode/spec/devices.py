@@ -66,11 +66,32 @@ class CopyPromise(RankPromise):
     time define it."""
 
 
+class TrainingStepPromise(Page):
+    """All ranks compute the same training steps, bit by bit."""
+
+    steps: Some = 8
+    """Of a small transformer, from the same parameters and samples on every rank that does them."""
+    ranks: Annotated[int, Field(strict=True, ge=2)] = 3
+    """How many train the same model, on different nodes; three are the least that can vote."""
+    width: Some = 1024
+    """Of the model: large enough that the device is busy."""
+    layers: Some = 4
+    """Of the model."""
+    context: Annotated[int, Field(strict=True, ge=2)] = 256
+    """Tokens of a sample."""
+    batch: Some = 8
+    """Samples of a step."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 computes under autocast."""
+
+
 class DevicesCriterion(NonEmptyCriterion):
     """Each rank is as fast as the others. What is left out is not promised."""
 
     matmul: MatmulPromise | None = None
     """Products of matrices, on the rank's device."""
+    training_step: TrainingStepPromise | None = None
+    """Training steps, on the rank's device, digested and compared with those of other ranks."""
     memory_copy: CopyPromise | None = None
     """Copies in the host's memory."""
     device_copy: CopyPromise | None = None

@@ -37,7 +37,7 @@ def _rack() -> None:
 def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
     done = certify(
         tmp_path,
-        "--mnode-fault=busy_neighbour:node1:2",
+        "--mnode-fault=busy_neighbour:node1:2,wrong_layers:node2",
         fault=WRONG_PRODUCT,
         files=["test_devices.py"],
     )
@@ -53,6 +53,8 @@ def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
         assert "rank" not in slowest["culprit"][4:]
     assert found["matmul float32, wrong rows"]["verdict"] == "fail"
     assert found["matmul float32, wrong rows"]["culprit"] == "rank 3 on node3 (1)"
+    steps = found["training steps, digests that differ"]  # whose products are right
+    assert steps["culprit"] == "rank 2 on node2 (4 of 4)"
 
 
 def test_a_rank_with_a_quota_is_named(tmp_path: Path) -> None:

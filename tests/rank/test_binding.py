@@ -18,7 +18,7 @@ from pytest_mnode.launchers.rack.sockets import board, why_not
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
 from pytest_mnode.machine.numa_cores import numa_cores
 from pytest_mnode.machine.sysfs import SysfsView
-from pytest_mnode.protocol.agent_messages import BindingOrder
+from pytest_mnode.protocol.agent_messages import BindingOrder, RankStart
 from pytest_mnode.rank import accelerators, binding, mempolicy
 from pytest_mnode.rank.binding import Binding, Share, shares
 from tests.launchers.test_sockets import write
@@ -68,13 +68,13 @@ def test_each_rank_beside_its_own_accelerator(shown: SysfsView) -> None:
 def test_a_launcher_may_bind_ranks_elsewhere(shown: SysfsView) -> None:
     given = tuple(tuple(sorted(cpus_of(shown, number))) for number in (1, 0))
     for rank in (0, 1, 2):
-        done, cpus = bound(BindingOrder("auto", shown, given), rank, 3)
+        done, cpus = bound(BindingOrder("auto", shown, RankStart(given)), rank, 3)
         assert cpus == set(given[rank % 2])
         assert done.numa_node == rank % 2, "still that of its accelerator"
 
 
 def test_a_launcher_may_leave_ranks_unbound(shown: SysfsView) -> None:
-    done, cpus = bound(BindingOrder("auto", shown, ((),)))
+    done, cpus = bound(BindingOrder("auto", shown, RankStart(((),))))
     assert cpus == set(os.sched_getaffinity(0))
     assert "not bound: its node bound none of its ranks" in done.text
 

@@ -12,7 +12,7 @@ from tests.spec.conftest import changed
 FRACTION = "at_least_fraction: 0.9"
 REFUSED = [
     # devices
-    ("devices", "{}", "promises nothing; accepted: matmul, memory_copy, device_copy"),
+    ("devices", "{}", "promises nothing; accepted: matmul, training_step, memory_copy"),
     ("devices.matmul", "{}", "at_least_fraction: missing"),
     ("devices.matmul", "{at_least_fraction: 1.1}", "at_least_fraction: 1.1; accepted: a number of"),
     ("devices.matmul", "{at_least_fraction: 0}", "at_least_fraction: 0; accepted: a number above"),

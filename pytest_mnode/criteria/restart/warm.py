@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.config import CUBLAS, REPEATABLE, JobConfig
+from pytest_mnode.reference_job.config import JobConfig
 
 
 def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[str, Any] | None:
@@ -16,18 +16,11 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
 
     Rank 0 returns the final parameters by name, as arrays; the others None.
     """
-    import torch
-
     from pytest_mnode.reference_job.device import device_of
+    from pytest_mnode.reference_job.randomness import repeatable
     from pytest_mnode.reference_job.trainer import Trainer
 
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(config.deterministic)
-    # Without it torch refuses to multiply deterministically on accelerators.
-    pinned = CUBLAS in os.environ or not config.deterministic
-    if not pinned:
-        os.environ[CUBLAS] = REPEATABLE
-    try:
+    with repeatable(config.deterministic):
         trainer = Trainer(config, world, device_of(config, world.local_rank))
         trainer.resume()
         while trainer.finished_steps < (until or config.steps):
@@ -37,10 +30,6 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
         trainer.end()
         values = _whole(trainer.model) if world.rank == 0 or config.parallel == "fsdp2" else {}
         trainer.close()
-    finally:
-        torch.use_deterministic_algorithms(before)
-        if not pinned:
-            del os.environ[CUBLAS]
     return values if world.rank == 0 else None
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +20,7 @@ from pytest_mnode.launchers.rack.protocol import Booted, Lost, Setup
 from pytest_mnode.launchers.rack.sockets import Layout
 from pytest_mnode.machine import namespaces
 from pytest_mnode.machine.numa_cores import numa_cores
+from pytest_mnode.protocol.agent_messages import RankStart
 from pytest_mnode.protocol.launcher_requests import (
     LauncherRequest,
     LinkRates,
@@ -90,7 +91,7 @@ class Rack(Launcher):
         self._rootless = probe.is_rootless(mode)
         self._cleanup_dirs = tuple(str(Path(path).absolute()) for path in cleanup_dirs)
         self._rates: dict[tuple[str, str, str], float] = {}
-        self._rank_cpus: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._rank_starts: dict[str, RankStart] = {}
         self._slots = [NodeSlot() for _ in self.nodes]
         self._lock = threading.Lock()
         self._watchers = Watchers("rack-watch")
@@ -145,17 +146,14 @@ class Rack(Launcher):
                 raise NodeLostError(node.name, f"{node.name} is not there: {slot.reason}")
             return slot.pid
 
-    def rank_cpus(self, node: Node) -> tuple[tuple[int, ...], ...] | None:
-        """See Launcher: as `bind_ranks` last said."""
-        return self._rank_cpus.get(node.name)
+    def rank_start(self, node: Node) -> RankStart:
+        """See Launcher: as `start_ranks` last said."""
+        return self._rank_starts.get(node.name, RankStart())
 
-    def bind_ranks(self, node: Node, cpus: tuple[tuple[int, ...], ...] | None) -> None:
-        """Bind the ranks that a node starts from now on to these CPUs; None: as ever."""
+    def start_ranks(self, node: Node, **changes: Any) -> None:
+        """Start the ranks of a node otherwise from now on. changes: fields of `RankStart`."""
         self._slot(node)
-        if cpus is None:
-            self._rank_cpus.pop(node.name, None)
-        else:
-            self._rank_cpus[node.name] = cpus
+        self._rank_starts[node.name] = replace(self.rank_start(node), **changes)
 
     def ask(self, request: LauncherRequest) -> Any:
         """See Launcher. Power and links; no-op for a node whose power is as wanted already."""

@@ -1,0 +1,73 @@
+"""Makes functions of torch give wrong results now and then, in ranks that call this first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+
+RECEIVERS = (
+    *("all_reduce", "broadcast", "all_to_all_single"),
+    *("all_gather_single", "all_gather_into_tensor"),
+    *("reduce_scatter_single", "reduce_scatter_tensor"),
+)
+"""Collectives whose first argument receives the result."""
+
+
+def stale(every: str, least_bytes: str) -> None:
+    """Of those that wait for their end, each `every`th gives what the call before gave."""
+    calls = 0
+    before: dict[tuple[str, int], Any] = {}
+
+    def spoil(name: str, tensor: Any) -> None:
+        nonlocal calls
+        if tensor.numel() * tensor.element_size() < int(least_bytes):
+            return
+        calls += 1
+        key = name, tensor.numel()
+        result, old = tensor.detach().clone(), before.get(key)
+        if calls % int(every) == 0 and old is not None and old.dtype == tensor.dtype:
+            tensor.detach().copy_(old)
+        before[key] = result
+
+    def wrapped(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(right)
+        def call(into: Any, *args: Any, **options: Any) -> Any:
+            done = right(into, *args, **options)
+            if not options.get("async_op"):
+                spoil(name, into)
+            return done
+
+        return call
+
+    def exchanged(ops: list[Any]) -> Any:
+        for work in exchange(ops):
+            work.wait()
+        for op in ops:
+            if op.op is dist.irecv:
+                spoil("receive", op.tensor)
+        return []  # gloo's cannot be waited for again
+
+    exchange = dist.batch_isend_irecv
+    setattr(dist, "batch_isend_irecv", exchanged)  # noqa: B010  no assignment, for mypy
+    for name in RECEIVERS:
+        if hasattr(dist, name):
+            setattr(dist, name, wrapped(name, getattr(dist, name)))
+
+
+def wrong(every: str) -> None:
+    """Each `every`th result of `linear` has a value in 97 that is off by 1/256."""
+    right, calls = F.linear, 0
+
+    def linear(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = right(*args, **options)
+        if calls % int(every) == 0:
+            result.detach().view(-1)[::97].add_(2.0**-8)
+        return result
+
+    setattr(F, "linear", linear)  # noqa: B010

@@ -1,0 +1,144 @@
+"""Whether all ranks compute the same training steps bit by bit, and who computes them otherwise.
+
+Every rank trains a small model of its own alone, and then those of the ranks after it, which are on
+other nodes: each model is trained by several, whose digests vote. At last each rank trains its own
+once more, so that one that is wrong now and then contradicts itself.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pytest_mnode.measuring.naming import rank_name
+from pytest_mnode.measuring.ranks import gathered
+from pytest_mnode.rank.world import World
+from pytest_mnode.reference_job import JobConfig
+from pytest_mnode.reference_job.alone import train_alone
+from pytest_mnode.spec.devices import TrainingStepPromise
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """Whose models a rank trained, by rank number, its own first and last; and to which digests.
+
+    kind: of device and libraries; digests of other kinds may differ. why: it could not.
+    """
+
+    name: str
+    kind: str
+    models: tuple[int, ...]
+    digests: tuple[str, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SameSteps:
+    """What all ranks came to, by rank; the same on every rank. steps: of each model."""
+
+    rows: tuple[RankSteps, ...]
+    steps: int
+
+    @property
+    def wrong(self) -> dict[str, int]:
+        """By rank, how many of its digests others, or it itself, did not come to."""
+        found: Counter[str] = Counter()
+        for model, own in enumerate(self.rows):
+            votes = self._votes(model)
+            usual, count = Counter(votes.values()).most_common(1)[0] if votes else ("", 0)
+            if 2 * count > len(votes):
+                found.update(name for name, digest in votes.items() if digest != usual)
+                found.update([own.name] if own.digests and own.digests[-1] != usual else [])
+            elif own.digests and own.digests[0] != own.digests[-1]:
+                found.update([own.name])
+        return dict(found)
+
+    @property
+    def unresolved(self) -> tuple[str, ...]:
+        """Ranks that disagree where no majority says which is wrong, nor another model's vote."""
+        found = []
+        for model in range(len(self.rows)):
+            votes = self._votes(model)
+            count = max(Counter(votes.values()).values(), default=0)
+            if 2 * count <= len(votes) and not set(votes) & set(self.wrong):
+                found.append(" or ".join(sorted(votes)))
+        return tuple(dict.fromkeys(found))
+
+    def _votes(self, model: int) -> dict[str, str]:
+        """The first digest of each rank that trained this model."""
+        return {
+            row.name: row.digests[row.models.index(model)]
+            for row in self.rows
+            if row.digests and model in row.models
+        }
+
+
+def compare_steps(promise: TrainingStepPromise, world: World, device: torch.device) -> SameSteps:
+    """Train on every rank and compare. All ranks call this."""
+    kinds = gathered(_kind(device))
+    models = models_of(world, kinds, promise.ranks)
+    digests: list[str] = []
+    why = ""
+    try:
+        for model in models:
+            digests.append(train_alone(job_of(promise, seed=model), device))
+    except (RuntimeError, MemoryError) as error:
+        digests, why = [], str(error).partition("\n")[0]
+    name = rank_name(world, world.rank)
+    return SameSteps(
+        gathered(RankSteps(name, kinds[world.rank], models, tuple(digests), why)), promise.steps
+    )
+
+
+def models_of(world: World, kinds: Sequence[str], ranks: int) -> tuple[int, ...]:
+    """Whose models this rank trains: its own, those of the next ranks of its kind, its own again.
+
+    Ranks stand in a circle in which neighbours are on different nodes where there are several.
+    ranks: how many train each model, at most.
+    """
+    alike = [rank for rank, kind in enumerate(kinds) if kind == kinds[world.rank]]
+    alike.sort(key=lambda rank: (rank % world.local_size, rank))
+    place = alike.index(world.rank)
+    following = [alike[(place + i) % len(alike)] for i in range(min(ranks, len(alike)))]
+    return (*following, world.rank)
+
+
+def job_of(promise: TrainingStepPromise, seed: int) -> JobConfig:
+    """The reference job that a promise describes."""
+    return JobConfig(
+        "alone",  # no file is written
+        seed=seed,
+        context=promise.context,
+        width=promise.width,
+        heads=1 if promise.width % 64 else promise.width // 64,
+        layers=promise.layers,
+        dropout=0.0,
+        samples=promise.steps * promise.batch,
+        global_batch=promise.batch,
+        steps=promise.steps,
+        dtype=promise.dtype,
+    )
+
+
+def _kind(device: torch.device) -> str:
+    """What digests depend on beside the work."""
+    if device.type == "cpu":
+        return (
+            f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+        )
+    name = torch.get_device_module(device).get_device_name(device)
+    return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
