@@ -92,9 +92,19 @@ def test_a_node_at_half_rate_turns_all_red_and_is_looked_for_once(tmp_path: Path
 
 
 def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
-    spec = _spec(tmp_path, sizes=["1 KiB"], plateau_from="1 KiB", at_least_fraction=0.001)
-    done = certify(tmp_path, spec, files=["test_fabric.py"], fault=SWAPPED)
+    sizes = {"sizes": ["1 KiB", "16 KiB"], "plateau_from": "1 KiB", "at_least_fraction": 0.001}
+    stale = "--mnode-fault=stale_results:node2:7:2KiB"
+    done = certify(
+        tmp_path, _spec(tmp_path, **sizes), stale, files=["test_fabric.py"], fault=SWAPPED
+    )
     for name, case in _cases(done).items():
+        if name != "send_recv":  # wrong at all sizes
+            [once_in_seven] = [
+                m for m in case["measurements"] if m["name"] == f"{name} 16 KiB #wrong"
+            ]
+            assert once_in_seven["verdict"] == "fail", done.run.output
+            named = "rank 2 on node2: wrong there, right on 3 other ranks"
+            assert once_in_seven["culprit"] == named
         found = {m["name"]: m for m in case["measurements"]}
         wrong = found[f"{name} 1 KiB #wrong"]
         assert (case["verdict"], wrong["verdict"]) == ("fail", "fail")
