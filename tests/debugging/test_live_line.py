@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from pytest_mnode.controller.live_line import terminal_of
 from tests.debugging.screen import ScreenRun
-from tests.inner import clean_env, command, released_plugins, write_files
+from tests.inner import clean_env, command, released_plugins, run_pytest, write_files
 
 HELD = """
     import os, pathlib, time
@@ -154,10 +153,8 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         with run:
             run.wait()
             wrote[name] = run.output
-    argv = command("--mnode-report=report", "-p", "no:cacheprovider", "--color=yes")
-    env = {k: v for k, v in clean_env().items() if k != "CI"}
-    done = subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, check=False)
-    return wrote | {"pipe": done.stdout + done.stderr}
+    piped = ("--mnode-report=report", "-p", "no:cacheprovider", "--color=yes")
+    return wrote | {"pipe": run_pytest(directory, *piped).output}
 
 
 @pytest.mark.parametrize("why", ["sugar", "workers", "pipe"])
