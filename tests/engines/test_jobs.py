@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.inside import run_pytest, running_pytest, spec_for
+from tests.engines.job_helpers import JOB_HELPERS, QUICK
 from tests.engines.slurm import SlurmOnRack
 from tests.inner import InnerRun, write_files
 from tests.jobs.ranks import RANK
@@ -21,14 +22,15 @@ ROOT = Path(__file__).parents[2]
 SAID = {
     "RANK": RANK,
     "JOBS": str(ROOT / "fixtures" / "jobs"),
-    "QUICK": str(ROOT / "tests" / "job" / "quick"),
+    "QUICK": QUICK,
 }
 
-HELPERS = """
-    import signal, subprocess, time
+HELPERS = (
+    JOB_HELPERS
+    + """
+    import signal, subprocess
     from pathlib import Path
     import pytest
-    from pytest_mnode import Job
     from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
     from pytest_mnode.criteria.launching.sbatch import path_of
     from pytest_mnode.criteria.launching.starting import start
@@ -45,23 +47,10 @@ HELPERS = """
         script.write_text(RANK)
         return [str(script), str(tmp_path)]
 
-    def quick(argv, **fields):
-        # Its torchrun is a stand-in that starts in a moment.
-        return Job(argv, env={"PYTHONPATH": QUICK}, **fields)
-
-    def until(job, text, nodes=None, limit=60):
-        end = time.monotonic() + limit
-        while not all(text in job.output(n) for n in nodes or job.nodes):
-            assert time.monotonic() < end, (job.events, {n: job.output(n) for n in job.nodes})
-            assert job.poll() is None, (job.poll(), job.events)
-            time.sleep(0.05)
-
-    def whats(job):
-        return [e.what for e in job.events]
-
     def queued():
         return [j for j in Slurm().jobs() if j.name.startswith("mnode-") and not j.over]
 """
+)
 
 TESTS = (
     HELPERS

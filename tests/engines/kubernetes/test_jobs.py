@@ -12,16 +12,17 @@ import pytest
 
 from tests.acceptance.certified import ACCEPTANCE
 from tests.engines.inside import page_for, run_pytest, running_pytest, spec_for
+from tests.engines.job_helpers import JOB_HELPERS, QUICK
 from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.inner import InnerRun, write_files
 from tests.jobs.ranks import RANK
 
-QUICK = Path(__file__).parents[2] / "jobs" / "quick"
-HELPERS = """
-    import dataclasses, json, signal, subprocess, time
+HELPERS = (
+    JOB_HELPERS
+    + """
+    import dataclasses, json, signal, subprocess
     from pathlib import Path
     import pytest
-    from pytest_mnode import Job
     from pytest_mnode.errors import TimeLimitError
     from pytest_mnode.jobs import launch, RunningJob
     from pytest_mnode.jobs.kubernetes.pod_job import PodJob
@@ -39,20 +40,6 @@ HELPERS = """
         script.write_text(RANK)
         return [str(script), str(place)]
 
-    def quick(argv, **fields):
-        # Its torchrun is a stand-in that starts in a moment.
-        return Job(argv, env={"PYTHONPATH": QUICK}, **fields)
-
-    def until(job, text, nodes=None, limit=60):
-        end = time.monotonic() + limit
-        while not all(text in job.output(n) for n in nodes or job.nodes):
-            assert time.monotonic() < end, (job.events, {n: job.output(n) for n in job.nodes})
-            assert job.poll() is None, (job.poll(), job.events)
-            time.sleep(0.05)
-
-    def whats(job):
-        return [e.what for e in job.events]
-
     def kubectl(*words):
         argv = ["kubectl", *words]
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
@@ -61,6 +48,7 @@ HELPERS = """
         found = json.loads(kubectl("get", "jobs", "-l", "pytest-mnode/job", "-o", "json"))
         return found["items"]
 """
+)
 TESTS = (
     HELPERS
     + """
@@ -164,7 +152,7 @@ def nothing_left(bed: KubernetesOnRack) -> Iterator[None]:
 def write(directory: Path, tests: str) -> None:
     write_files(directory, test_it=tests)
     path = directory / "test_it.py"
-    path.write_text(f"RANK, QUICK = {RANK!r}, {str(QUICK)!r}\n{path.read_text()}")
+    path.write_text(f"RANK, QUICK = {RANK!r}, {QUICK!r}\n{path.read_text()}")
 
 
 @pytest.fixture(scope="module")
