@@ -5,6 +5,7 @@ Everything hangs on the rack, and so ends with the process that made it, however
 
 from __future__ import annotations
 
+import compileall
 import functools
 import json
 import shlex
@@ -29,6 +30,7 @@ FABRIC = Link("fab0", 40.0, 4200)
 """RoCE sends 4096 bytes a packet over it. Software emulation holds this rate on a busy machine."""
 MANAGEMENT = Link("mgmt0", 100.0)
 UP_LIMIT_S = 300.0
+_PROJECT = Path(__file__).parents[2]
 _QUEUE_BYTES = 1 << 20
 """More than soft-RoCE sends without an answer: no packet is lost, as on a fabric with flow control.
 A lost one costs it all that came behind."""
@@ -106,6 +108,8 @@ class Machines(ssh.SshOnRack):
             (self.directory / f"{name}.sh").write_text(self._script(name))
 
     def __enter__(self) -> Machines:
+        # Guests can write nothing there, and would compile it again in each interpreter.
+        compileall.compile_dir(_PROJECT / "pytest_mnode", quiet=2)
         super().__enter__()
         return self
 
@@ -227,7 +231,7 @@ class Machines(ssh.SshOnRack):
 
 def _shared() -> list[tuple[str, str]]:
     """This Python, its environment and this project, which guests have at the same places."""
-    wanted = {str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix} - {"/usr", "/"}
+    wanted = {str(_PROJECT), sys.prefix, sys.base_prefix} - {"/usr", "/"}
     outer = sorted(
         path
         for path in wanted

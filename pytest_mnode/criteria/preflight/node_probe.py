@@ -55,12 +55,15 @@ from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import code_digests
 
-_CODE_LIMIT_S = 10.0
+_READ_LIMIT_S = 30.0
+"""Half of what a survey waits: files may come from a server that is slow for the first."""
+_SEEN_LIMIT_S = 10.0
 _DIRECTORY_LIMIT_S = 3.0
 """A directory hangs where its file server is gone."""
 CONTROL = "control"
 _PACKAGE = Path(__file__).parents[2]
 _SELF_DESTRUCT_S = 120.0
+"""After an order: the next waits for the slowest node."""
 
 
 class NodeProbe:
@@ -79,8 +82,8 @@ class NodeProbe:
     async def look(self, order: LookOrder) -> NodeFacts:
         self.order = order
         others = asyncio.gather(
-            asyncio.to_thread(Machine.read, parts=order.parts),  # it has limits of its own
-            or_none(lambda: _digests(order.code), _CODE_LIMIT_S),
+            asyncio.to_thread(Machine.read, parts=order.parts, limit_s=_READ_LIMIT_S),
+            or_none(lambda: _digests(order.code), _READ_LIMIT_S),
         )
         visits = await asyncio.gather(*(self.visit(one) for one in order.directories))
         self.machine, code = await others
@@ -162,7 +165,7 @@ class NodeProbe:
         others_too = asyncio.gather(
             connect_all(order, pairs),
             look_up_all(order),
-            or_none(lambda: directories.seen(order.tokens, self.order.index), _CODE_LIMIT_S),
+            or_none(lambda: directories.seen(order.tokens, self.order.index), _SEEN_LIMIT_S),
         )
         paths = await asyncio.gather(*(self.try_path(pair, order) for pair in (*pairs, *controls)))
         (connections, master), looked_up, seen = await others_too
@@ -238,11 +241,12 @@ async def serve() -> None:
     node = NodeProbe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         loop.add_signal_handler(number, _stop, node)
-    signal.setitimer(signal.ITIMER_REAL, _SELF_DESTRUCT_S)
     reader = asyncio.StreamReader(limit=1 << 26)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    signal.setitimer(signal.ITIMER_REAL, _SELF_DESTRUCT_S)
     try:
         while line := await reader.readline():
+            signal.setitimer(signal.ITIMER_REAL, _SELF_DESTRUCT_S)
             fields = json.loads(line)
             match fields.pop("do"):
                 case "look":

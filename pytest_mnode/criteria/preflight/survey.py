@@ -26,6 +26,7 @@ from pytest_mnode.criteria.preflight.answers import (
 from pytest_mnode.criteria.preflight.orders import PayloadOrder, look_order, probe_order
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.node_env import node_env
+from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import listed
 from pytest_mnode.progress import progress
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
 
 T = TypeVar("T")
-LOOK_LIMIT_S = 30.0
-"""From the start of the commands; remote shells take their time."""
+LOOK_LIMIT_S = REPORT_LIMIT_S
+"""From the start of the commands, as for their first: shells and interpreters take their time."""
 END_LIMIT_S = 10.0
 PROBE_SLACK_S = 15.0
 _PAYLOAD_SHARE = 0.8

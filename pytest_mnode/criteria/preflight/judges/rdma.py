@@ -147,11 +147,14 @@ def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
             return [subject.unknown(why_unread(me, part))]
     problems = {one.device: f"{one.name} {one.problem}".rstrip() for one in machine.verbs or ()}
     opened = {one.device for one in machine.verbs or () if not one.problem}
-    there = [p for p in ports(me, spec.fabric) if not _fault(p, spec.fabric.protocol)]
+    faults = [(port, _fault(port, spec.fabric.protocol)) for port in ports(me, spec.fabric)]
+    there = [port for port, fault in faults if not fault]
+    dull = [f"{port.name} {fault}" for port, fault in faults if fault]
     shut = sorted({port.device for port in there} - opened)
     words = [f"{one} ({problems.get(one, 'the kernel has no uverbs for it')})" for one in shut]
     found = sum(port.device in opened for port in there)
-    culprit = f"{name} {listed(words)}" if words else f"{name}: RDMA devices are missing"
+    named = listed(words or dull)
+    culprit = f"{name} {named}" if named else f"{name}: RDMA devices are missing"
     note = f"{name}: {listed(words) or f'{found} ports'}"
     return [subject.measured(found, culprit, note)]
 

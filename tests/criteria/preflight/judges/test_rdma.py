@@ -183,6 +183,8 @@ def test_only_an_active_port_of_the_fabric_counts_as_opened(tmp_path: Path) -> N
     assert culprits(rdma.rdma_opened, survey, spec) == {
         "gpu1": "gpu1 mlx5_1 (uverbs1 no such file or directory)"
     }
+    survey = with_facts(survey, 1, rdma=devices_of(replace(PORT, state="DOWN")), verbs=both)
+    assert culprits(rdma.rdma_opened, survey, spec) == {"gpu1": "gpu1 mlx5_0:1 DOWN"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""The acceptance suite over ssh on two guests: what needs no ranks, green, and red with names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.acceptance.certified import ACCEPTANCE, PORTS, Certified
+from tests.engines.inside import run_pytest
+from tests.machines.bed import Machines
+
+LIMIT_S = 500.0
+PROJECT = Path(__file__).parents[2]
+PERFTEST = "test_rdma_by_perftest_is_as_promised"
+# A tenth of the line holds on a busy machine too; on a quiet one perftest reaches most of it. Few
+# writes wait at once, and answers may take seconds: nothing is sent twice.
+PAGE = """
+name: two guests
+nodes: 2
+accelerators: {per_node: 0}
+fabric:
+  {kind: roce, interfaces: [rxe0], line_rate: 40 Mbit/s, nics_per_node: 1, mtu: 4200,
+   lost_at_most_fraction: 0.001}
+management: {interfaces: [mgmt0], line_rate: 100 Mbit/s}
+criteria:
+  preflight:
+    reachable: {within: 20 s, networks: [fabric, management]}
+    interfaces: {}
+    mtu: {}
+    payload: {size: 1 MiB, within: 30 s}
+    same: [python, kernel, sysctl]
+    rdma: {gid_types: [RoCE v2]}
+    limits: {memlock: unlimited}
+  fabric:
+    write_bandwidth:
+      {at_least_fraction: 0.1, size: 64 KiB, duration: 4 s, arguments: [-u, "20", -t, "8"]}
+certificate: {valid_for: 1 day}
+"""
+# A guest that has just booted reads its programs for the first time, which takes a minute on a busy
+# machine.
+WARM = f"""
+cd /tmp
+export PYTHONPATH={PROJECT}
+{sys.executable} -P -c '
+import pytest_mnode.criteria.preflight.node_probe
+import pytest_mnode.launchers.remote.remote_exec
+from pytest_mnode.machine.model import Machine
+Machine.read(limit_s={LIMIT_S})'
+"""
+
+
+@pytest.fixture
+def shared(machines: Machines, tmp_path: Path) -> Path:
+    """A directory that guests have at the same place, from where pytest can be started."""
+    directory = machines.directory / tmp_path.name
+    directory.mkdir()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: machines.guest(name, WARM, LIMIT_S), machines.names))
+    return directory
+
+
+def certified(machines: Machines, directory: Path, page: dict[str, Any], *tests: str) -> Certified:
+    spec, report = directory / "spec.yaml", directory / "report"
+    spec.write_text(yaml.safe_dump(page, sort_keys=False))
+    run = run_pytest(
+        machines,
+        directory,
+        "--mnode-nodes=2",
+        machines.hostfile(directory),
+        f"--mnode-spec={spec}",
+        f"--mnode-report={report}",
+        *("-p", "no:cacheprovider"),
+        *(str(ACCEPTANCE / test) for test in tests),
+        limit_s=LIMIT_S,
+    )
+    assert (report / "certificate.json").exists(), run.output
+    return Certified(run, json.loads((report / "certificate.json").read_text()))
+
+
+def test_healthy_guests_pass(machines: Machines, shared: Path) -> None:
+    fabric = [f"test_fabric.py::{name}" for name in (PERFTEST, PORTS)]
+    done = certified(machines, shared, yaml.safe_load(PAGE), "test_preflight.py", *fabric)
+    assert set(done.run.outcomes().values()) == {"passed", "skipped"}, done.run.output
+    for name in ("preflight", "fabric"):
+        assert done.criterion(name)["verdict"] == "pass", done.run.output
+    found = done.measurements("fabric")
+    rates = [found[f"ib_write_bw {path} rxe0"] for path in ("node0→node1", "node1→node0")]
+    print(*(f"{rate['value'] / 0.04:.0%} of the line" for rate in rates))
+    assert all(0.004 < rate["value"] < 0.042 for rate in rates), rates
+    assert found["packets lost, worst fabric port"]["verdict"] == "pass"
+
+
+@pytest.fixture
+def unwell(machines: Machines) -> Iterator[Machines]:
+    """node0's port is down; node1's MTU is too small."""
+    machines.guest("node0", "ip link set fab0 down")
+    machines.guest("node1", "ip link set fab0 mtu 1500")
+    yield machines
+    machines.guest("node0", "ip link set fab0 up")
+    machines.guest("node1", "ip link set fab0 mtu 4200")
+
+
+def test_faults_are_named_each_at_its_question(unwell: Machines, shared: Path) -> None:
+    page = yaml.safe_load(PAGE)
+    page["criteria"]["preflight"]["rdma"]["gid_types"] = ["RoCE v1"]
+    done = certified(unwell, shared, page, "test_preflight.py")
+    assert done.criterion("preflight")["verdict"] == "fail", done.run.output
+    failed = {
+        f"{one['name']}: {one['culprit']}"
+        for case in done.criterion("preflight")["cases"]
+        for one in case["measurements"]
+        if one["verdict"] == "fail"
+    }
+    assert failed == {
+        "fabric interfaces that are up: node0 rxe0:1 is DOWN",
+        "nodes reached both ways on the fabric network: node0: rxe0:1 is DOWN",
+        "fabric interface MTU: node1 fab0",
+        "RDMA ports that are ACTIVE: node0 rxe0:1 DOWN",
+        "ports without a GID of RoCE v1: node1 rxe0:1 has RoCE v2",
+        "RDMA ports whose device can be opened: node0 rxe0:1 DOWN",
+    }, done.run.output
