@@ -35,8 +35,12 @@ def test_a_device_without_permission_says_so(
     tree.write("sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0")
     tree.write("dev/infiniband/uverbs0", "")
 
-    def refuse(path: str, flags: int) -> int:
-        raise PermissionError(1, os.strerror(1))
+    real = os.open
+
+    def refuse(path: Path, flags: int) -> int:
+        if "infiniband" in path.parts:
+            raise PermissionError(1, os.strerror(1))
+        return real(path, flags)
 
     monkeypatch.setattr(os, "open", refuse)
     assert read_verbs(tmp_path) == (VerbsDevice("uverbs0", "mlx5_0", "operation not permitted"),)

