@@ -154,7 +154,8 @@ def test_gangs_are_kept_whole(
     assert {name: found[name][0] for name in (FILLED, RACE, OVERSIZE)} == dict.fromkeys(
         (FILLED, RACE, OVERSIZE), "pass"
     ), output
-    assert done.certificate["verdict"] == "certified", output
+    # Of no node by itself: a gang is judged where its scheduler puts it.
+    assert done.certificate["verdict"] == "partly certified", output
     # Each state with its duration, in the scheduler's own words.
     filled = found[FILLED][1]
     assert filled["filled 1: B: waiting"]["value"] >= 2.5
