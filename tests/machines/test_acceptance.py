@@ -50,7 +50,9 @@ cd /tmp
 export PYTHONPATH={PROJECT}
 {sys.executable} -P -c '
 import pytest_mnode.criteria.preflight.node_probe
+import pytest_mnode.criteria.port_counters.reading
 import pytest_mnode.launchers.remote.remote_exec
+import pytest_mnode.measuring.tools.beside_nic
 from pytest_mnode.machine.model import Machine
 Machine.read(limit_s={LIMIT_S})'
 """

@@ -18,6 +18,7 @@ from pytest_mnode.criteria.port_counters.judging import PortReadings, judge
 from pytest_mnode.criteria.port_counters.reading import PortReading
 from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.marks import PORTS_FIXTURE, asks_for
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from pytest_mnode.measurement import Measurement
     from pytest_mnode.spec.inventory import Fabric
 
-LIMIT_S = 30.0
+LIMIT_S = REPORT_LIMIT_S
+"""As for a node's first command: shells and interpreters take their time."""
 PROGRAM = ("-P", "-m", "pytest_mnode.criteria.port_counters.reading")
 
 
