@@ -127,7 +127,9 @@ def test_one_value_that_is_wrong_only_while_time_is_taken(
         monkeypatch.setattr(module, "elapsed_s", noted)
         change(monkeypatch, "all_reduce", make)
     row = swept("all_reduce", monkeypatch, repeats=3)
-    assert (row.wrong, row.wrong_ranks) == (3, (FAULTY,))
+    # One in each repeat, and more where it is a value that is looked at in each call.
+    assert row.wrong >= 3
+    assert row.wrong_ranks == (FAULTY,)
 
 
 @pytest.fixture
