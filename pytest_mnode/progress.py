@@ -1,7 +1,7 @@
-"""How far long work is, for the user who watches: said where the work is done, here or in a rank.
+"""How far long work is, for the user who watches: reported where it is done, here or in a rank.
 
-Whoever shows it gives a listener; without one nothing happens. What rank 0 of a world says is said
-again in the controller.
+Whoever shows it gives a listener; without one nothing happens. What rank 0 of a world reports is
+reported again in the controller.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ def progress(text: str, done: int | None = None, total: int | None = None) -> No
     """Say what is being done now, such as "all_reduce 8 MiB"; "" for nothing in particular.
 
     done, total: how many parts of the whole are over. Without them it is a detail of the part that
-    was said last; a total of 0 is not known.
+    was reported last; a total of 0 is not known.
     """
     for listener in _listeners:
         listener(text, done, total)
 
 
 def listen(listener: Listener) -> None:
-    """From now on in this process, tell this one too."""
+    """From now on in this process, call this one too."""
     _listeners.append(listener)
 
 
 def ignore(listener: Listener) -> None:
-    """Tell it no more."""
+    """Call it no more."""
     _listeners.remove(listener)

@@ -12,7 +12,7 @@ from pytest_mnode.launchers.node import count
 from pytest_mnode.measurement import listed
 
 FEWEST = 3
-"""Earlier values from which the spread of a measurement is told."""
+"""Earlier values from which the spread of a measurement is estimated."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Trend:
 
     values: oldest first, this run last; None where a run has none. usual: median of the earlier
     ones; None with fewer than 3. spread: how far a value usually lies from it, at most, in the unit
-    of the values (3 standard deviations, told by the median distance). changed: whether this run's
-    value lies further off.
+    of the values (3 standard deviations, estimated from the median distance). changed: whether this
+    run's value lies further off.
     """
 
     test: str

@@ -1,7 +1,8 @@
-"""What the live line is told: which test runs, since when, how long it took the last time."""
+"""What the live line shows: which test runs, since when, how long it took the last time."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -78,14 +79,18 @@ class LivePlugin:
             if test not in self._failed and seconds >= FIRST_S
         }
         if took_s and self._cache is not None:
-            self._cache.set(self._key, self._known | took_s)
+            self._cache.set(self._key, self._read() | took_s)
 
     @property
     def _key(self) -> str:
         return f"mnode/durations/{self._run.nodes}x{self._run.procs_per_node}"
 
-    @property
+    @functools.cached_property
     def _known(self) -> dict[str, float]:
+        """Of earlier runs, read once: pytest's cache is a file."""
+        return self._read()
+
+    def _read(self) -> dict[str, float]:
         known = None if self._cache is None else self._cache.get(self._key, None)
         return known if isinstance(known, dict) else {}
 

@@ -27,7 +27,7 @@ from pytest_mnode.protocol.world import RUN
 
 REFUSED_S, PLACED_S = 6.0, 30.0
 """How long pods of a first start may be without nodes: where the scheduler says why, because the
-run's own pods may hold what they ask for; and where nothing is said, as by a queue."""
+run's own pods may hold what they ask for; and where it says nothing, as a queue does."""
 UP_S = 90.0
 _ORDERED_S = 30.0
 _ENDED_S = 45.0

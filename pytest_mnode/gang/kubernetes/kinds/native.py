@@ -38,7 +38,7 @@ class Native(Plain):
         return {POD_GROUP: {"spec": group}, JOB: {"spec": job_spec(gang)}}
 
     def state(self, root: Object, quoted: Object | None) -> RootState:
-        # Why a group waits is said by its pods.
+        # Its pods say why a group waits.
         found = conditions(quoted)
         shown = ("DisruptionTarget", "PodGroupInitiallyScheduled")
         return job_state(root, next((name for name in shown if is_true(found, name)), ""))
