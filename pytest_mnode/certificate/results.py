@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
+from pytest_mnode.certificate.recorded import Recorded
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.charts import Chart
 from pytest_mnode.detection import smallest_share_wrong
@@ -121,6 +122,7 @@ class CaseResult:
     charts: curves, matrices, timelines and such; recorded, never judged. paths: rates of all
     paths, which the certificate has in its coverage, and not here too. facts: what nodes have
     installed; the certificate has them by themselves. promises: keys of the spec it asked for.
+    recorded: what it recorded itself, never judged.
     """
 
     test: str
@@ -135,6 +137,7 @@ class CaseResult:
     paths: Annotated[tuple[PathRates, ...], Field(exclude=True)] = ()
     facts: Annotated[tuple[Fact, ...], Field(exclude=True)] = ()
     promises: tuple[str, ...] = ()
+    recorded: tuple[Recorded, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -24,6 +24,7 @@ from pytest_mnode.certificate import (
 from pytest_mnode.certificate.by_spec import facts_of
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
+from pytest_mnode.certificate.recorded import Recorded, recorded_from
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.certificate.write import replace_file
@@ -45,6 +46,7 @@ class _Case:
     duration_s: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
     phases: set[str] = field(default_factory=set)
+    recorded: tuple[Recorded, ...] = ()
 
     @property
     def cut_off(self) -> bool:
@@ -78,6 +80,7 @@ class CertificatePlugin:
         case.duration_s += report.duration
         case.phases.add(str(report.when))
         case.facts = getattr(report, "mnode", case.facts)
+        case.recorded = recorded_from(report.user_properties)  # of all phases, in the last report
         outcome = _outcome(report)
         if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
             case.outcome, case.message = outcome, fit(_message(report))
@@ -254,4 +257,5 @@ def _result(test: str, case: _Case) -> CaseResult:
         facts=tuple(f for one in charts if isinstance(one, Installed) for f in one.facts),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,
+        recorded=case.recorded,
     )

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pytest_mnode.certificate.read import read_certificate
 from pytest_mnode.outcome.recorded import recorded_by_all
 from tests.inner import InnerRun, run_pytest, write_files
 
@@ -33,9 +34,12 @@ TESTS = """
         (shared_tmp_path / f"of_rank{rank}").touch()
         assert 0
 
+    @pytest.mark.criterion
     def test_records(rank, record_property, record_testsuite_property):
         record_property("same", 7)
         record_property("own", rank // 2)
+        record_property("loss", rank and float("nan"))
+        record_property("shape", (2, 3))
         record_testsuite_property("versions", "1.2")
         record_testsuite_property("host", rank // 2)
 """
@@ -51,7 +55,7 @@ def run(directory: Path) -> InnerRun:
     write_files(directory, test_it=TESTS)
     options = ("--mnode-nodes=2", "--mnode-procs-per-node=2", "--mnode-launcher=local")
     kept = ("-o", "tmp_path_retention_policy=failed", f"--basetemp={directory}/tmp")
-    return run_pytest(directory, *options, *kept)
+    return run_pytest(directory, *options, *kept, "--mnode-report=report")
 
 
 def test_all_ranks_write_and_read_one_directory(run: InnerRun) -> None:
@@ -71,7 +75,18 @@ def test_pytests_rules_say_what_is_kept(run: InnerRun, directory: Path) -> None:
 def test_every_ranks_value_is_recorded(run: InnerRun) -> None:
     properties = run.properties("test_records")
     told = {name: value for name, value in properties.items() if not name.startswith("mnode.")}
-    assert told == {"same": "7", "own (ranks 0-1)": "0", "own (ranks 2-3)": "1"}
+    loss = {"loss (rank 0)": "0", "loss (ranks 1-3)": "nan"}
+    own = {"own (ranks 0-1)": "0", "own (ranks 2-3)": "1"}
+    assert told == {"same": "7", **own, **loss, "shape": "(2, 3)"}
+
+
+def test_the_certificate_has_every_ranks_value(run: InnerRun, directory: Path) -> None:
+    certificate = read_certificate(directory / "report")
+    [case] = (case for one in certificate.criteria for case in one.cases)
+    assert {one.name: one.value for one in case.recorded} == {
+        **{"same": 7, "own (ranks 0-1)": 0, "own (ranks 2-3)": 1},
+        **{"loss (rank 0)": 0, "loss (ranks 1-3)": "nan", "shape": "(2, 3)"},
+    }
 
 
 def test_properties_of_the_suite_come_from_ranks_too(run: InnerRun) -> None:
