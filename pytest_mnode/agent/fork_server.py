@@ -188,7 +188,7 @@ class ForkServer:
 
 
 def _end_as(status: int) -> NoReturn:
-    """End as the collector did: the agent tells the user how."""
+    """End as the collector did: the agent reports how."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with contextlib.suppress(OSError):  # of SIGKILL, which nothing handles

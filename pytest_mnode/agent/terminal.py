@@ -104,7 +104,7 @@ class TerminalHolder:
     """The terminal of the rank of a world's part that is debugged, if any."""
 
     def __init__(self, poll: select.poll, send: Callable[[Any], None]) -> None:
-        """poll: told of the descriptor to read. send: to the client whose test the rank runs."""
+        """poll: gets the descriptor to read. send: to the client whose test the rank runs."""
         self._poll, self._send = poll, send
         self._held: Terminal | None = None
 

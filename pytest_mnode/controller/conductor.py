@@ -120,7 +120,9 @@ class Conductor(RankTalk):
         if self._limit is not None and (dirty or self._limit[1].body_only):
             self._limit = None
         self._learn_calls()
-        self._tell([s for s in self._alive() if s.body_done], TearDown(self.ordinal, dirty or last))
+        self._send_to(
+            [s for s in self._alive() if s.body_done], TearDown(self.ordinal, dirty or last)
+        )
         self._grace_end = None
         limit_s = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
         self._wait(lambda s: s.torn is not None, limit_s, "teardown")
@@ -238,7 +240,7 @@ class Conductor(RankTalk):
 
     def _last_words(self) -> None:
         """A rank that ended after its last report must not have passed."""
-        self._tell(self._alive(), Ping(self.ordinal))
+        self._send_to(self._alive(), Ping(self.ordinal))
         self._grace_end = None
         silent = waited_for(self.states.values(), _has_answered)
         self._wait_for(silent, _has_answered, PONG_LIMIT_S)

@@ -71,7 +71,7 @@ class RankTalk:
         )
         self._grace_end: float | None = None
 
-    def _tell(self, states: list[RankState], message: Any) -> None:
+    def _send_to(self, states: list[RankState], message: Any) -> None:
         if len(states) == len(self.states):
             self.client.tell_ranks(self.world, message)
             return

@@ -46,7 +46,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What a run's hub says of its nodes.
+    """What a run's hub knows of its nodes.
 
     scratch: a directory that goes with the run; on all nodes where files are shared. run_id: value
     of the variable RUN of the run's processes. python: runs our programs on nodes. allocation:

@@ -144,7 +144,7 @@ class Daemon:
 def main(fd: str, pid: str) -> None:
     ctypes.CDLL(None).prctl(15, b"mnode-cleanup", 0, 0, 0)  # PR_SET_NAME
     controller = None
-    with contextlib.suppress(OSError):  # a kernel without it: the channel tells
+    with contextlib.suppress(OSError):  # a kernel without it: the channel ends instead
         controller = pidfd_open(int(pid))
     if os.getppid() != int(pid):
         return  # the controller is gone, and has ordered nothing

@@ -58,7 +58,7 @@ class RackTask:
             os.close(self._pidfd)
             self._pid = None
             cgroups.remove_all(os.getpid())
-        self._channel.close()  # tells the controller
+        self._channel.close()  # the controller sees its end
 
 
 def _fork_first(channel: socket.socket, setup: Setup) -> int:

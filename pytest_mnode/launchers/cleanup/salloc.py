@@ -41,16 +41,16 @@ def inside() -> None:
 class Salloc:
     """salloc, running; name: the job's, and no other job's. Implements Task.
 
-    tell(…) reports said=a line of salloc's, job=its number, granted=Slurm's variables, and
-    ended=salloc's status.
+    report(…) takes a line of salloc's, the number of its job, the variables it grants, and the
+    status with which it ended.
     """
 
     busy = False
     on_nodes = True
 
-    def __init__(self, argv: Sequence[str], name: str, tell: Callable[..., None]) -> None:
+    def __init__(self, argv: Sequence[str], name: str, report: Callable[..., None]) -> None:
         self._name = name
-        self._tell = tell
+        self._report = report
         self._job: str | None = None
         self._granted = self._ended = False
         self._pending: dict[int, bytes] = {}
@@ -61,7 +61,7 @@ class Salloc:
             # At SIGTERM a salloc that waits withdraws its request.
             self._salloc = child.start(command, PIPE, PIPE, PIPE, signal.SIGTERM)
         except (OSError, subprocess.SubprocessError) as error:
-            self._tell(said=f"salloc: error: {getattr(error, 'strerror', error)}")
+            self._report(line=f"salloc: error: {getattr(error, 'strerror', error)}")
             self._report_end(127)
             return
         out, err = self._salloc.stdout, self._salloc.stderr
@@ -92,13 +92,13 @@ class Salloc:
             text = line.decode(errors="replace").strip()
             if fd == self._out:
                 with contextlib.suppress(ValueError):
-                    self._tell(granted=json.loads(text))
+                    self._report(granted=json.loads(text))
                     self._granted = True
             elif text:
-                self._tell(said=text)
+                self._report(line=text)
                 if self._job is None and (found := _NUMBER.search(text)):
                     self._job = found[1]
-                    self._tell(job=int(self._job))
+                    self._report(job=int(self._job))
 
     def end(self) -> None:
         """Give back; nothing of it is queued when this returns, as far as Slurm answers."""
@@ -120,7 +120,7 @@ class Salloc:
     def _report_end(self, status: int) -> None:
         self._ended = True
         self._streams.clear()
-        self._tell(ended=status)
+        self._report(ended=status)
 
     def _waited(self, salloc: subprocess.Popen[bytes], limit_s: float) -> bool:
         """Whether salloc has ended; its output is read meanwhile, so that it is not held up."""

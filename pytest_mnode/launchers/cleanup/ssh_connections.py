@@ -86,14 +86,14 @@ class Connection:
 class SshConnections:
     """All connections of a run, by the name of the host. Implements Task.
 
-    tell(name, …) reports up=True, failed=reason, or ended=reason.
+    report(name, …) takes up=True, failed=reason, or ended=reason.
     """
 
     on_nodes = True
 
-    def __init__(self, tell: Callable[..., None]) -> None:
+    def __init__(self, report: Callable[..., None]) -> None:
         self.held: dict[str, Connection] = {}
-        self._tell = tell
+        self._report = report
 
     @property
     def busy(self) -> bool:
@@ -131,7 +131,7 @@ class SshConnections:
 
     def _failed(self, name: str, why: str) -> None:
         del self.held[name]
-        self._tell(name, failed=why)
+        self._report(name, failed=why)
 
     def _look_at(self, name: str) -> None:
         one = self.held[name]
@@ -144,14 +144,14 @@ class SshConnections:
             one.why = why_no_connection(lines) or f"ssh ended with status {code}"
             if one.up:
                 del self.held[name]
-                self._tell(name, ended=one.why)
+                self._report(name, ended=one.why)
             elif was_dropped(lines) and one.tries < TRIES and not late:
                 one.since = time.monotonic() + AGAIN_S
             else:
                 self._failed(name, one.why)
         elif not one.up and one.socket.exists():
             one.up = True
-            self._tell(name, up=True)
+            self._report(name, up=True)
         elif not one.up and late:
             one.reap()
             self._failed(name, why_no_connection(one.messages()) or "no connection in time")

@@ -132,10 +132,10 @@ class Api:
 
         query: with the resourceVersion from which on.
         """
-        told = {**query, "watch": "true", "timeoutSeconds": f"{WATCH_S:.0f}"}
+        watched = {**query, "watch": "true", "timeoutSeconds": f"{WATCH_S:.0f}"}
         import urllib3
 
-        with self._send("GET", path, None, told, WATCH_S + REQUEST_S) as response:
+        with self._send("GET", path, None, watched, WATCH_S + REQUEST_S) as response:
             try:
                 for line in _lines(response):
                     event = json.loads(line)

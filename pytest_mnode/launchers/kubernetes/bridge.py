@@ -43,8 +43,11 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BridgeSettings:
-    """What the launcher tells the bridge. manifest: of the user, or the default; wait_s: how long
-    pods may take until they run; alive: the file in pods that is touched while the run lives."""
+    """What the launcher sends to the bridge.
+
+    manifest: of the user, or the default. wait_s: how long pods may take until they run. alive: the
+    file in pods that is touched while the run lives.
+    """
 
     context: str
     namespace: str
@@ -189,7 +192,7 @@ class Bridge:
     async def _exec(
         self, caller: socket.socket, host: str, argv: list[str], streams: Descriptors
     ) -> None:
-        """Run a command in a pod; the caller is told how it ended. It ends with its caller."""
+        """Run a command in a pod and report how it ended. It ends with its caller."""
         running = asyncio.ensure_future(self._run(host, argv, streams))
         gone = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(caller, 1))
         with caller:

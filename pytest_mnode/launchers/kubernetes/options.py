@@ -1,4 +1,4 @@
-"""What the user says of a Kubernetes."""
+"""What the user chose of a Kubernetes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def check_logs(api: Api) -> None:
 
 
 class PodStreams:
-    """Of the pods with a label; a subclass is told, in the thread. `close` ends the thread."""
+    """Of the pods with a label. A subclass is called in the thread, which `close` ends."""
 
     def __init__(self, api: Api, selector: str, container: str | None = None) -> None:
         """container: whose output is read; None: a pod has only one.

@@ -32,7 +32,7 @@ class PodState:
 
     uid: with the number of the container's restarts, which end what runs in it as well. index: of
     its Job; None where its kind gives none. ready: its main process runs. problem: why it is not,
-    in the words of scheduler or kubelet; "" where nothing was said. hopeless: waiting does not mend
+    in the words of scheduler or kubelet; "" where there are none. hopeless: waiting does not mend
     it. over: why it will not run any more; "" while it may. before: how its container ended that
     was restarted.
     """

@@ -29,7 +29,7 @@ class Relays:
         start_exec: StartExec,
         argv: Sequence[str],
         port: int,
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
     ) -> None:
         self.ports: dict[str, int] = {}
         """Of pods' loopback, by host; a pod that takes another's place uses the same."""
@@ -37,7 +37,7 @@ class Relays:
         self._start_exec = start_exec
         self._argv = argv
         self._port = port
-        self._tell = tell
+        self._report = report
         self._kept: dict[str, asyncio.Task[None]] = {}
 
     def start(self, host: str) -> asyncio.Future[None]:
@@ -58,7 +58,7 @@ class Relays:
             nonlocal reached
             self.ports[host] = port
             if not reached:
-                self._tell({"back": host, **shown(pod)})
+                self._report({"back": host, **shown(pod)})
             reached = True
             _done(tried)
 
@@ -66,7 +66,7 @@ class Relays:
             while self._pods.is_there(host, pod.uid):
                 why = await self._run(pod.name, self.ports.get(host, 0), opened)
                 if reached and self._pods.is_there(host, pod.uid):
-                    self._tell({"lost": host, "why": f"no way from its pod to here: {why}"})
+                    self._report({"lost": host, "why": f"no way from its pod to here: {why}"})
                     reached = False
                 _done(tried)
                 await asyncio.sleep(AGAIN_S)

@@ -108,5 +108,5 @@ def _in_order(name: str) -> list[tuple[int, str]]:
 
 
 def shown(pod: PodState) -> Event:
-    """Where it is, as the launcher is told."""
+    """Where it is, as reported to the launcher."""
     return {"node": pod.node, "address": pod.address, "pod": pod.name}

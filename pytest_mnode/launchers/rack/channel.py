@@ -50,7 +50,9 @@ class RackChannel:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.daemon_pid = self._daemon.start(cleanup_dirs, [theirs.fileno()])
-            with contextlib.suppress(ClusterError, OSError):  # dead already: `await_up` tells why
+            with contextlib.suppress(
+                ClusterError, OSError
+            ):  # dead already: `await_up` raises the reason
                 self._channel.send(pickle.dumps(setup))
                 self._daemon.order(rack=theirs.fileno(), path=sys.path)
         self._thread = threading.Thread(target=self._listen, name="rack-channel", daemon=True)

@@ -147,7 +147,7 @@ class Rack(Launcher):
             return slot.pid
 
     def rank_start(self, node: Node) -> RankStart:
-        """See Launcher: as `start_ranks` last said."""
+        """See Launcher: as `start_ranks` last returned."""
         return self._rank_starts.get(node.name, RankStart())
 
     def start_ranks(self, node: Node, **changes: Any) -> None:

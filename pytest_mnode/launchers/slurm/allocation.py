@@ -160,8 +160,8 @@ class Held:
             return None
         if event is None:
             self._ended = self._ended or ENDED
-        elif "said" in event:
-            self._lines.append(event["said"])
+        elif "line" in event:
+            self._lines.append(event["line"])
         elif "job" in event:
             self._job = event["job"]
         elif "granted" in event:

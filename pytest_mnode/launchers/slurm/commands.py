@@ -12,7 +12,7 @@ from pytest_mnode.launchers.slurm.jobs import JobState, jobs_from_json, jobs_fro
 from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text
 
 COMMAND_LIMIT_S = 20.0
-"""Limit of a command that asks or tells; Slurm's own limit per message is 10 s."""
+"""Limit of a command that reads or changes state; Slurm's own limit per message is 10 s."""
 _UNKNOWN_JOB = ("Invalid job id", "Invalid job array specification")
 _FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT", "SLURM_JSON")
 

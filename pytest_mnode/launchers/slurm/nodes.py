@@ -1,4 +1,4 @@
-"""Nodes as Slurm tells of them: `scontrol --oneliner show node`."""
+"""Nodes as Slurm shows them: `scontrol --oneliner show node`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NodeState:
 
     name: Slurm's; hostname: what the node calls itself; address: where it is reached, a name or
         an address.
-    state: the base state, such as IDLE, ALLOCATED, DOWN; flags: what is said besides it, such as
+    state: the base state, such as IDLE, ALLOCATED, DOWN; flags: what stands beside it, such as
         DRAIN or NOT_RESPONDING.
     reason: what the operator, or Slurm, wrote down for its state.
     gpus: how many GPUs it is configured with; None where none are spoken of.

@@ -68,6 +68,12 @@ def circle(count: int) -> tuple[tuple[Pair, ...], ...]:
     return tuple(rounds)
 
 
+def of_day(circle: Sequence[Sequence[Pair]], day: int, turns: int) -> list[Sequence[Pair]]:
+    """So many of its rounds, at most all: the next ones on every day."""
+    first = turns * day
+    return [circle[i % len(circle)] for i in range(first, first + min(turns, len(circle)))]
+
+
 def ring(members: Sequence[int]) -> list[list[Pair]]:
     """Neighbours in a closed ring, as two rounds of disjoint pairs; three for an odd number."""
     count = len(members)

@@ -78,14 +78,15 @@ class _Search:
     def steps(self, every_path: bool, day: int) -> Steps:
         nodes = range(self._rates.nodes)
         if len(nodes) <= EVERY_PAIR_UP_TO:
-            yield from self._all_pairs(nodes)
+            yield from self._pairs(nodes, rounds.circle(len(nodes)))
             yield from self._confirm()
             return
         yield from self._groups(nodes)
         yield from self._confirm()
-        slow = set(self._rates.slow_nodes)
-        turns = None if every_path else _SAMPLED_TURNS
-        yield from self._all_pairs([node for node in nodes if node not in slow], turns, day)
+        rest = sorted(set(nodes) - set(self._rates.slow_nodes))
+        circle = rounds.circle(len(rest))
+        turns = circle if every_path else rounds.of_day(circle, day, _SAMPLED_TURNS)
+        yield from self._pairs(rest, turns)
         yield from self._confirm()
 
     def _measure(self, steps: Iterable[Round]) -> Steps:
@@ -97,13 +98,10 @@ class _Search:
                 raise _TimeIsUp
             self._rates.add(readings)
 
-    def _all_pairs(self, nodes: Sequence[int], turns: int | None = None, day: int = 0) -> Steps:
-        """Those that were not measured yet. turns: so many of the circle, by day."""
+    def _pairs(self, nodes: Sequence[int], turns: Iterable[Sequence[Pair]]) -> Steps:
+        """Those that were not measured yet; of pairs of indices into `nodes`."""
         known = np.isfinite(self._rates.best).any(axis=0)
-        circle = rounds.circle(len(nodes))
-        first = 0 if turns is None else turns * day
-        for number in range(len(circle) if turns is None else min(turns, len(circle))):
-            turn = circle[(first + number) % len(circle)]
+        for turn in turns:
             pairs = [(nodes[a], nodes[b]) for a, b in turn]
             new = [pair for pair in pairs if not (known[pair] and known[pair[::-1]])]
             yield from self._measure(rounds.both_ways(new, self._rails, len(new), "all pairs"))

@@ -217,8 +217,8 @@ class _Pair:
         server, why = None, self._why or ""
         if self._server is not None and self._server.ended:
             found, server = self._server.read()
-            if self._value is None and (said := _said(found, server)) and said not in why:
-                why += f"; its server on {self._receiver.node}: {said}"
+            if self._value is None and (error := _server_error(found, server)) and error not in why:
+                why += f"; its server on {self._receiver.node}: {error}"
         names = self._sender.node, self._receiver.node, device
         return PairResult(*names, self._value, why, self._placed, server)
 
@@ -229,8 +229,8 @@ class _Pair:
                 side.close()
 
 
-def _said(found: Perftest, placed: ToolPlacement | None) -> str:
-    """What a server that ended says of itself; "" where it ended well."""
+def _server_error(found: Perftest, placed: ToolPlacement | None) -> str:
+    """Why a server that ended did so; "" where it ended well."""
     if placed is not None and placed.status is None:
         return placed.problem
     if placed is not None and placed.status and placed.status < 0:
