@@ -31,7 +31,8 @@ from pytest_mnode.protocol.world import HUB, Lease, WorldInfo
 
 LEASE_LIMIT_S = 3600.0
 """Longest wait for nodes that other tests use: with pytest-xdist they may all be long."""
-ANSWER_LIMIT_S = 150.0
+ANSWER_LIMIT_S = 450.0
+"""Past the limits that the hub has for torch to be imported and for ranks to start."""
 
 
 class Client:
@@ -72,15 +73,21 @@ class Client:
         return kept
 
     def lease(
-        self, nodes: int | None, exclusive: bool, label: str, on: tuple[str, ...] = ()
+        self,
+        nodes: int | None,
+        exclusive: bool,
+        label: str,
+        on: tuple[str, ...] = (),
+        *,
+        ranks: bool = True,
     ) -> Lease:
-        """Wait until nodes (`on`: these) are this client's.
+        """Wait until nodes (`on`: these) are this client's. ranks: as LeaseNodes has it.
 
         Raises what the hub says where they cannot be.
         """
         wanted = "all nodes" if nodes is None else count(nodes)
         with self._request() as seq:
-            self.tell(LeaseNodes(seq, nodes, exclusive, label, on))
+            self.tell(LeaseNodes(seq, nodes, exclusive, label, on, ranks))
             granted = self._answer(seq, LEASE_LIMIT_S, f"{label} was not given {wanted}")
             return Lease(granted.lease, granted.nodes)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.marks import runs_in_ranks
 from pytest_mnode.protocol.hub_messages import Collect
 
 
@@ -39,6 +40,7 @@ def collect_order(
         markers=tuple(config.getini("markers")),
         basetemp=str(factory.getbasetemp() / "ranks") if factory else "",
         coverage=coverage,
+        ranks=any(map(runs_in_ranks, items)),
     )
 
 

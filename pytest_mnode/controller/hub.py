@@ -84,7 +84,6 @@ class Hub(Exchange):
             facts, self.leases, self.send, self._to_agent, launcher.rank_start, now=self._now
         )
         self.collect: Collect | None = None
-        self._ranks_wanted = False
         self.desk = Desk(self.leases, self.worlds, self.send)
         self._begun = False
         self._boot_deadline = 0.0
@@ -92,6 +91,8 @@ class Hub(Exchange):
         self._next_beat = 0.0
         self._suspects: dict[str, float] = {}
         self._launcher_calls = LauncherCalls(launcher, self.nodes, self.soon)
+        # Another machine may take a minute to import torch: there only for those that need it.
+        self._ranks_are_cheap = launcher.shared_kernel
 
     @property
     def failure(self) -> tuple[str, str] | None:
@@ -126,17 +127,16 @@ class Hub(Exchange):
     def _handle(self, source: str, message: Any) -> None:  # noqa: PLR0912  one case a message
         match message:
             case StartPool():
-                self._start()
-                self._want_ranks()
+                self._start(ranks=self._ranks_are_cheap)
             case Collect():
                 self._set_collect(message)
             case LeaseNodes():
-                self._start()
-                self._want_ranks()
+                self._start(ranks=message.ranks or self._ranks_are_cheap)
                 self.desk.lease(source, message)
             case ReleaseNodes(lease):
                 self.desk.release(lease)
             case OpenWorld():
+                self._want_ranks()
                 self.desk.open_world(source, message)
             case CloseWorld():
                 self.worlds.close(message)
@@ -152,6 +152,8 @@ class Hub(Exchange):
                 self._to_agent(message.node, message)
             case AgentAlive(agent, incarnation) if self.agents.is_current(agent, incarnation):
                 self.agents.heard(agent)
+                if not self._ranks_are_cheap and self.leases.speak(self.agents.nodes[agent]):
+                    self.desk.grant()
             case _:
                 self._from_below(message)
 
@@ -178,7 +180,9 @@ class Hub(Exchange):
             case StackTexts() | FromTerminal() | LiveOutput():
                 self.worlds.to_owner(message.world, message)
 
-    def _start(self) -> None:
+    def _start(self, *, ranks: bool = False) -> None:
+        if ranks:
+            self._want_ranks()
         if self._begun or self.desk.failure:
             return
         self._begun = True
@@ -191,12 +195,11 @@ class Hub(Exchange):
                     self.nodes[node.name] = NodeState(node, agent)
         except (MnodeError, OSError) as error:
             self.desk.fail("ClusterError", f"could not start on the nodes: {error}")
-            return
-        self._boot_deadline = self._now() + BOOT_LIMIT_S
 
     def _want_ranks(self) -> None:
-        if not self._ranks_wanted:
-            self._ranks_wanted = True
+        if not self.leases.ranks_wanted:
+            self.leases.ranks_wanted = True
+            self._boot_deadline = self._now() + BOOT_LIMIT_S
             self.agents.tell_all(StartForkServer())
 
     def _set_collect(self, collect: Collect) -> None:
@@ -204,6 +207,8 @@ class Hub(Exchange):
             self.collect = collect
             self._boot_deadline = self._now() + BOOT_LIMIT_S
             self.agents.tell_all(collect)
+            if collect.ranks:
+                self._want_ranks()
 
     def check_limits(self) -> None:
         now = self._now()
@@ -213,8 +218,9 @@ class Hub(Exchange):
         self.worlds.check_limits()
         if not self._begun or self.desk.failure:
             return
-        waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
-        if waiting and self.collect is not None and now > self._boot_deadline:
+        waiting = [s.node.name for s in self.nodes.values() if self.leases.is_awaited(s)]
+        due = self.leases.ranks_wanted and self.collect is not None and now > self._boot_deadline
+        if waiting and due:
             text = f"no agent came up on {', '.join(waiting)} within {BOOT_LIMIT_S:.0f} s"
             self.desk.fail("TimeLimitError", f"{text}; see the logs in {self.log_dir}")
         for name in [n for n, due in self._suspects.items() if now > due]:

@@ -17,7 +17,10 @@ from pytest_mnode.protocol.hub_messages import Granted, LeaseNodes, Refused
 
 @dataclass(slots=True)
 class NodeState:
-    """What the hub knows of a node. `lost` is why it is gone, empty where it is not."""
+    """What the hub knows of a node.
+
+    up: its agent speaks. booted: ranks can be started. lost: why it is gone, empty where it is not.
+    """
 
     node: Node
     agent: int
@@ -25,9 +28,10 @@ class NodeState:
     store_port: int | None = None
     lease: int | None = None
     lost: str = ""
+    up: bool = False
 
     def went(self, reason: str) -> None:
-        self.lost, self.booted, self.store_port = reason, False, None
+        self.lost, self.up, self.booted, self.store_port = reason, False, False, None
 
     def boots(self) -> None:
         self.went("")
@@ -52,6 +56,7 @@ class Leases:
         self.nodes = nodes
         self.out: dict[int, LeaseState] = {}
         self.queue: deque[tuple[str, LeaseNodes]] = deque()
+        self.ranks_wanted = False
         self._ids = itertools.count(1)
 
     def ask(self, client: str, request: LeaseNodes) -> None:
@@ -85,9 +90,21 @@ class Leases:
             answers.append((client, answer))
         return answers
 
+    def speak(self, nodes: Sequence[Node]) -> bool:
+        """Their agent speaks; whether that is new."""
+        new = [s for node in nodes if not (s := self.nodes[node.name]).up and not s.lost]
+        for state in new:
+            state.up = True
+        return bool(new)
+
+    def is_awaited(self, state: NodeState) -> bool:
+        """Whether a node is still on its way to what is wanted of it."""
+        ready = state.booted or (state.up and not self.ranks_wanted)
+        return not ready and not state.lost
+
     def _answer(self, client: str, request: LeaseNodes) -> Granted | Refused | None:
         states = list(self.nodes.values())
-        if not states or any(not s.booted and not s.lost for s in states):
+        if not states or any(map(self.is_awaited, states)):
             return None
         lost = [s for s in states if s.lost]
         wanted = len(states) if request.nodes is None else request.nodes

@@ -197,13 +197,15 @@ class Run:
         assert nodes is not None
         return Shape(nodes, self.procs_of(need))
 
-    def lease(self, need: WorldRequest, label: str, on: tuple[str, ...] = ()) -> Lease:
-        """Nodes for a test, `on` these where any are named; each lost node is booted again once."""
+    def lease(
+        self, need: WorldRequest, label: str, on: tuple[str, ...] = (), *, ranks: bool = True
+    ) -> Lease:
+        """As Client.lease has it, for a test; each lost node is booted again once."""
         client = self.have_client()
         booted: set[str] = set()
         while True:
             try:
-                return client.lease(need.nodes, need.exclusive, label, on)
+                return client.lease(need.nodes, need.exclusive, label, on, ranks=ranks)
             except NodeLostError as error:
                 again, why = error.node in booted, ""
                 if again or (why := self._not_booted(error.node)):
@@ -243,7 +245,7 @@ class Run:
     def lease_cluster(self, item: pytest.Item) -> Cluster:
         """The nodes for a test that runs in the controller."""
         need = world_request(item, self.settings)
-        lease = self.lease(need, item.nodeid)
+        lease = self.lease(need, item.nodeid, ranks=False)
         return Cluster(self, lease, self.procs_of(need), self.seconds_of(need.timeout_s, need))
 
     def all_nodes(self) -> Nodes:

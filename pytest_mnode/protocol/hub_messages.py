@@ -11,7 +11,7 @@ from pytest_mnode.protocol.world import WorldInfo
 
 @dataclass(frozen=True)
 class StartPool:
-    """Bring nodes, agents and torch up, before anything asks for a world."""
+    """Bring nodes and agents up before anything asks for them; torch too where a node is here."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Collect:
     """How the controller's pytest was configured, so that fork servers collect the same items.
 
     args: what to collect from, of which only `files` are wanted. coverage: configuration of
-    coverage.py that ranks measure with; "" where they do not.
+    coverage.py that ranks measure with; "" where they do not. ranks: some items run in ranks.
     """
 
     args: tuple[str, ...]
@@ -32,6 +32,7 @@ class Collect:
     basetemp: str
     markers: tuple[str, ...] = ()
     coverage: str = ""
+    ranks: bool = True
 
     def only(self, files: frozenset[str]) -> Collect:
         """The same of these files alone."""
@@ -43,7 +44,8 @@ class Collect:
 class LeaseNodes:
     """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`.
 
-    on: names of these nodes, where no others will do.
+    on: names of these nodes, where no others will do. ranks: a world will be opened on them; nodes
+    whose ranks nobody wants are granted before torch is imported there.
     """
 
     seq: int
@@ -51,6 +53,7 @@ class LeaseNodes:
     exclusive: bool
     label: str
     on: tuple[str, ...] = ()
+    ranks: bool = True
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,18 @@ from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.rack.launcher import Rack
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.launchers.ssh import Ssh
-from pytest_mnode.protocol.agent_messages import AgentAlive
+from pytest_mnode.protocol.agent_messages import AgentAlive, NodeReady, StartForkServer
 from pytest_mnode.protocol.channel import Keys, LocalLine
-from pytest_mnode.protocol.hub_messages import Answer, AskLauncher, Refused, StartPool
+from pytest_mnode.protocol.hub_messages import (
+    Answer,
+    AskLauncher,
+    Collect,
+    Granted,
+    LeaseNodes,
+    OpenWorld,
+    Refused,
+    StartPool,
+)
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
     LauncherRequest,
@@ -36,10 +45,11 @@ from pytest_mnode.protocol.launcher_requests import (
     SetPairRate,
     SlurmNames,
 )
-from pytest_mnode.protocol.world import HUB
+from pytest_mnode.protocol.world import BEAT, HUB
 
 LIMIT_S = 30.0
 SILENT_TURNS = 20
+BOOT_TURNS = 310
 
 
 class TwoMachines(Launcher):
@@ -72,14 +82,16 @@ class Slow(LauncherRequest):
 
 @dataclass
 class Switchboard:
-    """Messages that wait to be read; what is sent goes nowhere."""
+    """Messages that wait to be read, and those that were sent."""
 
     queued: deque[tuple[str, str, bytes]] = field(default_factory=deque)
+    sent: list[Any] = field(default_factory=list)
 
     def receive(self) -> tuple[str, str, bytes] | None:
         return self.queued.popleft() if self.queued else None
 
-    def send(self, destination: str, source: str, payload: bytes) -> None: ...
+    def send(self, destination: str, source: str, payload: bytes) -> None:
+        self.sent.append(pickle.loads(payload) if payload != BEAT else None)
 
 
 @pytest.fixture
@@ -207,6 +219,59 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
         hub.turn()
     assert lost(hub) == ["n1"]
     assert hub.nodes["n1"].lost == "nothing heard of it for 15 s"
+
+
+def torch_starts(hub: Hub) -> int:
+    """How many agents were asked to import torch."""
+    return sum(isinstance(m, StartForkServer) for m in hub.switchboard.sent)  # type: ignore[attr-defined]
+
+
+def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
+    """A test in the controller has its nodes before."""
+    line = hub.local_line("client/1")
+    line.send(HUB, collected(ranks=False))
+    line.send(HUB, LeaseNodes(1, None, True, "a test", ranks=False))
+    granted = answer(hub, line)
+    assert granted == Granted(1, 1, ("n0", "n1"))
+    for _ in range(BOOT_TURNS):
+        pass_time(hub, 1.0)
+        beat(hub)
+        hub.turn()
+    assert (hub.failure, torch_starts(hub)) == (None, 0)
+    line.send(HUB, OpenWorld(2, granted.lease, 1, False))
+    hub.turn()
+    assert torch_starts(hub) == 2
+    assert line.receive(0) is None
+
+
+@pytest.mark.parametrize("asked_by", ["collect", "lease"])
+def test_tests_in_ranks_have_torch_imported_before_nodes_are_given(hub: Hub, asked_by: str) -> None:
+    line = hub.local_line("client/1")
+    line.send(HUB, collected(ranks=asked_by == "collect"))
+    line.send(HUB, LeaseNodes(1, None, True, "a test", ranks=asked_by == "lease"))
+    hub.turn()
+    assert torch_starts(hub) == 2
+    assert line.receive(0) is None
+    queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
+    queued += [("", HUB, pickle.dumps(NodeReady(name, 1))) for name in ("n0", "n1")]
+    assert answer(hub, line) == Granted(1, 1, ("n0", "n1"))
+
+
+def test_a_node_whose_ranks_never_come_is_named(hub: Hub) -> None:
+    line = hub.local_line("client/1")
+    line.send(HUB, collected(ranks=True))
+    line.send(HUB, LeaseNodes(1, None, True, "a test"))
+    hub.turn()
+    for _ in range(BOOT_TURNS):
+        pass_time(hub, 1.0)
+        beat(hub)
+        hub.turn()
+    refused = answer(hub, line)
+    assert refused.text.startswith("no agent came up on n0, n1 within 300 s; see the logs in ")
+
+
+def collected(*, ranks: bool) -> Collect:
+    return Collect((), frozenset(), {}, None, "/", "/", (), "", ranks=ranks)
 
 
 REQUESTS: tuple[LauncherRequest, ...] = (
