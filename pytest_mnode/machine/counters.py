@@ -79,6 +79,11 @@ def port_bytes(port: Port, *, sent: bool = True) -> int | None:
     return max(sums, default=None)
 
 
+def port_packets(port: Port) -> int | None:
+    """Packets that a port has sent, where its driver counts no bytes, as soft-RoCE; else None."""
+    return (port.hw_counters or {}).get("sent_pkts")
+
+
 def grown(before: int | None, after: int | None) -> int | None:
     """By how much a counter rose; None where a reading lacks it, or it went back, as by a reset."""
     return None if before is None or after is None or after < before else after - before

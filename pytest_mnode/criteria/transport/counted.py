@@ -115,8 +115,16 @@ def _counted_on(
         yield about.against(case, f"no {what} of the fabric ({names}){there}{instead}")
         return
     if unknown := [nic.shown for nic in fabric if nic.sent_bytes is None]:
-        text = f"bytes sent by {', '.join(unknown)} could not be read"
-        yield about.missing(Case.NO_COUNTER, text)
+        most = [nic.sent_at_most_bytes for nic in fabric]
+        known = [count for count in most if count is not None]
+        if len(known) == len(most) and sum(known) < expected.least_bytes:
+            packets = sum(nic.sent_packets or 0 for nic in fabric)
+            text = f"the fabric ({names}) sent {packets} packets, {_shown(sum(known))} at most, "
+            text += f"expected at least {_shown(expected.least_bytes)}{instead}"
+            yield about.against(Case.NOT_ON_FABRIC, text)
+        else:
+            text = f"bytes sent by {', '.join(unknown)} could not be read"
+            yield about.missing(Case.NO_COUNTER, text)
         return
     sent = sum(nic.sent_bytes or 0 for nic in fabric)
     text = f"the fabric ({names}) sent {_shown(sent)}"
@@ -159,8 +167,11 @@ def _idle_rails(
 
 
 def _instead(node: NodeTraffic, spec: Spec, expected: ExpectedBytes) -> str:
-    """The NIC that carried the traffic instead, where there is one."""
-    nic = _busiest_elsewhere(node, spec)
+    """The NIC that carried the traffic instead, where there is one; of RoCE, its interface."""
+    below = [name for port in node.fabric_ports(spec) for name in node.netdevs_of(port)]
+    interfaces = node.carriers(spec, rdma=False, of_fabric=False) or []
+    own = [nic for nic in interfaces if is_rdma(spec) and nic.name in below]
+    nic = max([*_others(node, spec), *own], key=lambda nic: nic.carried_bytes, default=None)
     if nic is None or nic.carried_bytes < 0.1 * expected.least_bytes:
         return ""
     return f"; {nic.name} sent {_shown(nic.sent_bytes or 0)}"

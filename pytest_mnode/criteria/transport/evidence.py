@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_mnode.criteria.transport.settings import of_networks, why_silent
 from pytest_mnode.logs import nccl_files
 from pytest_mnode.logs.nccl_log import NcclLog, RankLog, read_nccl_log
-from pytest_mnode.machine.counters import grown_by, port_bytes
+from pytest_mnode.machine.counters import grown_by, port_bytes, port_packets
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind, plain
 from pytest_mnode.machine.rdma import Port
@@ -19,6 +19,8 @@ from pytest_mnode.spec.models import Spec
 
 PARTS = ("interfaces", "rdma")
 """The parts of a machine that transport is judged on."""
+_PACKET_BYTES = 4096
+"""The largest MTU of RDMA, which is without headers."""
 Connection = tuple[tuple[str, int], tuple[str, int]]
 """An established TCP connection: (address, port) of its own end and of the peer's."""
 
@@ -27,18 +29,27 @@ Connection = tuple[tuple[str, int], tuple[str, int]]
 class Carrier:
     """A NIC by what is counted on it: an RDMA port, or an interface for sockets.
 
-    state: as the kernel reports it, where the NIC is down; else empty.
+    state: as the kernel reports it, where the NIC is down; else empty. sent_packets: where it
+    counts them and no bytes.
     """
 
     name: str
     sent_bytes: int | None
     received_bytes: int | None
     state: str = ""
+    sent_packets: int | None = None
 
     @property
     def shown(self) -> str:
         """The name, with the state of a NIC that is down."""
         return f"{self.name} ({self.state})" if self.state else self.name
+
+    @property
+    def sent_at_most_bytes(self) -> int | None:
+        """The bytes that it sent, or that its packets can hold."""
+        if self.sent_bytes is not None or self.sent_packets is None:
+            return self.sent_bytes
+        return self.sent_packets * _PACKET_BYTES
 
     @property
     def carried_bytes(self) -> int:
@@ -51,13 +62,14 @@ class NodeTraffic:
     """A node: its machine after the traffic, and what each NIC carried meanwhile.
 
     sent_bytes, received_bytes: by interface (eth0) and RDMA port (mlx5_0:1); without those whose
-    counters could not be read twice, or went back.
+    counters could not be read twice, or went back. sent_packets: by RDMA port that counts them.
     """
 
     name: str
     machine: Machine
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     received_bytes: Mapping[str, int] = field(default_factory=dict)
+    sent_packets: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def between(cls, name: str, before: Machine, after: Machine) -> NodeTraffic:
@@ -72,6 +84,7 @@ class NodeTraffic:
             machine=machine,
             sent_bytes=grown_by(_counts(before, sent=True), _counts(machine, sent=True)),
             received_bytes=grown_by(_counts(before, sent=False), _counts(machine, sent=False)),
+            sent_packets=grown_by(_packets(before), _packets(machine)),
         )
 
     @property
@@ -120,7 +133,8 @@ class NodeTraffic:
         ]
 
     def _carrier(self, key: str, name: str, state: str) -> Carrier:
-        return Carrier(name, self.sent_bytes.get(key), self.received_bytes.get(key), state)
+        sent, received = self.sent_bytes.get(key), self.received_bytes.get(key)
+        return Carrier(name, sent, received, state, self.sent_packets.get(key))
 
     def same_wire(self, names: Iterable[str]) -> set[str]:
         """`names` and all interfaces that carry the same bytes: bonds, their links, VLANs."""
@@ -244,6 +258,11 @@ def _counts(machine: Machine, *, sent: bool) -> dict[str, int]:
         nic.name: nic.sent_bytes if sent else nic.received_bytes for nic in machine.interfaces or ()
     }
     counts |= {port.name: port_bytes(port, sent=sent) for port in machine.ports}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _packets(machine: Machine) -> dict[str, int]:
+    counts = {port.name: port_packets(port) for port in machine.ports}
     return {name: count for name, count in counts.items() if count is not None}
 
 

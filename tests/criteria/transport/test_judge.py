@@ -333,6 +333,28 @@ def test_an_unreadable_counter_is_inconclusive(kind: str) -> None:
     assert proof.culprit == f"birch2: bytes sent by {device(kind, 4)} could not be read"
 
 
+@pytest.mark.parametrize(
+    ("packets", "verdict"), [(12, Verdict.FAIL), (1 << 40, Verdict.INCONCLUSIVE)]
+)
+def test_a_port_that_counts_packets_alone_proves_what_it_did_not_send(
+    packets: int, verdict: Verdict
+) -> None:
+    """As soft-RoCE: too few for the bytes are proof, and enough of them are not."""
+    facts = on_node(
+        healthy("roce"),
+        "birch2",
+        lambda n: replace(
+            n, sent_bytes={}, sent_packets={f"{device('roce', i)}:1": packets for i in range(RAILS)}
+        ),
+    )
+    proof = judged("roce", facts)
+    assert proof.verdict is verdict
+    if verdict is Verdict.FAIL:
+        assert proof.culprit.startswith(
+            "birch2: the fabric (mlx5_[0-7]) sent 96 packets, 0.393 MB at most, expected at least"
+        )
+
+
 def test_nothing_that_can_be_listed_is_inconclusive() -> None:
     facts = on_node(healthy("roce"), "birch0", lambda n: replace(n, machine=Machine()))
     proof = judged("roce", facts)
