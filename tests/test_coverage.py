@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ from tests.inner import (
     clean_env,
     junit_command,
     released_plugins,
+    run_pytest,
     run_to_end,
     write_files,
 )
@@ -200,6 +202,26 @@ def test_contexts_name_tests(covered: tuple[str, InnerRun, dict[str, Any]]) -> N
     if how != "coverage run":
         found = contexts_of(run.junit.parent / ".coverage")
         assert "test_it.py::test_by_rank|run" in found
+
+
+def test_a_node_without_coverage_is_named(tmp_path: Path) -> None:
+    lacks = """
+        import sys
+
+        def pytest_collection_finish(session):
+            if session.config.pluginmanager.has_plugin("mnode-rank-session"):
+                sys.modules["coverage"] = None
+    """
+    write_files(tmp_path, conftest=lacks, test_it="def test_it(world): assert world.size == 2")
+    run = run_pytest(
+        tmp_path,
+        *("--mnode-nodes=2", "--mnode-launcher=local", "-p", "no:randomly", "--cov=."),
+        env={"PYTHONPATH": str(released_plugins())},
+    )
+    assert run.outcomes() == {"test_it": "passed"}, run.output
+    why = "ModuleNotFoundError: import of coverage halted; None in sys.modules"
+    lost = f"coverage lacks what ranks ran in this test: {os.uname().nodename}: {why}"
+    assert run.output.count(lost) == 1, run.output
 
 
 def test_a_file_of_another_python_is_that_of_this_one() -> None:

@@ -99,6 +99,8 @@ class RankTests:
     ) -> pytest.TestReport | None:
         if not in_ranks(item):
             return None
+        if call.excinfo is not None and call.excinfo.errisinstance(KeyboardInterrupt):
+            raise call.excinfo.value  # with --pdb, pytest takes it for an error of the test
         report = self._reports.pop(call.when, None)
         for further in self._further if call.when != "setup" else ():
             item.ihook.pytest_runtest_logreport(report=further)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,6 +74,17 @@ def running_pytest(
     finally:
         program.kill()
         program.communicate()
+
+
+COVERAGE = ("-p", "no:randomly", "--cov=.", "--cov-report=json")
+"""Options of a run beside `released_plugins`."""
+
+
+def lines_run(directory: Path) -> set[str]:
+    """Lines of test_it.py there that were run, as a run with COVERAGE has written."""
+    report = json.loads((directory / "coverage.json").read_text())["files"]["test_it.py"]
+    lines = (directory / "test_it.py").read_text().splitlines()
+    return {lines[number - 1].strip() for number in report["executed_lines"]}
 
 
 def page_for(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:

@@ -8,19 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.inside import run_pytest, running_pytest, spec_for
+from tests.engines.debugged import debug
+from tests.engines.inside import COVERAGE, lines_run, run_pytest, running_pytest, spec_for
 from tests.engines.slurm import SlurmOnRack
-from tests.inner import InnerRun, junit_command, write_files
+from tests.inner import InnerRun, junit_command, released_plugins, write_files
 
 OUTSIDE = """
     import os
     import torch, torch.distributed as dist
 
-    def test_ranks(world, process_group):
+    def test_ranks(world, process_group, shared_tmp_path):
         total = torch.ones(1)
         dist.all_reduce(total)
         assert total.item() == world.size == 2
         assert len(os.sched_getaffinity(0)) == os.cpu_count()
+        (shared_tmp_path / str(world.rank)).touch()
+        dist.barrier()
+        assert len(os.listdir(shared_tmp_path)) == 2
+        if world.rank == 1:
+            assert os.uname().nodename == "node1"
 
     def test_commands(cluster):
         names = [done.stdout.strip() for done in cluster.run(["hostname"])]
@@ -86,13 +92,20 @@ def test_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
         "--mnode-nodes=2",
         "--mnode-slurm-args=--partition=all --time=5 --nodelist=node[0-1]",
         spec_for(slurm, tmp_path, "slurm", power=None),
-        "test_it.py",
+        *(*COVERAGE, "test_it.py"),
+        env={"PYTHONPATH": str(released_plugins())},
     )
     assert run.returncode == 0, run.output
     assert "mnode: launcher slurm (asked for), 2 nodes" in run.output
+    assert 'assert os.uname().nodename == "node1"' in lines_run(tmp_path), run.output
     assert slurm.queue() == [] or [job.state for job in slurm.queue()] == ["COMPLETING"]
     assert list(tmp_path.glob(".mnode-*")) == []
     slurm.await_that(lambda: not slurm.queue(), 10, "the allocation is given back")
+
+
+def test_a_rank_is_debugged_by_slurm(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    options = ("--mnode-launcher=slurm", "--mnode-slurm-args=--nodelist=node[0-1]")
+    debug(slurm, tmp_path, *options, spec_for(slurm, tmp_path, "slurm", power=None))
 
 
 def test_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import stat
@@ -13,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.engines.busy import Busy
-from tests.engines.inside import run_pytest, spec_for
+from tests.engines.debugged import debug
+from tests.engines.inside import COVERAGE, lines_run, run_pytest, spec_for
 from tests.engines.ssh import SshOnRack
 from tests.inner import InnerRun, released_plugins, write_files
 
@@ -38,6 +38,8 @@ APART = """
 
     def test_ranks(world, process_group, tmp_path):
         tmp_path.joinpath("file").write_text("x")
+
+    def test_no_directory(shared_tmp_path): pass
 
     def test_job(cluster):
         assert not cluster.share_files
@@ -157,14 +159,14 @@ def test_nodes_that_share_no_files_keep_none(ssh: SshOnRack, tmp_path: Path) -> 
         ssh.hostfile(tmp_path, "node[0-1] slots=1"),
         spec_for(ssh, tmp_path, "ssh"),
         *("--rootdir=/sys", "-p", "no:cacheprovider"),  # where nothing can be written
-        *("-p", "no:randomly", "--cov=.", "--cov-report=json"),
-        str(tmp_path / "test_it.py"),
+        *(*COVERAGE, str(tmp_path / "test_it.py")),
         env={"TMPDIR": str(temporary), "PYTHONPATH": str(released_plugins())},
     )
-    assert set(run.outcomes().values()) == {"passed"}, run.output
-    ran = json.loads((tmp_path / "coverage.json").read_text())["files"]["test_it.py"]
-    body = 1 + APART.splitlines().index('        tmp_path.joinpath("file").write_text("x")')
-    assert body in ran["executed_lines"], run.output
+    outcomes = run.outcomes()
+    assert outcomes.pop("test_no_directory") == "error"
+    assert set(outcomes.values()) == {"passed"}, run.output
+    assert "no directory is seen by all nodes; give --mnode-shared-dir=DIR" in run.output
+    assert 'tmp_path.joinpath("file").write_text("x")' in lines_run(tmp_path), run.output
     assert f"launcher ssh (hostfile {tmp_path}/hosts), 2 nodes" in run.output
     assert not list(temporary.glob("mnode-*"))
     for node in ssh.names[:2]:
@@ -229,3 +231,8 @@ def test_the_connections_fixture_needs_nothing_of_the_users(ssh: SshOnRack) -> N
     done = ssh.run("sh", "-c", f"ssh -F {ssh.config} -v node0 hostname 2>&1")
     assert "node0" in done.stdout
     assert str(Path.home() / ".ssh") not in done.stdout
+
+
+def test_a_rank_is_debugged_over_ssh(ssh: SshOnRack, tmp_path: Path) -> None:
+    hosts = ssh.hostfile(tmp_path, "node[0-1] slots=1")
+    debug(ssh, tmp_path, hosts, spec_for(ssh, tmp_path, "ssh"))

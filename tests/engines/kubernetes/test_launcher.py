@@ -10,18 +10,22 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.engines.inside import run_pytest, running_pytest
+from tests.engines.inside import COVERAGE, lines_run, run_pytest, running_pytest
 from tests.engines.kubernetes.bed import KubernetesOnRack
-from tests.inner import write_files
+from tests.inner import released_plugins, write_files
 
 MEET = """
+    import os
     import torch
     import torch.distributed as dist
 
-    def test_every_rank_meets(world, process_group):
+    def test_every_rank_meets(world, process_group, shared_tmp_path):
+        (shared_tmp_path / str(world.rank)).touch()
         x = torch.ones(1)
         dist.all_reduce(x)
-        assert x.item() == world.size == 4
+        assert x.item() == world.size == 4 == len(os.listdir(shared_tmp_path))
+        if world.rank == 3:
+            assert world.node == "node3"
 
     def test_commands(cluster):
         assert cluster.nodes == ("node0", "node1", "node2", "node3")
@@ -47,11 +51,13 @@ def nothing_left(bed: KubernetesOnRack) -> Any:
 
 @pytest.mark.parametrize("host_network", [True, False], ids=["host network", "own addresses"])
 def test_ranks_in_pods_meet(bed: KubernetesOnRack, tmp_path: Path, host_network: bool) -> None:
-    write_files(tmp_path, test_meet=MEET)
+    write_files(tmp_path, test_it=MEET)
     options = bed.launch(tmp_path, hostNetwork=host_network)
-    run = run_pytest(bed, tmp_path, "-v", "--mnode-nodes=4", *options)
+    beside = {"PYTHONPATH": str(released_plugins())}
+    run = run_pytest(bed, tmp_path, "-v", "--mnode-nodes=4", *COVERAGE, *options, env=beside)
     assert run.returncode == 0, run.output
     assert "kubernetes" in run.output
+    assert 'assert world.node == "node3"' in lines_run(tmp_path), run.output
 
 
 def test_a_deleted_pod_is_named(bed: KubernetesOnRack, tmp_path: Path) -> None:

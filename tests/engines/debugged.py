@@ -1,0 +1,73 @@
+"""A user at a terminal of the login node: one rank debugged, a hang looked at and interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.debugging.terminal import TerminalRun
+from tests.engines.inside import Engine, environment
+from tests.inner import command, write_files
+
+TESTS = """
+    import os, threading
+    import torch, torch.distributed as dist
+
+    def test_steps(world, process_group, shared_tmp_path):
+        (shared_tmp_path / str(world.rank)).touch()
+        total = torch.ones(1)
+        breakpoint()
+        dist.all_reduce(total)
+        last = total.item()
+        assert last == world.size == len(os.listdir(shared_tmp_path))
+
+    def test_fails(world):
+        wanted = 40 + world.rank
+        assert wanted == 40
+
+    def test_hangs(world, process_group):
+        if world.rank == 1:
+            print("rank 1 hangs now")
+            threading.Event().wait(200)
+        dist.barrier()
+"""
+PROMPT = "(Pdb rank 1 of 2 on node1) "
+WHERE = "mnode: where the ranks of test_it.py::test_hangs are"
+
+
+def debug(engine: Engine, directory: Path, *args: str) -> None:
+    """args: how to reach two nodes, which are node0 and node1."""
+    write_files(directory, test_it=TESTS)
+    (directory / "pytest.ini").touch()
+    options = ("-s", "--pdb", "--mnode-debug-rank=1", "--mnode-nodes=2", "test_it.py", *args)
+    argv = engine.command(*command(*options))
+    with TerminalRun(argv, directory, environment(engine)) as run:
+        assert "-> dist.all_reduce(total)" in run.expect(PROMPT)
+        where = run.ask("import socket; socket.gethostname(), os.isatty(0)", PROMPT)
+        assert "('node1', True)" in where
+        assert "-> last = total.item()" in run.ask("n", PROMPT)  # rank 0 went with it
+        assert "tensor([2.])" in run.ask("p total", PROMPT)
+        assert "entering PDB" in run.ask("c", PROMPT)
+        assert run.ask("p wanted", PROMPT).endswith("\n41\n")
+        run.type("c\r")
+        run.expect("[rank 1 node1] rank 1 hangs now")
+        os.kill(pytest_of(run), signal.SIGUSR1)
+        run.expect(WHERE)
+        asked = run.expect("stack of rank 1:")
+        assert "[rank 0 of 2 on node0] waits in barrier at test_it.py:" in asked
+        assert "[rank 1 of 2 on node1] at test_it.py:" in asked
+        run.type("\x03")
+        run.expect(WHERE)
+        status = run.wait()
+    assert status == pytest.ExitCode.INTERRUPTED, run.output
+    assert "= 1 failed, 1 passed in " in run.output
+
+
+def pytest_of(run: TerminalRun) -> int:
+    """The process of the controller, behind what brings it to the login node."""
+    below = psutil.Process(run.process.pid).children(recursive=True)
+    return next(p.pid for p in below if p.cmdline()[1:3] == ["-m", "pytest"])
