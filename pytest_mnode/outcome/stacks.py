@@ -18,6 +18,7 @@ WAIT = "work.wait()"
 _C10D = "torch/distributed/distributed_c10d.py"
 _RECORDER = "/pytest_mnode/rank/recorder.py"
 """Stands between the test and every collective."""
+_REPORTS = "pytest_runtest_makereport"
 _HIDDEN = (
     "/_pytest/",
     "/pluggy/",
@@ -63,12 +64,18 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a rank is. `collective` is None where it waits in none."""
+    """Where a rank is. `collective` is None where it waits in none.
+
+    reports: its test has ended, and the report of that is not made yet.
+    """
 
     frame: Frame | None
     collective: str | None
+    reports: bool = False
 
     def __str__(self) -> str:
+        if self.reports:
+            return "the report of its own end of this test"
         if self.frame is None:
             return "no Python frame of the test"
         code = f": {self.frame.code}" if self.frame.code else ""
@@ -110,6 +117,8 @@ def where(thread: Thread | None) -> Where:
     """The innermost frame of the user's own code, and the collective it waits in."""
     if thread is None:
         return Where(None, None)
+    if any(frame.function == _REPORTS for frame in thread.frames):
+        return Where(None, None, reports=True)
     collective: str | None = None
     torch_frame: Frame | None = None
     called_directly = True
@@ -159,8 +168,13 @@ def _awaited(frame: Frame, torch_frame: Frame | None, called_directly: bool) -> 
 def tidy(text: str) -> str:
     """A dump without the frames of pytest and of ours below the test."""
     kept: list[str] = []
+    begin = 0
     for line in text.splitlines():
         match = _FRAME.match(line)
+        if _THREAD.match(line):
+            begin = len(kept) + 1
+        if match and match[3] == _REPORTS:
+            del kept[begin:]
         if match and match[1].endswith(_RECORDER):
             continue
         if match and is_hidden(match[1]):

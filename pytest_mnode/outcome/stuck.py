@@ -79,7 +79,7 @@ def _failure(
         line = f"{limit}: absent, never {_entering(at, waiting)}; it is at {here}"
     else:
         line = f"{limit}: it is at {here}"
-    kernel = [] if here.frame else _kernel(outcome, ranks)
+    kernel = [] if here.frame or here.reports else _kernel(outcome, ranks)
     if kernel and not state.state:
         line += f"; its {state.kernel.partition(chr(10))[0]}"
     text = "\n\n".join([line, *stacks_of(outcome, ranks), *kernel, *_outputs(outcome, ranks)])

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from pytest_mnode.logs.causes.table import in_order_of_matching
 from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.hub_messages import Collect
@@ -53,6 +54,7 @@ def prepare() -> None:
     recorder.install()
     shared_test.install()
     _share_torch_handler()
+    in_order_of_matching()  # once, and not in each rank of a failed test while others wait for it
 
 
 def _share_torch_handler() -> None:

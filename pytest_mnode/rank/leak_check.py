@@ -38,6 +38,7 @@ class LeakCheck:
         self, fixturedef: pytest.FixtureDef[Any]
     ) -> Generator[None, object, object]:
         """What a fixture of wide scope holds is its own until it is torn down."""
+        __tracebackhide__ = True
         if fixturedef.scope == "function":
             return (yield)
         before = self._things()

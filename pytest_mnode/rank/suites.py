@@ -149,6 +149,7 @@ class Suites:
         self, fixturedef: pytest.FixtureDef[Any], request: Any
     ) -> Generator[None, object, object]:
         """The processes of a class begin with setUpClass, so that their group is the class's."""
+        __tracebackhide__ = True
         result = yield
         if "setUpClass" in fixturedef.argname and suite_of(request.cls) is Suite.CONTINUOUS:
             request.cls._ensure_processes_spawned()

@@ -141,6 +141,14 @@ def test_tidy_leaves_what_the_user_wrote() -> None:
     assert "Extension modules" not in text
 
 
+def test_a_rank_that_makes_its_report_is_in_no_frame_of_the_user() -> None:
+    making = ("/pytest_mnode/rank/session.py", 2, "pytest_runtest_makereport")
+    below = ("/work/run.py", 1, "main")
+    text = dump(("/lib/python3.11/re/_parser.py", 5, "parse"), making, below)
+    assert str(where_of_rank(parse(text))) == "the report of its own end of this test"
+    assert tidy(text) == dump(below).strip().replace("\n", "\n  …\n")
+
+
 LINES = st.one_of(
     st.text(max_size=60),
     st.sampled_from(WAITING.splitlines()),

@@ -177,5 +177,7 @@ def test_finalizer_that_raises_is_an_error_of_its_own(ran: Scenario) -> None:
 def test_module_fixture_that_fails_on_one(ran: Scenario) -> None:
     case = ran["module_fixture_fails_on_one"]
     assert case.outcome == "error"
-    assert "FileNotFoundError: shard-1.bin" in case.part("rank 1 of 4 on local1: first]")
+    shown = case.part("rank 1 of 4 on local1: first]")
+    assert "FileNotFoundError: shard-1.bin" in shown
+    assert "pytest_mnode" not in shown
     assert "waits in barrier" in case.part("ranks 0,2-3 of 4")
