@@ -143,7 +143,7 @@ _SALLOCS = re.compile(
 )
 """Options of salloc or srun that sbatch rejects."""
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
-_TYPED = re.compile(r"([A-Za-z][\w.-]*):(?:([A-Za-z][\w.-]*):)?(\d+)(?:\(.*\))?")
+_TYPED = re.compile(r"([A-Za-z][\w.-]*):(?:([\w.-]+):)?(\d+)(?:\(.*\))?")
 
 
 @dataclass(frozen=True, slots=True)

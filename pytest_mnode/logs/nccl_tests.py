@@ -40,6 +40,8 @@ _SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
 _NEEDED_COLUMNS = frozenset(("size", "algbw", "busbw"))
 _TIMES = ("time", "cputime")
 _DAY_AND_TIME = re.compile(r"(?<=\s)(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)$", re.ASCII)
+_RANK_IN_A_ROW = re.compile(r"(?<=[\w.])\[\d{1,6}\](?=\s)", re.ASCII)
+"""A row is written in parts, and mpiexec -prepend-rank puts the rank before each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ def _row_of(line: str, columns: Sequence[str]) -> NcclTestsRow | None:
 
     Its cells are the last of the line, because schedulers and collectors put words before them.
     """
-    cells = _DAY_AND_TIME.sub(r"\1T\2", line).split()
+    cells = _RANK_IN_A_ROW.sub("", _DAY_AND_TIME.sub(r"\1T\2", line)).split()
     if len(cells) == len(columns) - 1 and "redop" in columns:
         # Some versions leave the operation of a collective that reduces nothing blank.
         columns = [name for name in columns if name != "redop"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.process import parse_status
 
-_LIMIT = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
+_LIMIT = re.compile(r"^(Max [a-z ]+?) {2,}(\d+|unlimited)\s", re.MULTILINE | re.ASCII)
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-f]+)$", re.MULTILINE | re.ASCII)
 _IPC_LOCK, _SYS_ADMIN = 14, 21
 _ALL_USERS = ["0", "0", str((1 << 32) - 1)]
@@ -37,9 +37,11 @@ def read_limits(root: Path = Path("/")) -> Limits:
     Source: Linux, include/uapi/linux/capability.h; user_namespaces(7): capabilities of another user
     namespace than the first are none of the machine.
     """
-    found = dict(_LIMIT.findall((root / "proc/self/limits").read_text()))
+    found = dict(_LIMIT.findall((root / "proc/self/limits").read_text(errors="replace")))
 
     def limit(name: str) -> int | None:
+        if name not in found:
+            raise OSError(f"/proc/self/limits: no {name}")
         return None if found[name] == "unlimited" else int(found[name])
 
     status = sysfs.text(root / "proc/self/status") or ""

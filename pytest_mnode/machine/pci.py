@@ -14,6 +14,7 @@ _HOST = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s")
 _BAR = re.compile(r"0x([0-9a-f]+) 0x([0-9a-f]+) ")
+_WIDEST = 32
 _NETWORK = "02"
 NVIDIA, AMD, INTEL = "10de", "1002", "8086"
 _MAKERS = {
@@ -252,7 +253,8 @@ def _speed(path: Path) -> float | None:
 
 def _width(path: Path) -> int | None:
     width = sysfs.count(path)
-    return width if width and width < 255 else None  # 255: the device is gone
+    # 255 is unknown, and 63 what is read of a device that is gone.
+    return width if width and width <= _WIDEST else None
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.gang.slurm_options import Target, features_of, left_out, option_of
+from pytest_mnode.gang.slurm_options import Requirements, Target, features_of, left_out, option_of
 from pytest_mnode.launchers.slurm import NodeState
 
 
@@ -104,3 +104,19 @@ def test_options_that_hide_in_the_environment() -> None:
     blocked = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab", "PATH": "/bin"}
     hidden = {"SBATCH_PARTITION": "x", "SBATCH_WAIT": "1", "SLURM_JOB_ID": "7"}
     assert left_out(blocked | hidden) == list(hidden)
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("--gres=gpu:4070:2", {"n0"}),
+        ("--gres=gpu:2g.20gb:3", {"n1"}),
+        ("--gpus-per-node=5", {"n1"}),
+    ],
+)
+def test_a_type_of_gpu_may_begin_with_a_digit(option: str, names: set[str]) -> None:
+    text = (
+        "NodeName=n0 CPUTot=8 RealMemory=900 Gres=gpu:4070:4(S:0-1) State=IDLE\n"
+        "NodeName=n1 CPUTot=8 RealMemory=900 Gres=gpu:l4:2(S:0,1),gpu:2g.20gb:3(S:1) State=IDLE\n"
+    )
+    assert Requirements.read([option]).met(text) == names

@@ -322,3 +322,10 @@ def test_a_blank_operation_and_no_cut_row_in_its_place() -> None:
     assert one(blank).rows == one(CURRENT).rows
     cut = CURRENT.replace("   89.86      0\n", "   89.86\n")
     assert [r.size_bytes for r in one(cut).rows] == [1048576]
+
+
+def test_a_rank_before_each_part_of_a_row() -> None:
+    parts = CURRENT.replace("-1    61.25", "-1[0]    61.25").replace("0    60.91", "0[0]    60.91")
+    found = one("".join(f"[0] {line}\n" for line in parts.splitlines()))
+    assert found.rows == one(CURRENT).rows
+    assert found.wrong == 0

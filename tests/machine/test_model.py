@@ -70,6 +70,17 @@ def test_soft_limits_of_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "value", ["", "Max locked memory     \n", "Max locked memory      x  x  b\n"]
+)
+def test_limits_that_are_cut_off_are_not_read(tmp_path: Path, value: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/limits").write_text(f"Max open files      9  9  files\n{value}")
+    assert Machine.read(tmp_path, ("limits",)).unread == {
+        "limits": "/proc/self/limits: no Max locked memory"
+    }
+
+
+@pytest.mark.parametrize(
     ("capabilities", "users", "found"),
     [
         ("00000000a80425fb", "0 0 4294967295", (False, False)),  # a container's, as by default

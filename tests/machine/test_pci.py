@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -219,3 +220,23 @@ def test_addresses_however_they_are_written(told: str | None, address: str | Non
 
 def test_no_tree_is_no_function(tmp_path: Path) -> None:
     assert read_pci(tmp_path).functions == ()
+
+
+@pytest.mark.parametrize(
+    ("speed", "width", "found"),
+    [
+        ("64.0 GT/s PCIe", "16", (64.0, 16)),
+        ("8 GT/s", "32", (8.0, 32)),
+        ("Unknown", "63", (None, None)),  # a device that is gone
+        ("Unknown speed", "255", (None, None)),
+        ("2.5 GT/s PCIe", "0", (2.5, None)),  # no link
+    ],
+)
+def test_a_link_that_is_not_known(
+    tmp_path: Path, speed: str, width: str, found: tuple[float | None, int | None]
+) -> None:
+    tree = Tree(tmp_path)
+    link: dict[str, Any] = {"current_link_speed": speed, "current_link_width": width}
+    tree.pci("pci0000:20/0000:21:00.0", "0x020000", "0x15b3", **link)
+    (nic,) = read_pci(tree.root).functions
+    assert (nic.link_gtransfers_s, nic.link_width) == found

@@ -19,11 +19,18 @@ _RETURNING = {"POWERING_UP", "POWER_UP", "POWERING_DOWN", "POWER_DOWN", "POWER_D
 _AWAY = {"NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT",
          "UNKNOWN"}  # fmt: skip
 """It does not answer now, or has not yet: UNKNOWN are all after slurmctld was restarted."""
+_OFF = {"POWERED_DOWN", "POWERING_UP", "POWER_UP"}
+"""Slurm switches it on for a job."""
 ASIDE = frozenset({"MAINT", "RESERVED"})
 """Flags of a node that is kept for a reservation."""
 _KEPT_IDLE = {"RESERVED", "MAINT", "PLANNED"}
 """Versions before 21.08 say so of an idle node instead of IDLE, later ones beside it."""
-_MARKS = "*~#!%$@^-"
+_MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN",
+          "%": "POWERING_DOWN", "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED",
+          "-": "PLANNED"}  # fmt: skip
+"""Flags that versions before 21.08 show as a mark. Source: sinfo(1), NODE STATE CODES."""
+_SAME_FLAG = {"MAINTENANCE": "MAINT", "POWER": "POWERED_DOWN"}
+"""Words of newer and of older versions."""
 _GPU = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -63,13 +70,13 @@ class NodeState:
     def usable(self) -> bool:
         """Can be given to a job, now or when the job that has it ends; if it is set aside, to
         those of a reservation."""
-        return self.up and not {self.state, *self.flags} & _BROKEN
+        return not self.lost and not {self.state, *self.flags} & (_AWAY | _BROKEN)
 
     @property
     def up(self) -> bool:
         """What has it can start commands there, even where no other job will be given it, as on one
         that is drained."""
-        return not self.lost and not {self.state, *self.flags} & _AWAY
+        return not self.lost and not {self.state, *self.flags} & (_AWAY | _OFF)
 
     @property
     def hopeless(self) -> bool:
@@ -122,9 +129,11 @@ def shortage(nodes: Iterable[NodeState], wanted: int, partition: str | None = No
 
 
 def _from_record(record: Mapping[str, str]) -> NodeState:
-    # A mark behind the base state, such as DOWN*, says in one letter what a word may say again.
-    words = [word.rstrip(_MARKS) for word in record["State"].upper().split("+")]
-    flags = set(words[1:]) | ({"NOT_RESPONDING"} if "*" in record["State"] else set())
+    # A mark behind a state, such as DOWN*, says in one letter what a word may say again.
+    state = record["State"].upper()
+    words = [word.rstrip("".join(_MARKS)) for word in state.split("+")]
+    words = [_SAME_FLAG.get(word, word) for word in words]
+    flags = set(words[1:]) | {word for mark, word in _MARKS.items() if mark in state}
     if words[0] in _KEPT_IDLE:
         flags, words = {*flags, words[0]}, ["IDLE"]
     reason = record.get("Reason", "")

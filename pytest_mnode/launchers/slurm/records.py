@@ -55,7 +55,8 @@ def text_of(value: Any) -> str | None:
 def number(value: Any) -> int | None:
     """A whole number: bare, as text (`4-4` is 4), or as newer versions wrap it in JSON."""
     if isinstance(value, Mapping):
-        return number(value.get("number")) if value.get("set") else None
+        known = value.get("set") and not value.get("infinite")
+        return number(value.get("number")) if known else None
     if isinstance(value, bool) or value is None:
         return None
     match = re.match(r"-?\d+", str(value).strip())

@@ -115,9 +115,28 @@ def test_which_nodes_a_job_can_have_now_and_which_it_never_will(
 
 
 def test_nodes_that_are_set_aside() -> None:
-    texts = ("IDLE+RESERVED", "IDLE+MAINT+RESERVED", "IDLE")
+    texts = ("IDLE+RESERVED", "IDLE+MAINT+RESERVED", "MIXED+MAINTENANCE", "IDLE$", "IDLE")
     nodes = nodes_from_text("\n".join(f"NodeName=n State={text}" for text in texts))
-    assert [node.set_aside for node in nodes] == [True, True, False]
+    assert [node.set_aside for node in nodes] == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("marked", "flags"),
+    [
+        ("MIXED*+DRAIN", {"DRAIN", "NOT_RESPONDING"}),
+        ("IDLE~+CLOUD", {"CLOUD", "POWERED_DOWN"}),
+        ("ALLOCATED#+CLOUD", {"CLOUD", "POWERING_UP"}),
+        ("IDLE%+CLOUD", {"CLOUD", "POWERING_DOWN"}),
+        ("IDLE!", {"POWER_DOWN"}),
+        ("MIXED@", {"REBOOT_REQUESTED"}),
+        ("DOWN^", {"REBOOT_ISSUED"}),
+        ("IDLE-", {"PLANNED"}),
+    ],
+)
+def test_marks_of_older_versions_are_flags(marked: str, flags: set[str]) -> None:
+    (node,) = nodes_from_text(f"NodeName=n State={marked} Partitions=gpu")
+    assert set(node.flags) == flags
+    assert node.state in marked
 
 
 def test_what_slurmctld_has_not_heard_of_yet_is_not_given_up() -> None:
@@ -136,6 +155,11 @@ def test_what_slurmctld_has_not_heard_of_yet_is_not_given_up() -> None:
         ("MIXED+REBOOT_ISSUED", False),
         ("DOWN", False),
         ("POWERED_DOWN", False),
+        ("ALLOCATED+CLOUD+POWERED_DOWN", False),
+        ("ALLOCATED+CLOUD+POWERING_UP", False),
+        ("ALLOCATED#+CLOUD", False),
+        ("IDLE~+CLOUD", False),
+        ("IDLE+CLOUD+POWER", False),
     ],
 )
 def test_where_what_has_a_node_can_go_on(state: str, up: bool) -> None:

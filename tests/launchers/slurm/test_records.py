@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.slurm.records import reserved_nodes
+from pytest_mnode.launchers.slurm.records import number, reserved_nodes
 
 TEXT = (
     "ReservationName=cert StartTime=1 EndTime=2 Duration=01:00:00 Nodes=n[2-3] NodeCnt=2 "
@@ -33,3 +33,17 @@ def test_says_why_a_reservation_is_of_no_use(text: str, name: str, message: str)
     with pytest.raises(ClusterError) as error:
         reserved_nodes(text, name)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"set": True, "infinite": False, "number": 4}, 4),
+        ({"set": True, "infinite": True, "number": 0}, None),
+        ({"set": False, "infinite": False, "number": 0}, None),
+        ("6-6", 6),
+        ("N/A", None),
+    ],
+)
+def test_numbers_bare_and_as_json_wraps_them(value: object, found: int | None) -> None:
+    assert number(value) == found
