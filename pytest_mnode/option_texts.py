@@ -1,12 +1,14 @@
-"""Readers of the texts of options: each gives a value, or says what is accepted."""
+"""An option, and readers of the texts of options: each gives a value, or says what is accepted."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,37 @@ class Given:
         return pytest.UsageError(f"{self.where}={value}: accepted: {accepted}")
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option; `initial` is the text where nobody gives one; see: the page of docs/ with more."""
+
+    name: str
+    metavar: str
+    help: str
+    read: Callable[[Given], Any]
+    initial: str = ""
+    see: str = ""
+
+    @property
+    def flag(self) -> str:
+        return f"--mnode-{self.name}"
+
+    @property
+    def ini_key(self) -> str:
+        return "mnode_" + self.name.replace("-", "_")
+
+    @property
+    def full_help(self) -> str:
+        return f"{self.help} (default: {self.initial})" if self.initial else self.help
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """As many nodes as are free, and `at_most` of them."""
+
+    at_most: int
+
+
 def whole(least: int) -> Callable[[Given], int | None]:
     def read(given: Given) -> int | None:
         text = given.text
@@ -38,6 +71,29 @@ def whole(least: int) -> Callable[[Given], int | None]:
         return int(text)
 
     return read
+
+
+def nodes(given: Given) -> int | Free | None:
+    word, colon, most = given.text.partition(":")
+    if word != "free":
+        try:
+            return whole(1)(given)
+        except pytest.UsageError as error:
+            raise pytest.UsageError(f"{error}, or free") from None
+    if colon and not (most.isascii() and most.isdigit() and int(most)):
+        raise given.wrong("free, or free:N with a whole number of 1 or more")
+    return Free(int(most) if colon else sys.maxsize)
+
+
+def budget(given: Given) -> float | None:
+    if not given.text and not given.by_option:
+        return None
+    from pytest_mnode.spec.quantity import duration_s
+
+    try:
+        return duration_s(given.text)
+    except ValueError:
+        raise given.wrong("a time, such as 2h, 90min or 30s") from None
 
 
 def choice(accepted: tuple[str, ...]) -> Callable[[Given], str]:

@@ -6,7 +6,6 @@ pytest run pays for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode import option_texts
-from pytest_mnode.option_texts import Given
+from pytest_mnode.option_texts import Given, Option
 
 RUN: pytest.StashKey[Any] = pytest.StashKey()
 """Where a config keeps its run (controller.session.Run), once there is one."""
@@ -25,35 +24,18 @@ NUMA_BIND = ("auto", "none", "node", "exclusive")
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """`initial` is the text where nobody gives one; see: the page of docs/ that has more."""
-
-    name: str
-    metavar: str
-    help: str
-    read: Callable[[Given], Any]
-    initial: str = ""
-    see: str = ""
-
-    @property
-    def flag(self) -> str:
-        return f"--mnode-{self.name}"
-
-    @property
-    def ini_key(self) -> str:
-        return "mnode_" + self.name.replace("-", "_")
-
-    @property
-    def full_help(self) -> str:
-        return f"{self.help} (default: {self.initial})" if self.initial else self.help
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the user asked for, by field of `OPTIONS`; None where nothing was given."""
+    """What the user asked for, by field of `OPTIONS`; None where nothing was given.
+
+    free_at_most: with `--mnode-nodes=free`, how many of the free nodes at most; None for a number.
+    on: names of the nodes to use, once the free ones are known; (): the launcher chooses.
+    """
 
     nodes: int | None = None
+    free_at_most: int | None = None
+    on: tuple[str, ...] = ()
+    budget_s: float | None = None
     procs_per_node: int | None = None
     launcher: str = "auto"
     hostfile: Path | None = None
@@ -87,146 +69,154 @@ class Settings:
 
 
 OPTIONS = {  # by field of Settings
-    "nodes": _Option(
-        "nodes", "N",
-        "run tests that need ranks on N nodes (default: as many as the most demanding test needs)",
-        option_texts.whole(1),
+    "nodes": Option(
+        "nodes", "N|free|free:N",
+        "run tests that need ranks on N nodes (default: as many as the most demanding test needs); "
+        "free: on all nodes that are free now; free:N: on N of them at most, those that were "
+        "tested longest ago by --mnode-history",
+        option_texts.nodes, see="certificate.md#a-busy-cluster",
     ),
-    "procs_per_node": _Option(
+    "budget_s": Option(
+        "budget", "TIME",
+        "start no test later than this after the run began, such as 2h or 90min; the certificate "
+        "names what was not run",
+        option_texts.budget, see="certificate.md#a-busy-cluster",
+    ),
+    "procs_per_node": Option(
         "procs-per-node", "G",
         "ranks per node (default: one per accelerator, else 1)",
         option_texts.whole(1),
     ),
-    "launcher": _Option(
+    "launcher": Option(
         "launcher", "auto|local|rack|ssh|slurm|kubernetes",
         "how commands reach the nodes; auto: slurm inside an allocation, ssh with a hostfile, "
         "kubernetes with a context or inside a pod, else the rack, or plain processes (local) "
         "where namespaces are not allowed",
         option_texts.choice(LAUNCHERS), initial="auto",
     ),
-    "hostfile": _Option(
+    "hostfile": Option(
         "hostfile", "FILE",
         "nodes to reach by ssh: one 'host slots=8' per line, ranges node[01-16]",
         option_texts.path, see="ssh.md",
     ),
-    "slurm_args": _Option(
+    "slurm_args": Option(
         "slurm-args", "ARGS",
         "extra arguments of the allocation that the run asks Slurm for, such as '--partition=gpu'; "
         "used only outside an allocation",
         option_texts.words, see="slurm.md",
     ),
-    "k8s_context": _Option(
+    "k8s_context": Option(
         "k8s-context", "NAME",
         "the context of your kubeconfig whose Kubernetes gives the nodes",
         option_texts.text, see="kubernetes.md",
     ),
-    "k8s_namespace": _Option(
+    "k8s_namespace": Option(
         "k8s-namespace", "NAME",
         "the namespace of the run's pods (default: the context's)",
         option_texts.text, see="kubernetes.md",
     ),
-    "k8s_template": _Option(
+    "k8s_template": Option(
         "k8s-template", "FILE",
         "manifest of the run's pods: a Pod, PodTemplate, Job, JobSet, TrainJob, PyTorchJob or a "
         "Job of Volcano; command, names and count are filled in, all else is kept",
         option_texts.path, see="kubernetes.md",
     ),
-    "k8s_image": _Option(
+    "k8s_image": Option(
         "k8s-image", "IMAGE",
         "image of the run's pods where no template is given (default: that of the pod in which "
         "pytest runs)",
         option_texts.text, see="kubernetes.md",
     ),
-    "k8s_wait_s": _Option(
+    "k8s_wait_s": Option(
         "k8s-wait", "SECONDS",
         "how long pods may take until they run, images and queues included",
         option_texts.seconds, initial="300", see="kubernetes.md",
     ),
-    "python": _Option(
+    "python": Option(
         "python", "PATH",
         "the Python on the nodes of ssh, slurm (default: this one) and kubernetes (default: "
         "python3)",
         option_texts.text,
     ),
-    "shared_dir": _Option(
+    "shared_dir": Option(
         "shared-dir", "DIR",
         "a directory that all nodes see (default: a hidden temporary one below the root of the "
         "tests)",
         option_texts.directory,
     ),
-    "discover": _Option(
+    "discover": Option(
         "discover", "FILE",
         "run no test: read what the nodes have, and write a first spec into FILE",
         option_texts.path, see="spec.md",
     ),
-    "spec": _Option(
+    "spec": Option(
         "spec", "FILE",
         "YAML page of what the cluster promises (default: the rack's own)",
         option_texts.path, see="spec.md",
     ),
-    "backend": _Option(
+    "backend": Option(
         "backend", "auto|gloo|nccl|…",
         f"of process groups: {', '.join(BACKENDS)}; auto: nccl where the spec promises "
         "accelerators, else gloo",
         option_texts.choice(BACKENDS), initial="auto",
     ),
-    "reuse": _Option(
+    "reuse": Option(
         "reuse", "warm|group|fresh",
         "what tests share: ranks and process group (warm), ranks with a new group (group), or "
         "nothing (fresh)",
         option_texts.choice(REUSE), initial="warm",
     ),
-    "timeout_s": _Option(
+    "timeout_s": Option(
         "timeout", "SECONDS",
         "limit of a test that runs in ranks; tests of the fabric have less, as follows from the "
         "spec",
         option_texts.seconds, initial="300",
     ),
-    "report_dir": _Option(
+    "report_dir": Option(
         "report", "DIR",
         "write certificate.json, .xml and .html into DIR, and fail a run that is not certified",
         option_texts.directory, see="certificate.md",
     ),
-    "history_dir": _Option(
+    "history_dir": Option(
         "history", "DIR",
         "keep this run's certificate in DIR, and add what the runs kept there found out",
         option_texts.directory, see="certificate.md#history",
     ),
-    "prometheus": _Option(
+    "prometheus": Option(
         "prometheus", "FILE",
         "write verdicts, measurements and expiry as metrics of Prometheus",
         option_texts.new_file, see="certificate.md#prometheus",
     ),
-    "log_dir": _Option(
+    "log_dir": Option(
         "log-dir", "DIR",
         "keep the logs of all ranks, in a new directory in DIR for each run; the header names it",
         option_texts.directory,
     ),
-    "locate_budget_s": _Option(
+    "locate_budget_s": Option(
         "locate-budget", "SECONDS",
         "how long to look for what slows the fabric",
         option_texts.seconds, initial="20", see="locating.md",
     ),
-    "numa_bind": _Option(
+    "numa_bind": Option(
         "numa-bind", "auto|none|node|exclusive",
         "which CPUs ranks are bound to: none; node (all beside the accelerator) or exclusive "
         "(cores of their own there), as torchrun's --numa-binding; auto: exclusive on the rack, "
         "elsewhere none, as torchrun",
         option_texts.choice(NUMA_BIND), initial="auto", see="placement.md",
     ),
-    "faults": _Option(
+    "faults": Option(
         "fault", "NAME:NODE[:VALUE][,…]",
         "inject faults on the rack before the first test; such a run never certifies (an unknown "
         "name lists all)",
         option_texts.text, see="faults.md",
     ),
-    "may_leave": _Option(
+    "may_leave": Option(
         "may-leave", "PATTERN[,…]",
         "what tests in ranks may leave behind: threads by name, child processes by command, such "
         "as 'courier-*'; memory; alarm",
         option_texts.patterns, see="#what-a-test-leaves-behind",
     ),
-    "debug_rank": _Option(
+    "debug_rank": Option(
         "debug-rank", "RANK",
         "the rank that breakpoint(), --pdb and --trace stop; the other ranks wait for it (default: "
         "the first that reaches a breakpoint or fails)",
@@ -252,6 +242,8 @@ def add_options(parser: pytest.Parser) -> None:
 def read_settings(config: pytest.Config) -> Settings:
     """Settings of a run. Raises pytest.UsageError, one line, naming the option or the ini key."""
     values = {name: option.read(_given(config, option)) for name, option in OPTIONS.items()}
+    if isinstance(values["nodes"], option_texts.Free):
+        values |= {"nodes": None, "free_at_most": values["nodes"].at_most}
     return Settings(**values)
 
 
@@ -272,7 +264,7 @@ def faults_given_by(config: pytest.Config) -> str:
     return _given(config, OPTIONS["faults"]).where
 
 
-def _given(config: pytest.Config, option: _Option) -> Given:
+def _given(config: pytest.Config, option: Option) -> Given:
     text: Any = config.getoption(option.ini_key)
     if text is not None:
         return Given(option.flag, str(text), config.invocation_params.dir)

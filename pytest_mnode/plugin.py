@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(config.stash[STOP_RULES], "mnode-stop-rules")
     if settings.discover is not None:
         _discover_instead(config, settings)
-    elif settings.nodes is not None or settings.spec or settings.certifies:
+    elif settings.nodes or settings.free_at_most or settings.spec or settings.certifies:
         _make_run(config)
 
 
@@ -114,6 +114,8 @@ def _make_run(config: pytest.Config) -> Run:
     if (run := _run(config)) is not None:
         return run
     try:
+        if config.stash[SETTINGS].free_at_most and not _only_shows(config):
+            _choose_free_nodes(config)
         run = config.stash[options.RUN] = Run(config, config.stash[SETTINGS])
         if _is_xdist_worker(config):
             from pytest_mnode.controller.xdist import join
@@ -121,6 +123,10 @@ def _make_run(config: pytest.Config) -> Run:
             join(run, config.workerinput)  # type: ignore[attr-defined]
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
+    if (budget_s := run.settings.budget_s) is not None:
+        from pytest_mnode.controller.budget import Budget
+
+        config.pluginmanager.register(Budget(run, budget_s), "mnode-budget")
     from pytest_mnode.outcome.ranks_repr import RanksReprHooks
 
     config.pluginmanager.register(RanksReprHooks(), "mnode-ranks-repr")
@@ -137,6 +143,15 @@ def _make_run(config: pytest.Config) -> Run:
 
         config.pluginmanager.register(CertificatePlugin(run), "mnode-certificate")
     return run
+
+
+def _choose_free_nodes(config: pytest.Config) -> None:
+    """Ranks and workers of pytest-xdist read this process's options: they get the number."""
+    from pytest_mnode.controller.free_nodes import on_free_nodes
+
+    settings = config.stash[SETTINGS] = on_free_nodes(config.stash[SETTINGS], config.rootpath)
+    number = settings.nodes
+    config.option.mnode_nodes = None if number is None else str(number)
 
 
 @pytest.hookimpl(tryfirst=True)

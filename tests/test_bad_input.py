@@ -14,9 +14,11 @@ NODES = "accepted: a whole number of 1 or more"
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--mnode-nodes=0"], f"ERROR: --mnode-nodes=0: {NODES}"),
-        (["--mnode-nodes=four"], f"ERROR: --mnode-nodes=four: {NODES}"),
-        (["--mnode-nodes="], f"ERROR: --mnode-nodes=: {NODES}"),
+        (["--mnode-nodes=0"], f"ERROR: --mnode-nodes=0: {NODES}, or free"),
+        (["--mnode-nodes=four"], f"ERROR: --mnode-nodes=four: {NODES}, or free"),
+        (["--mnode-nodes="], f"ERROR: --mnode-nodes=: {NODES}, or free"),
+        (["--mnode-nodes=free:0"], "ERROR: --mnode-nodes=free:0: accepted: free, or free:N *"),
+        (["--mnode-budget=2"], "ERROR: --mnode-budget=2: accepted: a time, such as 2h, 90min*"),
         (
             ["--mnode-nodes=99", f"--mnode-spec={default_spec_path().with_name('h100-ib.yaml')}"],
             "ERROR: --mnode-nodes=99: h100-ib.yaml says nodes: 16; accepted: 1*",

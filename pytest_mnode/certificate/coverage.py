@@ -179,6 +179,15 @@ def _rate(mbits_s: float | None) -> str:
     return " (no reading)" if mbits_s is None else f" ({mbits_s:.0f} Mbit/s)"
 
 
+def oldest_first(nodes: Iterable[NodeCoverage]) -> list[NodeCoverage]:
+    """Those without a state come first, then those that were tested longest ago."""
+
+    def key(node: NodeCoverage) -> tuple[bool, float]:
+        return node.state is not State.NOT_TESTED, node.date.timestamp() if node.date else 0.0
+
+    return sorted(nodes, key=key)
+
+
 def merged(now: Coverage, earlier: Sequence[Coverage], moment: datetime) -> Coverage:
     """The latest that is known of each node and path; a pass that has expired is none.
 

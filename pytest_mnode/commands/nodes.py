@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from pytest_mnode.certificate.coverage import coverage_json
+    from pytest_mnode.certificate.coverage import coverage_json, oldest_first
     from pytest_mnode.certificate.read import read_certificate
     from pytest_mnode.launchers.hosts import compress
     from pytest_mnode.path_rates import State
@@ -40,8 +40,7 @@ def run(options: argparse.Namespace) -> int:
     asked = {State("not tested" if s == "untested" else s) for s in options.states or ()}
     chosen = [node for node in coverage.nodes if not asked or node.state in asked]
     if options.oldest is not None:
-        chosen.sort(key=lambda node: node.date.timestamp() if node.date else 0.0)
-        chosen = chosen[: options.oldest]
+        chosen = oldest_first(chosen)[: options.oldest]
     if options.format == "json":
         print(json.dumps(coverage_json(chosen), indent=2))
     elif options.format == "lines":

@@ -18,6 +18,7 @@ from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
+from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.marks import FEWEST_NODES, LimitOf, WorldRequest, world_request
@@ -148,12 +149,13 @@ class Run:
     def header(self) -> str:
         """What a reader must know to judge the results that follow."""
         assert self.nodes is not None
-        per_node = self.procs_per_node
+        per_node, on = self.procs_per_node, self.settings.on
         logs = self.pool.kept_logs if self.pool else None
         return (
             f"mnode: launcher {self.launcher} ({self.reason}), {count(self.nodes)} × {per_node} = "
             f"{count(self.nodes * per_node, 'rank')}, backend {self.backend}, "
             f"spec {self.spec.name} ({_shown(self.spec_path, self.config)})"
+            + (f", of the free nodes {compress(on)}" if on else "")
             + (f", fault injected: {self.settings.faults}" if self.settings.faults else "")
             + (f", logs in {logs}" if logs else "")
         )
@@ -162,10 +164,9 @@ class Run:
         self.console.close()
         if self.pool is not None:
             self.pool.close()
-            self.pool = None
         elif self.client is not None:
             self.client.close()
-        self.client = None
+        self.pool = self.client = None
 
     # Nodes for tests.
 

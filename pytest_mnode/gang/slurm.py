@@ -16,7 +16,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from pytest_mnode.errors import ClusterError, UsageError
@@ -30,18 +29,10 @@ from pytest_mnode.gang.engine import (
     Refused,
 )
 from pytest_mnode.gang.heartbeats import HeartbeatFiles
-from pytest_mnode.gang.slurm_options import (
-    NEVER,
-    ONLY,
-    Requirements,
-    Target,
-    for_sbatch,
-    left_out,
-    without,
-)
+from pytest_mnode.gang.slurm_options import NEVER, ONLY, for_sbatch, left_out, without
+from pytest_mnode.gang.slurm_room import SlurmRoom, is_free
 from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, SlurmCleanup
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError, expand
-from pytest_mnode.launchers.slurm.records import reserved_nodes
 
 ON = "--format=%A|%T|%u|%N|%j"
 """The format of squeue that `jobs_on` reads."""
@@ -147,11 +138,12 @@ class SlurmEngine:
         names: Mapping[str, str] | None = None,
     ) -> None:
         given = [*for_sbatch(args), *options_of(names or {})]
-        self._target, self._requirements = Target.read(given), Requirements.read(given)
         # One --exclude for all: the last one wins.
         self._options = without(without(given, *ONLY), *NEVER)
         self._python = python or sys.executable
         self._slurm = Slurm()
+        self._room = SlurmRoom(self._slurm, given)
+        self._target = self._room.target
         self._submitter = Slurm(dict.fromkeys(left_out(os.environ)))
         self._job_name = f"mnode-gang-{uuid.uuid4().hex[:12]}"
         try:
@@ -168,15 +160,8 @@ class SlurmEngine:
 
     def capacity(self) -> Capacity:
         """Nodes of the jobs' partitions or reservation; free are the idle ones."""
-        target = replace(self._target, partitions=self._target.partitions or (self._default(),))
-        there = self._slurm.nodes()
-        out = {*target.out([node.name for node in there]), *self._lacking(there)}
-        usable = [node for node in target.nodes(there, self._reserved()) if node.name not in out]
-        free = [
-            node.name
-            for node in usable
-            if node.state == "IDLE" and "COMPLETING" not in node.flags and not node.cpus_allocated
-        ]
+        usable = self._room.usable()
+        free = [node.name for node in usable if is_free(node)]
         return Capacity(tuple(node.name for node in usable), tuple(free))
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
@@ -250,32 +235,6 @@ class SlurmEngine:
                 f"jobs named {self._job_name} may be left: scancel did not end them, and is tried "
                 f"on for an hour; or run scancel --name={self._job_name}"
             )
-
-    def _reserved(self) -> tuple[str, ...]:
-        """Nodes of the jobs' reservation; () without one."""
-        if (name := self._target.reservation) is None:
-            return ()
-        return reserved_nodes(
-            self._slurm.run("scontrol", "--oneliner", "show", "reservation"), name
-        )
-
-    def _lacking(self, there: Sequence[NodeState]) -> set[str]:
-        """Nodes without what a job requires of each node."""
-        if not self._requirements.any:
-            return set()
-        text = self._slurm.run("scontrol", "--all", "--oneliner", "show", "node")
-        return {node.name for node in there} - self._requirements.met(text)
-
-    def _default(self) -> str:
-        """The default partition."""
-        named = self._slurm.run("sinfo", "--noheader", "--format=%P").split()
-        default = [name.rstrip("*") for name in named if name.endswith("*")]
-        if not default:
-            raise ClusterError(
-                f"Slurm has no default partition; name one of {', '.join(named)} in the spec, "
-                "scheduler: {names: {partition: …}}"
-            )
-        return default[0]
 
 
 def default_shared(root: Path) -> Path:

@@ -161,7 +161,7 @@ class Requirements:
             if match := _UNCOUNTED.fullmatch(word):
                 raise UsageError(
                     f"--mnode-slurm-args: {match[1] or match[2]}: which nodes can have it cannot "
-                    "be counted; accepted for gangs: --gpus-per-node, --gres, --mem, "
+                    "be counted; accepted: --gpus-per-node, --gres, --mem, "
                     "--cpus-per-task"
                 )
         gpus = option_of(options, "--gpus-per-node") or ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.hosts import read_hostfile
+from pytest_mnode.launchers.hosts import Host, read_hostfile
 from pytest_mnode.launchers.kubernetes.api import in_pod
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.local import Local
@@ -23,7 +23,8 @@ from pytest_mnode.spec import Spec
 class RemoteOptions:
     """Options for nodes that are other machines.
 
-    root: of the tests, where a directory that all nodes see is looked for. Others: see Settings.
+    root: of the tests, where a directory that all nodes see is looked for. on: names of the nodes
+    to use; (): any. Others: see Settings.
     """
 
     root: Path
@@ -32,6 +33,7 @@ class RemoteOptions:
     python: str = ""
     shared_dir: Path | None = None
     kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
+    on: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, root: Path) -> Self:
@@ -50,6 +52,7 @@ class RemoteOptions:
             settings.python,
             settings.shared_dir,
             kubernetes,
+            settings.on,
         )
 
 
@@ -63,6 +66,17 @@ def by_ssh(wanted: str, hostfile: Path | None) -> bool:
     """Whether a run reaches its nodes by ssh."""
     named = wanted == "auto" and hostfile is not None
     return wanted == "ssh" or (named and not by_slurm(wanted))
+
+
+def by_kubernetes(wanted: str, options: KubernetesOptions) -> bool:
+    """Whether pods are the nodes of a run that neither Slurm nor a hostfile gives nodes."""
+    return wanted == "kubernetes" or (wanted == "auto" and bool(options.given or in_pod()))
+
+
+def hosts_on(path: Path, on: Sequence[str] = ()) -> tuple[Host, ...]:
+    """The hosts of a file, in its order; on: only these, where any are named."""
+    hosts = read_hostfile(path)
+    return tuple(host for host in hosts if host.name in on) if on else hosts
 
 
 def choose(
@@ -87,7 +101,7 @@ def choose(
     if by_ssh(wanted, elsewhere.hostfile):
         why = "asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}"
         return _ssh(nodes, spec, cleanup_dirs[0], elsewhere), why
-    if wanted == "kubernetes" or (wanted == "auto" and (elsewhere.kubernetes.given or in_pod())):
+    if by_kubernetes(wanted, elsewhere.kubernetes):
         why = elsewhere.kubernetes.given or "inside of a pod" if wanted == "auto" else "asked for"
         return _kubernetes(nodes, spec, cleanup_dirs[0], elsewhere), why
     if wanted == "local":
@@ -141,6 +155,7 @@ def _slurm(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> La
         root=elsewhere.root,
         shared_dir=elsewhere.shared_dir,
         python=elsewhere.python,
+        on=elsewhere.on,
     )
 
 
@@ -155,6 +170,7 @@ def _kubernetes(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) 
         root=elsewhere.root,
         shared_dir=elsewhere.shared_dir,
         python=elsewhere.python,
+        on=elsewhere.on,
     )
 
 
@@ -170,10 +186,11 @@ def _ssh(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> Laun
             f"{nodes} nodes are needed, and {elsewhere.hostfile} names {len(hosts)}: {names}; add "
             f"hosts to it, or give --mnode-nodes={len(hosts)}"
         )
+    used = hosts_on(elsewhere.hostfile, elsewhere.on)[:nodes]
     return Ssh(
-        hosts[:nodes],
+        used,
         spec,
-        unused=[host.name for host in hosts[nodes:]],
+        unused=[host.name for host in hosts if host not in used],
         run_dir=run_dir,
         root=elsewhere.root,
         shared_dir=elsewhere.shared_dir,

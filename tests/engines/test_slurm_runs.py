@@ -108,6 +108,23 @@ def test_a_rank_is_debugged_by_slurm(slurm: SlurmOnRack, tmp_path: Path) -> None
     debug(slurm, tmp_path, *options, spec_for(slurm, tmp_path, "slurm", power=None))
 
 
+def test_on_nodes_that_are_free(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """Another job has node0: the run asks for two others by name, and gets them at once."""
+    slurm.run("sbatch", "--nodelist=node0", "--exclusive", "--wrap=sleep 300", cwd=tmp_path)
+    slurm.await_that(lambda: slurm.nodes()["node0"].state == "ALLOCATED", 30, "node0 is taken")
+    body = "def test_names(cluster): assert cluster.nodes == ('node1', 'node2')"
+    write_files(tmp_path, test_it=body)
+    run = run_pytest(
+        slurm,
+        tmp_path,
+        *("--mnode-launcher=slurm", "--mnode-nodes=free:2", "--mnode-history=kept"),
+        *(spec_for(slurm, tmp_path, "slurm", power=None), "test_it.py"),
+    )
+    assert run.returncode == 0, run.output
+    assert "2 nodes × 1 = 2 ranks" in run.output
+    assert "of the free nodes node[1-2]" in run.output
+
+
 def test_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
     """The script is a task on the first node, and says so in variables; ranks are none of it."""
     write_files(tmp_path, test_it=BATCH)

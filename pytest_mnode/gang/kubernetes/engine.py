@@ -22,9 +22,9 @@ from pytest_mnode.gang.kubernetes import rank_pod
 from pytest_mnode.gang.kubernetes.cleanup import delete
 from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain
 from pytest_mnode.gang.kubernetes.kinds.plain import PodGang, Resource
-from pytest_mnode.gang.kubernetes.nodes import NodeView, views
+from pytest_mnode.gang.kubernetes.nodes import NodeView
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, GangPod, RootState, record_of
-from pytest_mnode.gang.kubernetes.served import api_version
+from pytest_mnode.gang.kubernetes.served import api_version, served_views
 from pytest_mnode.gang.kubernetes.streams import PodEvent, Streams
 from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
@@ -102,11 +102,7 @@ class KubernetesEngine:
         return {node: why for node in nodes if (why := found.get(node, "no such node"))}
 
     def _views(self) -> list[NodeView]:
-        """Raises ApiError: nodes, and pods of all namespaces, must be shown."""
-        nodes = self._api.request("GET", "/api/v1/nodes")["items"]
-        fields = "status.phase!=Succeeded,status.phase!=Failed"
-        pods = self._api.request("GET", "/api/v1/pods", query={"fieldSelector": fields})["items"]
-        return views(nodes, pods, {RUN_LABEL: self.run_id})
+        return served_views(self._api, {RUN_LABEL: self.run_id})
 
     # Gangs.
 

@@ -1,8 +1,11 @@
-"""Which version of a group's objects a server has."""
+"""What a server has: versions of objects, nodes with their pods."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pytest_mnode.errors import UsageError
+from pytest_mnode.gang.kubernetes.nodes import NodeView, views
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 
 
@@ -27,3 +30,14 @@ def api_version(api: Api, group: str, plural: str) -> str:
             return str(version)
     has = f"only {', '.join(versions)}" if versions else "nothing of that group"
     raise UsageError(f"this Kubernetes has no {plural} of {group}: it serves {has}")
+
+
+def served_views(api: Api, ours: Mapping[str, str]) -> list[NodeView]:
+    """All nodes with their pods. ours: labels that only our pods have.
+
+    Raises ApiError: nodes, and pods of all namespaces, must be shown.
+    """
+    nodes = api.request("GET", "/api/v1/nodes")["items"]
+    fields = "status.phase!=Succeeded,status.phase!=Failed"
+    pods = api.request("GET", "/api/v1/pods", query={"fieldSelector": fields})["items"]
+    return views(nodes, pods, ours)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.kubernetes import pod_exec, pod_wait
 from pytest_mnode.launchers.kubernetes.api import in_pod
 from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
+from pytest_mnode.launchers.kubernetes.manifest import keep_on
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.kubernetes.template import read_manifest
@@ -39,7 +40,10 @@ _BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
 
 
 class Kubernetes(RemoteLauncher):
-    """Pods of one namespace, through the API server alone. Thread-safe. See RemoteLauncher."""
+    """Pods of one namespace, through the API server alone. Thread-safe. See RemoteLauncher.
+
+    on: names of the nodes that may have one; (): any.
+    """
 
     name = "kubernetes"
     relays = True
@@ -54,6 +58,7 @@ class Kubernetes(RemoteLauncher):
         root: Path,
         shared_dir: Path | None = None,
         python: str = "",
+        on: Sequence[str] = (),
     ) -> None:
         # An image has its Python in PATH; a run in a pod has the image of its own pod.
         python = python or (sys.executable if in_pod() else "python3")
@@ -63,7 +68,8 @@ class Kubernetes(RemoteLauncher):
         self._run_id = uuid.uuid4().hex[:10]
         self._socket = str(Path(run_dir) / "kube")
         self._connections = Connections(self._bridge_ended)
-        self._manifest = read_manifest(options, spec.accelerators.per_node)
+        manifest = read_manifest(options, spec.accelerators.per_node)
+        self._manifest = keep_on(manifest, on) if on else manifest
         self._owner: Mapping[str, str] = {}
         self._lost: dict[str, str] = {}
         self._relay_ports: dict[str, int] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,34 @@ def keep_apart(spec: Manifest, run_id: str) -> None:
     apart = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
     required = apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
     required.append({"topologyKey": HOST_NAME, "labelSelector": selector})
+
+
+def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
+    """The manifest with pods on nodes of these names only, and on those that it allows itself.
+
+    Raises UsageError for a manifest without a pod template.
+    """
+    manifest = as_workload(copy.deepcopy(dict(given)), "")
+    templates = list(_templates(manifest.get("spec", {})))
+    if not templates:
+        raise UsageError(
+            f"--mnode-nodes=free: kind {manifest.get('kind')}: no pod template in it, whose nodes "
+            "could be chosen; accepted: --mnode-nodes=N"
+        )
+    for template in templates:
+        affinity = template["spec"].setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+        # Terms are alternatives; one may have a single name.
+        required["nodeSelectorTerms"] = [
+            {**term, "matchFields": [*(term.get("matchFields") or []), _named(name)]}
+            for term in required.get("nodeSelectorTerms") or [{}]
+            for name in names
+        ]
+    return manifest
+
+
+def _named(node: str) -> Manifest:
+    return {"key": "metadata.name", "operator": "In", "values": [node]}
 
 
 def _set_count(manifest: Manifest, nodes: int) -> None:

@@ -8,7 +8,7 @@ import queue
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pytest_mnode.errors import ClusterError, UsageError
@@ -42,6 +42,12 @@ class Granted:
                 f"SLURM_JOB_ID={job}, but no SLURM_JOB_NODELIST: is this inside an allocation?"
             )
         return cls(int(job), expand(nodes))
+
+
+def on_first(granted: Granted, on: Sequence[str]) -> Granted:
+    """The same allocation, with these of its nodes before the others."""
+    names = [name for name in granted.names if name in on]
+    return replace(granted, names=tuple(dict.fromkeys((*names, *granted.names))))
 
 
 class Allocation(Protocol):

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState, shortage
 
 QUEUE_LIMIT_S = 3600.0
 """How long a request may wait in the queue without --immediate in the arguments."""
+IMMEDIATE_S = 60
+"""How long nodes that were free may take until they are the run's."""
 _IMMEDIATE = re.compile(r"(?:-I|--immediate=)(\d+)")
 NOT_FOR_SRUN = (
     *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE", "SLURM_EXACT"),
@@ -40,6 +43,16 @@ def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] 
         raise UsageError(f"--mnode-slurm-args: {refused[0]}: the allocation is held by a command")
     ours = [f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"]
     return ["salloc", *ours, *gpus, *arguments]
+
+
+def on_nodes(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """salloc's arguments for these nodes, which are free now; as they are where none are named.
+
+    Whoever else takes one of them first: the run does not wait in the queue for it.
+    """
+    if not names:
+        return list(arguments)
+    return [f"--immediate={IMMEDIATE_S}", *arguments, f"--nodelist={compress(names)}"]
 
 
 def gpus_option(

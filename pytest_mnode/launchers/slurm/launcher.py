@@ -13,9 +13,15 @@ from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote import bootstrap
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
-from pytest_mnode.launchers.slurm.allocation import Allocation, Granted, Held, Surrounding
+from pytest_mnode.launchers.slurm.allocation import (
+    Allocation,
+    Granted,
+    Held,
+    Surrounding,
+    on_first,
+)
 from pytest_mnode.launchers.slurm.allocation_state import Watch, not_back, present, too_few_gpus
-from pytest_mnode.launchers.slurm.command_lines import step_command
+from pytest_mnode.launchers.slurm.command_lines import on_nodes, step_command
 from pytest_mnode.protocol.launcher_requests import LauncherRequest, SlurmNames
 from pytest_mnode.spec import Spec
 
@@ -23,7 +29,8 @@ from pytest_mnode.spec import Spec
 class Slurm(RemoteLauncher):
     """N nodes of an allocation; their power is switched by the spec's commands. Thread-safe.
 
-    arguments: for salloc, outside of an allocation. The others: see RemoteLauncher.
+    arguments: for salloc, outside of an allocation. on: names of the nodes to use; (): any. The
+    others: see RemoteLauncher.
     """
 
     name = "slurm"
@@ -38,6 +45,7 @@ class Slurm(RemoteLauncher):
         root: Path,
         shared_dir: Path | None = None,
         python: str = "",
+        on: Sequence[str] = (),
     ) -> None:
         if (missing := slurm.Slurm.unavailable()) is not None:
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
@@ -47,7 +55,7 @@ class Slurm(RemoteLauncher):
         self.held = "SLURM_JOB_ID" not in os.environ
         """Whether the allocation is the run's own."""
         if self.held:
-            self.allocation = Held(self.slurm, arguments, spec.accelerators.per_node)
+            self.allocation = Held(self.slurm, on_nodes(arguments, on), spec.accelerators.per_node)
         elif arguments:
             job = os.environ["SLURM_JOB_ID"]
             raise UsageError(
@@ -56,6 +64,7 @@ class Slurm(RemoteLauncher):
             )
         self.granted: Granted | None = None
         self._count = nodes
+        self._on = tuple(on)
         self._watch: Watch | None = None
 
     @property
@@ -68,7 +77,7 @@ class Slurm(RemoteLauncher):
         try:
             daemon = self.allocation.daemon
             daemon.start([self._run_dir])
-            self.granted = self.allocation.get(self._count)
+            self.granted = on_first(self.allocation.get(self._count), self._on)
             self.job_id = self.granted.job_id
             states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
             names = present(self.granted, states, self._count)

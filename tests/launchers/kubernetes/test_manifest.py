@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, default_template, pods_of_run
+from pytest_mnode.launchers.kubernetes.manifest import (
+    RUN_LABEL,
+    default_template,
+    keep_on,
+    pods_of_run,
+)
 
 WAIT = ["python3", "-c", "wait"]
 
@@ -138,3 +143,26 @@ def test_the_default_asks_for_what_the_spec_promises() -> None:
 def test_other_objects_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         pods_of_run(given, "r1", 2, WAIT)
+
+
+@pytest.mark.parametrize("terms", [[], [{"matchExpressions": ["a"]}, {"matchFields": ["b"]}]])
+def test_pods_on_named_nodes_keep_their_own_affinity(terms: list[dict[str, Any]]) -> None:
+    """Terms are alternatives: each is there once for every name."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    own = {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}}
+    made = keep_on(job({"spec": pod(**(own if terms else {}))}), ["n1", "n2"])
+    spec = made["spec"]["template"]["spec"]
+
+    def named(name: str) -> dict[str, Any]:
+        return {"key": "metadata.name", "operator": "In", "values": [name]}
+
+    expected: list[dict[str, Any]] = [
+        {"matchFields": [named("n1")]},
+        {"matchFields": [named("n2")]},
+    ]
+    if terms:
+        expected = [{"matchExpressions": ["a"], **one} for one in expected]
+        expected += [{"matchFields": ["b", named(name)]} for name in ("n1", "n2")]
+    assert spec["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"] == expected
+    with pytest.raises(UsageError, match="no pod template in it, whose nodes could be chosen"):
+        keep_on({"kind": "TrainJob", "spec": {}}, ["n1"])

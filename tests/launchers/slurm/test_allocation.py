@@ -15,7 +15,7 @@ import pytest
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm import allocation as module
-from pytest_mnode.launchers.slurm.allocation import Granted, Held, Surrounding
+from pytest_mnode.launchers.slurm.allocation import Granted, Held, Surrounding, on_first
 
 # Grants at once, or after its "--begin" of a million years; notes how it ended.
 SALLOC = f"""#!{sys.executable}
@@ -92,6 +92,12 @@ def await_line(notes: Path, text: str) -> None:
     while not any(text in line for line in lines(notes)):
         assert time.monotonic() < end, lines(notes)
         time.sleep(0.02)
+
+
+def test_chosen_nodes_of_an_allocation_come_before_the_others() -> None:
+    granted = Granted(7, ("n0", "n1", "n2", "n3"))
+    assert on_first(granted, ("n3", "n1")).names == ("n1", "n3", "n0", "n2")
+    assert on_first(granted, ()) == granted
 
 
 def test_reads_the_surrounding_allocation() -> None:

@@ -12,6 +12,7 @@ from pytest_mnode.launchers.slurm import JobState, NodeState
 from pytest_mnode.launchers.slurm.command_lines import (
     gpus_option,
     hopeless,
+    on_nodes,
     queue_limit_s,
     salloc,
     step_command,
@@ -27,6 +28,14 @@ def test_asks_for_whole_nodes_and_the_user_has_the_last_word() -> None:
     ]
     with pytest.raises(UsageError, match=r"^--mnode-slurm-args: --no-shell: "):
         salloc("x", 4, ["--no-shell"])
+
+
+def test_free_nodes_are_asked_for_by_name_and_not_waited_for() -> None:
+    assert on_nodes(["-w", "n[0-9]"], ["n3", "n1"]) == [
+        *("--immediate=60", "-w", "n[0-9]", "--nodelist=n[1,3]"),
+    ]
+    assert on_nodes(["--immediate=5"], []) == ["--immediate=5"]
+    assert queue_limit_s(on_nodes(["--immediate=5"], ["n1"])) == 15.0
 
 
 def test_gpus_are_asked_for_where_slurm_knows_of_any() -> None:

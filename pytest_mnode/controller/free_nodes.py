@@ -1,0 +1,133 @@
+"""`--mnode-nodes=free`: the nodes that are free now, those first that were tested longest ago."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_mnode.certificate.coverage import NodeCoverage, merged, oldest_first
+from pytest_mnode.certificate.kept import earlier_runs
+from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.choose import RemoteOptions, by_kubernetes, by_slurm, by_ssh
+from pytest_mnode.launchers.hosts import read_hostfile
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.node import count
+from pytest_mnode.marks import FEWEST_NODES
+from pytest_mnode.options import Settings
+from pytest_mnode.path_rates import State
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
+
+_FLAG = "--mnode-nodes=free"
+
+
+@dataclass(frozen=True, slots=True)
+class FreeNode:
+    """A free node. name: as its launcher takes it. hostname: as certificates have it."""
+
+    name: str
+    hostname: str
+
+
+def on_free_nodes(settings: Settings, root: Path) -> Settings:
+    """Settings of a run on the free nodes, with their number and, where they have some, names.
+
+    Where the run makes its own nodes, they are as many as the spec says, or as without the option.
+    Raises UsageError where fewer than two are free, ClusterError where nobody tells which are.
+    """
+    most = settings.free_at_most
+    assert most is not None
+    spec = load_spec(settings.spec or default_spec_path())
+    found = _free(settings, spec, RemoteOptions.of(settings, root).kubernetes)
+    if found is None:
+        return replace(settings, nodes=None if spec.nodes is None else min(most, spec.nodes))
+    free, others = found
+    if len(free) < FEWEST_NODES:
+        named = f": {free[0].name}" if free else ""
+        raise UsageError(
+            f"{_FLAG}: {count(len(free))} free{named}{others}; {FEWEST_NODES} are needed: try "
+            "again later, or give a number and wait in the queue"
+        )
+    most = min(most, spec.nodes or most)
+    known = earlier_runs(settings.history_dir, spec.digest()).certificates
+    coverage = None
+    if known:
+        *before, last = (one.coverage for one in known)
+        coverage = merged(last, before, known[-1].run.end)
+    chosen = oldest(free, coverage.nodes if coverage else ())[:most]
+    return replace(settings, nodes=len(chosen), on=tuple(chosen))
+
+
+def oldest(free: Sequence[FreeNode], tested: Iterable[NodeCoverage]) -> list[str]:
+    """Names of free nodes: those that no run has tested first, then those tested longest ago."""
+    known = {node.name: node for node in tested}
+    new = NodeCoverage("", State.NOT_TESTED, None, None, "")
+    named = [
+        replace(known.get(node.hostname, known.get(node.name, new)), name=node.name)
+        for node in free
+    ]
+    return [node.name for node in oldest_first(named)]
+
+
+def _free(
+    settings: Settings, spec: Spec, kubernetes: KubernetesOptions
+) -> tuple[list[FreeNode], str] | None:
+    """Free nodes, and what the others are, in words; None where the run makes its own."""
+    if by_slurm(settings.launcher):
+        return _allocated() if "SLURM_JOB_ID" in os.environ else _idle(settings.slurm_args)
+    if by_ssh(settings.launcher, settings.hostfile) and settings.hostfile is not None:
+        hosts = [FreeNode(host.name, host.name) for host in read_hostfile(settings.hostfile)]
+        return hosts, f" in {settings.hostfile}"
+    if by_kubernetes(settings.launcher, kubernetes):
+        return _with_room(spec, kubernetes)
+    return None
+
+
+def _allocated() -> tuple[list[FreeNode], str]:
+    """All nodes of the allocation that the run is in."""
+    from pytest_mnode.launchers.slurm.allocation import Granted
+
+    granted = Granted.read(os.environ)
+    nodes = [FreeNode(name, name) for name in granted.names]
+    return nodes, f" in allocation {granted.job_id}"
+
+
+def _idle(arguments: Sequence[str]) -> tuple[list[FreeNode], str]:
+    """The idle nodes that an allocation with these arguments may have."""
+    from pytest_mnode.gang.slurm_options import for_sbatch
+    from pytest_mnode.gang.slurm_room import SlurmRoom, is_free
+    from pytest_mnode.launchers import slurm
+
+    if (missing := slurm.Slurm.unavailable()) is not None:
+        raise UsageError(f"--mnode-launcher=slurm: {missing}")
+    usable = SlurmRoom(slurm.Slurm(), for_sbatch(arguments)).usable()
+    # A node that is planned is about to be a pending job's.
+    free = [node for node in usable if is_free(node) and "PLANNED" not in node.flags]
+    used = Counter(node.text for node in usable if node not in free)
+    others = "".join(f", {number} {state}" for state, number in used.most_common())
+    nodes = [FreeNode(node.name, node.hostname or node.name) for node in free]
+    return nodes, f" of {len(usable)}{others}"
+
+
+def _with_room(spec: Spec, options: KubernetesOptions) -> tuple[list[FreeNode], str]:
+    """The nodes whose allocatable resources, less all requests, have room for a pod of the run."""
+    from pytest_mnode.gang.kubernetes.served import served_views
+    from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+    from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
+    from pytest_mnode.launchers.kubernetes.template import read_manifest
+
+    pod = pod_template(read_manifest(options, spec.accelerators.per_node))["spec"]
+    try:
+        views = served_views(Api(options.context, options.namespace), {RUN_LABEL: ""})
+    except ApiError as error:
+        raise ClusterError(
+            f"{_FLAG}: nodes and the pods of all namespaces must be listed: {error}; or give a "
+            "number"
+        ) from None
+    there = [view for view in views if view.suits(pod)]
+    taken = {view.name: why for view in there if (why := view.taken(pod))}
+    others = "".join(f", {name} ({why})" for name, why in list(taken.items())[:4])
+    free = [FreeNode(view.name, view.name) for view in there if view.name not in taken]
+    return free, f" of {len(there)}{others}"

@@ -1,0 +1,62 @@
+"""Which nodes a job of Slurm may get, and which of them are free now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.gang.slurm_options import Requirements, Target
+from pytest_mnode.launchers.slurm import NodeState, Slurm
+from pytest_mnode.launchers.slurm.records import reserved_nodes
+
+
+def is_free(node: NodeState) -> bool:
+    """Whether nobody uses it."""
+    return node.state == "IDLE" and "COMPLETING" not in node.flags and not node.cpus_allocated
+
+
+class SlurmRoom:
+    """The nodes of the partition or reservation that a job's options name, with what they ask for.
+
+    options: of sbatch or salloc. Raises UsageError for options that are not read here.
+    """
+
+    def __init__(self, slurm: Slurm, options: Sequence[str]) -> None:
+        self.target, self._requirements = Target.read(options), Requirements.read(options)
+        self._slurm = slurm
+
+    def usable(self) -> tuple[NodeState, ...]:
+        """Nodes that a job may get, now or when others end. Raises ClusterError, UsageError."""
+        target = replace(self.target, partitions=self.target.partitions or (self._default(),))
+        there = self._slurm.nodes()
+        out = {*target.out([node.name for node in there]), *self._lacking(there)}
+        found = target.nodes(there, self._reserved())
+        return tuple(node for node in found if node.name not in out)
+
+    def _reserved(self) -> tuple[str, ...]:
+        """Nodes of the jobs' reservation; () without one."""
+        if (name := self.target.reservation) is None:
+            return ()
+        return reserved_nodes(
+            self._slurm.run("scontrol", "--oneliner", "show", "reservation"), name
+        )
+
+    def _lacking(self, there: Sequence[NodeState]) -> set[str]:
+        """Nodes without what a job requires of each node."""
+        if not self._requirements.any:
+            return set()
+        text = self._slurm.run("scontrol", "--all", "--oneliner", "show", "node")
+        return {node.name for node in there} - self._requirements.met(text)
+
+    def _default(self) -> str:
+        """The default partition."""
+        named = self._slurm.run("sinfo", "--noheader", "--format=%P").split()
+        default = [name.rstrip("*") for name in named if name.endswith("*")]
+        if not default:
+            raise ClusterError(
+                f"Slurm has no default partition; name one of {', '.join(named)} by "
+                "--mnode-slurm-args=--partition=NAME or, for gangs, in the spec, "
+                "scheduler: {names: {partition: …}}"
+            )
+        return default[0]
