@@ -24,9 +24,9 @@ RANK = re.compile(
 )
 HOST = re.compile(
     r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
-    r"\[(?P<ucx>(?![\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
+    r"\[(?P<ucx>(?!LINE:|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
     r"\[(?P<mpich>[\w.-]+)\] - Abort\(|(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) |"
-    r"\bslurmstepd-(?P<slurm>[\w.-]+): "
+    r"\bslurmstepd-(?P<slurm>[\w.-]+): |\bkubelet, (?P<kubelet>[\w.-]+)"
 )
 WHO = re.compile(
     r"(?:^|[\s>|\]:])(?P<host>(?!\d+:)[\w.-]{1,255}):(?:(?P<pid>\d{1,9}):\d{1,9}|[xX*#:]{1,19}) "

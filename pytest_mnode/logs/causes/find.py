@@ -33,25 +33,33 @@ _WORTH = re.compile(
     r"resolve|known|in use|eaddr|unreach|route|retr|connect|unresponsive|denied|permitted|fault|"
     r"sig|assert|closed|reset|refused|pipe|got 0|recvd|abort|terminat|exit|cancelled|wait|load|"
     r"daemon|read-only|warn|bad_|joined|collective|available|evict|pull|low on|horovod|not ready|"
-    r"host:|gone|sandbox|crashloop|bounds|unexpected pos|\bdead\b",
+    r"host:|gone|sandbox|crashloop|bounds|unexpected pos|\bdead\b|completion|invalid|init|owner|"
+    r"returned|no such|symbol|module|munge|authentication|credential|prolog|pressure|not set|"
+    r"corrupt|nan\b|\binf\b|certificate|skew|respond|blocked",
     re.IGNORECASE,
 )
 _HARMLESS = re.compile(
     r"\bretrying\b|\bset (?:by environment )?to\b|\bset by environment\b|"
-    r"client socket has failed to connect to \[|due to an error of type Rendezvous"
+    r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
+    r"\b(?:Readiness|Startup) probe failed"
 )
-_INFO = re.compile(r"NCCL (?:INFO|TRACE)\b")
+_INFO = re.compile(r"NCCL (?:INFO|TRACE)\b|UCX +(?:DIAG|INFO|DEBUG|TRACE|REQ|DATA)\b")
 
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
 _LISTED = re.compile(r"Failures:$|(?P<first>Root Cause \(first observed failure\))")
 """Torchrun lists later failures before the first one, which is the cause."""
 # MPICH prints rank and host before a stack of errors.
-_MPICH = re.compile(r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort")
-_MPICH_STACK = re.compile(r"^(?:MPI|PMPI)\w+\(\d+\)\.*:")
+_MPICH = re.compile(
+    r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort|"
+    r"Abort\(\d+\) on node \d+ \(rank (?P<in_comm>\d+) in comm"
+)
+_MPICH_STACK = re.compile(r"^[A-Za-z_]\w+\(\d+\)\.*:")
+_ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
 _CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)")
 _SUMMARY = re.compile(
-    r"(?:^|[\s\]:])(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>[^\s(]+)"
+    r"(?:^|[\s\]:])(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: "
+    r"(?P<value>[^\s(]+)(?=\s*(?:\(|$))"
 )
 """Torchrun's summary: host and rank of a process come before its exit code."""
 
@@ -97,6 +105,8 @@ class _Finder:
         # Rank and host of the process that the next line is about, from the lines before it.
         self._block: dict[str, str] = {}
         self._later_failures = False
+        # Nodes of Kubernetes by pod, in the order of the events that name them.
+        self._nodes: dict[str, str] = {}
 
     def read(self, line: str) -> None:
         """Read one line; most contain no cause."""
@@ -106,6 +116,8 @@ class _Finder:
         if (listed := _LISTED.search(line)) is not None:
             self._later_failures = listed["first"] is None
         self._learn_block(line)
+        if (assigned := _ASSIGNED.search(line)) is not None:
+            self._nodes[assigned["pod"]] = assigned["node"]
         listed_later = self._later_failures and "exitcode" in self._block
         if listed_later or not _WORTH.search(line) or _HARMLESS.search(line):
             return
@@ -137,7 +149,8 @@ class _Finder:
         if (summary := _SUMMARY.search(line)) is not None:
             self._block = {**self._block, summary["key"]: summary["value"]}
         elif (mpich := _MPICH.search(line)) is not None:
-            self._block = mpich.groupdict()
+            rank = mpich["rank"] or mpich["in_comm"]
+            self._block = {"rank": rank, **({"host": mpich["host"]} if mpich["host"] else {})}
         elif not _MPICH_STACK.search(line):
             self._block = {}
 
@@ -181,6 +194,7 @@ class _Finder:
         host = groups.get("host") or (who["host"] if who else None) or first(HOST, body)
         labels = (prefix.get(key) for key in ("ip", "pod", "pdsh", "compose"))
         host = host or next(filter(None, labels), self._block.get("host"))
+        host = host or self._node_of_pod(body)
         peer = groups.get("peer") or first(PEER, body)
         detail = groups.get("detail", "").strip() or None
         if gid is not None and gid.local and gid.remote:
@@ -195,3 +209,9 @@ class _Finder:
             peer=unredacted(peer),
             detail=detail,
         )
+
+    def _node_of_pod(self, line: str) -> str | None:
+        """The node of the pod that an event is about: `kubectl describe` shows no pod's name."""
+        named = [node for pod, node in self._nodes.items() if pod in line]
+        last = list(self._nodes.values()) if " kubelet " in line else []
+        return next(reversed(named or last), None)
