@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -24,6 +25,7 @@ class State(StrEnum):
 
 BY_LETTER = {state.letter: state for state in State}
 NOT_MEASURED = "-"
+_TRIED = re.compile(r"[^-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +55,25 @@ class PathRates:
                 if receiver != sender:
                     mbits_s = None if rate == NOT_MEASURED else float(rate)
                     yield sender, receiver, BY_LETTER[letter], mbits_s
+
+    def connected(self) -> Iterator[tuple[str, str]]:
+        """Pairs of nodes with a path that was tried, in either direction."""
+        for sender, letters in zip(self.nodes, self.states, strict=True):
+            for found in _TRIED.finditer(letters):
+                yield sender, self.nodes[found.start()]
+
+
+def parts(nodes: Iterable[str], tables: Iterable[PathRates]) -> tuple[tuple[str, ...], ...]:
+    """Groups of these nodes that paths connect, directly or by way of others; largest first."""
+    part = {name: [name] for name in nodes}
+    left = len(part)
+    for one, other in (pair for table in tables for pair in table.connected()):
+        if left == 1:
+            break
+        if one in part and other in part and (whole := part[one]) is not part[other]:
+            joined = part[other]
+            whole += joined
+            part.update(dict.fromkeys(joined, whole))
+            left -= 1
+    distinct = {id(some): some for some in part.values()}.values()
+    return tuple(sorted((tuple(sorted(some)) for some in distinct), key=len, reverse=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
@@ -21,7 +21,9 @@ from pytest_mnode.certificate.results import (
 )
 from pytest_mnode.certificate.run_facts import RunFacts, UtcTime
 from pytest_mnode.installed import Fact
+from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
+from pytest_mnode.measurement import listed
 
 _TITLE = "Certificate of a training cluster"
 _TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
@@ -39,9 +41,10 @@ class CertificateVerdict(StrEnum):
     not certified: a criterion failed.
     incomplete: a promised criterion did not run, the run was cut short, or nothing is promised.
     inconclusive: a criterion could not be judged.
-    partly certified: all of that was well, and some nodes of the cluster have no unexpired pass.
-    certified: every promised criterion passed, so did every other that ran, and every node of the
-    cluster has an unexpired pass.
+    partly certified: all of that was well, and some nodes of the cluster have no unexpired pass, or
+    no path was measured between some of them and the others.
+    certified: every promised criterion passed, so did every other that ran, every node of the
+    cluster has an unexpired pass, and measured paths, where there are any, connect all of them.
     """
 
     NOT_CERTIFIED = "not certified"
@@ -77,7 +80,7 @@ class Certificate:
             return CertificateVerdict.INCOMPLETE
         if CriterionVerdict.INCONCLUSIVE in found:
             return CertificateVerdict.INCONCLUSIVE
-        whole = self.coverage.whole
+        whole = self.coverage.all_passed and len(self.coverage.parts) < 2
         return CertificateVerdict.CERTIFIED if whole else CertificateVerdict.PARTLY_CERTIFIED
 
     @property
@@ -116,13 +119,19 @@ class Certificate:
         if not any(c.promised for c in self.criteria):
             missing.append("the spec promises nothing")
         if self.verdict is CertificateVerdict.PARTLY_CERTIFIED:
-            missing.append(f"not every node has a pass: {self.coverage.nodes_in_words()}")
+            missing += self._only_partly()
         return (
             *of(CriterionVerdict.FAIL),
             *of(CriterionVerdict.DID_NOT_RUN),
             *missing,
             *of(CriterionVerdict.INCONCLUSIVE),
         )
+
+    def _only_partly(self) -> Iterator[str]:
+        if not self.coverage.all_passed:
+            yield f"not every node has a pass: {self.coverage.nodes_in_words()}"
+        if len(parts := self.coverage.parts) > 1:
+            yield f"no path was measured between {listed(map(compress, parts), 4, ' and ')}"
 
 
 def build_certificate(

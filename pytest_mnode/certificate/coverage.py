@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.run_facts import UtcTime, utc
 from pytest_mnode.launchers.hosts import compress
-from pytest_mnode.path_rates import PathRates, State
+from pytest_mnode.path_rates import PathRates, State, parts
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,16 @@ class Coverage:
         return StateCounts.of((state for _, _, state, _ in self.each_path()), self.total_paths)
 
     @property
-    def whole(self) -> bool:
+    def all_passed(self) -> bool:
         """Whether every node has an unexpired pass."""
         return self.nodes_by_state.passed == self.total_nodes
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of passed nodes between which no run has measured a path; a single one where paths
+        connect all, none where no run has measured any."""
+        tables = [block.rates for block in self.paths]
+        return parts(self.names(State.PASSED), tables) if tables else ()
 
     @property
     def until(self) -> datetime | None:
@@ -142,29 +149,39 @@ class Coverage:
 
     def nodes_in_words(self) -> str:
         """Such as "passed: node[0-1]; failed: node2; not tested: node3 and 12 others"."""
-        parts = []
+        words = []
         for state in State:
             names = self.names(state)
             unnamed = self.unnamed if state is State.NOT_TESTED else 0
             others = [f"{unnamed} other{'s' * (unnamed > 1)}"] * bool(unnamed)
-            if said := " and ".join([*([compress(names)] if names else []), *others]):
-                parts.append(f"{state.value}: {said}")
-        return "; ".join(parts)
+            if named := " and ".join([*([compress(names)] if names else []), *others]):
+                words.append(f"{state.value}: {named}")
+        return "; ".join(words)
+
+    @property
+    def measured_paths(self) -> int:
+        """Ordered pairs whose path a run has measured."""
+        return self.total_paths - self.paths_by_state.not_tested
+
+    def share_of_paths(self) -> str:
+        """Such as "46.6 % of paths"; "" where all are measured, or none is."""
+        measured, total = self.measured_paths, self.total_paths
+        return f"{_percent(measured / total)} of paths" if self.paths and measured < total else ""
 
     def paths_in_words(self) -> str:
         """Such as "12 of 12 measured (100 %); failed: node1→node3 (95 Mbit/s)"; "" without any."""
         if not self.paths:
             return ""
-        measured = self.total_paths - self.paths_by_state.not_tested
+        measured = self.measured_paths
         share = measured / self.total_paths
-        parts = [f"{measured} of {self.total_paths} measured ({_percent(share)})"]
+        words = [f"{measured} of {self.total_paths} measured ({_percent(share)})"]
         for state in (State.FAILED, State.SUSPECT):
             bad = [path for path in self.each_path() if path[2] is state]
             if bad:
                 shown = ", ".join(f"{a}→{b}{_rate(rate)}" for a, b, _, rate in bad[:_MOST_NAMED])
                 more = f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
-                parts.append(f"{state.value}: {shown}{more}")
-        return "; ".join(parts)
+                words.append(f"{state.value}: {shown}{more}")
+        return "; ".join(words)
 
 
 _MOST_NAMED = 4

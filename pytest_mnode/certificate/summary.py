@@ -8,7 +8,7 @@ from datetime import UTC
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
 from pytest_mnode.certificate.results import CriterionResult, CriterionVerdict
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.measurement import Verdict
+from pytest_mnode.measurement import Verdict, listed
 from pytest_mnode.table import Paint, aligned, measurement_table, plain
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
@@ -30,7 +30,7 @@ def summary_lines(
     every_measurement: with a table of all that was measured, by criterion. paint: colours verdicts.
     """
     rows = [_HEADINGS, *(_row(c) for c in certificate.criteria)]
-    paths = certificate.coverage.paths_in_words()
+    nodes, paths = certificate.coverage.nodes_in_words(), certificate.coverage.paths_in_words()
     word, colon, rest = certificate_line(certificate).partition(":")
     line = f"{paint(word)}{colon}{rest}"
     return [
@@ -43,7 +43,7 @@ def summary_lines(
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
         *(certificate.history.lines() if certificate.history else ()),
         f"covered: {certificate.run.coverage}",
-        f"nodes: {certificate.coverage.nodes_in_words()}",
+        *([f"nodes: {nodes}"] if nodes else []),
         *([f"paths: {paths}"] if paths else []),
         line,
     ]
@@ -73,14 +73,30 @@ def certificate_line(certificate: Certificate) -> str:
     run = certificate.run
     if certificate.kept:
         date = certificate.until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        rest = "".join(f"; the cluster is not: {reason}" for reason in certificate.reasons)
-        return (
-            f"certified: {certificate.count} until {date} "
-            f"(spec {run.spec.name}, {run.launcher} launcher){rest}"
-        )
+        by = f"until {date} (spec {run.spec.name}, {run.launcher} launcher)"
+        reasons = "".join(f"; the cluster is not: {reason}" for reason in certificate.reasons)
+        if not certificate.coverage.nodes_by_state.passed:
+            return f"certified: {_passed(certificate)} alone, and no node, {by}{reasons}"
+        share = certificate.coverage.share_of_paths()
+        return f"certified: {certificate.count}{', ' * bool(share)}{share} {by}{reasons}"
     not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED
     word = "NOT certified" if not_certified else certificate.verdict.value
-    return f"{word}: {'; '.join(certificate.reasons)}; passed: {certificate.count}"
+    reasons = "; ".join(_did_not_run_together(certificate))
+    return f"{word}: {reasons}; passed: {certificate.count}"
+
+
+def _passed(certificate: Certificate) -> str:
+    passed = CriterionVerdict.PASS
+    return ", ".join(c.name for c in certificate.criteria if c.verdict is passed)
+
+
+def _did_not_run_together(certificate: Certificate) -> list[str]:
+    """Reasons, with the criteria that did not run in one of them."""
+    absent = [c for c in certificate.criteria if c.verdict is CriterionVerdict.DID_NOT_RUN]
+    together = f"{listed([c.name for c in absent], 12, ', ')} did not run"
+    alone = {c.reason for c in absent}
+    shown = dict.fromkeys(together if r in alone else r for r in certificate.reasons)
+    return list(shown)
 
 
 def _row(criterion: CriterionResult) -> tuple[str, str, str, str, str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_mnode.certificate.coverage import NodeCoverage, merged, oldest_first
+from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, merged, oldest_first
 from pytest_mnode.certificate.kept import earlier_runs
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.choose import RemoteOptions, by_kubernetes, by_slurm, by_ssh
@@ -56,19 +56,27 @@ def on_free_nodes(settings: Settings, root: Path) -> Settings:
     if known:
         *before, last = (one.coverage for one in known)
         coverage = merged(last, before, known[-1].run.end)
-    chosen = oldest(free, coverage.nodes if coverage else ())[:most]
-    return replace(settings, nodes=len(chosen), on=tuple(chosen))
+    chosen = _chosen(free, coverage, most) if coverage else free[:most]
+    return replace(settings, nodes=len(chosen), on=tuple(node.name for node in chosen))
 
 
-def oldest(free: Sequence[FreeNode], tested: Iterable[NodeCoverage]) -> list[str]:
-    """Names of free nodes: those that no run has tested first, then those tested longest ago."""
-    known = {node.name: node for node in tested}
+def _chosen(free: Sequence[FreeNode], coverage: Coverage, most: int) -> list[FreeNode]:
+    """Nodes that no run has tested first, then those tested longest ago.
+
+    Where none of them has a measured path to most of the cluster, one that has is the last: nights
+    of the same nodes would never measure a path to the others.
+    """
+    known = {node.name: node for node in coverage.nodes}
     new = NodeCoverage("", State.NOT_TESTED, None, None, "")
-    named = [
-        replace(known.get(node.hostname, known.get(node.name, new)), name=node.name)
-        for node in free
-    ]
-    return [node.name for node in oldest_first(named)]
+    by_name = {node.name: node for node in free}
+    tested = [replace(known.get(node.hostname, new), name=node.name) for node in free]
+    order = [by_name[node.name] for node in oldest_first(tested)]
+    chosen = order[:most]
+    largest = next(iter(coverage.parts), ())
+    if len(largest) > 1 and not any(node.hostname in largest for node in chosen):
+        linked = [node for node in order if node.hostname in largest]
+        chosen[-1:] = linked[:1] or chosen[-1:]
+    return chosen
 
 
 def _free(

@@ -12,6 +12,7 @@ from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.certificate import certificate_json
 from pytest_mnode.certificate.coverage import StateCounts
 from pytest_mnode.certificate.read import parse_certificate
+from pytest_mnode.certificate.summary import certificate_line
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.path_rates import PathRates
 
@@ -104,6 +105,23 @@ def test_paths_are_known_from_the_latest_run_that_measured_them(certify: Certify
     third = run(certify, 2, everything, "a", "b", "c", earlier=(found,))
     assert [block.date for block in third.coverage.paths] == [third.run.end], "the rest is outdated"
     assert third.coverage.paths_in_words() == "6 of 12 measured (50 %)"
+
+
+def test_halves_without_a_path_between_them_are_no_certified_cluster(certify: Certify) -> None:
+    """Every node has passed; a path between the halves may be slow, and nobody would know."""
+    first = run(certify, 0, replace(PASSED, paths=(rates("a", "b"),)), "a", "b")
+    apart = replace(PASSED, paths=(rates("c", "d"),))
+    second = run(certify, 1, apart, "c", "d", earlier=(first.coverage,))
+    assert (second.verdict, second.expiry) == ("partly certified", None)
+    assert second.reasons == ("no path was measured between c,d and a,b",)
+    assert certificate_line(second) == (
+        "certified: 4 of 4 nodes, 33.3 % of paths until 2026-11-28 02:06 UTC (spec rack, rack "
+        "launcher); the cluster is not: no path was measured between c,d and a,b"
+    )
+    between = replace(PASSED, paths=(rates("b", "c"),))
+    third = run(certify, 2, between, "b", "c", earlier=(second.coverage,))
+    assert third.verdict == "certified", "by way of others is enough, as where paths are sampled"
+    assert certificate_line(third).startswith("certified: 4 of 4 nodes, 50 % of paths until ")
 
 
 def test_of_512_nodes_it_stays_small_and_reads_back(certify: Certify) -> None:

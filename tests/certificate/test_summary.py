@@ -76,6 +76,12 @@ nodes: failed: node2; suspect: node[0-1,3]
             "cluster is not: not every node has a pass: passed: node0; not tested: 15 others",
         ),
         (
+            [case("fabric")],
+            {"nodes": (), "ranks": 0, "cluster_nodes": 4, "launcher": "none"},
+            "certified: fabric alone, and no node, until 2026-11-28 02:06 UTC (spec rack, none "
+            "launcher); the cluster is not: not every node has a pass: not tested: 4 others",
+        ),
+        (
             [case("fabric", "passed", SLOW)],
             {"cluster_nodes": 4},
             "NOT certified: fabric failed (node2); passed: 3 of 4 nodes",
@@ -229,4 +235,12 @@ def test_too_noisy_is_inconclusive_and_says_why(certify: Certify) -> None:
     certificate = certify(case("fabric", "passed", measured), promised=["fabric"])
     assert certificate.reasons[0].startswith(
         "fabric inconclusive (busbw 180 Mbit/s: too noisy: medians of 5 repeats differ"
+    )
+
+
+def test_criteria_that_did_not_run_are_one_reason(certify: Certify) -> None:
+    found = certify(case("mesh"), promised=["mesh", "numa", "data"], cut_short=("-x",))
+    assert summary_lines(found)[0] == (
+        "incomplete: numa, data did not run; cut short by -x; passed: 0 nodes (the spec names no "
+        "number)"
     )

@@ -20,6 +20,7 @@ from pytest_mnode.launchers.kubernetes import api
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.certificate.conftest import FACTS
+from tests.certificate.test_coverage import rates
 from tests.gang.kubernetes.test_nodes import GPU, node, pod
 from tests.inner import run_pytest, write_files
 
@@ -50,12 +51,13 @@ def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def keep_runs(kept: Path, *nights: Sequence[str]) -> None:
+def keep_runs(kept: Path, *nights: Sequence[str], paths: bool = False) -> None:
     """Keep a passed run for each night, oldest first."""
-    case = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed")
     spec = replace(FACTS.spec, digest=load_spec(default_spec_path()).digest())
     for day, names in enumerate(nights):
         end = FACTS.end + timedelta(days=day)
+        measured = (rates(*names),) if paths else ()
+        case = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed", paths=measured)
         facts = replace(FACTS, nodes=tuple(names), cluster_nodes=9, end=end, spec=spec)
         keep(kept, build_certificate(run=facts, cases=[case], promised=["mesh"], not_promised={}))
 
@@ -104,6 +106,15 @@ def test_all_hosts_of_a_hostfile_are(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("me@n[1-3]\nn4\n")
     keep_runs(tmp_path / "kept", ["n3", "n4"], ["n1", "n3"])
     assert chosen(tmp_path, 3, hostfile=tmp_path / "hosts", launcher="ssh") == ("n2", "n4", "n1")
+
+
+def test_one_node_has_paths_to_those_tested_before(tmp_path: Path) -> None:
+    """Or two halves that take turns would never measure a path between them."""
+    (tmp_path / "hosts").write_text("n[1-4]")
+    keep_runs(tmp_path / "kept", ["n1", "n2"], paths=True)
+    assert chosen(tmp_path, 2, hostfile=tmp_path / "hosts", launcher="ssh") == ("n3", "n1")
+    keep_runs(tmp_path / "kept", ["n1", "n2"], ["n3", "n1"], paths=True)
+    assert chosen(tmp_path, 2, hostfile=tmp_path / "hosts", launcher="ssh") == ("n4", "n2")
 
 
 class FakeApi:
