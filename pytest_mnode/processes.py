@@ -131,6 +131,11 @@ def is_ending(pid: int) -> bool:
     return fields[0] in "XZ" or bool(int(fields[6]) & _PF_EXITING)
 
 
+def is_running(pid: int) -> bool:
+    """Whether the main thread of a process runs, or waits for a core to run on."""
+    return _stat(pid)[0] == "R"
+
+
 def why_silent(pid: int) -> str:
     """What keeps a process from answering, as far as the kernel knows; "" where nothing does."""
     return {

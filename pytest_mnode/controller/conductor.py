@@ -2,8 +2,8 @@
 
 Setup and body run in all ranks at once. Teardown starts when all ranks have ended their bodies, and
 the test is over when each rank has torn down and then still answers. A first failure starts a short
-grace in which the other ranks may end by themselves; the ranks that have not ended by then are
-asked for their stacks.
+grace in which the other ranks may end by themselves, and a longer one while one of them runs, which
+takes its time on busy cores; the ranks that have not ended by then are asked for their stacks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pytest_mnode.controller import rank_talk
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.hearing import waited_for
@@ -68,6 +69,8 @@ class Conductor(RankTalk):
         """Nodes that have not answered the last look."""
         self._ended: set[int] = set()
         """Ranks that had ended the test before the last look."""
+        self._running: set[int] = set()
+        """Ranks that ran or waited for a core at the last look."""
 
     def run_item(
         self,
@@ -148,7 +151,7 @@ class Conductor(RankTalk):
                 deadline, limit_s = self._limit[0], self._limit[1].timeout_s
             now = self._now()
             end = deadline if self._grace_end is None else min(deadline, self._grace_end)
-            if now >= end:
+            if now >= end and (now >= deadline or not self._has_more_grace(waiting, settled)):
                 break
             if now >= self._look_at and self._grace_end is None:
                 self._look()
@@ -169,6 +172,21 @@ class Conductor(RankTalk):
                     # It gave no answer: it is taken to be as far as the others are.
                     state.stuck_in = "call"
 
+    def _has_more_grace(self, waiting: set[int], settled: Settled) -> bool:
+        """Whether a rank that is waited for still runs: only one that sleeps may wait in vain."""
+        outcome, grace_s = self.outcome, self.outcome.grace_s
+        if outcome.hopeless or outcome.stood_still or grace_s >= rank_talk.MOST_GRACE_S:
+            return False
+        self._look()
+        answered_by = self._now() + rank_talk.GRACE_S
+        while self._unanswered and waiting and self._now() < answered_by:
+            self._listen(answered_by, waiting, settled)
+        if not waiting & self._running:
+            return not waiting
+        self._grace_end = self._now() + rank_talk.GRACE_S
+        outcome.grace_s = grace_s + rank_talk.GRACE_S
+        return True
+
     def _take(self, message: Any) -> Iterable[int]:
         match message:
             case StackTexts(world=world, look=int(look)) if world == self.world.id:
@@ -176,6 +194,7 @@ class Conductor(RankTalk):
                 if look == self._look_number:  # else of a test before
                     ranks = self._hearing.hear_stacks(message)
                     self._unanswered.discard(message.node)
+                    self._running.update(message.running)
                     self._end_if_hopeless(self._now())
                 return ranks
             case Limit(ordinal=ordinal) if ordinal == self.ordinal:
@@ -195,6 +214,7 @@ class Conductor(RankTalk):
         self._look_s = min(2 * self._look_s, MOST_LOOK_S)
         self._ended = self.outcome.ended
         self._unanswered = {s.node for s in self.states.values() if not s.lost}
+        self._running.clear()
         self._look_number = next(self.client.ordinals)
         self.client.take_stacks(self.world, self._look_number)
 

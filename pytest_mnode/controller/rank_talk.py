@@ -32,7 +32,9 @@ from pytest_mnode.protocol.terminal_messages import AskDebugger, LiveOutput
 from pytest_mnode.protocol.world import WorldInfo
 
 GRACE_S = 0.7
-"""How long other ranks may go on after the first failure."""
+"""How long other ranks may go on after the first failure; as long again while one of them runs."""
+MOST_GRACE_S = 3.0
+"""The most of that: a rank in an endless loop runs too."""
 DEATH_GRACE_S = 0.3
 """The same after a death, which the other ranks either feel at once or not at all."""
 STACKS_LIMIT_S = 3.0

@@ -98,7 +98,7 @@ class StopWorld:
 
 @dataclass(frozen=True)
 class TakeStacks:
-    """`look` is for the answer, which then has only the places of ranks and their calls.
+    """`look` is for the answer, which then has the places of ranks, their calls, and who runs.
 
     native: ranks whose C stacks are asked for, and nothing else.
     """
@@ -189,7 +189,7 @@ class StackTexts:
     outputs: end of what the test had printed; states: why there is no stack, where that is known;
     places: the test and the phase that each rank was in, which its own reports may lag behind;
     calls: its record of collectives, for call_record.parse; kernel: where its threads are in the
-    kernel; native: C stacks.
+    kernel; native: C stacks; running: ranks that run or wait for a core, in the answer to a look.
     """
 
     node: str
@@ -202,6 +202,7 @@ class StackTexts:
     kernel: dict[int, str] = field(default_factory=dict)
     native: dict[int, str] = field(default_factory=dict)
     look: int | None = None
+    running: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

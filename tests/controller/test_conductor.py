@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import sys
@@ -49,6 +50,12 @@ def obedient(rank: int, message: Any) -> list[Any]:
 
 def phase(rank: int, ordinal: int, when: str, outcome: str = "passed", **data: Any) -> PhaseReport:
     return PhaseReport(rank, ordinal, when, outcome, data)
+
+
+def fails(rank: int, message: Any) -> list[Any]:
+    if isinstance(message, RunItem):
+        return [phase(rank, 7, "setup"), phase(rank, 7, "call", "failed"), BodyDone(rank, 7)]
+    return obedient(rank, message)
 
 
 def silent(rank: int, message: Any) -> list[Any]:
@@ -158,15 +165,42 @@ def test_teardown_waits_for_all_bodies() -> None:
 
 
 def test_a_failure_starts_the_grace_not_the_limit() -> None:
-    def fails(rank: int, message: Any) -> list[Any]:
-        if isinstance(message, RunItem):
-            return [phase(rank, 7, "setup"), phase(rank, 7, "call", "failed"), BodyDone(rank, 7)]
-        return obedient(rank, message)
-
     outcome = ran(Stage(fails, silent), timeout_s=60)
     assert (outcome.timed_out, outcome.grace_s) == ("", 0.05)
     assert outcome.states[1].stuck_in == "setup"
     assert not outcome.clean
+
+
+class Busy(Stage):
+    """Rank 1 runs at every look; after `looks` of them it fails as rank 0 did."""
+
+    looks = 2
+
+    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+        super().take_stacks(world, look)
+        if look is not None:
+            running = self.inbox.pop()
+            self.inbox.append(dataclasses.replace(running, running=(1,)))
+            self.looks -= 1
+            if self.looks == 0:
+                self.inbox += fails(1, RunItem(7, "client", "a.py::test_a", None, True))
+                self.ranks = (fails, obedient)
+
+
+def test_a_rank_that_runs_has_a_longer_grace_and_its_failure_is_heard() -> None:
+    outcome = ran(Busy(fails, silent), timeout_s=60)
+    assert [state.stuck_in for state in outcome.states.values()] == ["", ""]
+    assert outcome.states[1].reports["call"].outcome == "failed"
+
+
+def test_a_rank_that_runs_for_ever_has_not_a_grace_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_talk, "MOST_GRACE_S", 0.18)
+    monkeypatch.setattr(Busy, "looks", 1000)
+    outcome = ran(Busy(fails, silent), timeout_s=60)
+    assert outcome.states[1].stuck_in == "setup"
+    assert outcome.grace_s == pytest.approx(0.2)
 
 
 def test_calls_that_differ_end_the_test_before_its_limit() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from pytest_mnode.controller.rank_talk import GRACE_S
 from tests.scenario import Scenario, run_scenario
 
 
@@ -45,7 +45,8 @@ def test_assertion_while_others_wait(ran: Scenario) -> None:
     assert case.first_line == "[rank 1 of 4 on local1: first]"
     assert "At index 2 diff: 4.0 != 3.0" in case.part("rank 1")
     victims = case.part("ranks 0,2-3 of 4 on local0,local2,local3: because of it]")
-    assert f"stopped {GRACE_S:g} s after the first failure: waits in barrier at test_" in victims
+    # Longer than the grace where a busy machine had not let all of them come to the barrier.
+    assert re.search(r"stopped \d\S* s after the first failure: waits in barrier at test_", victims)
     assert victims.count("stack of ranks 0,2-3:") == 1
 
 
@@ -61,6 +62,12 @@ def test_equal_errors_once(ran: Scenario) -> None:
     case = ran["equal_errors"]
     assert case.first_line == "[ranks 0-3 of 4 on local0,local1,local2,local3]"
     assert case.text.count("assert 4 == 5") == 1
+
+
+def test_a_rank_that_still_computes_is_waited_for(ran: Scenario) -> None:
+    case = ran["equal_errors_one_late"]
+    assert case.first_line == "[ranks 0-3 of 4 on local0,local1,local2,local3]"
+    assert case.text.count("assert 4 == 6") == 1
 
 
 def test_two_groups(ran: Scenario) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +51,13 @@ def test_different_errors(rank: int) -> None:
 
 def test_equal_errors(world: World) -> None:
     assert world.size == 5
+
+
+def test_equal_errors_one_late(world: World) -> None:
+    end = time.monotonic() + 1.5
+    while world.rank == 2 and time.monotonic() < end:
+        pass
+    assert world.size == 6
 
 
 def test_two_groups(rank: int) -> None:
