@@ -37,7 +37,7 @@ _FAULT = re.compile(
 _EXIT = re.compile(r"(?:mpirun|prterun|srun|slurmstepd|MPI_ABORT)\b.*|.*\bexited with\b.*")
 """Launchers print this of ranks that end with a status, as they do after wrong results."""
 _SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
-_NEEDED_COLUMNS = frozenset(("size", "algbw", "busbw"))
+_NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|N/A)", re.IGNORECASE)
 _TIMES = ("time", "cputime")
 _DAY_AND_TIME = re.compile(r"(?<=\s)(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)$", re.ASCII)
 _RANK_IN_A_ROW = re.compile(r"(?<=[\w.])\[\d{1,6}\](?=\s)", re.ASCII)
@@ -240,8 +240,9 @@ def _heading(line: str) -> tuple[str, ...]:
     names = [_SAME_COLUMN.get(name, name) for name in line.replace("#wrong", " #wrong ").split()]
     if names[0] == "#":
         del names[0]
-    timed = not {*_TIMES}.isdisjoint(names)
-    return tuple(names) if names[:1] == ["size"] and {*names} >= _NEEDED_COLUMNS and timed else ()
+    times = sum(names.count(name) for name in _TIMES)
+    whole_blocks = times and all(names.count(name) == times for name in ("algbw", "busbw"))
+    return tuple(names) if names[:3] == ["size", "count", "type"] and whole_blocks else ()
 
 
 def _row_of(line: str, columns: Sequence[str]) -> NcclTestsRow | None:
@@ -253,24 +254,24 @@ def _row_of(line: str, columns: Sequence[str]) -> NcclTestsRow | None:
     if len(cells) == len(columns) - 1 and "redop" in columns:
         # Some versions leave the operation of a collective that reduces nothing blank.
         columns = [name for name in columns if name != "redop"]
-        if any(
-            number(cell) is None and cell != "N/A"
-            for name, cell in zip(columns, cells, strict=True)
-            if name not in ("type", "timestamp")
-        ):
-            return None
     cells = cells[max(0, len(cells) - len(columns)) :]
-    if not columns or len(cells) != len(columns) or not cells[0].isdigit():
+    if not columns or len(cells) != len(columns) or not all(map(_fits, columns, cells)):
         return None
-    if any(
-        name in ("type", "redop") and cell[:1].isdigit()
-        for name, cell in zip(columns, cells, strict=True)
-    ):
-        return None  # some cells are cut off
+    size_bytes, count = int(cells[0]), int(dict(zip(columns, cells, strict=True)).get("count", 0))
     blocks = list(_blocks(columns, cells))
-    if not blocks or blocks[0] is None:
+    if blocks[0] is None or (count and size_bytes % count):
         return None
-    return NcclTestsRow(int(cells[0]), blocks[0], blocks[1] if len(blocks) > 1 else None)
+    return NcclTestsRow(size_bytes, blocks[0], blocks[1] if len(blocks) > 1 else None)
+
+
+def _fits(column: str, cell: str) -> bool:
+    """Whether a cell can stand in a column; where one is lost or added, the others do not."""
+    if column in ("size", "count"):
+        return cell.isascii() and cell.isdigit()
+    if column == "timestamp":
+        return True
+    is_number = number(cell) is not None or _NO_NUMBER.fullmatch(cell) is not None
+    return is_number != (column in ("type", "redop")) and not cell.startswith("#")
 
 
 def _blocks(columns: Sequence[str], cells: Sequence[str]) -> Iterator[Timing | None]:
@@ -281,8 +282,9 @@ def _blocks(columns: Sequence[str], cells: Sequence[str]) -> Iterator[Timing | N
         if number(cells[start]) is None:
             yield None
             continue
+        busbw = number(block["busbw"])
         yield Timing(
-            number(block.get("busbw", "")),
+            busbw if busbw is not None and busbw >= 0 else None,
             whole(block.get("#wrong", "")),
             number(block.get("error", "")),
         )

@@ -32,14 +32,15 @@ _GBITS_S = {"Gb/sec": 1.0, "MB/sec": 8 * (1 << 20) / 1e9, "MiB/sec": 8 * (1 << 2
 class Perftest:
     """One side's output.
 
-    rates_gbits_s: average rate by size in bytes, in 10^9 bits per second; None where its unit is
-    unknown. typical_us: median latency of one way by size in bytes, the mean where no median is
-    printed (-D); None where its unit is unknown. closed: the rule under the table was printed;
-    without it the table may be cut off. damaged: a row has more or fewer cells than the heading.
-    faults: lines that report an error.
+    bidirectional: rates are sums of both directions; None where the title, which says so, is
+    missing. rates_gbits_s: average rate by size in bytes, in 10^9 bits per second; None where its
+    unit is unknown. typical_us: median latency of one way by size in bytes, the mean where no
+    median is printed (-D); None where its unit is unknown, or it is 0. closed: the rule under the
+    table was printed; without it the table may be cut off. damaged: a row has more or fewer cells
+    than the heading. faults: lines that report an error.
     """
 
-    bidirectional: bool = False
+    bidirectional: bool | None = None
     rates_gbits_s: tuple[tuple[int, float | None], ...] = ()
     typical_us: tuple[tuple[int, float | None], ...] = ()
     closed: bool = False
@@ -101,7 +102,7 @@ def _without_prefix(lines: Sequence[str]) -> list[str]:
 class _Reader:
     """columns: name and unit of each column of the table that is read."""
 
-    bidirectional: bool = False
+    bidirectional: bool | None = None
     closed: bool = False
     damaged: bool = False
     columns: tuple[tuple[str, str], ...] = ()
@@ -135,7 +136,8 @@ class _Reader:
             self.rates[size, _gbits_s(*by_name["bw average"])] = None
         elif typical := by_name.get("t_typical") or by_name.get("t_avg"):
             cell, unit = typical
-            self.latencies[size, number(cell) if unit == "usec" else None] = None
+            latency = _positive(cell) if unit == "usec" else None
+            self.latencies[size, latency or None] = None
 
 
 def _columns(line: str) -> tuple[tuple[str, str], ...]:
@@ -147,5 +149,11 @@ def _columns(line: str) -> tuple[tuple[str, str], ...]:
 
 
 def _gbits_s(cell: str, unit: str) -> float | None:
-    value, factor = number(cell), _GBITS_S.get(unit)
+    value, factor = _positive(cell), _GBITS_S.get(unit)
     return None if value is None or factor is None else value * factor
+
+
+def _positive(cell: str) -> float | None:
+    """A number of 0 or more: a clock that goes back makes others."""
+    value = number(cell)
+    return value if value is not None and value >= 0 else None

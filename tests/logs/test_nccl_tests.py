@@ -329,3 +329,34 @@ def test_a_rank_before_each_part_of_a_row() -> None:
     found = one("".join(f"[0] {line}\n" for line in parts.splitlines()))
     assert found.rows == one(CURRENT).rows
     assert found.wrong == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("8388608       2097152", "88608       2097152"),  # the line was split
+        ("float     sum      -1   141.70", "float  7  sum      -1   141.70"),
+        ("140.02   59.91   89.86      0", "140.02   59.91   89.86   #  0"),
+        ("141.70   59.20   88.80", "141.70   59,20   88,80"),
+        ("59.91   89.86", "59.91   89. 86"),
+    ],
+)
+def test_a_row_whose_cells_do_not_fit_their_columns_is_none(before: str, after: str) -> None:
+    assert before in CURRENT
+    found = one(CURRENT.replace(before, after))
+    assert found.rows == one(CURRENT).rows[:1]
+    assert found.wrong == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("algbw   busbw #wrong     time", "algbw   #wrong     time"), ("   count      type", "")],
+)
+def test_a_damaged_heading_is_none(before: str, after: str) -> None:
+    found = one(CURRENT.replace(before, after))
+    assert found.why_incomplete == "no row of results"
+
+
+def test_a_negative_bandwidth_is_not_known() -> None:
+    (_, row) = one(CURRENT.replace("   88.80", "  -88.80")).rows
+    assert row.out_of_place.busbw_gbytes_s is None

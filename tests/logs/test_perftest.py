@@ -221,3 +221,20 @@ def test_titles_with_more_words(words: str) -> None:
 def test_a_librarys_warning_is_no_fault() -> None:
     warning = "libibverbs: Warning: couldn't load driver 'libother-rdmav34.so': no such file\n"
     assert rates(warning + NEWER)
+
+
+def test_without_its_title_a_table_may_be_of_both_directions() -> None:
+    title = "                    RDMA_Write BW Test\n"
+    assert read_perftest(NEWER).bidirectional is False
+    assert read_perftest(NEWER.replace(title, "")).bidirectional is None
+
+
+@pytest.mark.parametrize("cell", ["-46093.75", "inf", "-nan", "46093,75"])
+def test_what_is_no_rate_is_none(cell: str) -> None:
+    assert rates(NEWER.replace("46093.75", cell)) == {1048576: None}
+
+
+@pytest.mark.parametrize("cell", ["0.00", "-12.38", "nan"])
+def test_what_is_no_latency_is_none(cell: str) -> None:
+    text = recorded("write_lat.client").replace(" 12.38", f" {cell}")
+    assert read_perftest(text).typical_us == ((2, None),)

@@ -202,6 +202,8 @@ class _Pair:
             self._end(None, why)
         elif len(values) != 1 or values[0] is None:
             self._end(None, f"no {'average' if rates else 'latency'} in its table")
+        elif rates and found.bidirectional is None:
+            self._end(None, "no title above its table: whether it adds up both directions is open")
         else:  # of both directions the program prints the sum
             self._end(values[0] / 2 if found.bidirectional else values[0])
 
