@@ -193,7 +193,12 @@ def _percent(share: float) -> str:
 
 
 def _rate(mbits_s: float | None) -> str:
-    return " (no reading)" if mbits_s is None else f" ({mbits_s:.0f} Mbit/s)"
+    return " (no reading)" if mbits_s is None else f" ({rate_text(mbits_s)})"
+
+
+def rate_text(mbits_s: float) -> str:
+    """Such as "95 Mbit/s" or "171 Gbit/s"."""
+    return f"{mbits_s / 1000:.4g} Gbit/s" if mbits_s >= 10_000 else f"{mbits_s:.4g} Mbit/s"
 
 
 def oldest_first(nodes: Iterable[NodeCoverage]) -> list[NodeCoverage]:

@@ -14,6 +14,8 @@ from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 from pytest_mnode.measurement import Measurement
 
+_MOST_CHANGES = 20
+
 
 class Kind(StrEnum):
     """What a difference of two values says."""
@@ -175,6 +177,15 @@ def states(before: Certificate, after: Certificate) -> Iterator[str]:
         if (state := known.get(node.name, node.state)) is not node.state:
             moved.setdefault((state.value, node.state.value), []).append(node.name)
     yield from (f"{compress(who)}: {was} → {now}" for (was, now), who in moved.items())
+
+
+def changes(before: Certificate, after: Certificate) -> Iterator[str]:
+    """What else is another, then the values that changed most, without those within their noise."""
+    yield from surroundings(before, after)
+    changed = [str(one) for one in compared(before, after) if one.kind is Kind.CHANGE]
+    yield from changed[:_MOST_CHANGES]
+    if (more := len(changed) - _MOST_CHANGES) > 0:
+        yield f"and {count(more, 'other value')} that changed"
 
 
 def summary(found: list[Changed]) -> str:

@@ -72,13 +72,15 @@ class History:
     """The runs before this one that were certified against the same spec.
 
     runs: oldest first, this one last. trends: those that changed first, then by how much.
-    left_out: certificates that could not be read, and why.
+    left_out: certificates that could not be read, and why. since: what is another than in the run
+    before this one: nodes, versions, drivers, settings, and values that moved by more than noise.
     """
 
     runs: tuple[PastRun, ...]
     trends: tuple[Trend, ...]
     failing: tuple[RepeatedFailure, ...]
     left_out: tuple[str, ...] = ()
+    since: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """For a terminal."""
@@ -87,5 +89,7 @@ class History:
             yield f"again and again: {node} (last: {node.evidence})"
         if changed := [str(trend) for trend in self.trends if trend.changed]:
             yield f"unusual: {listed(changed, 8)}"
+        if self.since:
+            yield f"since {self.runs[-2].date:%Y-%m-%d %H:%M}: {listed(self.since, 8)}"
         for why in self.left_out:
             yield f"history without {why}"

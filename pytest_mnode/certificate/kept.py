@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.difference import changes
 from pytest_mnode.certificate.read import read_certificate
 from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
@@ -42,7 +43,11 @@ def earlier_runs(directory: Path | None, digest: str) -> EarlierRuns:
 def with_history(certificate: Certificate, earlier: EarlierRuns) -> Certificate:
     """The certificate with its section of history."""
     history = history_of(certificate, earlier.certificates, earlier.left_out)
-    return replace(certificate, history=history)
+    found = replace(certificate, history=history)
+    if not earlier.certificates:
+        return found
+    since = tuple(changes(earlier.certificates[-1], found))
+    return replace(certificate, history=replace(history, since=since))
 
 
 def keep(directory: Path, certificate: Certificate) -> Path:

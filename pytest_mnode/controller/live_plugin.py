@@ -30,7 +30,7 @@ class LivePlugin:
         self._started_s = 0.0
         self._limit_s: float | None = None
         self._expected_s: float | None = None
-        self._said: tuple[str, int | None, int | None] = "", None, None
+        self._progress: tuple[str, int | None, int | None] = "", None, None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -52,7 +52,7 @@ class LivePlugin:
         of_criterion = item.get_closest_marker("criterion") is not None
         if not (in_ranks or of_criterion or marks.controller_fixtures(item)):
             return (yield)
-        self._said = "", None, None
+        self._progress = "", None, None
         self._expected_s = self._known.get(item.nodeid)
         self._limit_s = None
         if in_ranks and self._run.nodes is not None:
@@ -95,21 +95,21 @@ class LivePlugin:
         return known if isinstance(known, dict) else {}
 
     def _hear(self, text: str, done: int | None, total: int | None) -> None:
-        self._said = (text, *(self._said[1:] if total is None else (done, total)))
+        self._progress = (text, *(self._progress[1:] if total is None else (done, total)))
 
     def _text(self, width: int) -> str:
         """For the thread of the line; "" for nothing."""
         item, elapsed_s = self._item, time.monotonic() - self._started_s
         if item is None or elapsed_s < FIRST_S:
             return ""
-        said, done, total = self._said
-        question = item.name if said else ""
+        doing, done, total = self._progress
+        question = item.name if doing else ""
         if item.get_closest_marker("criterion") is not None:
             question = criterion_name(item.path.name)
         return live_text(
             Facts(
                 question=question,
-                doing=said or item.name,
+                doing=doing or item.name,
                 elapsed_s=elapsed_s,
                 done=done,
                 total=total,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,10 +11,12 @@ from pathlib import Path
 
 from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
+from pytest_mnode.certificate.page import page_text
 from pytest_mnode.certificate.read import parse_certificate
 from pytest_mnode.certificate.run_facts import SpecFacts
 from pytest_mnode.certificate.trends import MOST_RUNS
 from pytest_mnode.certificate.write import json_text
+from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Measurement, at_least
 
 Certify = Callable[..., Certificate]
@@ -52,6 +55,7 @@ def test_a_value_outside_of_what_is_usual_is_told_from_noise(
     assert list(beyond.lines()) == [
         "history: 6 runs since 2026-11-01",
         "unusual: rate 170 MB/s (-10.5%), usually 190 ± 4.4",
+        "since 2026-11-05 02:06: rate: 189 MB/s → 170 MB/s (-10.1%), spread 2.3%, worse",
     ]
 
 
@@ -126,3 +130,41 @@ def test_old_runs_are_left_alone(certify: Certify, tmp_path: Path) -> None:
     assert len(certificate.history.runs) == MOST_RUNS + 1
     assert json.loads(keep(tmp_path, certificate).read_text())["history"] is None
     assert len(list(tmp_path.iterdir())) == MOST_RUNS + 6
+
+
+def test_what_changed_since_the_run_before_is_on_page_and_terminal(
+    certify: Certify, tmp_path: Path
+) -> None:
+    """Installed software, nodes replaced, and a value that moved; not what is within its noise."""
+
+    def installed(nccl: str) -> tuple[Fact, ...]:
+        return (Fact("packages", "NCCL", ((nccl, "node[0-3]"),)),)
+
+    for day, rate in enumerate([190, 192, 188]):
+        one = night(certify, day, rate)
+        keep(tmp_path, replace(one, installed=installed("2.26.2")))
+    now = night(certify, 3, 91)
+    nodes = ("node0", "node1", "node2", "node9")
+    now = replace(now, installed=installed("2.27.3"), run=replace(now.run, nodes=nodes))
+    found = after(tmp_path, now)
+    assert found.history is not None
+    assert list(found.history.since) == [
+        "nodes gone: node3",
+        "nodes new: node9",
+        "packages NCCL: 2.26.2 → 2.27.3",
+        "rate: 188 MB/s → 91 MB/s (-51.6%), spread 4.7%, worse, pass → fail",
+    ]
+    assert any(
+        line.startswith("since 2026-11-03 02:06: nodes gone") for line in summary_lines(found)
+    )
+    page = html.unescape(page_text(found))
+    assert "<h3>Changed since 2026-11-03 02:06 UTC</h3>" in page
+    for change in found.history.since:
+        assert f"<li>{change}</li>" in page
+    assert "4 runs since 2026-11-01" in page
+    assert "rate: unusual" in page
+    assert "rate 91 MB/s (-52.1%), usually 190 ± 8.9" in page
+    steady = after(tmp_path, replace(night(certify, 3, 189), installed=installed("2.26.2")))
+    assert steady.history is not None
+    assert steady.history.since == ()
+    assert "Changed since" not in page_text(steady)

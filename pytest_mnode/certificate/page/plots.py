@@ -76,7 +76,8 @@ def lines(axes: Axes, chart: Lines) -> None:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if len(numbers) <= FEW_CELLS:
         axes.set_xticks(numbers)
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0.0, low), high + 0.05 * abs(high))  # a mark at the top is not cut
     axes.set(xlabel=_name(chart.x), ylabel=_name(chart.y))
     axes.legend(loc="best")
 
@@ -114,6 +115,9 @@ def matrix(axes: Axes, chart: Matrix) -> None:
     broken = _broken(values, chart.expected)
     pixels[broken] = (0.80, 0.15, 0.15)
     axes.imshow(pixels, interpolation="none", aspect="equal")
+    if len(chart.rows) > FEW_NAMES:  # a cell is a dot there
+        rows, columns = np.nonzero(broken)
+        axes.scatter(columns, rows, s=12, color="#cc2626", linewidths=0)
     handles = []
     if (kept := values[np.isfinite(values) & ~broken]).size:
         label = f"{kept.min():.6g} to {kept.max():.6g} {chart.unit}"

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.coverage import rate_text
 from pytest_mnode.certificate.page import view
 from pytest_mnode.certificate.page.pictures import (
     MISSING,
@@ -87,6 +88,7 @@ def _template() -> jinja2.Template:
         "not_passed": view.not_passed,
         "path_matrix": view.path_matrix,
         "trend_lines": view.trend_lines,
+        "rate": rate_text,
         "word": view.word,
         "share": view.share_of_bound,
         "many": view.MANY,

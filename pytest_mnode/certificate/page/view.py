@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage
-from pytest_mnode.certificate.history import History
+from pytest_mnode.certificate.history import History, Trend
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
-from pytest_mnode.charts import Chart, Level, Lines, Matrix, Series
+from pytest_mnode.charts import Chart, Lines, Matrix, Series
 from pytest_mnode.measurement import Measurement, Verdict, at_least
 from pytest_mnode.path_rates import State
 
@@ -57,7 +57,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SharedText:
     """A text that some cases have in common, such as why they failed."""
 
     text: str
@@ -74,7 +74,7 @@ class Question:
     verdict: CriterionVerdict
     cases: str
     groups: tuple[Group, ...]
-    messages: tuple[Said, ...]
+    messages: tuple[SharedText, ...]
     charts: tuple[Chart, ...]
 
 
@@ -138,21 +138,18 @@ def path_matrix(coverage: Coverage) -> Matrix | None:
 def trend_lines(history: History) -> list[Lines]:
     """Pictures of the measurements that changed most, by run."""
     return [
-        Lines(
-            f"{one.name}: unusual",
-            "run",
-            one.unit or "value",
-            (
-                Series(
-                    "measured",
-                    tuple((n, v) for n, v in enumerate(one.values, start=1) if v is not None),
-                ),
-            ),
-            () if one.usual is None else (Level("usual", one.usual),),
-        )
+        Lines(f"{one.name}: unusual", "run", one.unit or "value", tuple(_over_runs(one)))
         for one in history.trends
         if one.changed
     ][:_MOST_TRENDS]
+
+
+def _over_runs(trend: Trend) -> Iterator[Series]:
+    numbered = enumerate(trend.values, start=1)
+    yield Series("measured", tuple((n, v) for n, v in numbered if v is not None))
+    if trend.usual is not None:
+        ends = (1, len(trend.values))
+        yield Series(f"usual {trend.usual:.4g}", tuple((n, trend.usual) for n in ends))
 
 
 def word(measurement: Measurement) -> str:
@@ -171,13 +168,13 @@ def share_of_bound(measurement: Measurement) -> str:
 
 def _question(test: str, cases: Sequence[CaseResult]) -> Question:
     groups: dict[tuple[object, ...], list[Value]] = {}
-    said: dict[tuple[str, str | None], list[str]] = {}
+    texts: dict[tuple[str, str | None], list[str]] = {}
     for case in cases:
         for one in case.measurements:
             key = one.name, one.unit, one.expected, one.source
             groups.setdefault(key, []).append(Value(_parameter(case), one))
         if case.message:
-            said.setdefault((case.message, case.culprit), []).append(_parameter(case))
+            texts.setdefault((case.message, case.culprit), []).append(_parameter(case))
     counted = Counter(case.verdict.value for case in cases)
     return Question(
         text=cases[0].question,
@@ -185,7 +182,7 @@ def _question(test: str, cases: Sequence[CaseResult]) -> Question:
         verdict=min((case.verdict for case in cases), key=_severity),
         cases="" if len(cases) == 1 else ", ".join(f"{n} {word}" for word, n in counted.items()),
         groups=tuple(Group(tuple(values)) for values in groups.values()),
-        messages=tuple(Said(text, _named(of), by) for (text, by), of in said.items()),
+        messages=tuple(SharedText(text, _named(of), by) for (text, by), of in texts.items()),
         charts=tuple(chart for case in cases for chart in case.charts),
     )
 
