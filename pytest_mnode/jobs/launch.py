@@ -45,10 +45,11 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
 
 
 def _in_pods(cluster: Nodes, job: Job, pods: RunInPods) -> LaunchedJob:
-    """A Job of Kubernetes, where that would start beside the run's pods."""
+    """Pods of its own, where that would start beside the run's pods."""
     why = NO_SHARED_DIR
     if cluster.share_files:
-        from pytest_mnode.jobs.kubernetes.pod_job import NotPlaced, PodJob
+        from pytest_mnode.jobs.kubernetes.pod_job import PodJob
+        from pytest_mnode.jobs.kubernetes.pod_start import NotPlaced
 
         try:
             return PodJob.launch(cluster, job, pods)

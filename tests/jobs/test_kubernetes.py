@@ -15,6 +15,7 @@ import pytest
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.kubernetes import in_pod
 from pytest_mnode.jobs.kubernetes.job_pod import LOST, JobPod
+from pytest_mnode.jobs.kubernetes.kinds import of_engine
 from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest
 
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "mnode-run", "uid": "u"}
@@ -34,7 +35,7 @@ def test_a_job_keeps_what_pods_and_queues_were_given() -> None:
         "template": {"spec": pod},
     }
     metadata = {"name": "mine", "labels": QUEUE}
-    given = {"kind": "Job", "metadata": metadata, "spec": spec}
+    given = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
     made, container = job_manifest(given, "j-0", OWNER, ["n1", "n2"], ["run"])
     assert container == "main"
     assert made["metadata"] == {
@@ -58,25 +59,119 @@ def test_a_job_keeps_what_pods_and_queues_were_given() -> None:
     assert pod["restartPolicy"] == "OnFailure"
 
 
+BATCH = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": POD}}}
+JOBSET = {
+    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    "kind": "JobSet",
+    "metadata": {"labels": QUEUE},
+    "spec": {
+        "suspend": True,
+        "failurePolicy": {"maxRestarts": 3},
+        "replicatedJobs": [
+            {"name": "node", "replicas": 4, "template": {"spec": {"template": {"spec": POD}}}},
+            {"name": "driver", "template": {"spec": {"template": {"spec": POD}}}},
+        ],
+    },
+}
+VOLCANO = {
+    "apiVersion": "batch.volcano.sh/v1alpha1",
+    "kind": "Job",
+    "spec": {"queue": "q", "minAvailable": 9, "tasks": [{"name": "t", "template": {"spec": POD}}]},
+}
+PYTORCH = {
+    "apiVersion": "kubeflow.org/v1",
+    "kind": "PyTorchJob",
+    "spec": {"pytorchReplicaSpecs": {"Master": {"template": {"spec": POD}}}},
+}
+
+
+def test_a_jobset_has_one_job_that_is_started_once() -> None:
+    made, container = job_manifest(JOBSET, "j-0", OWNER, ["n1", "n2"], ["run"])
+    assert (made["kind"], container) == ("JobSet", "main")
+    assert made["metadata"]["labels"] == {**QUEUE, JOB_LABEL: "j-0"}
+    spec = made["spec"]
+    assert spec["suspend"]
+    assert "failurePolicy" not in spec
+    [one] = spec["replicatedJobs"]
+    inner = one["template"]["spec"]
+    assert (one["name"], one["replicas"], inner["completions"]) == ("node", 1, 2)
+    assert inner["template"]["metadata"]["labels"] == {JOB_LABEL: "j-0"}
+    assert inner["template"]["spec"]["containers"][0]["command"] == ["run"]
+
+
+def test_of_volcano_all_pods_start_at_once() -> None:
+    made, _ = job_manifest(VOLCANO, "j-0", OWNER, ["n1", "n2"], ["run"])
+    spec = made["spec"]
+    assert (made["apiVersion"], spec["queue"]) == ("batch.volcano.sh/v1alpha1", "q")
+    assert (spec["minAvailable"], spec["tasks"][0]["replicas"]) == (2, 2)
+
+
+@pytest.mark.parametrize(("nodes", "workers"), [(["n1"], None), (["n1", "n2", "n3"], 2)])
+def test_a_pytorchjob_has_a_master_and_workers(nodes: list[str], workers: int | None) -> None:
+    made, _ = job_manifest(PYTORCH, "j-0", OWNER, nodes, ["run"])
+    each = made["spec"]["pytorchReplicaSpecs"]
+    assert each["Master"]["replicas"] == 1
+    assert each.get("Worker", {}).get("replicas") == workers
+    assert {one["restartPolicy"] for one in each.values()} == {"Never"}
+    assert made["spec"]["runPolicy"]["cleanPodPolicy"] == "None"
+
+
+def test_pods_of_a_trainjob_get_labels_and_nodes_beside_their_runtime() -> None:
+    zone: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    given = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "spec": {
+            "runtimeRef": {"name": "torch"},
+            "trainer": {"image": "i", "args": ["x"], "numNodes": 9},
+            "podTemplateOverrides": [
+                {"targetJobs": [{"name": "node"}], "spec": {"affinity": zone}}
+            ],
+        },
+    }
+    made, container = job_manifest(given, "j-0", OWNER, ["n1", "n2"], ["run"])
+    assert container == "node"
+    assert made["spec"]["trainer"] == {"image": "i", "numNodes": 2, "command": ["run"]}
+    _, ours = made["spec"]["podTemplateOverrides"]
+    assert ours["metadata"]["labels"] == {JOB_LABEL: "j-0"}
+    found = ours["spec"]["affinity"]
+    assert "preferredDuringSchedulingIgnoredDuringExecution" in found["nodeAffinity"]
+    required = found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert len(required["nodeSelectorTerms"]) == 2
+
+
 @pytest.mark.parametrize(
-    "given",
+    ("given", "engine", "kind"),
     [
-        {"kind": "Pod", "metadata": {"name": "p"}, "spec": POD},
-        {"kind": "Job", "spec": {"tasks": [{"template": {"spec": POD}}], "minAvailable": 3}},
-        {"kind": "JobSet", "spec": {"replicatedJobs": [{"template": {"spec": POD}}]}},
+        ({"kind": "Pod", "metadata": {"name": "p"}, "spec": POD}, "jobset", "JobSet"),
+        (BATCH, "pytorchjob", "PyTorchJob"),
+        (BATCH, "volcano", "Job"),
+        (BATCH, "kueue", "Job"),
+        (BATCH, None, "Job"),
+        (PYTORCH, "jobset", "PyTorchJob"),
     ],
-    ids=["pod", "volcano", "jobset"],
 )
-def test_of_other_kinds_the_pods_are_taken(given: dict[str, Any]) -> None:
-    made, _ = job_manifest(given, "j-0", OWNER, ["n1"], ["run"])
-    assert (made["apiVersion"], made["kind"]) == ("batch/v1", "Job")
-    assert made["spec"]["template"]["spec"]["containers"][0]["command"] == ["run"]
-    assert "minAvailable" not in made["spec"]
+def test_a_plain_template_becomes_the_kind_that_the_spec_names(
+    given: dict[str, Any], engine: str | None, kind: str
+) -> None:
+    made, _ = job_manifest(of_engine(given, engine, "q"), "j-0", OWNER, ["n1", "n2"], ["run"])
+    assert made["kind"] == kind
+    queue = {
+        "jobset": made["metadata"]["labels"].get("kueue.x-k8s.io/queue-name"),
+        "volcano": made["spec"].get("queue"),
+        "pytorchjob": made["spec"].get("runPolicy", {}).get("schedulingPolicy", {}).get("queue"),
+    }
+    assert queue.get(engine or "") == ("q" if engine in queue and given is not PYTORCH else None)
+
+
+def test_a_trainjob_needs_a_template_that_names_its_runtime() -> None:
+    with pytest.raises(UsageError, match="give --mnode-k8s-template of kind TrainJob"):
+        of_engine(BATCH, "trainjob", None)
 
 
 def test_a_manifest_without_pods_is_refused() -> None:
     with pytest.raises(UsageError, match="no pod template in it"):
-        job_manifest({"kind": "TrainJob", "spec": {}}, "j-0", OWNER, ["n1"], ["run"])
+        job_manifest({"kind": "JobSet", "spec": {}}, "j-0", OWNER, ["n1"], ["run"])
 
 
 def pod(state: dict[str, Any], phase: str = "Running", **metadata: Any) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""The Indexed Job of one start: pods like the run's own, on the nodes that it names. Pure."""
+"""The object of one start of a job: pods like the run's own, on the nodes that it names. Pure."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
 
+from pytest_mnode.errors import UsageError
+from pytest_mnode.jobs.kubernetes import kinds
 from pytest_mnode.launchers.kubernetes.manifest import (
     HOST_NAME,
-    MOST_RUN_S,
     Manifest,
     as_workload,
     main_container,
@@ -15,10 +16,7 @@ from pytest_mnode.launchers.kubernetes.manifest import (
 )
 
 JOB_LABEL = "pytest-mnode/job"
-"""On a start's Job and on its pods; its value is the Job's name."""
-_OURS = ("backoffLimit", "podFailurePolicy", "successPolicy", "ttlSecondsAfterFinished", "selector",
-         "manualSelector", "podReplacementPolicy")  # fmt: skip
-"""What the user's Job says of failed pods, and of a Job that is over, is decided here."""
+"""On a start's object and on its pods; its value is the object's name."""
 
 
 def job_manifest(
@@ -28,27 +26,38 @@ def job_manifest(
     nodes: Sequence[str],
     command: Sequence[str],
 ) -> tuple[Manifest, str | None]:
-    """The Job, and which container of its pods has the command. Everything else that the user's
-    manifest says of pods and of queues is kept.
+    """An object of the same kind, and which container of its pods has the command. Everything else
+    that the user's manifest says of pods and of queues is kept.
 
     owner: an owner reference. nodes: one pod on each. Raises UsageError where no pod is in it.
     """
-    template = pod_template(given)
     workload = as_workload(copy.deepcopy(dict(given)), name)
-    labels = dict(workload.get("metadata", {}).get("labels") or {})
-    plain = workload["kind"] == "Job" and "tasks" not in workload["spec"]
-    spec: Manifest = workload["spec"] if plain else {}
-    spec = {key: value for key, value in spec.items() if key not in _OURS}
-    spec |= {
-        "completionMode": "Indexed",
-        "completions": len(nodes),
-        "parallelism": len(nodes),
-        # A node that fails leaves the others alone, and nothing is started again but all of it.
-        "backoffLimitPerIndex": 0,
-        "maxFailedIndexes": len(nodes),
-        "template": template,
-    }
-    spec.setdefault("activeDeadlineSeconds", MOST_RUN_S)
+    kind = workload.get("kind")
+    labels = {JOB_LABEL: name}
+    if kind == "TrainJob":
+        affinity = kinds.affinity_of(workload["spec"])
+        _one_on_each(affinity, name, nodes)
+        pod = {"metadata": {"labels": labels}, "spec": {"affinity": affinity}}
+        spec = kinds.trainjob(workload["spec"], list(command), len(nodes), pod)
+        container: str | None = kinds.TRAINER
+    else:
+        template = _template(given, name, nodes, command)
+        if kind not in kinds.KINDS:
+            raise UsageError(f"kind {kind}: not known; accepted: {', '.join(kinds.KINDS)}")
+        spec = kinds.KINDS[kind](workload["spec"], template, len(nodes))
+        container = main_container(template)
+    given_labels = workload.get("metadata", {}).get("labels") or {}
+    metadata = {"name": name, "labels": {**given_labels, **labels}}
+    metadata["ownerReferences"] = [dict(owner)]
+    made = {"apiVersion": workload["apiVersion"], "kind": kind, "metadata": metadata, "spec": spec}
+    return made, container
+
+
+def _template(
+    given: Mapping[str, object], name: str, nodes: Sequence[str], command: Sequence[str]
+) -> Manifest:
+    """The user's pod template with the command. Raises UsageError where there is none."""
+    template = pod_template(given)
     template.setdefault("metadata", {}).setdefault("labels", {})[JOB_LABEL] = name
     pod = template["spec"]
     main = next(c for c in pod["containers"] if c.get("name") == main_container(template))
@@ -56,21 +65,11 @@ def job_manifest(
     main.pop("args", None)
     pod["restartPolicy"] = "Never"
     pod.setdefault("enableServiceLinks", False)
-    _one_on_each(pod, name, nodes)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": name,
-            "labels": {**labels, JOB_LABEL: name},
-            "ownerReferences": [dict(owner)],
-        },
-        "spec": spec,
-    }, main_container(template)
+    _one_on_each(pod.setdefault("affinity", {}), name, nodes)
+    return template
 
 
-def _one_on_each(pod: Manifest, name: str, nodes: Sequence[str]) -> None:
-    affinity = pod.setdefault("affinity", {})
+def _one_on_each(affinity: Manifest, name: str, nodes: Sequence[str]) -> None:
     required = affinity.setdefault("podAntiAffinity", {}).setdefault(
         "requiredDuringSchedulingIgnoredDuringExecution", []
     )

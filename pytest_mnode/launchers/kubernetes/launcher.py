@@ -111,12 +111,15 @@ class Kubernetes(RemoteLauncher):
             self.nodes = self._nodes_from(reports, self._addresses, "kubernetes")
             assert self._shared is not None
             self.shared_dir = self._shared.settle(reports)
+            scheduler = self._spec.scheduler
             self.pods = RunInPods(
                 self._options.context,
                 self._options.namespace,
                 self._manifest,
                 self._owner,
                 {name: self._package_dirs[host] for name, host in self._hosts_by_name.items()},
+                scheduler.engine if scheduler else None,
+                scheduler.queue if scheduler else None,
             )
         except BaseException:
             self.close()

@@ -14,6 +14,7 @@ class RunInPods:
     context, namespace: of the API server, "" for the default. manifest: the user's, or the default.
     owner: an owner reference to the run's object, with which goes what belongs to it.
     packages: directory of this package, by node; "" where it is the same as here.
+    engine, queue: of the spec's scheduler.
     """
 
     context: str
@@ -21,3 +22,5 @@ class RunInPods:
     manifest: Mapping[str, Any]
     owner: Mapping[str, str]
     packages: Mapping[str, str]
+    engine: str | None = None
+    queue: str | None = None

@@ -1,4 +1,4 @@
-"""What keeps gangs whole, beside the bed's own scheduler: Kueue and Volcano on its login node."""
+"""Controllers beside the bed's own scheduler, on its login node: Kueue, Volcano, JobSet."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from pytest_mnode.launchers.kubernetes.conditions import conditions, is_true
@@ -22,6 +23,7 @@ from tests.engines.kubernetes.programs import (
     VOLCANO,
     Module,
     source,
+    unavailable,
 )
 
 GPU = "mnode.test/gpu"
@@ -35,19 +37,29 @@ CRDS = {
     TRAINER: ("manifests/base/crds",),
     TRAINING_OPERATOR: ("manifests/base/crds",),
 }
-_WEBHOOKS = 9443
+_KUEUE_PORTS, _JOBSET_PORTS = (9443, 8081), (9444, 8082)
+"""Of webhooks and of health."""
 _READY_S = 60.0
 KUEUE_CONFIG = """\
 apiVersion: config.kueue.x-k8s.io/v1beta2
 kind: Configuration
 namespace: kueue-system
-health: {{healthProbeBindAddress: "127.0.0.1:8081"}}
+health: {{healthProbeBindAddress: "127.0.0.1:{health}"}}
 metrics: {{bindAddress: "0"}}
 webhook: {{port: {port}, certDir: {certificates}}}
 internalCertManagement: {{enable: false}}
 leaderElection: {{leaderElect: false}}
 featureGates: {{VisibilityOnDemand: false}}
 integrations: {{frameworks: ["batch/job", "jobset.x-k8s.io/jobset"]}}
+"""
+JOBSET_CONFIG = """\
+apiVersion: config.jobset.x-k8s.io/v1alpha1
+kind: Configuration
+health: {{healthProbeBindAddress: "127.0.0.1:{health}"}}
+metrics: {{bindAddress: "0", certDir: {certificates}}}
+webhook: {{port: {port}, certDir: {certificates}}}
+internalCertManagement: {{enable: false}}
+leaderElection: {{leaderElect: false}}
 """
 VOLCANO_SCHEDULER = """\
 actions: "enqueue, allocate, backfill"
@@ -89,22 +101,14 @@ class Kueue:
 
     def __init__(self, bed: KubernetesOnRack) -> None:
         self._bed = bed
-        self._certificates = bed.directory / "kueue"
 
     def start(self) -> None:
-        bed, own = self._bed, self._certificates
+        bed = self._bed
+        own, authority = certificates(bed, "kueue")
         # Its metrics want certificates in a fixed place, also where there are none.
         fixed = own / "etc" / "kueue" / "metrics" / "certs"
         fixed.mkdir(parents=True)
-        address = bed.login.address
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-             "-subj", "/CN=kueue", "-addext", f"subjectAltName=IP:{address}",
-             "-keyout", str(own / "tls.key"), "-out", str(own / "tls.crt")],
-            check=True, capture_output=True,
-        )  # fmt: skip
         root = source(KUEUE)
-        authority = base64.b64encode((own / "tls.crt").read_bytes()).decode()
         crd = root / "config/components/crd"
         used = yaml.safe_load((crd / "kustomization.yaml").read_text())["patches"]
         patches = [one for patch in used for one in documents(crd / patch["path"])]
@@ -112,19 +116,19 @@ class Kueue:
         crds = crds_of(KUEUE)
         for one in crds:
             one["spec"] |= converted.get(one["metadata"]["name"], {})
-        self._reach(crds, authority)
+        port, health = _KUEUE_PORTS
+        reach(bed, crds, authority, port)
         add_crds(bed, crds)
         config = own / "config.yaml"
-        config.write_text(KUEUE_CONFIG.format(port=_WEBHOOKS, certificates=own))
+        config.write_text(KUEUE_CONFIG.format(port=port, health=health, certificates=own))
         for name in ("tls.key", "tls.crt"):
             shutil.copy(own / name, fixed)
         mount = f"mount -t overlay overlay -o lowerdir={own}/etc:/etc /etc"
         run = f"{mount} && exec kueue --config={config} --kubeconfig={bed.kubeconfig}"
         bed.start_daemon("kueue", bed.login, ["unshare", "--mount", "sh", "-c", run])
         hooks = documents(root / "config/components/webhook/manifests.yaml")
-        self._reach(hooks, authority)
-        ready = ["curl", "--fail", "--silent", "http://127.0.0.1:8081/readyz"]
-        bed.await_that(lambda: bed.run(*ready).returncode == 0, _READY_S, "Kueue is ready")
+        reach(bed, hooks, authority, port)
+        await_healthy(bed, health, "Kueue")
         bed.apply(*hooks)
 
     def queue(self, name: str, gpus: int) -> None:
@@ -148,24 +152,103 @@ class Kueue:
         )
 
     def await_collected(self, queue: str) -> None:
-        """Wait until a deleted Job's Workload goes with it: the collector of garbage learns of new
-        kinds every 30 s, and quota is not free before."""
-        bed, kind = self._bed, "workloads.kueue.x-k8s.io"
-        template = {"spec": bed.pod("unnamed", "true")["spec"]}
-        labels = {"kueue.x-k8s.io/queue-name": queue}
-        manifest = {"apiVersion": "batch/v1", "kind": "Job"}
-        metadata = {"name": "collected", "labels": labels}
-        bed.apply({**manifest, "metadata": metadata, "spec": {"template": template}})
-        bed.await_that(lambda: bool(bed.get(kind)["items"]), _READY_S, "a Workload")
-        bed.kubectl("delete", "job", "collected", "--wait=false")
-        bed.await_that(lambda: not bed.get(kind)["items"], _READY_S, "it is collected")
+        """Wait until a deleted Job's Workload goes with it: quota is not free before."""
+        template = {"spec": self._bed.pod("unnamed", "true")["spec"]}
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "tried", "labels": {"kueue.x-k8s.io/queue-name": queue}},
+            "spec": {"template": template},
+        }
+        await_collected(self._bed, job, "workloads.kueue.x-k8s.io")
 
-    def _reach(self, found: list[dict[str, Any]], authority: str) -> None:
-        """Put URLs in the place of services."""
-        for config in clients(found):
-            path = config.pop("service").get("path", "/convert")
-            address = f"https://{self._bed.login.address}:{_WEBHOOKS}{path}"
-            config |= {"url": address, "caBundle": authority}
+
+def start_jobset(bed: KubernetesOnRack) -> None:
+    """Its controller and the webhooks of its own kind."""
+    define(bed, JOBSET)
+    own, authority = certificates(bed, "jobset")
+    port, health = _JOBSET_PORTS
+    config = own / "config.yaml"
+    config.write_text(JOBSET_CONFIG.format(port=port, health=health, certificates=own))
+    program = ["jobset", f"--config={config}", f"--kubeconfig={bed.kubeconfig}"]
+    bed.start_daemon("jobset", bed.login, program)
+    hooks = documents(source(JOBSET) / "config/components/webhook/manifests.yaml")
+    for one in hooks:
+        one["metadata"]["name"] = f"jobset-{one['metadata']['name']}"
+        one["webhooks"] = [w for w in one["webhooks"] if "jobset" in w["name"]]
+    reach(bed, hooks, authority, port)
+    await_healthy(bed, health, "JobSet")
+    bed.apply(*hooks)
+    spec = {"replicas": 1, "name": "node", "template": {"spec": {"template": {
+        "spec": bed.pod("unnamed", "true")["spec"]}}}}  # fmt: skip
+    tried = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "tried"},
+        "spec": {"suspend": True, "replicatedJobs": [spec]},
+    }
+    await_collected(bed, tried, "jobs.batch")
+
+
+@pytest.fixture(scope="session")
+def jobset(bed: KubernetesOnRack) -> None:
+    """Its controller runs."""
+    assert unavailable([JOBSET]) is None
+    start_jobset(bed)
+
+
+@pytest.fixture(scope="session")
+def kueue(bed: KubernetesOnRack) -> Kueue:
+    """It runs, with two queues."""
+    assert unavailable([KUEUE]) is None
+    kueue = Kueue(bed)
+    kueue.start()
+    kueue.queue("as-large-as-the-cluster", len(bed.names))
+    kueue.queue("larger", 2 * len(bed.names))
+    kueue.await_collected("larger")
+    return kueue
+
+
+@pytest.fixture(scope="session")
+def volcano(bed: KubernetesOnRack) -> None:
+    """It runs."""
+    assert unavailable([VOLCANO]) is None
+    start_volcano(bed)
+
+
+def certificates(bed: KubernetesOnRack, name: str) -> tuple[Path, str]:
+    """A folder with tls.key and tls.crt of a server on the login node, and the latter as the API
+    server takes it."""
+    own = bed.directory / name
+    own.mkdir()
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{bed.login.address}",
+         "-keyout", str(own / "tls.key"), "-out", str(own / "tls.crt")],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return own, base64.b64encode((own / "tls.crt").read_bytes()).decode()
+
+
+def reach(bed: KubernetesOnRack, found: list[dict[str, Any]], authority: str, port: int) -> None:
+    """Put URLs in the place of services: there is no kube-proxy."""
+    for config in clients(found):
+        path = config.pop("service").get("path", "/convert")
+        config |= {"url": f"https://{bed.login.address}:{port}{path}", "caBundle": authority}
+
+
+def await_healthy(bed: KubernetesOnRack, port: int, what: str) -> None:
+    ready = ["curl", "--fail", "--silent", f"http://127.0.0.1:{port}/readyz"]
+    bed.await_that(lambda: bed.run(*ready).returncode == 0, _READY_S, f"{what} is ready")
+
+
+def await_collected(bed: KubernetesOnRack, owner: dict[str, Any], owned: str) -> None:
+    """Wait until what belongs to a deleted object goes with it: the collector of garbage learns of
+    new kinds every 30 s. owned: the kind of what its controller makes of it."""
+    bed.apply(owner)
+    bed.await_that(lambda: bool(bed.get(owned)["items"]), _READY_S, owned)
+    bed.kubectl("delete", owner["kind"].lower(), owner["metadata"]["name"], "--wait=false")
+    bed.await_that(lambda: not bed.get(owned)["items"], _READY_S, f"{owned} are collected")
 
 
 def clients(found: Any) -> Iterator[dict[str, Any]]:

@@ -26,16 +26,13 @@ from tests.engines.kubernetes.gang_engines import (
     Kueue,
     define,
     give_gpus,
-    start_volcano,
 )
 from tests.engines.kubernetes.programs import (
     COSCHEDULING,
     JOBSET,
-    KUEUE,
     TRAINER,
     TRAINING_OPERATOR,
     VOLCANO,
-    unavailable,
 )
 from tests.engines.test_gang import FILLED, LOSS, OVERSIZE, RACE, cases
 
@@ -68,23 +65,6 @@ def nothing_left(bed: KubernetesOnRack) -> Iterator[None]:
     yield
     kinds = "jobs.batch,pods,podgroups.scheduling.k8s.io"
     bed.await_that(lambda: bed.get(kinds)["items"] == [], 30, "no job, no pod, no PodGroup")
-
-
-@pytest.fixture(scope="module")
-def kueue(bed: KubernetesOnRack) -> Kueue:
-    assert unavailable([KUEUE]) is None
-    kueue = Kueue(bed)
-    kueue.start()
-    kueue.queue("as-large-as-the-cluster", len(bed.names))
-    kueue.queue("larger", 2 * len(bed.names))
-    kueue.await_collected("larger")
-    return kueue
-
-
-@pytest.fixture(scope="module")
-def volcano(bed: KubernetesOnRack) -> None:
-    assert unavailable([VOLCANO]) is None
-    start_volcano(bed)
 
 
 def arguments(

@@ -20,7 +20,7 @@ from tests.jobs.ranks import RANK
 HELPERS = (
     JOB_HELPERS
     + """
-    import dataclasses, json, signal, subprocess
+    import dataclasses, json, os, signal, subprocess
     from pathlib import Path
     import pytest
     from pytest_mnode.errors import TimeLimitError
@@ -45,7 +45,8 @@ HELPERS = (
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
     def jobs():
-        found = json.loads(kubectl("get", "jobs", "-l", "pytest-mnode/job", "-o", "json"))
+        kind = os.environ["KIND"]
+        found = json.loads(kubectl("get", kind, "-l", "pytest-mnode/job", "-o", "json"))
         return found["items"]
 """
 )
@@ -58,7 +59,8 @@ TESTS = (
         until(job, " 0 0 4 fab0 =fab0 node")
         [there] = jobs()
         [owner] = there["metadata"]["ownerReferences"]
-        assert there["metadata"]["name"] == job.name and owner["kind"] == "Job"
+        assert there["metadata"]["name"] == job.name
+        assert owner["kind"] == there["kind"] == os.environ["KIND"]
         assert job.nodes == ("node0", "node1") and len(job.pids("node1", 3)) == 1
         with pytest.raises(TimeLimitError, match="the job still runs on node0, node1 after 0.2 s"):
             job.wait(0.2)
@@ -103,7 +105,7 @@ TESTS = (
     def test_a_pod_that_somebody_deletes_is_named_and_all_is_made_again(cluster, argv, place):
         job = cluster.launch(quick(argv, nodes=2, requeues=1))
         until(job, " 0 0 2 fab0")
-        where = ["-l", f"job-name={job.name}", "--field-selector=spec.nodeName=node1"]
+        where = ["-l", f"pytest-mnode/job={job.name}", "--field-selector=spec.nodeName=node1"]
         kubectl("delete", "pod", "--wait=false", *where)
         # A rank that dies takes its world along.
         (place / "broken.0.0").touch()
@@ -140,6 +142,8 @@ WAITS = (
         time.sleep(120)
 """
 )
+AS_JOBSET = ("test_a_job_of_its_own", "test_preempted_and_made_again",
+             "test_a_pod_that_somebody_deletes_is_named_and_all_is_made_again")  # fmt: skip
 NAMES = [line.split("(")[0].split()[1] for line in TESTS.splitlines() if "    def test_" in line]
 
 
@@ -157,17 +161,41 @@ def write(directory: Path, tests: str) -> None:
 
 @pytest.fixture(scope="module")
 def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    directory = tmp_path_factory.mktemp("jobs")
+    return run_tests(bed, tmp_path_factory.mktemp("jobs"), "Job")
+
+
+@pytest.fixture(scope="module")
+def run_as_jobset(
+    bed: KubernetesOnRack, jobset: None, tmp_path_factory: pytest.TempPathFactory
+) -> InnerRun:
+    """The run's own pods are those of a JobSet as well."""
+    return run_tests(bed, tmp_path_factory.mktemp("jobsets"), "JobSet", *AS_JOBSET)
+
+
+def run_tests(bed: KubernetesOnRack, directory: Path, kind: str, *names: str) -> InnerRun:
     write(directory, TESTS)
     spec = spec_for(bed, directory, "jobs in pods")
     options = bed.launch(directory, hostNetwork=True)
-    args = ("--mnode-nodes=2", *options, spec, "--durations=12", "test_it.py")
-    return run_pytest(bed, directory, *args, limit_s=300)
+    if kind == "JobSet":
+        template = directory / "pods.json"
+        pod = json.loads(template.read_text())
+        around = {"spec": {"template": {"spec": pod["spec"]}}}
+        sets = {"replicatedJobs": [{"name": "node", "template": around}]}
+        made = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": kind, "spec": sets}
+        template.write_text(json.dumps(made))
+    chosen = ["-k", " or ".join(names)] if names else []
+    args = ("--mnode-nodes=2", *options, spec, "--durations=12", "test_it.py", *chosen)
+    return run_pytest(bed, directory, *args, limit_s=300, env={"KIND": kind})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inner(run: InnerRun, name: str) -> None:
     assert run.outcomes().get(name) == "passed", run.output
+
+
+@pytest.mark.parametrize("name", AS_JOBSET)
+def test_jobs_are_of_the_template_s_kind(run_as_jobset: InnerRun, name: str) -> None:
+    assert run_as_jobset.outcomes().get(name) == "passed", run_as_jobset.output
 
 
 def test_a_controller_that_is_killed_leaves_no_job(bed: KubernetesOnRack, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pytest_mnode.errors import UsageError
+from pytest_mnode.jobs.kubernetes.kinds import of_engine
 from pytest_mnode.jobs.kubernetes.manifest import job_manifest
 from pytest_mnode.launchers.kubernetes.manifest import pods_of_run
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
@@ -31,11 +31,11 @@ def test_the_server_takes_each_template(bed: KubernetesOnRack, tmp_path: Path) -
         run = pods_of_run(given, name, 4, ["python3"])
         (tmp_path / f"{name}.json").write_text(json.dumps(run.manifest))
         kinds.add((run.manifest["apiVersion"].partition("/")[0], run.kind))
-        try:
-            job, _ = job_manifest(given, f"job-{name}", OWNER, ["node0", "node1"], ["python3"])
-        except UsageError:
-            assert run.kind == "TrainJob"  # its pods are in a runtime of the cluster
-            continue
-        (tmp_path / f"{name}-job.json").write_text(json.dumps(job))
+        jobs = {name: given}
+        if name == "host-network":
+            jobs |= {e: of_engine(given, e, "q1") for e in ("jobset", "pytorchjob", "volcano")}
+        for of, its in jobs.items():
+            job, _ = job_manifest(its, f"job-of-{of}", OWNER, ["node0", "node1"], ["python3"])
+            (tmp_path / f"{name}-job-of-{of}.json").write_text(json.dumps(job))
     assert len(kinds) == 5
     bed.kubectl("create", "--dry-run=server", "--validate=strict", "-f", str(tmp_path))

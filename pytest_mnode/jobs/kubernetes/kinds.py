@@ -1,0 +1,144 @@
+"""The object around a job's pods, in each kind: all of them once, none of them again. Pure.
+
+What the user's object says of failed pods, and of an object that is over, is decided here: a node
+that fails leaves the others alone, and nothing is started again but all of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.kubernetes.manifest import (
+    MOST_RUN_S,
+    Manifest,
+    as_workload,
+    main_container,
+    pod_template,
+)
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+TRAINER = "node"
+"""The step of a TrainJob, and the container in it, in which its command runs."""
+_PYTORCH = "pytorch"
+"""The container that the operator looks for."""
+
+
+def job(given: Manifest, template: Manifest, count: int) -> Manifest:
+    """Spec of an Indexed Job. given: the user's."""
+    ours = ("backoffLimit", "podFailurePolicy", "successPolicy", "ttlSecondsAfterFinished",
+            "selector", "manualSelector", "podReplacementPolicy")  # fmt: skip
+    return {"activeDeadlineSeconds": MOST_RUN_S} | _without(given, *ours) | {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimitPerIndex": 0,
+        "maxFailedIndexes": count,
+        "template": template,
+    }  # fmt: skip
+
+
+def jobset(given: Manifest, template: Manifest, count: int) -> Manifest:
+    """Spec of a JobSet of one Job; without a failure policy it fails with its Job."""
+    first = _without(given["replicatedJobs"][0], "dependsOn")
+    around = first["template"]
+    one = {"replicas": 1, "template": {**around, "spec": job(around["spec"], template, count)}}
+    ours = ("failurePolicy", "successPolicy", "startupPolicy", "coordinator",
+            "ttlSecondsAfterFinished")  # fmt: skip
+    return _without(given, *ours) | {"replicatedJobs": [first | one]}
+
+
+def volcano(given: Manifest, template: Manifest, count: int) -> Manifest:
+    """Spec of a Job of Volcano; without a policy, a pod that fails leaves the others alone."""
+    first = _without(given["tasks"][0], "policies", "minAvailable", "maxRetry", "dependsOn")
+    one = {"replicas": count, "template": template}
+    ours = ("policies", "maxRetry", "minSuccess", "ttlSecondsAfterFinished")
+    return _without(given, *ours) | {"minAvailable": count, "tasks": [first | one]}
+
+
+def pytorchjob(given: Manifest, template: Manifest, count: int) -> Manifest:
+    """Spec of a PyTorchJob, whose pods stay where one of them fails."""
+
+    def replicas(number: int) -> Manifest:
+        own = copy.deepcopy(template)
+        return {"replicas": number, "restartPolicy": "Never", "template": own}
+
+    each = {"Master": replicas(1)} | ({"Worker": replicas(count - 1)} if count > 1 else {})
+    policy = _without(given.get("runPolicy") or {}, "backoffLimit", "ttlSecondsAfterFinished")
+    if "schedulingPolicy" in policy:
+        policy["schedulingPolicy"] = policy["schedulingPolicy"] | {"minAvailable": count}
+    policy = {"activeDeadlineSeconds": MOST_RUN_S} | policy | {"cleanPodPolicy": "None"}
+    rest = _without(given, "elasticPolicy", "nprocPerNode")
+    return rest | {"runPolicy": policy, "pytorchReplicaSpecs": each}
+
+
+KINDS: dict[str, Callable[[Manifest, Manifest, int], Manifest]] = {
+    "Job": lambda given, template, count: (volcano if "tasks" in given else job)(
+        given, template, count
+    ),
+    "JobSet": jobset,
+    "PyTorchJob": pytorchjob,
+}
+"""Spec of an object of each kind, from the user's spec, the pods' template and their number."""
+
+
+def of_engine(given: Mapping[str, Any], engine: str | None, queue: str | None) -> Manifest:
+    """The user's manifest; one that is a pod, its template or a plain Job becomes an object of the
+    kind that the spec's scheduler names.
+
+    Raises UsageError for a TrainJob without one, because its pods are a runtime's.
+    """
+    manifest = as_workload(copy.deepcopy(dict(given)), "")
+    plain = manifest.get("kind") == "Job" and "tasks" not in manifest.get("spec", {})
+    if not plain or engine not in ("jobset", "pytorchjob", "volcano", "trainjob"):
+        return dict(given)
+    if engine == "trainjob":
+        raise UsageError(
+            "scheduler.engine trainjob: the pods of a TrainJob are those of a runtime of the "
+            "cluster; give --mnode-k8s-template of kind TrainJob, which names it"
+        )
+    template = pod_template(manifest)
+    labels = dict(manifest.get("metadata", {}).get("labels") or {})
+    if engine == "jobset":
+        labels |= {QUEUE_LABEL: queue} if queue else {}
+        api, kind = "jobset.x-k8s.io/v1alpha2", "JobSet"
+        one = {"name": "node", "template": {"spec": {"template": template}}}
+        spec: Manifest = {"replicatedJobs": [one]} | ({"suspend": True} if queue else {})
+    elif engine == "volcano":
+        api, kind = "batch.volcano.sh/v1alpha1", "Job"
+        template["spec"]["schedulerName"] = "volcano"
+        spec = {"schedulerName": "volcano", "queue": queue or "default"}
+        spec["tasks"] = [{"name": "node", "template": template}]
+    else:
+        api, kind = "kubeflow.org/v1", "PyTorchJob"
+        main = main_container(template)
+        for container in template["spec"]["containers"]:
+            if container.get("name") == main:
+                container["name"] = _PYTORCH
+        spec = {"pytorchReplicaSpecs": {"Master": {"template": template}}}
+        spec["runPolicy"] = {"schedulingPolicy": {"queue": queue} if queue else {}}
+    return {"apiVersion": api, "kind": kind, "metadata": {"labels": labels}, "spec": spec}
+
+
+def trainjob(given: Manifest, command: list[str], count: int, pod: Manifest) -> Manifest:
+    """Spec of a TrainJob. pod: metadata and affinity that its pods get beside their runtime's."""
+    trainer = _without(given.get("trainer") or {}, "args")
+    overrides = [*(given.get("podTemplateOverrides") or ())]
+    overrides.append({"targetJobs": [{"name": TRAINER}], **pod})
+    trainer |= {"numNodes": count, "command": command}
+    return given | {"trainer": trainer, "podTemplateOverrides": overrides}
+
+
+def affinity_of(given: Manifest) -> Manifest:
+    """What a TrainJob says of its pods' affinity, which a later override replaces; a copy."""
+    found: Manifest = {}
+    for one in given.get("podTemplateOverrides") or ():
+        if any(target.get("name") == TRAINER for target in one.get("targetJobs") or ()):
+            found = (one.get("spec") or {}).get("affinity") or found
+    return copy.deepcopy(found)
+
+
+def _without(found: Manifest, *keys: str) -> Manifest:
+    return {key: value for key, value in found.items() if key not in keys}
