@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.criteria.launching import absent, rendezvous, store
+from pytest_mnode.criteria.launching.chosen_path import path_of
 from pytest_mnode.criteria.launching.image import measured_image
 from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place, judged_start
-from pytest_mnode.criteria.launching.sbatch import path_of
 from pytest_mnode.criteria.launching.starting import job_of, start
 from pytest_mnode.skipping import promised
 

@@ -3,7 +3,8 @@
 Run by path with `python -I -S`, with nothing but the standard library. PLAN is made by `Direct`:
 the user's PATH and LANG, whether to become an unprivileged user, files that this user must be able
 to read and run, and processes with argv and variables. Each process gets HOME, USER, PATH, LANG and
-its own variables, and nothing of the environment before.
+its own variables, and nothing of the environment before. PLAN of `Pods` says "container": its user
+and environment are kept.
 
 The first line of output is the user: {"login": {"node": …, "uid": …, "user": …, "why": …}}.
 The program ends when all processes have, or some time after one has failed. It then kills all
@@ -37,11 +38,18 @@ def main(plan: dict[str, Any]) -> NoReturn:
     libc = ctypes.CDLL(None)
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # this process adopts all orphans of the job
     libc.prctl(_PARENT_DEATH, signal.SIGTERM, 0, 0, 0)
-    uid, why = chosen_user(bool(plan["unprivileged"]), plan["must_read"], plan["must_run"])
+    if plan.get("container"):
+        uid = os.geteuid()
+        why = "" if uid else "the container's user"
+    else:
+        uid, why = chosen_user(bool(plan["unprivileged"]), plan["must_read"], plan["must_run"])
     home, made = home_of(uid)
     user = name_of(uid)
     say({"login": {"node": socket.gethostname(), "uid": uid, "user": user, "why": why}})
-    base = {"HOME": home, "USER": user, "PATH": plan["path"], "LANG": plan["lang"]}
+    base = {"HOME": home, "USER": user, "PATH": plan["path"], "LANG": plan.get("lang", "C.UTF-8")}
+    if plan.get("container"):
+        path = filter(None, (plan["path"], os.environ.get("PATH")))
+        base |= {**os.environ, "PATH": os.pathsep.join(path)}
     ended: list[int] = []
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

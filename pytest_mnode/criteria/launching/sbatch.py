@@ -17,10 +17,9 @@ from pytest_mnode.criteria.launching import styles
 from pytest_mnode.criteria.launching.contract import CANARY
 from pytest_mnode.criteria.launching.direct import Direct, pins_of
 from pytest_mnode.criteria.launching.job_file import LaunchJob
-from pytest_mnode.criteria.launching.paths import Outcome, Submission, SubmissionPath, Submitted
+from pytest_mnode.criteria.launching.paths import Outcome, Submission, Submitted
 from pytest_mnode.criteria.launching.reports import Login, RankReport, read_nodes
 from pytest_mnode.errors import UsageError
-from pytest_mnode.jobs.launch import NO_SHARED_DIR
 from pytest_mnode.jobs.slurm.nodes import Names, names_of
 from pytest_mnode.jobs.slurm.queued import LOOK_S, Queued, in_queue, never_starts
 from pytest_mnode.jobs.slurm.sbatch import Request, script, site_of, submitting, why_not_submitted
@@ -31,16 +30,6 @@ if TYPE_CHECKING:
 
 _LOST = 128 + 9
 """Exit status of a task that was killed before it wrote one."""
-
-
-def path_of(cluster: Nodes) -> SubmissionPath:
-    """The path of this cluster: Slurm's where Slurm gave the nodes of the run."""
-    allocation = cluster.allocation
-    if allocation is None:
-        return Direct(cluster)
-    if not cluster.share_files:
-        return Direct(cluster, note=f"not submitted: {NO_SHARED_DIR}")
-    return Sbatch(cluster, allocation, Slurm())
 
 
 class Sbatch:

@@ -83,6 +83,13 @@ def give_gpus(bed: KubernetesOnRack) -> None:
         bed.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "--patch", patch)
 
 
+def add_priorities(bed: KubernetesOnRack) -> None:
+    """PriorityClasses low and high."""
+    api = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    for value, name in enumerate(("low", "high"), 1):
+        bed.apply({**api, "metadata": {"name": name}, "value": value})
+
+
 def add_crds(bed: KubernetesOnRack, crds: Iterable[dict[str, Any]]) -> None:
     """Create definitions, and wait until the server serves them. Large ones fit no annotation."""
     some = list(crds)

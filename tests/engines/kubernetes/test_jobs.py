@@ -13,7 +13,9 @@ import pytest
 from tests.acceptance.certified import ACCEPTANCE
 from tests.engines.inside import page_for, run_pytest, running_pytest, spec_for
 from tests.engines.job_helpers import JOB_HELPERS, QUICK
+from tests.engines.kubernetes import evicting
 from tests.engines.kubernetes.bed import KubernetesOnRack
+from tests.engines.kubernetes.gang_engines import GPU, Kueue, add_priorities, give_gpus
 from tests.inner import InnerRun, write_files
 from tests.jobs.ranks import RANK
 
@@ -23,6 +25,12 @@ HELPERS = (
     import dataclasses, json, os, signal, subprocess
     from pathlib import Path
     import pytest
+    from pytest_mnode.criteria.launching import pods
+    from pytest_mnode.criteria.launching.chosen_path import path_of
+    from pytest_mnode.criteria.launching.contract import leaked
+    from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
+    from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
+    from pytest_mnode.criteria.launching.starting import start
     from pytest_mnode.errors import TimeLimitError
     from pytest_mnode.jobs import launch, RunningJob
     from pytest_mnode.jobs.kubernetes.pod_job import PodJob
@@ -116,6 +124,35 @@ TESTS = (
         (place / "done").touch()
         assert job.wait(40).ok
 
+    @pytest.mark.parametrize("style", ["deepspeed", "megatron"])
+    def test_a_job_of_the_launch_criterion(cluster, measure, style):
+        wanted = read_job(Path(JOBS) / f"{style}.yaml")
+        wanted = wanted.model_copy(update={"ranks_per_node": 2}).placed(2, 0)
+        nodes = ["node1", "node0"]
+        started = start(path_of(cluster), wanted, nodes, style, 90)
+        print(started.text())
+        notes = started.submitted.notes
+        assert notes[0] == f"submitted as a {os.environ['KIND']} with pods of its own", notes
+        assert [r.met.size for r in started.outcome.reports if r.met] == [4] * 4, started.text()
+        measure.record(judged_start(started, Promise(), "criteria.launch"))
+        addresses = {node: cluster.address(node) for node in cluster.nodes}
+        measure.record(judged_place(started, nodes, addresses))
+        assert jobs() == []
+
+    class Promise:
+        within_s = 90.0
+
+    def test_what_leaks_into_pods_and_what_does_not_end_is_found(cluster, monkeypatch):
+        page = {"name": "a", "nodes": 1, "accelerators_per_node": 0, "style": "plain"}
+        command = ["sh", "-c", f"python {JOBS}/contract.py --meet=none; setsid sleep 3141"]
+        wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
+        given = pods.Order
+        monkeypatch.setattr(pods, "Order", lambda a, e, cwd: given(a, dict(os.environ), cwd))
+        started = start(path_of(cluster), wanted, ["node1"], "leaky", 15)
+        found = leaked(started.expected, started.outcome.reports)
+        assert found and "MNODE_CANARY" in found[0], started.text()
+        assert started.overdue == ["node1"] and jobs() == []
+
     def test_what_would_not_start_runs_in_the_pods_of_the_run_and_says_why(cluster, argv, place):
         manifest = json.loads(json.dumps(cluster.pods.manifest))
         manifest["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "999"}}
@@ -144,7 +181,16 @@ WAITS = (
 )
 AS_JOBSET = ("test_a_job_of_its_own", "test_preempted_and_made_again",
              "test_a_pod_that_somebody_deletes_is_named_and_all_is_made_again")  # fmt: skip
-NAMES = [line.split("(")[0].split()[1] for line in TESTS.splitlines() if "    def test_" in line]
+LAUNCHED = "test_a_job_of_the_launch_criterion"
+NAMES = [
+    name
+    for line in TESTS.splitlines()
+    if "    def test_" in line
+    for name in [line.split("(")[0].split()[1]]
+    for name in (
+        [f"{LAUNCHED}[deepspeed]", f"{LAUNCHED}[megatron]"] if name == LAUNCHED else [name]
+    )
+]
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +202,8 @@ def nothing_left(bed: KubernetesOnRack) -> Iterator[None]:
 def write(directory: Path, tests: str) -> None:
     write_files(directory, test_it=tests)
     path = directory / "test_it.py"
-    path.write_text(f"RANK, QUICK = {RANK!r}, {QUICK!r}\n{path.read_text()}")
+    given = (RANK, QUICK, str(ACCEPTANCE.parent / "fixtures" / "jobs"))
+    path.write_text(f"RANK, QUICK, JOBS = {given!r}\n{path.read_text()}")
 
 
 @pytest.fixture(scope="module")
@@ -208,19 +255,34 @@ def test_a_controller_that_is_killed_leaves_no_job(bed: KubernetesOnRack, tmp_pa
         inner.send_signal(signal.SIGKILL)
 
 
-def test_a_killed_job_comes_back_and_loses_nothing(bed: KubernetesOnRack, tmp_path: Path) -> None:
-    """acceptance/test_restart.py; test_whole has the node that is lost, of the same kind of job."""
+@pytest.mark.parametrize("engine", ["kueue", "native"])
+def test_an_evicted_job_resumes_from_its_checkpoint(
+    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path, engine: str
+) -> None:
+    """acceptance/test_restart.py, where a gang of a higher priority is what preempts the job:
+    test_whole has the node that is lost, of the same kind of job."""
+    give_gpus(bed)
+    add_priorities(bed)
     kill = "test_a_killed_job_comes_back_and_loses_nothing"
     kills = ["preemption"]
     promised = page_for(bed, "x")["criteria"]["restart"]
     restart = promised | {"kills": kills, "within": "120 s", "pause": "0.3 s"}
-    spec = spec_for(bed, tmp_path, "jobs are pods", criteria={"restart": restart})
+    spec = spec_for(bed, tmp_path, "jobs are evicted", criteria={"restart": restart})
+    options = bed.launch(tmp_path, hostNetwork=True)
+    pod = json.loads((tmp_path / "pods.json").read_text())
+    pod["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
+    template = tmp_path / "gpu.json"
+    template.write_text(json.dumps(pod))
+    scheduler = {"engine": engine}
+    if engine == "kueue":
+        scheduler["queue"] = "as-large-as-the-cluster"
     run = run_pytest(
         bed,
         tmp_path,
-        *("--mnode-nodes=2", *bed.launch(tmp_path, hostNetwork=True), spec),
+        *("--mnode-nodes=2", *options, spec, "-p", evicting.__name__),
         *("-k", kill, "-rA", f"--mnode-report={tmp_path}/report"),
         str(ACCEPTANCE / "test_restart.py"),
+        env={"EVICTED": json.dumps({"scheduler": scheduler, "template": str(template)})},
         limit_s=300,
     )
     certificate = json.loads((tmp_path / "report" / "certificate.json").read_text())
@@ -230,3 +292,4 @@ def test_a_killed_job_comes_back_and_loses_nothing(bed: KubernetesOnRack, tmp_pa
         assert cases[f"{kill}[{one}]"]["verdict"] == "pass", run.output
     assert "submitted: Job mnode-job-" in run.output, run.output
     assert "in the run's own pods" not in run.output
+    assert "its pod was" in run.output, run.output

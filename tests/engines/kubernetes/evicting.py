@@ -1,0 +1,60 @@
+"""A plugin: jobs of `cluster.launch` ask for GPUs, which the run's own pods do not; where a test
+preempts such a job, a gang of a higher priority comes for all nodes.
+
+EVICTED has, as JSON: the spec's scheduler, and the path of a pod template with the GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.gang.engine import GangRequest
+from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
+from pytest_mnode.jobs import Job
+from pytest_mnode.jobs.kubernetes.pod_job import PodJob
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
+from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.spec import Scheduler
+
+RUNS_S, LIMIT_S = 3.0, 90.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = json.loads(os.environ["EVICTED"])
+    template = json.loads(Path(given["template"]).read_text())
+    low = json.loads(json.dumps(template))
+    low["spec"]["priorityClassName"] = "low"
+    if queue := given["scheduler"].get("queue"):
+        low["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": queue}
+    launch = PodJob.launch
+
+    def launch_low(cluster: Nodes, job: Job, pods: RunInPods) -> PodJob:
+        pods = dataclasses.replace(pods, manifest=low)
+        return launch(cluster, dataclasses.replace(job, back_within_s=LIMIT_S), pods)
+
+    def preempt(job: PodJob, grace_s: float) -> list[str]:
+        page = {"kind": "kubernetes", **given["scheduler"], "priority": "high"}
+        scheduler = Scheduler.model_validate(page)
+        engine = KubernetesEngine(scheduler, KubernetesOptions(), template)
+        config.add_cleanup(engine.close)
+        for node in job.nodes:
+            job._note("signalled", node, detail="a gang of a higher priority comes")
+        nodes = engine.capacity().nodes
+        engine.submit(GangRequest("high", len(nodes), RUNS_S, 300, nodes))
+        end = time.monotonic() + LIMIT_S
+        while job._still_running():
+            assert time.monotonic() < end, "it was not evicted"
+            time.sleep(0.05)
+        return []
+
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    patch.setattr(PodJob, "launch", launch_low)
+    patch.setattr(PodJob, "preempt", preempt)
