@@ -90,7 +90,8 @@ class Look:
     records: all jobs of this run by id; None where the scheduler did not answer, and `why` says so.
     beats: heartbeats since the look before. unreadable: lines that were no heartbeat. passed: what
     the scheduler reported by itself between the look before and this one, where it does that; no
-    heartbeats are read with these. reported: it is one of them.
+    heartbeats are read with these. reported: it is one of them. complete: no job had a node between
+    the last answer and this one but as `passed` says.
     """
 
     asked_s: float
@@ -101,6 +102,7 @@ class Look:
     why: str = ""
     passed: tuple[Look, ...] = ()
     reported: bool = False
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

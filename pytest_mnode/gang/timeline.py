@@ -199,10 +199,11 @@ def longest_unseen_s(looks: Sequence[Look], since_s: float) -> float | None:
 
 
 def _gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
-    """Times from each answered question to the next answer, and at both ends."""
+    """Times from each answered question to the next answer, and at both ends; without those of
+    which everything is known however long the answer took."""
     answered = [look for look in looks if look.records is not None]
     if not answered:
         return [(since_s, looks[-1].answered_s)] if looks else []
     first, last = answered[0], answered[-1]
-    gaps = [(a.asked_s, b.answered_s) for a, b in pairwise(answered)]
+    gaps = [(a.asked_s, b.answered_s) for a, b in pairwise(answered) if not b.complete]
     return [(since_s, first.answered_s), *gaps, (last.asked_s, looks[-1].answered_s)]

@@ -138,3 +138,14 @@ def test_it_is_looked_at_between_submissions() -> None:
     for name in ("A", "B", "C"):
         watch.submit(GangRequest(name, 2, 3.0, 60.0))
     assert not watch.looks
+
+
+def test_a_slow_answer_is_no_gap_where_all_in_between_was_reported() -> None:
+    slow = Look(11.0, 19.0, {})
+    reported = replace(slow, asked_s=15.0, answered_s=15.0, reported=True, complete=True)
+    first, last = Look(10.0, 10.1, {}), Look(20.0, 20.1, {})
+    complete = [first, reported, replace(slow, complete=True)]
+    assert blind_gaps([*complete, replace(last, complete=True)], 10.0) == []
+    assert blind_gaps([*complete, last], 10.0) == [(11.0, 20.1)]
+    assert blind_gaps(complete, 10.0) == [(11.0, 19.0)]  # what came after the answer to the last
+    assert blind_gaps([first, slow, replace(last, complete=True)], 10.0) == [(10.0, 19.0)]

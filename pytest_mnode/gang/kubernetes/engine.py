@@ -188,12 +188,14 @@ class KubernetesEngine:
             return Look(asked, time.time(), None, *self._streams.heartbeats(), why=str(error))
         answered = time.time()
         pods = {pod.name: pod for pod in map(GangPod.read, answer["items"])}
-        events = self._streams.events({n: pod.version for n, pod in pods.items()}, _REPORTED_S)
-        passed = tuple(self._passed(events, int(answer["metadata"]["resourceVersion"]), asked))
+        versions = {name: pod.version for name, pod in pods.items()}
+        events, every = self._streams.events(versions, _REPORTED_S)
+        newest = int(answer["metadata"]["resourceVersion"])
+        passed = tuple(replace(p, complete=every) for p in self._passed(events, newest, asked))
         self._known, self._roots = pods, roots
         look = Look(asked, answered, records_of(roots, pods), *self._streams.heartbeats())
         self._read_s = time.time()
-        return replace(look, passed=passed)
+        return replace(look, passed=passed, complete=every)
 
     @property
     def _ours(self) -> dict[str, str]:

@@ -34,21 +34,26 @@ class Streams(PodStreams):
         self._newest: dict[str, int] = {}
         self._beats: list[Heartbeat] = []
         self._unreadable = 0
+        self._watch_of_call = 0
+        """The watch that had all to the last call of `events`; 0: none had."""
         super().__init__(api, selector)
 
-    def events(self, versions: Mapping[str, int], limit_s: float) -> list[PodEvent]:
-        """What happened since the last call.
+    def events(self, versions: Mapping[str, int], limit_s: float) -> tuple[list[PodEvent], bool]:
+        """What happened since the last call, and whether that is all that did.
 
         versions: of pods that are known to be there; waits until these were reported, for a while.
+        Events come in their order: with the newest of these, all before were reported. Without a
+        pod, a watch that is silent may be one that is stuck.
         """
 
         def reported() -> bool:
             return all(self._newest.get(name, 0) >= v for name, v in versions.items())
 
         with self._lock:
-            self._lock.wait_for(reported, limit_s)
+            every = self._lock.wait_for(reported, limit_s) and bool(versions)
+            before, self._watch_of_call = self._watch_of_call, self.watches if every else 0
             events, self._events = self._events, []
-            return events
+            return events, every and before == self._watch_of_call
 
     def heartbeats(self) -> tuple[tuple[Heartbeat, ...], int]:
         """Heartbeats since the last call, and the number of lines that are none; one more where

@@ -50,6 +50,8 @@ class PodStreams:
         self._watching: asyncio.Task[None] | None = None
         self._problem = "no answer"
         self._up = threading.Event()
+        self.watches = 0
+        """How often a watch began; what happened between two may not have been reported."""
         self._heard_s = 0.0
         self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
         self._thread.start()
@@ -129,6 +131,7 @@ class PodStreams:
         query["timeoutSeconds"] = f"{WATCH_S:.0f}"
         path = f"{self._api.path('pods')}?{urlencode(query)}"
         connection = await connected(self._api, path, ())
+        self.watches += 1
         self._up.set()
         try:
             async for message in connection:

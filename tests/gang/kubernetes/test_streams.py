@@ -1,0 +1,56 @@
+"""What the watch of a gang's pods reported between two looks, and whether that is all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_mnode.gang.kubernetes.streams import Streams
+from pytest_mnode.launchers.kubernetes.api import Api
+from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    """Without a server: its first watch is up."""
+    monkeypatch.setattr(PodStreams, "__init__", lambda *_: None)
+    made = Streams(Api.__new__(Api), "")
+    made.watches = 1
+    return made
+
+
+def pod(name: str, version: int) -> dict[str, Any]:
+    metadata = {"name": name, "uid": name, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {}, "status": {}}
+
+
+def test_all_is_known_while_one_watch_lasts(streams: Streams) -> None:
+    streams.changed(pod("a", 1), False)
+    _, every = streams.events({"a": 1}, 0)
+    assert not every  # what was before the first look
+    streams.changed(pod("b", 2), False)
+    streams.changed(pod("b", 3), True)
+    events, every = streams.events({"a": 1}, 0)
+    assert [(one.pod.name, one.gone) for one in events] == [("b", False), ("b", True)]
+    assert every
+    assert streams.events({"a": 1}, 0) == ([], True)
+
+
+def test_what_is_between_two_watches_is_not_known(streams: Streams) -> None:
+    streams.changed(pod("a", 1), False)
+    streams.events({"a": 1}, 0)
+    streams.watches = 2
+    assert streams.events({"a": 1}, 0) == ([], False)
+    assert streams.events({"a": 1}, 0) == ([], True)
+
+
+@pytest.mark.parametrize("listed", [{"a": 2}, {"a": 1, "b": 2}, {}])
+def test_what_a_watch_has_not_reported_yet_is_not_known(
+    streams: Streams, listed: dict[str, int]
+) -> None:
+    streams.changed(pod("a", 1), False)
+    streams.events({"a": 1}, 0)
+    assert streams.events(listed, 0) == ([], False)
+    assert streams.events({"a": 1}, 0) == ([], False)
+    assert streams.events({"a": 1}, 0) == ([], True)
