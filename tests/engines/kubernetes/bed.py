@@ -84,11 +84,9 @@ class KubernetesOnRack(OnRack):
         return done.stdout
 
     def get(self, *argv: str) -> Any:
-        """`kubectl get`, decoded."""
         return json.loads(self.kubectl("get", "-o", "json", *argv))
 
     def own(self, name: str) -> Path:
-        """A node's directory."""
         return self.directory / name
 
     def _write(self) -> None:
@@ -167,7 +165,6 @@ class KubernetesOnRack(OnRack):
         )  # fmt: skip
 
     def start_api_server(self) -> None:
-        """Start it, also where it was killed."""
         d, client = self.directory, ETCD
         self.start_daemon(
             "apiserver", self.login,
@@ -184,7 +181,6 @@ class KubernetesOnRack(OnRack):
         )  # fmt: skip
 
     def answers(self) -> bool:
-        """Whether the API server does."""
         argv = ("kubectl", f"--kubeconfig={self.kubeconfig}", "get", "--raw", "/readyz")
         return self.run(*argv).returncode == 0
 
@@ -213,6 +209,11 @@ class KubernetesOnRack(OnRack):
                 *ctr, "-n", "k8s.io", "images", "import", f"{self.directory}/{image}.tar", on=name
             )
             assert done.returncode == 0, f"{name}: {done.stderr}"
+        self.start_kubelet(name)
+
+    def start_kubelet(self, name: str) -> None:
+        """Start it, also where it was killed: pods run on without it."""
+        node, own = self.node(name), self.own(name)
         self.start_daemon(
             name, node,
             ["kubelet", f"--config={own}/kubelet.yaml", f"--kubeconfig={own}/kubeconfig",
@@ -287,7 +288,7 @@ class KubernetesOnRack(OnRack):
 
 
 def is_ready(found: dict[str, Any]) -> bool:
-    """Whether a node's or a pod's condition Ready is true."""
+    """Of a node or a pod."""
     return is_true(conditions(found), "Ready")
 
 
