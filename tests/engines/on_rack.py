@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkUp
 from tests.engines.switch import Switch
 
 COMMAND_LIMIT_S = 30.0
+_NEW_S = 60.0
+_LOCK = "lock"
 
 
 class OnRack(ABC):
@@ -32,8 +35,11 @@ class OnRack(ABC):
     """What commands need beside what they are to have themselves."""
 
     def __init__(self, name: str, nodes: int, links: Sequence[Link] = ()) -> None:
+        remove_abandoned(f"mnode-{name}-")
         # Daemons have sockets in here, and their names must be short.
         self.directory = Path(tempfile.mkdtemp(prefix=f"mnode-{name}-"))
+        self._lock = (self.directory / _LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         (self.directory / "log").mkdir()
         self.rack = Rack(nodes + 1, *links, mode="root", cleanup_dirs=[str(self.directory)])
         self.computes: Sequence[Node] = self.rack.nodes[:nodes]
@@ -53,6 +59,7 @@ class OnRack(ABC):
             process.kill()
             process.wait()
         self._daemons.clear()
+        self._lock.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __exit__(self, *_: object) -> None:
@@ -168,3 +175,19 @@ class OnRack(ABC):
                 stderr=log,
                 start_new_session=True,
             )
+
+
+def remove_abandoned(prefix: str) -> None:
+    """Remove directories of engines whose process was killed while their nodes still wrote there.
+
+    Their lock is free. One that was just made is not locked yet.
+    """
+    for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        try:
+            if time.time() - directory.stat().st_mtime < _NEW_S:
+                continue
+            with (directory / _LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # in use, of another user, or removed meanwhile
+            continue
+        shutil.rmtree(directory, ignore_errors=True)

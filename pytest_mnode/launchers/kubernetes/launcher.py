@@ -76,6 +76,8 @@ class Kubernetes(RemoteLauncher):
         self._news = threading.Condition()
         self._addresses: dict[str, str] = {}
         """Of pods, by host."""
+        self._successors: dict[str, str] = {}
+        """By host: why its first pod was lost, and which took its place."""
         self._deaf = False
         """The bridge says nothing any more."""
         self._bridge_why = ""
@@ -231,11 +233,12 @@ class Kubernetes(RemoteLauncher):
                     self._relay_ports = ports
                 case {"lost": host, "why": why}:
                     self._lost.setdefault(host, why)
-                case {"back": host, "node": node, "address": address} if names.get(host) == node:
-                    self._lost.pop(host, None)
-                    self._addresses[host] = address
-                case {"back": host, "node": node, "pod": pod}:
+                case {"back": host, "node": node, "pod": pod} if names.get(host) != node:
                     self._lost[host] = f"its pod's successor {pod} is on {node}"
+                case {"back": host, "address": address, "pod": pod}:
+                    was = self._lost.pop(host, "its pod ended")
+                    self._addresses[host] = address
+                    self._successors[host] = f"{was}; {pod}, which Kubernetes made in its place,"
             self._news.notify_all()
         if "lost" in event and event["lost"] in names and not self._closed:
             self._watchers.lost(names[event["lost"]], event["why"])
@@ -276,8 +279,8 @@ class Kubernetes(RemoteLauncher):
             return why
         if self._addresses[host] != node.address:
             raise ClusterError(
-                f"{node.name}: its new pod has the address {self._addresses[host]}, and not "
-                f"{node.address}; only pods on hostNetwork can be replaced in a run"
+                f"{node.name}: {self._successors[host]} has the address {self._addresses[host]} "
+                f"and not {node.address}; give hostNetwork, by which pods can be replaced in a run"
             )
         _, problems = self._reports([host])
         return problems.get(host)

@@ -52,6 +52,16 @@ def run(text: str) -> tuple[int, str]:
     return process.returncode, out
 
 
+def test_in_a_container_its_environment_and_user_are_kept() -> None:
+    code, out = run(plan([SHELL, "-c", "env"], container=True, unprivileged=True, path="/first"))
+    _, [logged_in] = read_output(out)
+    assert (code, logged_in.uid) == (0, os.geteuid())
+    env = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    assert (env["PYTHONPATH"], env["OWN"]) == ("/nowhere", "1")
+    assert env["PATH"] == f"/first:{os.environ['PATH']}"
+    assert env["HOME"] == os.environ["HOME"]
+
+
 def test_nothing_of_the_callers_environment_is_left() -> None:
     code, out = run(plan([SHELL, "-c", "env"]))
     _, [login_line] = read_output(out)

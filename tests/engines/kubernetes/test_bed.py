@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
 
 from pytest_mnode.launchers.rack import cgroups
 from tests.engines.kubernetes.bed import SERVICE, KubernetesOnRack, is_ready
+from tests.engines.on_rack import remove_abandoned
 
 SLEEP = "exec sleep 600"
 
@@ -29,6 +37,24 @@ def test_pods_run_on_the_nodes_links_and_on_addresses_of_their_own(bed: Kubernet
         assert failed.returncode == 7
     finally:
         bed.kubectl("delete", "pod", "links", "own", "--wait=false")
+
+
+def test_what_an_interrupted_run_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    old = time.time() - 3600
+    for name in ("left", "used", "new", "other"):
+        (tmp_path / f"mnode-k8s-{name}").mkdir()
+        (tmp_path / f"mnode-k8s-{name}" / ("lock" if name != "other" else "file")).touch()
+    for name in ("left", "used", "other"):
+        os.utime(tmp_path / f"mnode-k8s-{name}", (old, old))
+    with (tmp_path / "mnode-k8s-used" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remove_abandoned("mnode-k8s-")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("mnode-k8s-new", "mnode-k8s-other", "mnode-k8s-used"),
+    ]
 
 
 def test_nothing_of_it_is_left() -> None:

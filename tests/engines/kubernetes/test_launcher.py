@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -60,18 +61,25 @@ def test_ranks_in_pods_meet(bed: KubernetesOnRack, tmp_path: Path, host_network:
     assert 'assert world.node == "node3"' in lines_run(tmp_path), run.output
 
 
-def test_a_deleted_pod_is_named(bed: KubernetesOnRack, tmp_path: Path) -> None:
-    write_files(tmp_path, test_hang=HANG)
-    options = bed.launch(tmp_path, hostNetwork=True)
+def test_a_deleted_pod_is_named_and_so_is_what_took_its_place(
+    bed: KubernetesOnRack, tmp_path: Path
+) -> None:
+    """With addresses of their own; test_faults has pods that can be replaced."""
+    after = "    def test_after(world):\n        pass\n"
+    write_files(tmp_path, test_hang=f"{HANG}\n{after}")
+    options = bed.launch(tmp_path)
     with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
         bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
         pods = {pod["spec"]["nodeName"]: pod for pod in bed.get("pods")["items"]}
         node, pod = sorted(pods.items())[1]
         bed.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
-        output, _ = program.communicate(timeout=60)
-    assert program.returncode == 1, output
-    assert f"{node}" in output
-    assert "its pod was deleted" in output
+        output, _ = program.communicate(timeout=120)
+    assert program.returncode != 0, output
+    assert f"node {node} is lost: its pod was deleted" in output
+    named = (
+        rf"{node}: its pod was deleted; mnode-\w+-1-\w+, which Kubernetes made in its place, has "
+    )
+    assert re.search(rf"{named}the address [\d.]+ and not [\d.]+; give hostNetwork", output), output
 
 
 def test_nothing_is_left_of_a_controller_that_is_killed(
