@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.acceptance.certified import ACCEPTANCE
 from tests.engines.inside import COVERAGE, lines_run, run_pytest, running_pytest
 from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.inner import released_plugins, write_files
@@ -33,6 +34,23 @@ MEET = """
         done = cluster.run(["sh", "-c", "echo out; echo err >&2; exit 7"])
         assert [(d.returncode, d.stdout, d.stderr) for d in done] == [(7, "out\\n", "err\\n")] * 4
 """
+LAUNCHED = f"""
+    from pathlib import Path
+    from pytest_mnode.criteria.launching.chosen_path import path_of
+    from pytest_mnode.criteria.launching.job_file import read_job
+    from pytest_mnode.criteria.launching.judge_start import judged_place
+    from pytest_mnode.criteria.launching.starting import start
+
+    def test_a_job_of_the_launch_criterion(cluster, measure):
+        wanted = read_job(Path("{ACCEPTANCE.parent}/fixtures/jobs/deepspeed.yaml"))
+        wanted = wanted.model_copy(update={{"ranks_per_node": 1}}).placed(2, 0)
+        started = start(path_of(cluster), wanted, ["node2", "node1"], "deepspeed", 90)
+        assert started.submitted.notes[0] == "submitted as a Job with pods of its own"
+        met = [(r.rank, r.node, r.met.size) for r in started.outcome.reports if r.met]
+        assert met == [(0, "node2", 2), (1, "node1", 2)], started.text()
+        addresses = {{node: cluster.address(node) for node in cluster.nodes}}
+        measure.record(judged_place(started, ["node2", "node1"], addresses))
+"""
 HANG = """
     import time
 
@@ -52,7 +70,7 @@ def nothing_left(bed: KubernetesOnRack) -> Any:
 
 @pytest.mark.parametrize("host_network", [True, False], ids=["host network", "own addresses"])
 def test_ranks_in_pods_meet(bed: KubernetesOnRack, tmp_path: Path, host_network: bool) -> None:
-    write_files(tmp_path, test_it=MEET)
+    write_files(tmp_path, test_it=MEET, test_launched=LAUNCHED)
     options = bed.launch(tmp_path, hostNetwork=host_network)
     beside = {"PYTHONPATH": str(released_plugins())}
     run = run_pytest(bed, tmp_path, "-v", "--mnode-nodes=4", *COVERAGE, *options, env=beside)
