@@ -222,7 +222,10 @@ def run_as_jobset(
 def run_tests(bed: KubernetesOnRack, directory: Path, kind: str, *names: str) -> InnerRun:
     write(directory, TESTS)
     spec = spec_for(bed, directory, "jobs in pods")
-    options = bed.launch(directory, hostNetwork=True)
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node0", "node1"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    options = bed.launch(directory, hostNetwork=True, affinity=affinity)
     if kind == "JobSet":
         template = directory / "pods.json"
         pod = json.loads(template.read_text())
