@@ -28,6 +28,7 @@ XIDS = {
     119: "GSP does not answer",
     120: "GSP error",
     140: "ECC error that was not recovered",
+    **dict.fromkeys(range(144, 151), "NVLink error"),
 }
 """Source: NVIDIA, "XID Errors"."""
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69})

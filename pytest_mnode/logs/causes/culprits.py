@@ -41,7 +41,7 @@ PEER = re.compile(
     r"\b(?:peer|from|to|address) (?P<nccl>[^\s<>]+)<\d+>|"
     r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]\s]+)\]|"
     r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
-    r"\(rank (?P<rank>\d+)\)|connect to \((?P<store>[^,()]+), "
+    r"\(rank (?P<rank>\d+)\)|\bipv4:(?P<grpc>[\d.]+):\d+|connect to \((?P<store>[^,()]+), "
 )
 _REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
 

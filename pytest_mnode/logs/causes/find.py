@@ -25,23 +25,27 @@ from pytest_mnode.logs.nccl_log.text import plain_text
 
 _LONGEST = 1000
 
-# Every line that matches a pattern of the table contains one of these; other lines are skipped.
-_WORTH = re.compile(
-    r"fail|error|exception|\bout.of.memory|oom|alloc|kill|lost|loss|limit|due to|preempt|xid|ecc|"
-    r"driver|device|gpu|mismatch|differ|instead of|rank|memory|space|quota|stale|unavailable|"
-    r"unable|cannot|can't|too many|event|down\b|timed? ?out|not found|could not|interface|family|"
-    r"resolve|known|in use|eaddr|unreach|route|retr|connect|unresponsive|denied|permitted|fault|"
-    r"sig|assert|closed|reset|refused|pipe|got 0|recvd|abort|terminat|exit|cancelled|wait|load|"
-    r"daemon|read-only|warn|bad_|joined|collective|available|evict|pull|low on|horovod|not ready|"
-    r"host:|gone|sandbox|crashloop|bounds|unexpected pos|\bdead\b|completion|invalid|init|owner|"
-    r"returned|no such|symbol|module|munge|authentication|credential|prolog|pressure|not set|"
-    r"corrupt|nan\b|\binf\b|certificate|skew|respond|blocked",
-    re.IGNORECASE,
+# Every line that matches a pattern of the table contains one of these, in small or large letters;
+# other lines are skipped.
+_WORDS = (
+    "fail|error|exception|memory|oom|alloc|kill|lost|loss|limit|due to|preempt|xid|ecc|"
+    "driver|device|gpu|mismatch|differ|instead of|rank|space|quota|stale|unavailable|"
+    "unable|cannot|can't|too many|event|down|timeout|timed out|time out|not found|"
+    "could not|interface|family|resolve|known|in use|eaddr|unreach|route|retr|connect|"
+    "unresponsive|denied|permitted|fault|sig|assert|closed|reset|refused|pipe|got 0|recvd|"
+    "abort|terminat|exit|cancelled|wait|load|daemon|read-only|warn|bad_|joined|collective|"
+    "available|evict|pull|low on|horovod|not ready|host:|gone|sandbox|crashloop|bounds|"
+    "unexpected pos|dead|completion|invalid|owner|no such|returned|symbol|module named|"
+    "munge|authentication|credential|prolog|pressure|not set|corrupt| nan| inf|certificate|"
+    "skew|respond|blocked|unschedulable|component:|cpu binding|task:|(reqnode|(qos|(assoc|"
+    "(partition|(badcons|(jobheld|out_of_me|heartbeat|mutually|don't match|rendezvous, but|"
+    "no matches for"
 )
+_WORTH = tuple(_WORDS.split("|"))
 _HARMLESS = re.compile(
-    r"\bretrying\b|\bset (?:by environment )?to\b|\bset by environment\b|"
+    r"\bretrying\b|\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
-    r"\b(?:Readiness|Startup) probe failed"
+    r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b"
 )
 _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b|UCX +(?:DIAG|INFO|DEBUG|TRACE|REQ|DATA)\b")
 
@@ -51,17 +55,19 @@ _LISTED = re.compile(r"Failures:$|(?P<first>Root Cause \(first observed failure\
 # MPICH prints rank and host before a stack of errors.
 _MPICH = re.compile(
     r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort|"
-    r"Abort\(\d+\) on node \d+ \(rank (?P<in_comm>\d+) in comm"
+    r"Abort\(\d+\) on node \d+ \(rank (?P<in_comm>\d+) in comm|"
+    r"PID \d+ RUNNING AT (?:\w+@)?(?P<at>[\w.-]+)"
 )
-_MPICH_STACK = re.compile(r"^[A-Za-z_]\w+\(\d+\)\.*:")
+_BLOCK_GOES_ON = re.compile(r"^[A-Za-z_]\w+\(\d+\)\.*:|^=? +EXIT CODE: |^ *Remote host: ")
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
 _CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)")
 _SUMMARY = re.compile(
-    r"(?:^|[\s\]:])(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: "
+    r"(?:^|[\s\]:])(?<!Remote )"
+    r"(?P<key>time|[Hh]ost|rank|exitcode|error_file|traceback|Framework|Component)\s*: +"
     r"(?P<value>[^\s(]+)(?=\s*(?:\(|$))"
 )
-"""Torchrun's summary: host and rank of a process come before its exit code."""
+"""Summaries of torchrun and Open MPI: host and rank come before what happened to them."""
 
 
 def causes(text: str | bytes) -> list[Cause]:
@@ -94,6 +100,11 @@ def is_peer_lost(text: str) -> bool:
     return bool(found) and not found[0].root
 
 
+def _is_worth_reading(line: str) -> bool:
+    small = line.lower()
+    return any(word in small for word in _WORTH)
+
+
 class _Finder:
     """Reads the lines of a text and keeps what later lines need of earlier ones."""
 
@@ -119,7 +130,7 @@ class _Finder:
         if (assigned := _ASSIGNED.search(line)) is not None:
             self._nodes[assigned["pod"]] = assigned["node"]
         listed_later = self._later_failures and "exitcode" in self._block
-        if listed_later or not _WORTH.search(line) or _HARMLESS.search(line):
+        if listed_later or not _is_worth_reading(line) or _HARMLESS.search(line):
             return
         self._collectives.read(line)
         cause = self._cause_of(line)
@@ -147,11 +158,14 @@ class _Finder:
 
     def _learn_block(self, line: str) -> None:
         if (summary := _SUMMARY.search(line)) is not None:
-            self._block = {**self._block, summary["key"]: summary["value"]}
+            self._block = {**self._block, summary["key"].lower(): summary["value"]}
         elif (mpich := _MPICH.search(line)) is not None:
-            rank = mpich["rank"] or mpich["in_comm"]
-            self._block = {"rank": rank, **({"host": mpich["host"]} if mpich["host"] else {})}
-        elif not _MPICH_STACK.search(line):
+            found = {
+                "rank": mpich["rank"] or mpich["in_comm"],
+                "host": mpich["host"] or mpich["at"],
+            }
+            self._block = {key: value for key, value in found.items() if value}
+        elif not _BLOCK_GOES_ON.search(line):
             self._block = {}
 
     def _drop_warnings(self, line: str) -> None:
