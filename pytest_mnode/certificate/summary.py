@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import UTC
 
@@ -21,23 +22,23 @@ def summary_lines(
     width: int | None = None,
     *,
     every_measurement: bool = False,
+    wraps: bool = False,
     paint: Paint = plain,
 ) -> list[str]:
     """Aligned plain text: the certificate's line, the criteria, doubts about the spec, what was
     covered, and the line again, since a terminal shows the end.
 
     width: columns of the terminal; longer cells are wrapped. None: as wide as it gets.
-    every_measurement: with a table of all that was measured, by criterion. paint: colours verdicts.
+    every_measurement: with a table of all that was measured, by criterion. wraps: sentences end at
+    the width too, between words; not in a log, which is searched by line. paint: colours verdicts.
     """
+    fold = width if wraps else None
     rows = [_HEADINGS, *(_row(c) for c in certificate.criteria)]
     nodes, paths = certificate.coverage.nodes_in_words(), certificate.coverage.paths_in_words()
-    word, colon, rest = certificate_line(certificate).partition(":")
-    line = f"{paint(word)}{colon}{rest}"
-    return [
-        line,
-        "",
-        *(_measurements(certificate.criteria, width, paint) if every_measurement else ()),
-        *aligned(rows, width, _SHRINKS, paint),
+    word = certificate_line(certificate).partition(":")[0]
+    first, *more = _folded([certificate_line(certificate)], fold)
+    line = [f"{paint(word)}{first.removeprefix(word)}", *more]
+    sentences = [
         *_detected(certificate.criteria),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
         *([f"emulated: {certificate.run.emulated}"] if certificate.run.emulated else []),
@@ -45,8 +46,25 @@ def summary_lines(
         f"covered: {certificate.run.coverage}",
         *([f"nodes: {nodes}"] if nodes else []),
         *([f"paths: {paths}"] if paths else []),
-        line,
     ]
+    return [
+        *line,
+        "",
+        *(_measurements(certificate.criteria, width, paint) if every_measurement else ()),
+        *aligned(rows, width, _SHRINKS, paint),
+        *_folded(sentences, fold),
+        *line,
+    ]
+
+
+def _folded(lines: Sequence[str], width: int | None) -> list[str]:
+    """Lines of this width at most, but for longer words; what goes on is indented."""
+    if width is None:
+        return list(lines)
+    fold = textwrap.TextWrapper(
+        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return [part for line in lines for part in fold.wrap(line)]
 
 
 def _measurements(

@@ -185,6 +185,7 @@ class CertificatePlugin:
             self.certificate,
             width,
             every_measurement=verbose,
+            wraps=terminalreporter.isatty,
             paint=lambda text: _painted(tw, text),
         ):
             terminalreporter.write_line(line)

@@ -244,3 +244,14 @@ def test_criteria_that_did_not_run_are_one_reason(certify: Certify) -> None:
         "incomplete: numa, data did not run; cut short by -x; passed: 0 nodes (the spec names no "
         "number)"
     )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_on_a_terminal_sentences_end_between_words_and_nothing_is_cut(
+    certify: Certify, width: int
+) -> None:
+    found = certify(case("fabric", "passed", SLOW), doubts=["above the wire of this cluster " * 9])
+    whole, wrapped = summary_lines(found), summary_lines(found, width, wraps=True)
+    assert max(map(len, wrapped)) <= width < max(map(len, whole))
+    assert sorted(" ".join(wrapped).split()) == sorted(" ".join(whole).split())
+    assert any(line.startswith("  ") for line in wrapped)
