@@ -118,6 +118,8 @@ def _victim_text(report: pytest.TestReport, line: str) -> str:
         place = getattr(entry, "reprfileloc", None)
         if place is None or "/torch/" in place.path or is_hidden(place.path):
             continue
-        code = next((text[1:].strip() for text in entry.lines if text.startswith(">")), "")
+        own = [text for text in entry.lines if not text.startswith("E")]
+        marked = [text for text in own if text.startswith(">")]  # --tb=short shows one line alone
+        code = next(iter(marked or own), "").removeprefix(">").strip()
         return f"in {PurePath(place.path).name}:{place.lineno}: {code}\n{line}"
     return line

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
+from pytest_mnode.outcome.raised import raised_in
 from pytest_mnode.outcome.ranks_repr import RanksRepr
 from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
@@ -34,6 +35,15 @@ def report(when: str, outcome: str, longrepr: Any = None, wasxfail: str | None =
     if wasxfail is not None:
         made.wasxfail = wasxfail
     return made
+
+
+@pytest.mark.parametrize("style", ["long", "short"])
+def test_a_victim_has_its_line_in_every_style(style: Any) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError(LOST)
+    made = report("call", "failed", caught.getrepr(style=style))
+    [failure] = raised_in("call", {0: made}, {0: 0.0})
+    assert failure.text.partition("\n")[0].endswith(": raise RuntimeError(LOST)")
 
 
 class Told:
