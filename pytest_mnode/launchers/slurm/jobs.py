@@ -97,7 +97,9 @@ def jobs_from_text(text: str) -> tuple[JobState, ...]:
     """All jobs in the output of `scontrol --oneliner show job`; ClusterError as above."""
     try:
         found = tuple(_job(record) for record in records(text, "JobId"))
-    except (KeyError, ValueError, UsageError) as error:
+    except KeyError as error:
+        raise ClusterError(f"scontrol show job: cannot be read: no {error.args[0]}=") from None
+    except (ValueError, UsageError) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ClusterError(f"scontrol show job: cannot be read: {why}") from None
     if not found and "No jobs in the system" not in text:

@@ -20,13 +20,18 @@ _NOTHING = {"", "(null)", "none", "n/a", "unknown", "none assigned", "nan", "inf
 
 
 def records(text: str, first_key: str) -> Iterator[dict[str, str]]:
-    """One mapping for each line of `scontrol --oneliner`; lines of anything else are left out.
+    """One mapping for each record of scontrol, with or without --oneliner; other lines are left
+    out.
 
     Of a key that comes twice, as inside of a command line, the first counts.
     """
+    lines: list[str] = []
     for line in text.splitlines():
-        if not line.lstrip().startswith(f"{first_key}="):
-            continue
+        if line.lstrip().startswith(f"{first_key}="):
+            lines.append(line)
+        elif lines and line[:1].isspace():
+            lines[-1] += f" {line.strip()}"
+    for line in lines:
         found: dict[str, str] = {}
         keys = _keys(first_key, line)
         for at, match in enumerate(keys):

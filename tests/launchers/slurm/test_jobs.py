@@ -160,3 +160,11 @@ def test_a_controller_that_did_not_answer_is_no_empty_queue() -> None:
 def test_a_job_of_the_text_without_a_state_is_not_passed_over() -> None:
     with pytest.raises(ClusterError, match="cannot be read"):
         jobs_from_text("JobId=17 JobName=x")
+
+
+def test_a_record_on_several_lines_and_one_without_a_state() -> None:
+    text = "JobId=31 JobName=a b\n   UserId=ada(7)\n   JobState=RUNNING\n   NodeList=n[3-4]\n"
+    (job,) = jobs_from_text(text)
+    assert (job.name, job.user, job.state, job.nodes) == ("a b", "ada", "RUNNING", ("n3", "n4"))
+    with pytest.raises(ClusterError, match="cannot be read: no JobState="):
+        jobs_from_text("JobId=31 JobName=a\n")

@@ -209,3 +209,23 @@ def test_features_of_a_node() -> None:
     assert node.features == {"b", "c"}
     (node,) = nodes_from_text("NodeName=n State=IDLE ActiveFeatures=(null)")
     assert node.features == frozenset()
+
+
+def test_records_on_several_lines() -> None:
+    """As scontrol prints them without --oneliner."""
+    text = (
+        "NodeName=hall-7 Arch=x86_64 CoresPerSocket=64 \n"
+        "   CPUAlloc=3 CPUTot=256\n"
+        "   Gres=gpu:mi300x:8(S:0-1)\n"
+        "   State=MIXED+DRAIN ThreadsPerCore=2\n"
+        "   Partitions=train,debug \n"
+        "   Reason=fan 3 is slow [ada@2026-11-21T10:00:00]\n"
+        "\n"
+        "NodeName=hall-8 Arch=x86_64\n"
+        "   CPUAlloc=0 CPUTot=128\n"
+        "   State=IDLE ThreadsPerCore=2\n"
+    )
+    one, other = nodes_from_text(text)
+    assert (one.gpus, one.cpus, one.partitions) == (8, 256, ("train", "debug"))
+    assert one.text == "MIXED+DRAIN: fan 3 is slow"
+    assert (other.name, other.text, other.cpus, other.gpus) == ("hall-8", "IDLE", 128, None)
