@@ -6,6 +6,7 @@ One thread with one event loop has one watch, and one stream per pod whose outpu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -23,6 +24,8 @@ _AGAIN_S, _LONGEST_S = 0.3, 5.0
 """Pause before a stream is begun again: the first, and the longest of those that follow it."""
 _BINARY = ("binary.k8s.io",)
 _END_S = 5.0
+_ENDED_S = 2.0
+"""In which the watch reports the end of a container whose stream has ended."""
 _AWAY_S = 2.0
 _T = TypeVar("_T")
 
@@ -46,6 +49,8 @@ class PodStreams:
         """
         self._api, self._selector, self._container = api, selector, container
         self._followed: dict[str, asyncio.Task[None]] = {}
+        self._ended: dict[str, asyncio.Event] = {}
+        """Of followed pods: their container does not run any more."""
         self._loop = asyncio.new_event_loop()
         self._watching: asyncio.Task[None] | None = None
         self._problem = "no answer"
@@ -146,39 +151,56 @@ class PodStreams:
         return False
 
     def _note(self, pod: Mapping[str, Any], gone: bool) -> None:
-        if not self.changed(pod, gone):
-            return
         statuses = pod.get("status", {}).get("containerStatuses") or []
-        began = any(s["state"].keys() & {"running", "terminated"} for s in statuses)
+        states = [s["state"] for s in statuses if self._container in (None, s["name"])]
+        runs = any("running" in state for state in states)
+        began = runs or any("terminated" in state for state in states)
         uid = pod["metadata"]["uid"]
-        if began and not gone and uid not in self._followed:
+        if uid in self._followed and (gone or not runs):
+            self._ended[uid].set()
+        if self.changed(pod, gone) and began and not gone and uid not in self._followed:
+            self._ended[uid] = asyncio.Event()
+            if not runs:
+                self._ended[uid].set()
             self._followed[uid] = self._loop.create_task(self._follow(pod["metadata"]["name"], uid))
 
     async def _follow(self, pod: str, uid: str) -> None:
         query = {"follow": "true"} | ({"container": self._container} if self._container else {})
         path = f"{self._api.path('pods', name=pod, more='log')}?{urlencode(query)}"
         log = _Log(self._api, path, lambda text: self.printed(uid, text))
-        await self._for_ever(log.read)
+        ended = self._ended[uid]
+        while True:
+            await self._for_ever(log.read)
+            # A stream ends with its kubelet as well, and the container runs on.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _ENDED_S)
+            if log.gone or ended.is_set():
+                break
+        if log.rest:
+            self.printed(uid, log.rest)
         self.fell_silent(uid)
 
 
 class _Log:
     """What a pod prints, from its beginning to its end; after a break the lines that are known are
-    left out."""
+    left out. gone: there is no such pod any more. rest: a last line without its end."""
 
     def __init__(self, api: Api, path: str, heard: Callable[[str], None]) -> None:
         self._api, self._path, self._heard = api, path, heard
         self._lines = 0
+        self.gone = False
+        self.rest = ""
 
     async def read(self) -> bool:
-        """Whether it has ended."""
+        """To the end of the stream. True."""
         try:
             connection = await connected(self._api, self._path, _BINARY)
         except ApiError as error:
-            if error.status == 404:
+            self.gone = error.status == 404
+            if self.gone:
                 return True
             raise
-        known, data = self._lines, b""
+        known, data, self.rest = self._lines, b"", ""
         try:
             async for message in connection:
                 assert isinstance(message, bytes)
@@ -189,6 +211,6 @@ class _Log:
                     self._heard("".join(f"{line.decode(errors='replace')}\n" for line in fresh))
         finally:
             await connection.close()
-        if data and not known:
-            self._heard(data.decode(errors="replace"))
+        if not known:
+            self.rest = data.decode(errors="replace")
         return True

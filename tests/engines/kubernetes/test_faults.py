@@ -63,6 +63,7 @@ FAULTS: dict[str, tuple[Callable[[KubernetesOnRack], None], Callable[[Kubernetes
     "cable": (lambda bed: bed.set_links("node3", False), lambda bed: bed.set_links("node3", True)),
     "deleted": (delete, lambda _: None),
     "evicted": (evict, lambda _: None),
+    "kubelet": (lambda bed: bed.kill_daemon("node0"), lambda bed: bed.start_kubelet("node0")),
     "power": (lambda bed: bed.power_off("node1"), lambda bed: bed.power_on("node1")),
     "api server": (lambda bed: bed.kill_daemon("apiserver"), lambda bed: bed.start_api_server()),
 }
@@ -110,6 +111,7 @@ def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ("test_hangs[deleted]", "node1 is lost: its pod was deleted"),
         ("test_hangs[evicted]", "node2 is lost: its pod was disrupted: Eviction API: evicting"),
         ("test_hangs[cable]", "node3 is lost: the connection was lost: nothing heard for 6 s"),
+        ("test_hangs[kubelet]", "node0 is lost: "),
         ("test_hangs[power]", "node1 is lost: the connection was lost: nothing heard for 6 s"),
         ("test_hangs[api server]", "the API server closed the exec stream"),
         ("test_memory", "killed by SIGKILL by the kernel: out of memory"),

@@ -35,7 +35,13 @@ class Native(Plain):
         if gang.priority:
             # Whole gangs are evicted: one pod less is no gang.
             group |= {"priorityClassName": gang.priority, "disruptionMode": {"all": {}}}
-        return {POD_GROUP: {"spec": group}, JOB: {"spec": job_spec(gang)}}
+        job = job_spec(gang)
+        if gang.requeue:
+            # Pods that the scheduler evicts are made again, and wait for room for all of them.
+            evicted = {"type": "DisruptionTarget", "status": "True"}
+            rule = {"action": "Ignore", "onPodConditions": [evicted]}
+            job["podFailurePolicy"] = {"rules": [rule]}
+        return {POD_GROUP: {"spec": group}, JOB: {"spec": job}}
 
     def state(self, root: Object, quoted: Object | None) -> RootState:
         # Its pods say why a group waits.

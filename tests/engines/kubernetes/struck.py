@@ -1,0 +1,93 @@
+"""A program for the login node: a gang runs, a fault strikes, the same watch that the criterion has
+looks on, and what it knows is printed.
+
+`struck.py TEMPLATE DIRECTORY FAULT…`; files in the directory say when a fault may begin and end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from math import inf
+from pathlib import Path
+
+from pytest_mnode.gang.engine import GangRequest
+from pytest_mnode.gang.judge_holding import parts_held
+from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
+from pytest_mnode.gang.timeline import State
+from pytest_mnode.gang.watch import WallClock, Watch
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.spec import Scheduler
+from pytest_mnode.spec.gang import GangCriterion
+
+SIZE, LIMIT_S = 3, 60.0
+
+
+class Round:
+    """One gang and one fault."""
+
+    def __init__(self, engine: KubernetesEngine, fault: str, directory: Path) -> None:
+        self._fault, self._directory = fault, directory
+        self._arena = engine.capacity().nodes
+        self._watch = Watch(engine, fault, WallClock(), self._arena, 1.0)
+        self._gang = self._watch.submit(GangRequest("A", SIZE, 120.0, 300.0, self._arena))
+
+    def run(self) -> dict[str, object]:
+        watch = self._watch
+        watch.until(
+            lambda: watch.state(self._gang) is State.WHOLE and len(self._heard(0)) == SIZE, LIMIT_S
+        )
+        nodes = sorted(watch.held(self._gang))
+        self._say("begin", json.dumps(nodes))
+        self._await("begun")
+        began = time.time()
+        watch.until(lambda: bool(self._signs()), LIMIT_S)
+        took = time.time() - began
+        self._say("end")
+        self._await("ended")
+        ended = time.time()
+        if watch.state(self._gang) is State.WHOLE:  # what ranks wrote meanwhile is read later
+            watch.until(lambda: self._heard(ended) == nodes, 2 * LIMIT_S)
+        signs = self._signs()
+        watch.clear_up(self._arena, LIMIT_S)
+        window = watch.window()
+        judged = parts_held(window, GangCriterion.model_validate({"settle": "60 s"}))
+        found = {"nodes": nodes, "signs": signs, "seconds": took, "others": list(window.others)}
+        found["heard_meanwhile"] = self._heard(began, ended)
+        return found | {"verdict": str(judged.verdict), "note": judged.note}
+
+    def _signs(self) -> list[str]:
+        """What a reader of the report would learn by now."""
+        watch = self._watch
+        window = watch.window()
+        states = [] if watch.state(self._gang) is State.WHOLE else [watch.statuses([self._gang])]
+        return [*states, *window.others, *(look.why for look in watch.looks if look.why)][:9]
+
+    def _heard(self, since_s: float, until_s: float = inf) -> list[str]:
+        """Nodes whose rank wrote a heartbeat in this time."""
+        beats = [beat for look in self._watch.looks for beat in look.beats]
+        return sorted({beat.node for beat in beats if since_s < beat.at_s < until_s})
+
+    def _say(self, what: str, text: str = "") -> None:
+        path = self._directory / f"{what}-{self._fault}"
+        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").rename(path)
+
+    def _await(self, what: str) -> None:
+        self._watch.until((self._directory / f"{what}-{self._fault}").exists, 2 * LIMIT_S)
+
+
+def main(template: str, directory: str, *faults: str) -> None:
+    scheduler = Scheduler.model_validate({"kind": "kubernetes", "engine": "native"})
+    manifest = json.loads(Path(template).read_text())
+    engine = KubernetesEngine(scheduler, KubernetesOptions(), manifest, python=sys.executable)
+    try:
+        found = {fault: Round(engine, fault, Path(directory)).run() for fault in faults}
+    finally:
+        engine.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

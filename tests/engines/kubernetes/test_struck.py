@@ -1,0 +1,112 @@
+"""What befalls pods, kubelets and the API server while gangs are watched: named, in seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pytest_mnode.gang.timeline import BLIND_S
+from tests.engines.kubernetes import struck
+from tests.engines.kubernetes.bed import KubernetesOnRack
+
+Act = Callable[[KubernetesOnRack, list[str]], None]
+
+
+def delete(bed: KubernetesOnRack, nodes: list[str]) -> None:
+    there = bed.get("pods", f"--field-selector=spec.nodeName={nodes[0]}")["items"]
+    bed.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in there), "--wait=false")
+
+
+def cut(bed: KubernetesOnRack, nodes: list[str]) -> None:
+    bed.kill_daemon(nodes[0])
+    bed.set_links(nodes[1], False)
+
+
+def mend(bed: KubernetesOnRack, nodes: list[str]) -> None:
+    bed.start_kubelet(nodes[0])
+    bed.set_links(nodes[1], True)
+    bed.await_ready()
+
+
+def end_server(bed: KubernetesOnRack, nodes: list[str]) -> None:
+    bed.kill_daemon("apiserver")
+    time.sleep(BLIND_S)
+
+
+def start_server(bed: KubernetesOnRack, nodes: list[str]) -> None:
+    bed.start_api_server()
+    bed.await_that(bed.answers, 60, "the API server is back")
+
+
+FAULTS: dict[str, tuple[Act, Act]] = {
+    "deleted": (delete, lambda *_: None),
+    "server": (end_server, start_server),
+    "kubelet-and-cable": (cut, mend),
+}
+
+
+@pytest.fixture(scope="module")
+def found(
+    bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("struck")
+    bed.launch(directory, hostNetwork=True)
+    argv = [struck.__file__, str(directory / "pods.json"), str(directory), *FAULTS]
+    program = bed.start(sys.executable, *argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def reached(name: str) -> None:
+        end = time.monotonic() + 180
+        while not (directory / name).exists():
+            if program.poll() is not None or time.monotonic() > end:
+                program.kill()
+                pytest.fail(f"no {name}: {program.communicate()}")
+            time.sleep(0.1)
+
+    try:
+        for name, (begin, end) in FAULTS.items():
+            reached(f"begin-{name}")
+            nodes = json.loads((directory / f"begin-{name}").read_text())
+            begin(bed, nodes)
+            try:
+                (directory / f"begun-{name}").touch()
+                reached(f"end-{name}")
+            finally:
+                end(bed, nodes)
+            (directory / f"ended-{name}").touch()
+        printed, errors = program.communicate(timeout=180)
+    finally:
+        program.kill()
+    assert program.returncode == 0, errors
+    print(printed)
+    yield json.loads(printed)
+    kinds = "jobs.batch,pods,podgroups.scheduling.k8s.io"
+    bed.await_that(lambda: bed.get(kinds)["items"] == [], 60, "no job, no pod, no PodGroup")
+
+
+def test_a_deleted_pod_ends_its_gang_whole(found: dict[str, Any]) -> None:
+    one = found["deleted"]
+    assert any("Failed" in sign or "Terminating" in sign for sign in one["signs"]), one
+    assert one["verdict"] == "pass", one
+
+
+def test_nodes_whose_kubelet_or_cable_is_gone_are_named(found: dict[str, Any]) -> None:
+    """Their ranks run on, and what they wrote meanwhile is read."""
+    one = found["kubelet-and-cable"]
+    for node in one["nodes"][:2]:
+        why = f"{node}: not ready: Kubelet stopped posting node status."
+        assert why in one["others"], one
+    assert one["heard_meanwhile"] == one["nodes"], one
+
+
+def test_while_the_api_server_is_away_nothing_is_certain(found: dict[str, Any]) -> None:
+    one = found["server"]
+    assert one["verdict"] == "inconclusive", one
+    assert "nothing was seen for " in one["note"], one
+    assert "was not reached" in one["note"], one
+    assert one["heard_meanwhile"] == one["nodes"], one
