@@ -6,6 +6,7 @@ node affinity, and the requests of all pods there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,21 +19,36 @@ _OF_STATE = "node.kubernetes.io/"
 
 
 def requests_of(spec: Object) -> Resources:
-    """What a pod asks of its node; a limit without a request is one."""
+    """What a pod asks of its node; a limit without a request is one.
+
+    An init container that is always restarted, a sidecar, stays beside those after it. What the pod
+    asks as a whole counts instead of what its containers ask.
+
+    Source: Kubernetes, component-helpers/resource, PodRequests.
+    """
     total: Resources = {"pods": Decimal(1)}
     for container in spec.get("containers") or []:
         _add(total, _asked(container))
     most: Resources = {}
+    sidecars: Resources = {}
     for container in spec.get("initContainers") or []:
-        for name, amount in _asked(container).items():
+        asked = _asked(container)
+        if container.get("restartPolicy") == "Always":
+            _add(total, asked)
+            _add(sidecars, asked)
+            asked = {}
+        _add(asked, sidecars)
+        for name, amount in asked.items():
             most[name] = max(most.get(name, Decimal()), amount)
     total = {name: max(total.get(name, Decimal()), most.get(name, Decimal()))
              for name in {*total, *most}}  # fmt: skip
+    total |= _asked(spec)
     _add(total, _amounts(spec.get("overhead") or {}))
     return total
 
 
 def _asked(container: Object) -> Resources:
+    """Of a container, or of a pod as a whole."""
     resources = container.get("resources") or {}
     return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
@@ -152,6 +168,7 @@ def _selected(node: Object, spec: Object) -> bool:
         all(_matches(one, labels) for one in term.get("matchExpressions") or [])
         and all(_matches(one, fields) for one in term.get("matchFields") or [])
         for term in required["nodeSelectorTerms"]
+        if term.get("matchExpressions") or term.get("matchFields")  # an empty one selects no node
     )
 
 
@@ -163,6 +180,6 @@ def _matches(expression: Object, labels: Mapping[str, str]) -> bool:
         return (found is not None) == (operator == "Exists")
     if operator in ("In", "NotIn"):
         return (found in values) == (operator == "In")
-    if found is None:
+    if found is None or not re.fullmatch(r"[+-]?[0-9]+", found):
         return False
     return int(found) > int(values[0]) if operator == "Gt" else int(found) < int(values[0])

@@ -55,6 +55,28 @@ def test_what_a_pod_asks_of_its_node() -> None:
     assert requests_of(spec) == {"cpu": 2, GPU: 1, "memory": 2**31 + 2**20, "pods": 1}
 
 
+def test_sidecars_stay_beside_what_is_started_after_them() -> None:
+    def of(cpu: str, memory: str, **more: str) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu, "memory": memory}}, **more}
+
+    spec = {
+        "containers": [of("3", "1Gi")],
+        "initContainers": [
+            of("1", "7Gi"),
+            of("2", "1Gi", restartPolicy="Always"),
+            of("6", "1Gi"),
+        ],
+    }
+    assert requests_of(spec) == {"cpu": 8, "memory": 7 * 2**30, "pods": 1}
+    spec["initContainers"].pop()
+    assert requests_of(spec) == {"cpu": 5, "memory": 7 * 2**30, "pods": 1}
+
+
+def test_what_a_pod_asks_as_a_whole() -> None:
+    spec = {**RANK, "resources": {"requests": {"cpu": "80"}}, "overhead": {"cpu": "1"}}
+    assert requests_of(spec) == {"cpu": 81, GPU: 8, "pods": 1}
+
+
 @pytest.mark.parametrize(
     ("there", "pods", "why"),
     [
@@ -88,6 +110,12 @@ def required(*expressions: dict[str, Any]) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": affinity}}
 
 
+EMPTY_TERM = required()
+EMPTY_TERM["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] = {
+    "nodeSelectorTerms": [{}]
+}
+
+
 @pytest.mark.parametrize(
     ("spec", "suits"),
     [
@@ -100,6 +128,8 @@ def required(*expressions: dict[str, Any]) -> dict[str, Any]:
         (required({"key": "rack", "operator": "Gt", "values": ["2"]}), True),
         (required({"key": "rack", "operator": "Lt", "values": ["3"]}), False),
         (required({"key": "gpu", "operator": "Gt", "values": ["2"]}), False),
+        (required({"key": "kubernetes.io/hostname", "operator": "Gt", "values": ["2"]}), False),
+        (EMPTY_TERM, False),
         (
             required(
                 {"key": "rack", "operator": "In", "values": ["9"]},
