@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.acceptance.certified import ACCEPTANCE
+from tests.engines.debugged import debug
 from tests.engines.inside import COVERAGE, lines_run, run_pytest, running_pytest
 from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.inner import released_plugins, write_files
@@ -77,6 +78,10 @@ def test_ranks_in_pods_meet(bed: KubernetesOnRack, tmp_path: Path, host_network:
     assert run.returncode == 0, run.output
     assert "kubernetes" in run.output
     assert 'assert world.node == "node3"' in lines_run(tmp_path), run.output
+
+
+def test_a_rank_is_debugged_in_a_pod(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    debug(bed, tmp_path, *bed.launch(tmp_path, hostNetwork=True))
 
 
 def test_a_deleted_pod_is_named_and_so_is_what_took_its_place(
