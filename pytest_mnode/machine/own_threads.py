@@ -38,8 +38,9 @@ def lost_by_fork() -> list[str]:
         if tid in python:
             found[f"thread {python[tid]!r}"] += 1
         elif (library := _library(tid, code)) is not None and not library.startswith(_FORKS_WELL):
-            found[f"thread in {library or 'an unknown library'}"] += 1
-    return [what if n == 1 else f"{n} {what.replace(' ', 's ', 1)}" for what, n in found.items()]
+            found[f"a thread in {library or 'an unknown library'}"] += 1
+    many = {what: what.removeprefix("a ").replace(" ", "s ", 1) for what in found}
+    return [what if n == 1 else f"{n} {many[what]}" for what, n in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
