@@ -110,6 +110,44 @@ def test_equal_causes_of_several_ranks_are_one() -> None:
     assert "rank1" not in one.line
 
 
+EVENTS = """\
+  Warning  FailedScheduling  9m  default-scheduler  0/4 nodes are available: 4 Insufficient cpu.
+  Normal   Scheduled         8m  default-scheduler  Successfully assigned ml/train-{0} to elm{0}
+  Warning  FailedMount       8m  kubelet            MountVolume.SetUp failed for volume "data"
+"""
+START = "  Normal   Started           7m  kubelet            Started container main\n"
+
+
+def test_a_pod_that_starts_has_overcome_what_kept_it() -> None:
+    assert causes(EVENTS.format(4) + START) == []
+    (kept,) = causes(EVENTS.format(4))
+    assert (kept.name, kept.culprit) == ("volume not mounted", "elm4")
+    described = "Name:   train-{0}\nEvents:\n" + EVENTS
+    (kept,) = causes(described.format(3) + described.format(4) + START)
+    assert (kept.name, kept.culprit) == ("volume not mounted", "elm3")
+    listed = "8m  Warning  FailedMount  pod/train-{0}  MountVolume.SetUp failed\n"
+    (kept,) = causes(
+        listed.format(3)
+        + listed.format(4)
+        + "7m  Normal  Started  pod/train-4  Started container\n"
+    )
+    assert "train-3" in kept.line
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "bash: ifconfig: command not found",
+        "wandb: ERROR HTTPSConnectionPool(host='a'): Max retries exceeded with url: /graphql",
+        "step 7: loss is nan, batch skipped",
+    ],
+)
+def test_an_exception_weighs_more_than_noise_of_the_run(noise: str) -> None:
+    found = causes(f"{noise}\nValueError: no such layer: 7")
+    assert found[0].name == "Python error"
+    assert len(found) == 2
+
+
 def test_the_rank_of_a_process_is_known_from_its_communicator() -> None:
     (one,) = causes(
         "elm4:771:802 [3] NCCL INFO ncclCommInitRank comm 0x1 rank 1 nranks 2 cudaDev 3 commId 0x2 "

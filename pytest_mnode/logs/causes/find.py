@@ -52,14 +52,29 @@ _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b|UCX +(?:DIAG|INFO|DEBUG|TRACE|REQ|DAT
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
 _LISTED = re.compile(r"Failures:$|(?P<first>Root Cause \(first observed failure\))")
 """Torchrun lists later failures before the first one, which is the cause."""
-# MPICH prints rank and host before a stack of errors.
-_MPICH = re.compile(
+# MPICH, Hydra and Open MPI print rank and host in a line before what happened to them.
+_NAMED = re.compile(
     r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort|"
     r"Abort\(\d+\) on node \d+ \(rank (?P<in_comm>\d+) in comm|"
-    r"PID \d+ RUNNING AT (?:\w+@)?(?P<at>[\w.-]+)"
+    r"PID \d+ RUNNING AT (?:\w+@)?(?P<at>[\w.-]+)|"
+    r"process rank (?P<exited>\d+) with PID \d+ on node (?P<on>[\w.-]+) exited on$"
 )
-_BLOCK_GOES_ON = re.compile(r"^[A-Za-z_]\w+\(\d+\)\.*:|^=? +EXIT CODE: |^ *Remote host: ")
+_BLOCK_GOES_ON = re.compile(
+    r"^[A-Za-z_]\w+\(\d+\)\.*:|^=? +EXIT CODE: |^ *Remote host: |^signal \d"
+)
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
+_DESCRIBED = re.compile(r"Name: +[\w.-]+$")
+_STARTED = re.compile(r"Successfully assigned|Started container")
+_RETRIED = (
+    "not scheduled",
+    "GPU not given to the pod",
+    "volume not mounted",
+    "pod network failed",
+    "image not pulled",
+    "container not created",
+)
+"""Causes that Kubernetes retries after: a pod that starts has overcome them."""
+_EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
 _CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)")
 _SUMMARY = re.compile(
@@ -118,6 +133,8 @@ class _Finder:
         self._later_failures = False
         # Nodes of Kubernetes by pod, in the order of the events that name them.
         self._nodes: dict[str, str] = {}
+        # Causes found before the description of the present pod.
+        self._of_others: set[tuple[str, ...]] = set()
 
     def read(self, line: str) -> None:
         """Read one line; most contain no cause."""
@@ -127,8 +144,7 @@ class _Finder:
         if (listed := _LISTED.search(line)) is not None:
             self._later_failures = listed["first"] is None
         self._learn_block(line)
-        if (assigned := _ASSIGNED.search(line)) is not None:
-            self._nodes[assigned["pod"]] = assigned["node"]
+        self._learn_pod(line)
         listed_later = self._later_failures and "exitcode" in self._block
         if listed_later or not _is_worth_reading(line) or _HARMLESS.search(line):
             return
@@ -159,14 +175,27 @@ class _Finder:
     def _learn_block(self, line: str) -> None:
         if (summary := _SUMMARY.search(line)) is not None:
             self._block = {**self._block, summary["key"].lower(): summary["value"]}
-        elif (mpich := _MPICH.search(line)) is not None:
+        elif (named := _NAMED.search(line)) is not None:
             found = {
-                "rank": mpich["rank"] or mpich["in_comm"],
-                "host": mpich["host"] or mpich["at"],
+                "rank": named["rank"] or named["in_comm"] or named["exited"],
+                "host": named["host"] or named["at"] or named["on"],
             }
             self._block = {key: value for key, value in found.items() if value}
         elif not _BLOCK_GOES_ON.search(line):
             self._block = {}
+
+    def _learn_pod(self, line: str) -> None:
+        if (assigned := _ASSIGNED.search(line)) is not None:
+            self._nodes[assigned["pod"]] = assigned["node"]
+        if _DESCRIBED.match(line):
+            self._of_others = set(self._found)
+        if (started := _STARTED.search(line)) is None:
+            return
+        retried = _RETRIED if started[0] == "Started container" else _RETRIED[:1]
+        for key, cause in list(self._found.items()):
+            same = first(_EVENT_OF, cause.line) == first(_EVENT_OF, line)
+            if cause.name in retried and same and key not in self._of_others:
+                del self._found[key]
 
     def _drop_warnings(self, line: str) -> None:
         """Drop warnings from while a process connected: it is connected now."""
