@@ -41,7 +41,8 @@ _SYSLOG = r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
 _PREFIX = re.compile(
     r"(?:<\d+>|\w+ *:\w+ *: )?"  # dmesg --raw, dmesg --decode
     rf"(?:\[ *(?P<uptime>[^\]]+)\] ?|(?P<clock>{_CLOCK}|{_SYSLOG}) )"
-    r"(?:\S+ kernel: )?(?P<text>.*)"  # another program's name stays, which no rule matches
+    r"(?:\S+ kernel: (?:\[ *\d+\.\d+\] )?)?"  # another program's name stays: no rule matches it
+    r"(?P<text>.*)"
 )
 _KMSG = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
 
@@ -91,7 +92,7 @@ _RULES = (
         re.compile(
             rf"mlx5_core {_PCI}:? .*(?:health compromised|assert_var|internal error|fatal error"
             # A command that the firmware refuses has a syndrome too: mlx5_cmd_out_err of monitors.
-            r"|not responding|synd 0x(?!0+\b)[0-9a-f]+).*",
+            r"|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)[0-9a-f]+).*",
             re.IGNORECASE,
         ),
     ),

@@ -17,6 +17,7 @@ FORMS = {
     "dmesg -r": "<3>[    5.123456] {}",
     "dmesg iso": "2026-11-22T06:54:23,123456+00:00 {}",
     "journalctl": "Nov 22 06:54:23 gpu-17.example kernel: {}",
+    "rsyslog": "Nov 22 06:54:23 gpu-17.example kernel: [    5.123456] {}",
     "journalctl short-iso": "2026-11-22T06:54:23+0000 gpu17 kernel: {}",
     "journalctl short-monotonic": "[    5.123456] gpu17 kernel: {}",
 }
@@ -46,6 +47,10 @@ EVENTS = {
     ),
     f"pcieport {NIC}: AER: Uncorrected (Fatal) error received: {NIC}": (FAULT, NIC, "PCIe AER"),
     f"mlx5_core {NIC}: poll_health:800:(pid 0): device's health compromised - miss count": (
+        *(FAULT, NIC),
+        "mlx5_core",
+    ),
+    f"mlx5_core {NIC}: health_recover:9:(pid 5): health recovery flow aborted, PCI is dead": (
         *(FAULT, NIC),
         "mlx5_core",
     ),
