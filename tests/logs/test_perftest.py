@@ -76,10 +76,54 @@ def test_a_latency_by_duration_is_the_mean() -> None:
         ("err-server-killed.server", "no row of results"),
         ("err-mismatch-size.client", "Completion with error"),
         ("err-version-help.server", "no row of results"),
+        ("roce-6.06/err-completion.client", "Completion with error at client"),
+        ("roce-6.06/err-completion.server", "Couldn't read remote address"),
+        ("roce-6.06/err-no-device.client", "IB device mlx5_9 not found"),
+        ("roce-6.06/err-port-down.client", "Port number 1 state is Down"),
+        ("roce-6.06/err-refused.client", "Couldn't connect to 10.78.0.2:18515"),
+        ("iwarp-6.06/err-no-rdma_cm.client", "Failed to modify QP to RTS"),
+        ("iwarp-6.06/err-no-rdma_cm.server", "Couldn't read remote address"),
+        ("iwarp-6.06/err-server-killed.client", "Completion with error at client"),
+        ("iwarp-6.06/err-server-killed.server", "no row of results"),
     ],
 )
 def test_a_failed_run_is_never_complete(name: str, why: str) -> None:
     assert why in str(read_perftest(recorded(name)).why_incomplete)
+
+
+@pytest.mark.parametrize(
+    ("name", "gbits_s"),
+    [
+        ("roce-6.06/write_bw", 0.03941),
+        ("roce-6.06/write_bw-bidir", 0.030393),
+        ("roce-6.06/write_bw-rdma_cm", 0.036874),
+        ("roce-6.06/read_bw", 0.030528),
+        ("iwarp-6.06/write_bw", 0.017184),
+        ("iwarp-6.06/read_bw", 0.032943),
+    ],
+)
+def test_both_sides_print_the_same_rate(name: str, gbits_s: float) -> None:
+    for side in ("client", "server"):
+        text = recorded(f"{name}.{side}")
+        assert rates(text) == {65536: gbits_s}
+        assert read_perftest(text).bidirectional is ("bidir" in name)
+
+
+@pytest.mark.parametrize(("link", "us"), [("roce", 11596.65), ("iwarp", 13716.15)])
+def test_latencies_of_a_newer_version(link: str, us: float) -> None:
+    found = read_perftest(recorded(f"{link}-6.06/write_lat.client"))
+    assert (found.typical_us, found.why_incomplete) == (((2, us),), None)
+
+
+def test_a_newer_server_takes_the_size_of_its_client() -> None:
+    for side in ("client", "server"):
+        assert list(rates(recorded(f"roce-6.06/write_bw-other-size.{side}"))) == [32768]
+
+
+def test_results_of_intervals_are_read_and_are_no_result() -> None:
+    found = read_perftest(recorded("roce-6.06/write_bw-intervals.client"))
+    assert [rate for _, rate in found.rates_gbits_s] == [0.038346, 0.039004, 0.021982, 0.0]
+    assert found.why_incomplete == "cut off: nothing closes the table"
 
 
 NEWER = """\
