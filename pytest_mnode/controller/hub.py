@@ -84,6 +84,7 @@ class Hub(Exchange):
             facts, self.leases, self.send, self._to_agent, launcher.rank_start, now=self._now
         )
         self.collect: Collect | None = None
+        self._ranks_wanted = False
         self.desk = Desk(self.leases, self.worlds, self.send)
         self._begun = False
         self._boot_deadline = 0.0
@@ -197,8 +198,8 @@ class Hub(Exchange):
             self.desk.fail("ClusterError", f"could not start on the nodes: {error}")
 
     def _want_ranks(self) -> None:
-        if not self.leases.ranks_wanted:
-            self.leases.ranks_wanted = True
+        if not self._ranks_wanted:
+            self._ranks_wanted = True
             self._boot_deadline = self._now() + BOOT_LIMIT_S
             self.agents.tell_all(StartForkServer())
 
@@ -218,8 +219,8 @@ class Hub(Exchange):
         self.worlds.check_limits()
         if not self._begun or self.desk.failure:
             return
-        waiting = [s.node.name for s in self.nodes.values() if self.leases.is_awaited(s)]
-        due = self.leases.ranks_wanted and self.collect is not None and now > self._boot_deadline
+        waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
+        due = self._ranks_wanted and self.collect is not None and now > self._boot_deadline
         if waiting and due:
             text = f"no agent came up on {', '.join(waiting)} within {BOOT_LIMIT_S:.0f} s"
             self.desk.fail("TimeLimitError", f"{text}; see the logs in {self.log_dir}")

@@ -56,7 +56,6 @@ class Leases:
         self.nodes = nodes
         self.out: dict[int, LeaseState] = {}
         self.queue: deque[tuple[str, LeaseNodes]] = deque()
-        self.ranks_wanted = False
         self._ids = itertools.count(1)
 
     def ask(self, client: str, request: LeaseNodes) -> None:
@@ -97,16 +96,12 @@ class Leases:
             state.up = True
         return bool(new)
 
-    def is_awaited(self, state: NodeState) -> bool:
-        """Whether a node is still on its way to what is wanted of it."""
-        ready = state.booted or (state.up and not self.ranks_wanted)
-        return not ready and not state.lost
-
     def _answer(self, client: str, request: LeaseNodes) -> Granted | Refused | None:
         states = list(self.nodes.values())
-        if not states or any(map(self.is_awaited, states)):
-            return None
         lost = [s for s in states if s.lost]
+        ready = [s for s in states if s.booted or (s.up and not request.ranks)]
+        if not states or len(ready) + len(lost) < len(states):
+            return None
         wanted = len(states) if request.nodes is None else request.nodes
         if wanted > len(states) - len(lost):
             return _too_few(request, wanted, len(states), lost)

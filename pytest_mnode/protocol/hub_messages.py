@@ -44,8 +44,8 @@ class Collect:
 class LeaseNodes:
     """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`.
 
-    on: names of these nodes, where no others will do. ranks: a world will be opened on them; nodes
-    whose ranks nobody wants are granted before torch is imported there.
+    on: names of these nodes, where no others will do. ranks: a world is to be opened on them at
+    once; without, nodes of other machines are granted before torch is imported there.
     """
 
     seq: int

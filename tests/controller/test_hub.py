@@ -31,6 +31,7 @@ from pytest_mnode.protocol.hub_messages import (
     LeaseNodes,
     OpenWorld,
     Refused,
+    ReleaseNodes,
     StartPool,
 )
 from pytest_mnode.protocol.launcher_requests import (
@@ -244,17 +245,22 @@ def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
     assert line.receive(0) is None
 
 
-@pytest.mark.parametrize("asked_by", ["collect", "lease"])
-def test_tests_in_ranks_have_torch_imported_before_nodes_are_given(hub: Hub, asked_by: str) -> None:
-    line = hub.local_line("client/1")
-    line.send(HUB, collected(ranks=asked_by == "collect"))
-    line.send(HUB, LeaseNodes(1, None, True, "a test", ranks=asked_by == "lease"))
+@pytest.mark.parametrize("early", [False, True])
+def test_tests_in_ranks_have_torch_imported_before_nodes_are_given(hub: Hub, early: bool) -> None:
+    """early: when the tests are known; what needs no ranks does not wait for it."""
+    line, other = hub.local_line("client/1"), hub.local_line("client/2")
+    line.send(HUB, collected(ranks=early))
+    other.send(HUB, LeaseNodes(1, None, True, "a test in the controller", ranks=False))
+    granted = answer(hub, other)
+    assert torch_starts(hub) == (2 if early else 0)
+    other.send(HUB, ReleaseNodes(granted.lease))
+    line.send(HUB, LeaseNodes(1, None, True, "a test"))
     hub.turn()
     assert torch_starts(hub) == 2
     assert line.receive(0) is None
     queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
     queued += [("", HUB, pickle.dumps(NodeReady(name, 1))) for name in ("n0", "n1")]
-    assert answer(hub, line) == Granted(1, 1, ("n0", "n1"))
+    assert answer(hub, line) == Granted(1, 2, ("n0", "n1"))
 
 
 def test_a_node_whose_ranks_never_come_is_named(hub: Hub) -> None:
