@@ -153,8 +153,9 @@ def test_rdma_by_perftest_is_as_promised(
         not_promised(f"fabric.{key}")
     if given is None and missing_on(cluster, how.program):
         not_promised(f"{key}, and {how.program} is not on the PATH of every node")
-    devices = perftest.devices_of(cluster, spec.fabric)
-    measure.record(perftest.judge_devices(devices, spec.fabric))
+    there = perftest.devices_of(cluster)
+    measure.record(perftest.judge_devices(there, spec.fabric))
+    devices = perftest.of_fabric(there, spec.fabric)
     pairs = list(perftest_pairs.run_pairs(cluster, devices, how))
     measure.record(perftest.judge(pairs, spec.fabric, how))
 

@@ -24,18 +24,23 @@ _FEW = 0.05
 
 
 def judge_devices(devices: Mapping[str, Sequence[str]], fabric: Fabric) -> list[Measurement]:
-    """One measurement per node: without its devices there is nothing to measure."""
-    return [
-        Measurement(
-            f"RDMA devices of {node}",
-            len(names),
-            "",
-            at_least(fabric.nics_per_node),
-            "fabric.nics_per_node",
-            f"{node} has {', '.join(names) or 'no RDMA device of the fabric'}",
+    """One measurement per node, of all its devices: without the fabric's nothing is measured."""
+    found = []
+    for node, names in of_fabric(devices, fabric).items():
+        others = [name for name in devices[node] if name not in names]
+        there = ", ".join(names) or f"no RDMA device of the fabric ({', '.join(fabric.interfaces)})"
+        also = f"; outside of the fabric it has {', '.join(others)}" if others else ""
+        found.append(
+            Measurement(
+                f"RDMA devices of {node}",
+                len(names),
+                "",
+                at_least(fabric.nics_per_node),
+                "fabric.nics_per_node",
+                f"{node} has {there}{also}",
+            )
         )
-        for node, names in devices.items()
-    ]
+    return found
 
 
 def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list[Measurement]:
@@ -99,17 +104,20 @@ def _off(placed: ToolPlacement) -> Iterator[str]:
         yield placed.problem
 
 
-def devices_of(cluster: Nodes, fabric: Fabric) -> dict[str, tuple[str, ...]]:
-    """RDMA devices of the fabric, by node; none where a node has none."""
+def devices_of(cluster: Nodes) -> dict[str, tuple[str, ...]]:
+    """RDMA devices by node; none where a node has none."""
     listed = cluster.run(["ls", "-1", "/sys/class/infiniband"], timeout=30)
     return {
-        found.node: tuple(
-            sorted(
-                (name for name in found.stdout.split() if found.ok and fabric.has_interface(name)),
-                key=_by_number,
-            )
-        )
+        found.node: tuple(sorted(found.stdout.split() if found.ok else (), key=_by_number))
         for found in listed
+    }
+
+
+def of_fabric(devices: Mapping[str, Sequence[str]], fabric: Fabric) -> dict[str, tuple[str, ...]]:
+    """Those of the fabric, by node."""
+    return {
+        node: tuple(name for name in names if fabric.has_interface(name))
+        for node, names in devices.items()
     }
 
 

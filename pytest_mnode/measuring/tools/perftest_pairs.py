@@ -186,7 +186,8 @@ class _Pair:
         if not self._client.ended:
             spent = getattr(self._promise, "duration_s", 0.0) + _SPARE_S
             if now > self._began + spent:
-                self._end(None, f"{self._promise.program} did not end within its time")
+                to = f"{self._receiver.node} port {self._port}"
+                self._end(None, f"{self._promise.program} to {to} did not end within its time")
             return
         found, self._placed = self._client.read()
         refused = any("connect" in fault.lower() for fault in found.faults)
@@ -197,7 +198,7 @@ class _Pair:
         rates = isinstance(self._promise, RdmaBandwidthPromise)
         values = [value for _, value in (found.rates_gbits_s if rates else found.typical_us)]
         if self._placed and self._placed.status is None:
-            self._end(None, self._placed.problem)
+            self._end(None, f"client on {self._sender.node}: {self._placed.problem}")
         elif why := found.why_incomplete:
             self._end(None, why)
         elif len(values) != 1 or values[0] is None:

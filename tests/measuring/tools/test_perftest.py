@@ -83,6 +83,10 @@ def on_every(nodes: Local, *names: str) -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(nodes.nodes, names)
 
 
+def of_fabric(nodes: Local, fabric: Fabric) -> dict[str, tuple[str, ...]]:
+    return perftest.of_fabric(perftest.devices_of(nodes), fabric)
+
+
 def bandwidths(measurements: list[Measurement]) -> dict[str, tuple[float | None, Verdict | None]]:
     return {
         m.name.removeprefix("ib_write_bw "): (m.value, m.verdict)
@@ -92,13 +96,20 @@ def bandwidths(measurements: list[Measurement]) -> dict[str, tuple[float | None,
 
 
 def test_devices_are_those_of_the_fabric_in_their_order(nodes: Local, fabric: Fabric) -> None:
-    assert perftest.devices_of(nodes, fabric)["n1"] == ("mlx5_9", "mlx5_10")
+    assert of_fabric(nodes, fabric)["n1"] == ("mlx5_9", "mlx5_10")
+
+
+def test_a_device_outside_of_the_fabric_is_named(nodes: Local, fabric: Fabric) -> None:
+    other = fabric.model_copy(update={"interfaces": ("mlx6_*",)})
+    found = {m.culprit for m in perftest.judge_devices(perftest.devices_of(nodes), other)}
+    there = "no RDMA device of the fabric (mlx6_*); outside of the fabric it has mlx5_9, mlx5_10"
+    assert f"n1 has {there}, mlx5_bond0" in found
 
 
 def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) -> None:
     (nodes.directory / "rate-n1-mlx5_9").write_text("211.07")
     (nodes.directory / "rate-n2-mlx5_10").write_text("down")
-    devices = {**perftest.devices_of(nodes, fabric), "n0": ("mlx5_9",)}
+    devices = {**of_fabric(nodes, fabric), "n0": ("mlx5_9",)}
     promise = write_bandwidth()
     found = perftest.judge_devices(devices, fabric.model_copy(update={"nics_per_node": 2}))
     assert [(m.culprit, m.verdict) for m in found][:2] == [
@@ -122,7 +133,7 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
         "no device for this rail on n0",
     ]
     # The same with the device there: what the program says of itself is the reason.
-    whole = perftest.devices_of(nodes, fabric)
+    whole = of_fabric(nodes, fabric)
     [down] = [p for p in run_pairs(nodes, whole, promise) if p.value is None]
     assert (down.path, down.why) == ("n2→n0 mlx5_10", "Port number 1 state is Down")
 
@@ -156,7 +167,7 @@ def test_a_pair_that_hangs_does_not_cost_the_others_their_time(
     promise = write_bandwidth(duration="1 s")
     pairs = run_pairs(nodes, on_every(nodes, "mlx5_9"), promise)
     assert [(pair.sender, pair.value, pair.why) for pair in pairs] == [
-        ("n0", None, "ib_write_bw did not end within its time"),
+        ("n0", None, "ib_write_bw to n1 port 18515 did not end within its time"),
         ("n1", 387.42, ""),
         ("n2", 387.42, ""),
     ]
@@ -202,7 +213,7 @@ def test_a_program_that_is_missing_is_the_reason(nodes: Local, fabric: Fabric) -
     promise = write_bandwidth(program="ib_no_bw")
     pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
     why = "ib_no_bw cannot be run: No such file or directory"
-    assert {pair.why for pair in pairs} == {why}
+    assert {pair.why for pair in pairs} == {f"client on {n}: {why}" for n in nodes.nodes}
     assert perftest.judge(pairs, fabric, promise)[-1].verdict is Verdict.INCONCLUSIVE
 
 
