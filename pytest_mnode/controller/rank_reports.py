@@ -62,7 +62,7 @@ class RankReports:
         if failed is not None and not measurements and later is not None:
             measurements = _measured_later(failed, later)
         recorded = {rank: t.suite_properties for rank, t in torn.items()}
-        suite_properties.attach(reports[-1], recorded_by_all(recorded))
+        suite_properties.attach(reports[-1], recorded_by_all(recorded, len(outcome.states)))
         describe(reports[-1], item, measurements, outcome.world.nodes, charts)
         return reports
 

@@ -64,7 +64,9 @@ def merge(
             user_properties=[
                 ("mnode.nodes", ",".join(outcome.world.nodes)),
                 ("mnode.ranks", str(outcome.world.shape.size)),
-                *recorded_by_all({rank: r.user_properties for rank, r in have.items()}),
+                *recorded_by_all(
+                    {rank: r.user_properties for rank, r in have.items()}, len(outcome.states)
+                ),
             ],
             duration=max((r.duration for r in have.values()), default=0.0),
             start=min((r.start for r in have.values()), default=outcome.started),
