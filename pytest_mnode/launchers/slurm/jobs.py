@@ -13,7 +13,8 @@ from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.launchers.slurm.records import number, records, text_of
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
-                     "RESV_DEL_HOLD", "SPECIAL_EXIT", "STAGE_OUT", "POWER_UP_NODE"})  # fmt: skip
+                     "RESV_DEL_HOLD", "SPECIAL_EXIT", "STAGE_OUT", "POWER_UP_NODE",
+                     "RECONFIG_FAIL", "EXPEDITING"})  # fmt: skip
 RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING",
                      "COMPLETING"})  # fmt: skip
 OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL",

@@ -168,3 +168,10 @@ def test_a_record_on_several_lines_and_one_without_a_state() -> None:
     assert (job.name, job.user, job.state, job.nodes) == ("a b", "ada", "RUNNING", ("n3", "n4"))
     with pytest.raises(ClusterError, match="cannot be read: no JobState="):
         jobs_from_text("JobId=31 JobName=a\n")
+
+
+@pytest.mark.parametrize("state", ["RECONFIG_FAIL", "EXPEDITING", "REQUEUE_HOLD"])
+def test_a_job_that_is_requeued_waits(state: str) -> None:
+    for text in (f"JobId=1 JobState={state}", as_json(OLD | {"job_state": ["PENDING", state]})):
+        (job,) = jobs_from_json(text) if text.startswith("{") else jobs_from_text(text)
+        assert (job.known, job.waits, job.runs, job.over) == (True, True, False, False)
