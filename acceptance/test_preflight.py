@@ -8,6 +8,7 @@ import pytest
 
 from pytest_mnode.criteria.preflight import environment
 from pytest_mnode.criteria.preflight.judges import (
+    corruption,
     cpus,
     devices,
     links,
@@ -87,7 +88,7 @@ def test_full_size_packets_pass(ask: Ask) -> None:
 @stops_all
 def test_payloads_arrive_unchanged(ask: Ask) -> None:
     """Does what this node sends to others and receives from them arrive as it was sent?"""
-    ask("preflight.payload", packets.payload)
+    ask("preflight.payload", corruption.payload)
 
 
 def test_clocks_agree(ask: Ask) -> None:

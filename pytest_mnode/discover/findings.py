@@ -8,6 +8,7 @@ from functools import partial
 
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.judges import (
+    corruption,
     cpus,
     devices,
     links,
@@ -23,7 +24,7 @@ from pytest_mnode.spec import Spec
 
 _JUDGES: tuple[Callable[[Survey, Spec, str], list[Measurement]], ...] = (
     *(links.interfaces, links.speed, reach.master, reach.peers, names.look_ups),
-    *(links.interface_mtu, packets.path_mtu, packets.payload, names.clocks),
+    *(links.interface_mtu, packets.path_mtu, corruption.payload, names.clocks),
     *(partial(system.same, part=part) for part in system.PARTS),
     *(devices.accelerators, cpus.cpus_near, rdma.gpudirect),
     *(rdma.rdma_ports, rdma.rdma_opened, rdma.rdma_errors),

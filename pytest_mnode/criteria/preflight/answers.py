@@ -86,7 +86,8 @@ class NodeFacts:
 class Connection:
     """A TCP connection that was tried: how long it took, or why there is none.
 
-    rail: our own interface; "" for the control address.
+    rail: our own interface; "" for the control address. largest_bytes: the largest IP packet that
+    the kernel sends on it; None where it does not show that.
     """
 
     to: int
@@ -94,6 +95,7 @@ class Connection:
     rail: str
     took_s: float | None
     problem: str
+    largest_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.preflight.judges.packets import payload_paths
+from pytest_mnode.criteria.preflight.judges.corruption import payload_paths
 from pytest_mnode.criteria.preflight.survey import survey
 from pytest_mnode.spec.preflight import Payload, PreflightCriterion
 

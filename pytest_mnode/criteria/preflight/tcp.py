@@ -7,10 +7,11 @@ import contextlib
 import errno
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pytest_mnode.criteria.preflight.answers import Connection, LookUp, Rail
@@ -22,6 +23,10 @@ _AT_ONCE = 256
 """Connections that are tried at the same time: a process may have no more than 1024 files open."""
 _RESOLVE_LIMIT_S = 2.0
 _MAPPED = "::ffff:"
+_TCP_INFO = struct.Struct("=5xB10xI40xI")
+"""Of Linux's struct tcp_info: options, snd_mss and pmtu."""
+_TIMESTAMPS = 1
+_LARGE_BYTES = 16384
 T = TypeVar("T")
 
 
@@ -122,6 +127,7 @@ async def _connect(
     started = time.monotonic()
     took_s: float | None = None
     problem = ""
+    largest_bytes: int | None = None
     if not is_address(address):
         loop = asyncio.get_running_loop()
         looked_up = loop.run_in_executor(None, address_of, address)
@@ -129,7 +135,7 @@ async def _connect(
             address = await asyncio.wait_for(looked_up, limit_s)
         except (OSError, TimeoutError) as error:
             why = f"its name {address} is not found: {str(error) or f'{NO_ANSWER} in time'}"
-            return Connection(attempt.to, attempt.network, attempt.rail, None, why)
+            return replace(attempt, problem=why)
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
         try:
             sock.setblocking(False)
@@ -138,12 +144,25 @@ async def _connect(
             loop = asyncio.get_running_loop()
             await asyncio.wait_for(loop.sock_connect(sock, (address, port)), limit_s)
             took_s = time.monotonic() - started
+            largest_bytes = _largest_packet(sock)
         except TimeoutError:
             took_s = limit_s if _is_connected(sock) else None
             problem = "" if took_s else f"{NO_ANSWER} within {limit_s:g} s"
         except OSError as error:
             problem = in_words(error)
-    return Connection(attempt.to, attempt.network, attempt.rail, took_s, problem)
+    return replace(attempt, took_s=took_s, problem=problem, largest_bytes=largest_bytes)
+
+
+def _largest_packet(sock: socket.socket) -> int | None:
+    """By the MTU that the kernel knows of the path, and the segments that both ends agreed on."""
+    try:
+        info = _TCP_INFO.unpack_from(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104))
+    except (OSError, AttributeError, struct.error):
+        return None
+    options, segment_bytes, mtu_bytes = info
+    headers = (60 if sock.family == socket.AF_INET6 else 40) + 12 * bool(options & _TIMESTAMPS)
+    # Segments are also held below half of the first window, which is about 64 KiB.
+    return int(mtu_bytes if mtu_bytes > _LARGE_BYTES else min(mtu_bytes, segment_bytes + headers))
 
 
 def _is_connected(sock: socket.socket) -> bool:

@@ -159,8 +159,8 @@ def node(index: int, count: int) -> NodeSurvey:
     )
     paths = PathFacts(
         connections=tuple(
-            Connection(to, network, rail, 0.001, "")
-            for network, rail in (("fabric", "fab0"), ("management", "eth0"))
+            Connection(to, network, rail, 0.001, "", size)
+            for network, rail, size in (("fabric", "fab0", 9000), ("management", "eth0", 1500))
             for to in others
         ),
         master=Connection(0, "control", "", 0.001, ""),
@@ -228,7 +228,7 @@ def cut(survey: Survey, edges: Iterable[tuple[int, int]], network: str = "fabric
     def connection(index: int, one: Connection) -> Connection:
         if one.network != network or (index, one.to) not in pairs:
             return one
-        return replace(one, took_s=None, problem="no answer within 2 s")
+        return replace(one, took_s=None, problem="no answer within 2 s", largest_bytes=None)
 
     def heard(index: int, one: Heard) -> Heard:
         if one.network != network:

@@ -22,6 +22,7 @@ from pytest_mnode.criteria.preflight.answers import (
     PathFacts,
 )
 from pytest_mnode.criteria.preflight.judges import (
+    corruption,
     names,
     packets,
     reach,
@@ -96,7 +97,7 @@ def test_surveys_answer_for_their_nodes_and_leave_nothing(spec: Spec) -> None:
         reach.master,
         reach.peers,
         packets.path_mtu,
-        packets.payload,
+        corruption.payload,
         names.clocks,
         names.look_ups,
         storage.usable,

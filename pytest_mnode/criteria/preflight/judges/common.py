@@ -156,3 +156,15 @@ def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) ->
         return f"path between {one.name} and {two.name}"
     source, target = (me, other) if out else (other, me)
     return f"path from {source.name} to {target.name} (one way)"
+
+
+def paths_to_blame(survey: Survey, failed: Collection[Edge]) -> str:
+    """The paths between nodes on which these edges fail."""
+    pairs = dict.fromkeys((min(edge), max(edge)) for edge in sorted(failed))
+    return listed([path_between(survey.nodes[a], survey.nodes[b], failed) for a, b in pairs])
+
+
+def edge_in_words(survey: Survey, edge: Edge) -> str:
+    """Such as "node0 to node1"."""
+    source, target = (survey.nodes[index].name for index in edge)
+    return f"{source} to {target}"

@@ -6,7 +6,14 @@ import ipaddress
 from functools import lru_cache
 
 from pytest_mnode.criteria.preflight.answers import LookUp, NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import Edge, Subject, listed, no_answer, promises
+from pytest_mnode.criteria.preflight.judges.common import (
+    Edge,
+    Subject,
+    listed,
+    no_answer,
+    promises,
+    why_unread,
+)
 from pytest_mnode.criteria.preflight.tcp import is_address, look_up_limit_s
 from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.spec import Spec
@@ -14,7 +21,8 @@ from pytest_mnode.spec.quantity import DURATION
 
 
 def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Two measurements: the slowest look-up of this node, and how many of its answers are wrong.
+    """Three measurements: the slowest look-up of this node, how many of its answers are wrong, and
+    how many other nodes have its host name.
 
     Looked up are the name of every node, its control address, and that address as dual-stack
     sockets ask for it (::ffff:…): torchrun stalls for ten seconds where that one hangs.
@@ -27,11 +35,12 @@ def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     slow = Subject("slowest look-up of a name or address", "s", at_most(within_s), source)
     truth = "the addresses that the nodes have"
     wrong = Subject("look-ups with a wrong answer", "", equals(0), truth)
+    shared = _shared(survey, me)
     if me.paths is None or not me.paths.look_ups:
         why = no_answer(me) if me.paths is None else f"{name}: nothing was looked up"
-        return [slow.unknown(why), wrong.unknown(why)]
+        return [slow.unknown(why), wrong.unknown(why), *shared]
     found = me.paths.look_ups
-    return [_slowest(me, found, slow, within_s), _wrong(survey, me, found, wrong)]
+    return [_slowest(me, found, slow, within_s), _wrong(survey, me, found, wrong), *shared]
 
 
 def _slowest(
@@ -52,6 +61,8 @@ def _slowest(
 def _wrong(
     survey: Survey, me: NodeSurvey, found: tuple[LookUp, ...], subject: Subject
 ) -> Measurement:
+    # Of a name that several nodes have no answer is right.
+    found = tuple(one for one in found if not _has_namesake(one, survey))
     known = [_can_be_judged(one, survey) for one in found]
     judged = [one for one, can in zip(found, known, strict=True) if can]
     faults = [fault for one in judged if (fault := _fault(one, me, survey))]
@@ -62,6 +73,28 @@ def _wrong(
         why = f"it is not known which node has the addresses found for {listed(open_)}"
         return subject.unknown(f"{me.name}: {why}")
     return subject.measured(0, note=f"of {len(found)}")
+
+
+def _shared(survey: Survey, me: NodeSurvey) -> list[Measurement]:
+    """Nodes whose host name is this node's too; one that is listed by that name is not to blame."""
+    if survey.on_loopback:
+        return []
+    subject = Subject("other nodes with the same host name", "", equals(0), "a name for each node")
+    if me.machine.hostname is None:
+        return [subject.unknown(why_unread(me, "hostname"))]
+    same = _by_hostname(survey)[_name(me.machine.hostname)]
+    others = listed([node.name for node in same if node is not me])
+    named = [node for node in same if _name(node.name)[0] == _name(me.machine.hostname)[0]]
+    if len(named) == 1 and me in named:
+        note = f"{others} is called {me.machine.hostname} too: see its case" if others else ""
+        return [subject.measured(0, note=note)]
+    culprit = f"{me.name}: its host name {me.machine.hostname}"
+    return [subject.measured(len(same) - 1, culprit, f"{others} is called so" if others else "")]
+
+
+def _has_namesake(one: LookUp, survey: Survey) -> bool:
+    """Whether what was looked up is the host name of several nodes."""
+    return not is_address(one.what) and len(_by_hostname(survey).get(_name(one.what), ())) > 1
 
 
 def _can_be_judged(one: LookUp, survey: Survey) -> bool:
@@ -92,7 +125,8 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
 
 def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
     """An address may have no name, or one we do not know; but not that of another node."""
-    own, (names, short_names) = _name(of.machine.hostname or ""), _hostnames(survey)
+    own, names = _name(of.machine.hostname or ""), _by_hostname(survey)
+    short_names = _short_hostnames(survey)
     for found in one.found:
         full = _name(found)
         # In two domains there may be nodes of the same short name: then the whole decides.
@@ -103,10 +137,18 @@ def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
 
 
 @lru_cache(maxsize=1)
-def _hostnames(survey: Survey) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
-    """Host names of all nodes, in parts, and their first parts."""
-    names = {_name(node.machine.hostname) for node in survey.nodes if node.machine.hostname}
-    return frozenset(names), frozenset(name[0] for name in names)
+def _by_hostname(survey: Survey) -> dict[tuple[str, ...], list[NodeSurvey]]:
+    """Nodes by their host name, in parts."""
+    found: dict[tuple[str, ...], list[NodeSurvey]] = {}
+    for node in survey.nodes:
+        if node.machine.hostname:
+            found.setdefault(_name(node.machine.hostname), []).append(node)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _short_hostnames(survey: Survey) -> frozenset[str]:
+    return frozenset(name[0] for name in _by_hostname(survey))
 
 
 def _name(text: str) -> tuple[str, ...]:

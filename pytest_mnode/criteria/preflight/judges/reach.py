@@ -76,7 +76,7 @@ def _master(survey: Survey, me: NodeSurvey, subject: Subject, control: Network) 
     if mine.took_s is not None:
         return subject.measured(1, note=f"after {mine.took_s * 1e3:.1f} ms")
     well = sorted(tried.keys() - lost.keys())
-    culprit = f"{me.name}: {listed(well)} can connect" if well else f"{me.name} or {first.name}"
+    culprit = f"{me.name} ({listed(well)} can connect)" if well else f"{me.name} or {first.name}"
     if faults := link_faults(me, control):
         culprit = f"{me.name}: {faults[0]}"
     return subject.measured(0, culprit, f"{me.name}: {mine.problem}{_hint((me,), first)}")

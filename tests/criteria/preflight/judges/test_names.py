@@ -84,8 +84,33 @@ def test_names_with_and_without_domains(
 ) -> None:
     spec = spec_of(tmp_path, "{names: {}}")
     survey = _named(healthy(2), hostnames, reverse)
-    _, wrong = asked(names.look_ups, survey, spec)["gpu0"]
+    _, wrong, _ = asked(names.look_ups, survey, spec)["gpu0"]
     assert wrong.value == faults, wrong.note
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "to_blame"),
+    [
+        (["gpu0", "gpu1", "gpu0", "gpu3"], {"gpu2": "gpu2: its host name gpu0"}),
+        (["gpu0", "img", "img", "gpu3"], {f"gpu{i}": f"gpu{i}: its host name img" for i in (1, 2)}),
+        (["gpu0.hall", "gpu1", "gpu0.annex", "gpu3"], {}),
+    ],
+)
+def test_a_host_name_that_two_nodes_have(
+    spec: Spec, hostnames: list[str], to_blame: dict[str, str]
+) -> None:
+    survey = healthy()
+    for index, name in enumerate(hostnames):
+        survey = with_facts(survey, index, hostname=name)
+        paths = survey.nodes[index].paths
+        assert paths is not None
+        # As name servers do: every name has one address.
+        first = [f"10.1.0.{hostnames.index(name) + 1}" for name in hostnames]
+        look_ups = tuple(
+            LookUp(to, name, (first[to],), 0.001, "") for to, name in enumerate(hostnames)
+        )
+        survey = with_node(survey, index, paths=replace(paths, look_ups=look_ups))
+    assert culprits(names.look_ups, survey, spec) == to_blame
 
 
 def test_addresses_of_a_node_whose_own_are_not_known_are_not_judged(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
 from pytest_mnode.criteria.preflight.judges import (
     packets,
 )
-from pytest_mnode.criteria.preflight.judges.packets import payload, payload_paths
+from pytest_mnode.criteria.preflight.judges.corruption import payload, payload_paths
 from pytest_mnode.criteria.preflight.payloads import targets
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Payload
@@ -43,13 +43,37 @@ def _hole(size: int, *edges: tuple[int, int], refused: int | None = None) -> Sur
     return with_paths(healthy(), change)
 
 
+def test_tcp_that_sends_less_than_passes(spec: Spec) -> None:
+    def survey(*edges: tuple[int, int]) -> Survey:
+        found = healthy()
+        for index in range(4):
+            paths = found.nodes[index].paths
+            assert paths is not None
+            connections = tuple(
+                replace(one, largest_bytes=900) if (index, one.to) in edges else one
+                for one in paths.connections
+            )
+            found = with_node(found, index, paths=replace(paths, connections=connections))
+        return found
+
+    routes = "gpu3: its routes or firewall rules on the fabric network"
+    own_route = survey(*((n, 3) for n in range(3)), *((3, n) for n in range(3)))
+    assert culprits(packets.path_mtu, own_route, spec) == {"gpu3": routes}
+    _, tcp = asked(packets.path_mtu, own_route, spec)["gpu3"]
+    assert tcp.value == 900
+    one = survey((2, 0))
+    assert culprits(packets.path_mtu, one, spec) == dict.fromkeys(
+        ("gpu0", "gpu2"), "path from gpu2 to gpu0 (one way)"
+    )
+
+
 def test_a_hole_is_a_nodes_or_a_paths(spec: Spec) -> None:
     around = [e for n in (0, 1, 3) for e in ((n, 2), (2, n))]
     hole = _hole(1500, *around)
     assert culprits(packets.path_mtu, hole, spec) == {
         "gpu2": "gpu2: its link to the fabric network, both ways"
     }
-    [found] = asked(packets.path_mtu, hole, spec)["gpu2"]
+    found, _ = asked(packets.path_mtu, hole, spec)["gpu2"]
     assert found.value == 1500
     assert "packets beyond 1500 B vanish" in found.note
     one = _hole(1500, (3, 1))
@@ -57,7 +81,7 @@ def test_a_hole_is_a_nodes_or_a_paths(spec: Spec) -> None:
         "path from gpu3 to gpu1 (one way)"
     }
     own = _hole(1500, *[(2, n) for n in (0, 1, 3)], refused=1501)
-    [found] = asked(packets.path_mtu, own, spec)["gpu2"]
+    found, _ = asked(packets.path_mtu, own, spec)["gpu2"]
     assert "gpu2 fab0 itself takes no packet of 1501 B" in found.note
 
 

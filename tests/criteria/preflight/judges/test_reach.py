@@ -149,7 +149,7 @@ def test_a_node_that_does_not_reach_the_first_and_a_first_node_that_answers_nobo
     spec: Spec,
 ) -> None:
     assert culprits(reach.master, _master(healthy(), {2}), spec) == {
-        "gpu2": "gpu2: gpu1, gpu3 can connect"
+        "gpu2": "gpu2 (gpu1, gpu3 can connect)"
     }
     nobody = _master(healthy(), {1, 2, 3})
     assert culprits(reach.master, nobody, spec) == {"gpu0": "gpu0 10.1.0.1"}
