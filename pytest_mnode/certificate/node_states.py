@@ -15,7 +15,10 @@ from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
 _NEVER = "no run has tested it"
 _ASIDE = re.compile(r"\([^()]*\)")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
-_UNSURE = re.compile(r"suspected, not confirmed|no reading of| or |[→↔]|\bbetween\b")
+_HEAD = re.compile(r"(?:^|, )([^:,]+): ")
+_UNSURE = re.compile(
+    r"suspected, not confirmed|no reading of| or |[→↔]|\bbetween\b|\bfrom\b.*\bto\b"
+)
 
 
 def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
@@ -122,7 +125,8 @@ def _rails(rates: PathRates, node: str, date: datetime) -> Iterator[RailCoverage
 def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], set[str]]:
     """Nodes to blame, and nodes that may be: of two ends of a path neither is known to be slow.
 
-    What stands in brackets is evidence ("alone with node0"), and blames nobody.
+    What stands in brackets, or behind a node and a colon, is evidence ("alone with node0"), and
+    blames nobody.
     """
     sure: set[str] = set()
     unsure: set[str] = set()
@@ -130,6 +134,11 @@ def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], set[s
     while (bare := _ASIDE.sub("", text)) != text:
         text = bare
     for clause in text.split(";"):
-        named = {word.rstrip(".:") for word in _WORD.findall(clause)} & set(names)
-        (unsure if _UNSURE.search(clause) else sure).update(named)
+        heads = [head for head in _HEAD.findall(clause.strip()) if _named(head, names)]
+        for part in heads or [clause]:
+            (unsure if _UNSURE.search(part) else sure).update(_named(part, names))
     return sure, unsure - sure
+
+
+def _named(text: str, names: Collection[str]) -> set[str]:
+    return {word.rstrip(".:") for word in _WORD.findall(text)}.intersection(names)
