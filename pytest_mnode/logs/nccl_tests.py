@@ -250,7 +250,9 @@ def _row_of(line: str, columns: Sequence[str]) -> NcclTestsRow | None:
 
     Its cells are the last of the line, because schedulers and collectors put words before them.
     """
-    cells = _RANK_IN_A_ROW.sub("", _DAY_AND_TIME.sub(r"\1T\2", line)).split()
+    # rccl-tests marks errors past its bound with an asterisk.
+    line = _DAY_AND_TIME.sub(r"\1T\2", line.replace("*", ""))
+    cells = _RANK_IN_A_ROW.sub("", line).split()
     if len(cells) == len(columns) - 1 and "redop" in columns:
         # Some versions leave the operation of a collective that reduces nothing blank.
         columns = [name for name in columns if name != "redop"]

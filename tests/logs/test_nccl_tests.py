@@ -360,3 +360,12 @@ def test_a_damaged_heading_is_none(before: str, after: str) -> None:
 def test_a_negative_bandwidth_is_not_known() -> None:
     (_, row) = one(CURRENT.replace("   88.80", "  -88.80")).rows
     assert row.out_of_place.busbw_gbytes_s is None
+
+
+def test_errors_with_asterisks() -> None:
+    marked = CURRENT.replace("88.80      0", "88.80     4*").replace("0 OK", "4 FAILED")
+    found = one(marked)
+    assert (complete(found), found.wrong, found.wrong_by_size) == (True, 4, {8388608: 4})
+    old = one(OLDER.replace("0.08  2e-07", "0.08 2e+00*").replace("0 OK", "1 FAILED"))
+    assert (old.rows[0].out_of_place.deviation, old.wrong) == (2.0, 1)
+    assert [row.size_bytes for row in old.rows] == [1024, 2048]
