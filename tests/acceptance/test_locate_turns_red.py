@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,22 @@ from tests.inner import need_rack
 
 
 @pytest.mark.parametrize(
-    ("fault", "culprit"),
+    ("faults", "culprit", "states"),
     [
-        ("", None),
-        ("slow_path:node1+node3:100", r"the path node1→node3 \(\d+ Mbit/s\)"),
-        ("slow_pair:node1+node3:60", r"the path node1↔node3 \(\d+ Mbit/s\)"),
+        ("", None, ("-ppp", "p-pp", "pp-p", "ppp-")),
+        (
+            "slow_path:node1+node3:100,slow_pair:node0+node2:60",
+            r"the paths node0↔node2 \(\d+ Mbit/s\), node1→node3 \(\d+ Mbit/s\): their nodes are .*",
+            ("-pfp", "p-pf", "fp-p", "ppp-"),
+        ),
     ],
 )
-def test_a_slow_path_beside_the_ring_is_named(
-    tmp_path: Path, fault: str, culprit: str | None
+def test_slow_paths_beside_the_ring_are_named(
+    tmp_path: Path, faults: str, culprit: str | None, states: Sequence[str]
 ) -> None:
     need_rack()
-    faults = [f"--mnode-fault={fault}"] if fault else []
-    done = certify(tmp_path, "-k", "every_path", *faults, files=["test_fabric.py"])
+    options = [f"--mnode-fault={faults}"] if faults else []
+    done = certify(tmp_path, "-k", "every_path", *options, files=["test_fabric.py"])
     measured = done.measurements("fabric")
     slow, paths = measured["slow nodes, rails and paths"], measured["ordered paths measured"]
     assert (paths["verdict"], paths["value"]) == ("pass", 12)
@@ -32,18 +36,16 @@ def test_a_slow_path_beside_the_ring_is_named(
     assert re.search(r"\d+ tests in \d+ rounds, \d+\.\d s$", slow["note"])
     coverage = done.certificate["coverage"]
     [block] = coverage["paths"]
-    states = ("-ppp", "p-pf", "pp-p", "ppp-") if culprit else ("-ppp", "p-pp", "pp-p", "ppp-")
-    if "pair" in fault:
-        states = (*states[:3], "pfp-")
     assert tuple(block["rates"]["states"]) == states
     suspects = {node["name"] for node in coverage["nodes"] if node["state"] == "suspect"}
-    assert suspects == ({"node1", "node3"} if culprit else set())
     if culprit is None:
         assert (slow["value"], slow["verdict"], slow["culprit"]) == (0, "pass", None)
+        assert not suspects
     else:
         assert "locate: round 1 (all pairs), 2 pairs at once, slowest node" in done.run.output
-        assert (slow["value"], slow["verdict"], slow["where"]) == (1, "fail", "all 4 ranks")
-        assert re.fullmatch(rf"{culprit}: both nodes are fast with others", slow["culprit"])
+        assert (slow["value"], slow["verdict"], slow["where"]) == (2, "fail", "all 4 ranks")
+        assert re.fullmatch(culprit, slow["culprit"]), slow["culprit"]
+        assert suspects == {f"node{number}" for number in range(4)}
 
 
 def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def _cases(done: Certified) -> dict[str, dict[str, Any]]:
 
 def test_a_node_at_half_rate_turns_all_red_and_is_looked_for_once(tmp_path: Path) -> None:
     fault = "--mnode-fault=slow_link:node2:100"
-    done = certify(tmp_path, _spec(tmp_path), fault, files=["test_fabric.py"])
+    done = certify(tmp_path, _spec(tmp_path), fault, "-k", RATE, files=["test_fabric.py"])
     jsonschema.validate(done.certificate, certificate_schema())
     cases = _cases(done)
     red = {name for name, case in cases.items() if case["verdict"] == "fail"}
@@ -94,9 +94,8 @@ def test_a_node_at_half_rate_turns_all_red_and_is_looked_for_once(tmp_path: Path
 def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
     sizes = {"sizes": ["1 KiB", "16 KiB"], "plateau_from": "1 KiB", "at_least_fraction": 0.001}
     stale = "--mnode-fault=stale_results:node2:7:2KiB"
-    done = certify(
-        tmp_path, _spec(tmp_path, **sizes), stale, files=["test_fabric.py"], fault=SWAPPED
-    )
+    args = (_spec(tmp_path, **sizes), stale, "-k", RATE)
+    done = certify(tmp_path, *args, files=["test_fabric.py"], fault=SWAPPED)
     for name, case in _cases(done).items():
         if name != "send_recv":  # wrong at all sizes
             [once_in_seven] = [
