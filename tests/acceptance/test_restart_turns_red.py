@@ -11,7 +11,8 @@ from tests.acceptance.certified import Certified, certify, spec_edited
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
 
 # torchrun restarts nothing in runs that hold a checkpoint open. In the other one, which is
-# preempted, ranks hang when they are told to end, and lack the variable that marks the job.
+# preempted, ranks hang when they are told to end, and lack the variable that marks the job. They
+# wait for that after step 14: on busy cores it may come when step 16 is saved, and no step is lost.
 DEAF = """
     import json, os, signal, sys
 
@@ -30,6 +31,12 @@ DEAF = """
                 stuck = lambda *_: __import__("time").sleep(90)
                 return real(number, stuck if number == signal.SIGTERM else handler)
             signal.signal = deaf
+            import time
+            pause, paused = time.sleep, []
+            def slower(seconds):
+                paused.append(seconds)
+                pause(90 if paused.count(0.11) == 14 else seconds)
+            time.sleep = slower
 """
 
 # A plugin, so that it is there in warm ranks; those of torchrun are as they should be.
@@ -68,9 +75,11 @@ KILL = "test_a_killed_job_comes_back_and_loses_nothing"
 
 def test_no_way_back_and_processes_that_outlive_their_kill(tmp_path: Path) -> None:
     write_files(tmp_path, sitecustomize=DEAF)
-    edit = _restart_only(kills=["rank", "checkpoint", "preemption"], grace="2 s")
+    edit = _restart_only(kills=["rank", "checkpoint", "preemption"], grace="2 s", pause="110 ms")
     spec = spec_edited(tmp_path, edit)
-    done = certify(tmp_path, spec, "-k", KILL, files=["test_restart.py"])
+    # The job has two of three nodes: each of its starts is an interpreter with torch per process.
+    args = (spec, "-k", KILL, "--mnode-nodes=3")
+    done = certify(tmp_path, *args, files=["test_restart.py"], limit_s=600)
     output = done.run.output
 
     verdict, found = _case(done, f"{KILL}[rank]")
@@ -88,10 +97,10 @@ def test_no_way_back_and_processes_that_outlive_their_kill(tmp_path: Path) -> No
 
     verdict, found = _case(done, f"{KILL}[preemption]")
     late = found["nodes killed when the time to save was over"]
-    assert (verdict, late["culprit"]) == ("fail", "node0; node1; node2"), output
+    assert (verdict, late["culprit"]) == ("fail", "node0; node1"), output
     outlived = found["processes that outlived the kill"]
-    assert (outlived["verdict"], outlived["value"]) == ("fail", 3), outlived
-    assert all(f" on node{n}" in outlived["culprit"] for n in range(3)), outlived
+    assert (outlived["verdict"], outlived["value"]) == ("fail", 2), outlived
+    assert all(f" on node{n}" in outlived["culprit"] for n in range(2)), outlived
     assert found["steps lost though it was told to end"]["verdict"] == "fail"
 
 
