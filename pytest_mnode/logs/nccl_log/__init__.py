@@ -2,21 +2,29 @@
 
 `read_nccl_log` reads any text or bytes. It never guesses: a line about a channel that it cannot
 read is in `unknown_lines`, signs of missing lines are in `truncated`. Judging is not done here.
+
+Names are imported on first use: a node that reads no log needs none of these modules.
 """
 
-from pytest_mnode.logs.nccl_log.log import NcclLog, RankLog
-from pytest_mnode.logs.nccl_log.model import (
-    Absence,
-    Channel,
-    Direction,
-    NcclGid,
-    NcclProcess,
-    Transport,
-    UcxConfig,
-    Warn,
-)
-from pytest_mnode.logs.nccl_log.networks import NetworkKind, network_of, provider_network
-from pytest_mnode.logs.nccl_log.read import read_nccl_log
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_mnode.logs.nccl_log.log import NcclLog, RankLog
+    from pytest_mnode.logs.nccl_log.model import (
+        Absence,
+        Channel,
+        Direction,
+        NcclGid,
+        NcclProcess,
+        Transport,
+        UcxConfig,
+        Warn,
+    )
+    from pytest_mnode.logs.nccl_log.networks import NetworkKind, network_of, provider_network
+    from pytest_mnode.logs.nccl_log.read import read_nccl_log
 
 __all__ = [
     "Absence",
@@ -34,3 +42,18 @@ __all__ = [
     "provider_network",
     "read_nccl_log",
 ]
+
+_HOME = {
+    "NcclLog": "log",
+    "RankLog": "log",
+    "NetworkKind": "networks",
+    "network_of": "networks",
+    "provider_network": "networks",
+    "read_nccl_log": "read",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME.get(name, 'model')}", __name__), name)
