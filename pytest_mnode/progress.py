@@ -6,6 +6,7 @@ reported again in the controller.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 Listener = Callable[[str, int | None, int | None], None]
@@ -28,5 +29,6 @@ def listen(listener: Listener) -> None:
 
 
 def ignore(listener: Listener) -> None:
-    """Call it no more."""
-    _listeners.remove(listener)
+    """Call it no more; nothing to do where it is not called."""
+    with contextlib.suppress(ValueError):
+        _listeners.remove(listener)

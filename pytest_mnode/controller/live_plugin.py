@@ -31,9 +31,22 @@ class LivePlugin:
         self._limit_s: float | None = None
         self._expected_s: float | None = None
         self._progress: tuple[str, int | None, int | None] = "", None, None
+        self._announced = ""
+        progress.listen(self._announce)
+
+    def _announce(self, text: str, *_: object) -> None:
+        """A line of its own for what is waited for before the first test, such as a queue."""
+        terminal: Any = self._run.config.pluginmanager.getplugin("terminalreporter")
+        if text != self._announced and getattr(terminal, "isatty", False):
+            self._announced = text
+            terminal.write_line(f"mnode: {text}")
+
+    def pytest_unconfigure(self) -> None:
+        progress.ignore(self._announce)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
+        progress.ignore(self._announce)
         fd = terminal_of(self._run.config)
         if fd is None:
             return (yield)

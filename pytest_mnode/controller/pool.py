@@ -18,9 +18,10 @@ from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.choose import RemoteOptions, by_ssh, choose, hosts_on
 from pytest_mnode.launchers.hosts import slots_of
 from pytest_mnode.launchers.local import Local
-from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.node import Launcher, count
 from pytest_mnode.machine import open_files
 from pytest_mnode.options import Settings
+from pytest_mnode.progress import progress
 from pytest_mnode.protocol import address
 from pytest_mnode.protocol.channel import Keys, Switchboard, new_keys
 from pytest_mnode.protocol.hub_messages import StartPool
@@ -142,6 +143,8 @@ def _started(
 ) -> tuple[Launcher, str]:
     """A launcher whose nodes are up, and why it was chosen."""
     launcher, reason = choose(wanted, nodes, spec, [run_dir], elsewhere)
+    if not launcher.shared_kernel:
+        progress(f"waiting for {count(nodes)} by {launcher.name}")
     try:
         launcher.start()
     except ClusterError as error:

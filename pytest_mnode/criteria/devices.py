@@ -73,6 +73,7 @@ def judge_rates(found: Comparison) -> list[Measurement]:
             bound.source if bound else "at_least_fraction × the median of ranks",
             _slow_ranks(found, bound) if bound else None,
             note or (found.how if bound else "one rank has no other to be compared with"),
+            detection=found.detection,
         )
     ]
     if bound:

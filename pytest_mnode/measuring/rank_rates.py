@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, median_high
 
+from pytest_mnode.detection import Detection, smallest_loss
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cgroup import read_cpu_limits
 from pytest_mnode.machine.nvml import Load
@@ -34,7 +35,7 @@ class RankRate:
     rate: the median of its best round; None where it could not be measured. why: why it is slow or
     was not measured, as far as can be read. alone: what it reached while no other rank of its node
     worked; None where that was not measured. spent: over all its repeats. load: of its GPU, while
-    it worked.
+    it worked. repeats: the rates whose median is `rate`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class RankRate:
     spent: Spent | None = None
     alone: float | None = None
     load: Load | None = None
+    repeats: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Comparison:
     """All ranks at one kind of work; the same on every rank.
 
     floor: what each rank has to reach in any case; None where that is not promised. how: how it was
-    measured, in words.
+    measured, in words. shared: nodes share a machine, whose other programs make noise.
     """
 
     name: str
@@ -59,6 +61,26 @@ class Comparison:
     floor: float | None
     rows: tuple[RankRate, ...]
     how: str
+    shared: bool = False
+
+    @property
+    def detection(self) -> Detection | None:
+        """The loss of one rank that would have been found, by the noisiest; None: not known.
+
+        Too much noise makes no value inconclusive where others make it: on a shared machine.
+        """
+        bound = self.bound
+        if bound is None or bound.slow:
+            return None
+        tolerated = None if self.shared else 1 - self.promise.at_least_fraction
+        found = [
+            smallest_loss(row.repeats, bound.limit, tolerated, rounds_of_three=True)
+            for row in self.rows
+            if row.repeats
+        ]
+        known = [one for one in found if one is not None]
+        whole = len(known) == len(self.rows)
+        return max(known, key=lambda one: one.share) if whole else None
 
     @property
     def bound(self) -> PeerBound | None:

@@ -38,6 +38,33 @@ def test_healthy_ranks_pass_and_nobody_is_named() -> None:
     assert found["matmul float32, median of ranks"].value == 100
 
 
+def noisy(*repeats: tuple[float, ...], shared: bool = False) -> Measurement:
+    """Ranks that all reach 100, by the median of these repeats."""
+    rows = tuple(RankRate(f"rank {i}", 100, "", repeats=one) for i, one in enumerate(repeats))
+    promise = MatmulPromise(at_least_fraction=0.8, dtypes=("float32",))
+    return judge_rates(Comparison("matmul", "GFLOP/s", promise, None, rows, "how", shared))[0]
+
+
+def test_the_noisiest_rank_says_which_loss_would_have_been_found() -> None:
+    steady, restless = (99, 100, 101, 100, 100), (98, 100, 101, 100, 99)
+    found = noisy(steady, restless)
+    assert found.verdict is Verdict.PASS
+    assert found.detection is not None
+    assert found.detection.blur == pytest.approx(0.145)  # 14.5 × MAD 1 / 100
+    assert found.detection.share == pytest.approx(1 - 80 / 114.5)
+    assert noisy(steady, ()).detection is None, "a rank whose noise is not known"
+
+
+def test_noise_that_hides_more_than_the_bound_lets_go_is_inconclusive() -> None:
+    """Unless the noise is that of other programs: nodes share a machine."""
+    wild = (90, 98, 100, 102, 110)
+    found = noisy(wild, wild)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.detection is not None
+    assert found.detection.doubt.startswith("too noisy: medians of 5 repeats differ by up to 29 %")
+    assert noisy(wild, wild, shared=True).verdict is Verdict.PASS
+
+
 def test_where_most_are_slow_they_are_named_beside_the_fastest() -> None:
     found = recorded(30, 31, 100)["matmul float32, slowest rank"]
     assert found.verdict is Verdict.FAIL

@@ -18,6 +18,7 @@ from pytest_mnode.launchers.node import count
 from pytest_mnode.launchers.slurm.command_lines import gpus_option, hopeless, queue_limit_s, salloc
 from pytest_mnode.launchers.slurm.commands import Slurm, error_line
 from pytest_mnode.launchers.slurm.nodes import NodeState
+from pytest_mnode.progress import progress
 
 _LOOK_S = 5.0
 _CLOSE_S = 30.0
@@ -191,9 +192,13 @@ class Held:
         if self._job is None:
             return
         try:
-            missing = hopeless(self._slurm.job(self._job), self._slurm.nodes(), nodes)
+            job = self._slurm.job(self._job)
+            missing = hopeless(job, self._slurm.nodes(), nodes)
         except ClusterError:
             return  # Slurm does not answer: wait, within the limit
+        if job is not None and job.waits:
+            why = job.reason or "no reason given"
+            progress(f"allocation {job.job_id} waits in the queue ({why})")
         if missing is not None:
             raise ClusterError(f"slurm: {count(nodes)} asked for: {missing}")
 

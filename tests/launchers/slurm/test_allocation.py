@@ -182,8 +182,11 @@ def test_what_even_an_empty_cluster_does_not_have_is_not_waited_for(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.5)
+    texts: list[str] = []
+    monkeypatch.setattr(module, "progress", texts.append)
     with pytest.raises(ClusterError) as error:
         make(["--begin"]).get(2)
+    assert texts == ["allocation 7 waits in the queue (Resources)"]
     assert str(error.value) == (
         "slurm: 2 nodes asked for: partition all has 1 usable of 2 nodes; missing: n1 (DOWN)"
     )

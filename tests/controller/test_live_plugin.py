@@ -1,0 +1,29 @@
+"""What is waited for before the first test is printed on a terminal, once, and not in a log."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller.live_plugin import LivePlugin
+from pytest_mnode.progress import progress
+
+
+@pytest.mark.parametrize("isatty", [True, False])
+def test_who_is_waited_for_before_the_first_test(isatty: bool) -> None:
+    lines: list[str] = []
+    terminal = SimpleNamespace(isatty=isatty, write_line=lines.append)
+    plugins = SimpleNamespace(getplugin={"terminalreporter": terminal}.get)
+    run: Any = SimpleNamespace(config=SimpleNamespace(pluginmanager=plugins))
+    plugin = LivePlugin(run)
+    try:
+        for _ in range(2):
+            progress("allocation 7 waits in the queue (Resources)")
+        progress("allocation 7 waits in the queue (Priority)")
+    finally:
+        plugin.pytest_unconfigure()
+    progress("nobody listens any more")
+    waits = [f"mnode: allocation 7 waits in the queue ({why})" for why in ("Resources", "Priority")]
+    assert lines == (waits if isatty else [])
