@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from itertools import cycle
 from pathlib import Path
+from re import _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
 
 import pytest
 import yaml
 
 from pytest_mnode.logs.causes import causes, first_cause, is_peer_lost
-from pytest_mnode.logs.causes.table import known_causes
+from pytest_mnode.logs.causes.find import is_worth_reading
+from pytest_mnode.logs.causes.table import KnownCause, known_causes
 
 TABLE = known_causes()
 
@@ -92,6 +95,36 @@ def test_causes_without_a_text() -> None:
     assert first_cause({"elm1": "", "elm2": "all well"}) is None
     assert first_cause([]) is None
     assert not is_peer_lost("")
+
+
+def _literals(parsed: Any) -> list[str]:
+    """What each alternative of a parsed expression contains for sure, with "." for the rest."""
+    found = [""]
+    for op, arg in parsed:
+        ways = ["."]
+        if op is _constants.LITERAL:
+            ways = [chr(arg)]
+        elif op is _constants.SUBPATTERN:
+            ways = _literals(arg[3])
+        elif op is _constants.BRANCH:
+            ways = [way for branch in arg[1] for way in _literals(branch)]
+        elif op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT) and arg[0]:
+            ways = [f"{way}." for way in _literals(arg[2])]
+        elif op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT) and arg[1] == 1:
+            ways = ["", *_literals(arg[2])]
+        elif op in (_constants.AT, _constants.ASSERT, _constants.ASSERT_NOT):
+            continue
+        elif op is _constants.IN and len(arg) < 4 and all(k is _constants.LITERAL for k, _ in arg):
+            ways = [chr(code) for _, code in arg]
+        found = [before + way for before in found for way in ways]
+    return found
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
+def test_no_line_that_a_pattern_matches_is_skipped(kind: KnownCause) -> None:
+    for pattern in kind.patterns:
+        for text in _literals(_parser.parse(pattern.pattern)):
+            assert is_worth_reading(text), f"{text!r} needs a word in find.py's list"
 
 
 def test_who_torchrun_tells_of_is_not_who_the_lines_behind_tell_of() -> None:

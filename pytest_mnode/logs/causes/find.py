@@ -29,17 +29,26 @@ _LONGEST = 1000
 # other lines are skipped.
 _WORDS = (
     "fail|error|exception|memory|oom|alloc|kill|lost|loss|limit|due to|preempt|xid|ecc|"
-    "driver|device|gpu|mismatch|differ|instead of|rank|space|quota|stale|unavailable|"
-    "unable|cannot|can't|too many|event|down|timeout|timed out|time out|not found|"
-    "could not|interface|family|resolve|known|in use|eaddr|unreach|route|retr|connect|"
-    "unresponsive|denied|permitted|fault|sig|assert|closed|reset|refused|pipe|got 0|recvd|"
-    "abort|terminat|exit|cancelled|wait|load|daemon|read-only|warn|bad_|joined|collective|"
-    "available|evict|pull|low on|horovod|not ready|host:|gone|sandbox|crashloop|bounds|"
-    "unexpected pos|dead|completion|invalid|owner|no such|returned|symbol|module named|"
-    "munge|authentication|credential|prolog|pressure|not set|corrupt| nan| inf|certificate|"
-    "skew|respond|blocked|unschedulable|component:|cpu binding|task:|(reqnode|(qos|(assoc|"
-    "(partition|(badcons|(jobheld|out_of_me|heartbeat|mutually|don't match|rendezvous, but|"
-    "no matches for"
+    "driver|device|gpu|mismatch|differ|instead of|rank|space|quota|stale|unable|cannot|can't|"
+    "too many|event|down|timeout|timed out|time out|not found|could not|interface|family|"
+    "resolve|known|in use|eaddr|unreach|route|retr|connect|unresponsive|denied|permitted|"
+    "fault|sig|assert|closed|reset|refused|pipe|got 0|recvd|abort|terminat|exit|cancelled|"
+    "wait|load|daemon|read-only|warn|bad_|joined|collective|available|evict|pull|low on|"
+    "horovod|not ready|host:|gone|sandbox|crashloop|bounds|unexpected pos|dead|completion|"
+    "invalid|owner|no such|returned|symbol|module named|munge|authentication|credential|"
+    "prolog|pressure|not set|corrupt| nan| inf|certificate|skew|respond|blocked|"
+    "unschedulable|component:|cpu binding|task:|(reqnode|(qos|(assoc|(partition|(badcons|"
+    "(jobheld|out_of_me|heartbeat|mutually|don't match|rendezvous, but|no matches for|"
+    "status_| bit|-bit|imex|not built with|mpi/|*** |ncclinternal|ncclremote|ncclsystem|"
+    "ncclunhandled|err0|nvlink|notfound|protection|remote |fi_cq|sharp |not valid|"
+    "return code|state_dict|watchdog|process has died|node has died|fatal|enroot-|no runtime|"
+    "nvidia-container-cli|smashing|free(): |munmap|illegal|enospc|curl: (|fabric manager|"
+    "fabricmanager|initialized|notready|not_ready|no address|lookup |servname|unauthorized|"
+    "incompatib|numpy 1|memlock|net/ofi|output empty|toolchain|compatibility|peer access|"
+    "peer mapping|to bind to|more processes|transport|opened in|libfabric|update_node|"
+    "has crashed|configuration is|execve|function was|cni |appear to be|times out|zero bytes|"
+    "identification|reachable|wrong |no name!|user exists|finite|mount.nfs|got stuck|"
+    "brokenprocess|type_fabric"
 )
 _WORTH = tuple(_WORDS.split("|"))
 _HARMLESS = re.compile(
@@ -115,7 +124,8 @@ def is_peer_lost(text: str) -> bool:
     return bool(found) and not found[0].root
 
 
-def _is_worth_reading(line: str) -> bool:
+def is_worth_reading(line: str) -> bool:
+    """Whether a pattern of the table may match the line."""
     small = line.lower()
     return any(word in small for word in _WORTH)
 
@@ -146,7 +156,7 @@ class _Finder:
         self._learn_block(line)
         self._learn_pod(line)
         listed_later = self._later_failures and "exitcode" in self._block
-        if listed_later or not _is_worth_reading(line) or _HARMLESS.search(line):
+        if listed_later or not is_worth_reading(line) or _HARMLESS.search(line):
             return
         self._collectives.read(line)
         cause = self._cause_of(line)
