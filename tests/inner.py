@@ -16,7 +16,7 @@ import pytest
 
 from pytest_mnode.launchers.rack import Rack
 
-LIMIT_S = 240
+LIMIT_S = 600
 
 
 def need(missing: str | None) -> None:

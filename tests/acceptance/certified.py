@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from pytest_mnode.spec import default_spec_path
-from tests.inner import InnerRun, run_pytest, write_files
+from tests.inner import LIMIT_S, InnerRun, run_pytest, write_files
 
 PORTS = "test_fabric_ports_stay_up_and_free_of_errors"
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
@@ -44,12 +44,11 @@ def certify(
     fault: str | None = None,
     env: Mapping[str, str] | None = None,
     files: Sequence[str] = (),
-    limit_s: float = 300,
+    limit_s: float = LIMIT_S,
 ) -> Certified:
     """Run acceptance/, or those of its files that are named, on four nodes.
 
     fault: the text of a pytest plugin. files: names such as "test_mesh.py".
-    limit_s: of the whole run; the machine may be busy, and a limit says only that it hangs.
     """
     if fault is not None:
         write_files(directory, fault=fault)

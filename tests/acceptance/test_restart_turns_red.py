@@ -79,7 +79,7 @@ def test_no_way_back_and_processes_that_outlive_their_kill(tmp_path: Path) -> No
     spec = spec_edited(tmp_path, edit)
     # The job has two of three nodes: each of its starts is an interpreter with torch per process.
     args = (spec, "-k", KILL, "--mnode-nodes=3")
-    done = certify(tmp_path, *args, files=["test_restart.py"], limit_s=600)
+    done = certify(tmp_path, *args, files=["test_restart.py"])
     output = done.run.output
 
     verdict, found = _case(done, f"{KILL}[rank]")

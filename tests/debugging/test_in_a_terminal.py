@@ -47,7 +47,9 @@ HANGS = """
     def test_nothing(world): pass
 
     def test_hangs(world, process_group, request):
+        dist.barrier()
         if world.rank == 1:
+            threading.Event().wait(1)  # the others come to the next barrier meanwhile
             pathlib.Path(request.config.rootpath, "busy").touch()
             threading.Event().wait(100)
         dist.barrier()
