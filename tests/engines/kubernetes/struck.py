@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_mnode.gang.engine import GangRequest
 from pytest_mnode.gang.judge_holding import parts_held
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
-from pytest_mnode.gang.timeline import State
+from pytest_mnode.gang.timeline import State, sightings
 from pytest_mnode.gang.watch import WallClock, Watch
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.spec import Scheduler
@@ -49,6 +49,8 @@ class Round:
         ended = time.time()
         if watch.state(self._gang) is State.WHOLE:  # what ranks wrote meanwhile is read later
             watch.until(lambda: self._heard(ended) == nodes, 2 * LIMIT_S)
+        else:  # to its end, without the help of anybody
+            watch.until(lambda: watch.state(self._gang) is State.OVER, LIMIT_S)
         signs = self._signs()
         watch.clear_up(self._arena, LIMIT_S)
         window = watch.window()
@@ -61,7 +63,9 @@ class Round:
         """What a reader of the report would learn by now."""
         watch = self._watch
         window = watch.window()
-        states = [] if watch.state(self._gang) is State.WHOLE else [watch.statuses([self._gang])]
+        seen = sightings(self._gang, watch.looks)
+        first = next((at for at, one in enumerate(seen) if one.state is State.WHOLE), len(seen))
+        states = dict.fromkeys(s.status for s in seen[first:] if s.state is not State.WHOLE)
         return [*states, *window.others, *(look.why for look in watch.looks if look.why)][:9]
 
     def _heard(self, since_s: float, until_s: float = inf) -> list[str]:
