@@ -206,4 +206,5 @@ def _gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
         return [(since_s, looks[-1].answered_s)] if looks else []
     first, last = answered[0], answered[-1]
     gaps = [(a.asked_s, b.answered_s) for a, b in pairwise(answered) if not b.complete]
-    return [(since_s, first.answered_s), *gaps, (last.asked_s, looks[-1].answered_s)]
+    before = [] if first.complete else [(since_s, first.answered_s)]
+    return [*before, *gaps, (last.asked_s, looks[-1].answered_s)]

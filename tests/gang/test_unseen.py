@@ -147,5 +147,7 @@ def test_a_slow_answer_is_no_gap_where_all_in_between_was_reported() -> None:
     complete = [first, reported, replace(slow, complete=True)]
     assert blind_gaps([*complete, replace(last, complete=True)], 10.0) == []
     assert blind_gaps([*complete, last], 10.0) == [(11.0, 20.1)]
+    assert blind_gaps([*complete[1:], replace(last, complete=True)], 10.0) == []
+    assert blind_gaps([slow, replace(last, complete=True)], 10.0) == [(10.0, 19.0)]
     assert blind_gaps(complete, 10.0) == [(11.0, 19.0)]  # what came after the answer to the last
     assert blind_gaps([first, slow, replace(last, complete=True)], 10.0) == [(10.0, 19.0)]

@@ -38,7 +38,7 @@ from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.spec import Scheduler
 
-_REPORTED_S = 1.0
+_REPORTED_S = 3.0
 _CLEANUP_LIMIT_S = SOON_S + 2 * COMMAND_S
 _CLEANUP = "pytest_mnode.gang.kubernetes.cleanup"
 _BUSY = frozenset({0, 408, 429})
@@ -77,13 +77,13 @@ class KubernetesEngine:
         self._unanswered = self._submitted = False
         self._known: dict[str, GangPod] = {}
         self._roots: dict[str, RootState] = {}
-        self._read_s = 0.0
         self._early: list[PodEvent] = []
         self._made: list[str] = []
         kinds = [f"{one.group}/{one.plural}" for one in (self._kind.root, *self._kind.beside)]
         place = [self.run_id, options.context, self._api.namespace, *kinds]
         program = [sys.executable, "-m", _CLEANUP]
         self._streams = Streams(self._api, self._selector)
+        self._read_s = time.time()  # nothing was there before
         self._cleanup = QueueCleanup(
             shlex.join([*program, "show", *place]), shlex.join([*program, "delete", *place])
         )
@@ -239,7 +239,7 @@ class KubernetesEngine:
             if event.gone:
                 del known[pod.name]
             records = records_of(roots, known)
-            if records != before and self._read_s:
+            if records != before:
                 at_s = min(max(event.at_s, self._read_s), asked)
                 yield Look(at_s, at_s, records, reported=True)
             before = records

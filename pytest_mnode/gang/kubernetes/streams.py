@@ -34,8 +34,9 @@ class Streams(PodStreams):
         self._newest: dict[str, int] = {}
         self._beats: list[Heartbeat] = []
         self._unreadable = 0
-        self._watch_of_call = 0
-        """The watch that had all to the last call of `events`; 0: none had."""
+        self._watch_of_call = 1
+        """The watch that had all to the last call of `events`; 0: none had. There was no pod before
+        the first: its label is new."""
         super().__init__(api, selector)
 
     def events(self, versions: Mapping[str, int], limit_s: float) -> tuple[list[PodEvent], bool]:

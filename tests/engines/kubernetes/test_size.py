@@ -43,6 +43,7 @@ POD = {
 GANG = """
 import json, os, sys, time
 from pytest_mnode.gang.engine import GangRequest, Phase
+from pytest_mnode.gang.timeline import longest_unseen_s
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.spec import Scheduler
@@ -58,17 +59,18 @@ try:
     told["capacity_s"] = time.monotonic() - there
     began = time.monotonic()
     jobs = [engine.submit(GangRequest(n, size, 60, 300, capacity.free))[0] for n in "AB"]
-    took, held = [], set()
+    took, looks, since_s = [], [], time.time()
     while time.monotonic() < began + 120:
         at = time.monotonic()
         look = engine.observe()
+        looks += [*look.passed, look]
         took.append(time.monotonic() - at)
         records = look.records or {}
-        held |= {len(records[j].nodes) for j in jobs if j in records}
         whole = [j for j in jobs if j in records and len(records[j].nodes) == size]
         if whole:
             break
         time.sleep(0.2)
+    told["unseen_s"] = longest_unseen_s(looks, since_s)
     waiting = next(j for j in jobs if j not in whole)
     told |= {"whole": len(whole), "looks": len(took), "slowest_look_s": max(took)}
     told |= {"started_s": time.monotonic() - began, "status": records[waiting].status}
