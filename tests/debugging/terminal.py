@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 ROWS, COLUMNS = 50, 120
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 
 
 class TerminalRun:

@@ -78,8 +78,8 @@ def debugged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], 
         said["p total"] = run.ask("p total", PROMPT)
         run.type("\x03")
         said["Ctrl-C at the prompt"] = run.expect(PROMPT)
-        run.type("while True: pass\r")
-        time.sleep(0.5)
+        run.type("exec('print(12 * 12, flush=True)\\nwhile True: pass')\r")
+        run.expect("144")  # the loop has begun
         run.type("\x03")
         said["Ctrl-C in a loop"] = run.expect(PROMPT)
         run.type("b 12\r")
