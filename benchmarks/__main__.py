@@ -8,9 +8,9 @@ import os
 import platform
 from collections.abc import Callable
 
-from benchmarks import cold, deaths, growth, idle, trivial, wall_clock, wire
+from benchmarks import cold, deaths, growth, idle, losses, trivial, wall_clock, wire
 
-PARTS = ("wall-clock", "trivial", "cold", "deaths", "wire", "idle", "growth")
+PARTS = ("wall-clock", "trivial", "cold", "deaths", "wire", "idle", "losses", "growth")
 
 
 def main() -> None:
@@ -33,6 +33,7 @@ def _table(part: str, quick: bool) -> str:
         "deaths": lambda: deaths.measure(repeats=2 if quick else 9),
         "wire": lambda: wire.measure(seconds=3 if quick else 10, rounds=1 if quick else 3),
         "growth": lambda: growth.measure(2, growth.SIZES[:1]) if quick else growth.measure(5),
+        "losses": lambda: losses.measure(trials=2 if quick else 20),
         "idle": lambda: idle.measure(repeats=5 if quick else 21),
     }
     return tables[part]()
