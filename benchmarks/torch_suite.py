@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -87,7 +88,7 @@ def section(tests: int) -> str:
     ids = [f"TestTorch::test_{name}" for name in names]
     own, worlds = run(ids, _OWN), run(ids, _WORLDS)
     rows = [(name, *_cells(own.get(name)), *_cells(worlds.get(name))) for name in names]
-    alike = sum(own[name].outcome == worlds[name].outcome for name in own if name in worlds)
+    alike = sum(own[name].outcome == worlds[name].outcome for name in own.keys() & worlds.keys())
     totals = [f"{sum(one.seconds for one in way.values()):.0f}" for way in (own, worlds)]
     rows.append(("together", "", totals[0], "", totals[1]))
     ids = [f"TestFaults::test_{name}" for name in FAULTS]
@@ -121,7 +122,7 @@ def _cells(ended: Ended | None) -> tuple[str, str]:
 def _report(ended: Ended | None) -> str:
     if ended is None:
         return "no report"
-    text = " ".join(ended.why.split())
+    text = re.sub(r"/\S*/site-packages/", "…/", " ".join(ended.why.split()))
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     return f"**{ended.outcome}** in {ended.seconds:.1f} s" + (f": `{shown}`" if shown else "")
 
