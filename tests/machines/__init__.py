@@ -9,8 +9,9 @@ is built of, `bed` starts guests on a rack, whose links they have. A test takes 
         machines.guest("node0", "ip link set fab0 mtu 1500")   # a shell script as root
         run = run_pytest(machines, tmp_path, "--mnode-nodes=2", machines.hostfile(tmp_path), …)
 
-with `run_pytest` of tests.engines.inside. Both guests have two NUMA nodes of one CPU each, mgmt0
-beside node 0 and fab0 (40 Mbit/s, RDMA device rxe0) beside node 1. They see this Python, its
+with `run_pytest` of tests.engines.inside. Both guests have two NUMA nodes of one CPU each: mgmt0
+and a second rail, fab1 (rxe1), beside node 0, and fab0 (40 Mbit/s, RDMA device rxe0) beside node 1.
+Both rails share one line. They see this Python, its
 environment and this project at the paths they have here, read-only, and no other file. `machines`
 is as new in each test: what a test broke on the links is put right, a guest that is off boots
 again; what it changed inside a guest it puts right itself, or reboots it: `power_off`, `power_on`.

@@ -42,13 +42,16 @@ _KERNEL = "console=ttyS0 quiet mitigations=off audit=0 panic=-1 tsc=reliable net
 # Runs on a rack's node: what comes and goes by its links is the guest's.
 _CABLE = """\
 set -e
-for link in {links}; do
-  ip address flush dev $link
-  ip link add to-$link type bridge stp_state 0 forward_delay 0 mcast_snooping 0
-  ip tuntap add dev tap-$link mode tap
-  mtu=$(cat /sys/class/net/$link/mtu)
-  for port in $link tap-$link; do ip link set $port mtu $mtu master to-$link up; done
-  ip link set to-$link up
+for nic in {nics}; do
+  link=${{nic#*:}} tap=tap-${{nic%:*}}
+  if [ ! -e /sys/class/net/to-$link ]; then
+    ip address flush dev $link
+    ip link add to-$link type bridge stp_state 0 forward_delay 0 mcast_snooping 0
+    ip link set $link master to-$link up
+    ip link set to-$link up
+  fi
+  ip tuntap add dev $tap mode tap
+  ip link set $tap mtu $(cat /sys/class/net/$link/mtu) master to-$link up
 done
 exec "$@"
 """
@@ -67,8 +70,10 @@ for device in /sys/class/net/eth*; do
 {names}
   esac
 done
+# Two NICs hang on one link: each answers for its own address.
+echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore
+echo 2 >/proc/sys/net/ipv4/conf/all/arp_announce
 {links}
-rdma link add rxe0 type rxe netdev fab0
 exec /usr/sbin/sshd -D -e -f {directory}/{name}.conf
 """
 
@@ -145,6 +150,13 @@ class Machines(ssh.SshOnRack):
             if way in ("both", end):
                 subprocess.run(argv, check=True, timeout=COMMAND_LIMIT_S)
 
+    def set_rail_rate(self, name: str, nic: str, rate_mbit_s: float | None) -> None:
+        """What a guest receives over a NIC that shares its link; None: all that comes."""
+        queue = f"replace dev tap-{nic} root tbf rate {rate_mbit_s}mbit burst 75000 limit 1m"
+        words = f"del dev tap-{nic} root" if rate_mbit_s is None else queue
+        argv = self.command("tc", "qdisc", *words.split(), on=name)
+        subprocess.run(argv, check=True, timeout=COMMAND_LIMIT_S)
+
     def _hardware(self, name: str) -> Hardware:
         return self.hardware[self.names.index(name)]
 
@@ -178,32 +190,37 @@ class Machines(ssh.SshOnRack):
             *hardware.options(taps, self._macs(name)),
         ]
         self.set_rate(name, FABRIC.rate_mbit_s)
-        cable = _CABLE.format(links=" ".join(taps))
+        cable = _CABLE.format(nics=" ".join(f"{nic.name}:{nic.link}" for nic in hardware.nics))
         self.start_daemon(name, self.node(name), ["sh", "-c", cable, "sh", *argv])
 
     def await_sshd(self, name: str) -> None:
-        """Until a guest can be logged in to."""
+        """Until a guest can be logged in to, and a connection stands that commands share."""
         end = time.monotonic() + UP_LIMIT_S
-        while self.run(*self._login(name), "true").returncode != 0:
+        master, options = f"ssh-{name}", self._login(name)[1:]
+
+        def answers() -> bool:
+            asked = (["ssh", "-O", "check", *options], [*self._login(name), "true"])
+            return all(self.run(*argv, limit_s=UP_LIMIT_S).returncode == 0 for argv in asked)
+
+        while not answers():
             if self._daemons[name].poll() is not None or time.monotonic() > end:
                 said = self.log(name).read_text(errors="replace")[-2000:]
                 pytest.fail(f"guest {name} did not come up: {said}")
+            if master not in self._daemons or self._daemons[master].poll() is not None:
+                self.start_daemon(master, self.login, ["ssh", "-M", "-N", *options])
             time.sleep(0.5)
-        master = f"ssh-{name}"
-        if master not in self._daemons or self._daemons[master].poll() is not None:
-            self.start_daemon(master, self.login, ["ssh", "-M", "-N", *self._login(name)[1:]])
 
     def _login(self, name: str) -> list[str]:
         """By the connection there is, where there is one: another takes seconds."""
-        options = ["-o", "ConnectTimeout=5", "-o", f"ControlPath={self.directory}/{name}.ssh"]
+        options = ["-o", "ConnectTimeout=60", "-o", f"ControlPath={self.directory}/{name}.ssh"]
         return ["ssh", "-F", str(self.config), *options, name]
 
     def _macs(self, name: str) -> dict[str, str]:
         index = self.node(name).index
         macs = {}
-        for nic in self._hardware(name).nics:
-            parts = self.rack.plan.mac(index, nic.name).split(":")
-            parts[-2] = f"{_GUEST_MAC:02x}"
+        for number, nic in enumerate(self._hardware(name).nics):
+            parts = self.rack.plan.mac(index, nic.link).split(":")
+            parts[-2] = f"{_GUEST_MAC + number:02x}"
             macs[nic.name] = ":".join(parts)
         return macs
 
@@ -214,11 +231,14 @@ class Machines(ssh.SshOnRack):
             f"    {mac}) ip link set ${{device##*/}} name {nic} ;;"
             for nic, mac in self._macs(name).items()
         ]
-        links = [
-            f"ip address add {plan.address(index, nic.name)}/24 dev {nic.name}\n"
-            f"ip link set {nic.name} mtu {plan.link(nic.name).mtu} up"
-            for nic in self._hardware(name).nics
-        ]
+        links = list[str]()
+        for number, nic in enumerate(self._hardware(name).nics):
+            own = f"192.168.{number}.{index + 1}"
+            address = own if nic.beside else plan.address(index, nic.name)
+            links.append(f"ip address add {address}/24 dev {nic.name}")
+            links.append(f"ip link set {nic.name} mtu {plan.link(nic.link).mtu} up")
+            if nic.name.startswith("fab"):
+                links.append(f"rdma link add rxe{nic.name[3:]} type rxe netdev {nic.name}")
         mounts = [f"mount_from {tag} {shlex.quote(path)} loose" for tag, path in _shared()]
         return _GUEST.format(
             name=name,

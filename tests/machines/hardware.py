@@ -22,12 +22,18 @@ class Nic:
     """name: of the interface in the guest. node: NUMA node of its slot; None: of no known side.
 
     model: QEMU's, with properties. `e1000e` has its NUMA node in `device/numa_node`; virtio has a
-    device of its own below that of the slot.
+    device of its own below that of the slot. beside: the NIC that it shares a link with.
     """
 
     name: str
     node: int | None
     model: str = "virtio-net-pci"
+    beside: str = ""
+
+    @property
+    def link(self) -> str:
+        """The link of the rack's node that it hangs on."""
+        return self.beside or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class Hardware:
     """NUMA nodes with their CPUs, counted through, and NICs in their slots."""
 
     numa: tuple[NumaNode, ...] = (NumaNode(), NumaNode())
-    nics: tuple[Nic, ...] = (Nic("mgmt0", 0), Nic("fab0", 1))
+    nics: tuple[Nic, ...] = (Nic("mgmt0", 0), Nic("fab0", 1), Nic("fab1", 0, beside="fab0"))
 
     def options(self, taps: dict[str, str], macs: dict[str, str]) -> list[str]:
         """taps, macs: by the name of the NIC."""
@@ -83,7 +89,7 @@ is lost."""
 
 
 TWO_SIDES = Hardware()
-"""Management beside NUMA node 0, the fabric beside node 1."""
+"""Management and a second rail beside NUMA node 0, the fabric beside node 1."""
 
 
 def shares(directories: Sequence[tuple[str, str]]) -> list[str]:

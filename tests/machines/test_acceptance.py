@@ -1,11 +1,15 @@
-"""The acceptance suite over ssh on two guests: what needs no ranks, green, and red with names."""
+"""The acceptance suite over ssh on two guests: green, and red with names."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from tests.machines.bed import Machines
 
 LIMIT_S = 500.0
 PROJECT = Path(__file__).parents[2]
+PATHS = ("node0→node1", "node1→node0")
 PERFTEST = "test_rdma_by_perftest_is_as_promised"
 # A tenth of the line holds on a busy machine too; on a quiet one perftest reaches most of it. Few
 # writes wait at once, and answers may take seconds: nothing is sent twice.
@@ -68,6 +73,12 @@ def shared(machines: Machines, tmp_path: Path) -> Path:
     return directory
 
 
+def two_rails() -> dict[str, Any]:
+    page: dict[str, Any] = yaml.safe_load(PAGE)
+    page["fabric"] |= {"interfaces": ["rxe[01]"], "nics_per_node": 2}
+    return page
+
+
 def certified(machines: Machines, directory: Path, page: dict[str, Any], *tests: str) -> Certified:
     spec, report = directory / "spec.yaml", directory / "report"
     spec.write_text(yaml.safe_dump(page, sort_keys=False))
@@ -93,7 +104,7 @@ def test_healthy_guests_pass(machines: Machines, shared: Path) -> None:
     for name in ("preflight", "fabric"):
         assert done.criterion(name)["verdict"] == "pass", done.run.output
     found = done.measurements("fabric")
-    rates = [found[f"ib_write_bw {path} rxe0"] for path in ("node0→node1", "node1→node0")]
+    rates = [found[f"ib_write_bw {path} rxe0"] for path in PATHS]
     print(*(f"{rate['value'] / 0.04:.0%} of the line" for rate in rates))
     assert all(0.004 < rate["value"] < 0.042 for rate in rates), rates
     assert found["packets lost, worst fabric port"]["verdict"] == "pass"
@@ -128,3 +139,94 @@ def test_faults_are_named_each_at_its_question(unwell: Machines, shared: Path) -
         "ports without a GID of RoCE v1: node1 rxe0:1 has RoCE v2",
         "RDMA ports whose device can be opened: node0 rxe0:1 DOWN",
     }, done.run.output
+
+
+@pytest.fixture
+def one_slow_rail(machines: Machines) -> Iterator[Machines]:
+    """node1 receives little over its second rail, and has no ib_send_bw."""
+    machines.set_rail_rate("node1", "fab1", 1.0)
+    machines.guest("node1", "mv /usr/bin/ib_send_bw /tmp")
+    yield machines
+    machines.guest("node1", "mv /tmp/ib_send_bw /usr/bin")
+    machines.set_rail_rate("node1", "fab1", None)
+
+
+def test_a_slow_direction_of_one_rail_and_a_missing_program_are_named(
+    one_slow_rail: Machines, shared: Path
+) -> None:
+    page = two_rails()
+    promise = {
+        **page["criteria"]["fabric"]["write_bandwidth"],
+        "at_least_fraction": 0.05,
+        "arguments": ["-u", "20", "-t", "2"],
+    }
+    page["criteria"]["fabric"] = {"write_bandwidth": promise, "send_bandwidth": promise}
+    done = certified(one_slow_rail, shared, page, f"test_fabric.py::{PERFTEST}")
+    found = done.measurements("fabric")
+    for path, rail in itertools.product(PATHS, (0, 1)):
+        slow = (path, rail) == (PATHS[0], 1)
+        one = found[f"ib_write_bw {path} rxe{rail}"]
+        if slow or rail == 0:  # what node1 sends over the slow rail waits for answers over it
+            assert one["verdict"] == ("fail" if slow else "pass"), done.run.output
+            assert one["culprit"] == (f"{path} rxe{rail}" if slow else None)
+        one = found[f"ib_send_bw {path} rxe{rail}"]
+        assert one["verdict"] == "inconclusive", done.run.output
+        side = "its server" if path == PATHS[0] else "client"
+        assert f"{side} on node1: ib_send_bw cannot be run: No such file" in one["note"]
+
+
+@contextmanager
+def flapping(machines: Machines, name: str, nic: str) -> Iterator[None]:
+    """The cable of a guest's NIC is out for 200 ms every 5 s."""
+    over = threading.Event()
+
+    def flap() -> None:
+        while not over.wait(5.0):
+            machines.set_carrier(name, nic, False)
+            time.sleep(0.2)
+            machines.set_carrier(name, nic, True)
+
+    with ThreadPoolExecutor() as pool:
+        flaps = pool.submit(flap)
+        try:
+            yield
+        finally:
+            over.set()
+            flaps.result()
+
+
+@pytest.fixture
+def firewalled(machines: Machines) -> Iterator[Machines]:
+    """perftest's port is shut on both nodes, node1's second device has another name, and its first
+    link flaps."""
+    rules = {"node0": "dport 18516 reject with tcp reset", "node1": "dport 18515 drop"}
+    for name, rule in rules.items():
+        chain = "add chain inet t c { type filter hook input priority 0; }"
+        rules_of = f"add table inet t; {chain}; add rule inet t c tcp {rule}"
+        machines.guest(name, f"nft '{rules_of}'")
+    machines.guest("node1", "rdma link del rxe1; rdma link add rxe7 type rxe netdev fab1")
+    with flapping(machines, "node1", "fab0"):
+        yield machines
+    for name in machines.names:
+        machines.guest(name, "nft delete table inet t")
+    machines.guest("node1", "rdma link del rxe7; rdma link add rxe1 type rxe netdev fab1")
+
+
+def test_a_firewall_an_absent_device_and_a_flapping_link_are_named(
+    firewalled: Machines, shared: Path
+) -> None:
+    tests = [f"test_fabric.py::{name}" for name in (f"{PERFTEST}[write_bandwidth]", PORTS)]
+    done = certified(firewalled, shared, two_rails(), *tests)
+    assert done.criterion("fabric")["verdict"] == "fail"
+    found = done.measurements("fabric")
+    assert found["RDMA devices of node0"]["verdict"] == "pass"
+    absent = found["RDMA devices of node1"]
+    assert absent["culprit"] == "node1 has rxe0; outside of the fabric it has rxe7"
+    for path, port in zip(PATHS, ("node1 port 18515", "18516"), strict=True):
+        one = found[f"ib_write_bw {path} rxe0"]
+        assert (one["verdict"], port in one["note"]) == ("inconclusive", True), one
+        one = found[f"ib_write_bw {path} rxe1"]
+        assert (one["verdict"], one["note"]) == ("inconclusive", "no device for this rail on node1")
+    flaps = found["carrier changes, worst fabric port"]
+    assert flaps["verdict"] == "fail"
+    assert flaps["culprit"].startswith("node1 fab0 carrier_changes +")

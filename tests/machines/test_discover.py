@@ -1,0 +1,61 @@
+"""The first spec drafted of guests, held against what they were built of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.engines.inside import run_pytest
+from tests.machines.bed import FABRIC, Machines
+from tests.machines.hardware import TWO_SIDES
+
+LIMIT_S = 500.0
+
+
+def test_the_first_spec_is_what_guests_were_built_of(machines: Machines, tmp_path: Path) -> None:
+    """Ranks on CPUs speak TCP: the fabric is interfaces. No virtio NIC says how fast it is."""
+    directory = machines.directory / tmp_path.name
+    directory.mkdir()
+    run = run_pytest(
+        machines,
+        directory,
+        "--mnode-nodes=2",
+        machines.hostfile(directory),
+        "--mnode-discover=page.yaml",
+        *("-p", "no:cacheprovider"),
+        limit_s=LIMIT_S,
+    )
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.output  # a line is to be filled in
+    assert "mnode: to be filled in before it loads: fabric.line_rate" in run.output
+    text = (directory / "page.yaml").read_text()
+    page = yaml.safe_load(text)
+    criteria = page.pop("criteria")
+    assert page.pop("name").startswith("discovered ")
+    rails = [nic.name for nic in TWO_SIDES.nics if nic.link == FABRIC.name]
+    assert page == {
+        "confirmed": False,
+        "nodes": len(machines.names),
+        "accelerators": {"per_node": 0},
+        "fabric": {
+            "kind": "ethernet",
+            "interfaces": rails,
+            "nics_per_node": len(rails),
+            "mtu": FABRIC.mtu,
+        },
+        "certificate": {"valid_for": "7 days"},
+    }
+    assert "# Left out: mgmt0 has the address for control, and its rate is not known." in text
+    assert "# Left out: this run is in no allocation, and no Slurm answers the nodes." in text
+    for tag in ("share0", "own"):  # what the guests mount of this machine
+        assert f"(9p {tag})" in " ".join(line.strip("# ") for line in text.splitlines())
+    preflight = criteria["preflight"]
+    assert preflight["interfaces"] == {}
+    assert preflight["pcie"] == "full"
+    assert preflight["limits"]["memlock"] == "unlimited"
+    memory_mib = sum(node.memory_mib for node in TWO_SIDES.numa)
+    shm_mib = int(preflight["limits"]["shm"].removesuffix(" MiB"))
+    assert 0.4 * memory_mib < shm_mib <= 0.5 * memory_mib  # a tmpfs takes half of it
+    assert "rdma" not in preflight
+    assert "numa" not in criteria
