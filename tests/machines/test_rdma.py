@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,8 @@ from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
 print(encode(Machine.read(parts=("interfaces", "rdma", "verbs"), limit_s=120)))
 """
+LISTENING = "ss -Htln sport = :18515 | grep -q ."
+EASY_MBIT_S, SHARE, TEN = 5.0, 0.8, 10
 ROCE = "rdma link add rxe0 type rxe netdev fab0"
 IWARP = "modprobe siw && rdma link del rxe0 && rdma link add rxe0 type siw netdev fab0"
 
@@ -129,11 +133,10 @@ def perftest(machines: Machines, sender: str, *, kill: bool = False) -> Perftest
     established = "ss -Htn state established sport = :18515 | grep -q ."
     until = f"until {established}; do sleep 0.1; done; sleep 1"
     server = f"{program} & {until}; kill -9 $!" if kill else program
-    listening = "ss -Htln sport = :18515 | grep -q ."
     client = f"{program} {receiver} 2>&1 || true"
     with ThreadPoolExecutor() as pool:
         served = pool.submit(machines.guest, receiver, f"({server}) 2>&1 || true", LIMIT_S)
-        machines.guest(receiver, f"until {listening}; do sleep 0.1; done", LIMIT_S)
+        machines.guest(receiver, f"until {LISTENING}; do sleep 0.1; done", LIMIT_S)
         found = read_perftest(machines.guest(sender, client, LIMIT_S))
         served.result()
     return found
@@ -177,6 +180,27 @@ def test_writes_are_counted_and_a_slow_direction_is_slow(whole: Machines) -> Non
     assert slow < 2.5
     assert rate > 2 * slow
     whole.set_rate("node1", 40.0, "tx")
+
+
+def test_ten_results_of_ten_reach_the_promised_share(whole: Machines) -> None:
+    """A result each second over one connection, at a rate that a busy machine holds."""
+    program = "ib_write_bw -d rxe0 -F -s 16384 -t 8 -u 18 --report_gbits --run_infinitely -D 1"
+    for name in whole.names:
+        whole.set_rate(name, EASY_MBIT_S)
+    whole.guest("node1", f"{program} >/dev/null 2>&1 </dev/null &")
+    whole.guest("node1", f"until {LISTENING}; do sleep 0.1; done", LIMIT_S)
+    whole.guest("node0", f"stdbuf -oL {program} node1 >/tmp/results 2>&1 </dev/null &")
+    end, kept = time.monotonic() + LIMIT_S, list[float]()
+    while len(kept) < TEN:
+        lines = whole.guest("node0", "cat /tmp/results").splitlines()
+        rates = [float(line.split()[3]) * 1e3 for line in lines if line.startswith(" 16384")]
+        # A machine that stands still for a second is no fault of the link.
+        kept = list(takewhile(lambda rate: rate >= SHARE * EASY_MBIT_S, reversed(rates)))
+        assert time.monotonic() < end, lines
+        time.sleep(0.5)
+    print("Mbit/s:", *(f"{rate:.2f}" for rate in reversed(kept)))
+    for name in whole.names:
+        whole.guest(name, "pkill ib_write_bw || true")
 
 
 def test_a_killed_server_is_no_result(whole: Machines) -> None:
