@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,8 @@ TESTS = """
         dist.barrier()
 """
 PROMPT = "(Pdb rank 1 of 2 on node"
+BARRIER_LIMIT_S = 60.0
+"""Until rank 0 waits in the barrier too."""
 WHERE = "mnode: where the ranks of test_it.py::test_hangs are"
 
 
@@ -56,10 +59,12 @@ def debug(engine: Engine, directory: Path, *args: str) -> None:
         assert run.ask("p wanted", PROMPT).endswith("\n41\n")
         run.type("c\r")
         assert "[rank 1 node" in run.expect("] rank 1 hangs now")
-        os.kill(pytest_of(run), signal.SIGUSR1)
-        run.expect(WHERE)
-        asked = run.expect("stack of rank 1:")
-        assert re.search(r"\[rank 0 of 2 on node\d\] waits in barrier at test_it.py:", asked), asked
+        end, asked = time.monotonic() + BARRIER_LIMIT_S, ""
+        while not re.search(r"\[rank 0 of 2 on node\d\] waits in barrier at test_it.py:", asked):
+            assert time.monotonic() < end, run.output
+            os.kill(pytest_of(run), signal.SIGUSR1)
+            run.expect(WHERE)
+            asked = run.expect("stack of rank 1:")
         assert re.search(r"\[rank 1 of 2 on node\d\] at test_it.py:", asked), asked
         run.type("\x03")
         run.expect(WHERE)
