@@ -149,14 +149,16 @@ class Coverage:
 
     def nodes_in_words(self) -> str:
         """Such as "passed: node[0-1]; failed: node2; not tested: node3 and 12 others"."""
-        words = []
-        for state in State:
-            names = self.names(state)
-            unnamed = self.unnamed if state is State.NOT_TESTED else 0
-            others = [f"{unnamed} other{'s' * (unnamed > 1)}"] * bool(unnamed)
-            if named := " and ".join([*([compress(names)] if names else []), *others]):
-                words.append(f"{state.value}: {named}")
-        return "; ".join(words)
+        found: dict[str, list[str]] = {state.value: [] for state in State}
+        for node in self.nodes:
+            # Tested in part, or with a pass that has expired.
+            took_part = node.state is State.NOT_TESTED and node.date is not None
+            found.setdefault("no pass" if took_part else node.state.value, []).append(node.name)
+        words = {state: [compress(names)] for state, names in found.items() if names}
+        if self.unnamed:
+            others = f"{self.unnamed} other{'s' * (self.unnamed > 1)}"
+            words.setdefault(State.NOT_TESTED.value, []).append(others)
+        return "; ".join(f"{state}: {' and '.join(names)}" for state, names in words.items())
 
     @property
     def measured_paths(self) -> int:

@@ -112,3 +112,4 @@ def test_a_part_of_the_cluster_does_not_certify_it(certify: Certify) -> None:
     )
     unseen = certify(case("mesh", nodes=("node0",)), promised=["mesh"], cluster_nodes=4)
     assert (unseen.verdict, unseen.count) == ("partly certified", "1 of 4 nodes")
+    assert unseen.coverage.nodes_in_words() == "passed: node0; no pass: node[1-3]"
