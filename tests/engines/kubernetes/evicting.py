@@ -31,8 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     template = json.loads(Path(given["template"]).read_text())
     low = json.loads(json.dumps(template))
     low["spec"]["priorityClassName"] = "low"
-    if queue := given["scheduler"].get("queue"):
-        low["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": queue}
+    low["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": given["scheduler"]["queue"]}
     launch = PodJob.launch
 
     def launch_low(cluster: Nodes, job: Job, pods: RunInPods) -> PodJob:

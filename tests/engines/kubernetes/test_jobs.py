@@ -258,9 +258,8 @@ def test_a_controller_that_is_killed_leaves_no_job(bed: KubernetesOnRack, tmp_pa
         inner.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("engine", ["kueue", "native"])
 def test_an_evicted_job_resumes_from_its_checkpoint(
-    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path, engine: str
+    bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path
 ) -> None:
     """acceptance/test_restart.py, where a gang of a higher priority is what preempts the job:
     test_whole has the node that is lost, of the same kind of job."""
@@ -276,9 +275,7 @@ def test_an_evicted_job_resumes_from_its_checkpoint(
     pod["spec"]["containers"][0]["resources"] = {"limits": {GPU: "1"}}
     template = tmp_path / "gpu.json"
     template.write_text(json.dumps(pod))
-    scheduler = {"engine": engine}
-    if engine == "kueue":
-        scheduler["queue"] = "as-large-as-the-cluster"
+    scheduler = {"engine": "kueue", "queue": "as-large-as-the-cluster"}
     run = run_pytest(
         bed,
         tmp_path,
