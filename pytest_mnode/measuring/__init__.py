@@ -23,11 +23,12 @@ if TYPE_CHECKING:
         SEND_RECV,
     )
     from pytest_mnode.measuring.copies import near_and_far
-    from pytest_mnode.measuring.devices import compare_copy, compare_matmul, wrong_products
+    from pytest_mnode.measuring.devices import compare_copy, compare_matmul
     from pytest_mnode.measuring.locating.locate import find_slow_links
     from pytest_mnode.measuring.messages import DTYPES, exchange, sums
     from pytest_mnode.measuring.naming import whose
     from pytest_mnode.measuring.numa import placement
+    from pytest_mnode.measuring.products import wrong_products
     from pytest_mnode.measuring.same_steps import compare_steps
     from pytest_mnode.measuring.transport import prove_transport
     from pytest_mnode.measuring.votes import wrong_values
@@ -53,7 +54,7 @@ _HOME = {
     "prove_transport": "transport",
     "sums": "messages",
     "whose": "naming",
-    "wrong_products": "devices",
+    "wrong_products": "products",
     "wrong_values": "votes",
 }
 __all__ = [

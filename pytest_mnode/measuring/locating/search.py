@@ -33,7 +33,7 @@ EVERY_PAIR_UP_TO = 16
 """Nodes up to which all pairs are cheaper than groups."""
 EVERY_PATH_UP_TO = 64
 """Nodes up to which all pairs are measured without being asked for: 126 rounds, about 13 s."""
-_SAMPLED_TURNS = 8
+_TURNS = 8
 """Of the circle, in each of which every node has one partner: 16 rounds."""
 _PAIRED_UP_TO = 4
 _MOST_PATHS = 64
@@ -84,9 +84,8 @@ class _Search:
         yield from self._groups(nodes)
         yield from self._confirm()
         rest = sorted(set(nodes) - set(self._rates.slow_nodes))
-        circle = rounds.circle(len(rest))
-        turns = circle if every_path else rounds.of_day(circle, day, _SAMPLED_TURNS)
-        yield from self._pairs(rest, turns)
+        turns: Sequence[Sequence[Pair]] = rounds.circle(len(rest))
+        yield from self._pairs(rest, turns if every_path else rounds.of_day(turns, day, _TURNS))
         yield from self._confirm()
 
     def _measure(self, steps: Iterable[Round]) -> Steps:
