@@ -15,7 +15,6 @@ from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
 _NEVER = "no run has tested it"
 _ASIDE = re.compile(r"\([^()]*\)")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
-_HEAD = re.compile(r"(?:^|, )([^:,]+): ")
 _UNSURE = re.compile(
     r"suspected, not confirmed|no reading of| or |[→↔]|\bbetween\b|\bfrom\b.*\bto\b"
 )
@@ -134,8 +133,9 @@ def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], set[s
     while (bare := _ASIDE.sub("", text)) != text:
         text = bare
     for clause in text.split(";"):
-        heads = [head for head in _HEAD.findall(clause.strip()) if _named(head, names)]
-        for part in heads or [clause]:
+        first, *others = clause.split(": ")
+        heads = [first, *(part.rpartition(", ")[2] for part in others[:-1])]
+        for part in [head for head in heads if _named(head, names)] or [clause]:
             (unsure if _UNSURE.search(part) else sure).update(_named(part, names))
     return sure, unsure - sure
 

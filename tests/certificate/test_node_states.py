@@ -30,6 +30,7 @@ def case(name: str, outcome: Any = "passed", *culprits: str | None, **more: Any)
         ("node2 fab0 tx (48 Mbit/s, alone with node0 or node3 (again); other nodes 191)", "2", ""),
         ("node1: its hosts file or name server; node4: the same", "1 4", ""),
         ("node2: its host name node0", "2", ""),
+        ("the paths node1↔node2 (5), node3→node4 (6): their nodes are fast", "", "1 2 3 4"),
         (
             "node3: x, node5 fab0: node1 can connect; node1 and node3 both have 10.0.0.1",
             "1 3 5",

@@ -27,6 +27,7 @@ TESTS = """
 FORK_SERVER = """
     def test_fork_server_dies(world): kill("mnode-collect", world)
     def test_after_fork_server(world): assert world.size == 2
+    def test_later(world): assert world.size == 2
 """
 
 
@@ -47,11 +48,12 @@ def test_an_elastic_launcher_is_replaced(tmp_path: Path) -> None:
 def test_without_a_fork_server_the_run_ends_with_the_reason(tmp_path: Path) -> None:
     write_files(tmp_path, test_it=TESTS + FORK_SERVER)
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
-    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, run.output
     outcomes = run.outcomes()
     assert outcomes["test_after_launcher"] == "passed", run.output
     assert outcomes["test_fork_server_dies"] == "failure"
-    assert outcomes["test_after_fork_server"] == "error"
+    # Its ranks may have been asked for before the death was reported.
+    assert outcomes["test_after_fork_server"] in ("error", "failure")
     why = "the process that imports torch and the tests was killed by SIGKILL"
     assert "no ranks can be started: " in run.output
     assert f"local0 … local1: {why}" in run.output

@@ -23,10 +23,8 @@ _AT_ONCE = 256
 """Connections that are tried at the same time: a process may have no more than 1024 files open."""
 _RESOLVE_LIMIT_S = 2.0
 _MAPPED = "::ffff:"
-_TCP_INFO = struct.Struct("=5xB10xI40xI")
-"""Of Linux's struct tcp_info: options, snd_mss and pmtu."""
-_TIMESTAMPS = 1
-_LARGE_BYTES = 16384
+_PMTU = struct.Struct("=60xI")
+"""Where Linux's struct tcp_info has it."""
 T = TypeVar("T")
 
 
@@ -154,15 +152,12 @@ async def _connect(
 
 
 def _largest_packet(sock: socket.socket) -> int | None:
-    """By the MTU that the kernel knows of the path, and the segments that both ends agreed on."""
+    """The MTU of the path as the kernel knows it, by interface, route or ICMP message."""
     try:
-        info = _TCP_INFO.unpack_from(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104))
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _PMTU.size)
+        return int(_PMTU.unpack(info)[0])
     except (OSError, AttributeError, struct.error):
         return None
-    options, segment_bytes, mtu_bytes = info
-    headers = (60 if sock.family == socket.AF_INET6 else 40) + 12 * bool(options & _TIMESTAMPS)
-    # Segments are also held below half of the first window, which is about 64 KiB.
-    return int(mtu_bytes if mtu_bytes > _LARGE_BYTES else min(mtu_bytes, segment_bytes + headers))
 
 
 def _is_connected(sock: socket.socket) -> bool:

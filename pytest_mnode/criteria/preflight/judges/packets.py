@@ -27,7 +27,7 @@ def path_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
     Judged on the edges that no other node is to blame for. Small packets pass on all of them, so
     that a smaller one is a hole: connections open, and hang with the first full segment. TCP may
-    send smaller ones than pass: a route, or what a firewall does to segments, holds them down.
+    send smaller ones than pass, by the MTU of a route.
     """
     if len(survey.nodes) == 1:
         return []
@@ -98,7 +98,7 @@ def _tcp_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measur
     small = [edge for edge, size in mine.items() if size < mtu_bytes]
     culprit = paths_to_blame(survey, small) or None
     if at_fault:
-        culprit = f"{me.name}: its routes or firewall rules on the {key} network"
+        culprit = f"{me.name}: its routes on the {key} network"
     return subject.measured(mine[edge], culprit, edge_in_words(survey, edge) if small else "")
 
 
