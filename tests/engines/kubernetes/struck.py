@@ -66,7 +66,8 @@ class Round:
         seen = sightings(self._gang, watch.looks)
         first = next((at for at, one in enumerate(seen) if one.state is State.WHOLE), len(seen))
         states = dict.fromkeys(s.status for s in seen[first:] if s.state is not State.WHOLE)
-        return [*states, *window.others, *(look.why for look in watch.looks if look.why)][:9]
+        why = [*window.others, *(look.why for look in watch.looks if look.why)]
+        return [*states, *why[:9]]
 
     def _heard(self, since_s: float, until_s: float = inf) -> list[str]:
         """Nodes whose rank wrote a heartbeat in this time."""

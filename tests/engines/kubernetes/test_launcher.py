@@ -100,7 +100,7 @@ def test_a_deleted_pod_is_named_and_so_is_what_took_its_place(
     assert program.returncode != 0, output
     assert f"node {node} is lost: its pod was deleted" in output
     named = (
-        rf"{node}: its pod was deleted; mnode-\w+-1-\w+, which Kubernetes made in its place, has "
+        rf"{node}: its pod was deleted; mnode-\w+-\d-\w+, which Kubernetes made in its place, has "
     )
     assert re.search(rf"{named}the address [\d.]+ and not [\d.]+; give hostNetwork", output), output
 
