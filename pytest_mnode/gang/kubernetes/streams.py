@@ -52,9 +52,10 @@ class Streams(PodStreams):
 
         with self._lock:
             every = self._lock.wait_for(reported, limit_s) and bool(versions)
-            before, self._watch_of_call = self._watch_of_call, self.watches if every else 0
+            watch = self.watches if self.watches % 2 else 0
+            before, self._watch_of_call = self._watch_of_call, watch if every else 0
             events, self._events = self._events, []
-            return events, every and before == self._watch_of_call
+            return events, before == self._watch_of_call != 0
 
     def heartbeats(self) -> tuple[tuple[Heartbeat, ...], int]:
         """Heartbeats since the last call, and the number of lines that are none; one more where

@@ -56,7 +56,8 @@ class PodStreams:
         self._problem = "no answer"
         self._up = threading.Event()
         self.watches = 0
-        """How often a watch began; what happened between two may not have been reported."""
+        """How often a watch began or ended: odd while one lasts. What happened between two may not
+        have been reported."""
         self._heard_s = 0.0
         self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
         self._thread.start()
@@ -145,6 +146,7 @@ class PodStreams:
                     raise ApiError(0, str(event["object"].get("message")))
                 self._note(event["object"], event["type"] == "DELETED")
         finally:
+            self.watches += 1
             self._heard_s = time.monotonic()
             self._up.clear()
             await connection.close()

@@ -42,6 +42,9 @@ def test_what_is_between_two_watches_is_not_known(streams: Streams) -> None:
     streams.events({"a": 1}, 0)
     streams.watches = 2
     assert streams.events({"a": 1}, 0) == ([], False)
+    assert streams.events({"a": 1}, 0) == ([], False)  # the first has ended
+    streams.watches = 3
+    assert streams.events({"a": 1}, 0) == ([], False)
     assert streams.events({"a": 1}, 0) == ([], True)
 
 
