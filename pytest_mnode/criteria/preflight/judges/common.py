@@ -148,6 +148,12 @@ def edges_of(survey: Survey, me: NodeSurvey) -> list[Edge]:
     return sorted(edge for i in others for edge in ((me.index, i), (i, me.index)))
 
 
+def is_judged(me: NodeSurvey, blamed: Blame, edge: Edge) -> bool:
+    """Whether an edge counts in this node's case: all its own where it is at fault, else those that
+    no other node spoils."""
+    return me.index in blamed.nodes or blamed.spares(edge)
+
+
 def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) -> str:
     """The path between two nodes, with its direction where only one fails."""
     out, back = (me.index, other.index) in failed, (other.index, me.index) in failed

@@ -15,6 +15,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     blame,
     edge_in_words,
     edges_of,
+    is_judged,
     listed,
     no_answer,
     path_between,
@@ -63,10 +64,10 @@ def _payload(
         return subject.unknown(no_answer(me))
     arrived, corrupt, stuck = _arrived(survey, key, promise.size_bytes)
     own = {edge: arrived[edge] for edge in edges_of(survey, me) if edge in arrived}
-    mine = {edge: one for edge, one in own.items() if _is_judged(me, corrupt, edge)}
+    mine = {edge: one for edge, one in own.items() if is_judged(me, corrupt, edge)}
     wrong = {edge for edge, one in mine.items() if one.wrong_bytes}
     late = {edge: one for edge, one in mine.items() if one.problem and not one.wrong_bytes}
-    lost = {edge: one for edge, one in late.items() if _is_judged(me, stuck, edge)}
+    lost = {edge: one for edge, one in late.items() if is_judged(me, stuck, edge)}
     others = [o for o in survey.others(me) if o.index in {*corrupt.nodes, *stuck.nodes}]
     notes = [f"without {o.name}, which has a case of its own" for o in others]
     if bad := {e: one for e, one in mine.items() if e in wrong}:
@@ -141,10 +142,6 @@ def _contrast(node: int, tried: Collection[Edge], wrong: Collection[Edge]) -> in
     """How many healthy partners of a node have a wrong edge to or from it."""
     healthy = {n for edge in tried if edge not in wrong and node not in edge for n in edge}
     return len({n for edge in wrong if node in edge for n in edge} & healthy - {node})
-
-
-def _is_judged(me: NodeSurvey, blamed: Blame, edge: Edge) -> bool:
-    return me.index in blamed.nodes or blamed.spares(edge)
 
 
 @lru_cache(maxsize=4)

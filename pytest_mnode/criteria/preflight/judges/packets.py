@@ -12,6 +12,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     blame,
     edge_in_words,
     edges_of,
+    is_judged,
     listed,
     no_answer,
     paths_to_blame,
@@ -53,7 +54,7 @@ def _path_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measu
     mine = {
         edge: found[edge].largest_bytes or 0
         for edge in edges_of(survey, me)
-        if edge in found and (at_fault or blamed.spares(edge))
+        if edge in found and is_judged(me, blamed, edge)
     }
     spared = [n.name for n in survey.nodes if n is not me and n.index in blamed.nodes]
     notes = [] if at_fault else [f"without {n}, which is to blame itself" for n in spared]
@@ -86,18 +87,17 @@ def _tcp_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measur
     if me.facts is None or me.paths is None:
         return subject.unknown(no_answer(me))
     found, blamed = _tcp_sizes(survey, key, mtu_bytes)
-    at_fault = me.index in blamed.nodes
     mine = {
         edge: found[edge]
         for edge in edges_of(survey, me)
-        if edge in found and (at_fault or blamed.spares(edge))
+        if edge in found and is_judged(me, blamed, edge)
     }
     if not mine:
         return subject.unknown("no connection to a node that is well shows it")
     edge = min(mine, key=mine.__getitem__)
     small = [edge for edge, size in mine.items() if size < mtu_bytes]
     culprit = paths_to_blame(survey, small) or None
-    if at_fault:
+    if me.index in blamed.nodes:
         culprit = f"{me.name}: its routes on the {key} network"
     return subject.measured(mine[edge], culprit, edge_in_words(survey, edge) if small else "")
 
