@@ -125,7 +125,6 @@ async def _connect(
     started = time.monotonic()
     took_s: float | None = None
     problem = ""
-    largest_bytes: int | None = None
     if not is_address(address):
         loop = asyncio.get_running_loop()
         looked_up = loop.run_in_executor(None, address_of, address)
@@ -142,12 +141,12 @@ async def _connect(
             loop = asyncio.get_running_loop()
             await asyncio.wait_for(loop.sock_connect(sock, (address, port)), limit_s)
             took_s = time.monotonic() - started
-            largest_bytes = _largest_packet(sock)
         except TimeoutError:
             took_s = limit_s if _is_connected(sock) else None
             problem = "" if took_s else f"{NO_ANSWER} within {limit_s:g} s"
         except OSError as error:
             problem = in_words(error)
+        largest_bytes = None if took_s is None else _largest_packet(sock)
     return replace(attempt, took_s=took_s, problem=problem, largest_bytes=largest_bytes)
 
 

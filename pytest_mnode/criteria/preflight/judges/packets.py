@@ -95,6 +95,13 @@ def _tcp_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measur
     if not mine:
         return subject.unknown("no connection to a node that is well shows it")
     edge = min(mine, key=mine.__getitem__)
+    mute = [
+        survey.nodes[one.to].name
+        for one in me.paths.connections
+        if one.network == key and one.took_s is not None and one.largest_bytes is None
+    ]
+    if mute and mine[edge] >= mtu_bytes:
+        return subject.unknown(f"{me.name}: the kernel shows no MTU to {listed(mute)}")
     small = [edge for edge, size in mine.items() if size < mtu_bytes]
     culprit = paths_to_blame(survey, small) or None
     if me.index in blamed.nodes:

@@ -44,13 +44,13 @@ def _hole(size: int, *edges: tuple[int, int], refused: int | None = None) -> Sur
 
 
 def test_tcp_that_sends_less_than_passes(spec: Spec) -> None:
-    def survey(*edges: tuple[int, int]) -> Survey:
+    def survey(*edges: tuple[int, int], size: int | None = 900) -> Survey:
         found = healthy()
         for index in range(4):
             paths = found.nodes[index].paths
             assert paths is not None
             connections = tuple(
-                replace(one, largest_bytes=900) if (index, one.to) in edges else one
+                replace(one, largest_bytes=size) if (index, one.to) in edges else one
                 for one in paths.connections
             )
             found = with_node(found, index, paths=replace(paths, connections=connections))
@@ -65,6 +65,8 @@ def test_tcp_that_sends_less_than_passes(spec: Spec) -> None:
     assert culprits(packets.path_mtu, one, spec) == dict.fromkeys(
         ("gpu0", "gpu2"), "path from gpu2 to gpu0 (one way)"
     )
+    mute = survey((2, 0), size=None)
+    assert verdicts(packets.path_mtu, mute, spec) == {"gpu2": "inconclusive"}
 
 
 def test_a_hole_is_a_nodes_or_a_paths(spec: Spec) -> None:
