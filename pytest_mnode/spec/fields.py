@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
@@ -102,9 +105,7 @@ def rising(numbers: tuple[int, ...], what: str, text: Callable[[int], str]) -> t
 class Page(BaseModel):
     """Base of every section: frozen, no unknown key, no key without a value."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -112,3 +113,26 @@ class Page(BaseModel):
         if value is None:
             raise PydanticCustomError("no_value", "a key without a value")
         return value
+
+
+def field_docs(section: type[BaseModel]) -> dict[str, str]:
+    """The docstrings below a section's fields, inherited ones too, by the page's keys.
+
+    Read from the source when they are wanted: pydantic's use_attribute_docstrings parses all
+    sections in every process that imports them, which takes longer than the rest of it.
+    """
+    found = {}
+    for base in reversed(section.__mro__):
+        if not issubclass(base, Page):
+            continue
+        [class_node] = ast.parse(inspect.getsource(base)).body
+        assert isinstance(class_node, ast.ClassDef)
+        for field, text in pairwise(class_node.body):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(docstring))),
+                ):
+                    key = section.model_fields[name].alias or name
+                    found[key] = inspect.cleandoc(docstring)
+    return found

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from pytest_mnode.errors import SpecError
-from pytest_mnode.spec.fields import PATTERNS
+from pytest_mnode.spec.fields import PATTERNS, field_docs
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.quantity import shown
 
@@ -108,11 +108,12 @@ def _known(model: type[BaseModel], loc: Sequence[int | str]) -> str:
 
 
 def _needed(model: type[BaseModel], loc: Sequence[int | str]) -> str:
-    field = _fields(_section(model, loc[:-1])).get(str(loc[-1]))
+    key, within = str(loc[-1]), _section(model, loc[:-1])
+    field = _fields(within).get(key)
     if field is None:
         return ""
     section = _model_in(field.annotation)
-    about = str(field.description or (section and section.__doc__) or "").partition("\n")[0]
+    about = (field_docs(within).get(key) or (section and section.__doc__) or "").partition("\n")[0]
     empty = section and not any(field.is_required() for field in section.model_fields.values())
     return f"; needed: {about.rstrip('.')}{', or {} where nothing is to be set' if empty else ''}"
 

@@ -11,11 +11,21 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from pytest_mnode.spec.fields import field_docs
 from pytest_mnode.spec.models import Spec
 
 
 class _NoNull(GenerateJsonSchema):
-    """A key that is not wanted is left out: no null, neither as a value nor as a default."""
+    """A key that is not wanted is left out: no null, neither as a value nor as a default.
+
+    A key is described by the docstring of its field.
+    """
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        found = super().model_schema(schema)
+        for key, text in field_docs(schema["cls"]).items():
+            found["properties"][key]["description"] = text
+        return found
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
