@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
-from pytest_mnode.machine.netdev import Interface, rate_mbits_s
+from pytest_mnode.machine.netdev import Interface, Kind, rate_mbits_s
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec import Spec
@@ -32,12 +32,19 @@ def mtus_of(spec: Spec) -> dict[str, tuple[Network, int]]:
 
 
 def interfaces(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per network: how many of its interfaces exist and are up."""
+    """One measurement per network: how many of its interfaces exist and are up; and loopback."""
     if promises(spec).interfaces is None:
         return []
-    found = []
-    for key, network in networks_of(spec).items():
-        found.append(_interfaces(survey, survey.node(name), spec, key, network))
+    me = survey.node(name)
+    networks = networks_of(spec).items()
+    found = [_interfaces(survey, me, spec, key, network) for key, network in networks]
+    # Ranks of one node meet through loopback, and many programs listen on nothing else.
+    for one in me.machine.interfaces or ():
+        if one.kind is Kind.LOOPBACK:
+            subject = Subject(f"{one.name} is up", "", equals(1), "every Linux node has loopback")
+            culprit = f"{name} {one.name} is down"
+            unread = subject.unknown(f"{name}: the state of {one.name} cannot be read")
+            found.append(unread if one.up is None else subject.measured(one.up, culprit))
     return found
 
 

@@ -111,6 +111,34 @@ def test_loopback_has_no_links_to_fail(tmp_path: Path) -> None:
     assert set(verdicts(reach.peers, survey, spec).values()) == {"inconclusive"}
 
 
+@pytest.mark.parametrize(
+    ("admin_up", "carrier", "found"),
+    [
+        (True, True, []),
+        (False, None, [("fail", "gpu1 lo is down")]),
+        (None, None, [("inconclusive", None)]),
+    ],
+)
+def test_loopback_is_up(
+    admin_up: bool | None,
+    carrier: bool | None,
+    found: list[tuple[str, str | None]],
+    tmp_path: Path,
+) -> None:
+    spec = spec_of(tmp_path, "{interfaces: {}}")
+    survey = healthy(2)
+    loopback = replace(
+        interface("lo", "127.0.0.1", kind=Kind.LOOPBACK, carrier=carrier),
+        operstate="unknown",
+        admin_up=admin_up,
+    )
+    has = survey.nodes[1].machine.interfaces
+    assert has is not None
+    one_down = with_facts(survey, 1, interfaces=(loopback, *has))
+    bad = [one for one in asked(links.interfaces, one_down, spec)["gpu1"] if one.verdict != "pass"]
+    assert [(one.verdict, one.culprit) for one in bad] == found
+
+
 def test_speeds_of_what_has_none_are_not_known(spec: Spec) -> None:
     slow = with_facts(
         healthy(),
