@@ -11,7 +11,7 @@
 PYTHON ?= python3
 NODES := 4
 # Tests mostly wait, for links, limits and schedulers: four files at a time, on two cores. They keep
-# their order: files with the fewest tests take longest, and would come last.
+# the order of tests/conftest.py: files with the fewest tests take longest, and would come last.
 WORKERS := 4
 REPORT := mnode-report
 VENV := .venv

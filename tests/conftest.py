@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import signal
+from types import ModuleType
 
+import pytest
 from hypothesis import settings
+
+_WHOLE_RUNS = {"tests.inner", "tests.scenario"}
+"""Modules by which tests start pytest or a rack."""
 
 
 def pytest_configure() -> None:
@@ -16,3 +22,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("untimed", settings(), deadline=None)
     settings.load_profile("untimed")
+
+
+@functools.cache
+def _is_long(module: ModuleType) -> bool:
+    return any(getattr(it, "__module__", "") in _WHOLE_RUNS for it in vars(module).values())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Long files first: one that came last would keep one worker busy, and the others idle."""
+    items.sort(key=lambda item: not _is_long(item.module))

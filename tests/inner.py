@@ -14,6 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+# Imported here, or every run in this process would import them again: pytester forgets its imports.
+from pytest_mnode.controller import certificate_plugin, live_plugin  # noqa: F401
 from pytest_mnode.launchers.rack import Rack
 
 LIMIT_S = 600
@@ -111,6 +113,17 @@ def run_pytest(
     """Run pytest in `directory`; fails the calling test where it does not end in time."""
     env = {**clean_env(), **(env or {})}
     return run_to_end(junit_command(directory, *args), directory, env, limit_s)
+
+
+def run_here(pytester: pytest.Pytester, *args: str) -> InnerRun:
+    """Run pytest in `pytester.path` and in this process: for runs without ranks."""
+    (pytester.path / "pytest.ini").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - clean_env().keys():
+            patch.delenv(name)
+        done = pytester.runpytest_inprocess("--junitxml=junit.xml", *args, no_reraise_ctrlc=True)
+    output = f"{done.stdout}\n{done.stderr}"
+    return InnerRun(int(done.ret), output, pytester.path / "junit.xml")
 
 
 def run_to_end(

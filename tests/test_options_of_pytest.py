@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inner import clean_env, command, run_to_end, write_files
+from tests.inner import InnerRun, clean_env, command, run_here, run_to_end, write_files
 
 TESTS = """
     import pytest
@@ -30,23 +30,23 @@ TESTS = """
 NODES = ("--mnode-nodes=2", "--mnode-launcher=local")
 RUNS = "3 passed"
 IN_RANKS = "test_it.py::test_in_ranks (fixtures used: plain, process_group"
-NO_CACHE = "-p no:cacheprovider -p no:faulthandler"
+WITHOUT = "-p no:cacheprovider -p no:faulthandler -p no:capture -p no:tmpdir"
 PLAN = "SETUP    M wide (fixtures used: world)"
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (f"--setup-show {NO_CACHE}", IN_RANKS),
+        (f"--setup-show {WITHOUT} --import-mode=append", IN_RANKS),
         ("--stepwise --lf --ff --durations=3 -x --maxfail=2 --import-mode=importlib", RUNS),
         ("-p no:terminal -p no:setuponly -p no:setupplan", ""),
-        ("-p no:capture -p no:tmpdir --import-mode=append", RUNS),
     ],
 )
 def test_tests_are_run(tmp_path: Path, options: str, said: str) -> None:
-    output = _run(tmp_path, options)
-    assert said in output
-    assert (tmp_path / "ran").exists(), output
+    run = _run_apart(tmp_path, options)
+    _ended_well(run)
+    assert said in run.output
+    assert (tmp_path / "ran").exists(), run.output
 
 
 @pytest.mark.parametrize(
@@ -65,22 +65,35 @@ def test_tests_are_run(tmp_path: Path, options: str, said: str) -> None:
         ("--version", "pytest "),
     ],
 )
-def test_no_test_is_run(tmp_path: Path, options: str, said: str) -> None:
-    output = _run(tmp_path, f"--mnode-report=report {options}")
-    assert said in output
-    assert "= certificate =" not in output
-    assert not (tmp_path / "ran").exists()
-    assert not (tmp_path / "report").exists()
+def test_no_test_is_run(pytester: pytest.Pytester, options: str, said: str) -> None:
+    directory = pytester.path
+    options = f"--mnode-report=report {options}"
+    starts = options.endswith(("--setup-only", "-n1"))
+    run = _run_apart(directory, options) if starts else _run_here(pytester, options)
+    _ended_well(run)
+    assert said in run.output
+    assert "= certificate =" not in run.output
+    assert not (directory / "ran").exists()
+    assert not (directory / "report").exists()
     # What sets nothing up needs no nodes either, which might be those of a whole allocation.
-    assert (tmp_path / "logs").exists() is (options == "--setup-only")
+    assert (directory / "logs").exists() is options.endswith("--setup-only")
 
 
-def _run(directory: Path, options: str) -> str:
-    """The output of a run that must end well."""
+def _run_apart(directory: Path, options: str) -> InnerRun:
     (directory / "pytest.ini").touch()
     write_files(directory, test_it=TESTS)
-    argv = command(*NODES, "--mnode-log-dir=logs", *options.split())
-    run = run_to_end(argv, directory, clean_env(), 60)
+    return run_to_end(command(*_args(options)), directory, clean_env(), 60)
+
+
+def _run_here(pytester: pytest.Pytester, options: str) -> InnerRun:
+    write_files(pytester.path, test_it=TESTS)
+    return run_here(pytester, *_args(options))
+
+
+def _args(options: str) -> tuple[str, ...]:
+    return (*NODES, "--mnode-log-dir=logs", *options.split())
+
+
+def _ended_well(run: InnerRun) -> None:
     assert run.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), run.output
     assert not re.search(r"Traceback \(|INTERNALERROR|AssertionError", run.output), run.output
-    return run.output

@@ -10,9 +10,13 @@ from tests.inner import run_pytest, write_files
 
 LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
 LOOPS = {
-    "loops": """
+    "loops, and looks for a worker": """
         import pytest
         from _pytest.runner import runtestprotocol
+
+        def pytest_configure(config):
+            if hasattr(config, "workerinput"):
+                config.seed = config.workerinput["seed"] + 1
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_protocol(item, nextitem):
@@ -77,11 +81,6 @@ LOOPS = {
         def pytest_runtestloop(session):
             return True
     """,
-    "looks for a worker": """
-        def pytest_configure(config):
-            if hasattr(config, "workerinput"):
-                config.seed = config.workerinput["seed"] + 1
-    """,
 }
 
 
@@ -89,7 +88,7 @@ LOOPS = {
     ("plugin", "outcomes", "line"),
     [
         (
-            "loops",
+            "loops, and looks for a worker",
             {"test_passes": "passed", "test_fails": "failure"},
             "test_fails 2 passed failed passed",
         ),
@@ -100,7 +99,6 @@ LOOPS = {
         ),
         ("swallows", {"test_passes": "error", "test_fails": "error"}, "late may have taken it"),
         ("never runs", {}, "test_it.py::test_fails was selected and never ran"),
-        ("looks for a worker", {"test_passes": "passed", "test_fails": "failure"}, "1 failed"),
     ],
 )
 def test_no_plugin_silences_a_test(

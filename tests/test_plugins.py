@@ -89,54 +89,6 @@ SUBTESTS = """
 """
 
 
-@pytest.fixture(scope="module")
-def subtests_run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    directory = tmp_path_factory.mktemp("subtests")
-    write_files(directory, test_it=SUBTESTS)
-    return run_pytest(directory, *LOCAL, env=WIDE)
-
-
-def test_a_failed_subtest_of_any_rank_fails_the_test(subtests_run: InnerRun) -> None:
-    assert subtests_run.outcomes() == {
-        "test_one_rank_fails_one": "failure",
-        "test_all_ranks_fail_one": "failure",
-        "test_different_numbers": "failure",
-        "test_all_pass": "passed",
-        "test_fails_after_its_subtests": "failure",
-        "test_passes": "passed",
-        "test_subtest_fails": "failure",
-        "test_fails": "failure",
-        "test_teardown_fails": "failure",
-        "test_skip": "skipped",
-        "test_expected": "skipped",
-        "test_unexpected": "failure",
-        "test_one_rank_fails": "failure",
-    }, subtests_run.output
-    assert subtests_run.returncode == pytest.ExitCode.TESTS_FAILED
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "SUBFAILED[loss] (i='1') test_it.py::test_one_rank_fails_one - rank 1 of 2 on local1: "
-        "AssertionError: loss 1 diverges",
-        "FAILED test_it.py::test_one_rank_fails_one - contains 1 failed subtest",
-        "SUBFAILED[first] test_it.py::test_all_ranks_fail_one - ranks 0-1 of 2",
-        "SUBFAILED(i='1') test_it.py::test_different_numbers - rank 1 of 2 on local1: "
-        "assert 1 == 0",
-        "SUBFAILED(i='2') test_it.py::TestUnit::test_subtest_fails - rank 0 of 2 on local0: "
-        "AssertionError: True is not false",
-    ],
-)  # fmt: skip
-def test_a_failed_subtest_is_named_with_its_ranks(subtests_run: InnerRun, line: str) -> None:
-    assert line in subtests_run.output, subtests_run.output
-
-
-def test_ranks_without_the_failure_are_said_too(subtests_run: InnerRun) -> None:
-    assert "[rank 0 of 2 on local0: passed]" in subtests_run.output
-    assert "[rank 0 of 2 on local0: did not report it]" in subtests_run.output
-
-
 REPORTS = """
     import os, signal
     import pytest
@@ -196,16 +148,62 @@ COUNTED = {
 }
 
 
-def test_every_report_of_a_plugin_counts(tmp_path: Path) -> None:
-    tests = "\n".join(f"def {name}(world): pass" for name in COUNTED)
-    write_files(tmp_path, conftest=REPORTS, test_it=tests)
-    run = run_pytest(tmp_path, *LOCAL, env=WIDE)
-    found = {name: {e.tag for e in case} - {"properties"} for name, case in run.cases().items()}
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    directory = tmp_path_factory.mktemp("plugins")
+    counted = "\n".join(f"def {name}(world): pass" for name in COUNTED)
+    write_files(directory, conftest=REPORTS, test_it=SUBTESTS, test_reports=counted)
+    return run_pytest(directory, *LOCAL, env=WIDE)
+
+
+def test_a_failed_subtest_of_any_rank_fails_the_test(ran: InnerRun) -> None:
+    assert {name: kind for name, kind in ran.outcomes().items() if name not in COUNTED} == {
+        "test_one_rank_fails_one": "failure",
+        "test_all_ranks_fail_one": "failure",
+        "test_different_numbers": "failure",
+        "test_all_pass": "passed",
+        "test_fails_after_its_subtests": "failure",
+        "test_passes": "passed",
+        "test_subtest_fails": "failure",
+        "test_fails": "failure",
+        "test_teardown_fails": "failure",
+        "test_skip": "skipped",
+        "test_expected": "skipped",
+        "test_unexpected": "failure",
+        "test_one_rank_fails": "failure",
+    }, ran.output
+    assert ran.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "SUBFAILED[loss] (i='1') test_it.py::test_one_rank_fails_one - rank 1 of 2 on local1: "
+        "AssertionError: loss 1 diverges",
+        "FAILED test_it.py::test_one_rank_fails_one - contains 1 failed subtest",
+        "SUBFAILED[first] test_it.py::test_all_ranks_fail_one - ranks 0-1 of 2",
+        "SUBFAILED(i='1') test_it.py::test_different_numbers - rank 1 of 2 on local1: "
+        "assert 1 == 0",
+        "SUBFAILED(i='2') test_it.py::TestUnit::test_subtest_fails - rank 0 of 2 on local0: "
+        "AssertionError: True is not false",
+    ],
+)  # fmt: skip
+def test_a_failed_subtest_is_named_with_its_ranks(ran: InnerRun, line: str) -> None:
+    assert line in ran.output, ran.output
+
+
+def test_ranks_without_the_failure_are_said_too(ran: InnerRun) -> None:
+    assert "[rank 0 of 2 on local0: passed]" in ran.output
+    assert "[rank 0 of 2 on local0: did not report it]" in ran.output
+
+
+def test_every_report_of_a_plugin_counts(ran: InnerRun) -> None:
+    found = {name: {e.tag for e in case} - {"properties"} for name, case in ran.cases().items()}
     expected = {name: set() if o == "passed" else {o} for name, o in COUNTED.items()}
     for name, kinds in expected.items():
-        assert kinds <= found[name], (name, run.output)
-        assert bool(kinds) == bool(found[name]), (name, run.output)
-    assert "a plugin reported the outcome 'rerun' of call" in run.output
+        assert kinds <= found[name], (name, ran.output)
+        assert bool(kinds) == bool(found[name]), (name, ran.output)
+    assert "a plugin reported the outcome 'rerun' of call" in ran.output
 
 
 @pytest.mark.parametrize(

@@ -12,25 +12,15 @@ import pytest
 from pytest_mnode import options
 from tests.inner import InnerRun, clean_env, run_pytest, write_files
 
-TESTS = """
-    import pytest
-
-    def test_a(world): pass
-    def test_b(world): assert world.rank != 1
-    def test_c(world): pass
-    def test_d(): pass
-"""
 LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
-
-
-def test_first_failure_stops_and_lf_repeats_it(tmp_path: Path) -> None:
-    write_files(tmp_path, test_it=TESTS)
-    run = run_pytest(tmp_path, *LOCAL, "-x", "-k", "not test_a")
-    assert run.outcomes() == {"test_b": "failure"}
-    assert "stopping after 1 failures" in run.output
-    again = run_pytest(tmp_path, *LOCAL, "--lf")
-    assert again.outcomes() == {"test_b": "failure"}
-    assert again.returncode == pytest.ExitCode.TESTS_FAILED
+BREAKS = """
+    import threading
+    if threading.current_thread() is threading.main_thread():
+        import sys
+        if "torch.distributed.launcher.api" in sys.modules:
+            raise RuntimeError("only here")
+    def test_breaks(world): pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,37 +44,36 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
         directory,
         test_1=module.format(last=True, end=""),
         test_2=module.format(last=True, end=""),
-        test_3=module.format(last=False, end=""),
+        test_3=module.format(last="world.rank != 1", end=""),
         test_4=module.format(last=True, end="raise OSError('could not be ended')"),
+        test_5=BREAKS,
     )
     return run_pytest(directory, *LOCAL)
 
 
 def test_tests_here_and_tests_in_ranks_may_stand_in_any_order(mixed: InnerRun) -> None:
-    assert "1 failed, 7 passed" in mixed.output, mixed.output
+    assert "1 failed, 7 passed, 2 errors" in mixed.output, mixed.output
     ended = mixed.junit.with_name("ended").read_text()
-    assert ended.split() == [f"test_{n}.py" for n in range(1, 5)]
+    assert ended.split()[:4] == [f"test_{n}.py" for n in range(1, 5)]
 
 
 def test_what_fails_when_it_ends_behind_tests_in_ranks_is_an_error(mixed: InnerRun) -> None:
-    assert "1 failed, 7 passed, 1 error" in mixed.output, mixed.output
     assert "ERROR test_4.py::test_in_ranks - OSError: could not be ended" in mixed.output
 
 
-def test_default_number_of_nodes_is_what_tests_ask_for(tmp_path: Path) -> None:
-    write_files(
-        tmp_path,
-        test_it="""
-            import pytest
+def test_a_module_that_only_breaks_where_ranks_collect(mixed: InnerRun) -> None:
+    assert mixed.outcomes()["test_breaks"] == "error"
+    assert "collected by the controller but not where the ranks are" in mixed.output
+    assert "only here" in mixed.output
 
-            @pytest.mark.mnode(nodes=3)
-            def test_three(world): assert world.size == 3
-            def test_all(world): assert world.size == 3
-        """,
-    )
-    run = run_pytest(tmp_path, "--mnode-launcher=local")
-    assert set(run.outcomes().values()) == {"passed"}, run.output
-    assert "launcher local (asked for), 3 nodes × 1 = 3 ranks" in run.output
+
+def test_the_first_failure_stops_and_lf_repeats_what_failed(mixed: InnerRun) -> None:
+    again = run_pytest(mixed.junit.parent, *LOCAL, "--lf", "-x", "-v")
+    assert "rerun previous 3 failures" in again.output, again.output
+    assert again.outcomes() == {"test_in_ranks": "failure"}
+    assert "test_3.py::test_in_ranks FAILED" in again.output
+    assert "stopping after 1 failures" in again.output
+    assert again.returncode == pytest.ExitCode.TESTS_FAILED
 
 
 def test_collect_only_starts_nothing(pytester: pytest.Pytester) -> None:
@@ -152,28 +141,10 @@ def test_every_option_is_documented(pytestconfig: pytest.Config) -> None:
     assert valued == ini_keys
 
 
-def test_a_module_that_only_breaks_where_ranks_collect(tmp_path: Path) -> None:
-    write_files(
-        tmp_path,
-        test_it="""
-            import threading
-            if threading.current_thread() is threading.main_thread():
-                import sys
-                if "torch.distributed.launcher.api" in sys.modules:
-                    raise RuntimeError("only here")
-            def test_it(world): pass
-        """,
-    )
-    run = run_pytest(tmp_path, *LOCAL)
-    assert run.outcomes() == {"test_it": "error"}
-    assert "collected by the controller but not where the ranks are" in run.output
-    assert "only here" in run.output
-
-
 @pytest.mark.parametrize(
     ("args", "usual", "least"), [((), 1, 2), (("--mnode-procs-per-node=3",), 3, 3)]
 )
-def test_as_many_ranks_a_node_at_least_where_they_use_cpus(
+def test_as_many_nodes_as_are_asked_for_and_ranks_a_node_at_least_where_they_use_cpus(
     tmp_path: Path, args: tuple[str, ...], usual: int, least: int
 ) -> None:
     write_files(
@@ -189,12 +160,17 @@ def test_as_many_ranks_a_node_at_least_where_they_use_cpus(
 
             @pytest.mark.mnode(nodes=1, min_procs_per_node=2)
             def test_least_of_the_cluster(cluster): assert cluster.world().size == {least}
+
+            @pytest.mark.mnode(nodes=3)
+            def test_three(world): assert world.size == {3 * usual}
+
+            def test_all(world): assert world.size == {3 * usual}
         """,
     )
     run = run_pytest(tmp_path, "--mnode-launcher=local", *args)
-    assert run.outcomes() == dict.fromkeys(
-        ("test_usual", "test_least", "test_least_of_the_cluster"), "passed"
-    ), run.output
+    names = ("usual", "least", "least_of_the_cluster", "three", "all")
+    assert run.outcomes() == {f"test_{name}": "passed" for name in names}, run.output
+    assert f"launcher local (asked for), 3 nodes × {usual} = {3 * usual} ranks" in run.output
 
 
 def test_accelerators_are_not_shared_to_have_more_ranks(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inner import need_rack, run_pytest, write_files
+from tests.inner import InnerRun, need_rack, run_here, run_pytest, write_files
 
 CRITERIA = {
     "test_aaa": """
@@ -50,18 +50,56 @@ CRITERIA = {
             \"\"\"Can it be told?\"\"\"
             measure("cables", None, equals=2, source="two")
     """,
+    "test_hung": """
+        import time
+        import pytest
+        from pytest_mnode.measurement import Measurement, equals
+        pytestmark = [pytest.mark.criterion, pytest.mark.stops("hung", only_hung=True)]
+
+        def limit_s(spec, settings, nodes, ranks_per_node):
+            assert (spec.name, settings.nodes, nodes, ranks_per_node) == ("rack", 2, 2, 1)
+            return 0.5
+
+        def corrupters(nodes, spec):
+            return [Measurement("corrupt paths", 1, "", equals(0), "none", "node1 fab0")]
+
+        def test_fails(world):
+            \"\"\"Is it well?\"\"\"
+            assert world.size == 3
+
+        def test_is_tried(world):
+            \"\"\"Is it well?\"\"\"
+
+        @pytest.mark.mnode(timeout=limit_s, on_failure=corrupters)
+        def test_hangs(world):
+            \"\"\"Does it end?\"\"\"
+            if world.rank == 1:
+                time.sleep(1000)
+
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_is_not_tried(world, number):
+            \"\"\"Is it well?\"\"\"
+    """,
+}
+HUNG = {
+    "test_fails": "failure",
+    "test_is_tried": "passed",
+    "test_hangs": "failure",
+    "test_is_not_tried[1]": "error",
+    "test_is_not_tried[2]": "error",
 }
 
 
-@pytest.fixture(autouse=True)
-def _rack() -> None:
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     need_rack()
+    directory = tmp_path_factory.mktemp("rules")
+    write_files(directory, **CRITERIA)
+    return run_pytest(directory, "--mnode-nodes=2", "--mnode-report=report", "-v")
 
 
-def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(tmp_path: Path) -> None:
-    write_files(tmp_path, **CRITERIA)
-    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-report=report", "-v")
-    assert run.outcomes() == {
+def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(ran: InnerRun) -> None:
+    assert ran.outcomes() == {
         "test_each[node0]": "passed",
         "test_each[node1]": "failure",
         "test_inconclusive": "error",
@@ -70,11 +108,12 @@ def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(tmp_p
         "test_open": "skipped",
         "test_open_in_ranks": "skipped",
         "test_kept": "passed",
-    }, run.output
-    assert next(iter(run.cases())) == "test_each[node0]"  # first, by its mark
+        **HUNG,
+    }, ran.output
+    assert next(iter(ran.cases())) == "test_each[node0]"  # first, by its mark
     reason = "not run: zzz failed (node1"
-    assert run.output.count(reason) >= 2
-    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
+    assert ran.output.count(reason) >= 2
+    certificate = json.loads((ran.junit.parent / "report/certificate.json").read_text())
     criteria = {c["name"]: c for c in certificate["criteria"]}
     cases = {c["test"].partition("::")[2]: c for c in criteria["mesh"]["cases"]}
     assert {name: c["verdict"] for name, c in cases.items()} == {
@@ -89,6 +128,7 @@ def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(tmp_p
 
 
 def test_a_test_for_each_node_misses_none(tmp_path: Path) -> None:
+    need_rack()
     write_files(
         tmp_path,
         test_each="""
@@ -126,7 +166,7 @@ def test_a_test_for_each_node_misses_none(tmp_path: Path) -> None:
     assert "each of 2 nodes, and there are 3; give --mnode-nodes=3" in run.output
 
 
-def test_a_test_that_was_interrupted_has_not_passed(tmp_path: Path) -> None:
+def test_a_test_that_was_interrupted_has_not_passed(pytester: pytest.Pytester) -> None:
     text = """
         import pytest
         pytestmark = pytest.mark.criterion
@@ -135,10 +175,10 @@ def test_a_test_that_was_interrupted_has_not_passed(tmp_path: Path) -> None:
         def test_interrupted(): raise KeyboardInterrupt
         def test_after(): pass
     """
-    write_files(tmp_path, test_mesh=text)
-    run = run_pytest(tmp_path, "--mnode-report=report")
+    write_files(pytester.path, test_mesh=text)
+    run = run_here(pytester, "--mnode-report=report")
     assert run.returncode == pytest.ExitCode.INTERRUPTED, run.output
-    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
+    certificate = json.loads((pytester.path / "report/certificate.json").read_text())
     assert certificate["verdict"] == "incomplete"
     [mesh] = [c for c in certificate["criteria"] if c["name"] == "mesh"]
     cases = {c["test"].partition("::")[2]: c for c in mesh["cases"]}
@@ -150,46 +190,8 @@ def test_a_test_that_was_interrupted_has_not_passed(tmp_path: Path) -> None:
     assert cases["test_interrupted"]["message"] == "it was interrupted before it ended"
 
 
-def test_a_hang_stops_the_rest_of_its_criterion_and_a_failure_does_not(tmp_path: Path) -> None:
+def test_a_hang_stops_the_rest_of_its_criterion_and_a_failure_does_not(ran: InnerRun) -> None:
     """The limit of the hanging test follows from the spec; the others cost nothing."""
-    hangs = """
-        import time
-        import pytest
-        from pytest_mnode.measurement import Measurement, equals
-        pytestmark = [pytest.mark.criterion, pytest.mark.stops("mesh", only_hung=True)]
-
-        def limit_s(spec, settings, nodes, ranks_per_node):
-            assert (spec.name, settings.nodes, nodes, ranks_per_node) == ("rack", 2, 2, 1)
-            return 0.5
-
-        def corrupters(nodes, spec):
-            return [Measurement("corrupt paths", 1, "", equals(0), "none", "node1 fab0")]
-
-        def test_fails(world):
-            \"\"\"Is it well?\"\"\"
-            assert world.size == 3
-
-        def test_is_tried(world):
-            \"\"\"Is it well?\"\"\"
-
-        @pytest.mark.mnode(timeout=limit_s, on_failure=corrupters)
-        def test_hangs(world):
-            \"\"\"Does it end?\"\"\"
-            if world.rank == 1:
-                time.sleep(1000)
-
-        @pytest.mark.parametrize("number", [1, 2])
-        def test_is_not_tried(world, number):
-            \"\"\"Is it well?\"\"\"
-    """
-    write_files(tmp_path, test_mesh=hangs)
-    run = run_pytest(tmp_path, "--mnode-nodes=2")
-    assert run.outcomes() == {
-        "test_fails": "failure",
-        "test_is_tried": "passed",
-        "test_hangs": "failure",
-        "test_is_not_tried[1]": "error",
-        "test_is_not_tried[2]": "error",
-    }, run.output
-    assert run.output.count("not run: mesh failed (node1 fab0)") >= 2
-    assert "no end within 0.5 s" in run.output
+    assert {name: ran.outcomes()[name] for name in HUNG} == HUNG
+    assert ran.output.count("not run: hung failed (node1 fab0)") >= 2
+    assert "no end within 0.5 s" in ran.output

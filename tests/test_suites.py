@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_mnode.suites import Suite, needs_no_world, spread, suite_of
-from tests.inner import run_pytest, write_files
+from tests.inner import run_here, write_files
 
 COMMON = "torch.testing._internal.common_distributed"
 
@@ -56,10 +55,10 @@ def test_ranks_are_spread_evenly(size: int, nodes: int, used: int) -> None:
     ],
 )
 def test_a_size_that_makes_no_world_is_one_line(
-    tmp_path: Path, world_size: str, mark: str, message: str
+    pytester: pytest.Pytester, world_size: str, mark: str, message: str
 ) -> None:
     write_files(
-        tmp_path,
+        pytester.path,
         test_sizes=f"""
             import pytest
 
@@ -74,7 +73,7 @@ def test_a_size_that_makes_no_world_is_one_line(
                 def test_body(self): pass
         """,
     )
-    run = run_pytest(tmp_path, "--mnode-launcher=local")
+    run = run_here(pytester, "--mnode-launcher=local")
     assert run.returncode == pytest.ExitCode.USAGE_ERROR, run.output
     assert f"test_body: {message}" in run.output
     assert "Traceback" not in run.output

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from pytest_mnode.spec import default_spec_path
-from tests.inner import run_pytest, write_files
+from tests.inner import InnerRun, run_here, run_pytest, write_files
 
 LOST = "node1 is lost: the connection was lost; it could not be booted again: no command"
 TESTS = """
@@ -23,20 +22,28 @@ LOSES = f"from pytest_mnode.controller.session import run_of; run_of(pytestconfi
 STOPS = "request.session.shouldstop = 'enough'"
 
 
-def ended(directory: Path, ends: str, *args: str) -> tuple[int, list[str], str]:
+def ended(pytester: pytest.Pytester, ends: str, *args: str) -> tuple[int, list[str], str]:
     """Exit code, reasons of the certificate where one was written, and output."""
-    write_files(directory, test_mesh=TESTS.format(ends=ends))
-    run = run_pytest(directory, *args)
-    written = directory / "report/certificate.json"
+    write_files(pytester.path, test_mesh=TESTS.format(ends=ends))
+    return how_ended(run_here(pytester, *args))
+
+
+def how_ended(run: InnerRun) -> tuple[int, list[str], str]:
+    written = run.junit.parent / "report/certificate.json"
     reasons = json.loads(written.read_text())["reasons"] if written.exists() else []
     return run.returncode, reasons, run.output
 
 
-@pytest.mark.parametrize("xdist", [(), ("-n1",)], ids=["alone", "xdist"])
+@pytest.mark.parametrize("xdist", [False, True])
 def test_a_node_that_is_lost_for_good_is_no_interruption(
-    tmp_path: Path, xdist: tuple[str, ...]
+    pytester: pytest.Pytester, xdist: bool
 ) -> None:
-    code, reasons, output = ended(tmp_path, LOSES, "--mnode-report=report", *xdist)
+    if xdist:
+        write_files(pytester.path, test_mesh=TESTS.format(ends=LOSES))
+        run = run_pytest(pytester.path, "--mnode-report=report", "-n1")
+        code, reasons, output = how_ended(run)
+    else:
+        code, reasons, output = ended(pytester, LOSES, "--mnode-report=report")
     assert code == pytest.ExitCode.TESTS_FAILED, output
     assert f"cut short by {LOST}" in reasons
     assert not any("interrupted" in reason for reason in reasons)
@@ -51,19 +58,19 @@ def test_a_node_that_is_lost_for_good_is_no_interruption(
     ],
 )
 def test_a_certificate_says_how_much_of_the_cluster_it_covers(
-    tmp_path: Path, promise: str, covered: str
+    pytester: pytest.Pytester, promise: str, covered: str
 ) -> None:
     page = default_spec_path().read_text().replace("name: rack", f"name: rack\n{promise}")
-    (tmp_path / "spec.yaml").write_text(page)
+    (pytester.path / "spec.yaml").write_text(page)
     args = ("--mnode-spec=spec.yaml", "--mnode-nodes=2", "--mnode-launcher=local")
-    _, _, output = ended(tmp_path, "pass", *args, "--mnode-report=report")
+    _, _, output = ended(pytester, "pass", *args, "--mnode-report=report")
     assert f"covered: {covered}\n" in output
-    assert f'value="{covered}"' in (tmp_path / "report/certificate.xml").read_text()
+    assert f'value="{covered}"' in (pytester.path / "report/certificate.xml").read_text()
 
 
-def test_without_a_certificate_the_exit_code_is_pytests_own(tmp_path: Path) -> None:
+def test_without_a_certificate_the_exit_code_is_pytests_own(pytester: pytest.Pytester) -> None:
     spec = f"--mnode-spec={default_spec_path()}"
-    code, _, output = ended(tmp_path, LOSES, spec, "--color=yes")
+    code, _, output = ended(pytester, LOSES, spec, "--color=yes")
     assert code == pytest.ExitCode.INTERRUPTED, output
     assert f"cut short by {LOST}" in output
     assert "cut short by interrupted" not in output
@@ -78,14 +85,16 @@ def test_without_a_certificate_the_exit_code_is_pytests_own(tmp_path: Path) -> N
         (f"{LOSES}; raise KeyboardInterrupt", "cut short by interrupted"),
     ],
 )
-def test_what_others_end_is_an_interruption(tmp_path: Path, ends: str, reason: str) -> None:
-    code, reasons, output = ended(tmp_path, ends, "--mnode-report=report")
+def test_what_others_end_is_an_interruption(
+    pytester: pytest.Pytester, ends: str, reason: str
+) -> None:
+    code, reasons, output = ended(pytester, ends, "--mnode-report=report")
     assert code == pytest.ExitCode.INTERRUPTED, output
     assert reason in reasons
     assert "cut short by interrupted" in reasons
 
 
-def test_an_outcome_that_a_plugin_made_up_does_not_certify(tmp_path: Path) -> None:
+def test_an_outcome_that_a_plugin_made_up_does_not_certify(pytester: pytest.Pytester) -> None:
     conftest = """
         import pytest
 
@@ -96,31 +105,31 @@ def test_an_outcome_that_a_plugin_made_up_does_not_certify(tmp_path: Path) -> No
                 report.outcome = "rerun"
             return report
     """
-    write_files(tmp_path, conftest=conftest)
-    _, reasons, output = ended(tmp_path, "pass", "--mnode-report=report")
+    write_files(pytester.path, conftest=conftest)
+    _, reasons, output = ended(pytester, "pass", "--mnode-report=report")
     assert "mesh inconclusive (a plugin reported the outcome 'rerun')" in reasons, (reasons, output)
 
 
-def test_certificates_are_kept_and_the_next_run_knows_them(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
+def test_certificates_are_kept_and_the_next_run_knows_them(pytester: pytest.Pytester) -> None:
+    kept = pytester.path / "kept"
     for number in (1, 2):
-        _, _, output = ended(tmp_path, "pass", "--mnode-history=kept", "--mnode-report=report")
+        _, _, output = ended(pytester, "pass", "--mnode-history=kept", "--mnode-report=report")
         assert f"history: {number} run" in output, output
         assert len(list(kept.iterdir())) == number
-    certificate = json.loads((tmp_path / "report/certificate.json").read_text())
+    certificate = json.loads((pytester.path / "report/certificate.json").read_text())
     assert [run["verdict"] for run in certificate["history"]["runs"]] == ["incomplete"] * 2
-    (tmp_path / "file").touch()
-    run = run_pytest(tmp_path, "--mnode-history=file")
+    (pytester.path / "file").touch()
+    run = run_here(pytester, "--mnode-history=file")
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--mnode-history=" in run.output
     assert "accepted: a directory, or a new name" in run.output
 
 
-def test_metrics_are_written_where_they_were_asked_for(tmp_path: Path) -> None:
-    _, _, output = ended(tmp_path, "pass", "--mnode-prometheus=mnode.prom")
-    metrics = (tmp_path / "mnode.prom").read_text()
+def test_metrics_are_written_where_they_were_asked_for(pytester: pytest.Pytester) -> None:
+    _, _, output = ended(pytester, "pass", "--mnode-prometheus=mnode.prom")
+    metrics = (pytester.path / "mnode.prom").read_text()
     assert 'mnode_criterion_verdict{criterion="mesh",spec="rack",verdict="pass"} 1.0' in metrics
-    assert f"written: {tmp_path}/mnode.prom" in output
-    run = run_pytest(tmp_path, "--mnode-prometheus=no/mnode.prom")
+    assert f"written: {pytester.path}/mnode.prom" in output
+    run = run_here(pytester, "--mnode-prometheus=no/mnode.prom")
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
     assert "accepted: a file in a directory that exists" in run.output

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.errors import UsageError
+from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher, Node
+from pytest_mnode.protocol.launcher_requests import PowerOff
 
 
 def test_nodes_are_this_machine() -> None:
@@ -30,7 +31,11 @@ def test_commands_are_the_command() -> None:
 
 
 def test_no_power_switch() -> None:
-    assert not hasattr(Local(nodes=1), "power_off")
+    with pytest.raises(ClusterError) as caught:
+        Local(nodes=2).ask(PowerOff("local1"))
+    assert str(caught.value) == (
+        "the local launcher cannot switch nodes off; use --mnode-launcher=rack, which can"
+    )
 
 
 def test_needs_a_node() -> None:
