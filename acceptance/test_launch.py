@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode.criteria.launching import absent, rendezvous, store
+from pytest_mnode.criteria.launching import rendezvous, store
 from pytest_mnode.criteria.launching.chosen_path import path_of
 from pytest_mnode.criteria.launching.image import measured_image
 from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place, judged_start
@@ -77,14 +77,6 @@ def test_store_serves_many_clients(cluster: Cluster, spec: Spec, measure: Measur
     loads = store.measured_loads(cluster, promise)
     print(store.table(loads))
     measure.record(store.judged_loads(loads, promise))
-
-
-def test_who_never_came_is_named(cluster: Cluster, spec: Spec, measure: Measure) -> None:
-    """If a rank never comes, does every other rank name it?"""
-    promise = promised(spec, "launch.absent")
-    if len(cluster.nodes) < 2:
-        pytest.skip("nobody is missed on one node; give --mnode-nodes=2 or more")
-    measure.record(absent.measured_absence(cluster, promise, spec))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

@@ -236,6 +236,11 @@ class Criterion(Page):
         return iter(())
 
 
+def not_judged(key: str) -> str:
+    """The line about a key that is accepted and that no question reads."""
+    return f"{key}: no longer judged: only the plugin's own code decides it, and its tests show it"
+
+
 class NonEmptyCriterion(Criterion):
     """Base of a criterion without a required key, of which one key at least must be given."""
 

@@ -15,7 +15,7 @@ from pytest_mnode.spec.fields import (
     Text,
     rising,
 )
-from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion
+from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion, not_judged
 
 Style = Literal["torchrun", "deepspeed", "megatron"]
 
@@ -53,15 +53,6 @@ class StorePromise(Page):
         return rising(clients, "number", str)
 
 
-class AbsentPromise(Page):
-    """Where a rank never arrives, every other rank names it, soon after its limit."""
-
-    limit_s: Seconds = Field(2.0, alias="limit")
-    """Of initialisation, in this test."""
-    said_within_s: Seconds = Field(alias="said_within")
-    """From that limit to the error, on the slowest rank."""
-
-
 class LaunchCriterion(NonEmptyCriterion):
     """A job as a user describes it starts on every node. What is left out is not promised."""
 
@@ -77,7 +68,9 @@ class LaunchCriterion(NonEmptyCriterion):
     """Jobs run in a container image, such as this one."""
     rendezvous: RendezvousPromise | None = None
     store: StorePromise | None = None
-    absent: AbsentPromise | None = None
+    absent: dict[str, str] | None = None
+    """Accepted and no longer judged: only the plugin's own code decides it, and its tests show it.
+    """
 
     @model_validator(mode="after")
     def _elsewhere_needs_a_style(self) -> Self:
@@ -94,7 +87,9 @@ class LaunchCriterion(NonEmptyCriterion):
         return found
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
-        """One line for each promise that this cluster has too little for."""
+        """One line for each promise that this cluster has too little for, or that is not judged."""
+        if self.absent is not None:
+            yield not_judged("criteria.launch.absent")
         if self.rendezvous is None or not cluster.accelerators.per_node or cluster.nodes is None:
             return
         ranks, most = self.rendezvous.ranks, cluster.nodes * cluster.accelerators.per_node

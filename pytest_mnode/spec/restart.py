@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pytest_mnode.spec.fields import Fraction, Seconds, Some
-from pytest_mnode.spec.inventory import Criterion, Inventory
+from pytest_mnode.spec.inventory import Criterion, Inventory, not_judged
 
 Kill = Literal["rank", "node", "preemption", "checkpoint"]
 KILLS: tuple[Kill, ...] = ("rank", "node", "preemption", "checkpoint")
@@ -37,8 +37,8 @@ class RestartCriterion(Criterion):
     """The same for a job that goes on with another number of ranks, which sum in another order;
     left out: checkpoints are not promised to be loaded by any other number."""
     refuses_damaged: Annotated[bool, Field(strict=True)] = True
-    """A checkpoint that was damaged after it was written is refused, and the one before is used.
-    The tests of the plugin show this, because only its own code decides it."""
+    """Accepted and no longer judged: only the plugin's own code decides it, and its tests show it.
+    """
     checkpoint_within_s: Seconds | None = Field(None, alias="checkpoint_within")
     """The longest that a checkpoint of the job takes."""
     grace_s: Seconds = Field(30.0, alias="grace")
@@ -72,6 +72,8 @@ class RestartCriterion(Criterion):
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
         """One line for each promise that cannot be kept or tried, or that would hide a fault."""
+        if "refuses_damaged" in self.model_fields_set:
+            yield not_judged(f"{_KEY}.refuses_damaged")
         shared = cluster.storage and cluster.storage.checkpoints
         if not shared and not cluster.emulated:
             yield (

@@ -83,6 +83,8 @@ DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
         ["runs: 0.1 s is less than 1 s: a gang comes and goes between two looks"],
     ),
     ("launch", {".rendezvous.ranks": "129"}, []),  # ranks share processors
+    ("launch", {".absent": "{said_within: 3 s}"}, ["absent: no longer judged: only the plugin's"]),
+    ("restart", {".refuses_damaged": "true"}, ["refuses_damaged: no longer judged: only the"]),
     ("preflight", {".names.within": "10 s"}, ["names.within: 10 s: torchrun sta"]),
     ("preflight", {".clocks.skew": "1 min"}, ["clocks.skew: 1 min: logs of two"]),
     (

@@ -58,7 +58,6 @@ REFUSED = [
     ("launch.rendezvous", "{ranks: 0, within: 1 s}", "ranks: 0; accepted: "),
     ("launch.store.clients", "[64, 64]", "[64, 64] does not rise; accepted: each number larger"),
     ("launch.store.clients", "[]", "[]; accepted: "),
-    ("launch.absent", "{}", "said_within: missing"),
     # scaling
     ("scaling.compute", "600", "600 has no unit; accepted: a time"),
     ("scaling.at_least_efficiency", "0.85", "explained_from 0.9 is above at_least_efficiency 0.85"),

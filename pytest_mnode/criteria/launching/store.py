@@ -77,7 +77,7 @@ def measured_loads(cluster: Cluster, promise: StorePromise) -> list[StoreLoad]:
 
 
 def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Measurement]:
-    """The time of each number of clients, wrong keys, and what was left open.
+    """The time of each number of clients, and wrong keys.
 
     A client's error, or a limit of open files that is too low, leaves a time unmeasured.
     """
@@ -99,10 +99,8 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
     ranks = [rank for one in loads for rank in one.ranks]
     unread = not ranks or any(one.errors for one in loads)
     wrong = [f"rank {rank.rank} on {rank.node}" for rank in ranks if rank.wrong]
-    left = [
-        f"rank {rank.rank} on {rank.node}: {', '.join(rank.left)}" for rank in ranks if rank.left
-    ]
-    judged += [
+    return [
+        *judged,
         Measurement(
             "store: keys that did not come right",
             sum(rank.wrong for rank in ranks) if wrong or not unread else None,
@@ -111,17 +109,7 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
             "each client reads its neighbour's key",
             ", ".join(wrong) or None,
         ),
-        Measurement(
-            "store: ranks that left clients or ports open",
-            len(left) if ranks else None,
-            "",
-            equals(0),
-            "open files and threads before and after",
-            left[0] if left else None,
-            listed(left, 3),
-        ),
     ]
-    return judged
 
 
 def _slowest(one: StoreLoad, last: RankClients) -> str:

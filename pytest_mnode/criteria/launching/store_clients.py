@@ -7,7 +7,6 @@ barrier, as ranks do that make a group.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 import socket
@@ -16,16 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pytest_mnode.criteria.launching.meeting import unreachable
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
 
 _SPARE_FILES = 64
-_SETTLE_S = 5.0
 _LONG_S = 1.0
 """After a longer time to connect, the time of a name look-up is measured."""
 
@@ -36,7 +31,7 @@ class RankClients:
 
     connected_s, all_came_s, passed_s: when it had connected, knew that all had come, and had passed
     the barrier; None where it never did. errors: of clients, one line each. wrong: number of
-    neighbours' keys that were wrong. left: what was still open afterwards, as text.
+    neighbours' keys that were wrong.
     """
 
     rank: int
@@ -47,7 +42,6 @@ class RankClients:
     passed_s: float | None = None
     wrong: int = 0
     errors: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
     look_up_s: float | None = None
 
 
@@ -134,11 +128,6 @@ def run_clients(clients: int, round_name: str, limit_s: float, *, world: World) 
         if any(refusals):
             own = (refused,) if refused else ()
             return RankClients(world.rank, world.node, len(mine), errors=own)
-        if world.rank == 0:
-            # The first server of a process opens files that all later ones share.
-            TCPStore(address, 0, None, True, limit, False)
-            gc.collect()
-        before = _open_now()
         server = None
         if world.rank == 0:
             server = TCPStore(address, 0, None, True, limit, False)
@@ -154,11 +143,7 @@ def run_clients(clients: int, round_name: str, limit_s: float, *, world: World) 
         began = start.run(threads, lambda: _agree(meeting, f"{round_name}/start", "", world, limit))
         _agree(meeting, f"{round_name}/end", "", world, limit)
         del server
-        gc.collect()
-        left = _settled(before)
-        if world.rank == 0 and unreachable(address, port, time.monotonic()) is None:
-            left = (*left, f"the port of the store, {port}")
-    return _rank_clients(world, found, began, left)
+    return _rank_clients(world, found, began)
 
 
 def all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
@@ -194,25 +179,7 @@ def _open_files(wanted: int) -> Iterator[str]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _open_now() -> tuple[int, int]:
-    """Open files and threads of this process."""
-    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
-
-
-def _settled(before: tuple[int, int]) -> tuple[str, ...]:
-    """Files and threads that are still open after the store's own threads had time to end."""
-    until = time.monotonic() + _SETTLE_S
-    while True:
-        counts = [now - then for then, now in zip(before, _open_now(), strict=True)]
-        if max(counts) <= 0 or time.monotonic() > until:
-            words = ("open files", "threads")
-            return tuple(f"{n} {word}" for n, word in zip(counts, words, strict=True) if n > 0)
-        time.sleep(0.02)
-
-
-def _rank_clients(
-    world: World, found: Sequence[_Client], began: float, left: tuple[str, ...]
-) -> RankClients:
+def _rank_clients(world: World, found: Sequence[_Client], began: float) -> RankClients:
     def latest(step: int) -> float | None:
         if any(len(client.at) <= step for client in found):
             return None
@@ -227,7 +194,6 @@ def _rank_clients(
         latest(2),
         sum(client.wrong for client in found),
         tuple(client.error for client in found if client.error),
-        left,
         _look_up_s() if (latest(0) or 0.0) > _LONG_S else None,
     )
 

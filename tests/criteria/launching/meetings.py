@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from pytest_mnode.criteria.launching.meeting import meet
+from pytest_mnode.criteria.launching.store_clients import run_clients
+from pytest_mnode.rank.world import World
 
 LIMIT_S = 1.0
 LONG_S = 20.0
@@ -141,8 +144,36 @@ def restarted() -> dict[str, list[tuple[str, float]]]:
     return done
 
 
+def open_now() -> int:
+    """Open files and threads of this process."""
+    own = Path("/proc/self")
+    return len([*(own / "fd").iterdir(), *(own / "task").iterdir()])
+
+
+def left_by_clients() -> str:
+    """What clients of a store leave open after the store's own threads had time to end."""
+    world = World(0, 1, 0, 1, "node0", ("node0",))
+    run_clients(8, "first", LONG_S, world=world)  # opens files that all later ones share
+    before = open_now()
+    found = run_clients(8, "second", LONG_S, world=world)
+    until = time.monotonic() + LONG_S
+    while (left := open_now() - before) > 0 and time.monotonic() < until:
+        time.sleep(0.02)
+    return f"{found.clients} clients, errors {found.errors}, {left} left"
+
+
+def clients_of_a_store() -> list[tuple[str, float]]:
+    pid, port = keeper()
+    env = rank_env(0, 1, port, True)
+    done = collected([fork(env, left_by_clients)])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return done
+
+
 def main() -> None:
     done = restarted()
+    done["clients of a store"] = clients_of_a_store()
     done["all"] = run([0, 1, 2, 3], LONG_S, times=2)
     # Apart from each other, and mostly waiting.
     begun = {

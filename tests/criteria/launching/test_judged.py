@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching.absent import RankError, judged_absence
 from pytest_mnode.criteria.launching.image import judged_image
 from pytest_mnode.criteria.launching.judge_start import judged_start
 from pytest_mnode.criteria.launching.rendezvous import first_error
@@ -17,12 +16,11 @@ from pytest_mnode.criteria.launching.starting import Started
 from pytest_mnode.criteria.launching.store import StoreLoad, judged_loads, table
 from pytest_mnode.criteria.launching.store_clients import RankClients
 from pytest_mnode.measurement import Measurement, Verdict
-from pytest_mnode.spec.launch import AbsentPromise, StartPromise, StorePromise
+from pytest_mnode.spec.launch import StartPromise, StorePromise
 from tests.criteria.launching.made import NODES, but, changed, expected, open_, red, right, started
 
 START = StartPromise.model_validate({"within": "20 s"})
 STORE = StorePromise.model_validate({"clients": [64, 256], "within": "5 s"})
-ABSENT = AbsentPromise.model_validate({"limit": "1 s", "said_within": "3 s"})
 
 
 def recorded(one: Started) -> dict[str, Measurement]:
@@ -160,7 +158,7 @@ def load_verdicts(found: list[StoreLoad]) -> dict[str, Measurement]:
 
 def test_loads_are_judged_and_shown() -> None:
     found = load_verdicts(loads())
-    assert [m.verdict for m in found.values()] == [Verdict.PASS] * 4
+    assert [m.verdict for m in found.values()] == [Verdict.PASS] * 3
     assert table(loads()).splitlines()[1:] == [
         "     64      0.100     0.200           0.600",
         "    256      1.000     2.000           3.300",
@@ -182,7 +180,6 @@ def test_loads_are_judged_and_shown() -> None:
             "node2 (the store's address is looked up in 8.0 s)",
         ),
         ({"wrong": 3}, "keys that did not come right", "rank 2 on node2"),
-        ({"left": ("2 threads",)}, "ranks that left clients", "rank 2 on node2: 2 threads"),
     ],
 )
 def test_a_slow_or_wrong_crowd_is_red(changes: dict[str, Any], name: str, culprit: str) -> None:
@@ -211,42 +208,6 @@ def test_no_crowd_at_all_is_not_measured() -> None:
     found = load_verdicts([StoreLoad(64, (), "no world"), StoreLoad(256, (), "no world")])
     assert {m.verdict for m in found.values()} == {Verdict.INCONCLUSIVE}
     assert "never" in table([StoreLoad(64, (), "no world")])
-
-
-def absent(*texts: str, seconds: float = 1.5) -> dict[str, Measurement]:
-    errors = [RankError(rank, f"node{rank}", text, seconds) for rank, text in enumerate(texts)]
-    failed = "" if texts else "no world"
-    return {m.name: m for m in judged_absence(errors, 3, NODES, ABSENT, failed=failed)}
-
-
-LINE = "rank 3 of 4 never came within 1 s (ranks 0-2 on node0,node1,node2 did)"
-
-
-def test_all_ranks_name_the_absent_one() -> None:
-    assert {m.verdict for m in absent(LINE, LINE, LINE).values()} == {Verdict.PASS}
-    late = f"rank 2 of 4 on node2 came after the others had given up: {LINE}"
-    assert {m.verdict for m in absent(LINE, LINE, late).values()} == {Verdict.PASS}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "wait timeout after 1000ms, keys: /default_pg/0//cpu//0/3",
-        "ranks 2-3 of 4 never came within 1 s",
-        "rank 2 of 4 never came within 1 s",
-        LINE.replace("rank 3", "rank 2"),
-    ],
-)
-def test_naming_another_or_nobody_is_red(text: str) -> None:
-    found = absent(LINE, text, LINE)
-    assert red(found) == {"ranks that named the one that never came": "rank 1 on node1"}
-
-
-def test_late_or_silent_is_no_pass() -> None:
-    name = "time from the limit of initialisation to the error"
-    assert set(red(absent(LINE, LINE, LINE, seconds=4.5))) == {name}
-    assert len(open_(absent())) == 2
 
 
 def test_an_image_has_a_root_of_its_own() -> None:

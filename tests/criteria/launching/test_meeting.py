@@ -168,3 +168,7 @@ def test_the_line_of_a_late_rank() -> None:
         "ranks 2-3 of 4 on node2,node3 came after the others had given up: "
         "ranks 2-3 of 4 never came within 2 s (ranks 0-1 on node0,node1 did)"
     )
+
+
+def test_clients_of_a_store_leave_no_file_or_thread_open(outcomes: dict[str, Outcomes]) -> None:
+    assert texts(outcomes["clients of a store"]) == ["8 clients, errors (), 0 left"]
