@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import socket
@@ -52,7 +53,9 @@ def log_of_process(pattern: str) -> bytes | None:
     """The log of this process in NCCL_DEBUG_FILE=`pattern`; None where it cannot be read.
 
     NCCL replaces %h by the host name, up to its first dot or whole, and %p by the process id.
+    UCX, whose names are made alike, leaves its lines in a buffer of libc until the process ends.
     """
+    ctypes.CDLL(None).fflush(None)
     host = socket.gethostname()
     filled = pattern.replace("%p", str(os.getpid()))
     for name in (host.partition(".")[0], host):

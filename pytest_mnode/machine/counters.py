@@ -12,6 +12,10 @@ from pytest_mnode.machine.rdma import Port, read_rdma
 
 _WORD_BYTES = 4
 """Unit of port_xmit_data. Source: InfiniBand Architecture Specification 1.4, PortCounters."""
+_ROCE_PACKET_BYTES = 4096 + 14 + 40 + 8 + 12 + 16 + 4
+"""The largest MTU of RDMA, and the most that headers of RoCE v2 add on Ethernet."""
+_SEGMENT_BYTES = 1 << 16
+"""What an interface may count as one packet: TCP leaves it to the NIC to cut."""
 _STUCK = (1 << 32) - 1
 """Counters of 32 bits stay at their end."""
 _WORDS = {True: "port_xmit_data", False: "port_rcv_data"}
@@ -79,9 +83,23 @@ def port_bytes(port: Port, *, sent: bool = True) -> int | None:
     return max(sums, default=None)
 
 
-def port_packets(port: Port) -> int | None:
-    """Packets that a port has sent, where its driver counts no bytes, as soft-RoCE; else None."""
-    return (port.hw_counters or {}).get("sent_pkts")
+def port_packets(port: Port, *, sent: bool = True) -> int | None:
+    """Packets of a port, where its driver counts no bytes, as soft-RoCE; else None."""
+    return (port.hw_counters or {}).get("sent_pkts" if sent else "rcvd_pkts")
+
+
+def bytes_below(packets: int, below_packets: int, below_bytes: int) -> int | None:
+    """Bytes of a port that counts packets, of those of the one interface that it sends over.
+
+    All are rises between the same two readings. All that the interface carried, where one packet in
+    a hundred at most is another's. None where more of them are, and could make up more than a
+    segment; and where the interface does not count the port's.
+    """
+    beside = below_packets - packets
+    most = min(packets * _ROCE_PACKET_BYTES, below_bytes)
+    least = max(0, below_bytes - beside * _SEGMENT_BYTES)
+    known = 100 * beside <= packets or most - least <= _SEGMENT_BYTES
+    return most if beside >= 0 and known else None
 
 
 def grown(before: int | None, after: int | None) -> int | None:

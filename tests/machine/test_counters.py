@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.machine.counters import grown, grown_by, port_bytes, sent_bytes, sent_so_far
+from pytest_mnode.machine.counters import (
+    bytes_below,
+    grown,
+    grown_by,
+    port_bytes,
+    sent_bytes,
+    sent_so_far,
+)
 from pytest_mnode.machine.rdma import Port
 from tests.trees import MELLANOX, NIC, Tree
 
@@ -145,3 +152,21 @@ def test_a_counter_at_the_end_of_32_bits_says_nothing() -> None:
 
 def test_this_machine_has_a_loopback() -> None:
     assert "lo" in sent_bytes()
+
+
+@pytest.mark.parametrize(
+    ("packets", "below", "found"),
+    [
+        (0, (9000, 33_000_000), 0),  # TCP beside it, none of it the port's
+        (8000, (8000, 33_000_000), 33_000_000),
+        (8000, (8004, 33_000_300), 33_000_300),  # a few that are not the port's
+        (8000, (8100, 33_000_300), None),  # they may be of 64 KiB each
+        (80, (81, 9000), 9000),
+        (2, (40, 9000), 2 * (4096 + 94)),
+        (8000, (12, 3000), None),  # the interface does not count the port's packets
+    ],
+)
+def test_bytes_of_a_port_that_counts_packets(
+    packets: int, below: tuple[int, int], found: int | None
+) -> None:
+    assert bytes_below(packets, *below) == found

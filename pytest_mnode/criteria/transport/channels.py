@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pytest_mnode.criteria.transport.evidence import NodeTraffic, RankTransport
+from pytest_mnode.criteria.transport.evidence import RankTransport
 from pytest_mnode.criteria.transport.fallback import failure, why_fallen_back, wrong_gids
+from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import why_silent
 from pytest_mnode.logs.nccl_log import (

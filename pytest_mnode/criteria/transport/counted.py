@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_mnode.criteria.transport.evidence import Carrier, Evidence, NodeTraffic, is_rdma
+from pytest_mnode.criteria.transport.evidence import Evidence, is_rdma
 from pytest_mnode.criteria.transport.expected import ExpectedBytes
+from pytest_mnode.criteria.transport.node_traffic import Carrier, NodeTraffic
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.measurement import Measurement, at_least, at_most
 from pytest_mnode.spec.fabric import TransportPromise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from pytest_mnode.criteria.transport.evidence import NodeTraffic, RankTransport, gid_types
+from pytest_mnode.criteria.transport.evidence import RankTransport
+from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, gid_types
 from pytest_mnode.criteria.transport.remarks import Case
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import GID_CHOSEN_SINCE, is_on, version_numbers

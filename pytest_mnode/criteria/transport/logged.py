@@ -6,14 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pytest_mnode.criteria.transport.channels import RankChannels, ucx_off_fabric
-from pytest_mnode.criteria.transport.evidence import (
-    Connection,
-    Evidence,
-    NodeTraffic,
-    RankTransport,
-    is_rdma,
-    state_of,
-)
+from pytest_mnode.criteria.transport.evidence import Connection, Evidence, RankTransport, is_rdma
+from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, state_of
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import why_silent
 from pytest_mnode.logs.nccl_log import NetworkKind

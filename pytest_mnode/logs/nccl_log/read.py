@@ -39,7 +39,7 @@ _VERSION = re.compile(
     r"(?<![A-Za-z])([NR]CCL) version ?:? ?(\d{1,3}\.\d{1,3}[\w.+-]{0,40})", re.ASCII
 )
 _UCX = re.compile(
-    r"\[(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}) ?:\d{1,9}\].{0,100} UCX +INFO +"
+    r"\[(?P<host>[\w.-]{1,255}):(?P<pid>\d{1,9}) {0,9}:\w{1,9}\].{0,100} UCX +INFO +"
     r".{0,100}?(?:inter-node cfg#\d{1,5} ?|ep_cfg\[\d{1,5}\]: )(?P<lanes>.+)"
 )
 _UCX_LANE = re.compile(r"\b([a-z]\w{1,30})/([\w.:-]{1,80})")

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
-from pytest_mnode.criteria.transport.evidence import Evidence, NodeTraffic, RankTransport
+from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport
 from pytest_mnode.criteria.transport.expected import expected_bytes
 from pytest_mnode.criteria.transport.judge import judge, remarks_on
+from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact, Remark, in_words
 from pytest_mnode.logs.nccl_log import NcclLog, read_nccl_log
 from pytest_mnode.machine.model import Machine

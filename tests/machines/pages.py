@@ -1,0 +1,53 @@
+"""What guests promise, as pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+# A tenth of the line holds on a busy machine too; on a quiet one perftest reaches most of it. Few
+# writes wait at once, and answers may take seconds: nothing is sent twice.
+_PAGE = """
+name: two guests
+nodes: 2
+accelerators: {per_node: 0}
+fabric:
+  {kind: roce, interfaces: [rxe0], line_rate: 40 Mbit/s, nics_per_node: 1, mtu: 4200,
+   lost_at_most_fraction: 0.001}
+management: {interfaces: [mgmt0], line_rate: 100 Mbit/s}
+criteria:
+  preflight:
+    reachable: {within: 20 s, networks: [fabric, management]}
+    interfaces: {}
+    mtu: {}
+    payload: {size: 1 MiB, within: 30 s}
+    same: [python, kernel, sysctl]
+    rdma: {gid_types: [RoCE v2]}
+    limits: {memlock: unlimited}
+  fabric:
+    write_bandwidth:
+      {at_least_fraction: 0.1, size: 64 KiB, duration: 4 s, arguments: [-u, "20", -t, "8"]}
+certificate: {valid_for: 1 day}
+"""
+
+
+def one_rail() -> dict[str, Any]:
+    """RoCE over fab0."""
+    page: dict[str, Any] = yaml.safe_load(_PAGE)
+    return page
+
+
+def two_rails() -> dict[str, Any]:
+    """RoCE over both rails."""
+    page = one_rail()
+    page["fabric"] |= {"interfaces": ["rxe[01]"], "nics_per_node": 2}
+    return page
+
+
+def write(page: dict[str, Any], directory: Path) -> Path:
+    """The page as spec.yaml there."""
+    path = directory / "spec.yaml"
+    path.write_text(yaml.safe_dump(page, sort_keys=False))
+    return path
