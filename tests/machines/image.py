@@ -32,6 +32,7 @@ _PACKAGES = (
     *("iproute2", "iputils-ping", "nftables", "ethtool", "numactl", "procps", "pciutils"),
     *("rdma-core", "ibverbs-utils", "ibverbs-providers", "perftest"),
     *("openssh-server", "python3", "libstdc++6"),
+    *("openmpi-bin", "ucx-utils", "python3-mpi4py"),
 )
 _COMPILER = (
     *("linux-headers-amd64", "linux-source", "gcc", "make"),

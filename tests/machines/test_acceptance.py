@@ -3,103 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from tests.acceptance.certified import ACCEPTANCE, PORTS, Certified
-from tests.engines.inside import run_pytest
+from tests.acceptance.certified import PORTS
+from tests.machines import pages
+from tests.machines.accepting import certified
 from tests.machines.bed import Machines
 
-LIMIT_S = 500.0
-PROJECT = Path(__file__).parents[2]
 PATHS = ("node0→node1", "node1→node0")
 PERFTEST = "test_rdma_by_perftest_is_as_promised"
-# A tenth of the line holds on a busy machine too; on a quiet one perftest reaches most of it. Few
-# writes wait at once, and answers may take seconds: nothing is sent twice.
-PAGE = """
-name: two guests
-nodes: 2
-accelerators: {per_node: 0}
-fabric:
-  {kind: roce, interfaces: [rxe0], line_rate: 40 Mbit/s, nics_per_node: 1, mtu: 4200,
-   lost_at_most_fraction: 0.001}
-management: {interfaces: [mgmt0], line_rate: 100 Mbit/s}
-criteria:
-  preflight:
-    reachable: {within: 20 s, networks: [fabric, management]}
-    interfaces: {}
-    mtu: {}
-    payload: {size: 1 MiB, within: 30 s}
-    same: [python, kernel, sysctl]
-    rdma: {gid_types: [RoCE v2]}
-    limits: {memlock: unlimited}
-  fabric:
-    write_bandwidth:
-      {at_least_fraction: 0.1, size: 64 KiB, duration: 4 s, arguments: [-u, "20", -t, "8"]}
-certificate: {valid_for: 1 day}
-"""
-# A guest that has just booted reads its programs for the first time, which takes a minute on a busy
-# machine.
-WARM = f"""
-cd /tmp
-export PYTHONPATH={PROJECT}
-{sys.executable} -P -c '
-import pytest_mnode.criteria.preflight.node_probe
-import pytest_mnode.criteria.port_counters.reading
-import pytest_mnode.launchers.remote.remote_exec
-import pytest_mnode.measuring.tools.beside_nic
-from pytest_mnode.machine.model import Machine
-Machine.read(limit_s={LIMIT_S})'
-"""
-
-
-@pytest.fixture
-def shared(machines: Machines, tmp_path: Path) -> Path:
-    """A directory that guests have at the same place, from where pytest can be started."""
-    directory = machines.directory / tmp_path.name
-    directory.mkdir()
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda name: machines.guest(name, WARM, LIMIT_S), machines.names))
-    return directory
-
-
-def two_rails() -> dict[str, Any]:
-    page: dict[str, Any] = yaml.safe_load(PAGE)
-    page["fabric"] |= {"interfaces": ["rxe[01]"], "nics_per_node": 2}
-    return page
-
-
-def certified(machines: Machines, directory: Path, page: dict[str, Any], *tests: str) -> Certified:
-    spec, report = directory / "spec.yaml", directory / "report"
-    spec.write_text(yaml.safe_dump(page, sort_keys=False))
-    run = run_pytest(
-        machines,
-        directory,
-        "--mnode-nodes=2",
-        machines.hostfile(directory),
-        f"--mnode-spec={spec}",
-        f"--mnode-report={report}",
-        *("-p", "no:cacheprovider"),
-        *(str(ACCEPTANCE / test) for test in tests),
-        limit_s=LIMIT_S,
-    )
-    assert (report / "certificate.json").exists(), run.output
-    return Certified(run, json.loads((report / "certificate.json").read_text()))
 
 
 def test_healthy_guests_pass(machines: Machines, shared: Path) -> None:
     fabric = [f"test_fabric.py::{name}" for name in (PERFTEST, PORTS)]
-    done = certified(machines, shared, yaml.safe_load(PAGE), "test_preflight.py", *fabric)
+    done = certified(machines, shared, pages.one_rail(), "test_preflight.py", *fabric)
     assert set(done.run.outcomes().values()) == {"passed", "skipped"}, done.run.output
     for name in ("preflight", "fabric"):
         assert done.criterion(name)["verdict"] == "pass", done.run.output
@@ -121,7 +45,7 @@ def unwell(machines: Machines) -> Iterator[Machines]:
 
 
 def test_faults_are_named_each_at_its_question(unwell: Machines, shared: Path) -> None:
-    page = yaml.safe_load(PAGE)
+    page = pages.one_rail()
     page["criteria"]["preflight"]["rdma"]["gid_types"] = ["RoCE v1"]
     done = certified(unwell, shared, page, "test_preflight.py")
     assert done.criterion("preflight")["verdict"] == "fail", done.run.output
@@ -154,7 +78,7 @@ def one_slow_rail(machines: Machines) -> Iterator[Machines]:
 def test_a_slow_direction_of_one_rail_and_a_missing_program_are_named(
     one_slow_rail: Machines, shared: Path
 ) -> None:
-    page = two_rails()
+    page = pages.two_rails()
     promise = {
         **page["criteria"]["fabric"]["write_bandwidth"],
         "at_least_fraction": 0.05,
@@ -216,7 +140,7 @@ def test_a_firewall_an_absent_device_and_a_flapping_link_are_named(
     firewalled: Machines, shared: Path
 ) -> None:
     tests = [f"test_fabric.py::{name}" for name in (f"{PERFTEST}[write_bandwidth]", PORTS)]
-    done = certified(firewalled, shared, two_rails(), *tests)
+    done = certified(firewalled, shared, pages.two_rails(), *tests)
     assert done.criterion("fabric")["verdict"] == "fail"
     found = done.measurements("fabric")
     assert found["RDMA devices of node0"]["verdict"] == "pass"

@@ -19,22 +19,12 @@ from pytest_mnode.logs.perftest import Perftest, read_perftest
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement, Verdict
-from pytest_mnode.spec import Spec, load_spec
+from pytest_mnode.spec import Spec
+from tests.machines import pages
 from tests.machines.bed import Machines
 
 LIMIT_S = 240.0
 ROCE_BYTES = 4096
-PAGE = """
-name: two guests
-nodes: 2
-accelerators: {per_node: 0}
-fabric:
-  {kind: roce, interfaces: [rxe0], line_rate: 40 Mbit/s, nics_per_node: 1, mtu: 4200,
-   lost_at_most_fraction: 0.001}
-criteria:
-  preflight: {mtu: {}, rdma: {gid_types: [RoCE v2]}}
-certificate: {valid_for: 1 day}
-"""
 READ = """
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
@@ -47,9 +37,8 @@ IWARP = "modprobe siw && rdma link del rxe0 && rdma link add rxe0 type siw netde
 
 
 @pytest.fixture
-def spec(tmp_path: Path) -> Spec:
-    (tmp_path / "spec.yaml").write_text(PAGE)
-    return load_spec(tmp_path / "spec.yaml")
+def spec() -> Spec:
+    return Spec.model_validate(pages.one_rail())
 
 
 @pytest.fixture

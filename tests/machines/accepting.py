@@ -1,0 +1,63 @@
+"""Runs of the acceptance suite over ssh on two guests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.certified import ACCEPTANCE, Certified
+from tests.engines.inside import run_pytest
+from tests.machines import pages
+from tests.machines.bed import Machines
+
+LIMIT_S = 500.0
+PROJECT = Path(__file__).parents[2]
+# A guest that has just booted reads its programs for the first time, which takes a minute on a busy
+# machine.
+WARM = f"""
+cd /tmp
+export PYTHONPATH={PROJECT}
+{sys.executable} -P -c '
+import pytest_mnode.criteria.preflight.node_probe
+import pytest_mnode.criteria.port_counters.reading
+import pytest_mnode.launchers.remote.remote_exec
+import pytest_mnode.measuring.tools.beside_nic
+from pytest_mnode.machine.model import Machine
+Machine.read(limit_s={LIMIT_S})'
+"""
+
+
+@pytest.fixture
+def shared(machines: Machines, tmp_path: Path) -> Path:
+    """A directory that guests have at the same place, from where pytest can be started."""
+    directory = machines.directory / tmp_path.name
+    directory.mkdir()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: machines.guest(name, WARM, LIMIT_S), machines.names))
+    return directory
+
+
+def certified(
+    machines: Machines, directory: Path, page: dict[str, Any], *tests: str, more: Sequence[str] = ()
+) -> Certified:
+    """Files and tests of acceptance/, run on both guests. more: options of pytest."""
+    report = directory / "report"
+    run = run_pytest(
+        machines,
+        directory,
+        "--mnode-nodes=2",
+        machines.hostfile(directory),
+        f"--mnode-spec={pages.write(page, directory)}",
+        f"--mnode-report={report}",
+        *("-p", "no:cacheprovider", *more),
+        *(str(ACCEPTANCE / test) for test in tests),
+        limit_s=LIMIT_S,
+    )
+    assert (report / "certificate.json").exists(), run.output
+    return Certified(run, json.loads((report / "certificate.json").read_text()))
