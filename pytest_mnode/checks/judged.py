@@ -1,4 +1,4 @@
-"""What the judges of checks share: counts of which none is accepted, and ranks unlike most."""
+"""What the judges of checks share: counts that must be zero, and ranks unlike most."""
 
 from __future__ import annotations
 
@@ -59,19 +59,20 @@ def texts_by_who(given: Iterable[tuple[object, str]], ranks: int) -> list[str]:
 
 
 def unlike_most(
-    values: Sequence[tuple[At, T]], others: str = ", most ranks {}"
+    values: Iterable[tuple[At, T]], others: str = ", most ranks {}"
 ) -> list[tuple[At, T, str]]:
-    """Who has another value than most, that value, and what most have.
+    """Who has another value than most, that value, and `others` filled in with what most have.
 
-    others: how to say what most have. Where no value is most's, all are returned, with "" for it.
+    Where no value is that of most, all are returned, with "" for the text.
     """
-    counted = Counter(value for _, value in values).most_common(2)
+    every = list(values)
+    counted = Counter(value for _, value in every).most_common(2)
     if len(counted) < 2:
         return []
     (most, number), (_, second) = counted
     if number == second:
-        return [(at, value, "") for at, value in values]
-    return [(at, value, others.format(most)) for at, value in values if value != most]
+        return [(at, value, "") for at, value in every]
+    return [(at, value, others.format(most)) for at, value in every if value != most]
 
 
 def numbered(what: str, numbers: Iterable[int], most: int = 5) -> str:

@@ -1,10 +1,9 @@
 """Data in ranks: which samples they read, what the optimiser gets of them, their random numbers.
 
-`in_ranks` runs in ranks, with torch's classes or a test's own, and gathers what each rank reports.
-`shards`, `orders`, `batches`, `metrics` and `digests` judge these reports, without torch; each has
-the type of the reports it judges. `seeds` starts ranks twice and compares their random numbers.
-`checks` has the questions of the certificate, which judge the software of the nodes. How fast data
-comes is measured by the scaling criterion.
+`in_ranks` runs in ranks, with the classes of torch or of a test, and gathers their reports.
+`readings`, `batches`, `metrics` and `digests` judge these reports, without torch. `checks` has the
+questions of the certificate, which judge the software of the nodes. How fast data comes is measured
+by the scaling criterion.
 """
 
 from __future__ import annotations
@@ -13,19 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.checks.data.digests import (
-    Draws,
+    Digests,
     judge_depends,
     judge_distinct,
     judge_files,
     judge_reproduced,
     read_files,
+    seeds_of_two_runs,
 )
 from pytest_mnode.checks.data.metrics import judge_count, judge_mean
-from pytest_mnode.checks.data.orders import judge_again, judge_orders
-from pytest_mnode.checks.data.seeds import seeds_of_two_runs
-from pytest_mnode.checks.data.shards import (
+from pytest_mnode.checks.data.readings import (
     Reading,
     SamplerFacts,
+    judge_again,
+    judge_orders,
     judge_resumed,
     judge_shards,
     padding_of,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "At",
-    "Draws",
+    "Digests",
     "Indices",
     "Ledger",
     "Reading",

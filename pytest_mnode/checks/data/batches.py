@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pytest_mnode.checks.judged import At, none_wrong, texts_by_who, unlike_most
 from pytest_mnode.measurement import Measurement, equals, listed
 
-_Text = tuple[At, str]
 _KEPT = "gradients of earlier steps are in it: zero_grad"
 _SHARE = 1e-6
 """Weights of samples may differ by this part: gradients are sums of rounded numbers."""
@@ -49,34 +48,26 @@ def judge_batches(
     expected = local * ranks * accumulation
     uneven = [
         f"{at}: {number} step{'' if number == 1 else 's'}{others}"
-        for at, number, others in unlike_most([(at, len(steps)) for at, steps in seen])
+        for at, number, others in unlike_most((at, len(steps)) for at, steps in seen)
     ]
-    unseen = "ranks took unequally many steps" if uneven else ""
     in_order = [] if uneven else list(zip(*(steps for _, steps in seen), strict=True))
-    if not in_order and not unseen:
-        unseen = "no step of the optimiser was seen"
-    sizes: list[int] = []
-    wrong_sizes: list[_Text] = []
-    totals: list[_Text] = []
-    unequal: list[_Text] = []
-    unreduced: list[_Text] = []
+    unseen = "" if in_order else "no step of the optimiser was seen"
+    if uneven:
+        unseen = "ranks took unequally many steps"
+    sizes, wrong_sizes, totals, unequal, unreduced = [], [], [], [], []
     earlier: set[int] = set()
     for number, steps in enumerate(in_order, 1):
         times = _times(steps)
-        gradients = []
         for (at, _), step in zip(seen, steps, strict=True):
             drawn = times[step.samples]
             stray = step.samples[drawn == 0]
             kept = not earlier.isdisjoint(stray.tolist())
-            size = int(drawn.sum()) + len(stray)
+            size = int(np.maximum(1, drawn).sum())
             sizes.append(size)
             if size != expected:
-                if kept:
-                    why = _KEPT
-                elif len(stray):
-                    why = f"{len(stray)} of them no rank computed"
-                else:
-                    why = _why_size(len(step.fed), size, expected, ranks, accumulation)
+                why = _why_size(len(step.fed), size, expected, ranks, accumulation)
+                if kept or len(stray):
+                    why = _KEPT if kept else f"{len(stray)} of them no rank computed"
                 text = f"{size} samples in a step, expected {expected}"
                 wrong_sizes.append((at, f"{text}; {why}" if why else text))
             with np.errstate(all="ignore"):
@@ -86,7 +77,7 @@ def judge_batches(
                 totals.append((at, f"weights add up to {total:.6g}, {why}"))
             if text := _unequal(step.samples, step.weights / np.maximum(1, drawn)):
                 unequal.append((at, f"in step {number} {text}"))
-            gradients.append((at, step.gradient))
+        gradients = [(at, step.gradient) for (at, _), step in zip(seen, steps, strict=True)]
         for at, *_ in unlike_most(gradients):
             unreduced.append((at, "a gradient that most ranks do not have"))
         earlier.update(times.nonzero()[0].tolist())
@@ -109,7 +100,7 @@ def judge_batches(
             f"{label}: ranks with more or fewer steps",
             uneven,
             "all ranks step together",
-            unsure="" if uneven else unseen,
+            unsure=unseen,
         ),
         *(
             none_wrong(

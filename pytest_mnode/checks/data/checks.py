@@ -1,17 +1,20 @@
-"""The questions of the certificate, put to torch's own sampler, loader and optimiser."""
+"""The questions of the certificate, put to torch's own sampler, loader and optimiser.
+
+All ranks call these functions.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
-from pytest_mnode.checks.data.digests import judge_files, read_files
+from pytest_mnode.checks.data.digests import SEED, judge_files, read_files
 from pytest_mnode.checks.data.in_ranks import (
     Indices,
     Ledger,
@@ -19,13 +22,15 @@ from pytest_mnode.checks.data.in_ranks import (
     mean,
     mean_over_ranks,
     read,
+    read_epochs,
     shard_of,
     sharded,
     sum_over_ranks,
 )
-from pytest_mnode.checks.data.orders import judge_again, judge_orders
-from pytest_mnode.checks.data.shards import (
+from pytest_mnode.checks.data.readings import (
     Reading,
+    judge_again,
+    judge_orders,
     judge_resumed,
     judge_shards,
     padding_of,
@@ -41,7 +46,6 @@ from pytest_mnode.spec.checks import DataCriterion
 
 EPOCHS = 3
 STEPS = 3
-SEED = 20
 _MOST = 2**54
 """Sums of counts are above 2^53, where float64 no longer has every whole number."""
 
@@ -51,45 +55,52 @@ def samples_of(promise: DataCriterion, world: World) -> int:
     return promise.samples_per_rank * world.size + (world.size + 1) // 2
 
 
+def _epochs(
+    promise: DataCriterion, world: World, epochs: int, *, drop_last: bool = False, workers: int = 0
+) -> list[tuple[Reading, ...]]:
+    """What all ranks read in these epochs of one loader."""
+    loader, sampler = sharded(
+        samples_of(promise, world),
+        world,
+        batch=promise.batch,
+        workers=workers,
+        drop_last=drop_last,
+        seed=SEED,
+    )
+
+    def begin(epoch: int) -> Iterable[Any]:
+        sampler.set_epoch(epoch)
+        return loader
+
+    return read_epochs(begin, epochs, world, sampler=sampler)
+
+
 def shards(
     promise: DataCriterion, world: World, *, drop_last: bool, workers: int
 ) -> list[Measurement]:
-    """Is every sample read by one rank, once, in each of two epochs? All ranks call this."""
-    samples = samples_of(promise, world)
-    loader, sampler = sharded(
-        samples, world, batch=promise.batch, workers=workers, drop_last=drop_last, seed=SEED
-    )
-    how = "drop_last" if drop_last else "padded"
+    """Is every sample read by one rank, once, in each of two epochs?"""
+    samples, ranks = samples_of(promise, world), world.size
     found = []
-    for epoch in range(2):
+    for epoch, readings in enumerate(
+        _epochs(promise, world, 2, drop_last=drop_last, workers=workers)
+    ):
         found += judge_shards(
-            f"{how}, {workers} workers, epoch {epoch}",
-            _read_epoch(epoch, loader, sampler, world),
+            f"{'drop_last' if drop_last else 'padded'}, {workers} workers, epoch {epoch}",
+            readings,
             samples,
-            padding=0 if drop_last else padding_of(samples, world.size),
-            left_out=tail_of(samples, world.size) if drop_last else 0,
+            padding=0 if drop_last else padding_of(samples, ranks),
+            left_out=tail_of(samples, ranks) if drop_last else 0,
             expected=[
-                shard_of(samples, world.size, rank, seed=SEED, epoch=epoch, drop_last=drop_last)
-                for rank in range(world.size)
+                shard_of(samples, ranks, rank, seed=SEED, epoch=epoch, drop_last=drop_last)
+                for rank in range(ranks)
             ],
         )
     return found
 
 
-def _read_epoch(
-    epoch: int, loader: DataLoader[Any], sampler: DistributedSampler[int], world: World
-) -> tuple[Reading, ...]:
-    sampler.set_epoch(epoch)
-    return read(loader, world, epoch=epoch, sampler=sampler)
-
-
 def orders(promise: DataCriterion, world: World) -> list[Measurement]:
-    """Is each epoch in an order of its own, and the same when it is begun anew? All call this."""
-    first: list[tuple[Reading, ...]] = []
-    again: list[tuple[Reading, ...]] = []
-    for epochs in (first, again):
-        loader, sampler = sharded(samples_of(promise, world), world, batch=promise.batch, seed=SEED)
-        epochs += [_read_epoch(epoch, loader, sampler, world) for epoch in range(EPOCHS)]
+    """Is each epoch in an order of its own, and the same when it is begun anew?"""
+    first, again = (_epochs(promise, world, EPOCHS) for _ in range(2))
     return [
         *judge_orders(f"{EPOCHS} epochs", first),
         *(judge_again(f"epoch {i} begun anew", first[i], again[i]) for i in range(EPOCHS)),
@@ -104,30 +115,27 @@ def ranks_that_go_on(world: World) -> tuple[int, ...]:
 def resumed(promise: DataCriterion, world: World, ranks: int) -> Measurement:
     """Does a sampler that goes on in the middle of an epoch, on `ranks` of the world, end it?
 
-    ranks: a divisor of the size of the world. All of its ranks call this; those from `ranks` on
-    read nothing after the cut.
+    ranks: a divisor of the size of the world; those from `ranks` on read nothing after the cut.
     """
     samples = promise.samples_per_rank * world.size
     position = samples // 2 // world.size * world.size  # all had equally many
-    whole = read(_batches(samples, world.size, world.rank, promise.batch), world, epoch=1)
-    part = _batches(samples, world.size, world.rank, 1)
-    before = read(itertools.islice(part, position // world.size), world, epoch=1)
-    rest: Sequence[Any] | Iterator[Any] = []
-    if world.rank < ranks:
-        rest = _batches(samples, ranks, world.rank, promise.batch, position)
+
+    def batches(ranks: int, batch: int, position: int = 0) -> Iterable[Any]:
+        indices: Any = Indices(samples)
+        sampler = ResumableSampler(indices, ranks, world.rank, seed=SEED)
+        sampler.go_to(1, position)
+        return DataLoader(indices, batch, sampler=sampler)
+
+    whole = read(batches(world.size, promise.batch), world, epoch=1)
+    part = itertools.islice(batches(world.size, 1), position // world.size)
+    before = read(part, world, epoch=1)
+    rest = batches(ranks, promise.batch, position) if world.rank < ranks else []
     after = read(rest, world, epoch=1)[:ranks]
     return judge_resumed(f"cut at sample {position}, {ranks} ranks go on", whole, before, after)
 
 
-def _batches(samples: int, ranks: int, rank: int, batch: int, position: int = 0) -> Iterator[Any]:
-    indices: Any = Indices(samples)
-    sampler = ResumableSampler(indices, ranks, rank, seed=SEED)
-    sampler.go_to(1, position)
-    return iter(DataLoader(indices, batch, sampler=sampler))
-
-
 def global_batch(promise: DataCriterion, world: World, device: torch.device) -> list[Measurement]:
-    """What the optimiser sees of a loop with micro-batches, under DDP. All ranks call this."""
+    """What the optimiser sees of a loop with micro-batches, under DDP."""
     samples = promise.batch * promise.accumulation * STEPS * world.size
     loader, sampler = sharded(samples, world, batch=promise.batch, seed=SEED)
     sampler.set_epoch(0)
@@ -156,7 +164,7 @@ def train(
 
 
 def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[Measurement]:
-    """Are a mean over uneven batches and a sum of large counts exact? All ranks call this."""
+    """Are a mean over uneven batches and a sum of large counts exact?"""
     samples = samples_of(promise, world)
     mine = list(range(world.rank, samples, world.size))
     mine = mine[: len(mine) - world.rank * promise.samples_per_rank // (2 * world.size)]
@@ -171,7 +179,7 @@ def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[
 
 
 def files(promise: DataCriterion, path: str, world: World) -> list[Measurement]:
-    """Does every rank read the same heads of the first files below a path? All ranks call this."""
+    """Does every rank read the same heads of the first files below a path?"""
     at = At(world.rank, world.node)
     read_here = read_files(at, path, promise.sample_files, promise.sample_size_bytes)
     return judge_files(path, gathered(read_here))

@@ -1,6 +1,6 @@
-"""Judging digests: of what ranks drew at random, and of the files they read.
+"""Judging digests: of what ranks drew at random, and of the files they read. Without torch.
 
-The judges are pure; `read_files` alone looks at a disk.
+The judges are pure; `read_files` looks at a disk, and `seeds_of_two_runs` starts ranks.
 """
 
 from __future__ import annotations
@@ -9,24 +9,34 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pytest_mnode.checks.judged import At, none_wrong, texts_by_who, unlike_most
 from pytest_mnode.criteria.preflight.directories import visit
 from pytest_mnode.criteria.preflight.orders import Directory
 from pytest_mnode.measurement import Measurement, listed
 
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+    from pytest_mnode.rank.world import World
+
+SEED = 20
 _ABSENT = "not among the first"
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """What one rank drew, as a digest by source, such as "numpy" or "worker 0: torch"."""
+class Digests:
+    """What one rank drew or read, as digests: by generator ("worker 0: torch"), or by file name.
+
+    problem: why nothing could be read.
+    """
 
     at: At
     digests: Mapping[str, str]
+    problem: str = ""
 
 
-def judge_distinct(label: str, draws: Sequence[Draws]) -> Measurement:
+def judge_distinct(label: str, draws: Sequence[Digests]) -> Measurement:
     """Does every rank, and every worker of its loader, draw numbers of its own?
 
     Two that draw the same from one kind of generator are wrong. Inconclusive where none are, and a
@@ -46,18 +56,13 @@ def judge_distinct(label: str, draws: Sequence[Draws]) -> Measurement:
         if len(who) > 1:
             equal[tuple(who)].append(kind)
     every = _generators(draws)
-    missing = [
-        (one.at, _undrawn(absent))
-        for one in draws
-        if (absent := [generator for generator in every if generator not in one.digests])
-    ]
-    return none_wrong(
+    lacking = [(one.at, _undrawn(every, one.digests)) for one in draws]
+    return _drawn_wrong(
         name,
         [_shared(who, kinds, len(draws)) for who, kinds in equal.items()],
         source,
-        count=sum(len(who) * len(kinds) for who, kinds in equal.items()),
-        unsure=_unsure(missing, len(draws), every),
-        note=", ".join(every),
+        sum(len(who) * len(kinds) for who, kinds in equal.items()),
+        (lacking, len(draws), every),
     )
 
 
@@ -72,101 +77,134 @@ def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> 
     return "".join(texts_by_who([(at, text) for at, _ in who], ranks))
 
 
-def judge_reproduced(label: str, first: Sequence[Draws], again: Sequence[Draws]) -> Measurement:
+def judge_reproduced(label: str, first: Sequence[Digests], again: Sequence[Digests]) -> Measurement:
     """Does every rank draw the same numbers in a second run with the same seed?"""
     name = f"{label}: generators that draw otherwise in a second run"
     source = "numbers follow from the seed and the rank"
-    return _between(name, source, first, again, operator.ne, "others from")
+    return _between(name, source, (first, again), operator.ne, "others from")
 
 
-def judge_depends(label: str, one: Sequence[Draws], other: Sequence[Draws]) -> Measurement:
+def judge_depends(label: str, one: Sequence[Digests], other: Sequence[Digests]) -> Measurement:
     """Does another seed give every rank other numbers?"""
     name = f"{label}: generators that the seed does not reach"
     source = "another seed gives other numbers"
-    return _between(name, source, one, other, operator.eq, "the same from")
+    return _between(name, source, (one, other), operator.eq, "the same from")
 
 
-def _between(  # noqa: PLR0917  what is judged, and by what
+def _between(
     name: str,
     source: str,
-    first: Sequence[Draws],
-    again: Sequence[Draws],
+    runs: tuple[Sequence[Digests], Sequence[Digests]],
     wrong: Callable[[str, str], bool],
     what: str,
 ) -> Measurement:
     """Generators whose digests of two runs are wrong; inconclusive where some did not draw."""
-    every = _generators([*first, *again])
-    runs = [{one.at.rank: one.digests for one in run} for run in (first, again)]
-    ats = {one.at.rank: one.at for one in (*first, *again)}
-    texts, missing = [], []
+    first, again = ({one.at.rank: one.digests for one in run} for run in runs)
+    both = [one for run in runs for one in run]
+    every = _generators(both)
+    ats = {one.at.rank: one.at for one in both}
+    texts, lacking = [], []
     count = 0
     for rank, at in ats.items():
-        if not all(rank in run for run in runs):
-            missing.append((at, "not in both runs"))
+        if rank not in first or rank not in again:
+            lacking.append((at, "not in both runs"))
             continue
-        one, other = (run[rank] for run in runs)
-        if absent := [kind for kind in every if kind not in one or kind not in other]:
-            missing.append((at, _undrawn(absent)))
+        one, other = first[rank], again[rank]
+        lacking.append((at, _undrawn(every, one.keys() & other.keys())))
         if bad := [kind for kind in one if kind in other and wrong(one[kind], other[kind])]:
             count += len(bad)
             texts.append((at, f"{what} {listed(bad, separator=', ')}"))
-    return none_wrong(
-        name,
-        texts_by_who(texts, len(ats)),
-        source,
-        count=count,
-        unsure=_unsure(missing, len(ats), every),
-        note=", ".join(every),
+    return _drawn_wrong(
+        name, texts_by_who(texts, len(ats)), source, count, (lacking, len(ats), every)
     )
 
 
-def _unsure(missing: Iterable[tuple[At, str]], ranks: int, generators: Sequence[str]) -> str:
-    """What some ranks did not draw; "" where all drew from the same generators."""
-    return listed(texts_by_who(missing, ranks)) if generators else "no rank drew anything"
+def _drawn_wrong(
+    name: str,
+    culprits: Sequence[str],
+    source: str,
+    count: int,
+    drawn: tuple[Sequence[tuple[At, str]], int, Sequence[str]],
+) -> Measurement:
+    """drawn: what each rank did not draw ("" for nothing), the number of ranks, all generators."""
+    lacking, ranks, every = drawn
+    missing = listed(texts_by_who(((at, text) for at, text in lacking if text), ranks))
+    unsure = missing if every else "no rank drew anything"
+    note = ", ".join(every)
+    return none_wrong(name, culprits, source, count=count, unsure=unsure, note=note)
 
 
-def _undrawn(generators: Sequence[str]) -> str:
-    return f"drew nothing from {listed(generators, separator=', ')}"
+def _undrawn(every: Sequence[str], drawn: Iterable[str]) -> str:
+    absent = [generator for generator in every if generator not in drawn]
+    return f"drew nothing from {listed(absent, separator=', ')}" if absent else ""
 
 
-def _generators(draws: Iterable[Draws]) -> list[str]:
+def _generators(draws: Iterable[Digests]) -> list[str]:
     """All that any rank drew from."""
     return list(dict.fromkeys(generator for one in draws for generator in one.digests))
 
 
-@dataclass(frozen=True, slots=True)
-class FilesRead:
-    """Digests of the first files of a directory as one rank read them; or why it could not."""
+def seeds_of_two_runs(cluster: Cluster, *, workers: int, on_accelerator: bool) -> list[Measurement]:
+    """Does a second run, in new ranks, draw the same on each rank, and no two ranks alike?
 
-    at: At
-    digests: Mapping[str, str]
-    problem: str = ""
+    The controller calls this.
+    """
+    with cluster.world(fresh=True) as ranks:
+        first = ranks.run(_drawn, SEED, workers, on_accelerator)
+    with cluster.world(fresh=True) as ranks:
+        again = ranks.run(_drawn, SEED, workers, on_accelerator)
+        other = ranks.run(_drawn, SEED + 1, workers, on_accelerator)
+    label = f"{len(first)} ranks with seed {SEED}"
+    return [
+        judge_distinct(label, first),
+        judge_reproduced(label, first, again),
+        judge_depends(label, first, other),
+    ]
 
 
-def read_files(at: At, path: str, files: int, size_bytes: int) -> FilesRead:
+def _drawn(seed: int, workers: int, on_accelerator: bool, *, world: World) -> Digests:
+    """Seed this rank as a job does, and draw."""
+    import torch
+
+    from pytest_mnode.checks.data.in_ranks import draw
+    from pytest_mnode.reference_job import randomness
+
+    device = torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    if on_accelerator and accelerator is not None and torch.accelerator.is_available():
+        count = torch.accelerator.device_count()
+        device = torch.device(accelerator.type, world.local_rank % count)
+    randomness.seed_all(seed, world.rank)
+    return draw(world, device, workers=workers)
+
+
+def read_files(at: At, path: str, files: int, size_bytes: int) -> Digests:
     """Digests of the heads of the first files by name below a directory, as this rank sees them."""
     directory = Directory("datasets", path, sample_files=files, sample_bytes=size_bytes)
     seen = visit(directory, "", at.rank, lambda _: None)
     digests = {one.name: f"{one.digest} of {one.size_bytes} B" for one in seen.samples}
-    return FilesRead(at, digests, seen.problem)
+    return Digests(at, digests, seen.problem)
 
 
-def judge_files(label: str, read: Sequence[FilesRead]) -> list[Measurement]:
+def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
     """Does every rank read what most read, of every file that any of them found?"""
-    unread = [f"{one.at}: {one.problem}" for one in read if one.problem]
     able = [one for one in read if not one.problem]
     names = sorted({name for one in able for name in one.digests})
     texts = [
         f"{at} reads {name} as {digest}"
         for name in names
-        for at, digest, _ in unlike_most([(one.at, one.digests.get(name, _ABSENT)) for one in able])
+        for at, digest, _ in unlike_most((one.at, one.digests.get(name, _ABSENT)) for one in able)
     ]
     unsure = ""
     if not names or len(able) < 2:
         unsure = "one rank has nobody to compare with" if names else "there is no file to compare"
     source = "the same data set on every node"
     return [
-        none_wrong(f"{label}: ranks that cannot read it", unread, source),
+        none_wrong(
+            f"{label}: ranks that cannot read it",
+            [f"{one.at}: {one.problem}" for one in read if one.problem],
+            source,
+        ),
         none_wrong(
             f"{label}: files that ranks read otherwise than most",
             texts,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from pytest_mnode.checks.data.batches import Step, judge_batches
-from pytest_mnode.checks.data.digests import Draws
+from pytest_mnode.checks.data.digests import Digests
 from pytest_mnode.checks.data.metrics import Reduced, judge_count, judge_mean
-from pytest_mnode.checks.data.shards import Reading, SamplerFacts
+from pytest_mnode.checks.data.readings import Reading, SamplerFacts
 from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.ranks import gathered
@@ -86,7 +87,7 @@ def read(
     sampler: object = None,
     indices: Callable[[Any], Iterable[int]] = torch.Tensor.tolist,
 ) -> tuple[Reading, ...]:
-    """Go through the batches of an epoch on every rank, and gather what came. All ranks call this.
+    """Go through the batches of an epoch on every rank, and gather what came.
 
     batches: a loader, or a sampler's own indices. indices: the data set's indices in one batch; a
     batch that is one index is taken as it is. sampler: asked what rank, seed and epoch it has.
@@ -114,15 +115,12 @@ def read_epochs(
 
 
 def _facts(sampler: object) -> SamplerFacts:
-    def number(name: str) -> int | None:
-        value = getattr(sampler, name, None)
-        return value if isinstance(value, int) else None
-
-    return SamplerFacts(number("rank"), number("num_replicas"), number("seed"), number("epoch"))
+    values = {one.name: getattr(sampler, one.name, None) for one in fields(SamplerFacts)}
+    return SamplerFacts(**{name: v for name, v in values.items() if isinstance(v, int)})
 
 
 def sum_over_ranks(count: int, device: torch.device, group: Any = None) -> int:
-    """The sum of whole numbers of all ranks, exact in int64. All ranks call this."""
+    """The sum of whole numbers of all ranks, exact in int64."""
     total = torch.tensor([count], dtype=torch.int64, device=device)
     dist.all_reduce(total, group=group)
     return int(total)
@@ -131,7 +129,7 @@ def sum_over_ranks(count: int, device: torch.device, group: Any = None) -> int:
 def mean_over_ranks(
     values: Sequence[float] | torch.Tensor, device: torch.device, group: Any = None
 ) -> float | None:
-    """The mean of all values of all ranks, in float64; None where there are none. All call this.
+    """The mean of all values of all ranks, in float64; None where there are none.
 
     Ranks may have unequally many: the sum and the number are reduced, not each rank's mean.
     """
@@ -143,14 +141,14 @@ def mean_over_ranks(
 
 
 def mean(label: str, values: Sequence[float], result: float | None, world: World) -> Measurement:
-    """Is `result` on every rank the mean of the values of all? All ranks call this."""
+    """Is `result` on every rank the mean of the values of all?"""
     return judge_mean(
         label, gathered(Reduced(At(world.rank, world.node), tuple(map(float, values)), result))
     )
 
 
 def count(label: str, own: int, result: int | None, world: World) -> Measurement:
-    """Is `result` on every rank the sum of all `own`, exactly? All ranks call this."""
+    """Is `result` on every rank the sum of all `own`, exactly?"""
     return judge_count(label, gathered(Reduced(At(world.rank, world.node), (own,), result)))
 
 
@@ -160,7 +158,7 @@ def draw(
     *,
     workers: int = 0,
     worker_init: Callable[[int], None] | None = None,
-) -> Draws:
+) -> Digests:
     """Draw from every generator of this rank, and put their states back as they were.
 
     workers, worker_init: of a DataLoader like the one in use, whose workers draw as well.
@@ -180,7 +178,7 @@ def draw(
                 digests |= {f"worker {number}: {kind}": one for kind, one in drawn.items()}
     finally:
         set_random_states(states, device)
-    return Draws(At(world.rank, world.node), digests)
+    return Digests(At(world.rank, world.node), digests)
 
 
 def _own(device: torch.device) -> dict[str, str]:
@@ -236,7 +234,7 @@ class Ledger(nn.Module):
     def global_batch(
         self, world: World, *, local: int, accumulation: int, label: str = "optimiser"
     ) -> list[Measurement]:
-        """The samples of each step, judged over all ranks. All ranks call this.
+        """The samples of each step, judged over all ranks.
 
         local: samples of one rank's micro-batch. accumulation: micro-batches of a step.
         """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite, ulp
 from sys import float_info
@@ -16,8 +15,6 @@ _ROUNDING = 1e-12
 """Of the mean of absolute values: float64 sums of a million values are better than that."""
 _SINGLE = 1e-5
 """What sums in float32 may be off by."""
-_Mistake = tuple[str, Sequence[float], float]
-"""A wrong way to reduce: in words, what it may come to, and how near to that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +29,12 @@ class Reduced:
 def judge_mean(label: str, reduced: Sequence[Reduced]) -> Measurement:
     """Has every rank the mean of all values of all ranks, as float64 has it?
 
-    Inconclusive where an average of the ranks' averages would be the same, for then a wrong way
-    would not show; and where the sum of all values is not finite, for then many ways agree.
+    Inconclusive where an average of the ranks' averages would be the same, because then a wrong way
+    would not show; and where the sum of all values is not finite, because then many ways agree.
     """
     name = f"{label}: ranks with a wrong mean"
     source = "sum over all values by their number, in float64"
-    values = list(itertools.chain.from_iterable(one.values for one in reduced))
+    values = [value for one in reduced for value in one.values]
     if why := _no_mean(reduced, values):
         return Measurement.unknown(name, why, source=source)
     mean = fsum(values) / len(values)
@@ -48,19 +45,14 @@ def judge_mean(label: str, reduced: Sequence[Reduced]) -> Measurement:
     if abs(of_averages - mean) <= max(tolerance, single):
         why = "an average of the ranks' averages is the same here; give ranks unequal batches"
         return Measurement.unknown(name, why, source=source)
+    mistakes = [
+        ("the average of the ranks' averages", of_averages, _ROUNDING * abs(of_averages)),
+        *(("one rank's own", average, 0.0) for average in averages),
+        ("as float32 has it", mean, single),
+    ]
     numbers = [len(one.values) for one in reduced]
-    return _judged(
-        name,
-        source,
-        reduced,
-        (mean, tolerance),
-        (
-            ("the average of the ranks' averages", [of_averages], _ROUNDING * abs(of_averages)),
-            ("one rank's own", averages, 0),
-            ("as float32 has it", [mean], single),
-        ),
-        f"{mean!r} of {len(values)} values, {min(numbers)} to {max(numbers)} a rank",
-    )
+    note = f"{mean!r} of {len(values)} values, {min(numbers)} to {max(numbers)} a rank"
+    return _judged(name, source, reduced, [("", mean, tolerance), *mistakes], note)
 
 
 def _no_mean(reduced: Sequence[Reduced], values: Sequence[float]) -> str:
@@ -82,38 +74,37 @@ def _no_mean(reduced: Sequence[Reduced], values: Sequence[float]) -> str:
 def judge_count(label: str, counted: Sequence[Reduced]) -> Measurement:
     """Has every rank the sum of all counts, exactly?"""
     total = sum(int(one.values[0]) for one in counted)
+    inexact = ("as float64 has it", total, len(counted) * ulp(float(total)))
     return _judged(
         f"{label}: ranks with a wrong sum",
         "sums of whole numbers are exact",
         counted,
-        (total, 0),
-        [("as float64 has it", [total], len(counted) * ulp(float(total)))],
+        [("", total, 0.0), inexact],
         f"{total} in all",
     )
 
 
-def _judged(  # noqa: PLR0917  what is judged, and by what
+def _judged(
     name: str,
     source: str,
     reduced: Sequence[Reduced],
-    right: tuple[float, float],
-    mistakes: Iterable[_Mistake],
+    ways: Sequence[tuple[str, float, float]],
     note: str,
 ) -> Measurement:
-    """Ranks whose result is not the right one, give or take; those near a mistake with its name."""
+    """Ranks whose result is not the right one, with the mistake that it comes near to.
+
+    ways: the right one and then mistakes: in words, the result, and how near to that.
+    """
     silent = [str(one.at) for one in reduced if one.result is None]
     if silent or not reduced:
         why = f"{listed(silent) or 'no rank'} has no result"
         return Measurement.unknown(name, why, source=source)
-    value, tolerance = right
+    _, right, tolerance = ways[0]
     texts = []
     for at, result in ((one.at, one.result) for one in reduced if one.result is not None):
-        if not abs(result - value) <= tolerance:
-            whys = (
-                f", {mistake}"
-                for mistake, values, margin in mistakes
-                if any(abs(result - other) <= max(tolerance, margin) for other in values)
-            )
-            texts.append((at, f"{result!r}{next(whys, '')}"))
+        if not abs(result - right) <= tolerance:
+            near = (w for w, value, margin in ways if abs(result - value) <= max(tolerance, margin))
+            mistake = next(near, "")
+            texts.append((at, f"{result!r}, {mistake}" if mistake else f"{result!r}"))
     culprits = texts_by_who(texts, len(reduced))
     return none_wrong(name, culprits, source, count=len(texts), note=note)

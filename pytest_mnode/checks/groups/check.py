@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from pytest_mnode.checks.groups.exchange import run_at_once, run_one_by_one
+from pytest_mnode.checks.groups.exchange import exchange
 from pytest_mnode.checks.groups.judge import (
-    CollectiveResult,
     Expected,
     Membership,
     RankGroups,
@@ -38,20 +38,21 @@ Groups = Mapping[str, Any]
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
     """Destroy the process groups that this rank makes inside, by meshes or one by one."""
-    before = _groups_there()
+
+    def groups() -> frozenset[Any]:
+        return frozenset(distributed_c10d._world.pg_map) - {dist.group.WORLD}
+
+    before = groups()
     try:
         yield
     finally:
-        for group in _groups_there() - before:
+        for group in groups() - before:
             dist.destroy_process_group(group)
 
 
 @contextlib.contextmanager
 def mesh_of(layout: Layout, device: torch.device) -> Iterator[DeviceMesh]:
-    """A DeviceMesh over all ranks, by init_device_mesh; its groups and those of slices end with it.
-
-    All ranks call this.
-    """
+    """A DeviceMesh over all ranks, whose groups end with it, and those of its slices."""
     with ending():
         yield init_device_mesh(device.type, layout.sizes, mesh_dim_names=layout.names)
 
@@ -70,9 +71,9 @@ def members(
     name, as ranks of the world in order; of a mesh what follows from its names and sizes. What
     torch declares is judged, and who answered inside the group.
     """
-    right = expected_in(groups, expected)
+    right = _expected_in(groups, expected)
     facts = _declared(groups, world)
-    return judge_members(label or _label(right), _heard(facts, named(groups), device), right)
+    return judge_members(label or _label(right), _heard(facts, _named(groups), device), right)
 
 
 def inside_node(
@@ -80,11 +81,11 @@ def inside_node(
 ) -> Measurement:
     """Do the groups of these names stay on one host, by the name that each rank reads there?"""
     facts = _declared(groups, world)
-    sizes = {
-        name: max(len(one.groups[name].declared) for one in facts if name in one.groups)
+    there = {
+        name: [one.groups[name].declared for one in facts if name in one.groups]
         for name in _all_names(facts)
     }
-    return judge_inside_node(label or shown_sizes(sizes), facts, names)
+    return judge_inside_node(label or _label(there), facts, names)
 
 
 def collectives(
@@ -100,9 +101,9 @@ def collectives(
     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, and messages from each rank to
     the next and to the one before, as between pipeline stages.
     """
-    right = expected_in(groups, expected)
+    right = _expected_in(groups, expected)
     name = f"{label or _label(right)}: wrong values inside groups"
-    return _exchanged(name, run_one_by_one, named(groups), right, world=world, device=device)
+    return _exchanged(name, _named(groups), right, world, device)
 
 
 def together(
@@ -120,11 +121,11 @@ def together(
     groups: dict[str, Any] = {}
     right: dict[str, Sequence[Sequence[int]]] = {}
     for name, mesh in meshes.items():
-        there = expected_in(mesh, (expected or {}).get(name))
+        there = _expected_in(mesh, (expected or {}).get(name))
         right |= {f"{name} {dimension}": every for dimension, every in there.items()}
-        groups |= {f"{name} {dimension}": group for dimension, group in named(mesh).items()}
+        groups |= {f"{name} {dimension}": group for dimension, group in _named(mesh).items()}
     name = f"{label or ', '.join(meshes)}: wrong values with all groups busy at once"
-    return _exchanged(name, run_at_once, groups, right, world=world, device=device)
+    return _exchanged(name, groups, right, world, device, at_once=True)
 
 
 def slices(
@@ -137,7 +138,7 @@ def slices(
     """
     flat: dict[str, Any] = {}
     right: dict[str, Sequence[Sequence[int]]] = {}
-    whole = layout_of(mesh)
+    whole = _layout_of(mesh)
     if len(whole.names) < 2:
         raise ValueError(
             f"a mesh of one dimension, {whole.names[0]}, has no slices; give one of two or more"
@@ -159,9 +160,9 @@ def slices(
     ]
 
 
-def _label(expected: Expected) -> str:
+def _label(groups: Expected) -> str:
     """Names with the sizes of their largest groups."""
-    return shown_sizes({name: max(map(len, of), default=0) for name, of in expected.items()})
+    return shown_sizes({name: max(map(len, of), default=0) for name, of in groups.items()})
 
 
 def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ...]:
@@ -174,7 +175,7 @@ def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ..
         name: Membership(
             tuple(dist.get_process_group_ranks(group)), dist.get_rank(group), places.get(name)
         )
-        for name, group in named(groups).items()
+        for name, group in _named(groups).items()
     }
     at = At(world.rank, world.node)
     return gathered(RankGroups(at, socket.gethostname(), mine, boot_id()))
@@ -202,32 +203,28 @@ def _all_names(facts: Sequence[RankGroups]) -> list[str]:
 
 def _exchanged(
     name: str,
-    run: Callable[[Groups, Expected, int, torch.device], list[CollectiveResult]],
     groups: Groups,
     expected: Expected,
-    *,
     world: World,
     device: torch.device,
+    *,
+    at_once: bool = False,
 ) -> Measurement:
     """Run collectives in the groups where all ranks will join, and judge the values received."""
-    facts = _declared(groups, world)
-    refused = refusals(facts, expected)
+    refused = refusals(_declared(groups, world), expected)
     able = {group: groups[group] for group in expected if group in groups.keys() - refused.keys()}
-    done = run(able, expected, world.rank, device)
+    done = exchange(able, expected, world.rank, device, at_once=at_once)
     return judge_collectives(name, gathered((At(world.rank, world.node), done)), refused)
 
 
-def layout_of(mesh: DeviceMesh) -> Layout:
-    """The layout that a mesh over all ranks should have, by its names and sizes.
-
-    Raises ValueError for a mesh without names.
-    """
+def _layout_of(mesh: DeviceMesh) -> Layout:
+    """The layout that a mesh over all ranks should have. Raises ValueError without names."""
     if mesh.mesh_dim_names is None:
         raise ValueError("a mesh without names; give init_device_mesh mesh_dim_names")
     return Layout(tuple(mesh.mesh_dim_names), tuple(mesh.shape))
 
 
-def named(groups: DeviceMesh | Groups) -> dict[str, Any]:
+def _named(groups: DeviceMesh | Groups) -> dict[str, Any]:
     """The process groups of a mesh by dimension, or those given, that this rank is in."""
     if isinstance(groups, DeviceMesh):
         groups = {name: groups.get_group(name) for name in groups.mesh_dim_names or ()}
@@ -235,7 +232,7 @@ def named(groups: DeviceMesh | Groups) -> dict[str, Any]:
     return {name: group for name, group in groups.items() if group not in (None, absent)}
 
 
-def expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None) -> Expected:
+def _expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None) -> Expected:
     """The groups there should be: those given, else those of the mesh's names and sizes.
 
     Raises TypeError for groups of no mesh without `expected`.
@@ -243,15 +240,7 @@ def expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None)
     if expected is None:
         if not isinstance(groups, DeviceMesh):
             raise TypeError("say which groups there should be: expected={'tp': [[0, 1], [2, 3]]}")
-        expected = layout_of(groups)
+        expected = _layout_of(groups)
     if isinstance(expected, Layout):
         return {name: expected.groups(name) for name in expected.names}
     return expected
-
-
-def _groups_there() -> frozenset[Any]:
-    """All process groups of this rank but the default one."""
-    from torch.distributed import distributed_c10d
-
-    known = frozenset(distributed_c10d._world.pg_map)
-    return known - {dist.group.WORLD}

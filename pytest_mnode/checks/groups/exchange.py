@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +22,10 @@ _NOT_WRITTEN = -(1 << 40)
 """What receivers hold before: nothing that anybody sends."""
 
 
-def sent(rank: int, salt: int, device: torch.device, count: int = COUNT) -> torch.Tensor:
+def sent(rank: int, salt: int, device: torch.device) -> torch.Tensor:
     """Whole numbers that no other rank sends, nor this one with another salt (below 2^20)."""
-    first = (salt * _RANKS + rank) * count
-    return torch.arange(first, first + count, device=device)
+    first = (salt * _RANKS + rank) * COUNT
+    return torch.arange(first, first + COUNT, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +62,24 @@ class Pending:
     """A collective under way, and what it should come to. kept: what is still being sent."""
 
     def __init__(
-        self, work: Any, got: torch.Tensor, right: torch.Tensor, kept: object = None
+        self, works: Any, got: torch.Tensor, right: torch.Tensor, kept: object = None
     ) -> None:
-        self._works = work if isinstance(work, list) else [work]
+        self._works = works if isinstance(works, list) else [works]
         self._got, self._right = got, right
         self._kept = kept
 
     def result(self, group: str, name: str) -> CollectiveResult:
         """Wait for the end, and count what is wrong on this rank."""
-        for work in self._works:
-            if work is not None:
-                work.wait()
+        for work in filter(None, self._works):
+            work.wait()
         self._kept = None
         differs = (self._got != self._right).nonzero().flatten().tolist()
         if not differs:
             return CollectiveResult(group, name, 0)
-        at = differs[0]
-        got, right = int(self._got[at]), int(self._right[at])
+        got, right = int(self._got[differs[0]]), int(self._right[differs[0]])
         summed = name in ("all_reduce", "reduce_scatter")
         text = f"{got}, expected {right}" if summed else difference(got, right)
-        return CollectiveResult(group, name, len(differs), f"position {at} is {text}")
+        return CollectiveResult(group, name, len(differs), f"position {differs[0]} is {text}")
 
 
 def difference(got: int, right: int) -> str:
@@ -159,48 +158,30 @@ COLLECTIVES: Mapping[str, Callable[[Call], Pending]] = {
 _AT_ONCE = ("all_reduce", "all_gather", "broadcast")
 
 
-def run_one_by_one(
-    groups: Mapping[str, Any], expected: Expected, me: int, device: torch.device
-) -> list[CollectiveResult]:
-    """Every collective in every group, one after the other.
-
-    groups: those of this rank, by name. expected: the groups of all ranks, the same on each.
-    """
-    started = _started(COLLECTIVES, groups, expected, me, device)
-    return [pending.result(name, collective) for name, collective, pending in started]
-
-
-def run_at_once(
-    groups: Mapping[str, Any], expected: Expected, me: int, device: torch.device
-) -> list[CollectiveResult]:
-    """Collectives in all groups, twice, under way together, and waited for from last to first.
-
-    groups, expected: as in `run_one_by_one`.
-    """
-    under_way = list(_started(_AT_ONCE * 2, groups, expected, me, device))
-    return [pending.result(name, collective) for name, collective, pending in reversed(under_way)]
-
-
-def _started(
-    collectives: Iterable[str],
+def exchange(
     groups: Mapping[str, Any],
     expected: Expected,
     me: int,
     device: torch.device,
-) -> Iterator[tuple[str, str, Pending]]:
-    """Start each collective in each group; all ranks in one order, which NCCL requires.
+    *,
+    at_once: bool = False,
+) -> list[CollectiveResult]:
+    """Every collective in every group, one after the other.
 
-    Calls are numbered by `expected`, because the members of one group may be in unequally many
-    others.
+    at_once: three of them in all groups, twice, under way together, and waited for from last to
+    first. groups: those of this rank, by name. expected: the groups of all ranks, the same on each.
+    All ranks start them in one order, which NCCL requires. Calls are numbered by `expected`,
+    because the members of one group may be in unequally many others.
     """
     widest = max((len(ranks) for every in expected.values() for ranks in every), default=1)
-    for call, collective in enumerate(collectives):
-        for number, (name, every) in enumerate(expected.items(), call * len(expected)):
-            ranks = next((ranks for ranks in every if me in ranks), None)
+
+    def started() -> Iterator[tuple[str, str, Pending]]:
+        calls = itertools.product(_AT_ONCE * 2 if at_once else COLLECTIVES, expected)
+        for number, (collective, name) in enumerate(calls):
+            ranks = next((ranks for ranks in expected[name] if me in ranks), None)
             if ranks is not None and name in groups:
-                start = COLLECTIVES[collective]
-                yield (
-                    name,
-                    collective,
-                    start(Call(groups[name], ranks, me, number * widest, device)),
-                )
+                call = Call(groups[name], ranks, me, number * widest, device)
+                yield name, collective, COLLECTIVES[collective](call)
+
+    calls = reversed(list(started())) if at_once else started()
+    return [pending.result(name, collective) for name, collective, pending in calls]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_mnode.checks.data import At, judge_files, read_files
-from pytest_mnode.checks.data.digests import FilesRead
+from pytest_mnode.checks.data import At, Digests, judge_files, read_files
 
 
-def read(*ranks: dict[str, str]) -> list[FilesRead]:
-    return [FilesRead(At(rank, f"node{rank}"), files) for rank, files in enumerate(ranks)]
+def read(*ranks: dict[str, str]) -> list[Digests]:
+    return [Digests(At(rank, f"node{rank}"), files) for rank, files in enumerate(ranks)]
 
 
 def test_heads_of_the_first_files(tmp_path: Path) -> None:
@@ -34,7 +33,7 @@ def test_the_odd_one_is_named() -> None:
 
 
 def test_a_rank_that_cannot_read_and_nothing_to_read() -> None:
-    gone = FilesRead(At(2, "node2"), {}, "permission denied")
+    gone = Digests(At(2, "node2"), {}, "permission denied")
     able, same = judge_files("/data", [*read({"a": "1"}, {"a": "1"}), gone])
     assert able.culprit == "rank 2 on node2: permission denied"
     assert same.passed

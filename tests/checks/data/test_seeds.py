@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_mnode.checks.data import At, Draws, judge_depends, judge_distinct, judge_reproduced
+from pytest_mnode.checks.data import At, Digests, judge_depends, judge_distinct, judge_reproduced
 
 
-def drawn(*ranks: dict[str, str]) -> list[Draws]:
-    return [Draws(At(rank, f"node{rank}"), digests) for rank, digests in enumerate(ranks)]
+def drawn(*ranks: dict[str, str]) -> list[Digests]:
+    return [Digests(At(rank, f"node{rank}"), digests) for rank, digests in enumerate(ranks)]
 
 
 def test_each_its_own() -> None:
@@ -84,7 +84,7 @@ def test_what_did_not_draw_is_no_pass_and_named() -> None:
         None,
         "rank 1 on node1: drew nothing from torch, numpy; torch, numpy",
     )
-    elsewhere = [Draws(At(7, "node7"), {"torch": "e", "numpy": "f"})]
+    elsewhere = [Digests(At(7, "node7"), {"torch": "e", "numpy": "f"})]
     found = judge_depends("", drawn(both, both), elsewhere)
     assert found.value is None
     assert found.note == "all 3 ranks: not in both runs; torch, numpy"

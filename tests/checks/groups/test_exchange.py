@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +13,11 @@ from pytest_mnode.checks.groups.exchange import (
     Call,
     Pending,
     difference,
-    run_at_once,
-    run_one_by_one,
     sent,
 )
-from pytest_mnode.checks.groups.judge import CollectiveResult, Expected
+from pytest_mnode.checks.groups.judge import Expected
 
 CPU = torch.device("cpu")
-Ask = Callable[[dict[str, Any], Expected, int, torch.device], list[CollectiveResult]]
 
 
 def test_no_two_send_the_same() -> None:
@@ -35,7 +30,7 @@ def test_sums_of_many_ranks_stay_exact() -> None:
     assert largest * 4096 < 2**63
 
 
-@pytest.mark.parametrize("ask", [run_one_by_one, run_at_once])
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(
     "expected",
     [
@@ -45,7 +40,7 @@ def test_sums_of_many_ranks_stay_exact() -> None:
     ],
 )
 def test_ranks_of_a_group_have_one_salt_whatever_else_they_are_in(
-    ask: Ask, expected: Expected, monkeypatch: pytest.MonkeyPatch
+    at_once: bool, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     salts: dict[tuple[int, ...], dict[int, list[int]]] = {}
 
@@ -57,7 +52,7 @@ def test_ranks_of_a_group_have_one_salt_whatever_else_they_are_in(
     monkeypatch.setattr(exchange, "COLLECTIVES", every)
     for me in range(4):
         mine = {n: n for n, groups in expected.items() if any(me in ranks for ranks in groups)}
-        done = ask(mine, expected, me, CPU)
+        done = exchange.exchange(mine, expected, me, CPU, at_once=at_once)
         assert {one.group for one in done} == set(mine)
     for ranks, by_rank in salts.items():
         assert set(by_rank) == set(ranks)

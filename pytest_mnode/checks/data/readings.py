@@ -1,0 +1,298 @@
+"""Judging what ranks read: shards, orders of epochs, and epochs that were cut. Without torch."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import lgamma, log
+
+from pytest_mnode.checks.judged import At, none_wrong, numbered, texts_by_who, unlike_most
+from pytest_mnode.measurement import Measurement, listed
+
+NEGLIGIBLE = 1e-9
+"""An order that correct shuffles give with less than this probability is no shuffle."""
+ENOUGH = 16
+"""So many samples of one rank are enough to judge: a correct shuffle ascends once in 16!, 2e13."""
+_UNSHUFFLED = "order of the data set"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerFacts:
+    """A sampler's attributes; None where it has no such attribute."""
+
+    rank: int | None = None
+    num_replicas: int | None = None
+    seed: int | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Samples that one rank read in one epoch: indices of the data set, as they came."""
+
+    at: At
+    epoch: int
+    indices: tuple[int, ...]
+    sampler: SamplerFacts = SamplerFacts()
+
+
+def padding_of(samples: int, ranks: int) -> int:
+    """Samples that come twice so that every rank has equally many, as DistributedSampler does."""
+    return -samples % ranks
+
+
+def tail_of(samples: int, ranks: int) -> int:
+    """Samples that are left out so that every rank has equally many, with drop_last."""
+    return samples % ranks
+
+
+def judge_shards(
+    label: str,
+    readings: Sequence[Reading],
+    samples: int,
+    *,
+    padding: int = 0,
+    left_out: int = 0,
+    expected: Sequence[Sequence[int]] | None = None,
+) -> list[Measurement]:
+    """Did every sample of 0 … samples-1 reach one rank, once, in this epoch?
+
+    readings: of all ranks. padding: how many samples may come twice. left_out: how many may reach
+    no rank. expected: the samples that each rank should have had, to name ranks; may be unknown.
+    Inconclusive where there is no sample, or no rank read any.
+    """
+    counts = _samples(readings)
+    missing = [index for index in range(samples) if not counts[index]]
+    extra = counts.total() - len(counts)
+    uneven = [
+        f"{at} read {length}{others}"
+        for at, length, others in unlike_most((one.at, len(one.indices)) for one in readings)
+    ]
+    causes = [*_causes(readings), *uneven, *_strayed(readings, expected or [])]
+    absent = max(0, len(missing) - left_out) if readings else 0
+    twice = max(0, extra - padding)
+    foreign = [
+        f"{one.at} read {index}"
+        for one in readings
+        for index in one.indices
+        if not 0 <= index < samples
+    ]
+    nothing = "" if counts else "no rank read anything"
+    equal = "to have equal shards"
+    return [
+        none_wrong(
+            f"{label}: samples that reached no rank",
+            [*causes, f"{numbered('sample', missing)} reached nobody"] if absent else [],
+            f"{samples} samples, of which {left_out} may be left out",
+            count=absent,
+            unsure=nothing or ("" if samples else "there is no sample that could be missing"),
+            note=f"{len(missing)} left out, {equal}" if missing and not absent else "",
+        ),
+        none_wrong(
+            f"{label}: samples read more than once",
+            [*causes, *_overlaps(readings)] if twice else [],
+            f"{padding} may come twice, {equal}",
+            count=twice,
+            unsure=nothing,
+            note=f"{extra} came twice, {equal}" if extra and not twice else "",
+        ),
+        none_wrong(
+            f"{label}: ranks with more or fewer samples", uneven, "shards are equal", unsure=nothing
+        ),
+        none_wrong(
+            f"{label}: samples that there are not",
+            foreign,
+            f"indices 0 to {samples - 1}",
+            unsure=nothing,
+        ),
+    ]
+
+
+def _samples(readings: Iterable[Reading]) -> Counter[int]:
+    return Counter(index for one in readings for index in one.indices)
+
+
+def _causes(readings: Sequence[Reading]) -> Iterator[str]:
+    """Samplers that have another rank, number of ranks, seed or epoch than they should."""
+    ranks = len(readings)
+    for one in readings:
+        if one.sampler.rank not in (None, one.at.rank):
+            yield f"{one.at} has the sampler of rank {one.sampler.rank}"
+        if one.sampler.num_replicas not in (None, ranks):
+            yield f"{one.at} shards for {one.sampler.num_replicas} ranks, and there are {ranks}"
+    for what in ("seed", "epoch"):
+        values = [(one.at, getattr(one.sampler, what)) for one in readings]
+        for at, value, others in unlike_most(values, ", most ranks by {}"):
+            yield f"{at} shuffles by {what} {value}{others}"
+
+
+def _strayed(readings: Sequence[Reading], expected: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Ranks that read other samples than they should have."""
+    for one in readings if expected else ():
+        own = Counter(expected[one.at.rank] if one.at.rank < len(expected) else ())
+        got = Counter(one.indices)
+        if lacks := list((own - got).elements()):
+            which = numbered("sample", lacks)
+            yield f"{one.at} lacks {len(lacks)} of its {own.total()} samples, {which}"
+        elif more := list((got - own).elements()):
+            yield f"{one.at} read {len(more)} that are not its own, {numbered('sample', more)}"
+
+
+def _overlaps(readings: Sequence[Reading]) -> list[str]:
+    """Pairs of ranks that read the same samples, those with most first."""
+    sets = [(one.at, set(one.indices), len(one.indices)) for one in readings]
+    overlaps = [
+        (len(both), f"{one} and {other} both read {numbered('sample', sorted(both))}")
+        for (one, mine, _), (other, its, _) in combinations(sets, 2)
+        if (both := mine & its)
+    ]
+    overlaps += [
+        (size - len(mine), f"{at} read samples more than once")
+        for at, mine, size in sets
+        if size > len(mine)
+    ]
+    overlaps.sort(reverse=True)
+    # Padding is shared by pairs of correct ranks too, so small overlaps blame nobody.
+    return [text for size, text in overlaps if 2 * size >= overlaps[0][0]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Odd:
+    """An order that one rank should not have read in, and its probability in a correct shuffle."""
+
+    at: At
+    number: int
+    text: str
+    log_chance: float
+
+
+def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measurement]:
+    """Is every epoch shuffled, and differently from those before? epochs: readings of all ranks.
+
+    Inconclusive where correct shuffles of so few samples may give the same orders.
+    """
+    by_rank: defaultdict[At, list[Reading]] = defaultdict(list)
+    for reading in (reading for epoch in epochs for reading in epoch):
+        by_rank[reading.at].append(reading)
+    repeats, ascending = [], []
+    for at, read in by_rank.items():
+        for number, later in enumerate(read):
+            # Of n different samples, one order in n! is that of the data set, or of another epoch.
+            chance = -lgamma(len(set(later.indices)) + 1)
+            same = next((e for e in read[:number] if e.indices == later.indices), None)
+            text = f"epoch {later.epoch} in the {{}}"
+            if same is not None:
+                earlier = text.format(f"order of epoch {same.epoch}")
+                repeats.append(_Odd(at, number, earlier, chance + log(number)))
+            if list(later.indices) == sorted(later.indices):
+                ascending.append(_Odd(at, number, text.format(_UNSHUFFLED), chance))
+    missing = [
+        f"{at} read {len(read)} of {len(epochs)} epochs"
+        for at, read in by_rank.items()
+        if len(read) != len(epochs)
+    ] or ([] if by_rank else ["no rank read anything"])
+    alone = ["one epoch has none before it"] if len(epochs) == 1 else []
+    found = []
+    for name, source, odd, lacking, cause in (
+        (
+            f"{label}: times that a rank read in the order of an earlier epoch",
+            "each epoch is shuffled anew: set_epoch",
+            repeats,
+            missing + alone,
+            ": set_epoch was not called, or does nothing",
+        ),
+        (
+            f"{label}: times that a rank read unshuffled",
+            "each epoch is shuffled",
+            ascending,
+            missing,
+            "",
+        ),
+    ):
+        sure = _not_by_chance(odd, len(by_rank), len(epochs))
+        who: defaultdict[At, list[str]] = defaultdict(list)
+        for one in sure or odd:
+            who[one.at].append(one.text)
+        texts = texts_by_who(
+            ((at, f"{', '.join(of_rank)}{cause}") for at, of_rank in who.items()), len(by_rank)
+        )
+        few = f"shuffles of so few samples may be so, give each rank {ENOUGH}"
+        unsure = filter(None, [listed(lacking), *([listed(texts), few] if odd else [])])
+        found.append(
+            none_wrong(name, texts, source, count=len(sure))
+            if sure
+            else none_wrong(name, [], source, unsure="; ".join(unsure))
+        )
+    return found
+
+
+def _not_by_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> Sequence[_Odd]:
+    """Odd orders that are not chance: of one rank or one epoch, else all of them together."""
+
+    def unlikely(some: Sequence[_Odd], places: int, times: int) -> bool:
+        # The union bound: times × C(places, odd) × the probability of these.
+        ways = lgamma(places + 1) - lgamma(len(some) + 1) - lgamma(places - len(some) + 1)
+        return log(times) + ways + sum(one.log_chance for one in some) < log(NEGLIGIBLE)
+
+    found = [
+        one
+        for one in odd
+        if unlikely([o for o in odd if o.at == one.at], epochs, ranks)
+        or unlikely([o for o in odd if o.number == one.number], ranks, epochs)
+    ]
+    return found or (odd if odd and unlikely(odd, ranks * epochs, 1) else [])
+
+
+def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) -> Measurement:
+    """Did every rank read the same samples in the same order both times?"""
+    ats = {one.at.rank: one.at for one in (*first, *again)}
+    runs = [{one.at.rank: one.indices for one in run} for run in (first, again)]
+    differing, nothing = [], []
+    for rank, at in ats.items():
+        before, then = (run.get(rank) for run in runs)
+        if before is None:
+            differing.append(f"{at} read the second time only")
+        elif then is None:
+            differing.append(f"{at} did not read again")
+        elif then != before:
+            pairs = enumerate(zip(before, then, strict=False))
+            text = f"{len(then)} samples, and {len(before)} before"
+            texts = (f"sample {b} at place {i}, and {a} before" for i, (a, b) in pairs if a != b)
+            differing.append(f"{at} read {next(texts, text)}")
+        elif not then:
+            nothing.append(f"{at} read nothing")
+    return none_wrong(
+        f"{label}: ranks that read otherwise",
+        differing,
+        "order follows from seed and epoch",
+        unsure=listed(nothing) if first else "no rank read the first time",
+    )
+
+
+def judge_resumed(
+    label: str, whole: Sequence[Reading], before: Sequence[Reading], after: Sequence[Reading]
+) -> Measurement:
+    """Is what was read before a cut and after it the epoch, no sample lost and none twice?
+
+    whole: the epoch without a cut. after: by as many ranks or by others. Inconclusive where nothing
+    was read on one side of the cut, and nothing is wrong.
+    """
+    want, got = _samples(whole), _samples((*before, *after))
+    lost, twice = list((want - got).elements()), list((got - want).elements())
+    texts = [f"{numbered('sample', lost)} lost"] if lost else []
+    if twice:
+        readers = [str(one.at) for one in after if not set(twice).isdisjoint(one.indices)]
+        who = listed(readers) or "nobody after it"
+        texts.append(f"{numbered('sample', twice)} read again by {who}")
+    sides = (("without a cut", whole), ("before the cut", before), ("after the cut", after))
+    judged = want and after  # else what is lost or read again is not known
+    return none_wrong(
+        f"{label}: samples lost or read again",
+        texts if judged else [],
+        "each sample of the epoch once, across the cut",
+        count=len(lost) + len(twice) if judged else 0,
+        unsure="; ".join(f"nothing was read {side}" for side, read in sides if not _samples(read)),
+        note=f"{len(before)} ranks before, {len(after)} after",
+    )
