@@ -26,27 +26,37 @@ _NFS_PLACEHOLDER = ".nfs"
 """NFS renames a file that is removed while open to a name that begins so, until it is closed."""
 
 
-class DamagedError(Exception):
-    """A checkpoint cannot be used; the text is the reason, one line."""
+class RefusedError(Exception):
+    """A checkpoint cannot be used; the text is the reason, one line.
+
+    usable: by a job of its world size, or once all ranks see it. half_read: some of it is in the
+    state already.
+    """
+
+    def __init__(self, reason: str, *, usable: bool = False, half_read: bool = False) -> None:
+        super().__init__(reason)
+        self.usable = usable
+        self.half_read = half_read
 
 
-class _Page(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class FileEntry(_Page):
+class FileEntry(BaseModel):
     """A file's size in bytes, and its SHA-256 in hex."""
 
+    model_config = _STRICT
     bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
 
-class Manifest(_Page):
+class Manifest(BaseModel):
     """The files of a checkpoint by name, and where they come from.
 
     saved_at: seconds since the epoch. own: it holds a private part of each rank. nodes: by rank.
     """
 
+    model_config = _STRICT
     format: int = FORMAT
     step: Annotated[int, Field(ge=0)]
     world_size: Annotated[int, Field(ge=1)]
@@ -72,14 +82,14 @@ class Manifest(_Page):
 
     @classmethod
     def read(cls, text: bytes) -> Manifest:
-        """The inverse of `text`. Raises DamagedError."""
+        """The inverse of `text`. Raises RefusedError."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{part}: " for part in first["loc"])
             reason = " ".join(first["msg"].removeprefix("Value error, ").split())
-            raise DamagedError(f"{MANIFEST} is not readable: {where}{reason}") from None
+            raise RefusedError(f"{MANIFEST} is not readable: {where}{reason}") from None
 
 
 def seal(manifest_text: bytes) -> bytes:
@@ -105,24 +115,28 @@ def new_name(step: int, existing: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint, or what is left of one, as one process sees it.
+    """A checkpoint, or what is left of one.
 
-    reason: why it may not be used, in one line; None where it is complete.
+    reason: why it may not be used, in one line; None where it is complete. usable: it is whole, and
+    may be used by a job of its world size, or once all ranks see it.
     """
 
     path: Path
-    step: int
     reason: str | None
     manifest: Manifest | None = field(default=None, repr=False)
+    usable: bool = False
+
+    @property
+    def step(self) -> int:
+        """By the name of its directory."""
+        return int(self.path.name.removeprefix("step-").partition(".")[0])
 
     @property
     def complete(self) -> bool:
         return self.reason is None
 
-
-def step_of(path: Path) -> int:
-    """The step in the name of a checkpoint."""
-    return int(path.name.removeprefix("step-").partition(".")[0])
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.reason}"
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
@@ -149,19 +163,20 @@ def survey(directory: Path, verify: bool = False) -> list[Found]:
 
 def examine(path: Path, verify: bool = False) -> Found:
     """The checkpoint in this directory, as `survey` sees it; never raises."""
-    step = step_of(path)
     manifest: Manifest | None = None
     wrong: list[str] = []
     try:
         manifest = _sealed_manifest(path)
-        _check_names_and_sizes(path, step, manifest)
+        if manifest.step != Found(path, None).step:
+            raise RefusedError(f"it is of step {manifest.step}: moved or renamed")
+        _check_names_and_sizes(path, manifest)
         if verify:
             wrong = wrong_files(path, manifest, manifest.files)
-    except DamagedError as error:
+    except RefusedError as error:
         wrong = [str(error)]
     except OSError as error:
         wrong = [f"{Path(str(error.filename or path)).name} cannot be read: {error.strerror}"]
-    return Found(path, step, ", ".join(wrong) or None, manifest)
+    return Found(path, ", ".join(wrong) or None, manifest)
 
 
 def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
@@ -180,42 +195,40 @@ def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[st
 
 
 def _sealed_manifest(path: Path) -> Manifest:
-    """The manifest that COMPLETE proves. Raises DamagedError, OSError."""
+    """The manifest that COMPLETE proves. Raises RefusedError, OSError."""
     if path.name.endswith(PARTIAL):
-        raise DamagedError(CUT_SHORT)
+        raise RefusedError(CUT_SHORT)
     try:
         sealed = _read_regular(path / COMPLETE)
     except FileNotFoundError:
-        raise DamagedError(CUT_SHORT if path.is_dir() else f"it is not there: {STALE}") from None
+        raise RefusedError(CUT_SHORT if path.is_dir() else f"it is not there: {STALE}") from None
     try:
         text = _read_regular(path / MANIFEST)
     except FileNotFoundError:
-        raise DamagedError(f"{MANIFEST} is missing") from None
+        raise RefusedError(f"{MANIFEST} is missing") from None
     if sealed != seal(text):
-        raise DamagedError(f"{MANIFEST} is not the one that {COMPLETE} names: one was changed")
+        raise RefusedError(f"{MANIFEST} is not the one that {COMPLETE} names: one was changed")
     return Manifest.read(text)
 
 
 def _read_regular(path: Path) -> bytes:
     """The content of a file; a link, pipe or device may lead elsewhere, or block."""
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise DamagedError(f"{path.name} is not a plain file")
+        raise RefusedError(f"{path.name} is not a plain file")
     return path.read_bytes()
 
 
-def _check_names_and_sizes(path: Path, step: int, manifest: Manifest) -> None:
-    """Raise DamagedError where names, kinds or sizes are not those of the manifest."""
-    if manifest.step != step:
-        raise DamagedError(f"it is of step {manifest.step}: moved or renamed")
+def _check_names_and_sizes(path: Path, manifest: Manifest) -> None:
+    """Raise RefusedError where names, kinds or sizes are not those of the manifest."""
     with os.scandir(path) as entries:
         there = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     for name, entry in manifest.files.items():
         if name not in there:
-            raise DamagedError(f"{name} is missing")
+            raise RefusedError(f"{name} is missing")
         if not stat.S_ISREG(there[name].st_mode):
-            raise DamagedError(f"{name} is not a plain file")
+            raise RefusedError(f"{name} is not a plain file")
         if there[name].st_size != entry.bytes:
-            raise DamagedError(f"{name} has {there[name].st_size} of {entry.bytes} bytes")
+            raise RefusedError(f"{name} has {there[name].st_size} of {entry.bytes} bytes")
     for name in sorted(there.keys() - manifest.files.keys() - {MANIFEST, COMPLETE}):
         if not name.startswith(_NFS_PLACEHOLDER):
-            raise DamagedError(f"it holds {name}, which {MANIFEST} does not name")
+            raise RefusedError(f"it holds {name}, which {MANIFEST} does not name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
@@ -22,11 +22,7 @@ def one_line(error: BaseException) -> str:
 
 
 class StageError(Exception):
-    """A stage failed on some ranks; `reasons` by rank, the same on all ranks."""
-
-    def __init__(self, reasons: Mapping[int, str]) -> None:
-        super().__init__(reasons)
-        self.reasons = reasons
+    """A stage failed on some ranks; the text names them and is the same on all ranks."""
 
 
 class Ranks:
@@ -61,15 +57,13 @@ class Ranks:
     ) -> list[T]:
         """The stage's results by rank. Raises StageError on all ranks where it fails on any."""
         value: T | None = None
-        reason: str | None = None
+        reason = ""
         try:
             value = stage()
         except Exception as error:  # other ranks wait: they have to hear of any error
             reason = error_text(error)
         answers = self.gather((value, reason))
-        reasons = {rank: why for rank, (_, why) in enumerate(answers) if why is not None}
-        if reasons:
-            raise StageError(reasons)
+        self.check([why for _, why in answers])
         return [answer for answer, _ in answers]  # type: ignore[misc]
 
     def run_on_first(
@@ -79,12 +73,15 @@ class Ranks:
         results = self.run(lambda: stage() if self.rank == 0 else None, error_text)
         return results[0]  # type: ignore[return-value]
 
-    def by_rank(self, reasons: Mapping[int, str]) -> str:
+    def check(self, reasons: Sequence[str]) -> None:
+        """Raise StageError where a rank failed. reasons: by rank, "" where it did not."""
+        if any(reasons):
+            raise StageError(self.by_rank(reasons))
+
+    def by_rank(self, reasons: Sequence[str]) -> str:
         """ "ranks 2-3 of 4 on node1: WHY", equal reasons together, joined by "; "."""
-        together: dict[str, list[int]] = {}
-        for rank, reason in sorted(reasons.items()):
-            together.setdefault(reason, []).append(rank)
         nodes = dict(enumerate(self.nodes))
         return "; ".join(
-            f"{places(ranks, nodes, self.size)}: {why}" for why, ranks in together.items()
+            f"{places([r for r, one in enumerate(reasons) if one == why], nodes, self.size)}: {why}"
+            for why in dict.fromkeys(filter(None, reasons))
         )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
-from pytest_mnode.errors import CheckpointError
-from pytest_mnode.reference_job.checkpoint.dcp import OWN, plain, write_shards
-from pytest_mnode.reference_job.checkpoint.disk import (
+from pytest_mnode.errors import CheckpointError, UsageError
+from pytest_mnode.reference_job.checkpoint.files import (
+    HashingWriter,
     free_text,
     make_directory,
     remove,
@@ -25,6 +29,7 @@ from pytest_mnode.reference_job.checkpoint.layout import (
     COMPLETE,
     MANIFEST,
     PARTIAL,
+    FileEntry,
     Found,
     Manifest,
     list_names,
@@ -32,7 +37,11 @@ from pytest_mnode.reference_job.checkpoint.layout import (
     seal,
     survey,
 )
+from pytest_mnode.reference_job.checkpoint.loading import OWN, plain
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
+
+if TYPE_CHECKING:
+    from pytest_mnode.reference_job.checkpoint.store import Store
 
 SETTLE_S = 5.0
 """How long a directory that rank 0 made may take to be seen: NFS remembers absence."""
@@ -55,42 +64,51 @@ class Saved:
 
 
 def save(
-    directory: Path,
+    store: Store,
     state: dict[str, Any],
+    ranks: Ranks,
     *,
     step: int,
     own: Any,
-    ranks: Ranks,
     before_commit: Callable[[Path], object],
-    keep: int,
-    damaged: Collection[str],
 ) -> Saved:
-    """See Store.save. damaged: names of older checkpoints that are known to be."""
+    """See Store.save."""
+    if step < 0:
+        raise UsageError(f"step={step}: steps count from 0")
+    if OWN in state:
+        raise UsageError(f"the key {OWN!r} of a state is taken: give it as own=")
+    directory = store.directory
 
     def error_text(error: Exception) -> str:
         return str(error) if isinstance(error, CheckpointError) else write_error(error, directory)
 
     began = time.monotonic()
-    given = ranks.gather((step, own is not None))
-    step, has_own = given[0]
+    given = ranks.gather((step, "without one" if own is None else "with a part of its own"))
+    step, own_text = given[0]
     plain_state: dict[str, Any] = {}
     written: list[Path] = []
     try:
-        _check_alike(given)
+        first = f"rank 0 step {step} {own_text}"
+        ranks.check(
+            [
+                "" if one == given[0] else f"saves step {one[0]} {one[1]}, and {first}"
+                for one in given
+            ]
+        )
         name, notes = ranks.run_on_first(lambda: _begin(directory, step), error_text)
         partial, path = directory / (name + PARTIAL), directory / name
         written = [partial, path]
         ranks.run(lambda: plain_state.update(_prepare(partial, state, ranks)), error_text)
-        if has_own:
+        if own is not None:
             plain_state[OWN] = {str(ranks.rank): (own,)}
-        files = write_shards(plain_state, partial, ranks)
+        files = _write_shards(plain_state, partial, ranks)
         ranks.run(lambda: before_commit(partial), error_text)
         manifest = Manifest(
             step=step,
             world_size=ranks.size,
             saved_at=time.time(),
             torch=str(torch.__version__),
-            own=has_own,
+            own=own is not None,
             nodes=tuple(ranks.nodes),
             files=files,
         )
@@ -98,27 +116,30 @@ def save(
     except StageError as error:
         left = ranks.run_on_first(lambda: _discard(directory, written))
         raise CheckpointError(
-            f"the checkpoint of step {step} could not be written: "
-            f"{ranks.by_rank(error.reasons)}. {left}"
+            f"the checkpoint of step {step} could not be written: {error}. {left}"
         ) from None
-    notes += ranks.run_on_first(lambda: _remove_old(path, keep, damaged))
+    damaged = [one.path.name for one in store.refused if not one.usable]
+    notes += ranks.run_on_first(lambda: _remove_old(path, store.keep, damaged))
     seconds = max(ranks.gather(time.monotonic() - began))
     return Saved(step, path, manifest.total_bytes, seconds, tuple(notes))
 
 
-def _check_alike(given: Sequence[tuple[int, bool]]) -> None:
-    """Raise StageError where a rank saves another step than rank 0, or only one has an own part."""
-    wrong = {
-        rank: f"saves {_described(*one)}, and rank 0 {_described(*given[0])}"
-        for rank, one in enumerate(given)
-        if one != given[0]
-    }
-    if wrong:
-        raise StageError(wrong)
+def _write_shards(state: dict[str, Any], path: Path, ranks: Ranks) -> dict[str, FileEntry]:
+    """Have each rank write its shard of a plain state into `path`; the files of all, by name.
 
-
-def _described(step: int, has_own: bool) -> str:
-    return f"step {step} {'with a part of its own' if has_own else 'without one'}"
+    What all ranks have alike is divided between them, tensor by tensor, so that each writes about
+    as many bytes. Raises StageError on all ranks where it fails on any.
+    """
+    writer = HashingWriter(path)
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=False)
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # one rank alone
+            torch_save(state, storage_writer=writer, planner=planner, process_group=ranks.group)
+    except CheckpointException as error:
+        failure = error.failures.get(ranks.rank)
+        ranks.check(ranks.gather(write_error(failure[0], path.parent) if failure else ""))
+        raise
+    return {name: one for of_rank in ranks.gather(writer.written) for name, one in of_rank.items()}
 
 
 def _begin(directory: Path, step: int) -> tuple[str, list[str]]:

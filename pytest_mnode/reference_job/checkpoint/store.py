@@ -12,7 +12,7 @@ from pytest_mnode.reference_job.checkpoint.layout import Found, survey
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
-    from pytest_mnode.reference_job.checkpoint.loading import Loaded, Refused
+    from pytest_mnode.reference_job.checkpoint.loading import Loaded
     from pytest_mnode.reference_job.checkpoint.saving import Saved
 
 
@@ -31,7 +31,7 @@ class Store:
         self.directory = Path(directory).absolute()
         self.keep = keep
         self.settle_s = settle_s
-        self.refused: tuple[Refused, ...] = ()
+        self.refused: tuple[Found, ...] = ()
         """Refused by the last `load`, newest first, also where nothing was loaded."""
 
     def save(
@@ -59,34 +59,14 @@ class Store:
         written is removed, and all older checkpoints are there. A rank that dies has the others
         raise the error of their process group.
         """
-        from pytest_mnode.reference_job.checkpoint.dcp import OWN
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks
         from pytest_mnode.reference_job.checkpoint.saving import save
 
-        if step < 0:
-            raise UsageError(f"step={step}: steps count from 0")
-        if OWN in state:
-            raise UsageError(f"the key {OWN!r} of a state is taken: give it as own=")
         ranks = Ranks(group, world)
-        damaged = [r.path.name for r in self.refused if not r.usable]
-        return save(
-            self.directory,
-            state,
-            step=step,
-            own=own,
-            ranks=ranks,
-            before_commit=before_commit,
-            keep=self.keep,
-            damaged=damaged,
-        )
+        return save(self, state, ranks, step=step, own=own, before_commit=before_commit)
 
     def load(
-        self,
-        state: dict[str, Any],
-        *,
-        world: World,
-        group: Any = None,
-        reshard: bool = False,
+        self, state: dict[str, Any], *, world: World, group: Any = None, reshard: bool = False
     ) -> Loaded | None:
         """Fill `state` in place from the newest checkpoint that may be used; all ranks call this.
 
@@ -102,8 +82,9 @@ class Store:
         from pytest_mnode.reference_job.checkpoint.loading import load
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks
 
-        ranks = Ranks(group, world)
-        loaded, self.refused = load(self.directory, state, ranks, self.settle_s, reshard)
+        loaded, self.refused = load(
+            self.directory, state, Ranks(group, world), self.settle_s, reshard
+        )
         return loaded
 
     def survey(self, verify: bool = False) -> Sequence[Found]:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pytest_mnode.reference_job.checkpoint import Found, Store
 from pytest_mnode.reference_job.checkpoint.layout import (
     FORMAT,
-    DamagedError,
     FileEntry,
     Manifest,
+    RefusedError,
     new_name,
     order,
     seal,
@@ -82,7 +82,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
     ],
 )
 def test_a_wrong_manifest_is_refused_with_the_reason(text: bytes, reason: str) -> None:
-    with pytest.raises(DamagedError) as caught:
+    with pytest.raises(RefusedError) as caught:
         Manifest.read(text)
     assert str(caught.value).startswith(f"manifest.json is not readable: {reason}")
     assert "\n" not in str(caught.value)
@@ -94,7 +94,7 @@ def test_a_wrong_manifest_is_refused_with_the_reason(text: bytes, reason: str) -
     | st.dictionaries(st.sampled_from([*Manifest.model_fields, "x"]), inner, max_size=9),
 ).map(lambda page: json.dumps(page).encode()))  # fmt: skip
 def test_reading_a_manifest_raises_nothing_else(text: bytes) -> None:
-    with pytest.raises(DamagedError):
+    with pytest.raises(RefusedError):
         Manifest.read(text)
 
 

@@ -16,7 +16,7 @@ from pytest_mnode.errors import RankError
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import (
     Store,
-    dcp,
+    files,
 )
 from pytest_mnode.reference_job.checkpoint.loading import Loaded
 from pytest_mnode.reference_job.checkpoint.saving import Saved
@@ -36,7 +36,7 @@ def test_killed_while_it_writes(cluster: Cluster) -> None:
             return 0
 
         if world.rank == 2:
-            dcp._HashedFile.write = cut  # type: ignore[method-assign]
+            files._HashedFile.write = cut  # type: ignore[method-assign]
         save(Store(path), world, 2)
 
     cut_short(cluster, dies, "shard")
