@@ -1,10 +1,11 @@
 """The certificate of a run: as JSON, as junit XML and as a summary on the terminal.
 
-All modules are pure except `run_facts` (git, installed packages) and `write` (files). None of them
+All modules are pure except `run_facts` (git, installed packages) and `files`. None of them
 runs a test, uses pytest's hooks or reads a spec: `controller.certificate_plugin` does.
 """
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict, build_certificate
+from pytest_mnode.certificate.files import write_report
 from pytest_mnode.certificate.junit import measurement_properties
 from pytest_mnode.certificate.results import (
     CaseResult,
@@ -21,7 +22,6 @@ from pytest_mnode.certificate.run_facts import (
     installed_versions,
 )
 from pytest_mnode.certificate.summary import summary_lines
-from pytest_mnode.certificate.write import write_report
 
 __all__ = [
     "CaseResult",

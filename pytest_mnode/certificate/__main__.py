@@ -1,5 +1,5 @@
 """`python -m pytest_mnode.certificate` prints the JSON Schema of certificate.json."""
 
-from pytest_mnode.certificate.write import schema_text
+from pytest_mnode.certificate.files import schema_text
 
 print(schema_text(), end="")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.difference import changes
-from pytest_mnode.certificate.read import read_certificate
+from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
 from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
-from pytest_mnode.certificate.write import json_text, replace_file
 from pytest_mnode.errors import UsageError
 
 

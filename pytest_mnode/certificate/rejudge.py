@@ -1,4 +1,4 @@
-"""The same measurements judged by another spec, without a new run. Pure.
+"""A certificate judged by another spec, from the same measurements, without a new run. Pure.
 
 A bound is tied to the spec by its source, which names the keys that it follows from: a product such
 as "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85". Where such a key has another value, the
@@ -12,10 +12,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from pytest_mnode.certificate.certificate import Certificate, build_certificate
 from pytest_mnode.certificate.results import CaseResult, criterion_name
+from pytest_mnode.certificate.run_facts import SpecFacts
+from pytest_mnode.errors import UsageError
 from pytest_mnode.measurement import Bound, Measurement, Relation, Verdict
+from pytest_mnode.spec import Spec, doubts
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*")
 _FACTOR = " × "
@@ -168,3 +173,43 @@ def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{at}.{key}" if at else str(key))
     else:
         yield at, value
+
+
+def judged_by(
+    certificate: Certificate, spec: Spec, path: Path
+) -> tuple[Certificate, tuple[str, ...]]:
+    """The certificate that the same measurements give by `spec`, and what cannot be judged anew.
+
+    Paths and earlier runs are left out: they were judged by the other spec. Raises UsageError for a
+    certificate that does not have the spec it was judged by.
+    """
+    before = certificate.run.spec.page
+    if not before:
+        raise UsageError("the certificate does not have the spec that it was judged by")
+    cases = [case for criterion in certificate.criteria for case in criterion.cases]
+    found = rejudged(cases, before, page_of(spec))
+    run = replace(
+        certificate.run,
+        spec=facts_of(spec, path),
+        doubts=tuple(doubts(spec)),
+        cluster_nodes=spec.nodes or certificate.run.cluster_nodes,
+        validity_s=spec.certificate.valid_for_s,
+    )
+    again = build_certificate(
+        run=run,
+        cases=found.cases,
+        promised=spec.promised_criteria,
+        not_promised={n.question: n.reason for n in spec.not_promised},
+    )
+    return replace(again, installed=certificate.installed), found.undecided
+
+
+def facts_of(spec: Spec, path: Path) -> SpecFacts:
+    """What a certificate keeps of its spec."""
+    return SpecFacts(spec.name, str(path), spec.digest(), page_of(spec))
+
+
+def page_of(spec: Spec) -> dict[str, object]:
+    """All values, defaults too, by the keys of a page; sizes in bytes, times in seconds."""
+    page: dict[str, object] = spec.model_dump(mode="json", by_alias=True)
+    return page

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
-from pytest_mnode.certificate.recorded import Recorded
-from pytest_mnode.certificate.text import first_line
+from pytest_mnode.certificate.text import Recorded, first_line
 from pytest_mnode.charts import Chart
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.installed import Fact

@@ -1,8 +1,13 @@
-"""Text from tests made fit for a report: no colours, nothing XML cannot carry, no megabytes."""
+"""What comes from tests made fit for a report: text without colours, values that JSON has."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic.dataclasses import dataclass
 
 # A message longer than this keeps its end, where the error stands.
 LONGEST = 8_000
@@ -28,3 +33,22 @@ def first_line(text: str, longest: int = 500) -> str:
     """The first line of `text` that says something, cut with an ellipsis."""
     line = next((line.strip() for line in fit(text).splitlines() if line.strip()), "")
     return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a test recorded by `record_property`; the name of what some ranks recorded has them."""
+
+    name: str
+    value: str | bool | int | float | None
+
+
+def recorded_from(properties: Sequence[tuple[str, Any]]) -> tuple[Recorded, ...]:
+    """Of a report, the tests' own; what JSON has no value for becomes text."""
+
+    def plain(value: Any) -> Any:
+        finite = isinstance(value, float) and math.isfinite(value)
+        return value if finite or type(value) in (bool, int, type(None)) else fit(str(value))
+
+    own = [(name, value) for name, value in properties if not name.startswith("mnode.")]
+    return tuple(Recorded(fit(name), plain(value)) for name, value in own)

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.difference import Kind, compared, states, summary, surroundings
-    from pytest_mnode.certificate.read import read_certificate
+    from pytest_mnode.certificate.files import read_certificate
 
     before, after = read_certificate(options.before), read_certificate(options.after)
     for one in (before, after):

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate import summary_lines, write_report
-    from pytest_mnode.certificate.by_spec import judged_by
-    from pytest_mnode.certificate.read import read_certificate
+    from pytest_mnode.certificate.files import read_certificate
+    from pytest_mnode.certificate.rejudge import judged_by
     from pytest_mnode.spec import load_spec
 
     certificate = read_certificate(options.certificate)

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.coverage import coverage_json, oldest_first
-    from pytest_mnode.certificate.read import read_certificate
+    from pytest_mnode.certificate.files import read_certificate
     from pytest_mnode.launchers.hosts import compress
     from pytest_mnode.path_rates import State
 

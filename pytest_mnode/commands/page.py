@@ -18,9 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from pytest_mnode.certificate.files import read_certificate, replace_file
     from pytest_mnode.certificate.page import missing_pictures, page_text
-    from pytest_mnode.certificate.read import read_certificate
-    from pytest_mnode.certificate.write import replace_file
     from pytest_mnode.errors import UsageError
 
     certificate = read_certificate(options.certificate)

@@ -15,9 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from pytest_mnode.certificate.read import certificate_path, read_certificate
+    from pytest_mnode.certificate.files import certificate_path, read_certificate, replace_file
     from pytest_mnode.certificate.statement import statement_text
-    from pytest_mnode.certificate.write import replace_file
     from pytest_mnode.commands.ssh_keygen import sign
 
     path = certificate_path(options.certificate)

@@ -21,13 +21,12 @@ from pytest_mnode.certificate import (
     summary_lines,
     write_report,
 )
-from pytest_mnode.certificate.by_spec import facts_of
+from pytest_mnode.certificate.files import replace_file
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
-from pytest_mnode.certificate.recorded import Recorded, recorded_from
+from pytest_mnode.certificate.rejudge import facts_of
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
-from pytest_mnode.certificate.text import fit
-from pytest_mnode.certificate.write import replace_file
+from pytest_mnode.certificate.text import Recorded, fit, recorded_from
 from pytest_mnode.controller.session import ENDED
 from pytest_mnode.installed import Asked, Installed
 from pytest_mnode.path_rates import PathRates

@@ -21,7 +21,7 @@ from pytest_mnode.controller.hearing import waited_for
 from pytest_mnode.controller.rank_talk import RankTalk, Settled
 from pytest_mnode.outcome.calls import absent, is_hopeless
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.outcome.whereabouts import awaited
+from pytest_mnode.outcome.stuck import awaited
 from pytest_mnode.protocol.agent_messages import StackTexts
 from pytest_mnode.protocol.rank_messages import (
     CallFunction,

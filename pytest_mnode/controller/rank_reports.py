@@ -14,9 +14,9 @@ from pytest_mnode.controller import suite_properties
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.measure import charts_of, summed_up
 from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.outcome.added import recorded_by_all
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.outcome.recorded import recorded_by_all
 from pytest_mnode.protocol.rank_messages import PhaseReport
 from pytest_mnode.report_record import describe
 

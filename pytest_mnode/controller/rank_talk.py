@@ -16,7 +16,7 @@ from pytest_mnode.controller.hearing import Hearing
 from pytest_mnode.machine.threads import GDB_LIMIT_S
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stacks import where_of_dump
-from pytest_mnode.outcome.whereabouts import whereabouts
+from pytest_mnode.outcome.stuck import whereabouts
 from pytest_mnode.progress import progress
 from pytest_mnode.protocol.agent_messages import Death, PartLost, StackTexts
 from pytest_mnode.protocol.listening_clock import ListeningClock

@@ -12,7 +12,7 @@ from pytest_mnode.measuring.rank_rates import Comparison, PeerBound, RankRate
 from pytest_mnode.spec.devices import MatmulPromise
 
 if TYPE_CHECKING:
-    from pytest_mnode.measuring.same_steps import SameSteps
+    from pytest_mnode.measuring.results_of_ranks import SameSteps
 
 LARGEST_CHECKED = 2048
 """Rows of a product that is checked: checking costs the host as much as the device gains."""

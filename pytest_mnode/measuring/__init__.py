@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_mnode.measuring.busbw import KnownCulprits, measure_busbw
+    from pytest_mnode.measuring.checked_calls import wrong_values
     from pytest_mnode.measuring.collectives import (
         ALL_GATHER,
         ALL_REDUCE,
@@ -28,24 +29,15 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.messages import DTYPES, exchange, sums
     from pytest_mnode.measuring.naming import whose
     from pytest_mnode.measuring.numa import placement
-    from pytest_mnode.measuring.products import wrong_products
-    from pytest_mnode.measuring.same_steps import compare_steps
+    from pytest_mnode.measuring.results_of_ranks import compare_steps, wrong_products
     from pytest_mnode.measuring.transport import prove_transport
-    from pytest_mnode.measuring.votes import wrong_values
 
 _HOME = {
-    "ALL_GATHER": "collectives",
-    "ALL_REDUCE": "collectives",
-    "ALL_TO_ALL": "collectives",
-    "BROADCAST": "collectives",
-    "COLLECTIVES": "collectives",
     "DTYPES": "messages",
     "KnownCulprits": "busbw",
-    "REDUCE_SCATTER": "collectives",
-    "SEND_RECV": "collectives",
     "compare_copy": "devices",
     "compare_matmul": "devices",
-    "compare_steps": "same_steps",
+    "compare_steps": "results_of_ranks",
     "exchange": "messages",
     "find_slow_links": "locating.locate",
     "measure_busbw": "busbw",
@@ -54,8 +46,8 @@ _HOME = {
     "prove_transport": "transport",
     "sums": "messages",
     "whose": "naming",
-    "wrong_products": "products",
-    "wrong_values": "votes",
+    "wrong_products": "results_of_ranks",
+    "wrong_values": "checked_calls",
 }
 __all__ = [
     "ALL_GATHER",
@@ -84,6 +76,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'collectives')}"), name)

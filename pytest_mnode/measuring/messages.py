@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.measurement import listed
+from pytest_mnode.measuring.checked_calls import votes
 from pytest_mnode.measuring.naming import rank_name, whose
 from pytest_mnode.measuring.ranks import by_rank
 from pytest_mnode.rank.world import World
@@ -50,27 +51,25 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Values of sums that are not right: of each rank's result how many, and by whose values.
+    """Values of sums that are not right; the same on every rank.
 
-    by_rank: count, first and last rank whose values are wrong, -1 for none; the same on every rank.
-    None where the backend has no sums of this dtype.
+    by_rank: how many of each rank's result; None where the backend has no sums of this dtype.
+    senders: whose values are wrong, as far as known.
     """
 
     world: World
-    by_rank: tuple[tuple[int, int, int], ...] | None
+    by_rank: Sequence[int] | None
+    senders: Sequence[int] = ()
 
     @property
     def wrong(self) -> int | None:
-        return None if self.by_rank is None else sum(count for count, *_ in self.by_rank)
+        return None if self.by_rank is None else sum(self.by_rank)
 
     @property
     def culprit(self) -> str | None:
         """The rank whose result, or whose values in all results, are wrong; None without any."""
-        if not self.wrong or self.by_rank is None:
-            return None
-        senders = {sender for count, *ends in self.by_rank if count for sender in ends}
-        receivers = [rank for rank, (count, *_) in enumerate(self.by_rank) if count]
-        return whose(self.world, receivers, sorted(senders))
+        receivers = [rank for rank, count in enumerate(self.by_rank or ()) if count]
+        return whose(self.world, receivers, self.senders)
 
 
 def sums(world: World, dtype: str, device: torch.device) -> Sums:
@@ -80,7 +79,7 @@ def sums(world: World, dtype: str, device: torch.device) -> Sums:
     shows whose it is.
     """
     positions = torch.arange(_SUMMED_VALUES, device=device)
-    wrong = torch.zeros(world.size, dtype=torch.int64, device=device)
+    wrong = torch.zeros(world.size + 1, dtype=torch.int64, device=device)
     for turn in range(_TURNS):
         senders = (positions + turn) % world.size
         expected = ((positions + _STEP * turn) % _PERIOD + 1).to(getattr(torch, dtype))
@@ -91,12 +90,8 @@ def sums(world: World, dtype: str, device: torch.device) -> Sums:
             if turn or "nvalid scalar type" not in str(error):
                 raise
             return Sums(world, None)  # before anything was sent
-        wrong += torch.bincount(senders[total != expected], minlength=world.size)
-    senders_here = wrong.nonzero().flatten().tolist() or [-1]
-    mine = [int(wrong.sum()), senders_here[0], senders_here[-1]]
-    every = [[int(n) for n in row] for row in by_rank(mine, device)]
-    every[world.rank] = mine  # where sums are wrong, this exchange may be
-    return Sums(world, tuple((count, first, last) for count, first, last in every))
+        wrong += torch.bincount(senders[total != expected], minlength=world.size + 1)
+    return Sums(world, *votes(wrong, device))
 
 
 def exchange(world: World, device: torch.device) -> Exchange:

@@ -13,12 +13,11 @@ import torch.distributed as dist
 
 from pytest_mnode.detection import blur
 from pytest_mnode.measurement import Curve, Point
+from pytest_mnode.measuring.checked_calls import Timed, votes, wrong_here
 from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prepared
 from pytest_mnode.measuring.limits import CHECKED_CALLS, REPEAT_S
 from pytest_mnode.measuring.patterns import DTYPE
 from pytest_mnode.measuring.ranks import by_rank, elapsed_s, free_bytes_by_rank
-from pytest_mnode.measuring.spots import Timed
-from pytest_mnode.measuring.votes import votes, wrong_here
 from pytest_mnode.progress import progress
 from pytest_mnode.spec import bandwidth
 from pytest_mnode.spec.quantity import SIZE
@@ -39,7 +38,7 @@ class Row:
     as nccl-tests counts. calls: in a row in each repeat. wrong: values that were not right, over
     all ranks. wrong_ranks: who had them. wrong_senders: who sent them, as far as known. checked: in
     how many calls that was looked at: some before the repeats and the last of each, of which all
-    values were compared, and others of each repeat, of which a few were (`spots`).
+    values were compared, and others of each repeat, of which a few were (`checked_calls`).
     """
 
     collective: str

@@ -1,11 +1,14 @@
-"""What plugins add to the reports of ranks, as attributes, put together for one report."""
+"""What plugins and tests add to the reports of ranks, put together for one report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+
+from pytest_mnode.outcome.describe import ranks_text
 
 ADDED = "mnode_added"
 """Attribute of a merged report: what goes onto it when no plugin touches it any more."""
@@ -44,3 +47,25 @@ def give_added(report: pytest.TestReport) -> None:
     for name, value in vars(report).pop(ADDED, {}).items():
         own = getattr(report, name, None)
         setattr(report, name, value if own is None else joined([value, own]))
+
+
+Recorded = Sequence[tuple[str, Any]]
+
+
+def recorded_by_all(by_rank: Mapping[int, Recorded], ranks: int) -> list[tuple[str, Any]]:
+    """Every value, in the order of the first rank that has it.
+
+    What all ranks recorded alike keeps its name; else the name says which ranks did. ranks: how
+    many there are, with those that died and so recorded nothing.
+    """
+    found: dict[tuple[str, str, int], tuple[Any, list[int]]] = {}
+    for rank, recorded in by_rank.items():
+        met: Counter[tuple[str, str]] = Counter()
+        for name, value in recorded:
+            met[name, repr(value)] += 1
+            key = (name, repr(value), met[name, repr(value)])
+            found.setdefault(key, (value, []))[1].append(rank)
+    return [
+        (name if len(those) == ranks else f"{name} ({ranks_text(those)})", value)
+        for (name, _, _), (value, those) in found.items()
+    ]

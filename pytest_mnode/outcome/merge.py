@@ -11,7 +11,7 @@ import pytest
 
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measurement import listed
-from pytest_mnode.outcome.added import ADDED, OF_EVERY_REPORT, added
+from pytest_mnode.outcome.added import ADDED, OF_EVERY_REPORT, added, recorded_by_all
 from pytest_mnode.outcome.describe import MOST_SHOWN, places, ranks_text
 from pytest_mnode.outcome.failures import (
     deaths,
@@ -23,7 +23,6 @@ from pytest_mnode.outcome.failures import (
 from pytest_mnode.outcome.outcome import Failure, Outcome, collected, signature
 from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised_in
 from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
-from pytest_mnode.outcome.recorded import recorded_by_all
 from pytest_mnode.outcome.stuck import stuck_failures
 
 Phase = Literal["setup", "call", "teardown"]

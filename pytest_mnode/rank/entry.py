@@ -148,7 +148,7 @@ def collect(
     session = RankSession(collect, order.logs_are_temporary, fail)
     session.serve = lambda: serve(session)
     config.pluginmanager.register(session, "mnode-rank-session")
-    config.pluginmanager.register(session.suite_properties, "mnode-suite-properties")
+    config.pluginmanager.register(session.recorded, "mnode-recorded")
     if trial is not None:
         trial.begin(collect)
         config.pluginmanager.register(trial)

@@ -22,8 +22,7 @@ from hypothesis.database import ExampleDatabase
 from hypothesis.errors import FailedHealthCheck, StopTest, UnsatisfiedAssumption
 
 from pytest_mnode.outcome.describe import ranks_text
-from pytest_mnode.rank.ballots import Ballot, Decision, Kind, decide
-from pytest_mnode.rank.votes import FOREVER_S, Votes
+from pytest_mnode.rank.votes import FOREVER_S, Ballot, Decision, Kind, Votes, decide
 
 LATE_S = 3.0
 """How long a rank in which an example failed waits for the others, which may wait for it."""

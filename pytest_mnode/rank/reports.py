@@ -7,6 +7,7 @@ import copy
 import pickle
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,45 @@ def problem(error: BaseException) -> str:
         if not stacks.is_hidden(frame.filename):
             return f"{text}\n{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
     return text
+
+
+class Recorded:
+    """pytest plugin of a rank: warnings, and properties of junit's suite, which the controller has.
+
+    Registered before collection, as fixtures must be.
+    """
+
+    def __init__(self) -> None:
+        self._warnings: list[tuple[Any, ...]] = []
+        self._properties: list[tuple[str, Any]] = []
+
+    @pytest.hookimpl
+    def pytest_warning_recorded(
+        self,
+        warning_message: warnings.WarningMessage,
+        when: str,
+        nodeid: str,
+        location: tuple[str, int, str] | None,
+    ) -> None:
+        self._warnings.append((*plain_warning(warning_message), when, nodeid, location))
+
+    @pytest.fixture(scope="session")
+    def record_testsuite_property(self) -> Callable[[str, object], None]:
+        """Add a property to the whole of junit's suite, with the ranks if not all record it."""
+
+        def record(name: str, value: object) -> None:
+            if not isinstance(name, str):
+                raise TypeError(f"record_testsuite_property: name={name!r} is no string")
+            self._properties.append((name, plain(value)))
+
+        return record
+
+    def take_warnings(self) -> tuple[tuple[Any, ...], ...]:
+        """Those recorded since the last time."""
+        taken, self._warnings = self._warnings, []
+        return tuple(taken)
+
+    def take_properties(self) -> tuple[tuple[str, Any], ...]:
+        """Those recorded since the last time."""
+        taken, self._properties = self._properties, []
+        return tuple(taken)

@@ -33,8 +33,7 @@ from pytest_mnode.rank.debugger import Debugger, DebuggerHooks
 from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
-from pytest_mnode.rank.recorded_warnings import RecordedWarnings
-from pytest_mnode.rank.suite_properties import SuiteProperties
+from pytest_mnode.rank.reports import Recorded
 from pytest_mnode.rank.suites import Suites
 from pytest_mnode.suites import give_groups
 
@@ -54,7 +53,7 @@ class RankSession:
         self.collect = collect
         self.fail = fail
         self.logs_are_temporary = logs_are_temporary
-        self.suite_properties = SuiteProperties()
+        self.recorded = Recorded()
         self.rank: Rank | None = None
         self.debugger: Debugger
         self.live: TextIO | None = None
@@ -124,9 +123,8 @@ class RankSession:
         self.rank = rank
         self._wide = wide_fixtures.WideFixtures()
         self._leak_check = LeakCheck(rank.groups, self._wide)
-        self._warnings = RecordedWarnings()
         self.debugger = Debugger(self.config, rank)
-        own = DebuggerHooks(self.debugger, self._take_held), self._warnings, ExamplesPlugin(rank)
+        own = DebuggerHooks(self.debugger, self._take_held), ExamplesPlugin(rank)
         for plugin in (self._wide, self._leak_check, *own):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
@@ -141,7 +139,7 @@ class RankSession:
         """Run one test from setup to teardown, reporting as it goes."""
         assert self.rank is not None
         rank, self._reported = self.rank, {}
-        self._warnings.take()
+        self.recorded.take_warnings()
         self._nccl_start = size(rank.files.nccl)
         item = self.items.get(order.nodeid)
         if item is None:
@@ -179,7 +177,7 @@ class RankSession:
         if self.live is not None:
             live_output.end_line(self.live)
         # Warnings come last from pytest.
-        done = replace(done, warnings=self._warnings.take(), reports=self._take_held())
+        done = replace(done, warnings=self.recorded.take_warnings(), reports=self._take_held())
         rank.tell(replace(done, **of_plugins.taken(self.config)))
         rank.progress.write(order.ordinal, "after")
 
@@ -295,6 +293,6 @@ class RankSession:
             new_group=left.new_group,
             problem=rank.progress.take_note(),
             entered=rank.groups.entered,
-            suite_properties=self.suite_properties.take(),
+            suite_properties=self.recorded.take_properties(),
             charts=tuple(charts_kept_by(item)),
         )

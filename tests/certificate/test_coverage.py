@@ -11,7 +11,7 @@ from typing import Any
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.certificate import certificate_json
 from pytest_mnode.certificate.coverage import StateCounts
-from pytest_mnode.certificate.read import parse_certificate
+from pytest_mnode.certificate.files import parse_certificate
 from pytest_mnode.certificate.summary import certificate_line
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.path_rates import PathRates

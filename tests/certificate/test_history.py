@@ -10,12 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
+from pytest_mnode.certificate.files import json_text, parse_certificate
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import page_text
-from pytest_mnode.certificate.read import parse_certificate
 from pytest_mnode.certificate.run_facts import SpecFacts
 from pytest_mnode.certificate.trends import MOST_RUNS
-from pytest_mnode.certificate.write import json_text
 from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Measurement, at_least
 

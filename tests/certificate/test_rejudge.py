@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate, build_certificate
-from pytest_mnode.certificate.by_spec import facts_of, judged_by
+from pytest_mnode.certificate.rejudge import facts_of, judged_by
 from pytest_mnode.detection import Detection
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec, default_spec_path, load_spec

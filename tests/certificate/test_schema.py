@@ -13,7 +13,7 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.certificate import certificate_json, certificate_schema
-from pytest_mnode.certificate.write import schema_text
+from pytest_mnode.certificate.files import schema_text
 from pytest_mnode.charts import (
     Bars,
     Item,

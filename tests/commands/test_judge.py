@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pytest_mnode.certificate import CaseResult, build_certificate, write_report
-from pytest_mnode.certificate.by_spec import facts_of
+from pytest_mnode.certificate.rejudge import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import default_spec_path, load_spec

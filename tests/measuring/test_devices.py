@@ -11,7 +11,7 @@ import torch
 from pytest_mnode.criteria.devices import judge_products
 from pytest_mnode.machine.nvml import Load, LoadSampler
 from pytest_mnode.measurement import Verdict
-from pytest_mnode.measuring import devices, products
+from pytest_mnode.measuring import devices, results_of_ranks
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.devices import CopyPromise
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_right_products_are_right_in_every_dtype(dtype: str) -> None:
-    assert products.wrong_rows(192, dtype, CPU, seed=3) == 0
+    assert results_of_ranks.wrong_rows(192, dtype, CPU, seed=3) == 0
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def one_wrong_value(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 @pytest.mark.parametrize("wrong", [1.0, -1.0, float("nan"), float("inf")])
 def test_one_wrong_value_is_found(one_wrong_value: Iterator[list[float]], wrong: float) -> None:
     next(one_wrong_value)[0] = wrong
-    assert products.wrong_rows(192, "float32", CPU, seed=3) == 1
+    assert results_of_ranks.wrong_rows(192, "float32", CPU, seed=3) == 1
 
 
 class Nvml:
@@ -131,8 +131,8 @@ def test_wrong_products_fail_though_another_rank_could_not_compute(
     verdict: Verdict,
     culprit: str | None,
 ) -> None:
-    monkeypatch.setattr(products, "by_rank", lambda *_: [[float(count)] for count in rows])
+    monkeypatch.setattr(results_of_ranks, "by_rank", lambda *_: [[float(count)] for count in rows])
     world = World(0, 2, 0, 1, "node0", ("node0", "node1"))
-    wrong = products.wrong_products(64, "float32", world, CPU)
+    wrong = results_of_ranks.wrong_products(64, "float32", world, CPU)
     [found] = judge_products("float32", 64, wrong)
     assert (found.value, found.verdict, found.culprit) == (value, verdict, culprit)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.measuring import messages as module
+from pytest_mnode.measuring import checked_calls
 from pytest_mnode.measuring.messages import Exchange, exchange, message, sums, wrong_messages
 from pytest_mnode.rank.world import World
 
@@ -68,7 +68,8 @@ def test_sums_of_many_ranks_exchange_a_few_numbers_each(
         return [list(map(float, mine))] * ranks
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(module, "by_rank", by_rank)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(checked_calls, "by_rank", by_rank)
     world = World(0, ranks, 0, 1, "node0", tuple(f"node{i}" for i in range(ranks)))
     found = sums(world, "float32", torch.device("cpu"))
     assert sent == [3]

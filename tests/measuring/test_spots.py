@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.measuring.spots import chosen_calls
+from pytest_mnode.measuring.checked_calls import chosen_calls
 
 
 @pytest.mark.parametrize(

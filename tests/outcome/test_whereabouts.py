@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_mnode.outcome.describe import MOST_SHOWN
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.outcome.whereabouts import awaited, whereabouts
+from pytest_mnode.outcome.stuck import awaited, whereabouts
 from pytest_mnode.protocol.rank_messages import TornDown
 from pytest_mnode.protocol.world import Shape, WorldInfo
 

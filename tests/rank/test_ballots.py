@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis.database import InMemoryExampleDatabase
 
-from pytest_mnode.rank.ballots import Ballot, Kind, decide
 from pytest_mnode.rank.examples import _OneDatabase
+from pytest_mnode.rank.votes import Ballot, Kind, decide
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Data in ranks: which samples they read, what the optimiser gets of them, their random numbers.
 
 `in_ranks` runs in ranks, with the classes of torch or of a test, and gathers their reports.
-`readings`, `batches`, `metrics` and `digests` judge these reports, without torch. `checks` has the
-questions of the certificate, which judge the software of the nodes. How fast data comes is measured
+`readings`, `batches`, `metrics` and `digests` judge these reports, without torch. `seeds` starts
+ranks twice and compares what they drew. `checks` has the questions of the certificate, which judge the software of the nodes. How fast data comes is measured
 by the scaling criterion.
 """
 
@@ -18,7 +18,6 @@ from pytest_mnode.checks.data.digests import (
     judge_files,
     judge_reproduced,
     read_files,
-    seeds_of_two_runs,
 )
 from pytest_mnode.checks.data.metrics import judge_count, judge_mean
 from pytest_mnode.checks.data.readings import (
@@ -31,6 +30,7 @@ from pytest_mnode.checks.data.readings import (
     padding_of,
     tail_of,
 )
+from pytest_mnode.checks.data.seeds import seeds_of_two_runs
 from pytest_mnode.checks.judged import At
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Judging digests: of what ranks drew at random, and of the files they read. Without torch.
 
-The judges are pure; `read_files` looks at a disk, and `seeds_of_two_runs` starts ranks.
+The judges are pure; `read_files` alone looks at a disk.
 """
 
 from __future__ import annotations
@@ -9,16 +9,11 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pytest_mnode.checks.judged import At, none_wrong, texts_by_who, unlike_most
 from pytest_mnode.criteria.preflight.directories import visit
 from pytest_mnode.criteria.preflight.orders import Directory
 from pytest_mnode.measurement import Measurement, listed
-
-if TYPE_CHECKING:
-    from pytest_mnode.cluster import Cluster
-    from pytest_mnode.rank.world import World
 
 SEED = 20
 _ABSENT = "not among the first"
@@ -142,40 +137,6 @@ def _undrawn(every: Sequence[str], drawn: Iterable[str]) -> str:
 def _generators(draws: Iterable[Digests]) -> list[str]:
     """All that any rank drew from."""
     return list(dict.fromkeys(generator for one in draws for generator in one.digests))
-
-
-def seeds_of_two_runs(cluster: Cluster, *, workers: int, on_accelerator: bool) -> list[Measurement]:
-    """Does a second run, in new ranks, draw the same on each rank, and no two ranks alike?
-
-    The controller calls this.
-    """
-    with cluster.world(fresh=True) as ranks:
-        first = ranks.run(_drawn, SEED, workers, on_accelerator)
-    with cluster.world(fresh=True) as ranks:
-        again = ranks.run(_drawn, SEED, workers, on_accelerator)
-        other = ranks.run(_drawn, SEED + 1, workers, on_accelerator)
-    label = f"{len(first)} ranks with seed {SEED}"
-    return [
-        judge_distinct(label, first),
-        judge_reproduced(label, first, again),
-        judge_depends(label, first, other),
-    ]
-
-
-def _drawn(seed: int, workers: int, on_accelerator: bool, *, world: World) -> Digests:
-    """Seed this rank as a job does, and draw."""
-    import torch
-
-    from pytest_mnode.checks.data.in_ranks import draw
-    from pytest_mnode.reference_job import randomness
-
-    device = torch.device("cpu")
-    accelerator = torch.accelerator.current_accelerator()
-    if on_accelerator and accelerator is not None and torch.accelerator.is_available():
-        count = torch.accelerator.device_count()
-        device = torch.device(accelerator.type, world.local_rank % count)
-    randomness.seed_all(seed, world.rank)
-    return draw(world, device, workers=workers)
 
 
 def read_files(at: At, path: str, files: int, size_bytes: int) -> Digests:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -40,9 +40,6 @@ from pytest_mnode.reference_job.checkpoint.layout import (
 from pytest_mnode.reference_job.checkpoint.loading import OWN, plain
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
 
-if TYPE_CHECKING:
-    from pytest_mnode.reference_job.checkpoint.store import Store
-
 SETTLE_S = 5.0
 """How long a directory that rank 0 made may take to be seen: NFS remembers absence."""
 _LOOK_AGAIN_S = 0.1
@@ -64,20 +61,21 @@ class Saved:
 
 
 def save(
-    store: Store,
+    directory: Path,
     state: dict[str, Any],
     ranks: Ranks,
     *,
     step: int,
     own: Any,
     before_commit: Callable[[Path], object],
+    keep: int,
+    damaged: Collection[str],
 ) -> Saved:
-    """See Store.save."""
+    """See Store.save. damaged: names of older checkpoints that are known to be."""
     if step < 0:
         raise UsageError(f"step={step}: steps count from 0")
     if OWN in state:
         raise UsageError(f"the key {OWN!r} of a state is taken: give it as own=")
-    directory = store.directory
 
     def error_text(error: Exception) -> str:
         return str(error) if isinstance(error, CheckpointError) else write_error(error, directory)
@@ -118,8 +116,7 @@ def save(
         raise CheckpointError(
             f"the checkpoint of step {step} could not be written: {error}. {left}"
         ) from None
-    damaged = [one.path.name for one in store.refused if not one.usable]
-    notes += ranks.run_on_first(lambda: _remove_old(path, store.keep, damaged))
+    notes += ranks.run_on_first(lambda: _remove_old(path, keep, damaged))
     seconds = max(ranks.gather(time.monotonic() - began))
     return Saved(step, path, manifest.total_bytes, seconds, tuple(notes))
 

@@ -62,8 +62,16 @@ class Store:
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks
         from pytest_mnode.reference_job.checkpoint.saving import save
 
-        ranks = Ranks(group, world)
-        return save(self, state, ranks, step=step, own=own, before_commit=before_commit)
+        return save(
+            self.directory,
+            state,
+            Ranks(group, world),
+            step=step,
+            own=own,
+            before_commit=before_commit,
+            keep=self.keep,
+            damaged=[one.path.name for one in self.refused if not one.usable],
+        )
 
     def load(
         self, state: dict[str, Any], *, world: World, group: Any = None, reshard: bool = False

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode import measuring as bench
-from pytest_mnode.measuring import spots
+from pytest_mnode.measuring import checked_calls
 from pytest_mnode.measuring import sweep as module
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.ranks import elapsed_s
@@ -165,7 +165,7 @@ def second_timed_call(
         return wrapped
 
     monkeypatch.setattr(module, "calls_of_a_repeat", lambda _: 8)
-    monkeypatch.setattr(spots, "_SHARE", 100.0)
+    monkeypatch.setattr(checked_calls, "_SHARE", 100.0)
 
     def swept_with(name: str, before: Callable[..., Any], after: Callable[..., Any]) -> Row:
         if world.rank == FAULTY:

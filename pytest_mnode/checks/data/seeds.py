@@ -1,0 +1,49 @@
+"""Random numbers of two runs with new ranks. Called by the controller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_mnode.checks.data.digests import (
+    SEED,
+    Digests,
+    judge_depends,
+    judge_distinct,
+    judge_reproduced,
+)
+from pytest_mnode.measurement import Measurement
+
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+    from pytest_mnode.rank.world import World
+
+
+def seeds_of_two_runs(cluster: Cluster, *, workers: int, on_accelerator: bool) -> list[Measurement]:
+    """Does a second run, in new ranks, draw the same on each rank, and no two ranks alike?"""
+    with cluster.world(fresh=True) as ranks:
+        first = ranks.run(_drawn, SEED, workers, on_accelerator)
+    with cluster.world(fresh=True) as ranks:
+        again = ranks.run(_drawn, SEED, workers, on_accelerator)
+        other = ranks.run(_drawn, SEED + 1, workers, on_accelerator)
+    label = f"{len(first)} ranks with seed {SEED}"
+    return [
+        judge_distinct(label, first),
+        judge_reproduced(label, first, again),
+        judge_depends(label, first, other),
+    ]
+
+
+def _drawn(seed: int, workers: int, on_accelerator: bool, *, world: World) -> Digests:
+    """Seed this rank as a job does, and draw."""
+    import torch
+
+    from pytest_mnode.checks.data.in_ranks import draw
+    from pytest_mnode.reference_job import randomness
+
+    device = torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    if on_accelerator and accelerator is not None and torch.accelerator.is_available():
+        count = torch.accelerator.device_count()
+        device = torch.device(accelerator.type, world.local_rank % count)
+    randomness.seed_all(seed, world.rank)
+    return draw(world, device, workers=workers)
