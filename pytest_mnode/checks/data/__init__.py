@@ -2,8 +2,8 @@
 
 `in_ranks` runs in ranks, with the classes of torch or of a test, and gathers their reports.
 `readings`, `batches`, `metrics` and `digests` judge these reports, without torch. `seeds` starts
-ranks twice and compares what they drew. `checks` has the questions of the certificate, which judge the software of the nodes. How fast data comes is measured
-by the scaling criterion.
+ranks twice and compares what they drew. `checks` has the questions of the certificate, which judge
+the software of the nodes. How fast data comes is measured by the scaling criterion.
 """
 
 from __future__ import annotations
