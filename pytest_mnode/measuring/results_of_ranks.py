@@ -19,7 +19,7 @@ from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.ranks import by_rank, gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job import JobConfig
-from pytest_mnode.reference_job.alone import train_alone
+from pytest_mnode.reference_job.model import train_alone
 from pytest_mnode.spec.devices import TrainingStepPromise
 
 

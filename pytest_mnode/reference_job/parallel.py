@@ -51,8 +51,8 @@ def _shard(
     if any(True for _ in module.parameters(recurse=False)) or any(module.children()):
         note = getattr(sharded, "set_custom_all_gather", None)
         if note is not None:  # older torch: hidden time is not known
-            note(NotedAllGather(spans))
-            sharded.set_custom_reduce_scatter(NotedReduceScatter(spans))
+            note(NotedSingle(spans, "all_gather"))
+            sharded.set_custom_reduce_scatter(NotedSingle(spans, "reduce_scatter"))
             spans.timeline.observed = True
     return module
 
@@ -124,37 +124,21 @@ class AveragedGradients(_Noted):
         return reduced
 
 
-class NotedAllGather(_Noted):
-    name = "all_gather"
+class NotedSingle(_Noted):
+    """What FSDP2 calls in place of its all_gather or reduce_scatter."""
+
+    def __init__(self, spans: Spans, name: str) -> None:
+        super().__init__(spans)
+        self.name = name
 
     def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: Any,
-        async_op: bool = False,
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, **options: Any
     ) -> Any:
         done = self._began()
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        work = gather(output_tensor, input_tensor, group=group, async_op=async_op)
-        return _when(work, partial(done, output_tensor.nbytes))
-
-
-class NotedReduceScatter(_Noted):
-    name = "reduce_scatter"
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: Any,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        done = self._began()
-        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        work = scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        return _when(work, partial(done, input_tensor.nbytes))
+        older = "all_gather_into_tensor" if self.name == "all_gather" else "reduce_scatter_tensor"
+        call = getattr(dist, f"{self.name}_single", None) or getattr(dist, older)
+        work = call(output_tensor, input_tensor, group=group, **options)
+        return _when(work, partial(done, max(output_tensor.nbytes, input_tensor.nbytes)))
 
 
 def _when(work: Any, done: Callable[..., None]) -> Any:

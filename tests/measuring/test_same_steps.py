@@ -11,7 +11,7 @@ from pytest_mnode.criteria.devices import judge_steps
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps, job_of, models_of
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.alone import train_alone
+from pytest_mnode.reference_job.model import train_alone
 from pytest_mnode.spec.devices import TrainingStepPromise
 
 CPU = torch.device("cpu")

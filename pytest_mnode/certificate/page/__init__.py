@@ -1,7 +1,7 @@
 """The certificate as one HTML page: nothing is loaded from outside, and no script is needed.
 
 `view` says what stands where (pure), `template.html.j2` and `style.css` how it looks, `pictures`
-draws charts by matplotlib, `svg` fits a picture into the page. The page is made from what
+draws charts by matplotlib (`plots`) and fits them into the page. The page is made from what
 certificate.json has, and from nothing else.
 """
 

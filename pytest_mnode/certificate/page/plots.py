@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_mnode.certificate.page.svg import BAD, FAINT, INK, PAPER, SERIES
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.charts import Bars, Lines, Matrix, Timeline
 from pytest_mnode.measurement import Bound, Curve, Relation
@@ -15,6 +14,9 @@ from pytest_mnode.spec.quantity import SIZE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Colours that no picture has by itself, each for a variable of the page's style.
+INK, FAINT, GRID, GOOD, BAD, UNSURE, PAPER = (f"#{n:02x}{n:02x}{n:02x}" for n in range(1, 8))
+SERIES = tuple(f"#{n:02x}{n:02x}{n:02x}" for n in range(8, 16))
 _LONGEST_NAME = 36
 _WIDE = 8
 """From the first x to the last, from which the axis is logarithmic."""
