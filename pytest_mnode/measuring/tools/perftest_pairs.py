@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
@@ -69,21 +70,30 @@ def run_pairs(
         ends = [_End(node, (devices[node][rail : rail + 1] or (None,))[0], rail) for node in nodes]
         neighbours = zip(ends, [*ends[1:], ends[0]], strict=True)
         pairs = [
-            _Pair(cluster, promise, sender, receiver, _FIRST_PORT + place)
+            _pair(cluster, promise, sender, receiver, _FIRST_PORT + place)
             for place, (sender, receiver) in enumerate(neighbours)
         ]
         together = isinstance(promise, RdmaBandwidthPromise)
         try:
             for turn in [pairs] if together else [[pair] for pair in pairs]:
-                for pair in turn:
-                    pair.start()
-                # Polled in turn, so that a pair that hangs delays no other.
-                while [pair for pair in turn if not pair.over()]:
-                    time.sleep(_POLL_S)
-            yield from (pair.result for pair in pairs)
+                yield from _over(turn)
         finally:
             for pair in pairs:
                 pair.close()
+
+
+def _over(pairs: Sequence[Generator[None, None, PairResult]]) -> list[PairResult]:
+    """Results of pairs, polled in turn, so that a pair that hangs delays no other."""
+    results: dict[int, PairResult] = {}
+    while len(results) < len(pairs):
+        for number, pair in enumerate(pairs):
+            if number not in results:
+                try:
+                    next(pair)
+                except StopIteration as end:
+                    results[number] = end.value
+        time.sleep(_POLL_S)
+    return [results[number] for number in range(len(pairs))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +108,27 @@ class _End:
 class _Side:
     """One end's process, and the file that it prints to."""
 
-    def __init__(self, cluster: Nodes, node: str, argv: list[str]) -> None:
+    def __init__(self, cluster: Nodes, promise: Promise, end: _End, port: int, *to: str) -> None:
+        memory = "host"
+        if isinstance(promise, RdmaBandwidthPromise):
+            length = ["-D", str(max(1, round(promise.duration_s))), "--report_gbits"]
+            memory = promise.memory
+        else:
+            length = ["-n", str(promise.iterations)]
+        argv = [
+            *(cluster.python, *_BESIDE_NIC, str(end.device), promise.binding, memory),
+            *(promise.program, "-d", str(end.device), "-p", str(port), "-F"),
+            *("-s", str(promise.size_bytes), *length, *promise.arguments, *to),
+        ]
         self._printed: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  until close
         env = search_path(cluster.python)
-        self.process: subprocess.Popen[str] = cluster.start(
-            argv, node, env=env, output=self._printed
+        self._process: subprocess.Popen[str] = cluster.start(
+            argv, end.node, env=env, output=self._printed
         )
 
     @property
     def ended(self) -> bool:
-        return self.process.poll() is not None
+        return self._process.poll() is not None
 
     def read(self) -> tuple[Perftest, ToolPlacement | None]:
         """What it printed, and where it ran, which is its last line."""
@@ -121,115 +142,69 @@ class _Side:
 
     def close(self) -> None:
         """End what still runs."""
-        self.process.kill()
-        self.process.wait()
+        self._process.kill()
+        self._process.wait()
         self._printed.close()
 
 
-class _Pair:
-    """A server and its client."""
-
-    def __init__(
-        self, cluster: Nodes, promise: Promise, sender: _End, receiver: _End, port: int
-    ) -> None:
-        self._cluster = cluster
-        self._promise = promise
-        self._sender, self._receiver = sender, receiver
-        self._port = port
-        self._server: _Side | None = None
-        self._client: _Side | None = None
-        self._began = self._again = self._server_end = 0.0
-        self._value: float | None = None
-        self._why: str | None = None
-        self._placed: ToolPlacement | None = None
-
-    def start(self) -> None:
-        """Start both sides, where both have the device."""
-        self._began = time.monotonic()
-        if missing := [e.node for e in (self._sender, self._receiver) if e.device is None]:
-            self._why = f"no device for this rail on {' and '.join(missing)}"
-            return
-        self._server = self._start(self._receiver)
-        self._start_client()
-
-    def _start_client(self) -> None:
-        self._client = self._start(self._sender, self._cluster.address(self._receiver.node))
-
-    def _start(self, end: _End, *server: str) -> _Side:
-        promise, memory = self._promise, "host"
-        if isinstance(promise, RdmaBandwidthPromise):
-            length = ["-D", str(max(1, round(promise.duration_s))), "--report_gbits"]
-            memory = promise.memory
+def _pair(
+    cluster: Nodes, promise: Promise, sender: _End, receiver: _End, port: int
+) -> Generator[None, None, PairResult]:
+    """Run a server and its client; yields while it waits for them."""
+    names = sender.node, receiver.node, sender.device or receiver.device or f"rail {sender.rail}"
+    if missing := [end.node for end in (sender, receiver) if end.device is None]:
+        return PairResult(*names, None, f"no device for this rail on {' and '.join(missing)}")
+    began = time.monotonic()
+    with contextlib.closing(_Side(cluster, promise, receiver, port)) as server:
+        while True:
+            to = cluster.address(receiver.node)
+            with contextlib.closing(_Side(cluster, promise, sender, port, to)) as client:
+                duration_s = getattr(promise, "duration_s", 0.0)
+                while not client.ended and time.monotonic() <= began + duration_s + _SPARE_S:
+                    yield
+                ended = client.ended
+                found, placed = client.read()
+            refused = ended and any("connect" in fault.lower() for fault in found.faults)
+            if not refused or server.ended or time.monotonic() >= began + _SERVER_LIMIT_S:
+                break
+            yield from _until(time.monotonic() + _RETRY_S)  # its server is not up yet
+        if ended:
+            value, why = _judged(found, placed, promise, sender.node)
         else:
-            length = ["-n", str(promise.iterations)]
-        argv = [
-            *(self._cluster.python, *_BESIDE_NIC, str(end.device), promise.binding, memory),
-            *(promise.program, "-d", str(end.device), "-p", str(self._port), "-F"),
-            *("-s", str(promise.size_bytes), *length, *promise.arguments, *server),
-        ]
-        return _Side(self._cluster, end.node, argv)
-
-    def over(self) -> bool:
-        """Look at both sides; whether `result` is whole."""
-        now = time.monotonic()
-        if self._why is None:
-            if now >= self._again:
-                self._look(now)
-            return False
-        return self._server is None or self._server.ended or now > self._server_end
-
-    def _look(self, now: float) -> None:
-        assert self._server is not None
-        if self._client is None:
-            self._start_client()
-            return
-        if not self._client.ended:
-            spent = getattr(self._promise, "duration_s", 0.0) + _SPARE_S
-            if now > self._began + spent:
-                to = f"{self._receiver.node} port {self._port}"
-                self._end(None, f"{self._promise.program} to {to} did not end within its time")
-            return
-        found, self._placed = self._client.read()
-        refused = any("connect" in fault.lower() for fault in found.faults)
-        if refused and not self._server.ended and now < self._began + _SERVER_LIMIT_S:
-            self._client.close()
-            self._client, self._again = None, now + _RETRY_S  # its server is not up yet
-            return
-        rates = isinstance(self._promise, RdmaBandwidthPromise)
-        values = [value for _, value in (found.rates_gbits_s if rates else found.typical_us)]
-        if self._placed and self._placed.status is None:
-            self._end(None, f"client on {self._sender.node}: {self._placed.problem}")
-        elif why := found.why_incomplete:
-            self._end(None, why)
-        elif len(values) != 1 or values[0] is None:
-            self._end(None, f"no {'average' if rates else 'latency'} in its table")
-        elif rates and found.bidirectional is None:
-            self._end(None, "no title above its table: whether it adds up both directions is open")
-        else:  # of both directions the program prints the sum
-            self._end(values[0] / 2 if found.bidirectional else values[0])
-
-    def _end(self, value: float | None, why: str = "") -> None:
-        self._value, self._why = value, why
+            value, placed = None, None
+            why = f"{promise.program} to {receiver.node} port {port} did not end within its time"
         waits_s = _FAILED_END_S if value is None else _SERVER_END_S
-        self._server_end = time.monotonic() + waits_s
+        yield from _until(time.monotonic() + waits_s, server)
+        there = None
+        if server.ended:
+            found, there = server.read()
+            if value is None and (error := _server_error(found, there)) and error not in why:
+                why += f"; its server on {receiver.node}: {error}"
+        return PairResult(*names, value, why, placed, there)
 
-    @property
-    def result(self) -> PairResult:
-        """What was measured, once the pair is over."""
-        device = self._sender.device or self._receiver.device or f"rail {self._sender.rail}"
-        server, why = None, self._why or ""
-        if self._server is not None and self._server.ended:
-            found, server = self._server.read()
-            if self._value is None and (error := _server_error(found, server)) and error not in why:
-                why += f"; its server on {self._receiver.node}: {error}"
-        names = self._sender.node, self._receiver.node, device
-        return PairResult(*names, self._value, why, self._placed, server)
 
-    def close(self) -> None:
-        """End what still runs."""
-        for side in (self._client, self._server):
-            if side is not None:
-                side.close()
+def _until(moment: float, side: _Side | None = None) -> Iterator[None]:
+    """Until this moment by the monotonic clock, or until this side has ended."""
+    while time.monotonic() <= moment and not (side and side.ended):
+        yield
+
+
+def _judged(
+    found: Perftest, placed: ToolPlacement | None, promise: Promise, node: str
+) -> tuple[float | None, str]:
+    """The value that a client measured; None with the reason where it measured none."""
+    rates = isinstance(promise, RdmaBandwidthPromise)
+    values = [value for _, value in (found.rates_gbits_s if rates else found.typical_us)]
+    if placed and placed.status is None:
+        return None, f"client on {node}: {placed.problem}"
+    if why := found.why_incomplete:
+        return None, why
+    if len(values) != 1 or values[0] is None:
+        return None, f"no {'average' if rates else 'latency'} in its table"
+    if rates and found.bidirectional is None:
+        return None, "no title above its table: whether it adds up both directions is open"
+    # Of both directions the program prints the sum.
+    return values[0] / 2 if found.bidirectional else values[0], ""
 
 
 def _server_error(found: Perftest, placed: ToolPlacement | None) -> str:
