@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -76,19 +77,13 @@ def group_for(algorithm: Algorithm, device: torch.device) -> Iterator[Group]:
     if not algorithm.pinned:
         yield None
         return
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "RING"
     group = None
     try:
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(_VARIABLE, "RING")
             group = dist.new_group()
             dist.all_reduce(torch.zeros(1, device=device), group=group)
             finish(device)
-        finally:
-            if before is None:
-                del os.environ[_VARIABLE]
-            else:
-                os.environ[_VARIABLE] = before
         yield group
         finish(device)
     finally:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections.abc import Iterable, Mapping
 
+from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.protocol.agent_messages import Death
 
 MOST_SHOWN = 16
@@ -17,18 +18,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
     ordered = sorted(set(ranks))
     if len(ordered) == 1:
         return f"rank {ordered[0]}"
-    return "ranks " + compact(ordered)
-
-
-def compact(numbers: Iterable[int]) -> str:
-    """ "0-1,5-7" for 0, 1, 5, 6, 7."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"ranks {format_cpulist(ordered)}"
 
 
 def places(ranks: Iterable[int], nodes: Mapping[int, str], size: int) -> str:

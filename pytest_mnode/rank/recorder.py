@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.outcome.call_record import (
     INSIDE,
     LIMITED,
@@ -34,7 +35,6 @@ from pytest_mnode.outcome.call_record import (
     SLOT_BYTES,
     SLOTS,
 )
-from pytest_mnode.outcome.describe import compact
 
 _COLLECTIVES = {
     "all_gather": "tensor_list",
@@ -130,7 +130,7 @@ class Recorder:
         name = group.group_name
         found = self._groups.get((id(group), name))
         if found is None:
-            ranks = compact(dist.get_process_group_ranks(group))
+            ranks = format_cpulist(dist.get_process_group_ranks(group))
             # Without its ranks, no rank can be missing in it.
             text = f"{name} {ranks if len(ranks) <= _GROUP_CHARS else 'many'}"
             key = "" if group is dist.group.WORLD else text
@@ -198,7 +198,7 @@ def _arguments(op: str, named: Mapping[str, Any]) -> str:
     words = []
     if op == "new_group":
         ranks = named.get("ranks")
-        return "of all ranks" if ranks is None else f"of ranks {compact(ranks)}"
+        return "of all ranks" if ranks is None else f"of ranks {format_cpulist(ranks)}"
     if (value := named.get(_COLLECTIVES[op])) is not None:
         words.append(f"of {_values(op, value)}")
     if "reduce" in op:

@@ -6,12 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_mnode.machine.cgroup import OomKills
 from pytest_mnode.outcome.describe import (
-    compact,
     death_line,
     died_of,
     ended_text,
@@ -28,23 +25,6 @@ def death(
     code: int | None, number: int | None, kills: OomKills = NO_KILLS, peak: int | None = None
 ) -> Death:
     return Death("node1", "w1", 2, 99, code, number, oom_kills=kills, peak_rss_bytes=peak)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([7, 0, 1, 5, 6, 6], "0-1,5-7"), ([4, 2], "2,4")],
-)
-def test_compact(numbers: list[int], text: str) -> None:
-    assert compact(numbers) == text
-
-
-@given(st.sets(st.integers(0, 300), min_size=1))
-def test_compact_says_all(numbers: set[int]) -> None:
-    said: set[int] = set()
-    for run in compact(numbers).split(","):
-        first, _, last = run.partition("-")
-        said |= set(range(int(first), int(last or first) + 1))
-    assert said == numbers
 
 
 def test_ranks_and_places() -> None:

@@ -12,7 +12,7 @@ from pytest_mnode.criteria.launching.contract import (
     wrong_parallel,
 )
 from pytest_mnode.criteria.launching.reports import RankReport, by_node
-from pytest_mnode.outcome.describe import compact
+from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.spec.quantity import shown
 
 FACTS = ("contract", "interfaces", "master_is_here", "arguments")
@@ -111,7 +111,7 @@ def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
     missing = sorted(set(range(expected.size)) - set(nodes_of))
     if missing and len(reports) >= expected.size:
         node = expected.nodes[missing[0] // expected.per_node]
-        yield f"{node}: no rank has RANK={compact(missing)}"
+        yield f"{node}: no rank has RANK={format_cpulist(missing)}"
 
 
 def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
