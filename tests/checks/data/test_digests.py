@@ -1,8 +1,18 @@
-"""Ranks that draw the same, draw otherwise the second time, or whatever the seed is."""
+"""Digests of ranks: numbers drawn alike or otherwise, files of a data set that differ."""
 
 from __future__ import annotations
 
-from pytest_mnode.checks.data import At, Digests, judge_depends, judge_distinct, judge_reproduced
+from pathlib import Path
+
+from pytest_mnode.checks.data import (
+    At,
+    Digests,
+    judge_depends,
+    judge_distinct,
+    judge_files,
+    judge_reproduced,
+    read_files,
+)
 
 
 def drawn(*ranks: dict[str, str]) -> list[Digests]:
@@ -91,3 +101,33 @@ def test_what_did_not_draw_is_no_pass_and_named() -> None:
     # What is wrong is wrong, whatever else is missing.
     stuck = judge_depends("", drawn(both, one), drawn(both, {}))
     assert (stuck.value, stuck.culprit) == (2, "rank 0 on node0: the same from torch, numpy")
+
+
+def test_heads_of_the_first_files(tmp_path: Path) -> None:
+    for name, text in (("a.bin", "same"), ("b.bin", "other"), ("c.bin", "third")):
+        (tmp_path / name).write_text(text)
+    one = read_files(At(0, "node0"), str(tmp_path), 2, 3)
+    assert sorted(one.digests) == ["a.bin", "b.bin"]
+    (tmp_path / "a.bin").write_text("samE")  # behind the head that is read
+    assert read_files(At(0, "node0"), str(tmp_path), 2, 3).digests == one.digests
+    (tmp_path / "a.bin").write_text("Same")
+    assert read_files(At(0, "node0"), str(tmp_path), 2, 3).digests != one.digests
+    assert read_files(At(1, "node1"), str(tmp_path / "none"), 2, 3).problem == "not there"
+
+
+def test_the_odd_one_is_named() -> None:
+    able, same = judge_files("/data", drawn({"a": "1"}, {"a": "1"}, {"a": "2"}))
+    assert able.passed
+    assert same.culprit == "rank 2 on node2 reads a as 2"
+    assert judge_files("", drawn({"a": "1"}, {"a": "1"}))[1].passed
+    tied = judge_files("", drawn({"a": "1"}, {"b": "2"}))[1]
+    assert tied.value == 4
+
+
+def test_a_rank_that_cannot_read_and_nothing_to_read() -> None:
+    gone = Digests(At(2, "node2"), {}, "permission denied")
+    able, same = judge_files("/data", [*drawn({"a": "1"}, {"a": "1"}), gone])
+    assert able.culprit == "rank 2 on node2: permission denied"
+    assert same.passed
+    assert judge_files("", drawn({}, {}))[1].value is None
+    assert judge_files("", drawn({"a": "1"}))[1].value is None
