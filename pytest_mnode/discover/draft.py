@@ -190,7 +190,7 @@ def _limits(cluster: Cluster) -> tuple[int | None, str | None, int | None]:
 
 def _shm_bytes(machine: Machine) -> int | None:
     """Rounded down to GiB, or to MiB below that."""
-    size_bytes = machine.memory.shm_bytes if machine.memory else None
+    size_bytes = machine.shm_bytes
     if size_bytes is None:
         return None
     unit = 1 << (30 if size_bytes >= 1 << 30 else 20)

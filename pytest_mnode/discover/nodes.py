@@ -18,7 +18,7 @@ from pytest_mnode.machine.model import Machine
 LOOK_LIMIT_S = 90.0
 """Of the whole look: interpreters start from file servers, and drivers take their time."""
 _PARTS = (
-    *("interfaces", "rdma", "active_mtus", "pci", "accelerators", "numa", "memory", "mounts"),
+    *("interfaces", "rdma", "active_mtus", "pci", "accelerators", "numa", "shm_bytes", "mounts"),
     *("limits", "software", "kernel_log"),
 )
 _EMULATED = {

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.cpus import read_cpulist
 
 _MOUNT = "sys/fs/cgroup"
 _UNIFIED = ("", "unified")
-_CPUSET = ("cpuset",)
 _CPU = ("cpu,cpuacct", "cpu", "cpuacct,cpu")
 _MEMORY = ("memory",)
 _OOM_FILES = ("memory.events.local", "memory.events", "memory.oom_control")
@@ -21,13 +19,10 @@ _OOM_FILES = ("memory.events.local", "memory.events", "memory.oom_control")
 class CpuLimits:
     """What control groups allow.
 
-    cpus, mems: of the cpuset; None: not known. quota_cpus: how many CPUs' worth of time may be
-    used, the least of all groups above; infinite where no group has a quota, None where that cannot
-    be read. quota_group: the group that has it.
+    quota_cpus: how many CPUs' worth of time may be used, the least of all groups above; infinite
+    where no group has a quota, None where that cannot be read. quota_group: the group that has it.
     """
 
-    cpus: frozenset[int] | None = None
-    mems: frozenset[int] | None = None
     quota_cpus: float | None = None
     quota_group: str | None = None
 
@@ -82,8 +77,7 @@ def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits
 
     In a container the groups' own paths may not be there: the mount itself is read instead.
 
-    Source: Linux, Documentation/admin-guide/cgroup-v2.rst; cgroup-v1/cpusets.rst;
-    scheduler/sched-bwc.rst.
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst; scheduler/sched-bwc.rst.
     """
     text = sysfs.text(root / "proc" / ("self" if pid is None else str(pid)) / "cgroup")
     groups = _groups(text or "")
@@ -91,15 +85,10 @@ def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits
     quotas = [(_quota_cpus(folder), folder) for folder in folders]
     known = [(quota, folder) for quota, folder in quotas if quota is not None]
     if not known or len(known) < len(quotas):
-        return CpuLimits(cpus=_cpuset(root, groups, "cpus"), mems=_cpuset(root, groups, "mems"))
+        return CpuLimits()
     least, folder = min(known, key=lambda limit: limit[0])
-    limited = math.isfinite(least)
-    return CpuLimits(
-        cpus=_cpuset(root, groups, "cpus"),
-        mems=_cpuset(root, groups, "mems"),
-        quota_cpus=least,
-        quota_group=f"/{folder.relative_to(root)}" if limited else None,
-    )
+    group = f"/{folder.relative_to(root)}" if math.isfinite(least) else None
+    return CpuLimits(quota_cpus=least, quota_group=group)
 
 
 def _groups(text: str) -> dict[str, str]:
@@ -148,15 +137,6 @@ def _quota_cpus(folder: Path) -> float | None:
 def _share(quota_us: int | None, period_us: str | None) -> float | None:
     period = sysfs.number_of(period_us)
     return quota_us / period if quota_us is not None and quota_us > 0 and period else None
-
-
-def _cpuset(root: Path, groups: dict[str, str], what: str) -> frozenset[int] | None:
-    folders = _folders(root, groups.get("cpuset"), _CPUSET)
-    for folder in folders or _folders(root, groups.get(""), _UNIFIED):
-        for name in (f"cpuset.{what}.effective", f"cpuset.effective_{what}", f"cpuset.{what}"):
-            if found := read_cpulist(folder / name):
-                return found
-    return None
 
 
 def _field(path: Path, field: str) -> int | None:

@@ -72,7 +72,6 @@ class Cpu:
 
     number: int
     package: int | None
-    core: int | None
     siblings: frozenset[int] | None
     caches: tuple[Cache, ...] = ()
 
@@ -82,7 +81,6 @@ class Cpus:
     """CPUs of a machine. Sets are None where they are not known."""
 
     online: frozenset[int] | None = None
-    present: frozenset[int] | None = None
     isolated: frozenset[int] | None = None
     cpus: tuple[Cpu, ...] = ()
 
@@ -117,7 +115,6 @@ def read_cpus(root: Path = Path("/")) -> Cpus:
     numbered = [path for path in sysfs.entries(folder) if re.fullmatch(r"cpu\d+", path.name)]
     return Cpus(
         online=read_cpulist(folder / "online"),
-        present=read_cpulist(folder / "present"),
         isolated=read_cpulist(folder / "isolated"),
         cpus=tuple(_cpu(path) for path in numbered),
     )
@@ -132,7 +129,6 @@ def _cpu(folder: Path) -> Cpu:
     return Cpu(
         number=int(folder.name[3:]),
         package=sysfs.count(topology / "physical_package_id"),
-        core=sysfs.count(topology / "core_id"),
         siblings=siblings or None,
         caches=tuple(
             _cache(path)

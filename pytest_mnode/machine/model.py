@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -33,19 +32,7 @@ PART_LIMIT_S = 10.0
 """Of one part: a driver in trouble lets its askers hang."""
 _SCHEDULER_LIMIT_S = 5.0
 _LIVE = Path("/")
-_MEM_TOTAL = re.compile(r"^MemTotal: +(\d+) kB", re.MULTILINE | re.ASCII)
 _IBV_LINE = re.compile(r"\s*(hca_id|port|active_mtu):\s*(\S+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Memory of the machine. None: not known.
-
-    shm_bytes: size of /dev/shm, known only of a live machine.
-    """
-
-    total_bytes: int | None = None
-    shm_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +41,9 @@ class Machine:
 
     boot_id: another one after each boot. active_mtus: MTU in bytes that RDMA ports use, by names
     such as mlx5_0:1, from ibv_devinfo. limits: of the reading process. verbs: what opens RDMA
-    devices. settings: kernel settings that networks depend on, by sysctl's names. scheduler:
-    "slurm" where its controller answers. unread: why a part cannot be read, by the part's name.
+    devices. shm_bytes: size of /dev/shm. settings: kernel settings that networks depend on, by
+    sysctl's names. scheduler: "slurm" where its controller answers. unread: why a part cannot be
+    read, by the part's name.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
@@ -68,7 +56,7 @@ class Machine:
     accelerators: tuple[Accelerator, ...] | None = None
     cpus: Cpus = field(default_factory=Cpus)
     numa: Numa = field(default_factory=Numa)
-    memory: Memory | None = None
+    shm_bytes: int | None = None
     mounts: tuple[Mount, ...] | None = None
     limits: Limits | None = None
     verbs: tuple[VerbsDevice, ...] | None = None
@@ -148,17 +136,9 @@ class Machine:
         ]
 
 
-def _memory(root: Path) -> Memory:
-    total = _MEM_TOTAL.search(sysfs.text(root / "proc/meminfo") or "")
-    shm = None
-    if root == _LIVE:
-        with contextlib.suppress(OSError):
-            volume = os.statvfs("/dev/shm")
-            shm = volume.f_frsize * volume.f_blocks
-    return Memory(
-        total_bytes=int(total[1]) << 10 if total else None,
-        shm_bytes=shm,
-    )
+def _shm_bytes(_: Path) -> int:
+    volume = os.statvfs("/dev/shm")
+    return volume.f_frsize * volume.f_blocks
 
 
 def _interfaces(root: Path) -> tuple[Interface, ...]:
@@ -250,7 +230,7 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "accelerators": _accelerators,
     "cpus": read_cpus,
     "numa": read_numa,
-    "memory": _memory,
+    "shm_bytes": _shm_bytes,
     "mounts": read_mounts,
     "limits": read_limits,
     "verbs": _verbs,
@@ -260,4 +240,4 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "scheduler": _scheduler,
 }
 PARTS = tuple(_READERS)
-_ONLY_LIVE = ("active_mtus", "accelerators", "kernel_log", "scheduler")
+_ONLY_LIVE = ("active_mtus", "accelerators", "shm_bytes", "kernel_log", "scheduler")

@@ -55,7 +55,6 @@ class Interface:
     speed_mbits_s: int | None = None
     mtu_bytes: int | None = None
     address: str | None = None
-    driver: str | None = None
     master: str | None = None
     slaves: tuple[str, ...] = ()
     pci_address: str | None = None
@@ -209,7 +208,6 @@ def _interface(path: Path, root: Path) -> Interface:
         speed_mbits_s=_speed(path / "speed"),
         mtu_bytes=sysfs.count(path / "mtu"),
         address=sysfs.text(path / "address") or None,
-        driver=sysfs.target_name(device / "driver"),
         master=sysfs.target_name(path / "master"),
         slaves=tuple(slaves),
         pci_address=addresses[-1] if addresses else None,

@@ -60,8 +60,8 @@ class PciFunction:
     """One PCI function.
 
     address: such as 0000:17:00.0. host: its host bridge, such as pci0000:15. bridges: addresses of
-    the PCI bridges above it, outermost first. kind: base class and subclass, such as 0302. vendor,
-    device: four hexadecimal digits. numa_node: None where the kernel does not know (−1).
+    the PCI bridges above it, outermost first. kind: base class and subclass, such as 0302. vendor:
+    four hexadecimal digits. numa_node: None where the kernel does not know (−1).
     local_cpus: as the kernel lists them; all CPUs where numa_node is None. physical_function: of
     which it is a virtual function. Link rates are of one lane. boots_display: the firmware shows
     its console there; None: not known. largest_bar_bytes: of its memory that the CPU sees at
@@ -73,8 +73,6 @@ class PciFunction:
     bridges: tuple[str, ...] = ()
     kind: str | None = None
     vendor: str | None = None
-    device: str | None = None
-    driver: str | None = None
     numa_node: int | None = None
     local_cpus: frozenset[int] | None = None
     link_gtransfers_s: float | None = None
@@ -217,8 +215,6 @@ def _function(path: Path, root: Path) -> PciFunction:
         bridges=chain[:-1],
         kind=None if kind is None else f"{kind >> 8:04x}",
         vendor=_id(path / "vendor"),
-        device=_id(path / "device"),
-        driver=sysfs.target_name(path / "driver"),
         numa_node=sysfs.count(path / "numa_node"),
         local_cpus=read_cpulist(path / "local_cpulist") or None,
         link_gtransfers_s=_speed(path / "current_link_speed"),

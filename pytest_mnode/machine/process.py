@@ -18,12 +18,11 @@ _LAST_CPU = 36
 # "prefer (many)" and "weighted interleave" are policies with a blank in their names.
 _AREA = re.compile(
     r"([0-9a-f]{1,16}) "
-    r"((?:prefer \(many\)|weighted interleave|[a-z]+)(?:=[\w|]+)?(?::[\d,-]*)?)"
+    r"(?:prefer \(many\)|weighted interleave|[a-z]+)(?:=[\w|]+)?(?::[\d,-]*)?"
     r"(?: (.*))?",
     re.ASCII,
 )
 _NODE = re.compile(r"N(\d{1,5})=(\d{1,15})", re.ASCII)
-_ESCAPED = re.compile(r"\\([0-7]{3})")
 _PAGE_BYTES = 4096
 _PRIVATE_FILES = ("/anon_hugepage",)
 _SHARED_FILES = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV")
@@ -43,15 +42,11 @@ class AreaKind(StrEnum):
 class Area:
     """One area of memory.
 
-    policy: as the kernel prints it, such as "bind:1". bytes_by_node: what is in memory, by node;
-    an area never touched has none. page_bytes: of one of its pages.
+    bytes_by_node: what is in memory, by node; an area never touched has none.
     """
 
     start: int
-    policy: str
     kind: AreaKind
-    file: str | None
-    page_bytes: int
     bytes_by_node: Mapping[int, int]
 
 
@@ -64,7 +59,6 @@ class Allowed:
     """Fields of a status file: name, and the CPUs and NUMA nodes that may be used."""
 
     name: str | None = None
-    threads: int | None = None
     cpus: frozenset[int] | None = None
     mems: frozenset[int] | None = None
 
@@ -76,7 +70,6 @@ class Thread:
     tid: int
     name: str | None
     cpus_allowed: frozenset[int] | None
-    mems_allowed: frozenset[int] | None
     last_cpu: int | None
 
 
@@ -89,8 +82,6 @@ class Process:
     kernel with NUMA.
     """
 
-    pid: int
-    name: str | None
     cpus_allowed: frozenset[int] | None
     mems_allowed: frozenset[int] | None
     threads: tuple[Thread, ...] | None
@@ -105,7 +96,6 @@ def parse_status(text: str) -> Allowed:
     fields = dict(_FIELD.findall(text))
     return Allowed(
         name=fields.get("Name"),
-        threads=sysfs.number_of(fields.get("Threads")),
         cpus=parse_cpulist(fields.get("Cpus_allowed_list")) or None,
         mems=parse_cpulist(fields.get("Mems_allowed_list")) or None,
     )
@@ -125,11 +115,8 @@ def read_process(pid: int | None = None, root: Path = Path("/")) -> Process | No
     if text is None:
         return None
     status = parse_status(text)
-    number = re.search(r"^Pid:\s*(\d+)", text, re.MULTILINE | re.ASCII)
     maps = sysfs.text(folder / "numa_maps")
     return Process(
-        pid=int(number[1]) if number else pid or 0,
-        name=status.name,
         cpus_allowed=status.cpus,
         mems_allowed=status.mems,
         threads=_threads(folder / "task"),
@@ -149,7 +136,6 @@ def _threads(folder: Path) -> tuple[Thread, ...] | None:
                 tid=int(path.name),
                 name=status.name,
                 cpus_allowed=status.cpus,
-                mems_allowed=status.mems,
                 last_cpu=parse_last_cpu(sysfs.text(path / "stat") or ""),
             )
         )
@@ -182,18 +168,14 @@ def _area(line: str, page_bytes: int) -> Area | None:
     match = _AREA.fullmatch(line)
     if match is None:
         return None
-    words = (match[3] or "").split()
+    words = (match[2] or "").split()
     values = dict(word.partition("=")[::2] for word in words if "=" in word)
     kilobytes = _number(values.get("kernelpagesize_kB"))
     page = kilobytes << 10 if kilobytes else page_bytes
     pages = {int(node[1]): int(node[2]) for word in words if (node := _NODE.fullmatch(word))}
-    file = _unescaped(values["file"]) if "file" in values else None
     return Area(
         start=int(match[1], 16),
-        policy=match[2],
-        kind=_kind(words, file, _number(values.get("anon")), sum(pages.values())),
-        file=file,
-        page_bytes=page,
+        kind=_kind(words, values.get("file"), _number(values.get("anon")), sum(pages.values())),
         bytes_by_node={node: count * page for node, count in pages.items()},
     )
 
@@ -212,7 +194,3 @@ def _kind(words: list[str], file: str | None, anon: int | None, pages: int) -> A
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 16 else None
-
-
-def _unescaped(path: str) -> str:
-    return _ESCAPED.sub(lambda octal: chr(int(octal[1], 8) & 0xFF), path)

@@ -120,7 +120,6 @@ class RdmaDevice:
     ports: tuple[Port, ...] = ()
     node_type: str | None = None
     firmware: str | None = None
-    driver: str | None = None
     parent: str | None = None
     netdevs: tuple[str, ...] = ()
     pci_address: str | None = None
@@ -174,7 +173,6 @@ def _device(path: Path, root: Path) -> RdmaDevice:
         ports=ports,
         node_type=node_type,
         firmware=sysfs.text(path / "fw_ver") or None,
-        driver=sysfs.target_name(device / "driver"),
         parent=parent,
         netdevs=netdevs,
         pci_address=addresses[-1] if addresses else None,

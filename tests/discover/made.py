@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_mnode.discover.nodes import FoundCluster, FoundNode
 from pytest_mnode.machine.limits import Limits
-from pytest_mnode.machine.model import Machine, Memory
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.numa import Numa, NumaNode
 from pytest_mnode.machine.nvml import Accelerator
@@ -142,7 +142,7 @@ MACHINE = Machine(
     rdma=(),
     active_mtus={},
     numa=numa(2),
-    memory=Memory(shm_bytes=(250 << 30) + 12345),
+    shm_bytes=(250 << 30) + 12345,
     limits=Limits(memlock_bytes=None, open_files=65536),
     mounts=(),
     **without_nvml(),
@@ -192,7 +192,7 @@ def roce_node(index: int) -> Machine:
 def efa_node(index: int) -> Machine:
     """Eight H100, and NICs whose driver is efa."""
     devices = tuple(device(f"rdmap{i}s0", "EFA", rate_gbits_s=100.0) for i in range(32))
-    control = nic("ens32", f"10.1.0.{index + 1}", speed_mbits_s=None, driver="ena", mtu_bytes=9001)
+    control = nic("ens32", f"10.1.0.{index + 1}", speed_mbits_s=None, mtu_bytes=9001)
     mtus = _mtus(devices)
     return replace(MACHINE, interfaces=(control,), rdma=devices, active_mtus=mtus, **gpus())
 

@@ -17,7 +17,7 @@ from pytest_mnode.discover.draft import Draft, draft
 from pytest_mnode.discover.nodes import FoundCluster
 from pytest_mnode.errors import SpecError
 from pytest_mnode.machine.limits import Limits
-from pytest_mnode.machine.model import Machine, Memory
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.mounts import Mount
 from pytest_mnode.spec import Spec, doubts, load_spec
 from tests.discover.made import (
@@ -350,7 +350,7 @@ def _clusters(make: st.DrawFn) -> FoundCluster:
                     ),
                     max_size=3,
                 ).map(tuple),
-                "memory": st.none() | st.builds(Memory, shm_bytes=_COUNTS),
+                "shm_bytes": _COUNTS,
                 "limits": st.none() | st.builds(Limits, _COUNTS, _COUNTS),
                 "mounts": st.none()
                 | st.lists(st.builds(Mount, _WORDS, _WORDS, _WORDS, st.booleans()), max_size=2).map(

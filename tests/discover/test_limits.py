@@ -7,7 +7,6 @@ from typing import Any
 
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.machine.limits import Limits
-from pytest_mnode.machine.model import Memory
 from pytest_mnode.spec import Spec
 from tests.discover.made import changed, cluster_of
 from tests.discover.test_draft import loaded
@@ -23,7 +22,7 @@ def limits_of(spec: Spec) -> tuple[int | None, int | str | None, int | None]:
 def test_the_limits_of_a_broken_node_are_named_and_not_promised(tmp_path: Path) -> None:
     """No other node would be asked for more than the worst of them has."""
     broken: dict[str, Any] = {
-        "memory": Memory(shm_bytes=64 << 20),
+        "shm_bytes": 64 << 20,
         "limits": Limits(64 << 10, 1024),
     }
     page = draft(changed(cluster_of(count=8), 3, **broken))
@@ -39,14 +38,14 @@ def test_sizes_of_shared_memory_that_differ_by_little_are_one_size(tmp_path: Pat
     """It is half of the memory that the kernel found, which no two nodes find alike."""
     shown = cluster_of(count=4)
     for i, size in enumerate((252 << 30, 250 << 30, (251 << 30) + 4096)):
-        shown = changed(shown, i, memory=Memory(shm_bytes=size))
-    page = draft(changed(shown, 3, memory=Memory(shm_bytes=125 << 30)))
+        shown = changed(shown, i, shm_bytes=size)
+    page = draft(changed(shown, 3, shm_bytes=125 << 30))
     assert page.differences == ("size of /dev/shm (most: 250 GiB): node3: 125 GiB",)
     assert limits_of(loaded(page, tmp_path))[0] == 250 << 30
 
 
 def test_a_node_without_any_room_is_named(tmp_path: Path) -> None:
-    none: dict[str, Any] = {"memory": Memory(shm_bytes=4096), "limits": Limits(0, 65536)}
+    none: dict[str, Any] = {"shm_bytes": 4096, "limits": Limits(0, 65536)}
     page = draft(changed(cluster_of(), 1, **none))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
     assert page.differences == (
@@ -56,7 +55,7 @@ def test_a_node_without_any_room_is_named(tmp_path: Path) -> None:
 
 
 def test_limits_without_a_majority_are_named_and_left_open(tmp_path: Path) -> None:
-    other: dict[str, Any] = {"memory": Memory(shm_bytes=64 << 20), "limits": Limits(None, 1024)}
+    other: dict[str, Any] = {"shm_bytes": 64 << 20, "limits": Limits(None, 1024)}
     page = draft(changed(cluster_of(count=2), 1, **other))
     assert limits_of(loaded(page, tmp_path)) == (None, "unlimited", None)
     assert page.differences == (

@@ -48,7 +48,7 @@ def test_nodes_of_nics_also_where_the_device_itself_tells_none(recorded: Recorde
     assert (both["eth0"].numa_node, both["eth1"].numa_node) == (1, 1)
     virtio = _interfaces(recorded("numa2-virtio-aligned-rxe-up"))
     assert (virtio["eth0"].numa_node, virtio["eth1"].numa_node) == (1, 0)
-    assert (virtio["eth0"].pci_address, virtio["eth0"].driver) == ("0000:61:00.0", "virtio_net")
+    assert virtio["eth0"].pci_address == "0000:61:00.0"
     for name in ("numa1-plain", "numa2-nics-no-affinity"):
         assert _interfaces(recorded(name))["eth0"].numa_node is None, "−1 is unknown"
 

@@ -34,7 +34,6 @@ def test_a_bound_process_has_all_its_own_memory_on_its_node(recorded: Recorded) 
     status = parse_status(told)
     assert (status.name, status.cpus, status.mems) == ("cat", listed("2-3"), listed("0-1"))
     areas = parse_numa_maps(told)
-    assert {area.policy for area in areas} == {"bind:1"}
     assert len(areas) == 36
     own = bytes_by_node(areas)
     # anon, heap and stack, and pages of files that were copied: 1+1+3+1+2+4+2+5+1+2+2+2 by hand.
@@ -49,55 +48,45 @@ def test_a_bound_process_has_all_its_own_memory_on_its_node(recorded: Recorded) 
 def test_a_process_recorded_unbound(recorded: Recorded) -> None:
     process = read_process(root=recorded("numa2-e1000e-aligned"))
     assert process is not None
-    assert (process.pid, process.name) == (161, "python3")
     assert (process.cpus_allowed, process.mems_allowed) == (listed("0-3"), listed("0-1"))
     assert process.threads is None  # task/ was not recorded
     assert process.memory
-    assert {area.policy for area in process.memory} == {"default"}
 
 
 @pytest.mark.parametrize(
-    ("line", "policy", "kind", "memory"),
+    ("line", "kind", "memory"),
     [
         (
             "7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4",
-            "default",
             Kind.ANON,
             {0: 1, 1: 2},
         ),
-        ("7f00 prefer:0 heap anon=1 N0=1 kernelpagesize_kB=4", "prefer:0", Kind.HEAP, {0: 1}),
-        ("7f00 interleave:0-1 anon=2 N0=1 N1=1", "interleave:0-1", Kind.ANON, {0: 1, 1: 1}),
-        ("7f00 prefer (many):0-1 stack anon=1 N1=1", "prefer (many):0-1", Kind.STACK, {1: 1}),
-        ("7f00 weighted interleave:0-1 N1=1", "weighted interleave:0-1", Kind.ANON, {1: 1}),
-        ("7f00 bind=static:1 anon=1 N1=1", "bind=static:1", Kind.ANON, {1: 1}),
-        ("7f00 bind=static|balancing:1 N1=1", "bind=static|balancing:1", Kind.ANON, {1: 1}),
-        ("7f00 local", "local", Kind.ANON, {}),
+        ("7f00 prefer:0 heap anon=1 N0=1 kernelpagesize_kB=4", Kind.HEAP, {0: 1}),
+        ("7f00 interleave:0-1 anon=2 N0=1 N1=1", Kind.ANON, {0: 1, 1: 1}),
+        ("7f00 prefer (many):0-1 stack anon=1 N1=1", Kind.STACK, {1: 1}),
+        ("7f00 weighted interleave:0-1 N1=1", Kind.ANON, {1: 1}),
+        ("7f00 bind=static:1 anon=1 N1=1", Kind.ANON, {1: 1}),
+        ("7f00 bind=static|balancing:1 N1=1", Kind.ANON, {1: 1}),
+        ("7f00 local", Kind.ANON, {}),
         (
             "7f00 bind:1 file=/anon_hugepage\\040(deleted) huge anon=2 N1=2 kernelpagesize_kB=2048",
-            "bind:1",
             Kind.ANON,
             {1: 2 * 512},
         ),
         (
             "7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4",
-            "default",
             Kind.SHARED,
             {0: 4},
         ),
-        ("7f00 default file=/memfd:x mapped=1 N0=1", "default", Kind.SHARED, {0: 1}),
-        ("7f00 default file=/lib/a.so anon=2 mapped=3 N0=3", "default", Kind.FILE, {0: 3}),
-        ("7f00 default file=/lib/a.so anon=2 dirty=2 N0=2", "default", Kind.ANON, {0: 2}),
+        ("7f00 default file=/memfd:x mapped=1 N0=1", Kind.SHARED, {0: 1}),
+        ("7f00 default file=/lib/a.so anon=2 mapped=3 N0=3", Kind.FILE, {0: 3}),
+        ("7f00 default file=/lib/a.so anon=2 dirty=2 N0=2", Kind.ANON, {0: 2}),
     ],
 )
-def test_areas_of_every_sort(line: str, policy: str, kind: Kind, memory: dict[int, int]) -> None:
+def test_areas_of_every_sort(line: str, kind: Kind, memory: dict[int, int]) -> None:
     (area,) = parse_numa_maps(line)
-    assert (area.start, area.policy, area.kind) == (0x7F00, policy, kind)
+    assert (area.start, area.kind) == (0x7F00, kind)
     assert area.bytes_by_node == {node: pages * _PAGE for node, pages in memory.items()}
-
-
-def test_names_of_files_are_as_they_are() -> None:
-    (area,) = parse_numa_maps("7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4")
-    assert area.file == "/dev/shm/nccl-x y"
 
 
 def test_pages_are_as_large_as_the_machine_has_them_where_a_line_does_not_say() -> None:
@@ -147,7 +136,6 @@ def test_this_process_shows_its_threads_and_where_each_may_run() -> None:
         done.set()
         thread.join()
     assert process is not None
-    assert process.pid == os.getpid()
     assert process.cpus_allowed == frozenset(os.sched_getaffinity(0))
     by_tid = {t.tid: t for t in process.threads or ()}
     assert by_tid[os.getpid()].cpus_allowed == frozenset(os.sched_getaffinity(0))
@@ -160,7 +148,7 @@ def test_a_process_that_is_not_there_is_none(tmp_path: Path) -> None:
     assert read_process(1, tmp_path) is None
 
 
-def test_quota_and_cpus_of_version_2(tmp_path: Path) -> None:
+def test_quota_of_version_2(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.write("proc/7/cgroup", "0::/pod/rank")
     for folder in ("", "/pod", "/pod/rank"):
@@ -168,10 +156,7 @@ def test_quota_and_cpus_of_version_2(tmp_path: Path) -> None:
     tree.write("sys/fs/cgroup/pod/cpu.max", "250000 100000")
     tree.write("sys/fs/cgroup/pod/cpu.stat", "usage_usec 5\nnr_periods 9\nnr_throttled 4")
     tree.write("sys/fs/cgroup/pod/rank/cpu.max", "max 100000")
-    tree.write("sys/fs/cgroup/pod/rank/cpuset.cpus.effective", "0-3")
-    tree.write("sys/fs/cgroup/pod/rank/cpuset.mems.effective", "1")
     limits = read_cpu_limits(7, tmp_path)
-    assert (limits.cpus, limits.mems) == (listed("0-3"), listed("1"))
     assert (limits.quota_cpus, limits.quota_group) == (2.5, "/sys/fs/cgroup/pod")
     tree.write("sys/fs/cgroup/pod/cpu.max", "max 100000")
     assert read_cpu_limits(7, tmp_path).quota_cpus == math.inf
@@ -179,14 +164,12 @@ def test_quota_and_cpus_of_version_2(tmp_path: Path) -> None:
     assert read_cpu_limits(7, tmp_path).quota_cpus is None
 
 
-def test_quota_and_cpus_of_version_1_as_a_container_sees_them(tmp_path: Path) -> None:
+def test_quota_of_version_1_as_a_container_sees_them(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.write("proc/7/cgroup", "4:cpuset:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/system")
     tree.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000")
     tree.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000")
-    tree.write("sys/fs/cgroup/cpuset/cpuset.cpus", "4-5")
-    limits = read_cpu_limits(7, tmp_path)
-    assert (limits.cpus, limits.quota_cpus) == (listed("4-5"), 0.5)
+    assert read_cpu_limits(7, tmp_path).quota_cpus == 0.5
     tree.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1")
     assert read_cpu_limits(7, tmp_path).quota_cpus == math.inf
 

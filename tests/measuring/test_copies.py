@@ -45,7 +45,7 @@ def machine(*memory_bytes: int, free_bytes: int | None = 100 * GIB) -> Numa:
 
 def cpus(cache_bytes: int) -> Cpus:
     cache = Cache(level=3, kind="Unified", size_bytes=cache_bytes, cpus=None)
-    cpu = Cpu(number=0, package=0, core=0, siblings=None, caches=(cache,))
+    cpu = Cpu(number=0, package=0, siblings=None, caches=(cache,))
     return Cpus(cpus=(cpu,))
 
 

@@ -62,11 +62,6 @@ class RankMeans:
         """The same rank with so much of the work."""
         return replace(self, **{part: getattr(self, part) * share for part in PARTS})
 
-    @property
-    def collectives_s(self) -> float:
-        """What the collectives themselves cost it, not hidden behind computing."""
-        return self.exposed - self.waiting_s
-
 
 @dataclass(frozen=True, slots=True)
 class Attribution:

@@ -17,7 +17,7 @@ def read(root: Path) -> Machine:
 
 
 def thread(name: str, cpus: frozenset[int] | None, tid: int = 100) -> Thread:
-    return Thread(tid=tid, name=name, cpus_allowed=cpus, mems_allowed=None, last_cpu=None)
+    return Thread(tid=tid, name=name, cpus_allowed=cpus, last_cpu=None)
 
 
 def nearest_nic(machine: Machine, rank: RankPlacement) -> Measurement:

@@ -166,7 +166,6 @@ def rdma(
         ports=(port,),
         node_type=port.node_type,
         firmware=None,
-        driver=None,
         parent=None,
         netdevs=netdevs,
         pci_address=pci,
