@@ -27,7 +27,7 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A watch of a server that vanished ends within 20 s."""
+"""A connection to a server that vanished ends within 20 s."""
 INSTALL = "pip install 'pytest-mnode[kubernetes]'"
 
 

@@ -2,11 +2,11 @@
 
 Creates the run's object, watches its pods, carries commands to them, and deletes the object when it
 is ended (SIGTERM). SOCKET appears once the object is there; before that the last line of standard
-error is the reason. Over SOCKET come pod_exec, with its standard streams, and the launcher: its
-first line is {"events": true}, and it is sent lines of JSON: {"owner": …}, a reference to the
-object; and whatever happens to pods: {"pods": {host: {"node", "address", "pod"}}}, {"problem": …},
-{"lost": host, "why": …}, {"back": host, …}. It asks {"relay": port}, and is answered
-{"relays": {host: port}}.
+error is the reason. Over SOCKET come commands with their standard streams (remote.bridged), and the
+launcher: its first line is {"events": true}, and it is sent lines of JSON: {"owner": …}, a
+reference to the object; and whatever happens to pods: {"pods": {host: {"node", "address", "pod"}}},
+{"problem": …}, {"lost": host, "why": …}, {"back": host, …}. It asks {"relay": port}, and is
+answered {"relays": {host: port}}.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pytest_mnode.launchers.kubernetes.manifest import PodsOfRun, pods_of_run
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods
-from pytest_mnode.launchers.kubernetes.streams import LOST, Descriptors, Exec
+from pytest_mnode.launchers.kubernetes.streams import LOST, STDERR, Descriptors, Exec
 from pytest_mnode.launchers.kubernetes.workload import GROUPS, failed_events
 
 DELETE_S = 6.0
@@ -202,9 +202,9 @@ class Bridge:
                     task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 status, problem = await running
-                answer = json.dumps({"status": status, "problem": problem}).encode()
+                await streams.write(STDERR, f"{problem}\n".encode() if problem else b"")
                 with contextlib.suppress(OSError):
-                    await asyncio.get_running_loop().sock_sendall(caller, answer)
+                    await asyncio.get_running_loop().sock_sendall(caller, str(status).encode())
             await asyncio.gather(gone, return_exceptions=True)
         streams.close()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.cleanup.client import Connections
-from pytest_mnode.launchers.kubernetes import pod_exec, pod_wait
+from pytest_mnode.launchers.kubernetes import pod_wait
 from pytest_mnode.launchers.kubernetes.api import in_pod
 from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
 from pytest_mnode.launchers.kubernetes.manifest import keep_on
@@ -74,10 +74,6 @@ class Kubernetes(RemoteLauncher):
         self._lost: dict[str, str] = {}
         self._relay_ports: dict[str, int] | None = None
         self._news = threading.Condition()
-        self._addresses: dict[str, str] = {}
-        """Of pods, by host."""
-        self._successors: dict[str, str] = {}
-        """By host: why its first pod was lost, and which took its place."""
         self._deaf = False
         """The bridge says nothing any more."""
         self._bridge_why = ""
@@ -97,9 +93,8 @@ class Kubernetes(RemoteLauncher):
                 raise ClusterError(f"kubernetes: {problems[self.name]}")
             events = self._listen()
             pods = self._await_pods(events)
-            exec_by = [sys.executable, "-S", "-E", "-s", pod_exec.__file__, self._socket]
             there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-            self._write_config(daemon_pid, {host: [*exec_by, host, *there] for host in pods})
+            self._write_config(daemon_pid, dict.fromkeys(pods, there), self._socket)
             reports, problems = self._reports(list(pods))
             if problems:
                 named = {_shown(pods[host]): why for host, why in problems.items()}
@@ -109,8 +104,8 @@ class Kubernetes(RemoteLauncher):
                 host: dataclasses.replace(reports[host], hostname=pod["node"])
                 for host, pod in pods.items()
             }
-            self._addresses = {host: pod["address"] for host, pod in pods.items()}
-            self.nodes = self._nodes_from(reports, self._addresses, "kubernetes")
+            addresses = {host: pod["address"] for host, pod in pods.items()}
+            self.nodes = self._nodes_from(reports, addresses, "kubernetes")
             assert self._shared is not None
             self.shared_dir = self._shared.settle(reports)
             scheduler = self._spec.scheduler
@@ -235,10 +230,12 @@ class Kubernetes(RemoteLauncher):
                     self._lost.setdefault(host, why)
                 case {"back": host, "node": node, "pod": pod} if names.get(host) != node:
                     self._lost[host] = f"its pod's successor {pod} is on {node}"
-                case {"back": host, "address": address, "pod": pod}:
-                    was = self._lost.pop(host, "its pod ended")
-                    self._addresses[host] = address
-                    self._successors[host] = f"{was}; {pod}, which Kubernetes made in its place,"
+                case {"back": host, "address": address}:
+                    self._lost.pop(host, None)
+                    self.nodes = tuple(
+                        dataclasses.replace(n, address=address) if n.name == names[host] else n
+                        for n in self.nodes
+                    )
             self._news.notify_all()
         if "lost" in event and event["lost"] in names and not self._closed:
             self._watchers.lost(names[event["lost"]], event["why"])
@@ -277,11 +274,6 @@ class Kubernetes(RemoteLauncher):
         host = self._host_of(node.name)
         if why := self._lost.get(host):
             return why
-        if self._addresses[host] != node.address:
-            raise ClusterError(
-                f"{node.name}: {self._successors[host]} has the address {self._addresses[host]} "
-                f"and not {node.address}; give hostNetwork, by which pods can be replaced in a run"
-            )
         _, problems = self._reports([host])
         return problems.get(host)
 

@@ -8,8 +8,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
+from weakref import WeakKeyDictionary
 
-from pytest_mnode.launchers.kubernetes.api import Api, ApiError, refusal
+from pytest_mnode.launchers.kubernetes.api import KEEPALIVE, Api, ApiError, refusal
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -20,6 +21,10 @@ _V5, _V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
 CONNECT_S = 15.0
 CHUNK_BYTES = 1 << 15
 LOST = 255
+_AT_ONCE = 32
+"""Connections that one event loop makes at the same time: of many, each would take longer than
+CONNECT_S."""
+_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class Streams(Protocol):
@@ -40,19 +45,24 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidHandshake, InvalidStatus
 
+    turns = _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
     try:
-        return await connect(
-            f"{api.host}{path}".replace("http", "ws", 1),
-            subprotocols=protocols,  # type: ignore[arg-type]
-            ssl=api.tls,
-            additional_headers=await asyncio.to_thread(api.headers),
-            open_timeout=CONNECT_S,
-            ping_interval=None,  # what is sent within has heartbeats of its own
-            max_size=None,
-            compression=None,
-            origin=api.host,  # type: ignore[arg-type]  # watches and logs want one
-            user_agent_header="pytest-mnode",
-        )
+        async with turns:
+            made = await connect(
+                f"{api.host}{path}".replace("http", "ws", 1),
+                subprotocols=protocols or None,  # type: ignore[arg-type]
+                ssl=api.tls,
+                additional_headers=await asyncio.to_thread(api.headers),
+                open_timeout=CONNECT_S,
+                ping_interval=None,  # what is sent within has heartbeats of its own
+                max_size=None,
+                compression=None,
+                origin=api.host,  # type: ignore[arg-type]  # watches and logs want one
+                user_agent_header="pytest-mnode",
+            )
+        for option in KEEPALIVE:
+            made.transport.get_extra_info("socket").setsockopt(*option)
+        return made
     except InvalidStatus as error:
         status = error.response.status_code
         raise ApiError(status, refusal(status, bytes(error.response.body or b""))) from None

@@ -47,14 +47,15 @@ def as_sent(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
-def config(daemon: int | None, commands: Mapping[str, Sequence[str]]) -> str:
+def config(daemon: int | None, commands: Mapping[str, Sequence[str]], bridge: str = "") -> str:
     """The text of CONFIG, made before the run raises its limit of open files.
 
     daemon: pid of the cleanup daemon, whose end is the run's; commands: local commands by host that
-    run BOOTSTRAP there.
+    run BOOTSTRAP there, or commands of nodes that do, which the bridge with this socket runs.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return json.dumps({"daemon": daemon, "commands": dict(commands), "open_files": soft})
+    found = {"daemon": daemon, "commands": dict(commands), "open_files": soft, "bridge": bridge}
+    return json.dumps(found)
 
 
 def order(node: str, argv: Sequence[str]) -> bytes:

@@ -122,9 +122,11 @@ class RemoteLauncher(Launcher):
         directory = self._shared.directory
         return [self._run_dir, *([str(directory)] if directory else [])]
 
-    def _write_config(self, daemon: int | None, commands: Mapping[str, list[str]]) -> None:
-        """commands: local commands by host that run bootstrap.BOOTSTRAP there."""
-        self._config.write_text(bootstrap.config(daemon, commands))
+    def _write_config(
+        self, daemon: int | None, commands: Mapping[str, list[str]], bridge: str = ""
+    ) -> None:
+        """See bootstrap.config."""
+        self._config.write_text(bootstrap.config(daemon, commands, bridge))
 
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
         python = [sys.executable, "-S", "-E", "-s", str(Path(remote_proxy.__file__))]

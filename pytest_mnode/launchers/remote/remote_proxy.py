@@ -23,6 +23,7 @@ if not __package__:  # run by its path
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 from pytest_mnode.launchers.cleanup import child
 from pytest_mnode.launchers.remote import bootstrap, wire
+from pytest_mnode.launchers.remote.bridged import Bridged
 from pytest_mnode.machine import pidfd
 from pytest_mnode.protocol.listening_clock import ListeningClock
 
@@ -40,7 +41,9 @@ PASSED_ON = (
 class RemoteProxy:
     """One command on a node; `serve` returns its exit status."""
 
-    def __init__(self, ssh: subprocess.Popen[bytes], daemon: int | None, first: bytes) -> None:
+    def __init__(
+        self, ssh: subprocess.Popen[bytes] | Bridged, daemon: int | None, first: bytes
+    ) -> None:
         assert ssh.stdin is not None
         assert ssh.stdout is not None
         assert ssh.stderr is not None
@@ -270,7 +273,9 @@ def main(arguments: Sequence[str]) -> int:
         return LOST
     bootstrap.give_back_files(settings.get("open_files"))
     first = bootstrap.source() + bootstrap.order(node, argv)
-    proxy = RemoteProxy(child.start(command, PIPE, PIPE, PIPE), daemon, first)
+    bridge = settings.get("bridge")
+    running = Bridged(bridge, node, command) if bridge else child.start(command, PIPE, PIPE, PIPE)
+    proxy = RemoteProxy(running, daemon, first)
     status = proxy.serve()
     if proxy.lost:
         sys.stderr.write(f"{node}: {proxy.lost}\n")
