@@ -44,14 +44,15 @@ class Streams(PodStreams):
 
         versions: of pods that are known to be there; waits until these were reported, for a while.
         Events come in their order: with the newest of these, all before were reported. Without a
-        pod, a watch that is silent may be one that is stuck.
+        pod, the server has to answer on the connection of the watch (bookmarks come once a minute).
         """
 
         def reported() -> bool:
             return all(self._newest.get(name, 0) >= v for name, v in versions.items())
 
+        alive = bool(versions) or self.answers(limit_s)
         with self._lock:
-            every = self._lock.wait_for(reported, limit_s) and bool(versions)
+            every = self._lock.wait_for(reported, limit_s) and alive
             watch = self.watches if self.watches % 2 else 0
             before, self._watch_of_call = self._watch_of_call, watch if every else 0
             events, self._events = self._events, []

@@ -11,11 +11,14 @@ import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 from pytest_mnode.launchers.kubernetes.api import WATCH_S, Api, ApiError
 from pytest_mnode.launchers.kubernetes.streams import CONNECT_S, connected
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
 
 _ANY = {"resourceVersion": "0"}
 """Begin a watch with what the server has at hand: to wait for the newest fails after seconds on a
@@ -53,6 +56,7 @@ class PodStreams:
         """Of followed pods: their container does not run any more."""
         self._loop = asyncio.new_event_loop()
         self._watching: asyncio.Task[None] | None = None
+        self._connection: ClientConnection | None = None
         self._problem = "no answer"
         self._up = threading.Event()
         self.watches = 0
@@ -85,6 +89,10 @@ class PodStreams:
     def away(self) -> bool:
         """Whether nothing is heard of pods, for longer than a watch takes to begin again."""
         return not self._up.is_set() and time.monotonic() - self._heard_s > _AWAY_S
+
+    def answers(self, limit_s: float) -> bool:
+        """Whether the server answers on the connection of the watch, which may be half open."""
+        return self.call(self._answers(limit_s))
 
     def call(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run it in the thread; its result."""
@@ -136,7 +144,7 @@ class PodStreams:
         query = {"labelSelector": self._selector, **_ANY, "watch": "true"}
         query["timeoutSeconds"] = f"{WATCH_S:.0f}"
         path = f"{self._api.path('pods')}?{urlencode(query)}"
-        connection = await connected(self._api, path, ())
+        self._connection = connection = await connected(self._api, path, ())
         self.watches += 1
         self._up.set()
         try:
@@ -150,6 +158,17 @@ class PodStreams:
             self._heard_s = time.monotonic()
             self._up.clear()
             await connection.close()
+        return False
+
+    async def _answers(self, limit_s: float) -> bool:
+        from websockets.exceptions import ConnectionClosed
+
+        if self._connection is None:
+            return False
+        with contextlib.suppress(TimeoutError, ConnectionClosed):
+            async with asyncio.timeout(limit_s):
+                await (await self._connection.ping())
+            return True
         return False
 
     def _note(self, pod: Mapping[str, Any], gone: bool) -> None:

@@ -15,6 +15,7 @@ from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     """Without a server: its first watch is up."""
     monkeypatch.setattr(PodStreams, "__init__", lambda *_: None)
+    monkeypatch.setattr(PodStreams, "answers", lambda *_: True)
     made = Streams(Api.__new__(Api), "")
     made.watches = 1
     return made
@@ -48,7 +49,20 @@ def test_what_is_between_two_watches_is_not_known(streams: Streams) -> None:
     assert streams.events({"a": 1}, 0) == ([], True)
 
 
-@pytest.mark.parametrize("listed", [{"a": 2}, {"a": 1, "b": 2}, {}])
+def test_without_a_pod_the_server_has_to_answer(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert streams.events({}, 0) == ([], True)
+    streams.changed(pod("a", 1), False)
+    streams.changed(pod("a", 2), True)
+    events, every = streams.events({}, 0)
+    assert [one.gone for one in events] == [False, True]
+    assert every
+    monkeypatch.setattr(PodStreams, "answers", lambda *_: False)
+    assert streams.events({}, 0) == ([], False)
+
+
+@pytest.mark.parametrize("listed", [{"a": 2}, {"a": 1, "b": 2}])
 def test_what_a_watch_has_not_reported_yet_is_not_known(
     streams: Streams, listed: dict[str, int]
 ) -> None:

@@ -1,0 +1,70 @@
+"""A watch of pods whose server answers, and one whose server is gone without an end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from pytest_mnode.launchers.kubernetes.api import Api
+from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
+
+LIMIT_S = 30.0
+
+
+class Nothing(PodStreams):
+    def changed(self, pod: Mapping[str, Any], gone: bool) -> bool:
+        return False
+
+
+@contextmanager
+def watched(*, reads: bool) -> Iterator[PodStreams]:
+    """A watch of a server that sends nothing. reads: what it is sent."""
+    loop, stop, ports = asyncio.new_event_loop(), asyncio.Event(), list[int]()
+    listening = threading.Event()
+
+    async def watch(connection: ServerConnection) -> None:
+        if not reads:
+            connection.transport.pause_reading()
+        await stop.wait()
+        connection.transport.abort()
+
+    async def run() -> None:
+        async with serve(watch, "127.0.0.1", 0, ping_interval=None) as server:
+            ports.append(next(iter(server.sockets)).getsockname()[1])
+            listening.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    assert listening.wait(LIMIT_S)
+    api: Any = Api.__new__(Api)
+    host = f"http://127.0.0.1:{ports[0]}"
+    api._settings = SimpleNamespace(host=host, auth_settings=dict)
+    api.namespace, api.tls = "default", None
+    streams = Nothing(api, "run=1")
+    try:
+        yield streams
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        streams.close()
+        thread.join(LIMIT_S)
+        loop.close()
+
+
+def test_a_server_that_reads_answers() -> None:
+    with watched(reads=True) as streams:
+        assert streams.answers(LIMIT_S)
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.1])
+def test_a_connection_that_is_half_open_does_not(limit_s: float) -> None:
+    with watched(reads=False) as streams:
+        assert not streams.answers(limit_s)
+        assert not streams.away  # as far as the connection shows
