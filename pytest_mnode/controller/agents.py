@@ -106,10 +106,14 @@ class Agents:
         self._agents = [self._start(number, 0) for number in range(len(self.nodes))]
         return self.nodes
 
-    def open_again(self, number: int) -> None:
-        """Start an agent anew, in place of one whose node was lost."""
+    def open_again(self, number: int) -> Node:
+        """Start an agent anew, in place of one whose node was lost; the node, which has another
+        address where it is a pod that was replaced."""
         self.drop(number)
+        node = self.launcher.nodes[number]
+        self.nodes[number] = (node,)
         self._agents[number] = self._start(number, self._agents[number].incarnation + 1)
+        return node
 
     def drop(self, number: int) -> None:
         """End an agent that is silent or whose node is lost."""

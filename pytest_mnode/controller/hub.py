@@ -295,6 +295,6 @@ class Hub(Exchange):
             self.send(self.agents.peer(state.agent), NodeBooted(self.agents.entry(state.node)))
             return
         try:
-            self.agents.open_again(state.agent)
+            state.node = self.agents.open_again(state.agent)
         except (MnodeError, OSError) as error:
             self._node_lost(name, str(error))

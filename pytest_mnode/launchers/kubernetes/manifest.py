@@ -210,8 +210,10 @@ def _set_count(manifest: Manifest, nodes: int) -> None:
 def _set_job(spec: Manifest, nodes: int, *, own_end: bool = True) -> None:
     spec["parallelism"] = spec["completions"] = nodes
     spec["completionMode"] = "Indexed"
-    # A pod whose node was lost is replaced; the run says what was lost.
+    # A pod whose node was lost is replaced; the run says what was lost. Counted by index, what
+    # befalls one node does not delay the pods of others.
     spec.setdefault("backoffLimit", 1000)
+    spec.setdefault("backoffLimitPerIndex", 1000)
     spec.setdefault("activeDeadlineSeconds", MOST_RUN_S)
     if own_end:
         spec.setdefault("ttlSecondsAfterFinished", KEPT_S)

@@ -38,6 +38,7 @@ def test_a_pod_becomes_an_indexed_job_that_keeps_what_it_says() -> None:
     assert made.manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
     spec = made.manifest["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
+    assert (spec["backoffLimit"], spec["backoffLimitPerIndex"]) == (1000, 1000)
     assert spec["activeDeadlineSeconds"] > 0
     assert spec["ttlSecondsAfterFinished"] > 0
     template = spec["template"]
