@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.engines.kubernetes.bed import bed
 from tests.engines.kubernetes.gang_engines import jobset, kueue, volcano
 from tests.engines.slurm import slurm, slurm_on_rack
@@ -17,3 +19,18 @@ __all__ = [
     "ssh_on_rack",
     "volcano",
 ]  # fmt: skip
+LONGEST = (
+    *("kubernetes/test_gang.py", "kubernetes/test_jobs.py", "test_whole.py", "test_gang.py"),
+    *(
+        "kubernetes/test_whole.py",
+        "test_slurm_runs.py",
+        "kubernetes/test_faults.py",
+        "test_jobs.py",
+    ),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest come first: a worker without work waits for the others' last file."""
+    order = {f"tests/engines/{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))

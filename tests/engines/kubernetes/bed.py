@@ -97,7 +97,7 @@ class KubernetesOnRack(OnRack):
         node_files.write_image(
             self.directory / "pause.tar",
             node_files.PAUSE_IMAGE,
-            program=programs.PAUSE,
+            program=programs.ours("pause"),
         )
         node_files.write_image(
             self.directory / "host.tar",

@@ -251,7 +251,9 @@ def await_healthy(bed: KubernetesOnRack, port: int, what: str) -> None:
 
 def await_collected(bed: KubernetesOnRack, owner: dict[str, Any], owned: str) -> None:
     """Wait until what belongs to a deleted object goes with it: the collector of garbage learns of
-    new kinds every 30 s. owned: the kind of what its controller makes of it."""
+    new kinds every 30 s, and when it starts. owned: the kind of what its controller makes of it."""
+    bed.end_daemon("controllers")
+    bed.start_controllers()
     bed.apply(owner)
     bed.await_that(lambda: bool(bed.get(owned)["items"]), _READY_S, owned)
     bed.kubectl("delete", owner["kind"].lower(), owner["metadata"]["name"], "--wait=false")

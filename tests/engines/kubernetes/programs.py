@@ -102,7 +102,12 @@ def cache() -> Path:
     return Path(home) / "pytest-mnode" / "go"
 
 
-PAUSE = cache() / "pause" / "pause"
+OURS = {
+    "pause": "",
+    "stand_in": "",
+    "device_plugin": f"require k8s.io/kubelet {BED[0].folders}",
+}
+"""Programs of our own, with the modules they require."""
 
 
 def path() -> str:
@@ -115,7 +120,6 @@ def unavailable(modules: Sequence[Module] = BED) -> str | None:
     """Why programs of the bed, or of these modules, cannot be had here, in one line."""
     missing = [name for name in FROM_DEBIAN if shutil.which(name, path=path()) is None]
     missing += [f"CNI plugin {n}" for n in ("bridge", "host-local") if not (CNI / n).exists()]
-    missing += [] if PAUSE.exists() else ["pause"]
     missing += [f"{m.path}/{package}" for m in modules for package in m.missing()]
     if missing:
         return (
@@ -139,24 +143,20 @@ def build() -> None:
         for module in MODULES:
             if module.missing():
                 _build(module)
-        if not PAUSE.exists():
-            PAUSE.parent.mkdir(exist_ok=True)
-            source = str(Path(__file__).with_name("pause") / "main.go")
-            _go(cache(), "build", "-ldflags=-s -w", "-o", str(PAUSE), source, cgo=False)
-    device_plugin()
+    for name in OURS:
+        ours(name)
 
 
-def device_plugin() -> Path:
-    """Our device plugin; built where it is not there yet."""
-    source = Path(__file__).with_name("device_plugin") / "main.go"
-    built = cache() / f"device-plugin@{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
-    program = built / "device-plugin"
+def ours(name: str) -> Path:
+    """A program of our own, by its folder beside this file; built where it is not there yet."""
+    source = Path(__file__).with_name(name) / "main.go"
+    built = cache() / f"{name}@{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    program = built / name
     with _lock():
         if not program.exists():
             built.mkdir(exist_ok=True)
             shutil.copy(source, built)
-            required = f"require k8s.io/kubelet {BED[0].folders}"
-            (built / "go.mod").write_text(f"module build\n\ngo 1.26.0\n\n{required}\n")
+            (built / "go.mod").write_text(f"module build\n\ngo 1.26.0\n\n{OURS[name]}\n")
             _go(built, "build", "-mod=mod", "-ldflags=-s -w", "-o", program.name, ".", cgo=False)
     return program
 

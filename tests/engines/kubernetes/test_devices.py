@@ -62,7 +62,7 @@ ASKED = (
 @pytest.fixture(scope="module")
 def plugins(bed: KubernetesOnRack) -> Iterator[None]:
     """The kubelet of each node promises a device, and gives what its plugin says."""
-    program = str(programs.device_plugin())
+    program = str(programs.ours("device_plugin"))
     for name, exposed in PLUGINS.items():
         argv = [program, RESOURCE, "1", *exposed]
         bed.start_daemon(f"plugin-{name}", bed.node(name), argv)

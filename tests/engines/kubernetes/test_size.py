@@ -1,6 +1,6 @@
-"""Many pods on fake nodes (kwok): what the run's bridge and the gang engine ask, keep and say.
+"""Many pods on fake nodes (kwok): what a run and the gang engine ask, keep and say.
 
-MNODE_TEST_PODS=512 tries the size that is promised; the tests' own is a quarter of it.
+MNODE_TEST_PODS=512 tries the size that is promised; the tests' own is an eighth of it.
 """
 
 from __future__ import annotations
@@ -8,27 +8,29 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import socket
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
+from tests.engines.kubernetes import sized
 from tests.engines.kubernetes.bed import KubernetesOnRack, is_ready
-from tests.engines.kubernetes.programs import KWOK, source, unavailable
+from tests.engines.kubernetes.gang_engines import certificates
+from tests.engines.kubernetes.programs import KWOK, ours, source, unavailable
 
-NODES = int(os.environ.get("MNODE_TEST_PODS", "128"))
-GANG_SIZE = NODES // 2 + 44
+NODES = int(os.environ.get("MNODE_TEST_PODS", "64"))
+GANG_SIZE = NODES * 3 // 5
 """Two of them do not fit."""
 FAKE = {"kwok.x-k8s.io/node": "fake"}
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
+LOCAL = {
+    "apiVersion": "kwok.x-k8s.io/v1alpha1",
+    "kind": "ClusterExec",
+    "metadata": {"name": "local"},
+    "spec": {"execs": [{"local": {}}]},
+}
+"""Commands in pods run beside kwok."""
 STAGES = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
 POD = {
     "kind": "PodTemplate",
@@ -88,12 +90,17 @@ def fakes(bed: KubernetesOnRack) -> Iterator[None]:
     assert unavailable([KWOK]) is None
     stages = [source(KWOK) / "kustomize/stage" / f"{name}.yaml" for name in STAGES]
     config = bed.directory / "kwok.yaml"
-    config.write_text("---\n".join(stage.read_text() for stage in stages))
-    chosen = "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"
-    own = [f"--kubeconfig={bed.kubeconfig}", f"--config={config}", chosen]
+    config.write_text("---\n".join([*(s.read_text() for s in stages), json.dumps(LOCAL)]))
+    own, _ = certificates(bed, "kwok")
+    argv = [
+        *("kwok", f"--kubeconfig={bed.kubeconfig}", f"--config={config}", "--cidr=10.64.0.1/16"),
+        "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+        *(f"--node-ip={bed.login.address}", "--node-port=10250"),
+        *(f"--tls-cert-file={own}/tls.crt", f"--tls-private-key-file={own}/tls.key"),
+    ]
     bed.end_daemon("controllers")
     bed.start_controllers(silent_s=3600)  # so many heartbeats would be most of the work
-    bed.start_daemon("kwok", bed.login, ["kwok", *own])
+    bed.start_daemon("kwok", bed.login, argv)
     room = {"cpu": "64", "memory": "256Gi", "pods": "10"}
     names = [f"fake-{number}" for number in range(NODES)]
     marked = {"annotations": FAKE, "labels": FAKE}
@@ -132,56 +139,24 @@ def lists(bed: KubernetesOnRack) -> int:
     return sum(map(int, found))
 
 
-def test_the_bridge_of_many_pods(bed: KubernetesOnRack, fakes: None, tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    settings = BridgeSettings(
-        context="",
-        namespace="",
-        manifest=POD,
-        run_id="large",
-        nodes=NODES,
-        python="python3",
-        wait=["wait"],
-        wait_s=200.0,
-        alive="/tmp/alive",
-        scratch=str(tmp_path),
-    )
-    (tmp_path / "settings").write_text(json.dumps(asdict(settings)))
-    before, began = lists(bed), time.monotonic()
-    argv = [sys.executable, "-m", "pytest_mnode.launchers.kubernetes.bridge"]
-    bridge = bed.start(*argv, str(tmp_path / "settings"), str(path))
-    try:
-        bed.await_that(path.exists, 60, "the bridge listens")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as events:
-            events.settimeout(200)
-            events.connect(str(path))
-            events.sendall(b'{"events": true}\n')
-            told: dict[str, Any] = {}
-            for line in events.makefile("rb"):
-                told |= json.loads(line)
-                if "pods" in told or "failed" in told:
-                    break
-        up_s = time.monotonic() - began
-        assert len(told["pods"]) == NODES, str(told)[:2000]
-        assert len({pod["node"] for pod in told["pods"].values()}) == NODES
-        family = [psutil.Process(bridge.pid), *psutil.Process(bridge.pid).children(recursive=True)]
-        own = max(family, key=lambda one: one.memory_info().rss)
-        memory, cpu = own.memory_info().rss, own.cpu_times()
-        asked = lists(bed) - before
-        print(
-            f"{NODES} pods up after {up_s:.1f} s, {memory >> 20} MiB, {own.num_threads()} threads, "
-            f"{cpu.user + cpu.system:.1f} s of CPU, {asked} lists of pods by all clients"
-        )
-        assert own.num_threads() < 64  # no thread per pod
-        assert asked < 30
-        assert memory < 300 << 20
-    finally:
-        for one in psutil.Process(bridge.pid).children(recursive=True) or []:
-            one.send_signal(signal.SIGTERM)
-        bridge.terminate()
-        bridge.wait(30)
-    gone = bed.await_that(lambda: not bed.get("jobs,pods")["items"], 120, "no job, no pod")
-    print(f"deleted within {gone:.1f} s")
+def test_a_run_of_many_pods(bed: KubernetesOnRack, fakes: None, tmp_path: Path) -> None:
+    """Its commands and relays, one stream that hangs, and one that ends."""
+    python, template = tmp_path / "python", tmp_path / "pods.json"
+    python.symlink_to(ours("stand_in"))
+    template.write_text(json.dumps(POD))
+    before, argv = lists(bed), (sized.__file__, str(NODES), str(template), str(python))
+    done = bed.run(sys.executable, *argv, limit_s=500)
+    assert done.returncode == 0, done.stderr
+    told, asked = json.loads(done.stdout), lists(bed) - before
+    print(told, f"{asked} lists of pods by all clients")
+    assert told["relays"] == told["streams"] == NODES
+    assert told["processes"] == {"bridge": 1, "remote_proxy": NODES, "other": 1}
+    assert max(told["threads"].values()) < 24  # no thread per pod
+    assert asked < 30
+    assert told["mib"]["bridge"] < 300
+    assert "the connection was lost: nothing heard for 6 s" in told["hung"]
+    assert told["ended"].startswith("no way from its pod to here: "), told
+    bed.await_that(lambda: not bed.get("jobs,pods")["items"], 120, "no job, no pod")
 
 
 def test_two_gangs_of_which_one_fits(bed: KubernetesOnRack, fakes: None) -> None:
