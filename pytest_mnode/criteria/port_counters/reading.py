@@ -14,14 +14,12 @@ from pathlib import Path
 
 from pytest_mnode.machine import netdev, rdma, sysfs
 from pytest_mnode.machine.encoding import encode
-from pytest_mnode.machine.model import Machine
 
 Counters = dict[str, int | None]
 """Counters of one port by the kernel's names; None for one that cannot be read."""
 CARRIER = "carrier_changes"
 TCP = "TCP"
 """The pseudo port of the node's TCP segments, over all interfaces."""
-_PARTS = ("interfaces", "rdma", "boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +37,24 @@ def read(patterns: Sequence[str], root: Path = Path("/")) -> PortReading:
     """Counters of the interfaces and RDMA devices that a pattern names, and of what they rest on.
 
     An interface stands for the RDMA device that it belongs to, and the device for its interfaces.
+    Two parts of a machine, by their own readers: this program starts twice on every node for each
+    criterion, and the model of a whole machine takes most of the time of such a start.
     """
-    machine = Machine.read(root, _PARTS)
-    boot = f"{machine.boot_id} {sysfs.target_name(root / 'proc/self/ns/net')}"
-    ports = counters_of(machine, patterns)
-    if tcp := _tcp(root):
-        ports[TCP] = tcp
-    return PortReading(boot, ports)
-
-
-def counters_of(machine: Machine, patterns: Sequence[str]) -> dict[str, Counters]:
-    """Counters of a machine's ports that `read` reads, without TCP."""
 
     def named(*names: str) -> bool:
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
-    known = machine.by_name
-    devices = [device for device in machine.rdma or () if named(device.name, *device.netdevs)]
+    known = {one.name: one for one in netdev.read_interfaces(root) or ()}
+    devices = [one for one in rdma.read_rdma(root) or () if named(one.name, *one.netdevs)]
     fabric = {name for name in known if named(name)} | {n for d in devices for n in d.netdevs}
     for name in fabric & known.keys():
         fabric = fabric.union(netdev.physical_below(known[name], known))
     ports = {name: _of_interface(known[name]) for name in sorted(fabric & known.keys())}
-    return ports | {port.name: _of_port(port) for device in devices for port in device.ports}
+    ports |= {port.name: _of_port(port) for device in devices for port in device.ports}
+    if tcp := _tcp(root):
+        ports[TCP] = tcp
+    boot = f"{sysfs.boot_id(root)} {sysfs.target_name(root / 'proc/self/ns/net')}"
+    return PortReading(boot, ports)
 
 
 def _of_interface(one: netdev.Interface) -> Counters:
