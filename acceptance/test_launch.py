@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.criteria.launching import rendezvous, store
-from pytest_mnode.criteria.launching.chosen_path import path_of
-from pytest_mnode.criteria.launching.image import measured_image
 from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place, judged_start
-from pytest_mnode.criteria.launching.starting import job_of, start
+from pytest_mnode.criteria.launching.starting import job_of, measured_image, path_of, start
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics, sendin
 from pytest_mnode.criteria.placement.numa_map import numa_map, on_map
 from pytest_mnode.criteria.placement.rank_placement import (
     PARTS,
-    SOURCES,
     Question,
     RankPlacement,
     over_ranks,
@@ -72,7 +71,7 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
     Ends the test as not promised where the spec does not promise the answer, or where the rack's
     nodes cannot show what the question is about, with the reason.
     """
-    promise = promised(spec, SOURCES[question].split()[0])
+    promise = promised(spec, question.source.split()[0])
     if question is Question.NIC and len(world.nodes) < 2:
         not_promised("one node sends nothing over a NIC")
     mine = binding.of_this_rank()

@@ -81,7 +81,7 @@ class Fabric(Network):
 
     @property
     def protocol(self) -> str | None:
-        """What its RDMA ports must speak, as `probes.rdma` calls it; None without RDMA."""
+        """What its RDMA ports must speak, as `machine.rdma` calls it; None without RDMA."""
         return {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}.get(self.kind)
 
 

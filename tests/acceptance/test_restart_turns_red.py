@@ -130,7 +130,7 @@ FORGETFUL = """
     from dataclasses import replace
 
     import pytest
-    from pytest_mnode.criteria.restart import run_files, warm, warm_runs
+    from pytest_mnode.criteria.restart import run_files, warm_runs
     from pytest_mnode.criteria.restart.comparing import Tolerance
     from pytest_mnode.criteria.restart.judging import Terms, judge
     from pytest_mnode.criteria.restart.resuming import KillReport
@@ -179,7 +179,7 @@ FORGETFUL = """
         from pytest_mnode.reference_job import trainer
         with pytest.MonkeyPatch.context() as patch:
             fault(trainer, patch)
-            return warm.train(config, world=world)
+            return warm_runs.train(config, world=world)
 
     EXPECTED = {
         forgets_nothing: {},

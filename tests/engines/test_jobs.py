@@ -32,7 +32,7 @@ HELPERS = (
     from pathlib import Path
     import pytest
     from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
-    from pytest_mnode.criteria.launching.chosen_path import path_of
+    from pytest_mnode.criteria.launching.starting import path_of
     from pytest_mnode.criteria.launching.starting import start
     from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
     from pytest_mnode.jobs.slurm import sbatch

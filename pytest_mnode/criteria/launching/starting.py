@@ -1,22 +1,35 @@
-"""Describes a job, submits it and waits for its end."""
+"""Describes a job, submits it by the path of the cluster and waits for its end; and whether one ran
+in its image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.launching.contract import Expected
+from pytest_mnode.criteria.launching.direct import Direct
 from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
 from pytest_mnode.criteria.launching.paths import Outcome, SubmissionPath, Submitted, outside_names
+from pytest_mnode.criteria.launching.reports import RankReport
 from pytest_mnode.errors import UsageError
+from pytest_mnode.jobs.launch import NO_SHARED_DIR
 from pytest_mnode.logs.causes import first_cause
+from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.launch import StartPromise
 
+if TYPE_CHECKING:
+    from pytest_mnode.cluster import Cluster
+    from pytest_mnode.launchers.nodes import Nodes
+
 _TAIL_LINES = 15
 _BY_TORCH = "--meet=torch"
+_ROOT = "import os; s = os.stat('/'); print(f'{s.st_dev}:{s.st_ino}')"
+_STYLES = ("torchrun", "deepspeed", "megatron")
+_IN_IMAGE = "ranks in the image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,23 @@ class Started:
             why = f": {login.why}" if login.why else ""
             users.setdefault(f"ran as {login.user} (uid {login.uid}){why}", []).append(login.node)
         return [f"{line} [{', '.join(nodes)}]" for line, nodes in users.items()]
+
+
+def path_of(cluster: Nodes) -> SubmissionPath:
+    """The path of a cluster: Slurm's or Kubernetes' where that gave the nodes of the run."""
+    if cluster.pods is not None:
+        from pytest_mnode.criteria.launching.pods import Pods
+
+        return Pods(cluster, cluster.pods)
+    allocation = cluster.allocation
+    if allocation is None:
+        return Direct(cluster)
+    if not cluster.share_files:
+        return Direct(cluster, note=f"not submitted: {NO_SHARED_DIR}")
+    from pytest_mnode.criteria.launching.sbatch import Sbatch
+    from pytest_mnode.launchers.slurm import Slurm
+
+    return Sbatch(cluster, allocation, Slurm())
 
 
 def job_of(
@@ -125,3 +155,37 @@ def start(
         profile=submitted.profile,
     )
     return Started(what, expected, submitted, outcome)
+
+
+def measured_image(cluster: Cluster, path: SubmissionPath, spec: Spec, folder: Path) -> Measurement:
+    """Submit a job with the promised image; inconclusive where the path runs no images.
+
+    folder: of our own job files.
+    """
+    promised = spec.criteria.launch
+    assert promised is not None
+    source, size = f"criteria.launch.image {promised.image}", len(cluster.nodes)
+    if not path.runs_images:
+        why = f"the {path.name} path of this launcher starts commands on nodes and runs no images"
+        return Measurement.unknown(_IN_IMAGE, why, expected=equals(size), source=source)
+    style = next((style for style in _STYLES if promised.start(style)), "torchrun")
+    promise = promised.start(style) or StartPromise.model_validate({})
+    plain = job_of(style, promise, folder, spec, size)
+    job = plain.model_copy(update={"image": promised.image})
+    started = start(path, job, cluster.nodes[: job.node_count], "image", 2 * promise.within_s)
+    asked = cluster.run([cluster.python, "-I", "-S", "-c", _ROOT])
+    roots = {result.node: result.stdout.strip() for result in asked if result.ok}
+    return judged_image(started.outcome.reports, roots, started.expected.size, source)
+
+
+def judged_image(
+    reports: Sequence[RankReport], roots: Mapping[str, str], size: int, source: str
+) -> Measurement:
+    """A rank in an image has another root file system than its node. roots: by node."""
+    outside = [
+        f"rank {r.rank} on {r.node}"
+        for r in reports
+        if not r.root or r.root == roots.get(r.node, r.root)
+    ]
+    value = len(reports) - len(outside) if reports else None
+    return Measurement(_IN_IMAGE, value, "", equals(size), source, outside[0] if outside else None)

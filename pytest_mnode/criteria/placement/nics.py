@@ -11,6 +11,7 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import physical_below
 from pytest_mnode.machine.pci import Distance
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.measuring.traffic import all_lower_devices, lower_devices_of
 from pytest_mnode.spec import Spec
 
 _Key = tuple[int, float]
@@ -205,26 +206,14 @@ def sending_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str
 
     Where the spec names only one of them, that one.
     """
-    known = {i.name: i for i in machine.interfaces or ()}
     named = {name for name in used if spec.fabric.has_interface(name)}
-
-    def below(name: str) -> set[str]:
-        found: set[str] = set()
-        waiting = [name]
-        while waiting:
-            one = known.get(waiting.pop())
-            for lower in (*one.slaves, one.parent) if one else ():
-                if lower in known and lower not in found:
-                    found.add(lower)
-                    waiting.append(lower)
-        return found
-
-    lower_devices = {name: below(name) for name in used}
+    lower = lower_devices_of(machine.interfaces or (), ())
+    below = {name: all_lower_devices(name, lower) for name in used}
 
     def counts(name: str) -> bool:
-        above = {other for other in used if name in lower_devices[other]}
+        above = {other for other in used if name in below[other]}
         if name in named:
             return not above & named
-        return not above and not lower_devices[name] & named
+        return not above and not below[name] & named
 
     return tuple(name for name in used if counts(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 
 from pytest_mnode.machine.process import Thread
 from pytest_mnode.measurement import Bound, Measurement, Verdict, at_most, equals
@@ -13,34 +13,30 @@ PARTS = ("interfaces", "rdma", "pci", "cpus", "numa")
 """The parts of a machine that placement is judged on."""
 
 
-class Question(StrEnum):
-    """What is asked of a rank's placement."""
+class Question(Enum):
+    """What is asked of a rank's placement: its key, unit, source, and the name over all ranks."""
 
-    CPUS = "cpus"
-    MEMORY = "memory"
-    NIC = "nic"
-    CORES = "cores"
+    CPUS = (
+        *("cpus", "CPUs out of place", "numa.cpus near"),
+        "ranks that may run off their accelerator's CPUs",
+    )
+    MEMORY = (
+        *("memory", "of its memory", "numa.memory_near_fraction"),
+        "memory near the accelerator, of the rank with least",
+    )
+    NIC = (
+        *("nic", "NICs farther than the nearest", "numa.nic nearest"),
+        "ranks that send over a NIC that is not the nearest",
+    )
+    CORES = (
+        *("cores", "ranks on the same cores", "numa.cores own"),
+        "ranks that share a core with another",
+    )
+
+    def __init__(self, key: str, unit: str, source: str, over_ranks: str) -> None:
+        self.key, self.unit, self.source, self.over_ranks = key, unit, source, over_ranks
 
 
-SOURCES = {
-    Question.CPUS: "numa.cpus near",
-    Question.MEMORY: "numa.memory_near_fraction",
-    Question.NIC: "numa.nic nearest",
-    Question.CORES: "numa.cores own",
-}
-UNITS = {
-    Question.CPUS: "CPUs out of place",
-    Question.MEMORY: "of its memory",
-    Question.NIC: "NICs farther than the nearest",
-    Question.CORES: "ranks on the same cores",
-}
-
-_NAMES = {
-    Question.CPUS: "ranks that may run off their accelerator's CPUs",
-    Question.MEMORY: "memory near the accelerator, of the rank with least",
-    Question.NIC: "ranks that send over a NIC that is not the nearest",
-    Question.CORES: "ranks that share a core with another",
-}
 _NAMED = 4
 
 
@@ -89,11 +85,11 @@ class RankPlacement:
         blamed: what of the rank is out of place, such as its CPU binding.
         """
         return Measurement(
-            name=question.value,
+            name=question.key,
             value=value,
-            unit=UNITS[question],
+            unit=question.unit,
             expected=bound or at_most(0),
-            source=SOURCES[question],
+            source=question.source,
             culprit=f"{self.name}: {blamed} ({found}; expected {expected})",
             note=f"{self.name}: {why}",
             where=self.name,
@@ -117,11 +113,11 @@ def over_ranks(question: Question, answers: Sequence[Measurement]) -> Measuremen
         unit, bound, value = "", equals(0), len(wrong)
         note = note or f"{len(answers)} ranks, each as expected"
     return Measurement(
-        _NAMES[question],
+        question.over_ranks,
         value if wrong or not unknown else None,
         unit,
         bound,
-        SOURCES[question],
+        question.source,
         "; ".join([*culprits[:_NAMED], *more]) or None,
         note,
     )

@@ -2,6 +2,6 @@
 
 The reference job (`pytest_mnode.reference_job`) runs under torchrun, or in warm ranks, and records
 what it does. `experiments`, `resharding`, `kill_run`, `warm_runs` and `run_files` work from the
-controller; `warm` runs in ranks and alone imports torch. `history`, `plan`, `judging`, `resuming`
-and `comparing` are pure: from records to measurements.
+controller; what `warm_runs` starts in ranks alone imports torch. `history`, `plan`, `judging`,
+`resuming` and `comparing` are pure: from records to measurements.
 """

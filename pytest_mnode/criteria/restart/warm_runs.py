@@ -1,13 +1,19 @@
-"""Runs in warm ranks, driven from the controller: no interpreter is started for them."""
+"""Parts of the reference job in ranks that are there already: no interpreter is started for them.
+
+Driven from the controller. Only the functions that run in ranks import torch.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from pytest_mnode.criteria.restart import warm
 from pytest_mnode.criteria.restart.comparing import Parameters
 from pytest_mnode.errors import RankError
+from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.config import JobConfig
 
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ def killed_after(
     """Train to this step, and kill all ranks with SIGKILL. Raises RankError where they fail."""
     world = cluster.world(nodes, procs)
     try:
-        world.run(warm.train, config, step, group=True, timeout=_LIMIT_S)
+        world.run(train, config, step, group=True, timeout=_LIMIT_S)
     except RankError as error:
         if "SIGKILL" not in str(error):
             raise
@@ -36,7 +42,7 @@ def finished(
     """Resume and train to the end: the final parameters, or why that failed."""
     with cluster.world(nodes, procs) as world:
         try:
-            return world.run(warm.train, config, group=True, timeout=_LIMIT_S)[0]  # type: ignore[no-any-return]
+            return world.run(train, config, group=True, timeout=_LIMIT_S)[0]  # type: ignore[no-any-return]
         except RankError as error:
             return error
 
@@ -44,9 +50,53 @@ def finished(
 def saved_parameters(cluster: Cluster, config: JobConfig, node: str) -> Parameters:
     """The parameters of a run's newest checkpoint."""
     with cluster.world([node], 1) as world:
-        return world.run(warm.final_parameters, config, group=True, timeout=_LIMIT_S)[0]  # type: ignore[no-any-return]
+        return world.run(final_parameters, config, group=True, timeout=_LIMIT_S)[0]  # type: ignore[no-any-return]
 
 
 def last_line(error: RankError) -> str:
     """The last line of a rank's error."""
     return next((x.strip() for x in reversed(str(error).splitlines()) if x.strip()), "")
+
+
+def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[str, Any] | None:
+    """In ranks: resume, train to step `until` (None: to the end), then die by SIGKILL or end well.
+
+    Rank 0 returns the final parameters by name, as arrays; the others None.
+    """
+    from pytest_mnode.reference_job.device import device_of
+    from pytest_mnode.reference_job.randomness import repeatable
+    from pytest_mnode.reference_job.trainer import Trainer
+
+    with repeatable(config.deterministic):
+        trainer = Trainer(config, world, device_of(config, world.local_rank))
+        trainer.resume()
+        while trainer.finished_steps < (until or config.steps):
+            trainer.step()
+        if until is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainer.end()
+        values = _whole(trainer.model) if world.rank == 0 or config.parallel == "fsdp2" else {}
+        trainer.close()
+    return values if world.rank == 0 else None
+
+
+def final_parameters(config: JobConfig, *, world: World) -> dict[str, Any]:
+    """In the rank of a world of one: the parameters of a run's newest checkpoint, by name."""
+    from pytest_mnode.reference_job.device import device_of
+    from pytest_mnode.reference_job.trainer import Trainer
+
+    trainer = Trainer(replace(config, reshard=True), world, device_of(config, world.local_rank))
+    try:
+        trainer.resume()
+        return _whole(trainer.model)
+    finally:
+        trainer.close()
+
+
+def _whole(model: Any) -> dict[str, Any]:
+    """Parameters by name, whole on every rank; DDP's prefix left out."""
+    found = {}
+    for name, value in model.named_parameters():
+        full = value.full_tensor() if hasattr(value, "full_tensor") else value
+        found[name.removeprefix("module.")] = full.detach().float().cpu().numpy()
+    return found

@@ -49,15 +49,9 @@ class _Rank:
             file = "its log"
         return f"{name}={self.value(name)}{f' (in {file})' if file else ''}"
 
-    def against(self, case: Case, text: str) -> Remark:
-        return self.about.against(case, text)
-
     def blame(self, case: Case, name: str, text: str) -> Remark:
         """A setting that contradicts the promise."""
         return self.about.against(case, f"{self.shown(name)} {text}")
-
-    def missing(self, text: str) -> Remark:
-        return self.about.missing(Case.UNREADABLE, text)
 
     def note(self, text: str) -> Remark:
         return self.about.note(Case.NOTED, text)
@@ -97,7 +91,7 @@ def _nccl(one: _Rank) -> Iterator[Remark]:
     if one.spec.fabric.gpudirect:
         yield from _gpudirect(one)
     if is_on(one.value("NCCL_P2P_DISABLE")) and is_on(one.value("NCCL_SHM_DISABLE")):
-        yield one.against(
+        yield one.about.against(
             Case.NOT_ON_FABRIC,
             "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 sends over the NIC what should stay inside "
             "the node",
@@ -135,9 +129,8 @@ def _devices(one: _Rank) -> Iterator[Remark]:
     if not written or fabric.kind == "efa":
         return
     if one.node.machine.rdma is None:
-        yield one.missing(
-            f"{one.shown(variable)}: not known which devices it takes: none could be listed"
-        )
+        text = f"{one.shown(variable)}: not known which devices it takes: none could be listed"
+        yield one.about.missing(Case.UNREADABLE, text)
         return
     chosen = Selection.of(written)
     there = [p for p in one.node.machine.ports if p.active is not False]
@@ -171,7 +164,7 @@ def _gids(one: _Rank) -> Iterator[Remark]:
         types = gid_types(port)
         if types is None:
             text = f"{one.shown(variable)}: types of the GIDs of {port.name} could not be read"
-            yield one.missing(text)
+            yield one.about.missing(Case.UNREADABLE, text)
         elif index not in types:
             yield one.blame(Case.GID_TYPE, variable, f"is no GID of {port.name}")
         elif types[index] != one.roce_version:
@@ -211,7 +204,7 @@ def _interfaces(one: _Rank) -> Iterator[Remark]:
         return
     if one.node.machine.interfaces is None:
         text = f"{one.shown(variable)}: not known which interfaces it takes: none could be listed"
-        yield one.missing(text)
+        yield one.about.missing(Case.UNREADABLE, text)
         return
     fabric = one.spec.fabric
     names = [name for name in one.node.machine.by_name if name != "lo"]

@@ -10,7 +10,7 @@ TESTS = """
     import os, pathlib, time
     import pytest
     from pytest_mnode.errors import UsageError
-    from pytest_mnode.criteria.launching.chosen_path import path_of
+    from pytest_mnode.criteria.launching.starting import path_of
     from pytest_mnode.criteria.launching.job_file import LaunchJob
 
     def job(*command, **fields):

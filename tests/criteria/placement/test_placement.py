@@ -58,7 +58,7 @@ def test_ranks_bound_to_their_sockets_keep_all_promises(server: Machine, gpu: in
     neighbour = rank(8, "60" if gpu < 7 else "0", gpu=7)
     answers = [judge(server, facts) for judge in (judge_cpus, MEMORY, nearest_nic)]
     answers.append(judge_cores(server, facts, [facts, neighbour]))
-    assert [answer.name for answer in answers] == list(Question)
+    assert [answer.name for answer in answers] == [question.key for question in Question]
     assert [answer.verdict for answer in answers] == [PASS] * 4, [a.note for a in answers]
 
 

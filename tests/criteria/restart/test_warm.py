@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_mnode.criteria.restart import warm
+from pytest_mnode.criteria.restart import warm_runs
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job import device, trainer
 from pytest_mnode.reference_job.config import JobConfig
@@ -47,7 +47,7 @@ def test_a_deterministic_run_is_so_on_accelerators(
     if set_before:
         monkeypatch.setenv(NAME, set_before)
     config = replace(JobConfig(str(tmp_path)), steps=9, deterministic=deterministic)
-    warm.train(config, world=ALONE)
+    warm_runs.train(config, world=ALONE)
     while_it_ran = set_before or (":4096:8" if deterministic else None)
     assert {one[1:] for one in seen} == {(while_it_ran, deterministic)}
     assert seen[0][0] == "device"

@@ -26,7 +26,7 @@ HELPERS = (
     from pathlib import Path
     import pytest
     from pytest_mnode.criteria.launching import pods
-    from pytest_mnode.criteria.launching.chosen_path import path_of
+    from pytest_mnode.criteria.launching.starting import path_of
     from pytest_mnode.criteria.launching.contract import leaked
     from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
     from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start

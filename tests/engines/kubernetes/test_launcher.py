@@ -36,7 +36,7 @@ MEET = """
 """
 LAUNCHED = f"""
     from pathlib import Path
-    from pytest_mnode.criteria.launching.chosen_path import path_of
+    from pytest_mnode.criteria.launching.starting import path_of
     from pytest_mnode.criteria.launching.job_file import read_job
     from pytest_mnode.criteria.launching.judge_start import judged_place
     from pytest_mnode.criteria.launching.starting import start

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pytest_mnode import measurement
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
@@ -13,6 +13,7 @@ from pytest_mnode.measurement import Bound, Measurement
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import PreflightCriterion
 
+V = TypeVar("V")
 Edge = tuple[int, int]
 """From one node to another, by index."""
 Direction = Literal["both ways", "sending", "receiving"]
@@ -142,16 +143,19 @@ def _worst(
     return (best[1], best[2]) if best else None
 
 
-def edges_of(survey: Survey, me: NodeSurvey) -> list[Edge]:
-    """All edges to and from a node."""
-    others = [other.index for other in survey.others(me)]
-    return sorted(edge for i in others for edge in ((me.index, i), (i, me.index)))
-
-
 def is_judged(me: NodeSurvey, blamed: Blame, edge: Edge) -> bool:
     """Whether an edge counts in this node's case: all its own where it is at fault, else those that
     no other node spoils."""
     return me.index in blamed.nodes or blamed.spares(edge)
+
+
+def own_edges(me: NodeSurvey, found: Mapping[Edge, V], blamed: Blame) -> dict[Edge, V]:
+    """What was found on the edges to and from a node that count in its case."""
+    return {
+        edge: found[edge]
+        for edge in sorted(found)
+        if me.index in edge and is_judged(me, blamed, edge)
+    }
 
 
 def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) -> str:

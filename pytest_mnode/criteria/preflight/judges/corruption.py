@@ -14,10 +14,10 @@ from pytest_mnode.criteria.preflight.judges.common import (
     Subject,
     blame,
     edge_in_words,
-    edges_of,
     is_judged,
     listed,
     no_answer,
+    own_edges,
     path_between,
     paths_to_blame,
     promises,
@@ -63,8 +63,7 @@ def _payload(
     if me.facts is None or me.payloads is None:
         return subject.unknown(no_answer(me))
     arrived, corrupt, stuck = _arrived(survey, key, promise.size_bytes)
-    own = {edge: arrived[edge] for edge in edges_of(survey, me) if edge in arrived}
-    mine = {edge: one for edge, one in own.items() if is_judged(me, corrupt, edge)}
+    mine = own_edges(me, arrived, corrupt)
     wrong = {edge for edge, one in mine.items() if one.wrong_bytes}
     late = {edge: one for edge, one in mine.items() if one.problem and not one.wrong_bytes}
     lost = {edge: one for edge, one in late.items() if is_judged(me, stuck, edge)}

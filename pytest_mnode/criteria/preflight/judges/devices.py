@@ -38,7 +38,10 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         what = f"of another model than {promised.model}"
         checks.append((what, "accelerators.model", _model(promised.model)))
     if promised.memory_bytes is not None:
-        found.append(_memory(me, there, promised.memory_bytes))
+        source = f"accelerators.memory {SIZE.text(promised.memory_bytes)}"
+        bound = at_least(promised.memory_bytes)
+        least = Subject("least memory of an accelerator", "B", bound, source)
+        found.append(_worst(me, there, least, lambda one: one.memory_bytes))
     key = "preflight.accelerators"
     for switch, wanted, read in (
         ("ecc", promise.ecc, lambda one: one.ecc_enabled),
@@ -55,7 +58,9 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         checks.append((what, f"{key}.remapped_rows none", _remapped_rows))
     found += [_unlike(me, there, what, source, state) for what, source, state in checks]
     if promise.ecc_errors_at_most is not None:
-        found.append(_ecc_errors(me, there, promise.ecc_errors_at_most))
+        what = "most uncorrected errors of an accelerator's memory"
+        most = Subject(what, "", at_most(promise.ecc_errors_at_most), key)
+        found.append(_worst(me, there, most, lambda one: one.ecc_uncorrected))
     return found
 
 
@@ -99,23 +104,17 @@ def _unlike(
     return subject.measured(len(wrong), culprit, note)
 
 
-def _ecc_errors(me: NodeSurvey, there: Sequence[Accelerator], most: int) -> Measurement:
-    label = "most uncorrected errors of an accelerator's memory"
-    subject = Subject(label, "", at_most(most), "preflight.accelerators")
-    known = {one.index: one.ecc_uncorrected for one in there if one.ecc_uncorrected is not None}
-    if not known or (len(known) < len(there) and max(known.values()) <= most):
+def _worst(
+    me: NodeSurvey,
+    there: Sequence[Accelerator],
+    subject: Subject,
+    read: Callable[[Accelerator], int | None],
+) -> Measurement:
+    """The value farthest towards breaking the bound; one that is not known leaves a pass open."""
+    known = {one.index: value for one in there if (value := read(one)) is not None}
+    index = min(known, key=lambda one: subject.bound.margin(known[one]), default=None)
+    if index is None or (len(known) < len(there) and subject.bound.holds(known[index])):
         return subject.unknown(f"{me.name}: not all accelerators report theirs")
-    index = max(known, key=known.__getitem__)
-    return subject.measured(known[index], f"{me.name} accelerator {index}")
-
-
-def _memory(me: NodeSurvey, there: Sequence[Accelerator], least: int) -> Measurement:
-    source = f"accelerators.memory {SIZE.text(least)}"
-    subject = Subject("least memory of an accelerator", "B", at_least(least), source)
-    known = {one.index: one.memory_bytes for one in there if one.memory_bytes is not None}
-    if not known or (len(known) < len(there) and min(known.values()) >= least):
-        return subject.unknown(f"{me.name}: not all accelerators report theirs")
-    index = min(known, key=known.__getitem__)
     return subject.measured(known[index], f"{me.name} accelerator {index}")
 
 

@@ -11,10 +11,9 @@ from pytest_mnode.criteria.preflight.judges.common import (
     Subject,
     blame,
     edge_in_words,
-    edges_of,
-    is_judged,
     listed,
     no_answer,
+    own_edges,
     paths_to_blame,
 )
 from pytest_mnode.criteria.preflight.judges.links import mtus_of
@@ -51,11 +50,7 @@ def _path_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measu
         return subject.unknown(no_answer(me))
     found, blamed = _worst_paths(survey, key, mtu_bytes)
     at_fault = me.index in blamed.nodes
-    mine = {
-        edge: found[edge].largest_bytes or 0
-        for edge in edges_of(survey, me)
-        if edge in found and is_judged(me, blamed, edge)
-    }
+    mine = {e: path.largest_bytes or 0 for e, path in own_edges(me, found, blamed).items()}
     spared = [n.name for n in survey.nodes if n is not me and n.index in blamed.nodes]
     notes = [] if at_fault else [f"without {n}, which is to blame itself" for n in spared]
     whole = all(size >= mtu_bytes for size in mine.values())
@@ -87,11 +82,7 @@ def _tcp_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measur
     if me.facts is None or me.paths is None:
         return subject.unknown(no_answer(me))
     found, blamed = _tcp_sizes(survey, key, mtu_bytes)
-    mine = {
-        edge: found[edge]
-        for edge in edges_of(survey, me)
-        if edge in found and is_judged(me, blamed, edge)
-    }
+    mine = own_edges(me, found, blamed)
     if not mine:
         return subject.unknown("no connection to a node that is well shows it")
     edge = min(mine, key=mine.__getitem__)
