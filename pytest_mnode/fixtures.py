@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import NODE_FIXTURE, NODES_FIXTURE, PORTS_FIXTURE
 from pytest_mnode.options import RUN, read_settings
+from pytest_mnode.rank import here
 from pytest_mnode.suites import SIZE_FIXTURE
 
 if TYPE_CHECKING:
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
 _SPEC: pytest.StashKey[Spec] = pytest.StashKey()
 
 
-def _rank_of(request: pytest.FixtureRequest) -> Rank:
-    follower: Any = request.config.pluginmanager.getplugin("mnode-rank-session")
-    rank: Rank | None = follower.rank if follower is not None else None
-    if rank is None:
+def _rank(fixture: str) -> Rank:
+    """The rank that this process is. Its fixtures do not ask for `request`, which pytest makes anew
+    twice for each fixture of each test."""
+    if here.rank is None:
         pytest.fail(
-            f"{request.fixturename} lives in ranks, and this is the controller: a test or fixture "
-            "that asks for it runs in ranks",
+            f"{fixture} lives in ranks, and this is the controller: a test or fixture that asks "
+            "for it runs in ranks",
             pytrace=False,
         )
-    return rank
+    return here.rank
 
 
 @pytest.fixture(scope="session")
-def world(request: pytest.FixtureRequest) -> World:
+def world() -> World:
     """This rank's place in its world: rank, size, local_rank, local_size, node, nodes."""
-    return _rank_of(request).world
+    return _rank("world").world
 
 
 @pytest.fixture(scope="session")
@@ -63,24 +64,24 @@ def local_rank(world: World) -> int:
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> torch.device:
+def device() -> torch.device:
     """This rank's accelerator, by local rank; the CPU where the spec promises none."""
-    return _rank_of(request).groups.device
+    return _rank("device").groups.device
 
 
 @pytest.fixture(scope="session")
-def process_group(request: pytest.FixtureRequest) -> Any:
+def process_group() -> Any:
     """The default process group, initialised over all ranks of the world.
 
     A fixture of any scope may build on it; the ranks and the group live at least as long.
     """
-    return _rank_of(request).groups.get()
+    return _rank("process_group").groups.get()
 
 
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A directory of this test that all its ranks see, new and empty; `tmp_path` is each rank's."""
-    _rank_of(request)
+    _rank("shared_tmp_path")
     follower: Any = request.config.pluginmanager.getplugin("mnode-rank-session")
     if not follower.order.shared_tmp:
         pytest.fail(
@@ -96,11 +97,8 @@ def measure(request: pytest.FixtureRequest) -> Measure:
     """Records measured values with what is expected of them; see Measure.__call__."""
     from pytest_mnode.measure import measure_of
 
-    follower: Any = request.config.pluginmanager.getplugin("mnode-rank-session")
-    where = ""
-    if follower is not None and follower.rank is not None:
-        place = follower.rank.world
-        where = f"rank {place.rank} on {place.node}"
+    place = here.rank.world if here.rank is not None else None
+    where = f"rank {place.rank} on {place.node}" if place is not None else ""
     return measure_of(request.node, where)
 
 

@@ -8,7 +8,7 @@ What a plugin does in setup, body and teardown is done in ranks, and what it put
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import PurePath
 from types import new_class
 from typing import Any
@@ -58,6 +58,9 @@ def give_controller_hooks(items: Iterable[pytest.Item]) -> None:
 
 def give_rank_hooks(items: Iterable[pytest.Item]) -> None:
     """Leave the reports of these tests to pytest and to us: others get them in the controller."""
+    items = list(items)
+    for item in items:
+        _ = item.location  # found out once, and not in each rank
     _give_hooks(items, _REPORTS, lambda impl: _is_of(impl.plugin, ("_pytest", "pytest_mnode")))
 
 
@@ -96,7 +99,7 @@ class _WithHooks:
 
     __slots__ = ()
 
-    @property
+    @cached_property
     def ihook(self) -> _Relay:
         item: Any = self
         return _Relay(super().ihook, item.stash[_HOOKS])  # type: ignore[misc]

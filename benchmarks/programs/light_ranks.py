@@ -192,24 +192,25 @@ def _calls(absent: bool, hangs: bool) -> str:
 
 
 def _report(order: RunItem, rank: int, when: str) -> PhaseReport:
-    """As pytest serialises one."""
+    """As a rank sends one."""
     failed = when == "call" and "differ" in order.nodeid
+    times: dict[str, Any] = {"duration": 0.001, "start": time.time(), "stop": time.time()}
+    if not failed:
+        return PhaseReport(rank, order.ordinal, when, "passed", times)
     error = f"loss on shard {rank} is {rank**0.5 + 0.1:.6f}, not finite"
     data: dict[str, Any] = {
         "nodeid": order.nodeid,
         "location": (order.nodeid.partition("::")[0], 0, order.nodeid.partition("::")[2]),
         "keywords": {"test_growth.py": 1, order.nodeid: 1, "pytestmark": 1},
-        "outcome": "failed" if failed else "passed",
-        "longrepr": error if failed else None,
+        "outcome": "failed",
+        "longrepr": error,
         "when": when,
         "user_properties": [],
         "sections": [],
-        "duration": 0.001,
-        "start": time.time(),
-        "stop": time.time(),
+        **times,
         "$report_type": "TestReport",
     }
-    return PhaseReport(rank, order.ordinal, when, data["outcome"], data)
+    return PhaseReport(rank, order.ordinal, when, "failed", data)
 
 
 def main() -> None:

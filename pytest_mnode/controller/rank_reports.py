@@ -16,18 +16,14 @@ from pytest_mnode.measure import charts_of, summed_up
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.outcome.added import recorded_by_all
 from pytest_mnode.outcome.merge import merge
-from pytest_mnode.outcome.outcome import Outcome
-from pytest_mnode.protocol.rank_messages import PhaseReport
+from pytest_mnode.outcome.outcome import PHASES, Outcome
+from pytest_mnode.protocol.rank_messages import TIMES, PhaseReport
 from pytest_mnode.report_record import describe
 
 Later = Callable[[], list[Measurement]] | None
 _LATER = "Measured after the ranks had failed"
 MOST_WARNINGS = 20
 """Different warnings that are shown of one test."""
-_OF_A_PLAIN_PASS = {
-    *("nodeid", "location", "keywords", "outcome", "longrepr", "when", "user_properties"),
-    *("sections", "duration", "start", "stop", "$report_type"),
-}
 
 
 class RankReports:
@@ -43,17 +39,18 @@ class RankReports:
 
         later: measures where the ranks failed before they did.
         """
+        keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
         own: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in outcome.states}
-        for when in ("setup", "call", "teardown"):
+        for when in PHASES:
             sent = {r: s.reports[when] for r, s in outcome.states.items() if when in s.reports}
-            for rank, report in self._read_all(sent).items():
+            passed = pytest.TestReport(item.nodeid, item.location, keywords, "passed", None, when)
+            for rank, report in self._read_all(sent, passed).items():
                 own[rank][when] = report
         partial = {
             rank: [self._read(r.data) for _, r in state.partial]
             for rank, state in outcome.states.items()
             if state.partial
         }
-        keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
         reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
         torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
         measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
@@ -66,20 +63,20 @@ class RankReports:
         describe(reports[-1], item, measurements, outcome.world.nodes, charts)
         return reports
 
-    def _read_all(self, sent: dict[int, PhaseReport]) -> dict[int, pytest.TestReport]:
-        """Reports of one phase by rank. Those that only say that a rank passed are read as one,
-        with the longest duration: of thousands of ranks nearly all are of this kind."""
-        plain = {rank: report.data for rank, report in sent.items() if _is_plain(report)}
-        own = {r: self._read(report.data) for r, report in sent.items() if r not in plain}
+    def _read_all(
+        self, sent: dict[int, PhaseReport], passed: pytest.TestReport
+    ) -> dict[int, pytest.TestReport]:
+        """Reports of one phase by rank. Those of plain passes are one, `passed`, with the longest
+        duration: of thousands of ranks nearly all are of this kind."""
+        plain = [report.data for report in sent.values() if report.data.keys() == TIMES]
         if plain:
-            whole = {
-                **next(iter(plain.values())),
-                "duration": max(data["duration"] for data in plain.values()),
-                "start": min(data["start"] for data in plain.values()),
-                "stop": max(data["stop"] for data in plain.values()),
-            }
-            own |= dict.fromkeys(plain, self._read(whole))
-        return {rank: own[rank] for rank in sent}
+            passed.duration = max(data["duration"] for data in plain)
+            passed.start = min(data["start"] for data in plain)
+            passed.stop = max(data["stop"] for data in plain)
+        return {
+            rank: passed if report.data.keys() == TIMES else self._read(report.data)
+            for rank, report in sent.items()
+        }
 
     def _read(self, data: dict[str, Any]) -> pytest.TestReport:
         """A rank's report; a plain one where its class is not known in this process."""
@@ -107,15 +104,6 @@ def _measured_later(
     if culprits := [m.culprit for m in found if m.verdict is not Verdict.PASS and m.culprit]:
         failed.mnode_culprit = ", ".join(culprits)  # type: ignore[attr-defined]
     return found
-
-
-def _is_plain(report: PhaseReport) -> bool:
-    data = report.data
-    return (
-        report.outcome == "passed"
-        and not (data.get("sections") or data.get("user_properties") or data.get("longrepr"))
-        and data.keys() <= _OF_A_PLAIN_PASS
-    )
 
 
 class Warner:

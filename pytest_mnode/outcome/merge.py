@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -20,17 +20,15 @@ from pytest_mnode.outcome.failures import (
     lost,
     sorted_failures,
 )
-from pytest_mnode.outcome.outcome import Failure, Outcome, collected, signature
+from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, Phase, collected, signature
 from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised_in
 from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
 from pytest_mnode.outcome.stuck import stuck_failures
 
-Phase = Literal["setup", "call", "teardown"]
 MOST_SECTIONS = 32
 """Different captured outputs that one report shows."""
 _LINE_CHARS = 200
 _TELEMETRY = "c10d-NullHandler"
-_PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 
 
 def merge(
@@ -49,9 +47,9 @@ def merge(
     failures = failures_of(outcome, reports)
     # Victims may be in the phase before: a rank leaves the making of a group before the others do.
     first = [g for g in failures if not g.victim] or failures
-    blamed = min((_reported_in(g) for g in first), key=_PHASES.index, default=None)
+    blamed = min((_reported_in(g) for g in first), key=PHASES.index, default=None)
     merged: list[pytest.TestReport] = []
-    for when in _PHASES:
+    for when in PHASES:
         have = {rank: r[when] for rank, r in reports.items() if when in r}
         report = pytest.TestReport(
             nodeid=nodeid,

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
@@ -14,7 +15,8 @@ from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_messages import PhaseReport, Returned, TornDown
 from pytest_mnode.protocol.world import WorldInfo
 
-PHASES = ("setup", "call", "teardown")
+Phase = Literal["setup", "call", "teardown"]
+PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 _OF_A_RANK = re.compile(
     r"0x[0-9a-fA-F]+|rank\d+(?=[/.])|\b(?:rank|local_rank)=\d+|\bnode='[^']*'|\bRank \d+"
 )

@@ -8,6 +8,9 @@ from typing import Any
 from pytest_mnode.charts import Chart
 from pytest_mnode.measurement import Measurement
 
+TIMES = frozenset(("duration", "start", "stop"))
+"""What a report of a pass has that differs between ranks, where nothing was captured or added."""
+
 
 @dataclass(frozen=True)
 class Hello:
@@ -17,7 +20,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """A serialised pytest report.
+    """A pytest report, as pytest serialises it; of a plain pass its TIMES alone.
 
     partial: not pytest's own report of setup, call or teardown, but one more beside it, such as
     that of a subtest.

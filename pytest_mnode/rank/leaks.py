@@ -115,7 +115,7 @@ def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
 
 def lines(left: Things, allowed: Things) -> list[str]:
     """Lines for the user, one for each thing; process groups are none of the user's concern."""
-    names = _threads()
+    names = _threads() if left.threads else {}
     return [
         *(f"child process {pid} ({_command(pid)[:_SHOWN]})" for pid in sorted(left.children)),
         *(f"thread {names.get(ident, 'ended by now')!r}" for ident in sorted(left.threads)),

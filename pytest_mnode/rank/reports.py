@@ -15,9 +15,27 @@ import pytest
 
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.outcome import stacks
+from pytest_mnode.outcome.added import OF_A_PLAIN_PASS
+from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes
+from pytest_mnode.protocol.rank_messages import TIMES
+from pytest_mnode.rank.rank import Rank
 
 OUTPUT_LIMIT_CHARS = 16 * 1024
 """How much of a test's output travels in a report."""
+
+
+def serialised(
+    report: pytest.TestReport,
+    config: pytest.Config,
+    rank: Rank,
+    nccl_start: int,
+    keep_in: Path | None,
+) -> Any:
+    """With why NCCL failed, by its log from byte `nccl_start` on, and no more than can travel."""
+    if report.failed and (causes := nccl_causes(rank.files.nccl, nccl_start)):
+        report.sections.append((NCCL_SECTION, causes))
+    trim(report, rank.world.rank, keep_in)
+    return plain(config.hook.pytest_report_to_serializable(config=config, report=report))
 
 
 def trim(report: pytest.TestReport, rank: int, keep_in: Path | None) -> None:
@@ -36,6 +54,14 @@ def trim(report: pytest.TestReport, rank: int, keep_in: Path | None) -> None:
             text = f"({cut} {where})\n{text[-OUTPUT_LIMIT_CHARS:]}"
         sections.append((name, text))
     report.sections = sections
+
+
+def times_of_plain_pass(report: pytest.TestReport) -> dict[str, Any]:
+    """TIMES of a report with nothing else that the controller does not know; {} of another."""
+    if report.sections or report.user_properties or report.longrepr or not report.passed:
+        return {}
+    fields = vars(report)
+    return {} if fields.keys() - OF_A_PLAIN_PASS else {name: fields[name] for name in TIMES}
 
 
 def with_known_outcome(report: pytest.TestReport) -> pytest.TestReport:

@@ -17,7 +17,7 @@ import pytest
 from pytest_mnode.measure import charts_kept_by, kept_by
 from pytest_mnode.other_plugins import give_rank_hooks, one_protocol
 from pytest_mnode.protocol.hub_messages import Collect
-from pytest_mnode.protocol.rank_files import NCCL_SECTION, nccl_causes, size
+from pytest_mnode.protocol.rank_files import size
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
     EndFixtures,
@@ -28,10 +28,11 @@ from pytest_mnode.protocol.rank_messages import (
     TearDown,
     TornDown,
 )
-from pytest_mnode.rank import debugger, live_output, of_plugins, reports, wide_fixtures
+from pytest_mnode.rank import debugger, here, live_output, of_plugins, reports, wide_fixtures
 from pytest_mnode.rank.debugger import Debugger, DebuggerHooks
 from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
+from pytest_mnode.rank.log_handlers import LogHandlers
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.reports import Recorded
 from pytest_mnode.rank.suites import Suites
@@ -120,12 +121,12 @@ class RankSession:
 
     def become(self, rank: Rank) -> None:
         """Called once after the fork: from now on this session is `rank`'s."""
-        self.rank = rank
+        self.rank = here.rank = rank
         self._wide = wide_fixtures.WideFixtures()
         self._leak_check = LeakCheck(rank.groups, self._wide)
         self.debugger = Debugger(self.config, rank)
         own = DebuggerHooks(self.debugger, self._take_held), ExamplesPlugin(rank)
-        for plugin in (self._wide, self._leak_check, *own):
+        for plugin in (LogHandlers(self.config), self._wide, self._leak_check, *own):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id
@@ -259,12 +260,9 @@ class RankSession:
         own = type(report) is pytest.TestReport and when in ("setup", "call", "teardown")
         partial = not own or when in self._reported
         report = reports.with_known_outcome(report)
-        if report.failed and (causes := nccl_causes(self.rank.files.nccl, self._nccl_start)):
-            report.sections.append((NCCL_SECTION, causes))
         keep_in = None if self.logs_are_temporary else self.rank.files.directory
-        reports.trim(report, self.rank.world.rank, keep_in)
-        hook = self.config.hook.pytest_report_to_serializable
-        data = reports.plain(hook(config=self.config, report=report))
+        if partial or not (data := reports.times_of_plain_pass(report)):
+            data = reports.serialised(report, self.config, self.rank, self._nccl_start, keep_in)
         place = (self.rank.world.rank, self.order.ordinal)
         message = PhaseReport(*place, when, report.outcome, data, partial)
         if not partial:

@@ -1,0 +1,11 @@
+"""The rank that this process is. Imports no torch: fixtures ask in the controller too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_mnode.rank.rank import Rank
+
+rank: Rank | None = None
+"""None in a process that is no rank."""
