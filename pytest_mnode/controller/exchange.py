@@ -1,19 +1,29 @@
-"""The thread that carries messages between clients, agents and ranks by their names."""
+"""Carries messages between clients, agents and ranks by their names.
+
+A thread of its own does so, and a client of this process while it waits for a message: in a test it
+waits for its ranks nearly all the time, and a hop through another thread would cost more than the
+message. What is for the hub is handled by the hub's thread alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-import socket
+import select
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import zmq
-
-from pytest_mnode.protocol.channel import LocalLine, Switchboard
+from pytest_mnode.protocol.channel import (
+    LocalLine,
+    Switchboard,
+    forget_wakes,
+    wake,
+    waking_pair,
+)
 from pytest_mnode.protocol.world import HUB
 
 CHECK_S = 0.25
@@ -28,7 +38,11 @@ class Exchange(threading.Thread):
         self.running = True
         self._calls: deque[Callable[[], None]] = deque()
         self._local: dict[str, LocalLine] = {}
-        self._woken, self._waker = socket.socketpair()
+        self._lock = threading.RLock()
+        """Of the switchboard. Who used it reads what has come: its descriptor does not tell again
+        what was there at its last use."""
+        self._woken, self._waker = waking_pair()
+        self._client_carries = False
 
     def handle(self, source: str, payload: bytes) -> None:
         """A message for the hub."""
@@ -48,46 +62,80 @@ class Exchange(threading.Thread):
         """Called once, at the end of the thread."""
 
     def run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self.switchboard.socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
+        own, all_sources = select.poll(), select.poll()
+        own.register(self._woken, select.POLLIN)
+        all_sources.register(self._woken, select.POLLIN)
+        all_sources.register(self.switchboard.descriptor, select.POLLIN)
         while self.running:
-            ready = dict(poller.poll(int(CHECK_S * 1000)))
             try:
-                if self._woken.fileno() in ready:
-                    self._woken.recv(4096)
+                self._read()
+                if not self._calls:
+                    (own if self._client_carries else all_sources).poll(CHECK_S * 1000)
+                forget_wakes(self._woken)
                 self.turn()
             except Exception as error:
                 traceback.print_exc()
                 self.failed(error)
         with contextlib.suppress(Exception):
             self.close()
-        self.switchboard.close()
+        with self._lock:
+            self.switchboard.close()
         self._woken.close()
         self._waker.close()
 
     def turn(self) -> None:
         """Do what is to be done now; limits last, after everything that has come was read."""
+        self._read()
         while self._calls:
-            self._calls.popleft()()
-        while self.running and (received := self.switchboard.receive()) is not None:
-            self._route(*received)
+            while self._calls:
+                self._calls.popleft()()
+            self._read()
         self.check_limits()
+
+    def _read(self) -> None:
+        """Carry what has come; what is for the hub is called soon."""
+        with self._lock:
+            while self.running and (received := self.switchboard.receive()) is not None:
+                source, destination, payload = received
+                if destination == HUB:
+                    self.soon(partial(self.handle, source, payload))
+                else:
+                    self._route(source, destination, payload)
 
     def soon(self, call: Callable[[], None]) -> None:
         """Have the hub's thread call this; from any thread."""
+        knows = bool(self._calls) or threading.current_thread() is self
         self._calls.append(call)
-        with contextlib.suppress(OSError):
-            self._waker.send(b"x")
+        if not knows:
+            wake(self._waker)
 
     def local_line(self, name: str) -> LocalLine:
-        """A line for a client in this process."""
+        """A line for a client in this process, which is used by one thread."""
 
         def to_hub(destination: str, payload: bytes) -> None:
-            self.soon(lambda: self._route(name, destination, payload))
+            if destination == HUB:
+                self.soon(partial(self.handle, name, payload))
+                return
+            with self._lock:
+                self._route(name, destination, payload)
+                self._read()
 
-        line = self._local[name] = LocalLine(to_hub)
+        line = self._local[name] = LocalLine(to_hub, self._carry)
         return line
+
+    def _carry(self, line: LocalLine, wait_s: float | None) -> None:
+        """Carry in the thread of a client, until something may have come for it."""
+        if not self.is_alive():
+            line.wait(wait_s)
+            return
+        self._client_carries = True
+        try:
+            self._read()
+            if line.is_empty:
+                line.wait(wait_s, self.switchboard.descriptor)
+                self._read()
+        finally:
+            self._client_carries = False
 
     def send(self, destination: str, message: Any) -> None:
         """A message of the hub."""
@@ -96,14 +144,14 @@ class Exchange(threading.Thread):
     def deliver(self, destination: str, source: str, payload: bytes) -> None:
         local = self._local.get(destination)
         if local is not None:
-            local.inbox.put(payload)
-        else:
+            local.put(payload, wakes=threading.current_thread() is self)
+            return
+        with self._lock:
             self.switchboard.send(destination, source, payload)
 
     def _route(self, source: str, destination: str, payload: bytes) -> None:
-        if destination == HUB:
-            self.handle(source, payload)
-        elif destination.startswith("world/"):
+        """What is not for the hub; with the lock held."""
+        if destination.startswith("world/"):
             name = destination.removeprefix("world/")
             for rank in range(self.world_size(name)):
                 self.switchboard.send(f"rank/{name}/{rank}", source, payload)

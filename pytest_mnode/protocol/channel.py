@@ -7,9 +7,13 @@ to hold that key, so what `Line.receive` unpickles was written by a process of t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
-import queue
+import select
+import socket
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -70,6 +74,8 @@ class Switchboard:
         self.socket.rcvhwm = 0
         self.socket.bind(endpoint)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.descriptor = int(self.socket.getsockopt(zmq.FD))
+        """Readable when something may have come since the socket was last used."""
 
     def listen(self, addresses: Sequence[str]) -> int:
         """Also listen at addresses of this machine, at one port that the system chooses; it.
@@ -95,11 +101,8 @@ class Switchboard:
 
     def receive(self) -> tuple[str, str, bytes] | None:
         """(source, destination, payload) of the next message; None where there is none."""
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) == 3:  # else it is malformed
                 source, destination, payload = frames
                 return (
@@ -107,6 +110,7 @@ class Switchboard:
                     destination.decode(errors="replace"),
                     payload,
                 )
+        return None
 
     def send(self, destination: str, source: str, payload: bytes) -> None:
         self.socket.send_multipart([destination.encode(), source.encode(), payload])
@@ -130,27 +134,76 @@ class PeerLine(Protocol):
         """Send what is still to be sent, and end."""
 
 
+def waking_pair() -> tuple[socket.socket, socket.socket]:
+    """The first is readable when `wake` was called with the second."""
+    pair = socket.socketpair()
+    for one in pair:
+        one.setblocking(False)
+    return pair
+
+
+def wake(waker: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # full, so that it wakes anyway; or closed
+        waker.send(b"x")
+
+
+def forget_wakes(woken: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        woken.recv(4096)
+
+
 class LocalLine:
     """A peer's end in the hub's own process: a queue each way, no socket and no encryption.
 
     Messages are pickled all the same, so that nothing is shared by accident.
     """
 
-    def __init__(self, to_hub: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        to_hub: Callable[[str, bytes], None],
+        carry: Callable[[LocalLine, float | None], None] | None = None,
+    ) -> None:
+        """carry: called in place of `wait`, with its arguments."""
         self._to_hub = to_hub
-        self.inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._carry = carry or LocalLine.wait
+        self._inbox: deque[bytes] = deque()
+        self._woken, self._waker = waking_pair()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._inbox
+
+    def put(self, payload: bytes, *, wakes: bool = True) -> None:
+        """A message for this peer. wakes: from another thread than the one that receives."""
+        self._inbox.append(payload)
+        if wakes:
+            wake(self._waker)
+
+    def wait(self, wait_s: float | None, descriptor: int | None = None) -> None:
+        """Until something was put, or the descriptor is readable, or the time is over."""
+        wait_ms = None if wait_s is None else int(wait_s * 1000 + 0.999)
+        sources = select.poll()
+        for source in (self._woken.fileno(), descriptor):
+            if source is not None:
+                sources.register(source, select.POLLIN)
+        sources.poll(wait_ms)
+        forget_wakes(self._woken)
 
     def send(self, destination: str, message: Any) -> None:
         self._to_hub(destination, pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
     def receive(self, timeout_s: float | None) -> Any | None:
-        try:
-            return pickle.loads(self.inbox.get(timeout=timeout_s))
-        except queue.Empty:
-            return None
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        left_s = timeout_s
+        while not self._inbox:
+            self._carry(self, left_s)
+            if end is not None and (left_s := max(0.0, end - time.monotonic())) == 0:
+                break
+        return pickle.loads(self._inbox.popleft()) if self._inbox else None
 
     def close(self) -> None:
-        """Nothing to close."""
+        self._woken.close()
+        self._waker.close()
 
 
 class Line:

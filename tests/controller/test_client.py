@@ -57,6 +57,6 @@ def test_what_has_not_come_is_said(client: Client, ask: Callable[[Client], Any],
 def test_an_answer_that_came_in_time_counts_however_late_it_is_read(client: Client) -> None:
     assert isinstance(client.line, LocalLine)
     for message in ("of another test", Granted(1, 7, ("n0",))):
-        client.line.inbox.put(pickle.dumps(message))
+        client.line.put(pickle.dumps(message))
     assert client.lease(1, False, "test_a") == Lease(7, ("n0",))
     assert client.next_message(0.0) == "of another test"
