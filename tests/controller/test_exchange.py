@@ -1,0 +1,99 @@
+"""Who carries messages: a client of the hub's own process while it waits, else the hub's thread."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.controller.exchange import Exchange
+from pytest_mnode.protocol.channel import Keys, Line, LocalLine, Switchboard, new_keys
+from pytest_mnode.protocol.world import HUB
+
+LIMIT_S = 30.0
+CLIENT, RANK = "client/1", "rank/w1/0"
+
+
+class Held(Exchange):
+    """Its thread waits for `go` in every message for the hub."""
+
+    def __init__(self, switchboard: Switchboard) -> None:
+        super().__init__(switchboard)
+        self.began, self.go = threading.Event(), threading.Event()
+        self.handled: list[tuple[str, Any]] = []
+
+    def handle(self, source: str, payload: bytes) -> None:
+        self.began.set()
+        self.go.wait(LIMIT_S)
+        self.handled.append((threading.current_thread().name, pickle.loads(payload)))
+        self.send(CLIENT, f"answer to {source}")
+
+    def world_size(self, world: str) -> int:
+        return 1 if world == "w1" else 0
+
+
+@pytest.fixture
+def keys() -> tuple[bytes, Keys]:
+    return new_keys()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, keys: tuple[bytes, Keys]) -> Iterator[Held]:
+    made = Held(Switchboard(f"ipc://{tmp_path}/hub", *keys))
+    made.start()
+    yield made
+    made.go.set()
+    made.soon(lambda: setattr(made, "running", False))
+    made.join(LIMIT_S)
+    assert not made.is_alive()
+
+
+@pytest.fixture
+def client(hub: Held) -> Iterator[LocalLine]:
+    line = hub.local_line(CLIENT)
+    yield line
+    line.close()
+
+
+@pytest.fixture
+def rank(hub: Held, keys: tuple[bytes, Keys]) -> Iterator[Line]:
+    line = Line(RANK, hub.switchboard.endpoint, keys[1])
+    yield line
+    line.close()
+
+
+def test_a_client_and_its_ranks_talk_while_the_hub_is_held_up(
+    hub: Held, client: LocalLine, rank: Line
+) -> None:
+    client.send(HUB, "a slow request")
+    assert hub.began.wait(LIMIT_S)
+    rank.send(CLIENT, "hello")
+    assert client.receive(LIMIT_S) == "hello"
+    client.send("world/w1", "run")
+    assert rank.receive(LIMIT_S) == "run"
+    hub.go.set()
+    assert client.receive(LIMIT_S) == f"answer to {CLIENT}"
+
+
+def test_what_is_for_the_hub_is_handled_in_its_thread_whoever_read_it(
+    hub: Held, client: LocalLine, rank: Line
+) -> None:
+    hub.go.set()
+    for number in range(50):
+        rank.send(HUB, number)
+        assert client.receive(LIMIT_S) == f"answer to {RANK}"
+    assert hub.handled == [("mnode-hub", number) for number in range(50)]
+
+
+def test_messages_keep_their_order_when_two_threads_read_them(
+    client: LocalLine, rank: Line
+) -> None:
+    """The hub's thread reads what comes while the client does something else."""
+    for number in range(300):
+        rank.send(CLIENT, number)
+    assert [client.receive(LIMIT_S) for _ in range(300)] == list(range(300))
+    assert client.receive(0.0) is None
