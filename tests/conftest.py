@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import signal
+from collections.abc import Generator
 from types import ModuleType
 
 import pytest
 from hypothesis import settings
+
+from pytest_mnode.processes import made_to_stay
 
 _WHOLE_RUNS = {"tests.inner", "tests.scenario"}
 """Modules by which tests start pytest or a rack."""
@@ -22,6 +25,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("untimed", settings(), deadline=None)
     settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Each worker collects 8,000 tests; looking for garbage among them takes as long again."""
+    with made_to_stay():
+        return (yield)
 
 
 @functools.cache

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
@@ -114,28 +112,16 @@ TESTS = """
         assert rates(cluster) == (200, 60)
         cluster._ask(SetLinkRate("node1", "fab0", 200))
 
-    @pytest.fixture(scope="session")
-    def script(tmp_path_factory):
-        path = tmp_path_factory.mktemp("job with blank") / "train.py"
-        path.write_text('''
-    import os, socket, sys, time
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    x = torch.ones(1); dist.all_reduce(x)
-    print("sum", int(x.item()), "rank", dist.get_rank(), "on", socket.gethostname(), flush=True)
-    if "--wait" in sys.argv: time.sleep(60)
-    dist.destroy_process_group()
-    '''.replace("\\n    ", "\\n"))
-        return path
+    JOBS = pathlib.Path(__file__).with_name("job with blank")
 
-    def test_job(cluster, script):
-        job = cluster.launch(Job([str(script)], nodes=2))
+    def test_job(cluster):
+        job = cluster.launch(Job([str(JOBS / "sums.py")], nodes=2))
         result = job.wait(60)
         assert result.ok and result.returncodes == {"node0": 0, "node1": 0}, result
         assert "sum 2 rank 1 on node1" in result.output["node1"]
 
-    def test_job_killed(cluster, script):
-        job = cluster.launch(Job([str(script), "--wait"], nodes=["node1", "node3"]))
+    def test_job_killed(cluster):
+        job = cluster.launch(Job([str(JOBS / "waits.py")], nodes=["node1", "node3"]))
         with pytest.raises(TimeLimitError, match="still runs on node1, node3 after 0.1 s"):
             job.wait(0.1)
         end = time.monotonic() + 60
@@ -154,12 +140,28 @@ TESTS = """
         assert spec.name == "rack"
         measure("a number", 1, "", equals=1)
 """
+SUMS = """
+    import socket
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    x = torch.ones(1); dist.all_reduce(x)
+    print("sum", int(x.item()), "rank", dist.get_rank(), "on", socket.gethostname(), flush=True)
+    dist.destroy_process_group()
+"""
+WAITS = """
+    import os, time
+    print("rank", os.environ["RANK"], flush=True)
+    time.sleep(60)
+"""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     need_rack()
     directory = tmp_path_factory.mktemp("cluster")
+    jobs = directory / "job with blank"
+    jobs.mkdir()
+    write_files(jobs, sums=SUMS, waits=WAITS)
     write_files(directory, test_it=TESTS)
     return run_pytest(directory, "--mnode-nodes=4", "--mnode-launcher=rack", "--durations=5")
 
@@ -175,10 +177,3 @@ def test_inner(run: InnerRun, name: str) -> None:
 
 def test_all_are_there(run: InnerRun) -> None:
     assert sorted(run.outcomes()) == sorted(NAMES)
-
-
-def test_a_launcher_without_a_power_switch_says_so(tmp_path: Path) -> None:
-    directory = tmp_path
-    write_files(directory, test_it="def test_it(cluster): cluster.power_off('local1')")
-    run = run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=local")
-    assert "the local launcher cannot switch nodes off; use --mnode-launcher=rack" in run.output

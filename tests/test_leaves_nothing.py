@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -17,7 +18,6 @@ from tests.inner import clean_env, command, need_rack, write_files
 
 TESTS = """
     import os, pathlib, subprocess, time
-    import torch, torch.distributed as dist
 
     def test_quick(world, process_group): pass
 
@@ -28,18 +28,31 @@ TESTS = """
         time.sleep(120)
 """
 JOB = """
-    import os, pathlib, sys, tempfile, time
+    import os, pathlib, subprocess, sys, tempfile, time
+
+    def stays(directory, name):
+        pathlib.Path(directory, f"busy-{name}").touch()
+        time.sleep(120)
+
+    def in_a_rank(directory, *, world):
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        stays(directory, f"rank{world.rank}")
 
     if __name__ == "__main__":
         tempfile.mkdtemp(prefix="mnode-test-")  # as a program leaves it that is killed
-        pathlib.Path(sys.argv[1], f"busy{os.environ['RANK']}").touch()
-        time.sleep(120)
+        stays(sys.argv[1], f"job{os.environ['RANK']}")
 
     def test_job(cluster, request):
-        cluster.launch([__file__, str(request.config.rootpath)]).wait(120)
+        directory = str(request.config.rootpath)
+        cluster.launch([__file__, directory])
+        cluster.world().run(in_a_rank, directory)
 """
 GONE_LIMIT_S = 60.0
 """A limit that says only that something stays: what is left here sleeps for minutes."""
+
+
+def interfaces() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
 
 
 class Watched:
@@ -51,7 +64,7 @@ class Watched:
         self.temporary = directory / "tmp"
         self.temporary.mkdir()
         (directory / "pytest.ini").touch()
-        self.interfaces = Path("/proc/net/dev").read_text().count("\n")
+        self.interfaces = interfaces()
         self.process = subprocess.Popen(
             command("-q", *args),
             cwd=directory,
@@ -63,8 +76,8 @@ class Watched:
             start_new_session=True,
         )
 
-    def wait_until_busy(self, ranks: int) -> None:
-        self._until(lambda: len(list(self.directory.glob("busy*"))) == ranks, 60, "ranks are busy")
+    def wait_until_busy(self, programs: int) -> None:
+        self._until(lambda: len(list(self.directory.glob("busy*"))) == programs, 60, "all are busy")
 
     def alive(self) -> list[str]:
         found = []
@@ -81,8 +94,7 @@ class Watched:
         files = [str(p) for p in self.temporary.glob("mnode-*")]
         files += [str(p) for p in self.temporary.glob("torchelastic*")]
         files += [str(p) for p in self.temporary.glob("pytorch-errorfile*")]
-        more = Path("/proc/net/dev").read_text().count("\n") - self.interfaces
-        return [*self.alive(), *files, *(["an interface"] if more else [])]
+        return [*self.alive(), *files, *(interfaces() - self.interfaces)]
 
     def expect_nothing_left(self) -> None:
         self._until(lambda: not self.left(), GONE_LIMIT_S, "nothing is left", self.left)
@@ -123,7 +135,7 @@ def busy(tmp_path: Path, launcher: str) -> Iterator[Watched]:
         run.end()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_ended(busy: Watched, number: signal.Signals) -> None:
     assert len(busy.alive()) > 5
     os.kill(busy.process.pid, number)
@@ -134,11 +146,12 @@ def test_a_run_that_is_ended(busy: Watched, number: signal.Signals) -> None:
         assert busy.process.returncode == pytest.ExitCode.INTERRUPTED
 
 
-def test_a_run_that_is_killed_while_a_job_runs(tmp_path: Path, launcher: str) -> None:
+def test_a_run_that_is_killed_while_ranks_and_a_job_run(tmp_path: Path, launcher: str) -> None:
     write_files(tmp_path, test_it=JOB)
     run = Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}")
     try:
-        run.wait_until_busy(2)
+        run.wait_until_busy(4)
+        assert len(run.alive()) > 5
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.communicate(timeout=30)
         run.expect_nothing_left()

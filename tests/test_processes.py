@@ -53,4 +53,3 @@ def test_what_is_made_to_stay_is_no_longer_looked_at(enabled: bool) -> None:
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if was_enabled else gc.disable)()
-        gc.unfreeze()

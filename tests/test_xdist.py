@@ -112,7 +112,7 @@ def test_a_worker_that_dies_gives_its_nodes_back(tmp_path: Path) -> None:
                 os._exit(7)
 
             @pytest.mark.parametrize("i", range(3))
-            def test_others(world, i): pass
+            def test_others(cluster, i): pass
         """,
     )
     run = run_pytest(tmp_path, "--mnode-nodes=2", "-n2")

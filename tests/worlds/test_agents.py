@@ -1,12 +1,10 @@
-"""What becomes of a run whose own helpers on a node die."""
+"""What becomes of a run whose own helpers on this machine die; on the rack, see test_worlds.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.inner import need_rack, run_pytest, write_files
+from tests.inner import InnerRun, run_pytest, write_files
 
 TESTS = """
     import os, signal, time, psutil
@@ -23,37 +21,34 @@ TESTS = """
 
     def test_launcher_dies(world): kill("mnode-elastic", world)
     def test_after_launcher(world): assert world.size == 2
-"""
-FORK_SERVER = """
     def test_fork_server_dies(world): kill("mnode-collect", world)
     def test_after_fork_server(world): assert world.size == 2
     def test_later(world): assert world.size == 2
 """
 
 
-def test_an_elastic_launcher_is_replaced(tmp_path: Path) -> None:
-    need_rack()
-    write_files(tmp_path, test_it=TESTS)
-    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack")
-    assert run.outcomes() == {
-        "test_launcher_dies": "failure",
-        "test_after_launcher": "passed",
-    }, run.output
-    failure = run.cases()["test_launcher_dies"].find("failure")
-    assert failure is not None
-    assert "rank 1 of 2 on node1" in str(failure.get("message"))
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
+    directory = tmp_path_factory.mktemp("agents")
+    write_files(directory, test_it=TESTS)
+    return run_pytest(directory, "--mnode-nodes=2", "--mnode-launcher=local")
+
+
+def test_an_elastic_launcher_is_replaced(ran: InnerRun) -> None:
+    assert ran.outcomes()["test_after_launcher"] == "passed", ran.output
+    failure = ran.cases()["test_launcher_dies"].find("failure")
+    assert failure is not None, ran.output
+    assert "rank 1 of 2 on local1" in str(failure.get("message"))
     assert "the elastic launcher of this node ended" in str(failure.get("message"))
 
 
-def test_without_a_fork_server_the_run_ends_with_the_reason(tmp_path: Path) -> None:
-    write_files(tmp_path, test_it=TESTS + FORK_SERVER)
-    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
-    assert run.returncode == pytest.ExitCode.INTERRUPTED, run.output
-    outcomes = run.outcomes()
-    assert outcomes["test_after_launcher"] == "passed", run.output
+def test_without_a_fork_server_the_run_ends_with_the_reason(ran: InnerRun) -> None:
+    assert ran.returncode == pytest.ExitCode.INTERRUPTED, ran.output
+    outcomes = ran.outcomes()
     assert outcomes["test_fork_server_dies"] == "failure"
     # Its ranks may have been asked for before the death was reported.
     assert outcomes["test_after_fork_server"] in ("error", "failure")
+    assert "test_later" not in outcomes
     why = "the process that imports torch and the tests was killed by SIGKILL"
-    assert "no ranks can be started: " in run.output
-    assert f"local0 … local1: {why}" in run.output
+    assert "no ranks can be started: " in ran.output
+    assert f"local0 … local1: {why}" in ran.output

@@ -52,7 +52,7 @@ def test_a_rank_without_descriptors_is_killed_by_its_own_library(ran: Scenario) 
     """Of SIGABRT as a rule, and now and then of SIGSEGV while libzmq aborts."""
     case = ran["descriptors_closed"]
     assert case.outcome == "failure"
-    how = r"rank 1 of 4 on local1: killed by SIG(ABRT|SEGV), in the test"
+    how = r"rank 1 of 4 on local1: killed by SIG(ABRT|SEGV), in (the test|teardown)"
     assert re.search(how, case.message)
     assert "test_descriptors_closed PASSED" not in ran.run.output
 
@@ -106,8 +106,8 @@ def test_all_ranks_once(ran: Scenario) -> None:
 
 def test_what_goes_off_later_is_found_before(ran: Scenario) -> None:
     assert "rank 1 on local1 left thread 'Thread-1 (end)' behind" in ran["thread_exits_late"].text
-    alarm = ran["native_alarm_goes_off_soon"].text
-    assert "rank 1 on local1 left an alarm due in 0." in alarm
+    alarm = ran["native_alarm_goes_off_late"].text
+    assert re.search(r"rank 1 on local1 left an alarm due in \d\.\d s", alarm)
 
 
 def test_10_mb_are_kept_and_the_end_is_shown(ran: Scenario) -> None:

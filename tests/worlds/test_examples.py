@@ -11,7 +11,6 @@ from tests.inner import InnerRun, run_pytest, write_files
 
 TESTS = """
     import json, pathlib
-    import torch, torch.distributed as dist
     import pytest
     from hypothesis import assume, example, given, settings, strategies as st
 
@@ -24,6 +23,7 @@ TESTS = """
         (HERE / f"drawn.{world.rank}.json").write_text(json.dumps(values))
 
     def total(n):
+        import torch, torch.distributed as dist
         x = torch.tensor([float(n)])
         dist.all_reduce(x)
         return x.item()

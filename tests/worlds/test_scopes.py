@@ -36,12 +36,15 @@ CONFTEST = """
         log("down", f"model{world.size}")
 
     def pytest_collection_modifyitems(items):
-        items.sort(key=lambda item: item.name == "test_comes_last")
+        items.sort(key=lambda item: (item.path.stem == "test_d", item.name == "test_comes_last"))
 """
 KEPT = """
-    import pytest, torch, torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
+    import sys
+    import pytest
     from conftest import log
+    if "torch" in sys.modules:  # where ranks are forked
+        import torch, torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
 
     four = pytest.mark.mnode(nodes=2, procs_per_node=2)
     two = pytest.mark.mnode(nodes=2)
@@ -113,7 +116,7 @@ KEPT = """
 """
 ENDED = """
     import os
-    import pytest, torch, torch.distributed as dist
+    import pytest
     from conftest import log
 
     two = pytest.mark.mnode(nodes=2)
@@ -147,20 +150,26 @@ STOPPED = """
     from conftest import log
 
     @pytest.fixture(scope="module")
-    def wide(process_group, world):
-        log("up", "wide")
+    def stopped(process_group, world):
+        log("up", "stopped")
         yield
-        log("down", "wide")
+        log("down", "stopped")
 
     @pytest.mark.mnode(nodes=2)
-    def test_first(wide): pass
+    def test_before_the_stop(stopped): pass
 
-    @pytest.mark.mnode(nodes=1)
+    @pytest.mark.mnode(nodes=2, procs_per_node=2)
     def test_fails(rank): assert 0
 
     @pytest.mark.mnode(nodes=2)
-    def test_never(wide): pass
+    def test_never(stopped): pass
 """
+FAILED = {
+    "test_crash": "failure",
+    "test_that_leaves_the_module_next": "error",
+    "test_comes_last": "error",
+    "test_fails": "failure",
+}
 
 
 def logged(directory: Path) -> list[dict[str, Any]]:
@@ -181,8 +190,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(directory: Path) -> InnerRun:
     between = "import pytest\n@pytest.mark.mnode(nodes=1)\ndef test_between(model): pass\n"
-    write_files(directory, conftest=CONFTEST, test_a=KEPT, test_b=ENDED, test_c=between)
-    return run_pytest(directory, *LOCAL)
+    texts = {"test_a": KEPT, "test_b": ENDED, "test_c": between, "test_d": STOPPED}
+    write_files(directory, conftest=CONFTEST, **texts)
+    return run_pytest(directory, *LOCAL, f"--maxfail={len(FAILED)}")
 
 
 def story(directory: Path, *names: str) -> list[str]:
@@ -192,11 +202,8 @@ def story(directory: Path, *names: str) -> list[str]:
 
 
 def test_all_pass_but_what_has_to_fail(run: InnerRun) -> None:
-    assert {name: kind for name, kind in run.outcomes().items() if kind != "passed"} == {
-        "test_crash": "failure",
-        "test_that_leaves_the_module_next": "error",
-        "test_comes_last": "error",
-    }, run.output
+    found = {name: kind for name, kind in run.outcomes().items() if kind != "passed"}
+    assert found == FAILED, run.output
 
 
 def test_a_mesh_keeps_its_ranks_whatever_comes_between(run: InnerRun, directory: Path) -> None:
@@ -244,7 +251,7 @@ def test_where_the_run_leaves_a_module_its_fixtures_end_and_errors_are_its_last_
     run: InnerRun, directory: Path
 ) -> None:
     told = story(directory, "wide")
-    assert told[told.index("ran test_that_leaves_the_module_next") :] == [
+    assert told[told.index("ran test_that_leaves_the_module_next") :][:6] == [
         *("ran test_that_leaves_the_module_next", "down wide", "ran test_between"),
         *("up wide", "ran test_comes_last", "down wide"),
     ]
@@ -264,8 +271,9 @@ def test_with_xdist_each_worker_keeps_its_own(tmp_path: Path) -> None:
         assert sorted(up) == sorted(line for line in told if line.startswith(f"down {name}"))
 
 
-def test_where_the_run_stops_early_fixtures_end(tmp_path: Path) -> None:
-    write_files(tmp_path, conftest=CONFTEST, test_a=STOPPED)
-    run = run_pytest(tmp_path, *LOCAL, "-x")
-    assert run.outcomes() == {"test_first": "passed", "test_fails": "failure"}, run.output
-    assert story(tmp_path, "wide") == ["up wide", "ran test_first", "ran test_fails", "down wide"]
+def test_where_the_run_stops_early_fixtures_end(run: InnerRun, directory: Path) -> None:
+    assert f"stopping after {len(FAILED)} failures" in run.output
+    told = story(directory, "stopped")
+    assert told[told.index("up stopped") :] == [
+        *("up stopped", "ran test_before_the_stop", "ran test_fails", "down stopped")
+    ]

@@ -31,7 +31,7 @@ TESTS = """
     import logging, os, socket, threading, warnings
     import pytest, torch, torch.distributed as dist
 
-    def test_contract(world, rank, world_size, local_rank, device, tell):
+    def test_contract(world, rank, world_size, local_rank, device):
         e = os.environ
         assert (int(e["RANK"]), int(e["WORLD_SIZE"])) == (rank, world_size) == (world.rank, 4)
         assert int(e["LOCAL_RANK"]) == local_rank == 0 and int(e["LOCAL_WORLD_SIZE"]) == 1
@@ -39,8 +39,6 @@ TESTS = """
         assert socket.gethostname() == world.node == world.nodes[rank] == f"node{rank}"
         assert device == torch.device("cpu")
         assert not dist.is_initialized()
-        names = [k for k in e if "RANK" in k or "WORLD" in k or k.startswith(("MASTER", "TORCHEL"))]
-        tell(env=sorted(names))
 
     def test_sum(process_group, world, rank):
         x = torch.tensor([float(rank)])
@@ -154,6 +152,16 @@ TESTS = """
         with pytest.raises(ValueError, match="no"):
             raise ValueError("no")
 
+    def test_launcher_dies(rank):
+        import psutil, time
+        if rank == 1:
+            [launcher] = [p for p in psutil.Process().parents() if p.name() == "mnode-elastic"]
+            launcher.kill()
+        time.sleep(20)
+
+    def test_after_its_launcher(process_group):
+        x = torch.ones(1); dist.all_reduce(x); assert x.item() == 4
+
     def test_here(request):
         assert not request.config.pluginmanager.has_plugin("mnode-rank-session")
 """
@@ -182,6 +190,7 @@ EXPECTED = {
     "test_xfail": "skipped",
     "test_xfail_one_rank": "skipped",
     "test_xpass_strict": "failure",
+    "test_launcher_dies": "failure",
 }
 
 
@@ -190,7 +199,7 @@ def test_all_end_as_they_would_anywhere(run: InnerRun) -> None:
     assert {name: outcomes[name] for name in EXPECTED} == EXPECTED
     others = {name: o for name, o in outcomes.items() if name not in EXPECTED and o != "passed"}
     assert not others, run.output
-    assert len(outcomes) == 32, sorted(outcomes)
+    assert len(outcomes) == 34, sorted(outcomes)
 
 
 def test_header_says_what_was_chosen_and_why(run: InnerRun) -> None:
@@ -226,35 +235,16 @@ def test_nodes_are_part_of_the_report(run: InnerRun) -> None:
     assert [recorded[f"told (rank {rank})"] for rank in range(4)] == ["0", "1", "2", "3"]
 
 
+def test_an_elastic_launcher_is_replaced(run: InnerRun) -> None:
+    failure = run.cases()["test_launcher_dies"].find("failure")
+    assert failure is not None, run.output
+    assert "rank 1 of 4 on node1" in str(failure.get("message"))
+    assert "the elastic launcher of this node ended" in str(failure.get("message"))
+
+
 def test_a_warning_of_all_ranks_is_told_once(run: InnerRun) -> None:
     assert run.output.count("UserWarning: from a rank") == 1
 
 
 def test_strict_xpass_is_told_for_all_ranks(run: InnerRun) -> None:
     assert "[XPASS(strict)] not so" in run.output
-
-
-def test_the_torchrun_command_gives_the_same_world(run: InnerRun, directory: Path) -> None:
-    """The variables of a rank of ours are those of a rank of the literal torchrun command."""
-    import os
-    import subprocess
-    import sys
-
-    script = directory / "env.py"
-    script.write_text(
-        "import json, os; print(json.dumps(sorted(k for k in os.environ if 'RANK' in k or 'WORLD'"
-        " in k or k.startswith(('MASTER', 'TORCHEL')))))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", str(script)],
-        env={
-            **{k: v for k, v in os.environ.items() if k[:7] != "TORCHEL"},
-            "TMPDIR": str(directory),
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    [told, *_] = facts(directory, "test_contract")
-    assert told["env"] == json.loads(done.stdout)

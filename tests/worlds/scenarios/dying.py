@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
+
+if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+    import torch
+    import torch.distributed as dist
 
 
 def test_next(rank: int, world_size: int, process_group: Any, after: str) -> None:
@@ -134,12 +136,12 @@ def test_thread_exits_soon(rank: int) -> None:
 
 
 def test_thread_exits_late(rank: int) -> None:
-    _exit_from_a_thread(rank, 0.6)
+    _exit_from_a_thread(rank, 9.0)
 
 
-def test_native_alarm_goes_off_soon(rank: int) -> None:
+def test_native_alarm_goes_off_late(rank: int) -> None:
     if rank == 1:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        signal.setitimer(signal.ITIMER_REAL, 9.0)
 
 
 def test_10_mb_from_each(rank: int) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
+
+if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+    import torch
+    import torch.distributed as dist
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.nodes import Nodes
