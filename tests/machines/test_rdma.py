@@ -32,6 +32,13 @@ print(encode(Machine.read(parts=("interfaces", "rdma", "verbs"), limit_s=120)))
 """
 LISTENING = "ss -Htln sport = :18515 | grep -q ."
 EASY_MBIT_S, SHARE, TEN = 5.0, 0.8, 10
+# Interfaces may have more addresses than a port has GIDs: the last one gets none.
+MANY = """
+ip address flush dev fab0 scope global
+for i in $(seq 1100); do printf 'address add fd00::%x/128 dev fab0 nodad\\n' $i; done >/tmp/many
+ip -6 -batch /tmp/many
+ip address add {}/24 dev fab0
+"""
 ROCE = "rdma link add rxe0 type rxe netdev fab0"
 IWARP = "modprobe siw && rdma link del rxe0 && rdma link add rxe0 type siw netdev fab0"
 
@@ -113,6 +120,14 @@ def test_faults_of_ports_are_named_with_node_and_port(whole: Machines, spec: Spe
     found = faults(whole, spec)
     assert "node0 rxe0:1 is iWARP, not RoCE" in found["node0"][0], found
     assert "node1: RDMA devices are missing" in found["node1"][0], found
+
+
+def test_a_gid_that_is_missing_is_named(whole: Machines, spec: Spec) -> None:
+    address = whole.rack.plan.address(0, "fab0")
+    whole.guest("node0", MANY.format(address), LIMIT_S)
+    [missing] = faults(whole, spec)["node0"]
+    whole.guest("node0", "ip -6 address flush dev fab0 scope global", LIMIT_S)
+    assert f"node0 rxe0:1 has none of {address}" in missing
 
 
 def perftest(machines: Machines, sender: str, *, kill: bool = False) -> Perftest:
