@@ -18,6 +18,8 @@ from pytest_mnode.measurement import listed
 
 REPORT_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow for the first."""
+REPORTS_AT_ONCE = 64
+"""Each is an interpreter on this machine as well, which all others slow down."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
 """Lines of a message, and characters of names in one."""
 _FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
@@ -114,7 +116,13 @@ def collect_reports(
 ) -> tuple[dict[str, node_report.NodeReport], dict[str, str]]:
     """Run commands of node_report.argv: reports by node, and why other nodes cannot be used."""
     ours, reports, problems = node_report.here(), {}, {}
-    for name, outcome in zip(commands, run_all(commands.items(), limit_s, run_dir), strict=True):
+    some = list(commands.items())
+    outcomes = [
+        outcome
+        for first in range(0, len(some), REPORTS_AT_ONCE)
+        for outcome in run_all(some[first : first + REPORTS_AT_ONCE], limit_s, run_dir)
+    ]
+    for name, outcome in zip(commands, outcomes, strict=True):
         report = node_report.read(outcome.stdout)
         if report is None:
             problems[name] = why_no_report(name, outcome, limit_s)

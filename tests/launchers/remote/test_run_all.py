@@ -44,6 +44,20 @@ def test_many_nodes_need_few_files() -> None:
     assert [(asked.stdout, asked.stderr) for asked in found] == [("x\n", "y\n")] * 40
 
 
+def test_many_nodes_report_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+
+    def run(commands: list[tuple[str, list[str]]], *_: object) -> list[module.CommandOutcome]:
+        turns.append(len(commands))
+        return [module.CommandOutcome(1, "", f"{name}: off\n") for name, _ in commands]
+
+    monkeypatch.setattr(module, "run_all", run)
+    names = [f"n{number}" for number in range(module.REPORTS_AT_ONCE + 2)]
+    reports, problems = module.collect_reports({name: ["true"] for name in names}, "/", "")
+    assert turns == [module.REPORTS_AT_ONCE, 2]
+    assert (reports, problems) == ({}, dict.fromkeys(names, "off"))
+
+
 def test_one_that_has_not_ended_in_time_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     argv = ["sh", "-c", f"echo on; echo $$ > {note}; exec sleep 60"]
