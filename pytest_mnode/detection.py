@@ -5,26 +5,29 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 PROBABILITY = 0.99
 
+_FEW = 4
+"""Up to here the standard deviation is taken: the MAD of three is the lesser of two gaps."""
 _FACTORS = {
-    **{2: 44.4, 3: 64.3, 4: 11.1, 5: 9.87, 6: 5.51, 7: 5.21, 8: 3.77, 9: 3.69, 10: 3.01},
+    **{2: 31.4, 3: 6.21, 4: 3.40, 5: 9.87, 6: 5.51, 7: 5.21, 8: 3.77, 9: 3.69, 10: 3.01},
     **{12: 2.52, 15: 2.17, 20: 1.66, 30: 1.27, 50: 0.93},
 }
 """How many MADs of R repeats lie between their median and that of R others, at most, in 99 of 100.
 
-MAD is the median of the distances from the median. By 400,000 draws of R + R values from a normal
-distribution for each R. Of values whose noise has longer tails, or one tail only, it is less: with
-5 repeats 9.3 (Laplace), 6.9 (exponential). Few repeats tell little of their noise, hence the large
-numbers. For many the distance is z₀.₉₉ √2 σ √(π/2R) = 2.33 × 1.41 × 1.25 / √R × MAD / 0.6745, by
-the variance of a median (Kendall and Stuart, The Advanced Theory of Statistics, 14.12) and the MAD
-of a normal distribution (Hampel, JASA 69, 1974).
+Of `_FEW` repeats or fewer it is standard deviations. MAD is the median of the distances from the
+median: one disturbed repeat of five changes it little. By 400,000 draws of R + R values from a
+normal distribution for each R. Of values whose noise has longer tails, or one tail only, it is
+less: with 5 repeats 9.3 (Laplace), 6.9 (exponential). Few repeats tell little of their noise, hence
+the large numbers. For many the distance is z₀.₉₉ √2 σ √(π/2R) = 2.33 × 1.41 × 1.25 / √R × MAD /
+0.6745, by the variance of a median (Kendall and Stuart, The Advanced Theory of Statistics, 14.12)
+and the MAD of a normal distribution (Hampel, JASA 69, 1974).
 """
 _OF_THREE_ROUNDS = {
-    **{2: 83.1, 3: 115.5, 4: 16.0, 5: 14.5, 6: 7.42, 7: 7.01, 8: 4.90, 9: 4.79, 10: 3.78},
+    **{2: 58.4, 3: 9.23, 4: 4.56, 5: 14.5, 6: 7.42, 7: 7.01, 8: 4.90, 9: 4.79, 10: 3.78},
     **{12: 3.13, 15: 2.68, 20: 2.02, 30: 1.51, 50: 1.10},
 }
 """The same for the best of three medians: a value that misses its bound is measured again, twice,
@@ -75,16 +78,23 @@ class Detection:
 def blur(values: Sequence[float], *, rounds_of_three: bool = False) -> float | None:
     """Share by which medians of two runs like this one differ, at most, in 99 of 100.
 
-    values: above 0, one of each repeat. None for a single one, which says nothing of its noise.
+    values: one of each repeat. None for a single one, which says nothing of its noise, and for 0.
     rounds_of_three: the best of three medians counts where the first one misses its bound.
     """
-    if len(values) < 2:
-        return None
     middle = statistics.median(values)
-    mad = statistics.median(abs(value - middle) for value in values)
+    if len(values) < 2 or not middle:
+        return None
     factors = _OF_THREE_ROUNDS if rounds_of_three else _FACTORS
     factor = factors[max(known for known in factors if known <= len(values))]
-    return factor * mad / middle
+    return factor * scale(values) / middle
+
+
+def scale(values: Sequence[float]) -> float:
+    """How far values scatter: their standard deviation where they are few, else their MAD."""
+    if len(values) <= _FEW:
+        return statistics.stdev(values)
+    middle = statistics.median(values)
+    return statistics.median(abs(value - middle) for value in values)
 
 
 def smallest_loss(
@@ -92,6 +102,7 @@ def smallest_loss(
     least: float,
     tolerated: float | None = None,
     *,
+    judged: float | None = None,
     rounds_of_three: bool = False,
 ) -> Detection | None:
     """How much less each value would have to be for the median to miss `least` with 99 %.
@@ -99,14 +110,26 @@ def smallest_loss(
     A run with a share d less has a median of m(1 - d), m being this run's, but for noise: at most
     m(1 - d)(1 + blur) in 99 of 100. That is below `least` from d = 1 - least / (m (1 + blur)) on.
     It has two parts: the margin that this run has, and its blur. values, rounds_of_three: as of
-    `blur`. None for a single value, and for a median that misses `least` anyway.
+    `blur`. judged: the value that is judged, where it is not the median of `values`: by as much as
+    the two differ another run's may differ too. None for a single value, and for a median that
+    misses `least` anyway.
     """
     unsure = blur(values, rounds_of_three=rounds_of_three)
-    middle = statistics.median(values)
+    middle = statistics.median(values) if judged is None else judged
     if unsure is None or middle < least:
         return None
+    unsure += abs(middle / statistics.median(values) - 1)
     share = 1 - least / (middle * (1 + unsure))
     return Detection("less", share, len(values), unsure, tolerated)
+
+
+def smallest_excess(values: Sequence[float], most: float) -> Detection | None:
+    """How much more each value would have to be for the median to exceed `most` with 99 %.
+
+    A time that is so much longer is a rate that is less: see `smallest_loss`.
+    """
+    found = smallest_loss([1 / value for value in values], 1 / most)
+    return found and replace(found, kind="more", share=found.share / (1 - found.share))
 
 
 def smallest_share_wrong(calls: int) -> Detection | None:

@@ -14,6 +14,8 @@ from pytest_mnode.detection import (
     _OF_THREE_ROUNDS,
     Detection,
     blur,
+    scale,
+    smallest_excess,
     smallest_loss,
     smallest_share_wrong,
 )
@@ -76,8 +78,8 @@ def test_a_loss_that_only_uses_the_margin_up_is_found_by_half_of_them(repeats: i
 @pytest.mark.parametrize(
     ("repeats", "rounds", "factors"),
     [
-        *((repeats, 1, _FACTORS) for repeats in (4, 5, 6, 10)),
-        *((repeats, 3, _OF_THREE_ROUNDS) for repeats in (5, 12)),
+        *((repeats, 1, _FACTORS) for repeats in (3, 4, 5, 6, 10)),
+        *((repeats, 3, _OF_THREE_ROUNDS) for repeats in (3, 5, 12)),
     ],
 )
 def test_factors_are_what_draws_give(repeats: int, rounds: int, factors: dict[int, float]) -> None:
@@ -90,9 +92,7 @@ def test_factors_are_what_draws_give(repeats: int, rounds: int, factors: dict[in
     ratios = []
     for _ in range(20_000):
         one, others = draw(), [statistics.median(draw()) for _ in range(rounds)]
-        middle = statistics.median(one)
-        mad = statistics.median(abs(value - middle) for value in one)
-        ratios.append((max(others) - middle) / mad)
+        ratios.append((max(others) - statistics.median(one)) / scale(one))
     assert sorted(ratios)[round(0.99 * len(ratios))] == pytest.approx(factors[repeats], rel=0.15)
 
 
@@ -107,6 +107,41 @@ def test_the_limit_is_margin_and_noise() -> None:
     assert noisy.blur == pytest.approx(0.0987)  # 9.87 × MAD 1 / 100
     assert noisy.share == pytest.approx(1 - 0.8 / 1.0987)
     assert not noisy.blurred
+
+
+@pytest.mark.parametrize("repeats", [3, 4, 6])
+@pytest.mark.parametrize("noise", [_normal, _now_and_then_much_slower, _exponential])
+def test_an_excess_of_the_limit_is_found_by_99_runs_in_a_hundred(
+    noise: Callable[[random.Random], float], repeats: int
+) -> None:
+    """A latency whose bound is 1/LEAST. Disturbed messages take longer."""
+    random_ = random.Random(f"{noise.__name__} {repeats}")
+
+    def run(more: float = 0.0) -> list[float]:
+        return [(1 + more) * 0.01 * (1 - noise(random_) / 100) for _ in range(repeats)]
+
+    found = []
+    while len(found) < RUNS:
+        limit = smallest_excess(run(), 1 / LEAST)
+        if limit is not None:
+            assert limit.kind == "more"
+            found.append(statistics.median(run(limit.share)) > 1 / LEAST)
+    assert sum(found) / RUNS >= 0.985
+
+
+@pytest.mark.parametrize(("repeats", "percent"), [(3, 0.5), (4, 1.0), (5, 0.5), (8, 1.5)])
+def test_no_healthy_run_fails_and_few_are_too_noisy(repeats: int, percent: float) -> None:
+    """Noise of a healthy cluster, 5 % above a bound that lets 8 % go."""
+    random_ = random.Random(repeats)
+    verdicts = []
+    for _ in range(RUNS):
+        values = [100 * (1 + percent / 100 * random_.gauss(0, 1)) for _ in range(repeats)]
+        detection = smallest_loss(values, 95.0, 0.08)
+        middle = statistics.median(values)
+        found = Measurement("busbw", middle, "GB/s", at_least(95.0), detection=detection)
+        verdicts.append(found.verdict)
+    assert verdicts.count(Verdict.FAIL) == 0
+    assert verdicts.count(Verdict.INCONCLUSIVE) / RUNS < 0.02
 
 
 def test_one_value_and_a_value_below_its_bound_say_nothing_of_losses() -> None:

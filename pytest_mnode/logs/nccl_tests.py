@@ -155,7 +155,7 @@ class _Reader:
 
     def _begin(self) -> None:
         self._test = NcclTest()
-        self._rows: dict[NcclTestsRow, None] = {}
+        self._rows: dict[tuple[str, ...], NcclTestsRow] = {}
         self._columns: tuple[str, ...] = ()
         self._devices: dict[tuple[str, ...], None] = {}
         self._faults: dict[str, None] = {}
@@ -169,7 +169,7 @@ class _Reader:
     def _end(self) -> None:
         if self._anything:
             ranks = {(group, rank) for rank, group, _, _ in self._devices}
-            test = replace(self._test, rows=tuple(self._rows))
+            test = replace(self._test, rows=tuple(self._rows.values()))
             exits = () if test.wrong or test.failed else self._exits
             self._done.append(
                 replace(
@@ -207,7 +207,7 @@ class _Reader:
             self._columns = columns
         elif row := _row_of(text, self._columns):
             self._anything = True
-            self._rows[row] = None  # a scheduler may print a line twice
+            self._rows.update([row])  # a scheduler may print a line twice, cells and all
         elif _FAULT.fullmatch(text):
             self._anything = self._anything or "Test " in text
             ended = self._test.closed and _EXIT.fullmatch(text)
@@ -245,8 +245,8 @@ def _heading(line: str) -> tuple[str, ...]:
     return tuple(names) if names[:3] == ["size", "count", "type"] and whole_blocks else ()
 
 
-def _row_of(line: str, columns: Sequence[str]) -> NcclTestsRow | None:
-    """A row of the table with these columns; None for a line that is no whole row of it.
+def _row_of(line: str, columns: Sequence[str]) -> tuple[tuple[str, ...], NcclTestsRow] | None:
+    """Cells and row of a table with these columns; None for a line that is no whole row of it.
 
     Its cells are the last of the line, because schedulers and collectors put words before them.
     """
@@ -263,7 +263,8 @@ def _row_of(line: str, columns: Sequence[str]) -> NcclTestsRow | None:
     blocks = list(_blocks(columns, cells))
     if blocks[0] is None or (count and size_bytes % count):
         return None
-    return NcclTestsRow(size_bytes, blocks[0], blocks[1] if len(blocks) > 1 else None)
+    in_place = blocks[1] if len(blocks) > 1 else None
+    return tuple(cells), NcclTestsRow(size_bytes, blocks[0], in_place)
 
 
 def _fits(column: str, cell: str) -> bool:

@@ -114,6 +114,14 @@ class PerftestPromise(Page):
     binding: Literal["nic", "none"] = "nic"
     """Client and server run, and have their memory, on the NUMA node of their NIC, and where they
     ran is judged; none: wherever the system puts them, unjudged."""
+    repeats: Some = 3
+    """Runs of each pair, whose median is judged. A rail with a pair whose noise hides more than the
+    bound lets go gets more: four times as many at most."""
+
+    @property
+    def tolerated_fraction(self) -> float | None:
+        """Of the line rate, what the bound lets go; None where it is not of the line rate."""
+        return None
 
 
 class RdmaBandwidthPromise(PerftestPromise):
@@ -124,9 +132,14 @@ class RdmaBandwidthPromise(PerftestPromise):
     size_bytes: Bytes = Field(1 << 20, alias="size")
     """Of a message, such as 1 MiB."""
     duration_s: Annotated[Seconds, Field(ge=1, le=600)] = Field(2.0, alias="duration")
-    """How long each pair is measured, in whole seconds, such as 2 s."""
+    """How long each run of a pair is, in whole seconds, such as 2 s."""
     memory: Literal["host", "gpu"] = "host"
     """Whose memory is sent; gpu: of the GPU nearest to each NIC, by perftest's CUDA options."""
+
+    @property
+    def tolerated_fraction(self) -> float:
+        """Of the line rate, what the bound lets go."""
+        return 1 - self.at_least_fraction
 
 
 class WriteBandwidthPromise(RdmaBandwidthPromise):
@@ -166,9 +179,10 @@ class WriteLatencyPromise(PerftestPromise):
 class NcclTestsPromise(Page):
     """nccl-tests over all nodes, judged by the promises of the collectives they measure."""
 
-    command: Text = "mpirun -np {ranks} --host {hosts} {program} -b {from} -e {to} -f 2 -g 1"
+    command: Text = "mpirun -np {ranks} --host {hosts} {program} -b {from} -e {to} -f 2 -g 1 -N 4"
     """How one is started on the first node. Filled in are {program}, {ranks}, {nodes}, {per_node},
-    {hosts} (NODE:RANKS,…), {names} (NODE,…), {from} and {to} in bytes."""
+    {hosts} (NODE:RANKS,…), {names} (NODE,…), {from} and {to} in bytes. The median of its cycles
+    (-N) is judged; of a single one it is not known which loss it would have shown."""
     directory: Text | None = None
     """Where all_reduce_perf and the others are; else on the PATH of the first node."""
     limit_s: Seconds = Field(600.0, alias="limit")

@@ -86,8 +86,8 @@ class ScalingCriterion(Criterion):
     rounds: Annotated[int, Field(strict=True, ge=2)] = 3
     """How often all numbers of nodes take their turn, beginning at another node each time."""
     most_rounds: Annotated[int, Field(strict=True, ge=2)] = 8
-    """More rounds follow, up to so many, while the result is not known well enough; a miss of
-    at_least_efficiency takes three rounds."""
+    """More rounds follow, up to so many, while the result is not known well enough, or noise hides
+    more than the bound lets go; a miss of at_least_efficiency takes three rounds."""
     at_most_uncertainty: _Part = 0.02
     """Half of the 95 % confidence interval of an efficiency; with more there is no answer."""
     parts_within: _Part = 0.02

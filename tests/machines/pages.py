@@ -28,7 +28,8 @@ criteria:
     limits: {memlock: unlimited}
   fabric:
     write_bandwidth:
-      {at_least_fraction: 0.1, size: 64 KiB, duration: 4 s, arguments: [-u, "20", -t, "8"]}
+      {at_least_fraction: 0.1, size: 64 KiB, duration: 4 s, repeats: 1,
+       arguments: [-u, "20", -t, "8"]}
 certificate: {valid_for: 1 day}
 """
 

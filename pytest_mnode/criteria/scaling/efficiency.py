@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
+from pytest_mnode.detection import Detection, smallest_loss
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 RESAMPLES = 400
@@ -42,6 +43,7 @@ class Throughput:
     step_s: as above. ideal_s: what the step would take with nothing lost. samples_s, tokens_s: per
     second. low, high: 95 % confidence interval of the efficiency. steps: how many were timed.
     share: what a node has of the work of one node alone: 1 in weak scaling, 1/n in strong.
+    by_round: the efficiency of each round by itself; () of one node.
     mean: the same by the mean of a group's steps in a turn; None where this is by the mean.
     """
 
@@ -55,6 +57,7 @@ class Throughput:
     high: float
     steps: int
     share: float
+    by_round: tuple[float, ...] = ()
     mean: Throughput | None = None
 
     def by_mean(self) -> Throughput:
@@ -77,6 +80,12 @@ class Throughput:
     def known(self, at_most_uncertainty: float, bound: float) -> bool:
         """Whether the uncertainty is as small, or the interval is on one side of the bound."""
         return self.uncertainty <= at_most_uncertainty or not self.low < bound <= self.high
+
+    def detection(self, bound: float) -> Detection | None:
+        """The loss of efficiency that would have been found, by how much rounds differ."""
+        if not self.by_round:
+            return None
+        return smallest_loss(self.by_round, bound, 1 - bound, judged=self.efficiency)
 
     @property
     def lost_s(self) -> float:
@@ -117,12 +126,12 @@ def _row(
     seed: int,
 ) -> Throughput:
     """What groups did beside one node. middle: of a group's steps in a turn."""
-    rounds = _by_round(over)
-    step_s, ideal_s = _step_s(rounds, middle), _step_s(_by_round(alone), middle) * share
+    rounds, ideal = _by_round(over), _by_round(alone)
+    step_s, ideal_s = _step_s(rounds, middle), _step_s(ideal, middle) * share
     count = over[0].count
     low, high = (1.0, 1.0)
     if count > 1:
-        low, high = _interval(_by_round(alone), rounds, share, middle, seed)
+        low, high = _interval(ideal, rounds, share, middle, seed)
     return Throughput(
         count=count,
         step_s=step_s,
@@ -133,6 +142,7 @@ def _row(
         low=low,
         high=high,
         share=share,
+        by_round=by_round(ideal, rounds, share, middle) if count > 1 else (),
         steps=sum(g.size for of_round in rounds.values() for g in of_round),
     )
 
@@ -147,7 +157,17 @@ def settled(timings: JobTimings, promise: ScalingCriterion, *, seed: int = 0) ->
     rows = [row.judged_by(promise.parts_within) for row in throughputs(timings, seed=seed)]
     if timings.rounds < FEWEST_ROUNDS and any(row.low < bound for row in rows):
         return False
-    return bool(rows) and all(row.known(promise.at_most_uncertainty, bound) for row in rows)
+    return bool(rows) and all(
+        row.known(promise.at_most_uncertainty, bound) and not _too_noisy(row, promise)
+        for row in rows
+    )
+
+
+def _too_noisy(row: Throughput, promise: ScalingCriterion) -> bool:
+    """Whether rounds hide more than the bound lets go, where the efficiency keeps it."""
+    full, least = promise.at_least_efficiency, promise.explained_from
+    found = row.detection(full if row.efficiency >= full else least)
+    return found is not None and found.blurred
 
 
 def _by_round(trained: Sequence[GroupSteps]) -> dict[int, list[NDArray[np.float64]]]:
@@ -155,6 +175,16 @@ def _by_round(trained: Sequence[GroupSteps]) -> dict[int, list[NDArray[np.float6
     for one in trained:
         found.setdefault(one.round, []).append(np.array(one.step_times_s))
     return found
+
+
+def by_round(
+    alone: _Rounds, over: _Rounds, share: float, middle: _Middle = np.median
+) -> tuple[float, ...]:
+    """The efficiency of each round by itself."""
+    return tuple(
+        _step_s({number: alone[number]}, middle) * share / _step_s({number: over[number]}, middle)
+        for number in sorted(set(over) & set(alone))
+    )
 
 
 def _step_s(rounds: _Rounds, middle: _Middle) -> float:

@@ -6,9 +6,11 @@ import posixpath
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_low
 from typing import TYPE_CHECKING
 
-from pytest_mnode.logs.nccl_tests import NcclTest, NcclTestsRow, read_nccl_tests
+from pytest_mnode.detection import smallest_loss
+from pytest_mnode.logs.nccl_tests import NcclTest, read_nccl_tests
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec.bandwidth import busbw_at_line_rate
 from pytest_mnode.spec.fabric import NcclTestsPromise
@@ -16,6 +18,7 @@ from pytest_mnode.spec.quantity import SIZE
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
+    from pytest_mnode.spec.bandwidth import BusbwAtLineRate
     from pytest_mnode.spec.fabric import BusbwPromise
     from pytest_mnode.spec.inventory import Fabric
 
@@ -30,6 +33,7 @@ PROGRAMS: Mapping[str, str] = {
     "broadcast": "broadcast_perf",
     "send_recv": "sendrecv_perf",
 }
+_ONE_CYCLE = "one cycle, which does not show its noise (nccl_tests.command: give -N 3 or more)"
 _ROUNDED_BYTES = 128
 """A rank's part of a size may be rounded down by this. Source: nccl-tests, src/all_gather.cu."""
 
@@ -49,21 +53,18 @@ class NcclRun:
     test: NcclTest | None
     why: str
 
-    def row(self, size_bytes: int) -> NcclTestsRow | None:
-        """The row of the largest size up to `size_bytes`; None where there is none.
+    def cycles(self, size_bytes: int) -> tuple[float | None, ...]:
+        """Bus bandwidth in each cycle (`-N`), of the largest size up to `size_bytes`; () if none.
 
-        Of several (`-N`) the median bandwidth, the lower of two. Sizes of all-gather and similar
-        collectives are rounded down to a multiple of the ranks, each with a multiple of 16 bytes
-        or more; a smaller row is of another size.
+        Sizes of all-gather and similar collectives are rounded down to a multiple of the ranks,
+        each with a multiple of 16 bytes or more; a smaller row is of another size.
         """
         spare_bytes = _ROUNDED_BYTES * self.nodes * self.ranks_per_node
         rows = [r for r in (self.test.rows if self.test else ()) if r.size_bytes <= size_bytes]
         largest = max((r.size_bytes for r in rows), default=0)
         if size_bytes - largest >= min(spare_bytes, size_bytes / 2):
-            return None
-        same = [r for r in rows if r.size_bytes == largest]
-        same.sort(key=lambda r: r.out_of_place.busbw_gbytes_s or 0.0)
-        return same[(len(same) - 1) // 2]
+            return ()
+        return tuple(r.out_of_place.busbw_gbytes_s for r in rows if r.size_bytes == largest)
 
 
 def program_of(collective: str, promise: NcclTestsPromise) -> str:
@@ -119,25 +120,38 @@ def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
+def _judge_size(
+    run: NcclRun, size_bytes: int, line: BusbwAtLineRate, promise: BusbwPromise, program: str
+) -> Measurement:
+    """The median of a size's cycles, of two in the middle the lower one."""
+    cycles = () if run.why else run.cycles(size_bytes)
+    measured = [busbw for busbw in cycles if busbw is not None]
+    bound = promise.bound_gbytes_s(line)
+    name = f"nccl-tests {run.collective} {SIZE.text(size_bytes)} busbw"
+    if not measured or len(measured) < len(cycles):
+        why = run.why or ("a cycle without a rate" if cycles else "no row of that size")
+        note = "; ".join(filter(None, [why, program]))
+        return Measurement(name, None, "GB/s", bound, promise.source(line), note=note)
+    busbw = median_low(measured)
+    of_cycles = f"median of {len(measured)} cycles" if len(measured) > 1 else _ONE_CYCLE
+    return Measurement(
+        name,
+        busbw,
+        "GB/s",
+        bound,
+        promise.source(line),
+        note=f"{busbw / line.gbytes_s:.1%} of the line, {of_cycles}; {program}",
+        detection=smallest_loss(measured, bound.accepted[0], promise.tolerated_fraction),
+    )
+
+
 def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measurement]:
     """A measurement for each plateau size of the promise, and one of wrong values."""
     program = f"{run.test.program or ''} {run.test.version or ''}".strip() if run.test else ""
     line = busbw_at_line_rate(run.collective, fabric, run.nodes, run.ranks_per_node, "nccl")
     found = []
     for size_bytes in promise.plateau_sizes_bytes:
-        row = None if run.why else run.row(size_bytes)
-        busbw = row.out_of_place.busbw_gbytes_s if row else None
-        part = f"{busbw / line.gbytes_s:.1%} of the line" if busbw else ""
-        found.append(
-            Measurement(
-                f"nccl-tests {run.collective} {SIZE.text(size_bytes)} busbw",
-                busbw,
-                "GB/s",
-                promise.bound_gbytes_s(line),
-                promise.source(line),
-                note="; ".join(filter(None, [run.why or part or "no row of that size", program])),
-            )
-        )
+        found.append(_judge_size(run, size_bytes, line, promise, program))
     # Wrong values that were seen count, however the program ended.
     wrong = run.test.wrong if run.test and (run.test.wrong or not run.why) else None
     sizes = run.test.wrong_by_size if run.test else {}

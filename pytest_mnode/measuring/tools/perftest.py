@@ -6,8 +6,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_mnode.detection import Detection, smallest_excess, smallest_loss
 from pytest_mnode.machine.cpus import format_cpulist
-from pytest_mnode.measurement import Measurement, at_least, at_most, equals, listed
+from pytest_mnode.measurement import (
+    Bound,
+    Measurement,
+    Relation,
+    at_least,
+    at_most,
+    equals,
+    listed,
+)
 from pytest_mnode.measuring.tools.beside_nic import ToolPlacement
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult, Promise
 from pytest_mnode.spec.fabric import WriteBandwidthPromise, WriteLatencyPromise
@@ -56,11 +65,26 @@ def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list
         )
     found = [
         Measurement(
-            f"{promise.program} {pair.path}", pair.value, unit, bound, source, pair.path, pair.why
+            f"{promise.program} {pair.path}",
+            pair.value,
+            unit,
+            bound,
+            source,
+            pair.path,
+            pair.why or (f"median of {len(pair.repeats)} runs" if len(pair.repeats) > 1 else ""),
+            detection=_detection(pair.repeats, bound, promise.tolerated_fraction),
         )
         for pair in pairs
     ]
     return found if promise.binding == "none" else [*found, _judge_binding(pairs, promise)]
+
+
+def _detection(values: Sequence[float], bound: Bound, tolerated: float | None) -> Detection | None:
+    if not values:
+        return None
+    if bound.relation is Relation.AT_MOST:
+        return smallest_excess(values, bound.limit)
+    return smallest_loss(values, bound.limit, tolerated)
 
 
 def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement:

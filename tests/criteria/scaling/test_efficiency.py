@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median_high
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from pytest_mnode.criteria.scaling.efficiency import reference_node, settled, throughputs
+from pytest_mnode.criteria.scaling.efficiency import (
+    by_round,
+    reference_node,
+    settled,
+    throughputs,
+)
 from pytest_mnode.criteria.scaling.timings import JobTimings, Step
+from pytest_mnode.detection import smallest_loss
 from tests.criteria.scaling import made
+
+_Turns = dict[int, list[NDArray[np.float64]]]
+BOUND = 0.95
 
 
 def test_a_job_without_losses_has_an_efficiency_of_one() -> None:
@@ -137,3 +149,99 @@ def test_rounds_go_on_while_the_mean_that_counts_is_not_known() -> None:
     assert throughputs(job)[-1].known(0.02, 0.95)
     assert not settled(job, made.promise())
     assert settled(job, made.promise(parts_within=0.5))
+
+
+class Cluster:
+    """Turns of steps with noise, in parts of a step: of steps, of turns, and how many stall."""
+
+    def __init__(self, steps: float, turns: float, stalls: float) -> None:
+        self.steps, self.turns, self.stalls = steps, turns, stalls
+        self._chance = np.random.default_rng(7)
+
+    def job(self, rounds: int, efficiency: float) -> tuple[float, tuple[float, ...]]:
+        """What is judged of a job over two groups of nodes, and its rounds."""
+        alone, over = self._turns(rounds, 1, 1.0), self._turns(rounds, 2, 1 / efficiency)
+        ideal_s, step_s = (
+            median_high(float(np.median(turn)) for of_round in turns.values() for turn in of_round)
+            for turns in (alone, over)
+        )
+        return ideal_s / step_s, by_round(alone, over, 1.0)
+
+    def _turns(self, rounds: int, groups: int, step_s: float) -> _Turns:
+        chance = self._chance
+        return {
+            number: [
+                step_s
+                * (1 + self.turns * chance.normal())
+                * (
+                    1
+                    + self.steps * chance.normal(size=10)
+                    + 3.0 * (chance.random(10) < self.stalls)
+                )
+                for _ in range(groups)
+            ]
+            for number in range(rounds)
+        }
+
+
+NOISE = [(0.01, 0.0, 0.0), (0.0, 0.003, 0.0), (0.005, 0.002, 0.05)]
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4, 6])
+@pytest.mark.parametrize("noise", NOISE)
+def test_a_loss_of_the_limit_is_found_by_99_jobs_in_a_hundred(
+    noise: tuple[float, float, float], rounds: int
+) -> None:
+    cluster = Cluster(*noise)
+    found: list[bool] = []
+    while len(found) < 600:
+        healthy, each = cluster.job(rounds, 0.99)
+        limit = smallest_loss(each, BOUND, 1 - BOUND, judged=healthy)
+        assert limit is not None
+        efficiency, _ = cluster.job(rounds, 0.99 * (1 - limit.share))
+        found.append(efficiency < BOUND)
+    assert sum(found) / len(found) >= 0.985
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_no_healthy_job_fails_and_few_are_too_noisy(noise: tuple[float, float, float]) -> None:
+    cluster = Cluster(*noise)
+    jobs = [cluster.job(4, 0.99) for _ in range(600)]
+    limits = [smallest_loss(each, BOUND, 1 - BOUND, judged=judged) for judged, each in jobs]
+    assert all(efficiency >= BOUND for efficiency, _ in jobs)
+    assert sum(limit is None or limit.blurred for limit in limits) / len(jobs) < 0.01
+
+
+def test_an_efficiency_says_which_loss_would_have_shown() -> None:
+    def job(rounds: int, by_turn: float) -> JobTimings:
+        plan = made.plan(4, rounds=rounds)
+        more = {(n, count): by_turn * (n * count % 3) for n in range(rounds) for count in (1, 2, 4)}
+        made_job = made.timings(plan, needed_s=lambda count: 0.0)
+        turns = [
+            replace(
+                turn,
+                steps=tuple(
+                    tuple(replace(s, wall_s=s.wall_s + more[turn.round, turn.count]) for s in ranks)
+                    for ranks in turn.steps
+                ),
+            )
+            for turn in made_job.trained
+        ]
+        return replace(made_job, trained=tuple(turns))
+
+    quiet = throughputs(job(3, 0.0))[-1]
+    assert quiet.by_round == pytest.approx((1, 1, 1))
+    assert str(quiet.detection(BOUND) and quiet.detection(BOUND).text) == "5 % less"
+    assert throughputs(job(3, 0.0))[0].detection(BOUND) is None
+    noisy = job(3, 0.004)
+    row = throughputs(noisy)[1]
+    limit = row.detection(BOUND)
+    assert limit is not None
+    assert limit.doubt.startswith("too noisy: medians of 3 repeats differ by up to")
+    assert row.known(0.02, BOUND)
+    assert not settled(noisy, made.promise()), "more rounds show more of the noise"
+    assert settled(job(8, 0.002), made.promise(most_rounds=8))
+    found = made.judged(made.plan(4, rounds=3), noisy)
+    measured = made.measured(found)["efficiency, 2 nodes"]
+    assert measured.value == pytest.approx(row.efficiency)
+    assert str(measured.verdict) == "inconclusive"

@@ -56,8 +56,8 @@ def test_a_program_is_looked_for_on_every_node(nodes: Local) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        ({}, Verdict.PASS, "of the line; all_reduce_perf"),
-        ({"SHORT": "1"}, Verdict.PASS, "of the line; all_reduce_perf"),
+        ({}, Verdict.PASS, "more); all_reduce_perf"),
+        ({"SHORT": "1"}, Verdict.PASS, "more); all_reduce_perf"),
         ({"WRONG": "5"}, Verdict.FAIL, ""),
         ({"WRONG": "5", "SHORT": "1"}, Verdict.FAIL, ""),
         ({"WRONG": "5", "STATUS": "1"}, Verdict.FAIL, ""),
@@ -122,16 +122,40 @@ def test_a_command_that_cannot_be_filled_in_is_refused(command: str, why: str) -
     assert why in str(error.value)
 
 
-def test_of_several_cycles_the_middle_row_counts() -> None:
-    def row(busbw: float) -> NcclTestsRow:
-        return NcclTestsRow(1 << 20, Timing(busbw, 0))
+def cycles_of(*busbw: float | None) -> NcclRun:
+    rows = tuple(NcclTestsRow(4 << 30, Timing(one, 0)) for one in busbw)
+    return NcclRun("all_reduce", 2, 8, ("x",), "", NcclTest(rows=rows), "")
 
-    test = NcclTest(rows=tuple(row(busbw) for busbw in (90.0, 10.0, 50.0)))
-    run = NcclRun("all_reduce", 2, 8, ("x",), "", test, "")
-    found = run.row(1 << 20)
-    assert found is not None
-    assert found.out_of_place.busbw_gbytes_s == 50.0
-    assert run.row(1 << 21) is None
+
+@pytest.mark.parametrize(
+    ("cycles", "value", "verdict", "words"),
+    [
+        ((390.0, 310.0, 380.0), 380.0, Verdict.INCONCLUSIVE, "too noisy: medians of 3 repeats"),
+        ((390.0, 389.0, 390.5, 390.2), 390.0, Verdict.PASS, "would have shown 6."),
+        ((390.0, 300.0), 300.0, Verdict.FAIL, "median of 2 cycles"),
+        ((390.0,), 390.0, Verdict.PASS, "one cycle, which does not show its noise"),
+        ((390.0, None, 390.0), None, Verdict.INCONCLUSIVE, "a cycle without a rate"),
+    ],
+)
+def test_the_median_of_cycles_counts_and_their_noise(
+    fabric: Fabric,
+    cycles: tuple[float | None, ...],
+    value: float | None,
+    verdict: Verdict,
+    words: str,
+) -> None:
+    line = fabric.model_copy(update={"nics_per_node": 8})
+    [busbw, _] = nccl_tests.judge(cycles_of(*cycles), line, BUSBW)
+    assert (busbw.value, busbw.verdict) == (value, verdict), str(busbw)
+    assert words in str(busbw)
+
+
+def test_cycles_with_the_same_rate_are_several() -> None:
+    """A line that a scheduler printed twice is one; times differ where rates do not."""
+    row = " 4294967296 1 float sum -1 15000.{} 286.3 381.7 0 15000.2 286.3 381.7 0\n"
+    text = _HEAD + row.format(1) + f"[1,0]<stdout>:{row.format(1)}" + row.format(2)
+    [test] = read_nccl_tests(text)
+    assert [found.out_of_place.busbw_gbytes_s for found in test.rows] == [381.7, 381.7]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +172,7 @@ def test_of_several_cycles_the_middle_row_counts() -> None:
 def test_a_row_of_another_size_is_none(there: int, asked: int, found: bool) -> None:
     test = NcclTest(rows=(NcclTestsRow(there, Timing(1.0, 0)),))
     run = NcclRun("all_gather", 3, 8, ("x",), "", test, "")
-    assert (run.row(asked) is not None) is found
+    assert run.cycles(asked) == ((1.0,) if found else ())
 
 
 _ROW = " 4294967296 1 float sum -1 15000.1 286.3 381.7 {} 15000.2 286.3 381.7 {}\n"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ def fabric() -> Fabric:
 
 
 def write_bandwidth(**page: Any) -> WriteBandwidthPromise:
-    return WriteBandwidthPromise.model_validate(page)
+    return WriteBandwidthPromise.model_validate({"repeats": 1, **page})
 
 
 def on_every(nodes: Local, *names: str) -> dict[str, tuple[str, ...]]:
@@ -202,11 +203,67 @@ def test_latency_is_the_typical_one(
     verdict: Verdict,
 ) -> None:
     monkeypatch.setenv("LATENCY", latency)
-    promise = WriteLatencyPromise.model_validate({"at_most": "5 us", "program": "ib_write_bw"})
+    page = {"at_most": "5 us", "program": "ib_write_bw", "repeats": 1}
+    promise = WriteLatencyPromise.model_validate(page)
     pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
     found = [m for m in perftest.judge(pairs, fabric, promise) if m.unit == "µs"]
     assert [(m.value, m.verdict) for m in found] == [(float(latency), verdict)] * 3
     assert found[0].source == "fabric.write_latency.at_most 5 µs"
+
+
+def test_each_rail_is_measured_several_times_and_more_often_where_it_is_noisy(
+    nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAKES_S", "0")
+    (nodes.directory / "rate-n2-mlx5_9").write_text("down")
+    noisy = """
+        for last; do :; done
+        if [ "$NODE $last" = "n0 127.0.0.1" ]; then
+          n=$(cat $DIR/runs 2>/dev/null || echo 384); echo $((n + 1)) > $DIR/runs
+          echo $n > $DIR/rate-n0-mlx5_9
+        fi
+        exec {} "$@"
+    """
+    program(nodes.directory, "noisy", f"#!/bin/sh{noisy.format(nodes.directory / 'ib_write_bw')}")
+    monkeypatch.setattr(perftest_pairs, "_MOST_REPEATS", 2)
+    promise = write_bandwidth(program="noisy", repeats=2, at_least_fraction=0.95)
+    pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
+    assert [len(pair.repeats) for pair in pairs] == [4, 4, 0]
+    found = perftest.judge(pairs, fabric, promise)[:3]
+    assert found[1].value == 387.42
+    assert "median of 4 runs, " not in str(found[0])
+    assert "would have shown 1.92 % less" in str(found[1])
+    assert [m.verdict for m in found] == [Verdict.PASS, Verdict.PASS, Verdict.INCONCLUSIVE]
+
+
+def noisy_pair(*values: float) -> PairResult:
+    return replace(PairResult("n0", "n1", "mlx5_9", median(values)), repeats=values)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "words"),
+    [
+        ((390.0, 389.8, 390.1), Verdict.PASS, "would have shown 1.78 % less"),
+        ((390.0, 380.0, 392.0), Verdict.INCONCLUSIVE, "too noisy: medians of 3 repeats differ by"),
+        ((380.0, 370.0, 382.0), Verdict.FAIL, "median of 3 runs"),
+        ((390.0,), Verdict.PASS, "margin +6 Gbit/s"),
+    ],
+)
+def test_noise_of_a_pair_says_which_loss_would_have_shown(
+    fabric: Fabric, values: tuple[float, ...], verdict: Verdict, words: str
+) -> None:
+    [found, *_] = perftest.judge([noisy_pair(*values)], fabric, write_bandwidth())
+    assert found.verdict is verdict
+    assert words in str(found)
+
+
+def test_noise_of_latencies_says_which_excess_would_have_shown(fabric: Fabric) -> None:
+    promise = WriteLatencyPromise.model_validate({"at_most": "5 us", "binding": "none"})
+    [found] = perftest.judge([noisy_pair(4.0, 4.0, 4.0)], fabric, promise)
+    assert "would have shown 25 % more" in str(found)
+    [found] = perftest.judge([noisy_pair(4.0, 4.1, 3.9)], fabric, promise)
+    assert found.passed
+    assert "would have shown 44.4 % more" in str(found)
 
 
 def test_a_program_that_is_missing_is_the_reason(nodes: Local, fabric: Fabric) -> None:
