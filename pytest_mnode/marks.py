@@ -125,6 +125,11 @@ def runs_in_ranks(item: pytest.Item) -> bool:
     return not needs_no_world(getattr(item, "cls", None))
 
 
+def takes_nodes(item: pytest.Item) -> bool:
+    """Whether this test runs in ranks, or in the controller with nodes."""
+    return runs_in_ranks(item) or bool(controller_fixtures(item))
+
+
 def wide_fixtures_node(item: pytest.Item) -> pytest.Collector | None:
     """The collector for which the widest fixture of this test lives that is built on ranks.
 

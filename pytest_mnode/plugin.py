@@ -7,6 +7,7 @@ ranks does not need are imported where they are used.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -210,7 +211,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if _only_shows(config):
         return
-    items = [i for i in session.items if _needs_pool(i)]
+    items = [i for i in session.items if marks.takes_nodes(i)]
     if not items:
         return
     for item in items:
@@ -222,7 +223,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
             config.pluginmanager.register(PortWatch(run, session), marks.PORTS_FIXTURE)
         from pytest_mnode.controller.rank_tests import Guard, RankTests
+        from pytest_mnode.controller.trial import trial
 
+        config.stash[STOP_RULES].trial = functools.partial(trial, run)
         rank_tests = RankTests(run, config.stash[STOP_RULES])
         config.pluginmanager.register(rank_tests, RANK_TESTS)
         config.pluginmanager.register(rank_tests.held_worlds, "mnode-held-worlds")
@@ -245,10 +248,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(str(error)) from None
     if run.client is not None:
         run.send_collect(items)
-
-
-def _needs_pool(item: pytest.Item) -> bool:
-    return marks.runs_in_ranks(item) or bool(marks.controller_fixtures(item))
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:

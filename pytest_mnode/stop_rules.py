@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,7 +13,7 @@ STOPS = "stops"
 MARKER = (
     "stops('mesh', 'fabric', …, only_hung=False): when this test fails (only_hung: when it reaches "
     "its limit), tests of those criteria are not run and are inconclusive, with its finding as the "
-    "reason"
+    "reason. After one hang each of them is run if a small collective in its shape ends"
 )
 
 
@@ -42,12 +43,26 @@ def without_nodes(item: pytest.Item) -> bool:
     return mark is not None and bool(mark.kwargs.get("without_nodes", False))
 
 
+@dataclass(slots=True)
+class _Finding:
+    """Why a test failed, in one line. hung: it reached its limit."""
+
+    text: str
+    hung: bool
+
+
 class StopRules:
-    """pytest plugin: notes failures of tests marked `stops`, and which tests they stop."""
+    """pytest plugin: notes failures of tests marked `stops`, and which tests they stop.
+
+    A hang may pass. After it each test that it would stop has a trial in its own shape, and runs
+    where that ends. After a second hang nothing is tried: trials do not show what makes tests hang.
+    """
 
     def __init__(self) -> None:
+        self.trial: Callable[[pytest.Item], str] | None = None
+        """Why a trial for this test did not end; "" where it did. None: none can be made."""
         self._stops: dict[str, list[pytest.Mark]] = {}
-        self._found: dict[str, dict[str, str]] = {}
+        self._found: dict[str, dict[str, _Finding]] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._stops = {item.nodeid: list(item.iter_markers(STOPS)) for item in session.items}
@@ -58,16 +73,13 @@ class StopRules:
         stopped = stopped_by(self._stops.get(report.nodeid, ()), hung=hung)
         # What is inconclusive stops nothing; a hang may be in the making of a group as well.
         if stopped and report.failed and (hung or report.when == "call"):
-            self._note(stopped, report.nodeid, _finding(report))
+            for criterion in stopped:
+                found = _Finding(_shortened(_finding(report)), hung)
+                self._found.setdefault(criterion, {})[report.nodeid] = found
         elif culprits := _culprits(report):  # which come after the failure
-            found = [name for name, tests in self._found.items() if report.nodeid in tests]
-            self._note(found, report.nodeid, ", ".join(culprits))
-
-    def _note(self, criteria: Iterable[str], nodeid: str, finding: str) -> None:
-        from pytest_mnode.certificate.text import first_line
-
-        for criterion in criteria:
-            self._found.setdefault(criterion, {})[nodeid] = first_line(finding, 300)
+            for tests in self._found.values():
+                if report.nodeid in tests:
+                    tests[report.nodeid].text = _shortened(", ".join(culprits))
 
     def missing_for(self, item: pytest.Item) -> str | None:
         """Why this test cannot be judged any more, in one line; None where it can."""
@@ -82,9 +94,25 @@ class StopRules:
             found = {test: why for test, why in found.items() if criterion_name(test) != criterion}
         if not found:
             return None
+        still = ""
+        if self.trial is not None and marks.takes_nodes(item) and _hung_once(found.values()):
+            still = self.trial(item)
+            if not still:
+                return None
         first, finding = next(iter(found.items()))
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        return f"not run: {criterion_name(first)} failed ({finding}){more}"
+        tried = f"; a small collective after it: {still}" if still else ""
+        return f"not run: {criterion_name(first)} failed ({finding.text}){more}{tried}"
+
+
+def _hung_once(found: Iterable[_Finding]) -> bool:
+    return [finding.hung for finding in found] == [True]
+
+
+def _shortened(text: str) -> str:
+    from pytest_mnode.certificate.text import first_line
+
+    return first_line(text, 300)
 
 
 def stopped_by(found: Iterable[pytest.Mark], *, hung: bool = False) -> tuple[str, ...]:

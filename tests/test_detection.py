@@ -120,7 +120,7 @@ def test_an_excess_of_the_limit_is_found_by_99_runs_in_a_hundred(
     def run(more: float = 0.0) -> list[float]:
         return [(1 + more) * 0.01 * (1 - noise(random_) / 100) for _ in range(repeats)]
 
-    found = []
+    found: list[bool] = []
     while len(found) < RUNS:
         limit = smallest_excess(run(), 1 / LEAST)
         if limit is not None:

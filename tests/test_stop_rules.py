@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.stop_rules import StopRules, _Finding
 from tests.inner import InnerRun, need_rack, run_here, run_pytest, write_files
 
 CRITERIA = {
@@ -77,7 +78,7 @@ CRITERIA = {
                 time.sleep(1000)
 
         @pytest.mark.parametrize("number", [1, 2])
-        def test_is_not_tried(world, number):
+        def test_is_run_after_it(world, number):
             \"\"\"Is it well?\"\"\"
     """,
 }
@@ -85,8 +86,8 @@ HUNG = {
     "test_fails": "failure",
     "test_is_tried": "passed",
     "test_hangs": "failure",
-    "test_is_not_tried[1]": "error",
-    "test_is_not_tried[2]": "error",
+    "test_is_run_after_it[1]": "passed",
+    "test_is_run_after_it[2]": "passed",
 }
 
 
@@ -190,8 +191,75 @@ def test_a_test_that_was_interrupted_has_not_passed(pytester: pytest.Pytester) -
     assert cases["test_interrupted"]["message"] == "it was interrupted before it ended"
 
 
-def test_a_hang_stops_the_rest_of_its_criterion_and_a_failure_does_not(ran: InnerRun) -> None:
-    """The limit of the hanging test follows from the spec; the others cost nothing."""
+def test_neither_a_failure_nor_a_hang_that_passed_stops_the_rest(ran: InnerRun) -> None:
+    """The limit of the hanging test follows from the spec."""
     assert {name: ran.outcomes()[name] for name in HUNG} == HUNG
-    assert ran.output.count("not run: hung failed (node1 fab0)") >= 2
     assert "no end within 0.5 s" in ran.output
+
+
+def test_what_still_hangs_stops_the_rest_of_its_criterion(tmp_path: Path) -> None:
+    """Full packets vanish: ranks meet, and a collective of many packets does not end."""
+    need_rack()
+    collectives = """
+        import pytest
+        import torch
+        import torch.distributed as dist
+        from pytest_mnode.measurement import Measurement, equals
+        pytestmark = [pytest.mark.criterion, pytest.mark.stops("mesh", only_hung=True)]
+
+        def holes(nodes, spec):
+            return [Measurement("paths with a hole", 1, "", equals(0), "none", "node1 fab0")]
+
+        @pytest.mark.mnode(timeout=1, on_failure=holes)
+        def test_hangs(process_group):
+            \"\"\"Does it end?\"\"\"
+            dist.all_reduce(torch.ones(1 << 16))
+
+        def test_after(world):
+            \"\"\"Is it well?\"\"\"
+
+        def test_in_the_controller(cluster):
+            \"\"\"Is it well?\"\"\"
+    """
+    write_files(tmp_path, test_mesh=collectives)
+    fault = "--mnode-fault=mtu_hole:node1"
+    run = run_pytest(tmp_path, "--mnode-nodes=2", fault, "--mnode-timeout=2")
+    assert run.outcomes() == {
+        "test_hangs": "failure",
+        "test_after": "error",
+        "test_in_the_controller": "error",
+    }, run.output
+    reason = "not run: mesh failed (node1 fab0); a small collective after it: [ranks 0-1 of 2 on"
+    assert run.output.count(reason) >= 2, run.output
+    assert run.output.count("no end within 2 s: waits in all_reduce at trial.py") >= 2
+
+
+@pytest.mark.parametrize(
+    ("hung", "trial", "reason"),
+    [
+        ([True], "", None),
+        ([True], "no end", "not run: mesh failed (node1); a small collective after it: no end"),
+        ([True], None, "not run: mesh failed (node1)"),
+        ([True, True], "", "not run: mesh failed (node1) and 1 more"),  # trials show nothing
+        ([False], "", "not run: mesh failed (node1)"),
+        ([True, False], "", "not run: mesh failed (node1) and 1 more"),
+    ],
+)
+def test_only_after_one_hang_a_trial_decides(
+    pytester: pytest.Pytester, hung: list[bool], trial: str | None, reason: str | None
+) -> None:
+    write_files(pytester.path, test_mesh=CRITERIA["test_mesh"])
+    items, _ = pytester.inline_genitems("--collect-only")
+    kept = next(item for item in items if item.name == "test_kept")
+    rules, asked = StopRules(), list[str]()
+
+    def tried(item: pytest.Item) -> str:
+        asked.append(item.name)
+        return str(trial)
+
+    rules.trial = None if trial is None else tried
+    rules._found["mesh"] = {
+        f"test_mesh.py::test_{number}": _Finding("node1", one) for number, one in enumerate(hung)
+    }
+    assert rules.missing_for(kept) == reason
+    assert asked == (["test_kept"] if hung == [True] and trial is not None else [])

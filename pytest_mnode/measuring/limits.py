@@ -17,6 +17,8 @@ REPEAT_S = 0.25
 """How long a repeat should take: a shaper's burst, or a clock's grain, is then lost in it."""
 START_UP_S, START_UP_OF_A_RANK_S = 30.0, 0.1
 """Of a process group and its connections, which grows with the ranks."""
+TRIAL_S = 5.0
+"""Of the same where a hang was seen before: forked ranks form a group in a second."""
 START_UP_OF_ACCELERATORS_S = 60.0
 """Contexts of all accelerators of a node, libraries from a file server, and NCCL's search."""
 FACTOR = 10.0
@@ -76,6 +78,11 @@ def still_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> f
 def paths_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
     """Limit of the test of all paths: start-up, and what locating may take."""
     return _start_up_s(spec, nodes * ranks_per_node) + settings.locate_budget_s
+
+
+def trial_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:
+    """Limit of one small collective after a hang, in fresh ranks."""
+    return TRIAL_S + _start_up_s(spec, nodes * ranks_per_node) - START_UP_S
 
 
 def transport_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:

@@ -33,6 +33,7 @@ from pytest_mnode.charts import (
 )
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least
 from pytest_mnode.path_rates import PathRates
+from tests.certificate.large import SLOW, composed
 
 Certify = Callable[..., Certificate]
 
@@ -232,6 +233,12 @@ def test_without_the_extra_the_page_says_so(
     assert MISSING in page.text
     assert "svg" not in {tag for tag, _ in page.tags}
     assert page.text.count("all fine") == 6  # of the map, for which nothing is missing
+
+
+def test_a_page_of_512_nodes_is_small() -> None:
+    page = page_text(composed())
+    assert len(page.encode()) < 5e6
+    assert f"node{SLOW:04d} mlx5_3 tx" in page
 
 
 def test_nothing_is_imported_before_a_page_is_written() -> None:

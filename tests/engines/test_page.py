@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from pytest_mnode.certificate.page import page_text
+from tests import browser
 from tests.certificate.large import composed
 from tests.inner import need
 
@@ -31,42 +28,16 @@ HARNESS = """<!doctype html><pre id=out></pre>
 """
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    program = shutil.which("chromium")
-    need(None if program else "no chromium on the PATH")
-    return str(program)
-
-
-def run(chromium: str, directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [
-            *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-            *(f"--user-data-dir={directory / 'profile'}", "--allow-file-access-from-files"),
-            *("--disable-dev-shm-usage", "--enable-logging=stderr", "--log-level=0"),
-            *("--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"),
-            *args,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "HOME": str(directory)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+@pytest.fixture(autouse=True)
+def _chromium() -> None:
+    need(None if shutil.which(browser.PROGRAM) else "no chromium on the PATH")
 
 
 @pytest.mark.parametrize("slow", [True, False], ids=["failed", "inconclusive"])
-def test_a_browser_shows_the_page_on_a_phone_and_prints_it(
-    chromium: str, tmp_path: Path, slow: bool
-) -> None:
+def test_a_browser_shows_the_page_on_a_phone_and_prints_it(tmp_path: Path, slow: bool) -> None:
     page = tmp_path / "certificate.html"
     page.write_text(page_text(composed(nodes=16, questions=4, slow=slow)))
-    harness = tmp_path / "harness.html"
-    harness.write_text(HARNESS.format(width=PHONE_PX))
-    done = run(chromium, tmp_path, "--dump-dom", harness.as_uri())
-    found = json.loads(re.search(r"<pre id=\"out\">(.*?)</pre>", done.stdout)[1])  # type: ignore[index]
+    found, printed = browser.opened(tmp_path, HARNESS.format(width=PHONE_PX))
     assert found["verdict"] == ("NOT certified" if slow else "inconclusive")
     assert found["verdict_ends"] < 800  # it is on the first screen
     assert ("node0013 mlx5_3 tx" if slow else "restart inconclusive") in found["culprit"]
@@ -74,8 +45,8 @@ def test_a_browser_shows_the_page_on_a_phone_and_prints_it(
     assert len(found["pictures"]) == 5
     assert min(found["pictures"]) > 50
     assert found["loaded"] == []
-    assert "CONSOLE" not in done.stderr, done.stderr  # such as of the page's own content policy
+    assert "CONSOLE" not in printed, printed  # such as of the page's own content policy
     pdf = tmp_path / "certificate.pdf"
-    run(chromium, tmp_path, f"--print-to-pdf={pdf}", page.as_uri())
+    browser.run(tmp_path, f"--print-to-pdf={pdf}", page.as_uri())
     assert pdf.read_bytes().startswith(b"%PDF")
     assert pdf.read_bytes().count(b"/Type /Page") > 2

@@ -85,3 +85,18 @@ def test_the_management_network_is_a_reason_on_the_rack() -> None:
 def test_more_than_the_wire_without_a_hierarchy_is_a_wrong_spec() -> None:
     [reason] = Expectation(RACK, "all_reduce", 4, 1).reasons(4 << 20, 0.05)
     assert "line_rate or nics_per_node is too low" in reason
+
+
+@pytest.mark.parametrize(
+    ("nodes", "busbw", "reason"),
+    [
+        (2, 489, "122% of one ring: ranks reduce inside nodes first, which allows 188%"),
+        (32, 489, "122% of one ring: switches reduce (SHARP), which allows 199%"),
+        (32, 900, "225% of the wire: the spec's line_rate or nics_per_node is too low"),
+    ],
+)
+def test_more_than_a_ring_is_explained_by_what_allows_as_much(
+    nodes: int, busbw: float, reason: str
+) -> None:
+    [found] = h100(nodes).reasons(GIB, busbw)
+    assert found.startswith(reason)

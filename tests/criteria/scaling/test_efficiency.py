@@ -231,7 +231,9 @@ def test_an_efficiency_says_which_loss_would_have_shown() -> None:
 
     quiet = throughputs(job(3, 0.0))[-1]
     assert quiet.by_round == pytest.approx((1, 1, 1))
-    assert str(quiet.detection(BOUND) and quiet.detection(BOUND).text) == "5 % less"
+    limit = quiet.detection(BOUND)
+    assert limit is not None
+    assert limit.text == "5 % less"
     assert throughputs(job(3, 0.0))[0].detection(BOUND) is None
     noisy = job(3, 0.004)
     row = throughputs(noisy)[1]

@@ -1,0 +1,51 @@
+"""A trial after a hang: does one small collective end in the world that the next test asks for?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_mnode.certificate.text import first_line
+from pytest_mnode.cluster import RankWorld
+from pytest_mnode.errors import MnodeError
+from pytest_mnode.measuring.limits import trial_limit_s
+from pytest_mnode.progress import progress
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_mnode.controller.session import Run
+
+_BYTES = 1 << 20
+"""Many packets, so that a path which loses only full ones shows; in time nothing on any fabric."""
+
+
+def trial(run: Run, item: pytest.Item) -> str:
+    """Why an all-reduce over fresh ranks did not end in its time, in one line; "" where it did."""
+    need = run.request_of(item)
+    limit_s = run.seconds_of(trial_limit_s, need)
+    try:
+        progress("a small collective, because an earlier test hung")
+        with run.console.shows_line(True):
+            lease = run.lease(need, f"trial before {item.nodeid}")
+            try:
+                info = run.open_world(lease, run.procs_of(need), fresh=True, nodes=())
+                with RankWorld(run, info, limit_s, fresh=True) as world:
+                    world.run(_all_reduce, bool(run.spec.accelerators.per_node), group=True)
+            finally:
+                run.release(lease)
+    except MnodeError as error:
+        run.repair(error)
+        return first_line(str(error), 200)
+    return ""
+
+
+def _all_reduce(on_accelerators: bool, *, world: Any) -> None:
+    """In ranks."""
+    import torch
+    import torch.distributed as dist
+
+    kind = torch.accelerator.current_accelerator() if on_accelerators else None
+    device = torch.device(kind.type, world.local_rank) if kind else torch.device("cpu")
+    total = torch.ones(_BYTES // 4, device=device)
+    dist.all_reduce(total)
+    total.sum().item()  # on an accelerator the call returns before it has ended
