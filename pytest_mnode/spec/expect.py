@@ -152,18 +152,18 @@ class Expectation:
         ring = 2 * (ranks - 1) / ranks
         inside, in_network = ring / (2 * (self.nodes - 1) / self.nodes), ring
         pinned = "pin NCCL_ALGO=RING to judge the wire"
-        if self.collective == Collective.ALL_REDUCE and share <= _NEARLY * in_network:
-            if self.ranks_per_node > 1 and share <= _NEARLY * inside:
-                return (
-                    f"{share:.0%} of one ring: ranks reduce inside nodes first, which allows "
-                    f"{inside:.0%} (bandwidth.hierarchical_node_bytes); {pinned}"
-                )
-            if not self.by_tcp:
-                return (
-                    f"{share:.0%} of one ring: switches reduce (SHARP), which allows {in_network:.0%} "
-                    f"(bandwidth.in_network_node_bytes); {pinned}. Without such switches the spec's "
-                    "line_rate or nics_per_node is too low"
-                )
+        reduces = self.collective == Collective.ALL_REDUCE
+        if reduces and self.ranks_per_node > 1 and share <= _NEARLY * inside:
+            return (
+                f"{share:.0%} of one ring: ranks reduce inside nodes first, which allows "
+                f"{inside:.0%} (bandwidth.hierarchical_node_bytes); {pinned}"
+            )
+        if reduces and not self.by_tcp and share <= _NEARLY * in_network:
+            return (
+                f"{share:.0%} of one ring: switches reduce (SHARP), which allows "
+                f"{in_network:.0%} (bandwidth.in_network_node_bytes); {pinned}. Without such "
+                "switches the spec's line_rate or nics_per_node is too low"
+            )
         return (
             f"{share:.0%} of the wire: the spec's line_rate or nics_per_node is too low, or the "
             "bytes did not go over the fabric: acceptance/test_fabric.py -k traffic"
