@@ -229,7 +229,7 @@ def _culprit(
     )
     culprit = str(links) if links.culprit is not None else ""
     if links.faults == 0:
-        culprit = _in_company(world, spec, promise, device, budget_s - links.spent_s)
+        culprit = _in_company(world, spec, promise, device, budget_s - links.effort.spent_s)
     # That nobody was found explains nothing, least of all a fault that came later.
     if known is not None and culprit:
         known.keep(world, instead, culprit, short.sweep.measured.collective.value)

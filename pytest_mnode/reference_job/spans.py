@@ -100,12 +100,13 @@ class Spans:
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """Where a block's computing begins. `x`, a tensor that is given to it or a weight."""
         self.begin("forward")
-        return _ENDS_BACKWARD(x, self) if x.requires_grad else x
+        return _MET(x, self.end, False) if x.requires_grad else x
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Where a block's computing ends, with what it returns."""
         if x.requires_grad:
-            x = _BEGINS_BACKWARD(x, self)
+            # No view: FSDP2 hangs its own hooks on what a module returns.
+            x = _MET(x, self.begin, True)
         self.end("forward")
         return x
 
@@ -135,29 +136,18 @@ class Spans:
                     self.pace.spare(time.perf_counter() - started)
 
 
-class _BeginsBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, spans: Spans) -> torch.Tensor:
-        ctx.spans = spans
-        return x.clone()  # no view: FSDP2 hangs its own hooks on what a module returns
+class _Met(torch.autograd.Function):
+    """Passes a tensor on, and calls `note("backward")` where the backward pass meets it."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.spans.begin("backward")
-        return grads[0], None
-
-
-class _EndsBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, spans: Spans) -> torch.Tensor:
-        ctx.spans = spans
-        return x.view_as(x)
+    def forward(ctx: Any, x: torch.Tensor, note: Callable[[str], None], copied: bool) -> Any:
+        ctx.note = note
+        return x.clone() if copied else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.spans.end("backward")
-        return grads[0], None
+        ctx.note("backward")
+        return grads[0], None, None
 
 
-_BEGINS_BACKWARD: Any = _BeginsBackward.apply
-_ENDS_BACKWARD: Any = _EndsBackward.apply
+_MET: Any = _Met.apply

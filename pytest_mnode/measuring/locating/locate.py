@@ -33,13 +33,26 @@ BUDGET_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """What a search took, and whether it came to its end. tests: as `Round.tests` counts them."""
+
+    rounds: int = 0
+    tests: int = 0
+    spent_s: float = 0.0
+    complete: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.tests} tests in {self.rounds} rounds, {self.spent_s:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class SlowLinks:
     """Who slows the fabric, the same on every rank.
 
     culprit: everyone to blame, in words; None where nobody was found. cut_off: what there was no
     time for; empty where nothing was left out. silent: links that gave no reading when they were
     tried, in words. all_slow: pairs are all below the bound, which is no fault where the collective
-    kept it. tests: as `Round.tests` counts them. bound_mbits_s: what a link must carry. paths:
+    kept it. bound_mbits_s: what a link must carry. paths:
     ordered pairs of nodes. unmeasured: why not all of them, or not all NICs, were measured, with
     counts; empty where all were. every_path: whether all had to be. corrupt_paths: those that
     changed what was sent, once at least; corrupter: who, in words. rates: of all paths and rails;
@@ -50,9 +63,7 @@ class SlowLinks:
     culprit: str | None
     slowest: str
     cut_off: str
-    rounds: int
-    tests: int
-    spent_s: float
+    effort: Effort
     all_slow: bool = False
     silent: str = ""
     bound_mbits_s: float = 0.0
@@ -97,11 +108,6 @@ class SlowLinks:
             return named
         doubts = sure or self.cut_off or self.culprit or self.silent or self.unsteady
         return None if doubts or not self.slowest else 0
-
-    @property
-    def effort(self) -> str:
-        """What it took, in words."""
-        return f"{self.tests} tests in {self.rounds} rounds, {self.spent_s:.1f} s"
 
 
 def find_slow_links(
@@ -153,16 +159,6 @@ def find_slow_links(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """What a search took, and whether it came to its end."""
-
-    rounds: int = 0
-    tests: int = 0
-    spent_s: float = 0.0
-    complete: bool = True
-
-
 def run(
     steps: Search,
     measure: Callable[[Round], MeasuredRound],
@@ -212,9 +208,7 @@ def conclude(
         culprit="; ".join(filter(None, (instead, culprits(found, names)))) or None,
         slowest=slowest_link(rates, names),
         cut_off="" if spent_budget_s is None else cut_off(rates, spent_budget_s),
-        rounds=effort.rounds,
-        tests=effort.tests,
-        spent_s=effort.spent_s,
+        effort=effort,
         all_slow=all_slow,
         silent=silent_links(rates, names),
         bound_mbits_s=rates.slow_below_mbits_s,

@@ -31,7 +31,8 @@ TESTS = """
         from pytest_mnode.measuring.locating.locate import find_slow_links
         from pytest_mnode.spec import default_spec_path, load_spec
         it = find_slow_links(world, load_spec(default_spec_path()), (), 170.0, torch.device("cpu"))
-        return {"told": str(it), "culprit": it.culprit, "rounds": it.rounds, "tests": it.tests}
+        effort = {"rounds": it.effort.rounds, "tests": it.effort.tests}
+        return {"told": str(it), "culprit": it.culprit, **effort}
 
     from pytest_mnode.protocol.launcher_requests import SetLinkRate, SetPairRate
 

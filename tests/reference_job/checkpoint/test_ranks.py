@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.inner import InnerRun, clean_env, command, need_rack, run_pytest
+from tests.inner import InnerRun, clean_env, command, need_rack, run_pytest, run_to_end
 
 SCENARIOS = Path(__file__).with_name("scenarios")
 ROOT = Path(__file__).parents[3]
@@ -56,22 +55,11 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     faults = f"read_only_path:node2:{directory}/read_only,full_disk:node2:{directory}/own"
     rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     mount = 'mount -t tmpfs -o size=2m small "$1" && shift && exec "$@"'
-    done = subprocess.run(
-        [
-            *("unshare", *rights, "--mount", "--", "sh", "-c", mount, "sh", f"{directory}/small"),
-            *command("--mnode-nodes=4", f"--mnode-fault={faults}", f"--junitxml={junit}"),
-        ],
-        cwd=directory,
-        env=clean_env() | env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return InnerRun(done.returncode, done.stdout, junit)
+    argv = [
+        *("unshare", *rights, "--mount", "--", "sh", "-c", mount, "sh", f"{directory}/small"),
+        *command("--mnode-nodes=4", f"--mnode-fault={faults}", f"--junitxml={junit}"),
+    ]
+    return run_to_end(argv, directory, clean_env() | env, LIMIT_S)
 
 
 @pytest.mark.parametrize("name", names_in(*HEALTHY))
