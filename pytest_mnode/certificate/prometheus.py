@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -11,79 +12,60 @@ from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
 from pytest_mnode.certificate.results import CriterionVerdict
 from pytest_mnode.path_rates import State
 
+Samples = Iterable[tuple[tuple[str, ...], float | None]]
+"""Values of labels, and the value of the sample; None has no sample."""
+
+
+def _which(kind: type[StrEnum], actual: StrEnum, *labels: str) -> Samples:
+    """Of a verdict or state, the one that applies is 1."""
+    return [((*labels, one.value), one is actual) for one in kind]
+
 
 class _Metrics:
-    """Every sample has the label `spec`. Of a verdict or state, the one that applies is 1."""
+    """Every sample has the label `spec`."""
 
     def __init__(self, certificate: Certificate) -> None:
         self._certificate = certificate
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield from self._of_cluster()
-        yield from self._of_nodes()
-        yield from self._of_criteria()
-
-    def _family(self, name: str, help_: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"mnode_{name}", help_, labels=("spec", *labels))
-
-    def _add(self, family: GaugeMetricFamily, value: float, *labels: str) -> None:
-        family.add_metric((self._certificate.run.spec.name, *labels), value)
-
-    def _of_cluster(self) -> Iterator[GaugeMetricFamily]:
-        one, cover = self._certificate, self._certificate.coverage
-        verdict = self._family("certificate_verdict", "Verdict of the last run.", "verdict")
-        for possible in CertificateVerdict:
-            self._add(verdict, one.verdict is possible, possible.value)
-        yield verdict
-        end = self._family("certificate_end_timestamp_seconds", "End of the last run.")
-        self._add(end, one.run.end.timestamp())
-        yield end
-        expiry = self._family(
-            "certificate_expiry_timestamp_seconds", "Until when the whole cluster is certified."
-        )
-        if one.expiry is not None:
-            self._add(expiry, one.expiry.timestamp())
-        yield expiry
-        for name, counts in (("nodes", cover.nodes_by_state), ("paths", cover.paths_by_state)):
-            family = self._family(name, f"How many {name} are in each state.", "state")
-            for state in State:
-                self._add(family, getattr(counts, state.name.lower()), state.value)
+        for name, help_, labels, samples in self._families():
+            family = GaugeMetricFamily(f"mnode_{name}", help_, labels=("spec", *labels))
+            for values, value in samples:
+                if value is not None:
+                    family.add_metric((self._certificate.run.spec.name, *values), value)
             yield family
 
-    def _of_nodes(self) -> Iterator[GaugeMetricFamily]:
-        state = self._family("node_state", "State of a node.", "node", "state")
-        expiry = self._family(
-            "node_expiry_timestamp_seconds", "Until when a node's pass holds.", "node"
-        )
-        for node in self._certificate.coverage.nodes:
-            for possible in State:
-                self._add(state, node.state is possible, node.name, possible.value)
-            if node.until is not None:
-                self._add(expiry, node.until.timestamp(), node.name)
-        yield state
-        yield expiry
-
-    def _of_criteria(self) -> Iterator[GaugeMetricFamily]:
-        verdict = self._family("criterion_verdict", "Verdict.", "criterion", "verdict")
+    def _families(self) -> Iterator[tuple[str, str, tuple[str, ...], Samples]]:
+        """Name, help, labels and samples."""
+        one, cover = self._certificate, self._certificate.coverage
+        verdict = _which(CertificateVerdict, one.verdict)
+        yield "certificate_verdict", "Verdict of the last run.", ("verdict",), verdict
+        end = one.run.end.timestamp()
+        yield "certificate_end_timestamp_seconds", "End of the last run.", (), [((), end)]
+        expiry = one.expiry.timestamp() if one.expiry else None
+        help_ = "Until when the whole cluster is certified."
+        yield "certificate_expiry_timestamp_seconds", help_, (), [((), expiry)]
+        for name, counts in (("nodes", cover.nodes_by_state), ("paths", cover.paths_by_state)):
+            samples = [((state.value,), getattr(counts, state.name.lower())) for state in State]
+            yield name, f"How many {name} are in each state.", ("state",), samples
+        states = [s for node in cover.nodes for s in _which(State, node.state, node.name)]
+        yield "node_state", "State of a node.", ("node", "state"), states
+        ends = [((node.name,), until.timestamp()) for node in cover.nodes if (until := node.until)]
+        yield "node_expiry_timestamp_seconds", "Until when a node's pass holds.", ("node",), ends
+        verdicts = [s for c in one.criteria for s in _which(CriterionVerdict, c.verdict, c.name)]
+        yield "criterion_verdict", "Verdict.", ("criterion", "verdict"), verdicts
         labels = ("criterion", "test", "measurement", "unit", "where", "number")
-        value = self._family("measurement", "What was measured, in `unit`.", *labels)
-        margin = self._family(
-            "measurement_margin", "Distance to its bound; below 0 where it is broken.", *labels
-        )
-        for criterion in self._certificate.criteria:
-            for possible in CriterionVerdict:
-                self._add(verdict, criterion.verdict is possible, criterion.name, possible.value)
-            for case in criterion.cases:
-                for number, one in enumerate(case.measurements):
-                    test = case.test.partition("::")[2]
-                    named = (criterion.name, test, one.name, one.unit, one.where, str(number))
-                    if one.value is not None:
-                        self._add(value, one.value, *named)
-                    if one.margin is not None:
-                        self._add(margin, one.margin, *named)
-        yield verdict
-        yield value
-        yield margin
+        measured = [
+            ((c.name, case.test.partition("::")[2], m.name, m.unit, m.where, str(number)), m)
+            for c in one.criteria
+            for case in c.cases
+            for number, m in enumerate(case.measurements)
+        ]
+        values = [(named, m.value) for named, m in measured]
+        yield "measurement", "What was measured, in `unit`.", labels, values
+        margins = [(named, m.margin) for named, m in measured]
+        help_ = "Distance to its bound; below 0 where it is broken."
+        yield "measurement_margin", help_, labels, margins
 
 
 def prometheus_text(certificate: Certificate) -> str:
