@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.certificate.trends import measurements_by_key
 from pytest_mnode.installed import Fact
@@ -121,24 +122,23 @@ def surroundings(before: Certificate, after: Certificate) -> Iterator[str]:
     ):
         if missing:
             yield f"nodes {word}: {compress(missing)}"
-    for what, first, second in (
-        (
-            "spec",
-            f"{one.spec.name} {one.spec.digest[:12]}",
-            f"{other.spec.name} {other.spec.digest[:12]}",
-        ),
-        ("launcher", one.launcher, other.launcher),
-        ("backend", one.backend, other.backend),
-        ("ranks", str(one.ranks), str(other.ranks)),
-        ("commit", one.commit and one.commit.hash[:12], other.commit and other.commit.hash[:12]),
-        *(
-            (f"controller's {name}", getattr(one.versions, name), getattr(other.versions, name))
-            for name in ("python", "kernel", "pytest", "pytest_mnode", "torch")
-        ),
-    ):
-        if first != second:
-            yield f"{what}: {first} → {second}"
+    first, second = _settings(one), _settings(other)
+    for what in first:
+        if first[what] != second[what]:
+            yield f"{what}: {first[what]} → {second[what]}"
     yield from _facts(before.installed, after.installed)
+
+
+def _settings(run: RunFacts) -> dict[str, object]:
+    names = ("python", "kernel", "pytest", "pytest_mnode", "torch")
+    return {
+        "spec": f"{run.spec.name} {run.spec.digest[:12]}",
+        "launcher": run.launcher,
+        "backend": run.backend,
+        "ranks": run.ranks,
+        "commit": run.commit and run.commit.hash[:12],
+        **{f"controller's {name}": getattr(run.versions, name) for name in names},
+    }
 
 
 def _facts(before: tuple[Fact, ...], after: tuple[Fact, ...]) -> Iterator[str]:
