@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pytest_mnode.outcome.describe import MOST_SHOWN, places, ranks_text
 from pytest_mnode.outcome.outcome import Failure, Outcome, RankState
@@ -98,42 +98,38 @@ def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str
 
 def stacks_of(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """Stacks with whose they are, equal ones once."""
-    texts: dict[str, tuple[list[int], str]] = {}
-    for rank in ranks:
-        text = _tidied(outcome.states[rank].stack or "none")
-        texts.setdefault(_IDENT.sub("", text), ([], text))[0].append(rank)
-    shown = [(f"stack of {ranks_text(same)}:\n{text}", same) for same, text in texts.values()]
-    return _bounded(shown, "stacks")
+    texts = ((rank, _tidied(outcome.states[rank].stack or "none")) for rank in ranks)
+    return _equal_once("stack", "stacks", texts, lambda text: _IDENT.sub("", text))
 
 
 def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """Where threads are in the kernel, of ranks whose Python stacks have no line of the test."""
-    shown = []
-    for rank in ranks:
-        state = outcome.states[rank]
-        if state.kernel:
-            lines = "\n".join(filter(None, (state.kernel, state.native)))
-            shown.append((f"threads of rank {rank}:\n{lines}", [rank]))
-    return _bounded(shown, "threads")
+    states = ((rank, outcome.states[rank]) for rank in ranks)
+    texts = ((r, "\n".join(filter(None, (s.kernel, s.native)))) for r, s in states if s.kernel)
+    return _equal_once("threads", "threads", texts)
 
 
 def _outputs(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """What ranks printed whose reports, with their output, will never come."""
-    texts: dict[str, list[int]] = {}
-    for rank in ranks:
-        if text := outcome.states[rank].output.rstrip():
-            texts.setdefault(text, []).append(rank)
-    shown = [
-        (f"end of the output of {ranks_text(same)}:\n{text}", same) for text, same in texts.items()
-    ]
-    return _bounded(shown, "outputs")
+    texts = ((rank, outcome.states[rank].output.rstrip()) for rank in ranks)
+    return _equal_once("end of the output", "outputs", texts)
 
 
-def _bounded(texts: Sequence[tuple[str, Sequence[int]]], what: str) -> list[str]:
-    """The first texts, and the ranks whose texts are not shown."""
-    hidden = {rank for _, ranks in texts[MOST_SHOWN:] for rank in ranks}
+def _equal_once(
+    heading: str,
+    what: str,
+    texts: Iterable[tuple[int, str]],
+    key: Callable[[str], str] = str,
+) -> list[str]:
+    """Texts with equal keys once, under the ranks whose they are; then whose are not shown."""
+    found: dict[str, tuple[list[int], str]] = {}
+    for rank, text in texts:
+        if text:
+            found.setdefault(key(text), ([], text))[0].append(rank)
+    every = list(found.values())
+    hidden = {rank for ranks, _ in every[MOST_SHOWN:] for rank in ranks}
     more = [f"further {what}, of {ranks_text(hidden)}, are not shown"] if hidden else []
-    return [*(text for text, _ in texts[:MOST_SHOWN]), *more]
+    return [*(f"{heading} of {ranks_text(r)}:\n{text}" for r, text in every[:MOST_SHOWN]), *more]
 
 
 _tidied = functools.lru_cache(1024)(tidy)
