@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from pytest_mnode.controller.rank_reports import Warner
-from pytest_mnode.outcome.describe import places
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.protocol.rank_messages import CoverageData
 
@@ -47,8 +46,7 @@ class RanksCoverage:
         sent = {rank: _of(state) for rank, state in outcome.states.items()}
         lost = [rank for rank, data in sent.items() if data is None]
         if lost:
-            nodes = {rank: state.node for rank, state in outcome.states.items()}
-            who = places(lost, nodes, len(nodes))
+            who = outcome.places(lost)
             self._warn(f"coverage lacks what {who} ran in this test: it did not end there", nodeid)
         have = [data for data in sent.values() if data is not None]
         problems = [data.problem for data in have if data.problem]

@@ -209,14 +209,17 @@ def _leaks(outcome: Outcome) -> list[Failure]:
         for leak in state.torn.leaks if state.torn else ():
             alike = by_leak.setdefault(re.sub(r"\d+", "#", leak), {})
             alike.setdefault(leak, []).append(rank)
-    nodes = {rank: state.node for rank, state in outcome.states.items()}
+    nodes = outcome.nodes
     return [
         Failure(
             sorted({rank for ranks in alike.values() for rank in ranks}),
             "teardown",
             f"passed but left {next(iter(alike))} behind",
             text=listed(
-                (f"{on_nodes(ranks, nodes)} left {leak} behind" for leak, ranks in alike.items()),
+                (
+                    f"{on_nodes(ranks, nodes)} left {leak} behind"
+                    for leak, ranks in alike.items()
+                ),
                 most=MOST_SHOWN,
                 separator="\n",
             )

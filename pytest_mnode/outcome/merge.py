@@ -12,7 +12,7 @@ import pytest
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.added import ADDED, OF_EVERY_REPORT, added, recorded_by_all
-from pytest_mnode.outcome.describe import MOST_SHOWN, places, ranks_text
+from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text
 from pytest_mnode.outcome.failures import (
     deaths,
     different_calls,
@@ -158,8 +158,8 @@ def _reported_in(failure: Failure) -> Phase:
 
 def _culprit(outcome: Outcome, first: Failure) -> str | None:
     """Where it began; nothing that happened to all ranks points at one."""
-    nodes = {rank: s.node for rank, s in outcome.states.items()}
-    return None if len(first.ranks) == len(nodes) else places(first.ranks, nodes, len(nodes))
+    everywhere = len(first.ranks) == len(outcome.states)
+    return None if everywhere else outcome.places(first.ranks)
 
 
 def _time(outcome: Outcome, merged: list[pytest.TestReport], blamed: str | None) -> None:
@@ -212,11 +212,9 @@ def _without_telemetry(text: str) -> str:
 
 def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], str]) -> RanksRepr:
     """`fine` says what became of a rank that is in no failure."""
-    nodes = {rank: s.node for rank, s in outcome.states.items()}
-    size = outcome.world.shape.size
     parts = []
     for number, failure in enumerate(failures[:MOST_SHOWN]):
-        title = places(failure.ranks, nodes, size)
+        title = outcome.places(failure.ranks)
         if number == 0 and len(failures) > 1:
             title += ": first"
         elif failure.victim:
@@ -225,16 +223,16 @@ def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], s
     if hidden := failures[MOST_SHOWN:]:
         ranks = {rank for failure in hidden for rank in failure.ranks}
         lines = (failure.line[:_LINE_CHARS] for failure in hidden)
-        title = f"{places(ranks, nodes, size)}: {len(hidden)} further failures"
+        title = f"{outcome.places(ranks)}: {len(hidden)} further failures"
         parts.append(Part(title, None, listed(lines, MOST_SHOWN, "\n")))
     named = {rank for g in failures for rank in g.ranks}
-    others = {rank: fine(rank) for rank in sorted(set(nodes) - named)}
+    others = {rank: fine(rank) for rank in sorted(set(outcome.states) - named)}
     for words in dict.fromkeys(others.values()):
         alike = [rank for rank, its_words in others.items() if its_words == words]
-        parts.append(Part(f"{places(alike, nodes, size)}: {words}", None, ""))
+        parts.append(Part(f"{outcome.places(alike)}: {words}", None, ""))
     first = failures[0]
     crash = getattr(first.report.longrepr, "reprcrash", None) if first.report else None
-    message = f"{places(first.ranks, nodes, size)}: {first.line}"
+    message = f"{outcome.places(first.ranks)}: {first.line}"
     path = str(crash.path) if crash is not None else ""
     return RanksRepr(tuple(parts), message, path, int(crash.lineno) if crash is not None else 0)
 
@@ -255,8 +253,6 @@ def _fine(outcome: Outcome, rank: int) -> str:
 
 def function_error(outcome: Outcome) -> str:
     """What to say where a function failed in some ranks of a world."""
-    nodes = {rank: s.node for rank, s in outcome.states.items()}
-    size = outcome.world.shape.size
     failed = {
         rank: s.returned
         for rank, s in outcome.states.items()
@@ -277,10 +273,9 @@ def function_error(outcome: Outcome) -> str:
     failures += stuck_failures(outcome, explained)
     failures = sorted_failures(failures)
     blocks = [
-        f"[{places(f.ranks, nodes, size)}] {f.text.rstrip() or f.line}"
-        for f in failures[:MOST_SHOWN]
+        f"[{outcome.places(f.ranks)}] {f.text.rstrip() or f.line}" for f in failures[:MOST_SHOWN]
     ]
     if hidden := failures[MOST_SHOWN:]:
         ranks = {rank for failure in hidden for rank in failure.ranks}
-        blocks.append(f"[{places(ranks, nodes, size)}] {len(hidden)} further failures")
+        blocks.append(f"[{outcome.places(ranks)}] {len(hidden)} further failures")
     return "\n\n".join(blocks)

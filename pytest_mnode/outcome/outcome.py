@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 
+from pytest_mnode.outcome import describe
 from pytest_mnode.outcome.call_record import Call, parse
 from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_messages import PhaseReport, Returned, TornDown
@@ -97,6 +98,15 @@ class Outcome:
     """Deaths that are no fault of this test: it had not begun in these ranks."""
     started: float = field(default_factory=time.time)
     stopped: float = 0.0
+
+    @property
+    def nodes(self) -> dict[int, str]:
+        """The node of each rank."""
+        return {rank: state.node for rank, state in self.states.items()}
+
+    def places(self, ranks: Iterable[int]) -> str:
+        """ "ranks 1,5-7 of 8 on node1,node3"."""
+        return describe.places(ranks, self.nodes, len(self.states))
 
     @property
     def clean(self) -> bool:

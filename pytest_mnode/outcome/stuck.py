@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from pytest_mnode.outcome.describe import MOST_SHOWN, places, ranks_text
+from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text
 from pytest_mnode.outcome.outcome import Failure, Outcome, RankState
 from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump
 
@@ -141,10 +141,9 @@ def whereabouts(outcome: Outcome) -> list[str]:
     groups: dict[str, list[int]] = {}
     for rank, state in outcome.states.items():
         groups.setdefault(_place(state), []).append(rank)
-    nodes = {rank: state.node for rank, state in outcome.states.items()}
     lines: list[str] = []
     for place, ranks in list(groups.items())[:MOST_SHOWN]:
-        lines.append(f"[{places(ranks, nodes, len(nodes))}] {place}")
+        lines.append(f"[{outcome.places(ranks)}] {place}")
         if outcome.states[ranks[0]].stack:
             lines += "\n".join(stacks_of(outcome, ranks)).splitlines()
     if hidden := [rank for ranks in list(groups.values())[MOST_SHOWN:] for rank in ranks]:
@@ -163,7 +162,7 @@ def awaited(outcome: Outcome, absent: Collection[int]) -> str:
         waiting = [rank for rank in waiting if rank in absent] or waiting
     if not waiting or len(waiting) == len(states):
         return f"{len(waiting)} ranks" if len(waiting) > 1 else ""
-    return places(waiting, {rank: s.node for rank, s in states.items()}, len(states))
+    return outcome.places(waiting)
 
 
 def _place(state: RankState) -> str:
