@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.outcome.call_record import INSIDE, PENDING, RAISED, SLOTS, Call, group_text
 from pytest_mnode.outcome.describe import ranks_text
 
@@ -34,16 +35,9 @@ class Difference:
     text: str
 
 
-def _members(group: str) -> set[int] | None:
-    """Ranks of a group; None for all."""
-    if not group:
-        return None
-    found: set[int] = set()
-    for part in group.partition(" ")[2].split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit() and (last or first).isdigit():
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
+def _members(group: str) -> frozenset[int] | None:
+    """Ranks of a group, none where they are not known; None for all."""
+    return (parse_cpulist(group.partition(" ")[2]) or frozenset()) if group else None
 
 
 def difference(calls: Calls, ended: Collection[int], *, still: bool) -> Difference | None:

@@ -216,10 +216,7 @@ def _leaks(outcome: Outcome) -> list[Failure]:
             "teardown",
             f"passed but left {next(iter(alike))} behind",
             text=listed(
-                (
-                    f"{on_nodes(ranks, nodes)} left {leak} behind"
-                    for leak, ranks in alike.items()
-                ),
+                (f"{on_nodes(ranks, nodes)} left {leak} behind" for leak, ranks in alike.items()),
                 most=MOST_SHOWN,
                 separator="\n",
             )
