@@ -119,24 +119,22 @@ def _facts(sampler: object) -> SamplerFacts:
     return SamplerFacts(**{name: v for name, v in values.items() if isinstance(v, int)})
 
 
-def sum_over_ranks(count: int, device: torch.device, group: Any = None) -> int:
+def sum_over_ranks(count: int, device: torch.device) -> int:
     """The sum of whole numbers of all ranks, exact in int64."""
     total = torch.tensor([count], dtype=torch.int64, device=device)
-    dist.all_reduce(total, group=group)
+    dist.all_reduce(total)
     return int(total)
 
 
-def mean_over_ranks(
-    values: Sequence[float] | torch.Tensor, device: torch.device, group: Any = None
-) -> float | None:
+def mean_over_ranks(values: Sequence[float] | torch.Tensor, device: torch.device) -> float | None:
     """The mean of all values of all ranks, in float64; None where there are none.
 
     Ranks may have unequally many: the sum and the number are reduced, not each rank's mean.
     """
     mine = torch.as_tensor(values, dtype=torch.float64, device=device).flatten()
     total = mine.sum().reshape(1)
-    dist.all_reduce(total, group=group)
-    number = sum_over_ranks(mine.numel(), device, group)
+    dist.all_reduce(total)
+    number = sum_over_ranks(mine.numel(), device)
     return float(total) / number if number else None
 
 
@@ -231,12 +229,10 @@ class Ledger(nn.Module):
         )
         self._fed.clear()
 
-    def global_batch(
-        self, world: World, *, local: int, accumulation: int, label: str = "optimiser"
-    ) -> list[Measurement]:
+    def global_batch(self, world: World, *, local: int, accumulation: int) -> list[Measurement]:
         """The samples of each step, judged over all ranks.
 
         local: samples of one rank's micro-batch. accumulation: micro-batches of a step.
         """
         seen = gathered((At(world.rank, world.node), self._steps))
-        return judge_batches(label, seen, local, accumulation)
+        return judge_batches("optimiser", seen, local, accumulation)

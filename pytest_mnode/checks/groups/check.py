@@ -77,7 +77,7 @@ def members(
 
 
 def inside_node(
-    groups: DeviceMesh | Groups, world: World, names: Sequence[str] = ("tp",), *, label: str = ""
+    groups: DeviceMesh | Groups, world: World, names: Sequence[str] = ("tp",)
 ) -> Measurement:
     """Do the groups of these names stay on one host, by the name that each rank reads there?"""
     facts = _declared(groups, world)
@@ -85,7 +85,7 @@ def inside_node(
         name: [one.groups[name].declared for one in facts if name in one.groups]
         for name in _all_names(facts)
     }
-    return judge_inside_node(label or _label(there), facts, names)
+    return judge_inside_node(_label(there), facts, names)
 
 
 def collectives(
@@ -112,7 +112,6 @@ def together(
     device: torch.device,
     *,
     expected: Mapping[str, Expected | Layout] | None = None,
-    label: str = "",
 ) -> Measurement:
     """Do collectives come right while those in all other groups, of all meshes, are under way?
 
@@ -124,13 +123,11 @@ def together(
         there = _expected_in(mesh, (expected or {}).get(name))
         right |= {f"{name} {dimension}": every for dimension, every in there.items()}
         groups |= {f"{name} {dimension}": group for dimension, group in _named(mesh).items()}
-    name = f"{label or ', '.join(meshes)}: wrong values with all groups busy at once"
+    name = f"{', '.join(meshes)}: wrong values with all groups busy at once"
     return _exchanged(name, groups, right, world, device, at_once=True)
 
 
-def slices(
-    mesh: DeviceMesh, world: World, device: torch.device, *, label: str = ""
-) -> list[Measurement]:
+def slices(mesh: DeviceMesh, world: World, device: torch.device) -> list[Measurement]:
     """Are slices of a mesh by two names, and what they are flattened to, made of the right ranks?
 
     Where this torch cannot flatten, slices alone are judged. Raises ValueError for a mesh of one
@@ -153,7 +150,7 @@ def slices(
         if flatten is not None:
             flat[f"[{text}] flattened"] = flatten("_".join(pair)).get_group()
             right[f"[{text}] flattened"] = whole.groups(*pair)
-    text = f"{label or whole}, sliced"
+    text = f"{whole}, sliced"
     return [
         *members(flat, world, device, expected=right, label=text),
         collectives(flat, world, device, expected=right, label=text),
