@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from pytest_mnode.measuring import busbw as module
 from pytest_mnode.measuring.busbw import KnownCulprit, KnownCulprits
+from pytest_mnode.measuring.locating.locate import Effort
 from pytest_mnode.rank.world import World
 from tests.measuring.sweeps import (
     CPU,
@@ -45,7 +46,7 @@ class _Found:
     def __init__(self, culprit: str | None) -> None:
         self.culprit = culprit
 
-    spent_s = 0.0
+    effort = Effort()
 
     @property
     def faults(self) -> int:
