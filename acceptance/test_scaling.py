@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from pytest_mnode.criteria.port_counters.watching import PortWatch
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
+
+if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
+    import pytest_mnode.criteria.scaling.program  # noqa: F401
 
 pytestmark = pytest.mark.criterion
 

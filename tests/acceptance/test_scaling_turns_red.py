@@ -64,6 +64,7 @@ def _certified(
     def shorter(page: dict[str, Any]) -> None:
         scaling = page["criteria"]["scaling"]
         short = {"compute": "300 ms", "rounds": 2, "most_rounds": 4, "steps": 3}
+        short["within"] = "400 s"  # for hangs only: on busy cores the whole job waits for them
         scaling |= short | changes
         page["criteria"] = {"scaling": scaling}
 
@@ -73,7 +74,9 @@ def _certified(
 
 
 def _efficiency(done: Certified, nodes: int = 2) -> Mapping[str, Any]:
-    return done.measurements("scaling")[f"efficiency, {nodes} nodes"]
+    found = done.measurements("scaling").get(f"efficiency, {nodes} nodes")
+    assert found is not None, done.run.output
+    return found
 
 
 def test_a_slow_link_is_located(tmp_path: Path) -> None:
