@@ -149,8 +149,8 @@ class Expectation:
 
     def _too_much(self, share: float) -> str:
         ranks = self.nodes * self.ranks_per_node
-        ring = 2 * (ranks - 1) / ranks
-        inside, in_network = ring / (2 * (self.nodes - 1) / self.nodes), ring
+        in_network = 2 * (ranks - 1) / ranks
+        inside = in_network / (2 * (self.nodes - 1) / self.nodes)
         pinned = "pin NCCL_ALGO=RING to judge the wire"
         reduces = self.collective == Collective.ALL_REDUCE
         if reduces and self.ranks_per_node > 1 and share <= _NEARLY * inside:

@@ -81,11 +81,16 @@ class Throughput:
         """Whether the uncertainty is as small, or the interval is on one side of the bound."""
         return self.uncertainty <= at_most_uncertainty or not self.low < bound <= self.high
 
-    def detection(self, bound: float) -> Detection | None:
-        """The loss of efficiency that would have been found, by how much rounds differ."""
+    def detection(self, bound: float, promise: ScalingCriterion) -> Detection | None:
+        """The loss of efficiency that would have been found, by how much rounds differ.
+
+        Noise makes nothing inconclusive where other nodes make it: computing is declared only
+        where nodes share the processors of one machine.
+        """
         if not self.by_round:
             return None
-        return smallest_loss(self.by_round, bound, 1 - bound, judged=self.efficiency)
+        tolerated = 1 - bound if promise.compute_s is None else None
+        return smallest_loss(self.by_round, bound, tolerated, judged=self.efficiency)
 
     @property
     def lost_s(self) -> float:
@@ -166,7 +171,7 @@ def settled(timings: JobTimings, promise: ScalingCriterion, *, seed: int = 0) ->
 def _too_noisy(row: Throughput, promise: ScalingCriterion) -> bool:
     """Whether rounds hide more than the bound lets go, where the efficiency keeps it."""
     full, least = promise.at_least_efficiency, promise.explained_from
-    found = row.detection(full if row.efficiency >= full else least)
+    found = row.detection(full if row.efficiency >= full else least, promise)
     return found is not None and found.blurred
 
 

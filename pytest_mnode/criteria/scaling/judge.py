@@ -153,7 +153,7 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
                 one.source,
                 culprit or None,
                 "; ".join(filter(None, (one.no_answer, _interval(found, one), how))),
-                detection=None if one.no_answer else row.detection(one.bound),
+                detection=None if one.no_answer else row.detection(one.bound, found.promise),
             )
         )
     full = found.promise.at_least_efficiency

@@ -31,7 +31,9 @@ def spec() -> Spec:
 
 
 def promise(**changes: object) -> ScalingCriterion:
-    return ScalingCriterion.model_validate({"compute": "200 ms", **changes})
+    """compute None: none is declared, as where each node is a machine."""
+    page = {"compute": "200 ms", **changes}
+    return ScalingCriterion.model_validate({k: v for k, v in page.items() if v is not None})
 
 
 def plan(nodes: int = 4, per_node: int = 1, **changes: object) -> Plan:

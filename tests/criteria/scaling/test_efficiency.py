@@ -229,21 +229,28 @@ def test_an_efficiency_says_which_loss_would_have_shown() -> None:
         ]
         return replace(made_job, trained=tuple(turns))
 
-    quiet = throughputs(job(3, 0.0))[-1]
+    real, shared = made.promise(compute=None), made.promise()
+    alone, *_, quiet = throughputs(job(3, 0.0))
     assert quiet.by_round == pytest.approx((1, 1, 1))
-    limit = quiet.detection(BOUND)
+    limit = quiet.detection(BOUND, real)
     assert limit is not None
     assert limit.text == "5 % less"
-    assert throughputs(job(3, 0.0))[0].detection(BOUND) is None
+    assert alone.detection(BOUND, real) is None
     noisy = job(3, 0.004)
     row = throughputs(noisy)[1]
-    limit = row.detection(BOUND)
+    limit = row.detection(BOUND, real)
     assert limit is not None
     assert limit.doubt.startswith("too noisy: medians of 3 repeats differ by up to")
     assert row.known(0.02, BOUND)
-    assert not settled(noisy, made.promise()), "more rounds show more of the noise"
-    assert settled(job(8, 0.002), made.promise(most_rounds=8))
-    found = made.judged(made.plan(4, rounds=3), noisy)
-    measured = made.measured(found)["efficiency, 2 nodes"]
-    assert measured.value == pytest.approx(row.efficiency)
-    assert str(measured.verdict) == "inconclusive"
+    assert not settled(noisy, real), "more rounds show more of the noise"
+    assert settled(job(8, 0.002), real)
+    assert settled(noisy, shared), "other nodes make the noise of this machine"
+    for promise, verdict in ((real, "inconclusive"), (shared, "pass")):
+        found = made.judged(
+            made.plan(4, rounds=3), noisy, compute=None if promise is real else "200 ms"
+        )
+        measured = made.measured(found)["efficiency, 2 nodes"]
+        assert measured.value == pytest.approx(row.efficiency)
+        assert str(measured.verdict) == verdict
+        assert measured.detection is not None
+        assert measured.detection.share == limit.share
