@@ -13,7 +13,7 @@ from pytest_mnode.errors import ClusterError
 SLACK = 256
 """For pytest, its plugins, the tests and their commands."""
 OF_A_NODE = 2
-"""Its gate's connection, and the gate's standard input."""
+"""The connection of its agent, and the agent's standard input."""
 
 
 def least(nodes: int, procs_per_node: int) -> int:

@@ -80,8 +80,8 @@ class Port:
         if self.gids is None:
             return (UNKNOWN_GID,)
         first = _GID_TYPES.get(self.protocol or "", UNKNOWN_GID)
-        untold = "IB" if self.protocol == "InfiniBand" else UNKNOWN_GID  # it has no other
-        types = {"IB/RoCE v1": first, None: untold}
+        unread = "IB" if self.protocol == "InfiniBand" else UNKNOWN_GID  # it has no other
+        types = {"IB/RoCE v1": first, None: unread}
         return tuple(dict.fromkeys(types.get(gid.type) or str(gid.type) for gid in self.gids))
 
     @property

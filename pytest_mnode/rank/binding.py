@@ -18,8 +18,7 @@ from pathlib import Path
 
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.fabric_nics import nic_of_rank, read_fabric_nics
-from pytest_mnode.machine.numa import read_numa
-from pytest_mnode.machine.numa_cores import numa_cores
+from pytest_mnode.machine.numa import numa_cores, read_numa
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.protocol.agent_messages import BindingOrder
 from pytest_mnode.rank import mempolicy

@@ -16,8 +16,7 @@ from pytest_mnode.launchers.rack.plan import Link, Plan
 from pytest_mnode.launchers.rack.protocol import Setup
 from pytest_mnode.launchers.rack.sockets import board, why_not
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses, tree
-from pytest_mnode.machine.numa import read_numa
-from pytest_mnode.machine.numa_cores import NumaCores, numa_cores
+from pytest_mnode.machine.numa import NumaCores, numa_cores, read_numa
 from pytest_mnode.machine.sysfs import SysfsView
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 

@@ -38,9 +38,9 @@ T = TypeVar("T")
 LOOK_LIMIT_S = REPORT_LIMIT_S
 """From the start of the commands, as for their first: shells and interpreters take their time."""
 END_LIMIT_S = 10.0
-PROBE_SLACK_S = 15.0
 _PAYLOAD_SHARE = 0.8
 """Of the line rate: what is sent to see whether it arrives unchanged."""
+PROBE_SLACK_S = 15.0
 """Beyond the spec's own limits: for the search of the largest packet, and a busy machine."""
 
 

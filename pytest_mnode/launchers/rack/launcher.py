@@ -19,7 +19,7 @@ from pytest_mnode.launchers.rack.plan import Link, Plan, check_rate
 from pytest_mnode.launchers.rack.protocol import Booted, Lost, Setup
 from pytest_mnode.launchers.rack.sockets import Layout
 from pytest_mnode.machine import namespaces
-from pytest_mnode.machine.numa_cores import numa_cores
+from pytest_mnode.machine.numa import numa_cores
 from pytest_mnode.protocol.agent_messages import RankStart
 from pytest_mnode.protocol.launcher_requests import (
     LauncherRequest,

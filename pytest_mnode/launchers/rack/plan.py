@@ -8,7 +8,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack.sockets import Board, Layout, board, why_not
 from pytest_mnode.launchers.rack.sysfs_tree import accelerator_addresses
-from pytest_mnode.machine.numa_cores import NumaCores
+from pytest_mnode.machine.numa import NumaCores
 from pytest_mnode.machine.sysfs import SysfsView
 
 MAX_NODES = 254

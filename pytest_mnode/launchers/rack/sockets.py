@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.machine.numa_cores import NumaCores
+from pytest_mnode.machine.numa import NumaCores
 
 MOST_SOCKETS = 8
 _OWN_CORES = 2
