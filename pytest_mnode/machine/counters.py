@@ -143,8 +143,9 @@ _LOSS = re.compile(
     r"|vl15_dropped|rx_drops"
 )
 # A queue pair that is taken down flushes what waits in it: every orderly end does. And a switch
-# that sends a multicast back where it came from is counted as an error of relaying.
-_ORDERLY = re.compile(r".*cqe_flush_error|port_rcv_switch_relay_errors")
+# that sends a multicast back where it came from is counted as an error of relaying. And
+# soft-RoCE counts answers that it handles a little later.
+_ORDERLY = re.compile(r".*cqe_flush_error|port_rcv_switch_relay_errors|ack_deferred")
 _ERROR = re.compile(
     r".*(?:err|drop|discard|exceeded|downed|recovery|overrun|violation|fail|unresponsive"
     r"|impaired|timeout|integrity|icrc|invalid).*"

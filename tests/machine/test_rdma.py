@@ -319,6 +319,7 @@ def test_any_text_is_read(told: str) -> None:
         ("np_ecn_marked_roce_packets", Means.CONGESTION),
         ("port_xmit_wait", Means.CONGESTION),
         ("resp_cqe_flush_error", Means.OTHER),
+        ("ack_deferred", Means.OTHER),
         ("rx_write_requests", Means.OTHER),
         ("port_xmit_data", Means.OTHER),
         ("multicast_xmit_packets", Means.OTHER),
