@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,40 +11,26 @@ from tests.acceptance.certified import certify
 from tests.inner import need_rack
 
 
-@pytest.mark.parametrize(
-    ("faults", "culprit", "states"),
-    [
-        ("", None, ("-ppp", "p-pp", "pp-p", "ppp-")),
-        (
-            "slow_path:node1+node3:100,slow_pair:node0+node2:60",
-            r"the paths node0↔node2 \(\d+ Mbit/s\), node1→node3 \(\d+ Mbit/s\): their nodes are .*",
-            ("-pfp", "p-pf", "fp-p", "ppp-"),
-        ),
-    ],
-)
-def test_slow_paths_beside_the_ring_are_named(
-    tmp_path: Path, faults: str, culprit: str | None, states: Sequence[str]
-) -> None:
+def test_slow_paths_beside_the_ring_are_named(tmp_path: Path) -> None:
     need_rack()
-    options = [f"--mnode-fault={faults}"] if faults else []
-    done = certify(tmp_path, "-k", "every_path", *options, files=["test_fabric.py"])
+    fault = "--mnode-fault=slow_path:node1+node3:100,slow_pair:node0+node2:60"
+    done = certify(tmp_path, "-k", "every_path", fault, files=["test_fabric.py"])
     measured = done.measurements("fabric")
     slow, paths = measured["slow nodes, rails and paths"], measured["ordered paths measured"]
     assert (paths["verdict"], paths["value"]) == ("pass", 12)
     assert paths["note"] == "12 of 12 ordered paths measured"
     assert re.search(r"\d+ tests in \d+ rounds, \d+\.\d s$", slow["note"])
+    assert "locate: round 1 (all pairs), 2 pairs at once, slowest node" in done.run.output
+    assert (slow["value"], slow["verdict"], slow["where"]) == (2, "fail", "all 4 ranks")
+    culprit = (
+        r"the paths node0↔node2 \(\d+ Mbit/s\), node1→node3 \(\d+ Mbit/s\): their nodes are .*"
+    )
+    assert re.fullmatch(culprit, slow["culprit"]), slow["culprit"]
     coverage = done.certificate["coverage"]
     [block] = coverage["paths"]
-    assert tuple(block["rates"]["states"]) == states
+    assert block["rates"]["states"] == ["-pfp", "p-pf", "fp-p", "ppp-"]
     suspects = {node["name"] for node in coverage["nodes"] if node["state"] == "suspect"}
-    if culprit is None:
-        assert (slow["value"], slow["verdict"], slow["culprit"]) == (0, "pass", None)
-        assert not suspects
-    else:
-        assert "locate: round 1 (all pairs), 2 pairs at once, slowest node" in done.run.output
-        assert (slow["value"], slow["verdict"], slow["where"]) == (2, "fail", "all 4 ranks")
-        assert re.fullmatch(culprit, slow["culprit"]), slow["culprit"]
-        assert suspects == {f"node{number}" for number in range(4)}
+    assert suspects == {f"node{number}" for number in range(4)}
 
 
 def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:
@@ -53,11 +38,14 @@ def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:
     fault = "--mnode-fault=small_buffers:node2"
     done = certify(tmp_path, "-k", "line_rate and all_reduce", fault, files=["test_fabric.py"])
     [culprit] = done.culprits("fabric")
-    assert re.match(
+    found = re.fullmatch(
         r"node2, slow only in company: every pair of nodes keeps the rate, and so does all_reduce "
-        r"without node2 \(0\.02\d* GB/s; with it 0\.01\d*\)$",
+        r"without node2 \((0\.\d+) GB/s; with it (0\.\d+)\)",
         culprit,
     )
+    assert found, culprit
+    # Of 0.025; busy cores take from the second figure more than the fault does.
+    assert float(found[1]) > 0.02 > float(found[2])
 
 
 @pytest.mark.parametrize("size", ["128 KiB", "500 B"])
