@@ -14,7 +14,7 @@ pytest.importorskip("xdist")
 
 TESTS = """
     import json, pathlib, time
-    import pytest, torch, torch.distributed as dist
+    import pytest
 
     @pytest.fixture
     def noted(request, world):
@@ -26,6 +26,7 @@ TESTS = """
             path.write_text(json.dumps(facts))
 
     def work():
+        import torch, torch.distributed as dist
         x = torch.ones(1); dist.all_reduce(x); time.sleep(0.25)
 
     @pytest.mark.mnode(nodes=2)
