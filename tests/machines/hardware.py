@@ -14,7 +14,7 @@ class NumaNode:
     """cpus: how many; 0: memory only."""
 
     cpus: int = 1
-    memory_mib: int = 768
+    memory_mib: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
