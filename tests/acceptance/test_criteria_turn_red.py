@@ -122,16 +122,8 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     outcomes = done.run.outcomes()
     assert outcomes.pop("test_sum_is_right[4]") == "failure"
     assert outcomes.pop(f"{RATE}[all_reduce]") == "failure"
-    left = (
-        "test_sum_is_right",
-        "test_collective_reaches",
-        "test_every_path",
-        "test_traffic",
-        "test_nccl",
-        "test_rdma",
-    )
-    assert {outcomes.pop(name) for name in [*outcomes] if name.startswith(left)} == {"error"}
-    assert set(outcomes.values()) == {"passed"}  # the run went on: ports
+    # Fresh ranks are not stopped: a small collective ends in them, so that the others are tried.
+    assert set(outcomes.values()) == {"passed", "skipped"}
 
 
 def test_a_wrong_sum_fails_and_what_is_not_promised_is_not_judged(tmp_path: Path) -> None:
