@@ -85,7 +85,7 @@ class StopRules:
         """Why this test cannot be judged any more, in one line; None where it can."""
         if not self._found or item.get_closest_marker("criterion") is None:
             return None
-        from pytest_mnode.certificate.results import criterion_name
+        from pytest_mnode.certificate.results import NOT_RUN, criterion_name
 
         criterion = criterion_name(item.path.name)  # an id has no file where the root has not
         found = dict(self._found.get(criterion, {}))
@@ -102,7 +102,7 @@ class StopRules:
         first, finding = next(iter(found.items()))
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         tried = f"; a small collective after it: {still}" if still else ""
-        return f"not run: {criterion_name(first)} failed ({finding.text}){more}{tried}"
+        return f"{NOT_RUN}{criterion_name(first)} failed ({finding.text}){more}{tried}"
 
 
 def _hung_once(found: Iterable[_Finding]) -> bool:

@@ -62,8 +62,10 @@ class Changed:
         verdicts = [m.verdict.value if m.verdict else "recorded" for m in (self.before, self.after)]
         now = f", {verdicts[0]} → {verdicts[1]}" if verdicts[0] != verdicts[1] else ""
         word = {True: ", better", False: ", worse", None: ""}[self.better]
+        case = self.test.partition("[")[2].removesuffix("]")
+        of = f" ({case})" if case else ""
         return (
-            f"{self.after.name}: {self.before.measured} → {self.after.measured}"
+            f"{self.after.name}{of}: {self.before.measured} → {self.after.measured}"
             f"{rise}{spread}{word}{now}"
         )
 

@@ -13,6 +13,7 @@ from pytest_mnode.certificate.text import first_line
 from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
 
 _NEVER = "no run has tested it"
+_WORSE = (State.PASSED, State.NOT_TESTED, State.SUSPECT, State.FAILED)
 _ASIDE = re.compile(r"\([^()]*\)")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
 _UNSURE = re.compile(
@@ -76,7 +77,10 @@ def _not_met(name: str, met_by: Mapping[str, frozenset[str] | None]) -> str:
 
 
 def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, tuple[State, str]]:
-    """Nodes that failed or are suspect, with the reason; the first failure counts."""
+    """Nodes that failed, are suspect or were not tested, with the reason.
+
+    The worst counts, and of equal ones the first.
+    """
     found: dict[str, tuple[State, str]] = {}
     for criterion in criteria:
         if criterion.verdict not in (CriterionVerdict.FAIL, CriterionVerdict.INCONCLUSIVE):
@@ -85,16 +89,25 @@ def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, 
             if case.verdict is CriterionVerdict.PASS:
                 continue
             evidence = first_line(f"{criterion.name}: {case.summary}")
-            failed, suspect = _blamed_by(case, run.nodes)
-            for name in suspect:
-                found.setdefault(name, (State.SUSPECT, evidence))
-            for name in failed:
-                if found.get(name, (State.SUSPECT, ""))[0] is not State.FAILED:
-                    found[name] = (State.FAILED, evidence)
+            for name, state in _states_by(case, run.nodes).items():
+                known = found.get(name, (State.PASSED, ""))[0]
+                if _WORSE.index(state) > _WORSE.index(known):
+                    found[name] = (state, evidence)
     return found
 
 
-def _blamed_by(case: CaseResult, names: Sequence[str]) -> tuple[set[str], set[str]]:
+def _states_by(case: CaseResult, names: Sequence[str]) -> dict[str, State]:
+    """Nodes by what a case that did not pass shows of them."""
+    took_part = set(case.nodes or names) & set(names)
+    if case.stopped:
+        return dict.fromkeys(took_part, State.NOT_TESTED)
+    failed, suspect = _blamed_by(case, names, took_part)
+    return dict.fromkeys(suspect, State.SUSPECT) | dict.fromkeys(failed, State.FAILED)
+
+
+def _blamed_by(
+    case: CaseResult, names: Sequence[str], took_part: set[str]
+) -> tuple[set[str], set[str]]:
     """Nodes that failed, and nodes that are suspect: all that took part where nobody is named."""
     bad = [m for m in case.measurements if m.verdict == case.verdict.value]
     failed: set[str] = set()
@@ -107,7 +120,7 @@ def _blamed_by(case: CaseResult, names: Sequence[str]) -> tuple[set[str], set[st
             suspect |= sure
         suspect |= unsure
         if not (sure or unsure):
-            suspect |= set(case.nodes or names) & set(names)
+            suspect |= took_part
     return failed, suspect
 
 

@@ -24,6 +24,8 @@ from pytest_mnode.path_rates import PathRates
 
 Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
 """How a test ended; "not promised" is a skip that says so (`not_promised`)."""
+NOT_RUN = "not run: "
+"""Begins the message of a test that the failure of another one stopped."""
 
 
 class CriterionVerdict(StrEnum):
@@ -150,6 +152,11 @@ class CaseResult:
         if self.outcome == "not promised":
             return CriterionVerdict.NOT_PROMISED
         return CriterionVerdict.PASS if self.outcome == "passed" else CriterionVerdict.INCONCLUSIVE
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was not run because another test failed: who is to blame is named there."""
+        return self.outcome == "error" and self.message.removeprefix("Failed: ").startswith(NOT_RUN)
 
     @property
     def worst(self) -> Measurement | None:

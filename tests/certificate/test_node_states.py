@@ -54,6 +54,9 @@ def test_a_culprit_names_nodes_for_sure_or_not(culprit: str | None, sure: str, u
     assert blamed(culprit, NAMES) == (nodes(sure), nodes(unsure))
 
 
+STOPPED = "not run: preflight failed (node2)"
+
+
 @pytest.mark.parametrize(
     ("cases", "more", "states"),
     [
@@ -68,6 +71,12 @@ def test_a_culprit_names_nodes_for_sure_or_not(culprit: str | None, sure: str, u
         ([case("mesh", "error", message="x", culprit="node3")], {}, "ppps"),
         ([case("mesh", "error", message="x")], {}, "ssss"),
         ([case("mesh", "skipped")], {}, "ssss"),
+        (
+            [case("preflight", "failed", "node2"), case("mesh", "error", message=STOPPED)],
+            {},
+            "nnfn",
+        ),
+        ([case("preflight", "failed", "x"), case("mesh", "error", message=STOPPED)], {}, "ssss"),
         ([case("mesh", nodes=("node0", "node1", "node2"))], {}, "pppn"),
         ([case("mesh", nodes=("node0",)), case("mesh")], {}, "pppp"),
         ([], {}, "nnnn"),

@@ -231,5 +231,14 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
             mute = listed([n for n in there if n not in known])
             found.append(subject.unknown(f"{name}: the MTU of {mute} cannot be read"))
         else:
-            found.append(subject.measured(known[worst], f"{name} {worst}"))
+            found.append(subject.measured(known[worst], wrong_mtu(me, network, mtu_bytes)))
     return found
+
+
+def wrong_mtu(node: NodeSurvey, network: Network, mtu_bytes: int) -> str | None:
+    """The interface whose MTU differs most from the one promised, with it; None: all have that."""
+    wrong = [one for one in own(node, network) if one.mtu_bytes not in (None, mtu_bytes)]
+    if not wrong:
+        return None
+    worst = max(wrong, key=lambda one: abs((one.mtu_bytes or 0) - mtu_bytes))
+    return f"{node.name} {worst.name} (MTU {worst.mtu_bytes})"

@@ -16,7 +16,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     own_edges,
     paths_to_blame,
 )
-from pytest_mnode.criteria.preflight.judges.links import mtus_of
+from pytest_mnode.criteria.preflight.judges.links import mtus_of, wrong_mtu
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec import Spec
 
@@ -33,13 +33,16 @@ def path_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me = survey.node(name)
     return [
-        judge(survey, me, key, mtu)
-        for key, (_, mtu) in mtus_of(spec).items()
+        judge(survey, me, key, mtu, wrong_mtu(me, network, mtu))
+        for key, (network, mtu) in mtus_of(spec).items()
         for judge in (_path_mtu, _tcp_mtu)
     ]
 
 
-def _path_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measurement:
+def _path_mtu(
+    survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int, own_mtu: str | None
+) -> Measurement:
+    """own_mtu: the node's interface whose own MTU is wrong, and to blame before its link."""
     subject = Subject(
         f"largest packet that passes on the {key} network",
         "B",
@@ -65,14 +68,18 @@ def _path_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measu
     if mine[edge] < mtu_bytes:
         notes.insert(0, _hole(survey, found[edge], edge, mine[edge]))
     if at_fault:
-        culprit = f"{me.name}: its link to the {key} network, {blamed.nodes[me.index]}"
+        link = f"{me.name}: its link to the {key} network, {blamed.nodes[me.index]}"
+        culprit = own_mtu or link
     else:
         holes = [edge for edge, size in mine.items() if size < mtu_bytes]
         culprit = paths_to_blame(survey, holes)
     return subject.measured(mine[edge], culprit or None, "; ".join(notes))
 
 
-def _tcp_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measurement:
+def _tcp_mtu(
+    survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int, own_mtu: str | None
+) -> Measurement:
+    """own_mtu: as in `_path_mtu`."""
     subject = Subject(
         f"largest packet that TCP sends on the {key} network",
         "B",
@@ -96,7 +103,7 @@ def _tcp_mtu(survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int) -> Measur
     small = [edge for edge, size in mine.items() if size < mtu_bytes]
     culprit = paths_to_blame(survey, small) or None
     if me.index in blamed.nodes:
-        culprit = f"{me.name}: its routes on the {key} network"
+        culprit = own_mtu or f"{me.name}: its routes on the {key} network"
     return subject.measured(mine[edge], culprit, edge_in_words(survey, edge) if small else "")
 
 

@@ -178,4 +178,4 @@ def test_an_mtu_above_the_promise_is_wrong_too(spec: Spec) -> None:
     fabric, control = healthy().nodes[1].machine.interfaces or ()
     large = replace(fabric, mtu_bytes=9216)
     found = with_facts(healthy(), 1, interfaces=(large, control))
-    assert culprits(links.interface_mtu, found, spec) == {"gpu1": "gpu1 fab0"}
+    assert culprits(links.interface_mtu, found, spec) == {"gpu1": "gpu1 fab0 (MTU 9216)"}

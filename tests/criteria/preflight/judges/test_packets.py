@@ -29,6 +29,7 @@ from tests.criteria.preflight.made import (
     healthy,
     silent,
     verdicts,
+    with_facts,
     with_node,
     with_paths,
 )
@@ -59,6 +60,9 @@ def test_tcp_that_sends_less_than_passes(spec: Spec) -> None:
     routes = "gpu3: its routes on the fabric network"
     own_route = survey(*((3, n) for n in range(3)))
     assert culprits(packets.path_mtu, own_route, spec) == {"gpu3": routes}
+    fabric, control = own_route.nodes[3].machine.interfaces or ()
+    own_mtu = with_facts(own_route, 3, interfaces=(replace(fabric, mtu_bytes=900), control))
+    assert culprits(packets.path_mtu, own_mtu, spec) == {"gpu3": "gpu3 fab0 (MTU 900)"}
     _, tcp = asked(packets.path_mtu, own_route, spec)["gpu3"]
     assert tcp.value == 900
     one = survey((2, 0))
