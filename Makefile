@@ -55,7 +55,7 @@ machines: environment
 
 # One process: all tests share two machines, which are as busy as this one is fast.
 test-machines: environment
-	$(BIN)/python -m pytest $(MACHINES)
+	$(BIN)/python -m pytest $(MACHINES) --durations=12
 
 lint: environment
 	$(BIN)/ruff check --fix .

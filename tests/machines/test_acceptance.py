@@ -148,7 +148,8 @@ def test_a_firewall_an_absent_device_and_a_flapping_link_are_named(
     assert absent["culprit"] == "node1 has rxe0; outside of the fabric it has rxe7"
     for path, port in zip(PATHS, ("node1 port 18515", "18516"), strict=True):
         one = found[f"ib_write_bw {path} rxe0"]
-        assert (one["verdict"], port in one["note"]) == ("inconclusive", True), one
+        assert one["verdict"] == "inconclusive"
+        assert port in one["note"], f"{one['note']}\n{done.run.output}"
         one = found[f"ib_write_bw {path} rxe1"]
         assert (one["verdict"], one["note"]) == ("inconclusive", "no device for this rail on node1")
     flaps = found["carrier changes, worst fabric port"]
