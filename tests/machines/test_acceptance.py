@@ -23,14 +23,21 @@ PERFTEST = "test_rdma_by_perftest_is_as_promised"
 
 def test_healthy_guests_pass(machines: Machines, shared: Path) -> None:
     fabric = [f"test_fabric.py::{name}" for name in (PERFTEST, PORTS)]
-    done = certified(machines, shared, pages.one_rail(), "test_preflight.py", *fabric)
+    page = pages.one_rail()
+    promises = page["criteria"]["fabric"]
+    promises["read_bandwidth"] = promises["write_bandwidth"]
+    promises["write_latency"] = {"at_most": "1 s", "iterations": 100, "repeats": 1}
+    done = certified(machines, shared, page, "test_preflight.py", *fabric)
     assert set(done.run.outcomes().values()) == {"passed", "skipped"}, done.run.output
     for name in ("preflight", "fabric"):
         assert done.criterion(name)["verdict"] == "pass", done.run.output
     found = done.measurements("fabric")
     rates = [found[f"ib_write_bw {path} rxe0"] for path in PATHS]
     print(*(f"{rate['value'] / 0.04:.0%} of the line" for rate in rates))
+    rates += [found[f"ib_read_bw {path} rxe0"] for path in PATHS]
     assert all(0.004 < rate["value"] < 0.042 for rate in rates), rates
+    latencies = [found[f"ib_write_lat {path} rxe0"] for path in PATHS]
+    assert all(0 < latency["value"] < 1e6 for latency in latencies), latencies
     assert found["packets lost, worst fabric port"]["verdict"] == "pass"
 
 
@@ -58,7 +65,7 @@ def test_faults_are_named_each_at_its_question(unwell: Machines, shared: Path) -
     assert failed == {
         "fabric interfaces that are up: node0 rxe0:1 is DOWN",
         "nodes reached both ways on the fabric network: node0: rxe0:1 is DOWN",
-        "fabric interface MTU: node1 fab0",
+        "fabric interface MTU: node1 fab0 (MTU 1500)",
         "RDMA ports that are ACTIVE: node0 rxe0:1 DOWN",
         "ports without a GID of RoCE v1: node1 rxe0:1 has RoCE v2",
         "RDMA ports whose device can be opened: node0 rxe0:1 DOWN",

@@ -167,7 +167,7 @@ def test_what_containers_were_not_given_is_found(
     )
     assert len(cases) == 4 * (len(ASKED) + 1)
     assert culprits(cases) == {
-        "test_interfaces_have_their_mtu[node1]": {"node1 eth0"},
+        "test_interfaces_have_their_mtu[node1]": {"node1 eth0 (MTU 1400)"},
         "test_rdma_devices_can_be_opened[node1]": {
             "node1 mlx5_0 (uverbs0 no such file or directory)"
         },
