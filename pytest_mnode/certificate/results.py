@@ -284,7 +284,7 @@ def _has(measurement: Measurement, verdict: CriterionVerdict) -> bool:
 
 
 def _relative_margin(measurement: Measurement) -> float:
-    """To sort by, worst first: a broken exact bound is worst of all, a kept one tells least."""
+    """To sort by, worst first: a broken exact bound is worst of all, a kept one says least."""
     if measurement.margin is None or measurement.expected is None or measurement.value is None:
         return 0.0
     relative = measurement.expected.relative_margin(measurement.value)

@@ -101,7 +101,7 @@ class Hearing:
         return {*message.texts, *message.native}
 
     def _passed_setup(self, state: RankState) -> None:
-        """What no report has told yet."""
+        """What no report has shown yet."""
         if state.stuck_in == "setup":
             state.stuck_in = "call"
         if state.past_setup or "setup" in state.reports:

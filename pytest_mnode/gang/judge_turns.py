@@ -56,7 +56,7 @@ def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequ
     elif any(seen.state is State.WHOLE for seen in waited):
         why = (
             f"{window.title}: {second} was whole while the room was to be filled: there was more "
-            "room than the scheduler said"
+            "room than the scheduler reported"
         )
     else:
         why = _blocked(window, gang, waited)

@@ -146,7 +146,7 @@ def _one_partial(
 
 
 def _reported_in(failure: Failure) -> Phase:
-    """The phase whose report tells of this.
+    """The phase whose report shows this.
 
     A fixture that raises in teardown leaves the test passed and is an error of its own, as ever in
     pytest. A rank that died or hung there never reported a pass: the test failed.

@@ -6,7 +6,7 @@ itself right after the fork. How depends on the node:
 - a node of the rack binds each of its ranks to cores of its own, as a scheduler would have done;
 - elsewhere ranks are bound only on request, as under torchrun: what is certified is then what a
   user's job gets. `node` and `exclusive` mean what torchrun's --numa-binding means by them, and are
-  left to torch where it can do them (CUDA devices, one a rank).
+  left to torch where it can do them (CUDA devices, one per rank).
 """
 
 from __future__ import annotations

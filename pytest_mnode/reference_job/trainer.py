@@ -1,4 +1,4 @@
-"""The training loop: one object a rank, one call a step."""
+"""The training loop: one object per rank, one call per step."""
 
 from __future__ import annotations
 
@@ -252,10 +252,8 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         model, optimiser = get_state_dict(self.model, self.optimiser)
-        return {
-            **{"model": model, "optimiser": optimiser},
-            **{"schedule": self.schedule.state_dict(), "feed": self.feed.state_dict()},
-        }
+        rest = {"schedule": self.schedule.state_dict(), "feed": self.feed.state_dict()}
+        return {"model": model, "optimiser": optimiser, **rest}
 
     def _hold(self, _path: Path) -> None:
         """Stay for HOLD_S while the checkpoint is not complete, so that somebody may kill the run.

@@ -114,6 +114,6 @@ def words_of(found: Object, *names: str) -> str:
             continue
         if one["status"] == "True":
             return name
-        said = " ".join(str(one.get("message") or one.get("reason") or "").split())
-        return f"not {name} ({said})"
+        reason = " ".join(str(one.get("message") or one.get("reason") or "").split())
+        return f"not {name} ({reason})"
     return ""

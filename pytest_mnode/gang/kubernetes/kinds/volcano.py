@@ -47,11 +47,11 @@ class Volcano(Plain):
         phase = str(state.get("phase") or "not seen yet")
         group = ((quoted or {}).get("status") or {}).get("phase")
         why = conditions(quoted).get("Unschedulable", {})
-        said = f"PodGroup {group}" if group else ""
+        reason = f"PodGroup {group}" if group else ""
         if group in ("Pending", "Inqueue") and why.get("status") == "True":
-            said += f": {' '.join(str(why.get('message', '')).split())}"
+            reason += f": {' '.join(str(why.get('message', '')).split())}"
         return RootState(
-            words=f"{phase} ({said})" if said else phase,
+            words=f"{phase} ({reason})" if reason else phase,
             over=phase in _OVER,
             failed=phase == "Failed",
             restarts=int(status.get("retryCount") or 0),
