@@ -35,7 +35,7 @@ def on_free_nodes(settings: Settings, root: Path) -> Settings:
     """Settings of a run on the free nodes, with their number and, where they have some, names.
 
     Where the run makes its own nodes, they are as many as the spec says, or as without the option.
-    Raises UsageError where fewer than two are free, ClusterError where it cannot be found out which are.
+    Raises UsageError where fewer than two are free, ClusterError where it is not known which are.
     """
     most = settings.free_at_most
     assert most is not None
