@@ -79,7 +79,8 @@ def debugged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], 
         run.type("\x03")
         said["Ctrl-C at the prompt"] = run.expect(PROMPT)
         run.type("exec('print(12 * 12, flush=True)\\nwhile True: pass')\r")
-        run.expect("144")  # the loop has begun
+        run.expect("144")
+        time.sleep(0.5)  # printing is over, and the loop has begun
         run.type("\x03")
         said["Ctrl-C in a loop"] = run.expect(PROMPT)
         run.type("b 12\r")
