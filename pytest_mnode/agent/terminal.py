@@ -44,6 +44,9 @@ class Terminal:
             self._ours, self._theirs = os.openpty()
             attributes = termios.tcgetattr(self._theirs)
             attributes[_OUTPUT_FLAGS] &= ~termios.OPOST  # the user's own terminal does that
+            # The kernel reads a Ctrl-C some time after it was written, and would then drop what the
+            # rank has written since: its prompt.
+            attributes[_LOCAL_FLAGS] |= termios.NOFLSH
             termios.tcsetattr(self._theirs, termios.TCSANOW, attributes)
             termios.tcsetwinsize(self._theirs, order.size)
             self.output = self._input = self._ours
@@ -68,11 +71,12 @@ class Terminal:
         interrupts = self._is_tty and _INTERRUPT in data and self._interrupts()
         if interrupts:
             self._typed.clear()
+            termios.tcflush(self._theirs, termios.TCIFLUSH)
             data = data[data.rindex(_INTERRUPT) :]
         self._typed += data
         self._ended = self._ended or not data
         self.pass_on()
-        if interrupts:  # after the key, at which the kernel drops what the rank has written
+        if interrupts:
             processes.kill(self._pid, signal.SIGINT)
 
     def _interrupts(self) -> bool:
