@@ -14,7 +14,8 @@ all of them.
 
 A warm test costs more than one of MultiProcContinuousTest, which sends each rank the name of a test
 and waits for one word. What each part of it pays for, in µs of a test in two ranks (lower quartiles
-of 240 tests on two busy cores, each part up to the rank that ended it last):
+of 240 tests on two busy cores, each part up to the rank that ended it last). Then pytest's handlers
+of log records were attached once per test, which took a patch of pytest and is no longer done:
 
 | part | µs | pays for |
 | --- | --- | --- |

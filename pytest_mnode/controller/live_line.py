@@ -28,16 +28,19 @@ _GUARD = "read -r _; printf '\\033[J'"
 """Takes the line away where this process was killed: its input then ends."""
 
 
+def _on_ci() -> bool:
+    """As pytest decides it."""
+    return any(os.environ.get(name) for name in ("CI", "BUILD_NUMBER"))
+
+
 def terminal_of(config: pytest.Config) -> int | None:
     """A descriptor of the terminal to write the line to; None where it is not to be written.
 
     pytest's own reporter has to write in colour to a terminal, with all output captured: neither
     -q, -s nor another reporter, no log of a CI, no worker of pytest-xdist.
     """
-    from _pytest.compat import running_on_ci
-
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
-    if type(reporter) is not pytest.TerminalReporter or running_on_ci():
+    if type(reporter) is not pytest.TerminalReporter or _on_ci():
         return None
     shown = reporter.isatty and reporter.hasmarkup and config.getoption("verbose", 0) >= 0
     if not shown or config.getoption("capture", "no") != "fd" or sys.__stdout__ is None:

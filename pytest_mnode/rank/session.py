@@ -32,7 +32,6 @@ from pytest_mnode.rank import debugger, here, live_output, of_plugins, reports, 
 from pytest_mnode.rank.debugger import Debugger, DebuggerHooks
 from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
-from pytest_mnode.rank.log_handlers import LogHandlers
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.reports import Recorded
 from pytest_mnode.rank.suites import Suites
@@ -126,7 +125,7 @@ class RankSession:
         self._leak_check = LeakCheck(rank.groups, self._wide)
         self.debugger = Debugger(self.config, rank)
         own = DebuggerHooks(self.debugger, self._take_held), ExamplesPlugin(rank)
-        for plugin in (LogHandlers(self.config), self._wide, self._leak_check, *own):
+        for plugin in (self._wide, self._leak_check, *own):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id
