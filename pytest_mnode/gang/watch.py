@@ -175,11 +175,12 @@ class Watch:
     def clear_up(self, free_before: Iterable[str], limit_s: float) -> None:
         """Cancel all jobs, and watch until jobs and ranks are gone and the nodes are free again."""
         self._ask_who_else(self._arena)
+        # Before jobs are cancelled: a watch reports what that does while it is asked for.
+        self.note(CLEARED)
         try:
             self._engine.cancel([job for gang in self._gangs for job in gang.jobs])
         except MnodeError as error:
             self.problem = self.problem or f"{self._title}: {error}"
-        self.note(CLEARED)
         end = self._clock.now() + limit_s
         self.until(self._all_gone, limit_s)
         self.watch(self._linger_s)

@@ -59,6 +59,7 @@ class Scheduler:
     late_small: the small job waits N s after a gang. power_limit: the power command never ends;
     interrupted: the user interrupts it; slow_power: it takes N s. foreign: nodes that others take
     after the first submission. unreasonable: no reason. split: a gang becomes N jobs of one node.
+    watched: cancelling takes N s, and the look after it brings what was seen meanwhile.
     After a node was lost, half_requeue: the gang goes on without it; stubborn: it is requeued in
     any case; zombies: its ranks run on; never_again: it stays away.
     """
@@ -72,6 +73,7 @@ class Scheduler:
         self.time = 1_700_000_000.0
         self.jobs: list[Job] = []
         self.beats: list[Heartbeat] = []
+        self.passed: list[Look] = []
         self.off: dict[str, float] = {}
         self.looks = 0
         self.blind_until = 0.0
@@ -123,7 +125,8 @@ class Scheduler:
         if asked < self.blind_until:
             return Look(asked, self.time, None, beats, why="squeue: no answer in 20 s")
         unreadable = 1 if "garbled" in self.faults and self.looks == 5 else 0
-        return Look(asked, self.time, self._records(), beats, unreadable)
+        passed, self.passed = tuple(self.passed), []
+        return Look(asked, self.time, self._records(), beats, unreadable, passed=passed)
 
     def cancel(self, jobs: Sequence[str]) -> None:
         for job in self.jobs:
@@ -132,6 +135,10 @@ class Scheduler:
                     job.over = True
                 elif job.ending_s is None and not job.over:
                     job.ending_s = self.time
+        if (seconds := self.faults.get("watched")) is not None:
+            self.time += TICK_S
+            self.passed.append(Look(self.time, self.time, self._records()))
+            self.time += float(str(seconds))
 
     def power(self, what: str, node: str) -> None:
         if "no_power" in self.faults:

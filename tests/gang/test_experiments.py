@@ -220,6 +220,11 @@ def test_looks_continue_while_power_is_switched() -> None:
     assert verdicts(done) == {}, done.text()
 
 
+def test_what_is_seen_while_jobs_are_cancelled_belongs_to_clearing_up() -> None:
+    done = ran("loss", Scheduler(faults={"watched": 1.0}), node_loss="requeued")
+    assert verdicts(done) == {}, done.text()
+
+
 def test_every_state_and_its_duration_is_recorded() -> None:
     done = ran("filled", Scheduler(), rounds=1)
     recorded = {f.name: f for f in done.measurements if f.expected is None}
