@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_mnode import processes
+from pytest_mnode.agent import huge_pages
 from pytest_mnode.agent.forking import fork_launcher
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.machine.own_threads import lost_by_fork
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pytest_mnode.rank.trial import Trial
 
 _REAP_S = 1.0
+_MORE_TO_COME = 2
+"""After so many forks, huge pages pay for themselves: some worlds need new ranks for each test."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,15 @@ class Collector:
         gc.collect()
         gc.freeze()  # a collection in a child would touch, and so copy, every page
         self.server.send(ForkServerReady(trial.found if trial else {}))
+        forks, joins = 0, huge_pages.joined_one_by_one()
         while True:
             processes.reap()
-            if select.select([self.server], [], [], _REAP_S)[0]:
+            idle = forks >= _MORE_TO_COME and next(joins, joins) is None
+            if select.select([self.server], [], [], 0 if idle else _REAP_S)[0]:
                 for message in map(pickle.loads, self.server.receive()):
                     assert isinstance(message, ForkLauncher)
                     self.server.send(fork_launcher(self.order, message, self.server, rank_main))
+                    forks += 1
 
     def _unfit(self, files: dict[str, str]) -> NoReturn:
         self.server.send(Unfit(files))
