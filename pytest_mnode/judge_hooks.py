@@ -62,5 +62,6 @@ class JudgeHooks:
                 from pytest_mnode.measure import charts_kept_by, kept_by
                 from pytest_mnode.report_record import describe
 
-                describe(report, item, kept_by(item), (), charts_kept_by(item))
+                nodes = item.stash.get(marks.NODE_OF_TEST, ())
+                describe(report, item, kept_by(item), nodes, charts_kept_by(item))
         return report

@@ -24,6 +24,8 @@ RANK_FIXTURES = frozenset(
 )
 CLUSTER_FIXTURE = "cluster"
 NODE_FIXTURE = "node"
+NODE_OF_TEST = pytest.StashKey[tuple[str]]()
+"""The one node that a test with that fixture runs for."""
 PORTS_FIXTURE = "fabric_ports"
 CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, "take_cluster", NODE_FIXTURE, PORTS_FIXTURE)
 NODES_FIXTURE = "_mnode_nodes"

@@ -26,6 +26,10 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
 
     A node has passed where every criterion passed, or failed only because of others, all named. It
     is suspect where a criterion failed or was inconclusive and did not name who is to blame.
+
+    The other end of a path to a node that failed is neither failed nor suspect: the failed node
+    explains the path, and a healthy node taken out for repair is one less to hand over. Nor has it
+    passed, for its own test did not: it is not tested until the failed node is repaired.
     """
     bad = _blamed_in(run, criteria)
     missing, met_by = _missing(run, criteria), _met_by(criteria)
@@ -81,47 +85,51 @@ def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, 
 
     The worst counts, and of equal ones the first.
     """
+    unmet = [
+        (criterion, case)
+        for criterion in criteria
+        if criterion.verdict in (CriterionVerdict.FAIL, CriterionVerdict.INCONCLUSIVE)
+        for case in criterion.judged
+        if case.verdict is not CriterionVerdict.PASS
+    ]
+    failed = {
+        name
+        for _, case in unmet
+        if case.verdict is CriterionVerdict.FAIL
+        for culprit in _culprits(case)
+        for name in blamed(culprit, run.nodes)[0]
+    }
     found: dict[str, tuple[State, str]] = {}
-    for criterion in criteria:
-        if criterion.verdict not in (CriterionVerdict.FAIL, CriterionVerdict.INCONCLUSIVE):
-            continue
-        for case in criterion.judged:
-            if case.verdict is CriterionVerdict.PASS:
-                continue
-            evidence = first_line(f"{criterion.name}: {case.summary}")
-            for name, state in _states_by(case, run.nodes).items():
-                known = found.get(name, (State.PASSED, ""))[0]
-                if _WORSE.index(state) > _WORSE.index(known):
-                    found[name] = (state, evidence)
+    for criterion, case in unmet:
+        evidence = first_line(f"{criterion.name}: {case.summary}")
+        for name, state in _states_by(case, run.nodes, failed).items():
+            known = found.get(name, (State.PASSED, ""))[0]
+            if _WORSE.index(state) > _WORSE.index(known):
+                found[name] = (state, evidence)
     return found
 
 
-def _states_by(case: CaseResult, names: Sequence[str]) -> dict[str, State]:
-    """Nodes by what a case that did not pass shows of them."""
+def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict[str, State]:
+    """Nodes by what a case that did not pass shows of them. failed: by any case of the run."""
     took_part = set(case.nodes or names) & set(names)
     if case.stopped:
         return dict.fromkeys(took_part, State.NOT_TESTED)
-    failed, suspect = _blamed_by(case, names, took_part)
-    return dict.fromkeys(suspect, State.SUSPECT) | dict.fromkeys(failed, State.FAILED)
+    named = State.FAILED if case.verdict is CriterionVerdict.FAIL else State.SUSPECT
+    found: list[tuple[State, set[str]]] = []
+    for culprit in _culprits(case):
+        sure, paths = blamed(culprit, names)
+        found.append((named, sure))
+        found += [(State.NOT_TESTED if ends & failed else State.SUSPECT, ends) for ends in paths]
+        if not (sure or paths):
+            found.append((State.SUSPECT, took_part))
+    found.sort(key=lambda one: _WORSE.index(one[0]))
+    return {name: state for state, nodes in found for name in nodes}
 
 
-def _blamed_by(
-    case: CaseResult, names: Sequence[str], took_part: set[str]
-) -> tuple[set[str], set[str]]:
-    """Nodes that failed, and nodes that are suspect: all that took part where nobody is named."""
-    bad = [m for m in case.measurements if m.verdict == case.verdict.value]
-    failed: set[str] = set()
-    suspect: set[str] = set()
-    for culprit in [m.culprit for m in bad] or [case.culprit]:
-        sure, unsure = blamed(culprit or case.culprit, names)
-        if case.verdict is CriterionVerdict.FAIL:
-            failed |= sure
-        else:
-            suspect |= sure
-        suspect |= unsure
-        if not (sure or unsure):
-            suspect |= took_part
-    return failed, suspect
+def _culprits(case: CaseResult) -> list[str | None]:
+    """What each measurement that decided a case blames; of the case where none decided."""
+    bad = [m.culprit for m in case.measurements if m.verdict == case.verdict.value]
+    return [culprit or case.culprit for culprit in bad or [None]]
 
 
 def _rails(rates: PathRates, node: str, date: datetime) -> Iterator[RailCoverage]:
@@ -134,14 +142,15 @@ def _rails(rates: PathRates, node: str, date: datetime) -> Iterator[RailCoverage
         yield RailCoverage(name, BY_LETTER[letter], known, date)
 
 
-def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], set[str]]:
-    """Nodes to blame, and nodes that may be: of two ends of a path neither is known to be slow.
+def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], list[set[str]]]:
+    """Nodes to blame, and those of which one may be: of two ends of a path neither is known to be
+    slow.
 
     What stands in brackets, or behind a node and a colon, is evidence ("alone with node0"), and
     blames nobody.
     """
     sure: set[str] = set()
-    unsure: set[str] = set()
+    unsure: list[set[str]] = []
     text = culprit or ""
     while (bare := _ASIDE.sub("", text)) != text:
         text = bare
@@ -149,8 +158,11 @@ def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], set[s
         first, *others = clause.split(": ")
         heads = [first, *(part.rpartition(", ")[2] for part in others[:-1])]
         for part in [head for head in heads if _named(head, names)] or [clause]:
-            (unsure if _UNSURE.search(part) else sure).update(_named(part, names))
-    return sure, unsure - sure
+            if _UNSURE.search(part):
+                unsure += [_named(path, names) for path in part.split(", ")]
+            else:
+                sure |= _named(part, names)
+    return sure, [left for nodes in unsure if (left := nodes - sure)]
 
 
 def _named(text: str, names: Collection[str]) -> set[str]:

@@ -51,7 +51,8 @@ def test_a_culprit_names_nodes_for_sure_or_not(culprit: str | None, sure: str, u
     def nodes(numbers: str) -> set[str]:
         return {f"node{number}" for number in numbers.split()}
 
-    assert blamed(culprit, NAMES) == (nodes(sure), nodes(unsure))
+    found, paths = blamed(culprit, NAMES)
+    assert (found, set().union(*paths)) == (nodes(sure), nodes(unsure))
 
 
 STOPPED = "not run: preflight failed (node2)"
@@ -63,7 +64,25 @@ STOPPED = "not run: preflight failed (node2)"
         ([case("mesh")], {}, "pppp"),
         ([case("mesh", "failed", "node2 fab0")], {}, "ppfp"),
         ([case("mesh", "failed", "node2", "node1→node3")], {}, "psfs"),
-        ([case("mesh", "failed", "node1→node2", "node2")], {}, "psfp"),
+        ([case("mesh", "failed", "node1→node2", "node2")], {}, "pnfp"),
+        (
+            [
+                case("mesh", "failed", "node1→node3 (5), node0→node2 (6)"),
+                case("a", "failed", "node3"),
+            ],
+            {},
+            "snsf",
+        ),
+        (
+            [
+                case("mesh", "failed", "node1→node3"),
+                case("a", "error", message="x", culprit="node3"),
+            ],
+            {},
+            "psps",
+        ),
+        ([case("mesh"), case("mesh", "error", message="x", nodes=("node1",))], {}, "pspp"),
+        ([case("mesh", "error", message="x", culprit="path between node1 and node3")], {}, "psps"),
         ([case("mesh", "failed", "the fabric")], {}, "ssss"),
         ([case("mesh", "failed", None, nodes=("node0", "node1"))], {}, "ssnn"),
         ([case("mesh", "failed", "node2", None)], {}, "ssfs"),

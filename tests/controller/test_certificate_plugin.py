@@ -68,6 +68,23 @@ def test_a_certificate_says_how_much_of_the_cluster_it_covers(
     assert f'value="{covered}"' in (pytester.path / "report/certificate.xml").read_text()
 
 
+def test_a_test_of_one_node_counts_for_that_node_alone(pytester: pytest.Pytester) -> None:
+    body = """
+        import pytest
+        pytestmark = pytest.mark.criterion
+
+        def test_it(node): assert node != "local1"
+    """
+    write_files(pytester.path, test_mesh=body)
+    args = (f"--mnode-spec={default_spec_path()}", "--mnode-nodes=2", "--mnode-launcher=local")
+    run_here(pytester, *args, "--mnode-report=report")
+    written = json.loads((pytester.path / "report/certificate.json").read_text())
+    [mesh] = [one for one in written["criteria"] if one["name"] == "mesh"]
+    assert [case["nodes"] for case in mesh["cases"]] == [["local0"], ["local1"]]
+    states = {node["name"]: node["state"] for node in written["coverage"]["nodes"]}
+    assert states == {"local0": "not tested", "local1": "suspect"}
+
+
 def test_without_a_certificate_the_exit_code_is_pytests_own(pytester: pytest.Pytester) -> None:
     spec = f"--mnode-spec={default_spec_path()}"
     code, _, output = ended(pytester, LOSES, spec, "--color=yes")
