@@ -25,6 +25,7 @@ from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.nvml import Accelerator, read_nvml
 from pytest_mnode.machine.pci import PciTree, read_pci
 from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
+from pytest_mnode.machine.routes import Refusal, read_refusals
 from pytest_mnode.machine.software import Software, kernel_settings, read_software
 from pytest_mnode.machine.verbs import VerbsDevice, read_verbs
 
@@ -40,10 +41,10 @@ class Machine:
     """One machine. A part that was not asked for, or cannot be read, is None or empty.
 
     boot_id: another one after each boot. active_mtus: MTU in bytes that RDMA ports use, by names
-    such as mlx5_0:1, from ibv_devinfo. limits: of the reading process. verbs: what opens RDMA
-    devices. shm_bytes: size of /dev/shm. settings: kernel settings that networks depend on, by
-    sysctl's names. scheduler: "slurm" where its controller answers. unread: why a part cannot be
-    read, by the part's name.
+    such as mlx5_0:1, from ibv_devinfo. refusals: routes and rules that refuse packets by setting.
+    limits: of the reading process. verbs: what opens RDMA devices. shm_bytes: size of
+    /dev/shm. settings: kernel settings that networks depend on, by sysctl's names. scheduler:
+    "slurm" where its controller answers. unread: why a part cannot be read, by the part's name.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
@@ -52,6 +53,7 @@ class Machine:
     interfaces: tuple[Interface, ...] | None = None
     rdma: tuple[RdmaDevice, ...] | None = None
     active_mtus: Mapping[str, int] | None = None
+    refusals: tuple[Refusal, ...] | None = None
     pci: PciTree = field(default_factory=PciTree)
     accelerators: tuple[Accelerator, ...] | None = None
     cpus: Cpus = field(default_factory=Cpus)
@@ -226,6 +228,7 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "interfaces": _interfaces,
     "rdma": _rdma,
     "active_mtus": _active_mtus,
+    "refusals": lambda _: read_refusals(),
     "pci": read_pci,
     "accelerators": _accelerators,
     "cpus": read_cpus,
@@ -240,4 +243,4 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "scheduler": _scheduler,
 }
 PARTS = tuple(_READERS)
-_ONLY_LIVE = ("active_mtus", "accelerators", "shm_bytes", "kernel_log", "scheduler")
+_ONLY_LIVE = ("active_mtus", "refusals", "accelerators", "shm_bytes", "kernel_log", "scheduler")

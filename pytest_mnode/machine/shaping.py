@@ -1,24 +1,20 @@
-"""Rates that queues of this network namespace are shaped to, by netlink.
+"""Rates that queues of this network namespace are shaped to.
 
-Emulated links have no speed of their own: veth reports 10000 Mbit/s whatever it carries. pyroute2
-would do this too, but takes longer to import than a survey of a whole node takes.
+Emulated links have no speed of their own: veth reports 10000 Mbit/s whatever it carries.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+
+from pytest_mnode.machine.netlink import attributes, dumped, messages
 
 _RTM_NEWQDISC, _RTM_GETQDISC = 36, 38
-_NLM_F_DUMP, _NLM_F_REQUEST = 0x300, 0x001
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_TBF_PARMS, _TCA_TBF_RATE64 = 1, 4
-_HEADER = struct.Struct("=IHHII")
 _TCMSG = struct.Struct("=B3xiIII")
-_ATTRIBUTE = struct.Struct("=HH")
-_LIMIT_S = 1.0
 
 
 def shaped_mbits_s() -> dict[str, float]:
@@ -27,41 +23,29 @@ def shaped_mbits_s() -> dict[str, float]:
     Raises OSError where the kernel does not answer.
     """
     names = dict(socket.if_nameindex())
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        netlink.settimeout(_LIMIT_S)
-        request = _TCMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-        flags = _NLM_F_REQUEST | _NLM_F_DUMP
-        header = _HEADER.pack(_HEADER.size + len(request), _RTM_GETQDISC, flags, 1, 0)
-        netlink.sendall(header + request)
-        found: dict[int, float] = {}
-        done = False
-        while not done:
-            rates, done = parse_queues(netlink.recv(1 << 17))
-            found |= rates
+    found: dict[int, float] = {}
+    for data in dumped(_RTM_GETQDISC, _TCMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        found |= parse_queues(data)
     return {names[index]: rate for index, rate in found.items() if index in names}
 
 
-def parse_queues(data: bytes) -> tuple[Mapping[int, float], bool]:
-    """Rates in Mbit/s by interface index in one packet of the answer, and whether it is the last.
+def parse_queues(data: bytes) -> Mapping[int, float]:
+    """Rates in Mbit/s by interface index in one packet of the answer.
 
     Source: Linux, include/uapi/linux/pkt_sched.h (tc_tbf_qopt) and rtnetlink.h.
     """
     found: dict[int, float] = {}
-    while len(data) >= _HEADER.size:
-        length, kind, *_ = _HEADER.unpack_from(data)
-        if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < _HEADER.size:
-            return found, True
-        body, data = data[_HEADER.size : length], data[(length + 3) & ~3 :]
+    for kind, body in messages(data)[0]:
         if kind != _RTM_NEWQDISC or len(body) < _TCMSG.size:
             continue
         _, index, _, parent, _ = _TCMSG.unpack_from(body)
-        attributes = dict(_attributes(body[_TCMSG.size :]))
+        queue = dict(attributes(body[_TCMSG.size :]))
         is_root = parent == 0xFFFFFFFF
-        if is_root and attributes.get(_TCA_KIND, b"").rstrip(b"\0") == b"tbf":
-            rate = _tbf_rate(dict(_attributes(attributes.get(_TCA_OPTIONS, b""))))
+        if is_root and queue.get(_TCA_KIND, b"").rstrip(b"\0") == b"tbf":
+            rate = _tbf_rate(dict(attributes(queue.get(_TCA_OPTIONS, b""))))
             if rate is not None:
                 found[index] = rate * 8 / 1e6
-    return found, False
+    return found
 
 
 def _tbf_rate(options: Mapping[int, bytes]) -> int | None:
@@ -72,12 +56,3 @@ def _tbf_rate(options: Mapping[int, bytes]) -> int | None:
     if len(parameters) >= 12:
         return int(struct.unpack_from("=I", parameters, 8)[0])
     return None
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    while len(data) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(data)
-        if length < _ATTRIBUTE.size:
-            return
-        yield kind & 0x3FFF, data[_ATTRIBUTE.size : length]
-        data = data[(length + 3) & ~3 :]

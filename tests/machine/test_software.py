@@ -1,7 +1,8 @@
-"""Versions of what a node would run, kernel settings, mounts, and rates of queues."""
+"""Versions of what a node would run, kernel settings, mounts, rates of queues, and routes."""
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_mnode.machine import software
 from pytest_mnode.machine.mounts import Mount, mount_of, parse_mounts
+from pytest_mnode.machine.netlink import messages
+from pytest_mnode.machine.routes import parse_refusals
 from pytest_mnode.machine.shaping import parse_queues
 
 
@@ -171,11 +174,43 @@ def test_rates_of_queues() -> None:
         + _queue(4, b"tbf", 0x10001, 1)
         + _queue(5, b"tbf", root, 0xFFFFFFFF, 12_500_000_000)
     )
-    assert parse_queues(data) == ({2: 200.0, 5: 100_000.0}, False)
-    assert parse_queues(data + done)[1]
+    assert parse_queues(data) == {2: 200.0, 5: 100_000.0}
+    assert [messages(data)[1], messages(data + done)[1]] == [False, True]
+
+
+def _route(message: int, head: bytes, *parts: bytes) -> bytes:
+    body = head + b"".join(parts)
+    return struct.pack("=IHHII", 16 + len(body), message, 2, 1, 0) + body
+
+
+def test_routes_and_rules_that_refuse_packets() -> None:
+    def head(family: int, bits: int, table: int, kind: int) -> bytes:
+        return struct.pack("=BBBBBBBBI", family, bits, 0, 0, table, 0, 0, kind, 0)
+
+    to, wide = _attribute(1, bytes([10, 8, 0, 4])), _attribute(1, bytes([0xFD, *[0] * 15]))
+    data = (
+        _route(24, head(2, 32, 254, 6), to)
+        + _route(24, head(2, 32, 254, 1), to)  # unicast
+        + _route(24, head(2, 32, 0, 9), to, _attribute(15, struct.pack("=I", 1000)))
+        + _route(24, head(10, 8, 254, 7), wide)
+        + _route(32, head(2, 32, 0, 8), to, _attribute(6, struct.pack("=I", 99)))
+        + _route(32, head(2, 0, 254, 1))  # lookup main
+    )
+    found = parse_refusals(data)
+    assert [str(one) for one in found] == [
+        "blackhole route to 10.8.0.4/32 (ip route del blackhole 10.8.0.4/32)",
+        "throw route to 10.8.0.4/32 (ip route del throw 10.8.0.4/32 table 1000)",
+        "unreachable route to fd00::/8 (ip -6 route del unreachable fd00::/8)",
+        "prohibit rule to 10.8.0.4/32 (ip rule del priority 99)",
+    ]
+    invalid = os.strerror(errno.EINVAL).lower()
+    assert found[0].explains("10.8.0.4", invalid)
+    assert not found[0].explains("10.8.0.4", "no answer within 2 s")
+    assert not found[0].explains("10.8.0.5", invalid)
+    assert not found[2].explains("10.8.0.4", os.strerror(errno.EHOSTUNREACH).lower())
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_queues_or_nothing(data: bytes) -> None:
-    found, _ = parse_queues(data)
-    assert isinstance(found, dict)
+    assert isinstance(parse_queues(data), dict)
+    assert isinstance(parse_refusals(data), list)

@@ -17,7 +17,7 @@ SHM = "/dev/shm"
 _STORED: tuple[Literal["datasets", "checkpoints", "scratch"], ...] = (
     *("datasets", "checkpoints", "scratch"),
 )
-_PARTS = ("hostname", "interfaces", "rdma", "pci", "limits", "settings", "software")
+_PARTS = ("hostname", "interfaces", "refusals", "rdma", "pci", "limits", "settings", "software")
 """Of the machine, read in any case."""
 
 

@@ -28,10 +28,15 @@ class Subject:
     bound: Bound
     source: str
 
-    def unknown(self, why: str) -> Measurement:
+    def unknown(self, why: str, culprit: str | None = None) -> Measurement:
         """The value could not be read: inconclusive, with the reason."""
         return Measurement.unknown(
-            self.name, why, unit=self.unit, expected=self.bound, source=self.source
+            self.name,
+            why,
+            unit=self.unit,
+            expected=self.bound,
+            source=self.source,
+            culprit=culprit,
         )
 
     def measured(self, value: float, culprit: str | None = None, note: str = "") -> Measurement:

@@ -83,9 +83,8 @@ def _payload(
         none = f"{me.name} has no partner that is well"
         return subject.unknown(no_links(me, network) if survey.on_loopback else none)
     if lost:
-        return subject.unknown(
-            listed([f"{edge_in_words(survey, e)}: {one.problem}" for e, one in lost.items()])
-        )
+        why = listed([f"{edge_in_words(survey, e)}: {one.problem}" for e, one in lost.items()])
+        return subject.unknown(why, paths_to_blame(survey, lost))
     total = sum(one.size_bytes for edge, one in mine.items() if edge not in late)
     return subject.measured(0, note="; ".join([f"of {total} B", *notes]))
 

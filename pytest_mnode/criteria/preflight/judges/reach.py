@@ -19,6 +19,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
 )
 from pytest_mnode.criteria.preflight.judges.links import link_faults, networks_of, no_links, own
 from pytest_mnode.criteria.preflight.tcp import paired
+from pytest_mnode.machine.netdev import plain
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network
@@ -72,12 +73,12 @@ def _master(survey: Survey, me: NodeSurvey, subject: Subject, control: Network) 
     mine = me.paths.master
     if mine is None or (mine.took_s is None and nobody):
         why = f"{mine.problem}; {first.name} answers nobody: see its case" if mine else "not tried"
-        return subject.unknown(f"{me.name}: {why}")
+        return subject.unknown(f"{me.name}: {why}", f"path from {me.name} to {first.name}")
     if mine.took_s is not None:
         return subject.measured(1, note=f"after {mine.took_s * 1e3:.1f} ms")
     well = sorted(tried.keys() - lost.keys())
     culprit = f"{me.name} ({listed(well)} can connect)" if well else f"{me.name} or {first.name}"
-    if faults := link_faults(me, control):
+    if faults := link_faults(me, control) or _refusals(me, first, control, mine.problem):
         culprit = f"{me.name}: {faults[0]}"
     return subject.measured(0, culprit, f"{me.name}: {mine.problem}{_hint((me,), first)}")
 
@@ -159,7 +160,7 @@ def _heard(
 
 
 def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
-    """Nodes with a failing edge, or with none, whose own link is visibly broken: how, in words.
+    """Nodes with a failing edge, or with none, whose own link or route is broken: how, in words.
 
     One rail of several that is down does not cut a node off.
     """
@@ -170,13 +171,31 @@ def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
         for node in survey.nodes
         if node.machine.interfaces is not None
         and (node.index in failed or node.index not in tried)
-        and (faults := link_faults(node, network))
+        and (
+            faults := link_faults(node, network)
+            or [
+                text
+                for one in (node.paths.connections if node.paths else ())
+                if one.took_s is None
+                for text in _refusals(node, survey.nodes[one.to], network, one.problem)
+            ]
+        )
     }
+
+
+def _refusals(me: NodeSurvey, other: NodeSurvey, network: Network, problem: str) -> list[str]:
+    """Routes and rules of this node that explain why it cannot connect to another one."""
+    addresses = [address for one in own(other, network) for address in one.addresses]
+    return [
+        str(one)
+        for one in me.machine.refusals or ()
+        if any(one.explains(plain(address), problem) for address in addresses)
+    ]
 
 
 @lru_cache(maxsize=4)
 def _culprits(survey: Survey, key: str, network: Network) -> tuple[dict[int, str], Blame]:
-    """Nodes whose own link is visibly broken, and who is to blame for the edges that fail."""
+    """Nodes whose own link or route is broken, and who is to blame for the edges that fail."""
     edges = matrix(survey, key)
     broken = faulty(survey, network, edges)
     return broken, blame(edges.tried, edges.failed, broken)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from pytest_mnode.criteria.preflight.judges import (
     links,
     reach,
 )
+from pytest_mnode.machine.routes import Refusal
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,
@@ -31,6 +34,23 @@ from tests.criteria.preflight.made import (
     with_facts,
     with_node,
 )
+
+
+def test_a_route_that_refuses_a_peer_by_setting_is_named(spec: Spec) -> None:
+    lost = cut(healthy(), [(1, 3)])
+    undo = "ip route del blackhole 10.2.0.4/32"
+    route = Refusal("blackhole", "route", "10.2.0.4/32", undo)
+    beneath = Refusal("unreachable", "route", "10.0.0.0/8", "ip route del unreachable 10.0.0.0/8")
+    lost = with_facts(lost, 1, refusals=(beneath, route))
+    assert culprits(reach.peers, lost, spec).keys() == {"gpu1", "gpu3"}
+    paths = lost.nodes[1].paths
+    assert paths is not None
+    invalid = os.strerror(errno.EINVAL).lower()
+    tried = tuple(c if c.took_s else replace(c, problem=invalid) for c in paths.connections)
+    lost = with_node(lost, 1, paths=replace(paths, connections=tried))
+    assert culprits(reach.peers, lost, spec) == {
+        "gpu1": f"gpu1: blackhole route to 10.2.0.4/32 ({undo})"
+    }
 
 
 def test_a_node_that_is_cut_off_is_named_once(spec: Spec) -> None:

@@ -1,0 +1,95 @@
+"""Routes and rules of this network namespace that refuse packets because somebody set them so."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+
+from pytest_mnode.machine.netlink import attributes, dumped, messages
+
+_RTM_NEWROUTE, _RTM_GETROUTE, _RTM_NEWRULE, _RTM_GETRULE = 24, 26, 32, 34
+_DST, _PRIORITY, _TABLE = 1, 6, 15
+_ROUTE_OR_RULE = struct.Struct("=BBBBBBBBI")
+"""rtmsg and fib_rule_hdr are alike: family, dst_len, …, table, …, type or action, flags."""
+_KINDS = {6: "blackhole", 7: "unreachable", 8: "prohibit", 9: "throw"}
+_MAIN = 254
+_ERRORS = {
+    "blackhole": errno.EINVAL,
+    "unreachable": errno.EHOSTUNREACH,
+    "prohibit": errno.EACCES,
+    "throw": errno.ENETUNREACH,
+}
+"""What a connection fails with. Source: ip-route(8), "Route types"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A route or rule. kind: such as "blackhole". what: "route" or "rule". undo: by which command.
+
+    destination: a network, such as "10.0.0.4/32".
+    """
+
+    kind: str
+    what: str
+    destination: str
+    undo: str
+
+    def explains(self, address: str, problem: str) -> bool:
+        """Whether it is why a connection to an IP address fails with these words of the system.
+
+        A wider route of this kind may lie beneath one that works: the words tell.
+        """
+        inside = ipaddress.ip_address(address) in ipaddress.ip_network(self.destination)
+        return inside and problem.startswith(os.strerror(_ERRORS[self.kind]).lower())
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.what} to {self.destination} ({self.undo})"
+
+
+def read_refusals() -> tuple[Refusal, ...]:
+    """Those of all tables, IPv4 and IPv6. Raises OSError where the kernel does not answer."""
+    body = _ROUTE_OR_RULE.pack(socket.AF_UNSPEC, *[0] * 8)
+    requests = (_RTM_GETROUTE, _RTM_GETRULE)
+    return tuple(
+        one
+        for request in requests
+        for data in dumped(request, body)
+        for one in parse_refusals(data)
+    )
+
+
+def parse_refusals(data: bytes) -> list[Refusal]:
+    """Those in one packet of the kernel's answer.
+
+    Source: Linux, include/uapi/linux/rtnetlink.h (rtmsg) and fib_rules.h (fib_rule_hdr).
+    """
+    found = []
+    for message, body in messages(data)[0]:
+        if message not in (_RTM_NEWROUTE, _RTM_NEWRULE) or len(body) < _ROUTE_OR_RULE.size:
+            continue
+        family, bits, _, _, table, _, _, number, _ = _ROUTE_OR_RULE.unpack_from(body)
+        known = dict(attributes(body[_ROUTE_OR_RULE.size :]))
+        size = {socket.AF_INET: 4, socket.AF_INET6: 16}.get(family)
+        address = known.get(_DST, bytes(size or 0))
+        if number not in _KINDS or size != len(address) or bits > size * 8:
+            continue
+        kind, network = _KINDS[number], f"{ipaddress.ip_address(address)}/{bits}"
+        ip = "ip -6" if family == socket.AF_INET6 else "ip"
+        if message == _RTM_NEWRULE:
+            undo = f"{ip} rule del priority {_number(known, _PRIORITY, 0)}"
+            found.append(Refusal(kind, "rule", network, undo))
+            continue
+        table = _number(known, _TABLE, table)
+        undo = f"{ip} route del {kind} {network}" + f" table {table}" * (table != _MAIN)
+        found.append(Refusal(kind, "route", network, undo))
+    return found
+
+
+def _number(known: dict[int, bytes], kind: int, default: int) -> int:
+    data = known.get(kind, b"")
+    return int.from_bytes(data, sys.byteorder) if data else default
