@@ -20,7 +20,7 @@ from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
 from pytest_mnode.measuring.nic_counters import Counted
 from pytest_mnode.measuring.ranks import by_rank
 from pytest_mnode.measuring.sweep import Sweep, sweep
-from pytest_mnode.measuring.traffic import NodeTraffic, off_fabric
+from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.bandwidth import (
@@ -77,7 +77,7 @@ class Busbw:
     world: World
     backend: str
     sweeps: tuple[AlgorithmSweep, ...]
-    traffic: tuple[NodeTraffic, ...]
+    traffic: tuple[SentByNode, ...]
     culprit: str | None = None
     attempt: int = 1
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pytest_mnode.machine.counters import grown_by, sent_so_far
 from pytest_mnode.measuring.ranks import barrier, gathered
-from pytest_mnode.measuring.traffic import NodeTraffic, lower_devices_here
+from pytest_mnode.measuring.traffic import SentByNode, lower_devices_here
 from pytest_mnode.rank.world import World
 
 _LOOPBACK = "lo"
@@ -32,7 +32,7 @@ class Counted:
     def __exit__(self, *_: object) -> None:
         self._after = sent_so_far()
 
-    def by_node(self, least_bytes: Sequence[int]) -> tuple[NodeTraffic, ...]:
+    def by_node(self, least_bytes: Sequence[int]) -> tuple[SentByNode, ...]:
         """What each node sent, in the world's order, as `least_bytes` is. All ranks call this."""
         sent = Counter[str]()
         for name, count in grown_by(self._before, self._after).items():
@@ -40,7 +40,7 @@ class Counted:
                 sent[name.partition(":")[0]] += count  # ports of one device together
         first_ranks = gathered((dict(sent), lower_devices_here()))[:: self._world.local_size]
         return tuple(
-            NodeTraffic(node, counts, least, lower_devices)
+            SentByNode(node, counts, least, lower_devices)
             for node, (counts, lower_devices), least in zip(
                 self._world.nodes, first_ranks, least_bytes, strict=True
             )

@@ -19,7 +19,7 @@ LowerDevices = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTraffic:
+class SentByNode:
     """Bytes that each interface and RDMA device of a node sent, headers included, as both count.
 
     least_bytes: what the node must have sent to the others; less than half of it on all interfaces
@@ -77,7 +77,7 @@ class NodeTraffic:
         return bool(self.least_bytes) and sent >= self.least_bytes / 2
 
 
-def off_fabric(traffic: Sequence[NodeTraffic], network: Network) -> str | None:
+def off_fabric(traffic: Sequence[SentByNode], network: Network) -> str | None:
     """Who sent over what instead of `network`, in words; None where nobody did."""
     instead = {t.node: name for t in traffic if (name := t.off_fabric(network))}
     if not instead:

@@ -155,6 +155,11 @@ class JobConfig:
         return self.global_batch // (ranks * self.accumulation)
 
 
+def device_for(accelerators_per_node: int) -> str:
+    """What ranks train on in a cluster of such nodes: CPUs only without accelerators."""
+    return "accelerator" if accelerators_per_node else "cpu"
+
+
 def spans_of(config: JobConfig) -> int:
     """The number of timed spans in one pass of the model: embedding, blocks, head."""
     return config.layers + 2

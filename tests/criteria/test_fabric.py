@@ -9,7 +9,7 @@ from pytest_mnode.measurement import Verdict
 from pytest_mnode.measuring.algorithms import Algorithm
 from pytest_mnode.measuring.busbw import Busbw
 from pytest_mnode.measuring.sweep import Unmeasured
-from pytest_mnode.measuring.traffic import NodeTraffic
+from pytest_mnode.measuring.traffic import SentByNode
 from tests.measuring.sweeps import (
     DEFAULT,
     GLOO_RING,
@@ -104,7 +104,7 @@ def test_what_could_not_be_measured_is_inconclusive_where_it_counts(
     assert measurement.note == "needs 32 GiB on every rank"
 
 
-def _busbw(*traffic: NodeTraffic) -> Busbw:
+def _busbw(*traffic: SentByNode) -> Busbw:
     sweeps = judged([row(MIB, 0.9)], PINNED).sweeps + judged([row(MIB, 1.5)], DEFAULT).sweeps
     return Busbw(SPEC, WORLD, "nccl", sweeps, traffic)
 
@@ -130,7 +130,7 @@ def test_who_must_send_sends_over_the_fabric(
     traffic: list[dict[str, int] | None], value: float | None, verdict: Verdict
 ) -> None:
     nodes = [
-        NodeTraffic(f"node{i}", sent or {"mgmt0": 3}, 90 if sent else 0)
+        SentByNode(f"node{i}", sent or {"mgmt0": 3}, 90 if sent else 0)
         for i, sent in enumerate(traffic)
     ]
     past = judge_busbw(_busbw(*nodes))[-1]

@@ -12,7 +12,7 @@ from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
 from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.sweep import Row, Sweep, Unmeasured
-from pytest_mnode.measuring.traffic import NodeTraffic
+from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import BusbwPromise, default_spec_path, load_spec
 from pytest_mnode.spec.bandwidth import Collective, bus_factor, busbw_at_line_rate
@@ -40,7 +40,7 @@ def judged(
     unmeasured: Sequence[Unmeasured] = (),
     culprit: str | None = None,
     *,
-    traffic: Sequence[NodeTraffic] = (),
+    traffic: Sequence[SentByNode] = (),
 ) -> Busbw:
     line = busbw_at_line_rate("all_reduce", SPEC.fabric, 4, 1, "gloo")
     found = Sweep(COLLECTIVES["all_reduce"], 4, tuple(rows), tuple(unmeasured))

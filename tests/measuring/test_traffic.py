@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.measuring.traffic import (
     LowerDevices,
-    NodeTraffic,
+    SentByNode,
     all_lower_devices,
     lower_devices_of,
     off_fabric,
@@ -37,16 +37,16 @@ FABRIC = Network.model_validate({"interfaces": ["fab*"], "line_rate": "200 Mbit/
 def test_carrier(
     sent: Mapping[str, int], carrier: str | None, share: float | None, instead: str | None
 ) -> None:
-    node = NodeTraffic("node0", sent, least_bytes=980)
+    node = SentByNode("node0", sent, least_bytes=980)
     assert node.carrier == carrier
     assert node.share(FABRIC) == (None if share is None else pytest.approx(share))
     assert node.off_fabric(FABRIC) == instead
 
 
 def test_who_sent_over_what_instead() -> None:
-    good = NodeTraffic("node0", {"fab0": 1000}, 1000)
-    bad = NodeTraffic("node2", {"mgmt0": 1000}, 1000)
-    worse = NodeTraffic("node3", {"lo": 1000}, 1000)
+    good = SentByNode("node0", {"fab0": 1000}, 1000)
+    bad = SentByNode("node2", {"mgmt0": 1000}, 1000)
+    worse = SentByNode("node3", {"lo": 1000}, 1000)
     assert off_fabric([good, good], FABRIC) is None
     assert off_fabric([good, bad], FABRIC) == "node2 sent over mgmt0 instead of fab*"
     assert off_fabric([bad, worse], FABRIC) == "all nodes sent over mgmt0, lo instead of fab*"
@@ -107,7 +107,7 @@ def test_bytes_that_two_count_are_counted_once(  # noqa: PLR0917  a row of the t
     instead: str | None,
 ) -> None:
     network = Network.model_validate({"interfaces": interfaces, "line_rate": "200 Mbit/s"})
-    node = NodeTraffic("node0", sent, least_bytes=980, lower_devices=lower_devices)
+    node = SentByNode("node0", sent, least_bytes=980, lower_devices=lower_devices)
     assert node.carrier == carrier
     assert node.share(network) == pytest.approx(share, abs=0.002)
     assert node.off_fabric(network) == instead

@@ -18,7 +18,6 @@ from pytest_mnode.criteria.restart.kill_run import KillRun
 from pytest_mnode.criteria.restart.plan import (
     CHECKPOINT_EVERY,
     Plan,
-    device_for,
     kills_in_order,
     plan,
 )
@@ -27,6 +26,7 @@ from pytest_mnode.errors import RankError
 from pytest_mnode.jobs import JobEvent
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.progress import progress
+from pytest_mnode.reference_job.config import device_for
 from pytest_mnode.reference_job.records import read_records
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
@@ -83,7 +83,9 @@ def kill_in_run(
     shared = run_files.shared_directory(cluster, spec, base)
     if isinstance(shared, str):
         return shared
-    planned = plan(promise, cluster.nodes, cluster.procs_per_node, device_for(spec))
+    planned = plan(
+        promise, cluster.nodes, cluster.procs_per_node, device_for(spec.accelerators.per_node)
+    )
     whole = uninterrupted(planned, promise, cluster, shared, base)
     kills = kills_in_order(promise)
     done = _KILLED.setdefault((str(base), promise.model_dump_json()), {})
@@ -129,7 +131,9 @@ def judge_checkpoints(
         bound = None if within_s is None else at_most(within_s)
         name, source = "time of a checkpoint, the longest", "criteria.restart.checkpoint_within"
         return [Measurement.unknown(name, shared, unit="s", expected=bound, source=source)]
-    planned = plan(promise, cluster.nodes, cluster.procs_per_node, device_for(spec))
+    planned = plan(
+        promise, cluster.nodes, cluster.procs_per_node, device_for(spec.accelerators.per_node)
+    )
     whole = uninterrupted(planned, promise, cluster, shared, base)
     return checkpoint_costs(whole, planned.config.steps // CHECKPOINT_EVERY, within_s)
 

@@ -12,7 +12,6 @@ from pytest_mnode.criteria.restart.judging import Terms
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs import Job
 from pytest_mnode.reference_job.config import JobConfig
-from pytest_mnode.spec import Spec
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
 EPOCH_STEPS = 10
@@ -130,11 +129,6 @@ def plan(
         observer_node=next(name for name in there if name != victim),
         config=config,
     )
-
-
-def device_for(spec: Spec) -> str:
-    """The device that the job trains on: accelerators where the cluster has them."""
-    return "accelerator" if spec.accelerators.per_node else "cpu"
 
 
 def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> JobConfig:

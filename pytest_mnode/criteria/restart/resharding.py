@@ -12,7 +12,6 @@ from pytest_mnode.criteria.restart.comparing import Parameters, compared_paramet
 from pytest_mnode.criteria.restart.judging import judge_resume
 from pytest_mnode.criteria.restart.plan import (
     config_for,
-    device_for,
     resharded_tolerance,
     terms_of,
 )
@@ -20,6 +19,7 @@ from pytest_mnode.criteria.restart.resuming import completed
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.progress import progress
+from pytest_mnode.reference_job.config import device_for
 from pytest_mnode.spec.restart import RestartCriterion
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def judge_other_sizes(
         cluster.nodes, cluster.procs_per_node, not spec.accelerators.per_node
     )
     batch = 2 * max(size.ranks for size in (saved_on, *resumed_on))
-    config = config_for(promise, batch, device_for(spec))
+    config = config_for(promise, batch, device_for(spec.accelerators.per_node))
     config = replace(config, steps=promise.steps, dropout=0.0, reshard=True, pause_s=0.0)
     tolerance = resharded_tolerance(promise)
     terms = terms_of(config, tolerance)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.scaling.judge import ScalingResult, judge
-from pytest_mnode.criteria.scaling.plan import Plan, device_for
+from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.spec import Spec
@@ -84,7 +84,7 @@ def _slow_links(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_
 def _locate(spec: Spec, slow_below_mbits_s: float, budget_s: float, *, world: World) -> str:
     """In ranks: who slows the fabric, in words."""
     from pytest_mnode.measuring.locating.locate import find_slow_links
-    from pytest_mnode.reference_job.config import JobConfig
+    from pytest_mnode.reference_job.config import JobConfig, device_for
     from pytest_mnode.reference_job.device import device_of
 
     config = JobConfig(directory=".", device=device_for(spec.accelerators.per_node))

@@ -9,7 +9,7 @@ from statistics import median
 
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
 from pytest_mnode.measurement import Measurement, at_most
-from pytest_mnode.measuring.traffic import LowerDevices, NodeTraffic, off_fabric
+from pytest_mnode.measuring.traffic import LowerDevices, SentByNode, off_fabric
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s, ring_at_line_rate
 from pytest_mnode.spec.scaling import ScalingCriterion
@@ -105,7 +105,7 @@ def step_traffic(trained: Sequence[GroupSteps], timings: JobTimings, spec: Spec)
                 if nic != _LOOPBACK or timings.ranks_per_node == 1:
                     mine[nic.partition(":")[0]] += count
     by_node = [
-        NodeTraffic(node, counts, least[node], lower_devices.get(node, {}))
+        SentByNode(node, counts, least[node], lower_devices.get(node, {}))
         for node, counts in sent.items()
     ]
     shares = {node.node: node.share(spec.fabric) for node in by_node}

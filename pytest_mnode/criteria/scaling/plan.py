@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.errors import UsageError
+from pytest_mnode.reference_job.config import device_for
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 Group = tuple[int, ...]
@@ -118,11 +119,6 @@ class Plan:
 def nodes(count: int) -> str:
     """Such as "1 node" and "2 nodes"."""
     return f"{count} node{'s' if count != 1 else ''}"
-
-
-def device_for(accelerators_per_node: int) -> str:
-    """What ranks train on, as the reference job names it: CPUs only without accelerators."""
-    return "accelerator" if accelerators_per_node else "cpu"
 
 
 def counts_up_to(nodes: int) -> tuple[int, ...]:

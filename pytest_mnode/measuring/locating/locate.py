@@ -23,7 +23,7 @@ from pytest_mnode.measuring.locating.wording import (
     slowest_link,
     unmeasured_paths,
 )
-from pytest_mnode.measuring.traffic import NodeTraffic, off_fabric
+from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.progress import progress
 from pytest_mnode.rank.world import World
@@ -113,7 +113,7 @@ class SlowLinks:
 def find_slow_links(
     world: World,
     spec: Spec,
-    traffic: tuple[NodeTraffic, ...],
+    traffic: tuple[SentByNode, ...],
     slow_below_mbits_s: float,
     device: torch.device,
     *,

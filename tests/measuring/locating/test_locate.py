@@ -18,7 +18,7 @@ from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.rounds import Reading, Round
 from pytest_mnode.measuring.locating.search import search
 from pytest_mnode.measuring.locating.wording import Names
-from pytest_mnode.measuring.traffic import NodeTraffic
+from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 
@@ -65,7 +65,7 @@ def _searched(
 ) -> module.SlowLinks:
     monkeypatch.setattr(module, "Pairs", measured)
     names = tuple(f"node{i}" for i in range(nodes))
-    traffic = tuple(NodeTraffic(name, {carrier: 100}, 100) for name in names)
+    traffic = tuple(SentByNode(name, {carrier: 100}, 100) for name in names)
     world = World(0, nodes * ranks, 0, ranks, "node0", names)
     return module.find_slow_links(
         world,
