@@ -216,9 +216,9 @@ def test_warnings_as_errors_are_those_of_tests(
         tmp_path,
         test_it="""
             import warnings
-            import torch, torch.distributed as dist
 
             def test_uses_a_group(process_group, device, measure):
+                import torch, torch.distributed as dist
                 x = torch.ones(1, device=device)
                 dist.all_reduce(x)
                 measure("sum", x.item(), equals=2)

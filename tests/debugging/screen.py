@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pyte
 
-from tests.debugging.terminal import COLUMNS, ROWS, TerminalRun
+from tests.debugging.terminal import COLUMNS, LIMIT_S, ROWS, TerminalRun
 
-_LIMIT_S = 90.0
 _TURN_S = 0.2
 
 
@@ -39,7 +38,7 @@ class ScreenRun(TerminalRun):
 
     def see(self, seen: Callable[[list[str]], object]) -> list[str]:
         """Wait until the screen shows what is looked for; its rows then."""
-        end = time.monotonic() + _LIMIT_S
+        end = time.monotonic() + LIMIT_S
         while not seen(self.rows):
             assert time.monotonic() < end, "not seen on:\n" + "\n".join(self.rows)
             assert self._read(_TURN_S) or self.process.poll() is None, "\n".join(self.rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 ROWS, COLUMNS = 50, 120
-_LIMIT_S = 300.0
+LIMIT_S = 60.0
 
 
 class TerminalRun:
@@ -49,12 +49,12 @@ class TerminalRun:
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
-    def expect(self, text: str, limit_s: float = _LIMIT_S) -> str:
+    def expect(self, text: str, limit_s: float = LIMIT_S) -> str:
         """Wait for `text` after what was expected last; what came up to it."""
         end = time.monotonic() + limit_s
         while (at := self.output.find(text, self._seen)) < 0:
-            open_ = self._read(max(0.0, end - time.monotonic()))
-            assert open_ or text in self.output[self._seen :], f"no {text!r} in:\n{self.output}"
+            came = self._read(max(0.0, end - time.monotonic())) and time.monotonic() < end
+            assert came or text in self.output[self._seen :], f"no {text!r} in:\n{self.output}"
         found = self.output[self._seen : at]
         self._seen = at + len(text)
         return found
@@ -64,11 +64,11 @@ class TerminalRun:
         self.type(f"{text}\r")
         return self.expect(prompt)
 
-    def wait(self, limit_s: float = _LIMIT_S) -> int:
+    def wait(self, limit_s: float = LIMIT_S) -> int:
         """The exit status, when all of its output has come."""
         end = time.monotonic() + limit_s
         while self._read(max(0.0, end - time.monotonic())):
-            pass
+            assert time.monotonic() < end, f"no end of:\n{self.output}"
         return self.process.wait(max(1.0, end - time.monotonic()))
 
     def _read(self, limit_s: float) -> bool:

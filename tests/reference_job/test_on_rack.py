@@ -15,17 +15,21 @@ SAMPLES, STEPS, CUT, EVERY = 48, 8, 5, 4
 WAYS = ("ddp", "fsdp2")
 
 TESTS = """
-    # All that a trainer imports is imported here once, and not in every rank.
-    import contextlib, json, pathlib, shutil, time
+    import contextlib, json, pathlib, shutil, sys, time
     import pytest
-    import torch, torch._dynamo, torch.distributed as dist
-    from pytest_mnode.reference_job import JobConfig, Trainer
-    from pytest_mnode.reference_job.data import IGNORED
-    from pytest_mnode.reference_job.model import Transformer
-    from pytest_mnode.reference_job.randomness import seed_all
-    from pytest_mnode.reference_job.spans import Spans
-    from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
-    from pytest_mnode.reference_job.checkpoint import Store, loading, saving
+    from pytest_mnode.reference_job import JobConfig
+    from pytest_mnode.reference_job.checkpoint import Store
+
+    # All that a trainer imports is imported once where ranks are forked, and not in every rank.
+    if "torch" in sys.modules:
+        import torch, torch._dynamo, torch.distributed as dist
+        from pytest_mnode.reference_job import Trainer
+        from pytest_mnode.reference_job.checkpoint import loading, saving
+        from pytest_mnode.reference_job.data import IGNORED
+        from pytest_mnode.reference_job.model import Transformer
+        from pytest_mnode.reference_job.randomness import seed_all
+        from pytest_mnode.reference_job.spans import Spans
+        from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
 
     HERE = pathlib.Path.cwd()
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
 from pytest_mnode.reference_job import JobConfig
-from pytest_mnode.reference_job.trainer import learning_rate_factor
+
+
+def learning_rate_factor(config: JobConfig) -> Callable[[int], float]:
+    from pytest_mnode.reference_job import trainer  # takes seconds, in every worker that collects
+
+    return trainer.learning_rate_factor(config)
 
 
 def test_learning_rate_warms_up_and_goes_down() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from pytest_mnode.criteria.restart import warm_runs
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job import device, trainer
+from pytest_mnode.reference_job import device
 from pytest_mnode.reference_job.config import JobConfig
 
 NAME = "CUBLAS_WORKSPACE_CONFIG"
@@ -24,6 +24,8 @@ ALONE = World(rank=0, size=1, local_rank=0, local_size=1, node="node0", nodes=("
 def test_a_deterministic_run_is_so_on_accelerators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool, set_before: str | None
 ) -> None:
+    from pytest_mnode.reference_job import trainer  # takes seconds, in every worker that collects
+
     seen: list[tuple[str, str | None, bool]] = []
 
     def note(when: str) -> None:

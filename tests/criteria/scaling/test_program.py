@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.program import step_of
+from pytest_mnode.criteria.scaling.timings import Step
 from pytest_mnode.reference_job.records import StepRecord, Transfer
 
 PARTS = {
@@ -33,6 +33,12 @@ RECORD = StepRecord(
     hidden_s=0.05,
     transfers=(Transfer(100, 0.1, 0.2), Transfer(50, 0.15, 0.25), Transfer(25, 0.3, 0.33)),
 )
+
+
+def step_of(record: StepRecord, wall_s: float) -> Step:
+    from pytest_mnode.criteria.scaling import program  # takes seconds, in every worker
+
+    return program.step_of(record, wall_s)
 
 
 def test_a_step_has_the_parts_of_its_record_and_what_came_after_it() -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from pytest_mnode.errors import CheckpointError, UsageError
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import Found, Store, loading, saving
+from pytest_mnode.reference_job.checkpoint import Found, Store
 from pytest_mnode.reference_job.checkpoint.layout import examine
 from tests.reference_job.checkpoint.made import flip, removed, rewrite, truncated
 from tests.reference_job.checkpoint.saves import load, on_all, refused_on_all, save
+
+if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+    import torch
+    import torch.distributed as dist
+
+    from pytest_mnode.reference_job.checkpoint import loading, saving
 
 STORES = Path(__file__).parent / "stores"
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch._dynamo  # DDP and optimisers would, in every rank by itself
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from pytest_mnode.errors import CheckpointError
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.checkpoint import (
-    Store,
-    loading,  # noqa: F401  imported once, before ranks are forked
-    saving,  # noqa: F401
-)
+from pytest_mnode.reference_job.checkpoint import Store
+
+if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+    import torch
+    import torch._dynamo  # DDP and optimisers would, in every rank by itself
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    from pytest_mnode.reference_job.checkpoint import (
+        loading,  # noqa: F401  imported once, before ranks are forked
+        saving,  # noqa: F401
+    )
 
 STORES = Path(__file__).parent / "stores"
 
