@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.run_facts import RunFacts
-from pytest_mnode.certificate.text import first_line
+from pytest_mnode.certificate.text import first_line, with_case
 from pytest_mnode.certificate.trends import measurements_by_key
 from pytest_mnode.installed import Fact
 from pytest_mnode.launchers.hosts import compress
@@ -32,8 +32,8 @@ class Kind(StrEnum):
 class Changed:
     """A measurement that both certificates have.
 
-    spread: share by which two runs without any change differ, at most, in 99 of 100; None where
-    neither the repeats nor the history tell it.
+    spread: by how much two runs without any change differ, at most, in 99 of 100, in the unit of
+    the values; None where neither the repeats nor the history tell it.
     """
 
     test: str
@@ -58,16 +58,14 @@ class Changed:
 
     def __str__(self) -> str:
         rise = f" ({self.share:+.1%})" if abs(self.share) < float("inf") else ""
-        spread = f", spread {self.spread:.1%}" if self.spread is not None else ""
+        spread = "" if self.spread is None else f", spread {self.spread:.2g} {self.after.unit}"
+        if self.spread is not None and self.before.value:
+            spread = f", spread {self.spread / abs(self.before.value):.1%}"
         verdicts = [m.verdict.value if m.verdict else "recorded" for m in (self.before, self.after)]
         now = f", {verdicts[0]} → {verdicts[1]}" if verdicts[0] != verdicts[1] else ""
         word = {True: ", better", False: ", worse", None: ""}[self.better]
-        case = self.test.partition("[")[2].removesuffix("]")
-        of = f" ({case})" if case else ""
-        return (
-            f"{self.after.name}{of}: {self.before.measured} → {self.after.measured}"
-            f"{rise}{spread}{word}{now}"
-        )
+        name = with_case(self.after.name, self.test)
+        return f"{name}: {self.before.measured} → {self.after.measured}{rise}{spread}{word}{now}"
 
 
 def compared(before: Certificate, after: Certificate) -> list[Changed]:
@@ -87,16 +85,17 @@ def _compared(
     test: str, before: Measurement, after: Measurement, of_history: float | None
 ) -> Changed:
     known = [m.detection.blur for m in (before, after) if m.detection is not None]
-    blurs = [blur for blur in known if blur is not None]
+    blurs = [blur * abs(before.value or 0.0) for blur in known if blur is not None]
     spread = max([*blurs, *([] if of_history is None else [of_history])], default=None)
     same = Changed(test, before, after, Kind.SAME, spread)
     if before.value == after.value and before.verdict == after.verdict:
         return same
     if before.verdict != after.verdict or _is_count(before, after):
         return replace(same, kind=Kind.CHANGE)
-    if spread is None:
+    if spread is None or before.value is None or after.value is None:
         return replace(same, kind=Kind.UNKNOWN)
-    return replace(same, kind=Kind.CHANGE if abs(same.share) > spread else Kind.NOISE)
+    moved = abs(after.value - before.value)
+    return replace(same, kind=Kind.CHANGE if moved > spread else Kind.NOISE)
 
 
 def _is_count(before: Measurement, after: Measurement) -> bool:
@@ -106,13 +105,9 @@ def _is_count(before: Measurement, after: Measurement) -> bool:
 
 
 def _spreads(certificate: Certificate) -> dict[tuple[str, str], float]:
-    """By test and name, from a history: as a share of the usual value."""
+    """By test and name, from a history, in the unit of the values."""
     trends = certificate.history.trends if certificate.history else ()
-    return {
-        (one.test, one.name): one.spread / abs(one.usual)
-        for one in trends
-        if one.usual and one.spread is not None
-    }
+    return {(one.test, one.name): one.spread for one in trends if one.spread is not None}
 
 
 def surroundings(before: Certificate, after: Certificate) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.run_facts import UtcTime
+from pytest_mnode.certificate.text import with_case
 from pytest_mnode.launchers.node import count
 from pytest_mnode.measurement import listed
 
@@ -43,13 +44,18 @@ class Trend:
     spread: float | None
     changed: bool
 
+    @property
+    def label(self) -> str:
+        """Its name, and which of its test's cases it is of."""
+        return with_case(self.name, self.test)
+
     def __str__(self) -> str:
         now, usual, spread = self.values[-1], self.usual, self.spread
         if now is None or usual is None or spread is None:
-            return f"{self.name}: fewer than {FEWEST} earlier values"
+            return f"{self.label}: fewer than {FEWEST} earlier values"
         share = f" ({(now - usual) / abs(usual):+.1%})" if usual else ""
         return (
-            f"{self.name} {now:.6g} {self.unit}".rstrip()
+            f"{self.label} {now:.6g} {self.unit}".rstrip()
             + f"{share}, usually {usual:.6g} ± {spread:.2g}"
         )
 

@@ -29,6 +29,12 @@ def fit(text: str, longest: int = LONGEST) -> str:
     return _UNFIT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def with_case(name: str, test: str) -> str:
+    """A measurement and the case of its test, such as "clock skew (node2)"."""
+    case = test.partition("[")[2].removesuffix("]")
+    return f"{name} ({case})" if case else name
+
+
 def first_line(text: str, longest: int = 500) -> str:
     """The first line of `text` that says something, cut with an ellipsis."""
     line = next((line.strip() for line in fit(text).splitlines() if line.strip()), "")

@@ -90,12 +90,11 @@ def _failing(runs: Sequence[Certificate]) -> tuple[RepeatedFailure, ...]:
     tested: Counter[str] = Counter()
     evidence: dict[str, str] = {}
     for run in runs:
+        tested.update(run.run.nodes)
         for node in run.coverage.nodes:
-            if node.date == run.run.end and node.state is not State.NOT_TESTED:
-                tested[node.name] += 1
-                if node.state is State.FAILED:
-                    failed[node.name] += 1
-                    evidence[node.name] = node.evidence
+            if node.date == run.run.end and node.state is State.FAILED:
+                failed[node.name] += 1
+                evidence[node.name] = node.evidence
     return tuple(
         RepeatedFailure(name, times, tested[name], evidence[name])
         for name, times in failed.most_common()

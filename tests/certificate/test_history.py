@@ -54,7 +54,7 @@ def test_a_value_outside_of_what_is_usual_is_told_from_noise(
     assert list(beyond.lines()) == [
         "history: 6 runs since 2026-11-01",
         "unusual: rate 170 MB/s (-10.5%), usually 190 ± 4.4",
-        "since 2026-11-05 02:06: rate: 189 MB/s → 170 MB/s (-10.1%), spread 2.3%, worse",
+        "since 2026-11-05 02:06: rate: 189 MB/s → 170 MB/s (-10.1%), spread 2.4%, worse",
     ]
 
 
@@ -82,6 +82,24 @@ def test_nodes_that_fail_again_and_again_are_listed(certify: Certify, tmp_path: 
     printed = summary_lines(certificate)
     assert "again and again: node2 failed in 2 of 5 runs (last: mesh: rate 40 MB/s)" in printed
     assert parse_certificate(json_text(certificate), "here") == certificate
+
+
+def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
+    certify: Certify, tmp_path: Path
+) -> None:
+    def run(day: int, rate: float) -> Certificate:
+        end = NIGHT + timedelta(days=day)
+        measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", "node2")
+        case = CaseResult("t/test_mesh.py::test_it[node2]", "?", "passed", measurements=(measured,))
+        promised = ["mesh", "fabric"]  # which does not run: nobody passes
+        return certify(case, promised=promised, start=end, end=end, spec=SPEC)
+
+    for day, rate in enumerate([190, 50, 191, 60]):
+        keep(tmp_path, run(day, rate))
+    history = after(tmp_path, run(4, 70)).history
+    assert history is not None
+    assert [str(node) for node in history.failing] == ["node2 failed in 3 of 5 runs"]
+    assert str(history.trends[0]).startswith("rate (node2) 70 MB/s")
 
 
 def test_a_merged_pass_is_no_second_failure(certify: Certify, tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ def rate(value: float | None, blur: float | None = None, **more: Any) -> Measure
     return Measurement("busbw", value, "GB/s", at_least(100), detection=detection, **more)
 
 
+def skew(value: float | None) -> Measurement:
+    return Measurement("clock skew", value, "ms")
+
+
 def errors(count: int) -> Measurement:
     return Measurement("errors", count, "", equals(0))
 
@@ -54,6 +58,7 @@ def kinds(before: Certificate, after: Certificate) -> list[str]:
         (rate(180), rate(180), Kind.SAME),
         (rate(101, 0.05), rate(99, 0.05), Kind.CHANGE),  # another verdict
         (rate(180, 0.03), rate(None), Kind.CHANGE),
+        (skew(0.002), skew(None), Kind.UNKNOWN),
         (errors(0), errors(1), Kind.CHANGE),
     ],
 )
@@ -72,6 +77,19 @@ def test_a_history_tells_the_spread_where_repeats_do_not() -> None:
     with_history = replace(last, history=history_of(last, nights))
     assert kinds(nights[0], last) == [Kind.UNKNOWN]
     assert kinds(nights[0], with_history) == [Kind.NOISE]
+
+
+def test_near_zero_the_spread_is_no_share_of_the_value() -> None:
+    nights = [
+        certificate(skew(value), end=FACTS.end + timedelta(days=day))
+        for day, value in enumerate([0.016, 0.025, 0.008, 0.03, 0.0002, 0])
+    ]
+    for value, kind in ((0.015, Kind.NOISE), (0.9, Kind.CHANGE)):
+        last = certificate(skew(value), end=FACTS.end + timedelta(days=9))
+        last = replace(last, history=history_of(last, nights))
+        assert [kinds(one, last) for one in nights[-2:]] == [[kind], [kind]]
+    [from_zero] = compared(nights[-1], last)
+    assert str(from_zero).startswith("clock skew: 0 ms → 0.9 ms, spread 0.0")
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def path_matrix(coverage: Coverage) -> Matrix | None:
 def trend_lines(history: History) -> list[Lines]:
     """Pictures of the measurements that changed most, by run."""
     return [
-        Lines(f"{one.name}: unusual", "run", one.unit or "value", tuple(_over_runs(one)))
+        Lines(f"{one.label}: unusual", "run", one.unit or "value", tuple(_over_runs(one)))
         for one in history.trends
         if one.changed
     ][:_MOST_TRENDS]
