@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.faults.registry import Undo, fault, number, size, whole, word
-from pytest_mnode.faults.tools import all_undone, at_switch, running, undone_once
+from pytest_mnode.faults.tools import all_undone, at_switch, on_node, program, running, undone_once
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import (
@@ -161,6 +161,19 @@ def one_way(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
     name = link or rack.plan.fabric.name
     ports = rack.switch_port(source, name), rack.switch_port(target, name)
     return at_switch(rack, [f'iifname "{ports[0]}" oifname "{ports[1]}" ether type ip drop'])
+
+
+@fault(LINK, nodes=2)
+def refused_route(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
+    """The first node has a blackhole route to the second."""
+    address = rack.plan.address(rack.nodes.index(target), link or rack.plan.fabric.name)
+    words = [program("ip", "iproute2"), "route"]
+    on_node(rack, source, [*words, "add", "blackhole", address])
+
+    def undo() -> None:
+        on_node(rack, source, [*words, "del", "blackhole", address])
+
+    return undone_once(rack, undo, on=source)
 
 
 @fault(whole("BYTES", "100 less than the link's MTU", least=68, most=9216), LINK)

@@ -185,6 +185,18 @@ def test_faults_of_links_are_found(tmp_path: Path) -> None:
     assert "fab0 is not there" in mesh["cases"][0]["message"]
 
 
+def test_a_route_that_refuses_a_peer_is_named_and_the_peer_is_spared(tmp_path: Path) -> None:
+    found = _preflight(tmp_path, "refused_route:node1+node3", "-k", "reached or payloads")
+    assert found.failed() == {"test_every_node_is_reached[node1]"}, found.done.run.output
+    assert found.culprits("test_every_node_is_reached[node1]") == {
+        "node1: blackhole route to 10.78.0.4/32 (ip route del blackhole 10.78.0.4/32)"
+    }
+    ends = {f"test_payloads_arrive_unchanged[node{index}]" for index in (1, 3)}
+    assert found.inconclusive() == ends
+    states = [node["state"] for node in found.done.certificate["coverage"]["nodes"]]
+    assert states == ["not tested", "failed", "not tested", "not tested"]
+
+
 def test_a_wire_that_changes_payloads_stops_what_needs_ranks(tmp_path: Path) -> None:
     found = _preflight(
         tmp_path,

@@ -92,6 +92,13 @@ def test_packets_get_through_one_way_only(rack: Rack) -> None:
     assert echoes(rack, 1, 0)[0] == 1
 
 
+def test_a_blackhole_route_ends_with_the_fault(rack: Rack) -> None:
+    routes = "ip route show type blackhole"
+    with injected(rack, "refused_route:node0+node1"):
+        assert shell(rack, 0, routes).split() == ["blackhole", rack.plan.address(1, "fab0")]
+    assert shell(rack, 0, routes) == ""
+
+
 def test_large_packets_vanish(rack: Rack) -> None:
     need_nft()
     headers = 28  # IP and UDP
