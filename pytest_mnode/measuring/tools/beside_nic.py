@@ -1,8 +1,9 @@
 """The program that runs another beside an RDMA device of its node, and reports where that ran.
 
 `python -m pytest_mnode.measuring.tools.beside_nic DEVICE BINDING MEMORY PROGRAM [ARGUMENT …]`, with
-nic or none for BINDING, host or gpu for MEMORY. Prints what PROGRAM printed once it is over, then a
-line of JSON, and ends with its status. Without numactl, which nodes may not have.
+nic or none for BINDING, host or gpu for MEMORY. Prints STARTED once PROGRAM runs, what PROGRAM
+printed once it is over, then a line of JSON, and ends with its status. Without numactl, which nodes
+may not have. A PROGRAM whose TCP connection nobody answers is given up.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +26,7 @@ from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import read_cpus
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.netdev import plain
 from pytest_mnode.machine.numa import read_numa
 from pytest_mnode.machine.pci import read_pci
 from pytest_mnode.machine.process import bytes_by_node, read_process
@@ -31,7 +34,10 @@ from pytest_mnode.machine.rdma import read_rdma
 from pytest_mnode.processes import descendants, die_with_parent
 from pytest_mnode.rank import mempolicy
 
+STARTED = "beside_nic: the program runs"
 _LOOK_EVERY_S = 0.2
+_CONNECT_LIMIT_S = 8.0
+"""TCP has asked four times by then, at 0, 1, 3 and 7 s; perftest itself would wait for minutes."""
 _HELP_LIMIT_S = 20.0
 _NOT_STARTED = 127
 
@@ -42,8 +48,8 @@ class ToolPlacement:
 
     near_cpus, near_memory: None where not known, with the reason in `unknown`. place: the device in
     words. cpus, memory_bytes (by NUMA node): of the process with most memory; None where it ended
-    before it could be looked at. problem: why it was not bound or not started. status: how it
-    ended, negative for a signal; None: it was not started.
+    before it could be looked at. problem: why it was not bound, not started, or given up. status:
+    how it ended, negative for a signal; None: it was not started, or given up.
     """
 
     place: str
@@ -131,6 +137,7 @@ def run(
                 env={**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  no threads here
             )
+            print(STARTED, flush=True)
             placed = _watched(program, replace(placed, problem=problem))
             out.seek(0)
             return out.read(), placed
@@ -165,18 +172,37 @@ def _bind(machine: Machine, beside: Locality, bound: contextlib.ExitStack) -> st
 
 def _watched(program: subprocess.Popen[bytes], placed: ToolPlacement) -> ToolPlacement:
     """Until the program is over: where it was while it, or one that it started, had most memory."""
-    most = 0
+    most, peer, asked = 0, "", time.monotonic()
     while True:
         try:
             return replace(placed, status=program.wait(_LOOK_EVERY_S))
         except subprocess.TimeoutExpired:
             pass
+        if time.monotonic() > asked + _CONNECT_LIMIT_S:
+            before, peer, asked = peer, _unanswered(program.pid), time.monotonic()
+            if peer and peer == before:
+                program.kill()
+                program.wait()
+                words = f"{peer} answered no connection within {_CONNECT_LIMIT_S:g} s"
+                return replace(placed, problem=words)
         for pid in (program.pid, *descendants(program.pid)):
             process = read_process(pid)
             memory = bytes_by_node(process.memory) if process and process.memory else {}
             if process is not None and sum(memory.values()) >= max(most, 1):
                 most = sum(memory.values())
                 placed = replace(placed, cpus=process.cpus_allowed, memory_bytes=memory)
+
+
+def _unanswered(pid: int) -> str:
+    """Address and port that a process asks for a TCP connection; "" where it waits for none."""
+    import psutil  # most programs end before it is needed
+
+    try:
+        found = psutil.Process(pid).net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return ""
+    asked = [one.raddr for one in found if one.status == psutil.CONN_SYN_SENT]
+    return f"{plain(asked[0].ip)} port {asked[0].port}" if asked else ""
 
 
 def main(words: Sequence[str], root: Path = Path("/")) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import tempfile
 import time
@@ -15,7 +16,7 @@ from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.detection import blur
 from pytest_mnode.logs.perftest import Perftest, read_perftest
 from pytest_mnode.machine.encoding import decode
-from pytest_mnode.measuring.tools.beside_nic import ToolPlacement
+from pytest_mnode.measuring.tools.beside_nic import STARTED, ToolPlacement
 from pytest_mnode.spec.fabric import RdmaBandwidthPromise, WriteLatencyPromise
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ _FIRST_PORT = 18515
 """perftest's own; each pair of a round has another, because a node may serve two."""
 _SERVER_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow for the first."""
+_LISTEN_LIMIT_S = 10.0
+"""Once its program runs, a server listens within this: one that still refuses is shut off."""
 _SERVER_END_S, _FAILED_END_S = 10.0, 2.0
 """A server ends with its client: later it is ended, and where it ran is not known. After a client
 that failed it may wait for another."""
@@ -165,6 +168,12 @@ class _Side:
         )
 
     @property
+    def started(self) -> bool:
+        """Whether its program runs, or did."""
+        # At a place of its own: the process writes at that of the file.
+        return STARTED.encode() in os.pread(self._printed.fileno(), 1 << 16, 0)
+
+    @property
     def ended(self) -> bool:
         return self._process.poll() is not None
 
@@ -193,6 +202,7 @@ def _pair(
     if missing := [end.node for end in (sender, receiver) if end.device is None]:
         return PairResult(*names, None, f"no device for this rail on {' and '.join(missing)}")
     began = time.monotonic()
+    listens_by = began + _SERVER_LIMIT_S
     with contextlib.closing(_Side(cluster, promise, receiver, port)) as server:
         while True:
             to = cluster.address(receiver.node)
@@ -203,7 +213,9 @@ def _pair(
                 ended = client.ended
                 found, placed = client.read()
             refused = ended and any("connect" in fault.lower() for fault in found.faults)
-            if not refused or server.ended or time.monotonic() >= began + _SERVER_LIMIT_S:
+            if server.started:
+                listens_by = min(listens_by, time.monotonic() + _LISTEN_LIMIT_S)
+            if not refused or server.ended or time.monotonic() >= listens_by:
                 break
             yield from _until(time.monotonic() + _RETRY_S)  # its server is not up yet
         if ended:

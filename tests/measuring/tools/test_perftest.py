@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.tools import beside_nic, perftest, perftest_pairs
-from pytest_mnode.measuring.tools.beside_nic import ToolPlacement, cuda_arguments, locate
+from pytest_mnode.measuring.tools.beside_nic import ToolPlacement, cuda_arguments, locate, run
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult, run_pairs
 from pytest_mnode.spec.fabric import WriteBandwidthPromise, WriteLatencyPromise
 from pytest_mnode.spec.inventory import Fabric
@@ -62,6 +64,13 @@ WRITE_BW = """\
       echo " 1048576    92000            0.00               $rate             0.046"
     fi
     echo "---------------------------------------------------------------------------------------"
+"""
+
+SHUT_OFF = """\
+    #!/bin/sh
+    for last; do :; done
+    if [ "$last" = 127.0.0.1 ]; then echo "Couldn't connect to $last"; exit 1; fi
+    exec sleep 60
 """
 
 
@@ -172,6 +181,30 @@ def test_a_pair_that_hangs_does_not_cost_the_others_their_time(
         ("n1", 387.42, ""),
         ("n2", 387.42, ""),
     ]
+
+
+def test_a_connection_that_nobody_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is full drops what asks, as a firewall does."""
+    monkeypatch.setattr(beside_nic, "_CONNECT_LIMIT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        to = full.getsockname()
+        connects = f"import socket; socket.create_connection({to})"
+        with socket.create_connection(to):
+            printed, placed = run("mlx5_0", "none", "host", [sys.executable, "-c", connects])
+    assert (printed, placed.status) == ("", None)
+    assert placed.problem == f"127.0.0.1 port {to[1]} answered no connection within 0.5 s"
+
+
+def test_a_server_that_refuses_once_its_program_runs_is_not_waited_for(
+    nodes: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program may take long to start, but not to listen."""
+    monkeypatch.setattr(perftest_pairs, "_SERVER_LIMIT_S", 1e9)
+    monkeypatch.setattr(perftest_pairs, "_LISTEN_LIMIT_S", 0.0)
+    monkeypatch.setattr(perftest_pairs, "_FAILED_END_S", 0.0)
+    program(nodes.directory, "ib_write_bw", SHUT_OFF)
+    pairs = run_pairs(nodes, on_every(nodes, "mlx5_9"), write_bandwidth())
+    assert {pair.why for pair in pairs} == {"Couldn't connect to 127.0.0.1"}
 
 
 def test_of_both_directions_one_is_judged(
