@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,18 @@ CPUS = "test_ranks_run_beside_their_accelerator"
 MEMORY = "test_memory_is_beside_the_accelerator"
 NIC = "test_ranks_send_over_the_nearest_nic"
 CORES = "test_ranks_have_cores_of_their_own"
-# fab0 is beside NUMA node 1, whose one CPU is 1. The rank of node1 is moved, that of node0 stays.
+# fab0 is beside NUMA node 1, whose one CPU is 1. The rank of node1 is moved, that of node0 stays;
+# or what it sends is, to fab1, which is beside NUMA node 0 and on the same line.
 MISPLACED = f"""
 import os
+import subprocess
 import pytest
 
 CASES = {{
     "other node": ({{0}}, 0, "{CPUS} {MEMORY}"),
     "unbound": ({{0, 1}}, 1, "{CPUS}"),
     "far memory": ({{1}}, 0, "{MEMORY}"),
+    "far NIC": ({{1}}, 1, "{NIC}"),
 }}
 
 def pytest_generate_tests(metafunc):
@@ -45,7 +47,11 @@ def place(request, world):
     cpus, memory, _ = CASES[case]
     os.sched_setaffinity(0, cpus)
     mempolicy.prefer(memory)
+    if case == "far NIC":
+        subprocess.run(["ip", "route", "add", "PEER", "dev", "fab1"], check=True)
     yield
+    if case == "far NIC":
+        subprocess.run(["ip", "route", "del", "PEER", "dev", "fab1"], check=True)
     os.sched_setaffinity(0, {{1}})
     mempolicy.prefer(1)
 """
@@ -64,7 +70,8 @@ def page() -> dict[str, Any]:
 
 def test_ranks_meet_and_a_misplaced_one_is_named(machines: Machines, shared: Path) -> None:
     """One world for all: torch takes a minute to import."""
-    (shared / "misplaced.py").write_text(textwrap.dedent(MISPLACED))
+    peer = machines.rack.plan.address(0, "fab0")
+    (shared / "misplaced.py").write_text(MISPLACED.replace("PEER", peer))
     tests = [*MESH, *(f"test_numa.py::{name}" for name in (CPUS, MEMORY, NIC, CORES))]
     options = ("--mnode-numa-bind=exclusive", "-p", "misplaced")
     done = certified(machines, shared, page(), *tests, more=options)
@@ -82,6 +89,7 @@ def test_ranks_meet_and_a_misplaced_one_is_named(machines: Machines, shared: Pat
         f"{CPUS}[unbound]": cpus.format("0-1"),
         f"{MEMORY}[other node]": memory,
         f"{MEMORY}[far memory]": memory,
+        f"{NIC}[far NIC]": "rank 1 on node1: fab1 (",
     }
     assert failed.keys() == expected.keys(), done.run.output
     for test, words in expected.items():
