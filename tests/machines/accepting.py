@@ -33,13 +33,18 @@ Machine.read(limit_s={LIMIT_S})'
 """
 
 
+@pytest.fixture(scope="session")
+def machines_warm(machines_once: Machines) -> None:
+    """Guests have read the programs that the launcher and the survey start."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: machines_once.guest(name, WARM, LIMIT_S), machines_once.names))
+
+
 @pytest.fixture
-def shared(machines: Machines, tmp_path: Path) -> Path:
+def shared(machines: Machines, machines_warm: None, tmp_path: Path) -> Path:
     """A directory that guests have at the same place, from where pytest can be started."""
     directory = machines.directory / tmp_path.name
     directory.mkdir()
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda name: machines.guest(name, WARM, LIMIT_S), machines.names))
     return directory
 
 
