@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,14 +55,6 @@ def _rack() -> None:
     need_rack()
 
 
-def _restart_only(**changes: Any) -> Any:
-    def edit(page: dict[str, Any]) -> None:
-        promised = page["criteria"]["restart"]
-        page["criteria"] = {"restart": promised | changes}
-
-    return edit
-
-
 def _case(done: Certified, test: str) -> tuple[str, dict[str, Any]]:
     cases = {c["test"].partition("::")[2]: c for c in done.criterion("restart")["cases"]}
     case = cases[test]
@@ -73,13 +64,24 @@ def _case(done: Certified, test: str) -> tuple[str, dict[str, Any]]:
 KILL = "test_a_killed_job_comes_back_and_loses_nothing"
 
 
-def test_no_way_back_and_processes_that_outlive_their_kill(tmp_path: Path) -> None:
-    write_files(tmp_path, sitecustomize=DEAF)
-    edit = _restart_only(kills=["rank", "checkpoint", "preemption"], grace="2 s", pause="110 ms")
-    spec = spec_edited(tmp_path, edit)
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+    """One run, in which all jobs are compared with the same whole one."""
+    need_rack()
+    directory = tmp_path_factory.mktemp("wrong")
+    write_files(directory, sitecustomize=DEAF)
+
+    def edit(page: dict[str, Any]) -> None:
+        changes = {"kills": ["rank", "checkpoint", "preemption"], "grace": "2 s"}
+        changes |= {"pause": "110 ms", "checkpoint_within": "1 ms"}
+        page["criteria"] = {"restart": page["criteria"]["restart"] | changes}
+
     # The job has one of two nodes: each of its starts is an interpreter with torch per process.
-    args = (spec, "-k", KILL, "--mnode-nodes=2")
-    done = certify(tmp_path, *args, files=["test_restart.py"])
+    args = (spec_edited(directory, edit), "--mnode-nodes=2")
+    return certify(directory, *args, files=["test_restart.py"], fault=CARELESS)
+
+
+def test_no_way_back_and_processes_that_outlive_their_kill(done: Certified) -> None:
     output = done.run.output
 
     verdict, found = _case(done, f"{KILL}[rank]")
@@ -104,10 +106,7 @@ def test_no_way_back_and_processes_that_outlive_their_kill(tmp_path: Path) -> No
     assert found["steps lost though it was told to end"]["verdict"] == "fail"
 
 
-def test_samples_repeated_and_a_slow_save(tmp_path: Path) -> None:
-    spec = spec_edited(tmp_path, _restart_only(checkpoint_within="1 ms"))
-    args = (spec, "-k", "not killed_job", "--mnode-nodes=2")
-    done = certify(tmp_path, *args, files=["test_restart.py"], fault=CARELESS)
+def test_samples_repeated_and_a_slow_save(done: Certified) -> None:
     output = done.run.output
 
     verdict, found = _case(done, "test_a_checkpoint_is_loaded_by_other_numbers_of_ranks")
