@@ -60,7 +60,7 @@ def inconclusive(done: Certified) -> set[str]:
     return {name for name, m in found.items() if m["verdict"] == "inconclusive"}
 
 
-def test_wrong_variables_are_named_with_their_nodes(tmp_path: Path) -> None:
+def test_wrong_variables_and_a_slow_rendezvous_are_named_with_their_nodes(tmp_path: Path) -> None:
     ways = {
         "deepspeed": (
             'case "$(hostname)/$LOCAL_RANK" in node2/0) export RANK=0 ;; '
@@ -75,7 +75,11 @@ def test_wrong_variables_are_named_with_their_nodes(tmp_path: Path) -> None:
     promised = {
         style: {"within": "30 s", "job": job(tmp_path, style, way)} for style, way in ways.items()
     }
-    done = launch(tmp_path, promised)
+    meeting = {
+        "rendezvous": {"ranks": 8, "within": "1 s"},
+        "store": {"clients": [16], "within": "1 s"},
+    }
+    done = launch(tmp_path, promised | meeting, "--mnode-fault=slow_names:node2:2")
     found = {
         style: done.measurements("launch")[f"{style}: variables wrong"]["note"].split("; ")
         for style in ways
@@ -100,9 +104,12 @@ def test_wrong_variables_are_named_with_their_nodes(tmp_path: Path) -> None:
     assert culprits["megatron: variables wrong"] == megatron[0]
     # Nor did they all meet.
     assert {f"{style}: ranks that met all others" for style in ways} <= set(culprits)
+    assert culprits["init_process_group over 8 ranks"].startswith("node2 (rank ")
+    [store] = [name for name in culprits if name.startswith("store: 16 clients")]
+    assert culprits[store].startswith("node2 (the store's address is looked up in ")
 
 
-def test_jobs_of_one_rank_and_a_login_that_keeps_the_environment(tmp_path: Path) -> None:
+def test_jobs_of_one_rank_a_leaking_login_and_a_dropped_port_are_told(tmp_path: Path) -> None:
     text = Path(login.__file__).read_text()
     leaking = text.replace('base = {"HOME"', 'base = dict(os.environ) | {"HOME"')
     assert leaking != text
@@ -112,21 +119,34 @@ def test_jobs_of_one_rank_and_a_login_that_keeps_the_environment(tmp_path: Path)
         login.__file__ = {str(tmp_path / "leaking_login.py")!r}
     """
     alone = "export WORLD_SIZE=1 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((29500 + LOCAL_RANK))"
-    promised = {"deepspeed": {"within": "20 s", "job": job(tmp_path, "deepspeed", alone)}}
-    done = launch(tmp_path, promised, fault=plugin, env={"SITE_SECRET": "x"})
+    promised = {
+        "deepspeed": {"within": "30 s", "job": job(tmp_path, "deepspeed", "true")},
+        "megatron": {"within": "20 s", "job": job(tmp_path, "megatron", alone)},
+    }
+    port = "--mnode-fault=port_dropped:node0"  # which nobody needs who is alone
+    done = launch(tmp_path, promised, port, fault=plugin, env={"SITE_SECRET": "x"})
     found = done.measurements("launch")
-    met = found["deepspeed: ranks in the smallest group that met"]
+    met = found["megatron: ranks in the smallest group that met"]
     assert (met["value"], met["verdict"], met["note"]) == (1, "fail", "8 jobs of one rank")
-    assert "alone" in red(done)["deepspeed: ranks that met all others"]
+    assert "alone" in red(done)["megatron: ranks that met all others"]
     # The program itself was content: nothing but the count tells.
-    assert found["deepspeed: nodes on which the job failed"]["verdict"] == "pass"
-    leak = found["deepspeed: variables leaked"]
+    assert found["megatron: nodes on which the job failed"]["verdict"] == "pass"
+    leak = found["megatron: variables leaked"]
     seen = "node0 rank 0: MNODE_CANARY of the submitting environment is visible"
     assert (leak["verdict"], leak["culprit"]) == ("fail", seen)
     assert leak["value"] >= 16  # the canary and the secret, on each of 8 ranks
+    met = found["deepspeed: ranks that met all others"]  # those tell who miss the master's port
+    assert (met["value"], met["verdict"]) == (0, "fail")
+    lines = met["note"].split("; ")
+    missing = "ranks [2, 3, 4, 5, 6, 7] of 8 never came within 2 s"
+    assert lines[0] == f"node0 rank 0: TimeoutError: {missing}"
+    assert lines[1] == f"node0 rank 1: RuntimeError: rank 0 says: {missing}"
+    assert "node1 rank 2: TimeoutError: rank 2 did not meet the others at " in lines[2]
+    assert lines[2].endswith("timed out")
+    assert found["deepspeed: variables wrong"]["verdict"] == "pass"
 
 
-def test_a_job_that_stays_or_an_address_that_does_not_follow_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_elsewhere_an_image_and_few_open_files_are_told(tmp_path: Path) -> None:
     plugin = """
         from pytest_mnode.criteria.launching.direct import Direct
         submit = Direct.submit
@@ -142,9 +162,14 @@ def test_a_job_that_stays_or_an_address_that_does_not_follow_is_told(tmp_path: P
         "deepspeed": {"within": "30 s", "job": job(tmp_path, "deepspeed", stale)},
         "megatron": {"within": "30 s"},
         "elsewhere": True,
+        "image": "registry.example/torch",
+        "store": {"clients": [600], "within": "30 s"},
+        "absent": {"limit": "1 s", "said_within": "30 s"},
     }
-    done = launch(tmp_path, promised, "-k", "elsewhere", fault=plugin)
+    args = ("-k", "elsewhere or image or store", "--mnode-fault=low_nofile:node0:128")
+    done = launch(tmp_path, promised, *args, fault=plugin)
     found = red(done)
+    assert all(" elsewhere: " in name for name in found)
     address = "ranks whose MASTER_ADDR is the first node's"
     assert {name for name in found if name.startswith("megatron")} == {
         "megatron elsewhere: nodes that it ran on as asked",
@@ -155,42 +180,6 @@ def test_a_job_that_stays_or_an_address_that_does_not_follow_is_told(tmp_path: P
     assert found[f"deepspeed elsewhere: {address}"] == "MASTER_ADDR=node0 (node0)"
     assert "is not one of its addresses" in found["deepspeed elsewhere: variables wrong"]
     assert "rank 0: OSError: " in found["deepspeed elsewhere: ranks that met all others"]
-
-
-def test_a_dropped_port_of_the_master_is_told_by_those_who_miss_it(tmp_path: Path) -> None:
-    promised = {"deepspeed": {"within": "30 s", "job": job(tmp_path, "deepspeed", "true")}}
-    done = launch(tmp_path, promised, "--mnode-fault=port_dropped:node0")
-    met = done.measurements("launch")["deepspeed: ranks that met all others"]
-    assert (met["value"], met["verdict"]) == (0, "fail")
-    lines = met["note"].split("; ")
-    missing = "ranks [2, 3, 4, 5, 6, 7] of 8 never came within 2 s"
-    assert lines[0] == f"node0 rank 0: TimeoutError: {missing}"
-    assert lines[1] == f"node0 rank 1: RuntimeError: rank 0 says: {missing}"
-    assert "node1 rank 2: TimeoutError: rank 2 did not meet the others at " in lines[2]
-    assert lines[2].endswith("timed out")
-    assert done.measurements("launch")["deepspeed: variables wrong"]["verdict"] == "pass"
-
-
-def test_a_slow_rendezvous_is_named(tmp_path: Path) -> None:
-    promised = {
-        "rendezvous": {"ranks": 8, "within": "1 s"},
-        "store": {"clients": [16], "within": "1 s"},
-    }
-    done = launch(tmp_path, promised, "--mnode-fault=slow_names:node2:2")
-    found = red(done)
-    assert found["init_process_group over 8 ranks"].startswith("node2 (rank ")
-    [store] = [name for name in found if name.startswith("store: 16 clients")]
-    assert found[store].startswith("node2 (the store's address is looked up in ")
-
-
-def test_an_image_and_few_open_files(tmp_path: Path) -> None:
-    promised = {
-        "image": "registry.example/torch",
-        "store": {"clients": [600], "within": "30 s"},
-        "absent": {"limit": "1 s", "said_within": "30 s"},
-    }
-    done = launch(tmp_path, promised, "--mnode-fault=low_nofile:node0:128")
-    assert red(done) == {}
     assert inconclusive(done) == {"ranks in the image"}
     assert "runs no images" in done.measurements("launch")["ranks in the image"]["note"]
     # More may be had than are open to begin with.
