@@ -70,7 +70,8 @@ def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
 
 def test_a_rank_with_a_quota_is_named(tmp_path: Path) -> None:
     need_quotas()
-    done = certify(tmp_path, "--mnode-fault=cpu_quota:node2:30", files=["test_devices.py"])
+    files = [f"test_devices.py::{name}" for name in (MULTIPLIES, COPIES)]
+    done = certify(tmp_path, "--mnode-fault=cpu_quota:node2:30", files=files)
     found = done.measurements("devices")
     for name in ("matmul float32", "memory copy"):
         slowest = found[f"{name}, slowest rank"]

@@ -92,7 +92,7 @@ def test_a_node_at_half_rate_turns_all_red_and_is_looked_for_once(tmp_path: Path
 
 
 def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
-    sizes = {"sizes": ["1 KiB", "16 KiB"], "plateau_from": "1 KiB", "at_least_fraction": 0.001}
+    sizes = {"sizes": ["1 KiB", "16 KiB"], "plateau_from": "16 KiB", "at_least_fraction": 0.001}
     stale = "--mnode-fault=stale_results:node2:7:2KiB"
     args = (_spec(tmp_path, **sizes), stale, "-k", RATE)
     done = certify(tmp_path, *args, files=["test_fabric.py"], fault=SWAPPED)
