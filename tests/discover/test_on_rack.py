@@ -11,7 +11,7 @@ import pytest
 
 from pytest_mnode.spec import load_spec
 from tests.acceptance.certified import certify
-from tests.inner import need_rack, run_pytest, write_files
+from tests.inner import need_rack, run_here, run_pytest, write_files
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +117,12 @@ def test_processes_of_one_machine_have_no_fabric_to_show(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is_started(
-    tmp_path: Path, args: list[str], line: str
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: list[str], line: str
 ) -> None:
-    done = run_pytest(tmp_path, *args, env={"SLURM_JOB_NUM_NODES": ""})
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "")
+    done = run_here(pytester, *args)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     [said] = [one for one in done.output.splitlines() if one.strip()]
     assert said.startswith("ERROR: --mnode-discover")
     assert line in said
-    assert not (tmp_path / "page.yaml").exists()
+    assert not (pytester.path / "page.yaml").exists()
