@@ -144,8 +144,10 @@ def _read_page(path: Path) -> dict[Any, Any]:
         reason = (error.strerror or type(error).__name__).lower()
         raise SpecError(f"{path}: {reason}; accepted: a YAML file that can be read") from None
     try:
-        bad_key = _bad_key(yaml.compose(text, _Loader), "", set())
-        page = yaml.load(text, _Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        bad_key = _bad_key(node, "", set())
+        page = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
