@@ -31,6 +31,10 @@ of log records were attached once per test, which took a patch of pytest and is 
 | the controller has it | 140 | a verdict of every rank |
 | each rank answers once more | 170 | every rank was alive after the last teardown |
 | reports are merged | 180 | one report, with the ranks and the first failure |
+
+A test in four fresh ranks costs 140 ms, and 178 ms where forks copy small pages (medians of 60
+tests on two quiet cores): 180 ms of CPU time, of which forks, and the pages that a child then
+writes to, are nearly half.
 """
 
 from __future__ import annotations

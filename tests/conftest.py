@@ -12,8 +12,8 @@ from hypothesis import settings
 
 from pytest_mnode.processes import made_to_stay
 
-_WHOLE_RUNS = {"tests.inner", "tests.scenario"}
-"""Modules by which tests start pytest or a rack."""
+_STARTERS = {"tests.inner", "tests.scenario", "tests.measuring.tools.local", "subprocess"}
+"""Modules by which tests start pytest, a rack or other programs."""
 
 
 def pytest_configure() -> None:
@@ -36,7 +36,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @functools.cache
 def _is_long(module: ModuleType) -> bool:
-    return any(getattr(it, "__module__", "") in _WHOLE_RUNS for it in vars(module).values())
+    used = vars(module).values()
+    return any(getattr(it, "__module__", getattr(it, "__name__", "")) in _STARTERS for it in used)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
