@@ -31,9 +31,9 @@ class Trend:
     """A measurement over runs.
 
     values: oldest first, this run last; None where a run has none. usual: median of the earlier
-    ones; None with fewer than 3. spread: how far a value usually lies from it, at most, in the unit
-    of the values (3 standard deviations, estimated from the median distance). changed: whether this
-    run's value lies further off.
+    ones that did not fail; None with fewer than 3. spread: how far a value usually lies from it, at
+    most, in the unit of the values (3 standard deviations, estimated from the median distance).
+    changed: whether this run's value lies further off.
     """
 
     test: str
@@ -52,7 +52,7 @@ class Trend:
     def __str__(self) -> str:
         now, usual, spread = self.values[-1], self.usual, self.spread
         if now is None or usual is None or spread is None:
-            return f"{self.label}: fewer than {FEWEST} earlier values"
+            return f"{self.label}: fewer than {FEWEST} earlier values that did not fail"
         share = f" ({(now - usual) / abs(usual):+.1%})" if usual else ""
         return (
             f"{self.label} {now:.6g} {self.unit}".rstrip()

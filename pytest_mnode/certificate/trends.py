@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.history import FEWEST, History, PastRun, RepeatedFailure, Trend
-from pytest_mnode.measurement import Measurement
+from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.path_rates import State
 
 MOST_RUNS = 30
@@ -67,14 +67,21 @@ def _trends(runs: Sequence[Certificate]) -> tuple[Trend, ...]:
     for key, now in tables[-1].items():
         same = [table.get(key) for table in tables]
         values = tuple(m.value if m is not None and m.unit == now.unit else None for m in same)
-        known = [value for value in values[:-1] if value is not None]
-        if now.value is None or not known:
+        if now.value is None or all(value is None for value in values[:-1]):
             continue
-        usual, spread = usual_and_spread(known) or (None, None)
+        usual, spread = usual_and_spread(list(_unfailed(same[:-1], now.unit))) or (None, None)
         changed = usual is not None and spread is not None and abs(now.value - usual) > spread
         trends.append(Trend(key[0], now.name, now.unit, values, usual, spread, changed))
     trends.sort(key=_how_unusual, reverse=True)
     return tuple(trends[:_MOST_TRENDS])
+
+
+def _unfailed(earlier: Sequence[Measurement | None], unit: str) -> Iterator[float]:
+    """Values that did not fail: a fault that lasts for some nights is not what is usual."""
+    for one in earlier:
+        if one is None or one.value is None or one.unit != unit or one.verdict is Verdict.FAIL:
+            continue
+        yield one.value
 
 
 def _how_unusual(trend: Trend) -> tuple[bool, float]:

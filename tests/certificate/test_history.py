@@ -58,6 +58,15 @@ def test_a_value_outside_of_what_is_usual_is_told_from_noise(
     ]
 
 
+def test_a_fault_that_lasts_does_not_become_usual(certify: Certify, tmp_path: Path) -> None:
+    for day, rate in enumerate([190, 192, 188, 50, 51, 49, 52]):
+        keep(tmp_path, night(certify, day, rate))
+    history = after(tmp_path, night(certify, 9, 50)).history
+    assert history is not None
+    [rate, _] = history.trends
+    assert (rate.usual, rate.changed) == (190, True)
+
+
 def test_two_earlier_runs_say_nothing_of_the_spread(certify: Certify, tmp_path: Path) -> None:
     for day, rate in enumerate([190, 150]):
         keep(tmp_path, night(certify, day, rate))
@@ -94,11 +103,11 @@ def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
         promised = ["mesh", "fabric"]  # which does not run: nobody passes
         return certify(case, promised=promised, start=end, end=end, spec=SPEC)
 
-    for day, rate in enumerate([190, 50, 191, 60]):
+    for day, rate in enumerate([190, 50, 191, 60, 189]):
         keep(tmp_path, run(day, rate))
-    history = after(tmp_path, run(4, 70)).history
+    history = after(tmp_path, run(5, 70)).history
     assert history is not None
-    assert [str(node) for node in history.failing] == ["node2 failed in 3 of 5 runs"]
+    assert [str(node) for node in history.failing] == ["node2 failed in 3 of 6 runs"]
     assert str(history.trends[0]).startswith("rate (node2) 70 MB/s")
 
 
