@@ -63,8 +63,8 @@ def test_a_fault_that_lasts_does_not_become_usual(certify: Certify, tmp_path: Pa
         keep(tmp_path, night(certify, day, rate))
     history = after(tmp_path, night(certify, 9, 50)).history
     assert history is not None
-    [rate, _] = history.trends
-    assert (rate.usual, rate.changed) == (190, True)
+    [trend, _] = history.trends
+    assert (trend.usual, trend.changed) == (190, True)
 
 
 def test_two_earlier_runs_say_nothing_of_the_spread(certify: Certify, tmp_path: Path) -> None:
