@@ -275,11 +275,13 @@ class KubernetesOnRack(OnRack):
         self.kubectl("apply", *(["--server-side"] if server_side else []), "-f", str(path))
 
     def await_ready(self, limit_s: float = UP_LIMIT_S) -> float:
-        """Every node is Ready and pods can be made; seconds that took."""
+        """Every node is Ready and takes pods, which can be made; seconds that took."""
 
         def ready() -> bool:
-            nodes = self.get("nodes")["items"]
-            if len(nodes) < len(self.names) or not all(map(is_ready, nodes)):
+            nodes = [n for n in self.get("nodes")["items"] if n["metadata"]["name"] in self.names]
+            if len(nodes) < len(self.names) or not all(
+                is_ready(n) and takes_pods(n) for n in nodes
+            ):
                 return False
             # Pods need it, and it comes a little later.
             return bool(self.get("serviceaccounts")["items"])
@@ -290,6 +292,12 @@ class KubernetesOnRack(OnRack):
 def is_ready(found: dict[str, Any]) -> bool:
     """Of a node or a pod."""
     return is_true(conditions(found), "Ready")
+
+
+def takes_pods(node: dict[str, Any]) -> bool:
+    """Whether a node takes pods: its taints go some time after it is Ready again."""
+    taints = node["spec"].get("taints", [])
+    return not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints)
 
 
 @pytest.fixture(scope="session")
