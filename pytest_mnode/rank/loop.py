@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import inspect
+import multiprocessing.process
 import os
 import runpy
 import signal
@@ -45,6 +46,9 @@ def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -
         path, function, *values = launch.binding.start.first
         runpy.run_path(path)[function](*values)
     rank = Rank(order, launch, world)
+    # A process that exits removes multiprocessing's own; a rank is killed, and has the run's.
+    process: Any = multiprocessing.process.current_process()
+    process._config["tempdir"] = order.run_dir
     if launch.backend == "nccl":
         _have_nccl_log(rank.files.nccl)
     # Kept open for the life of the process: faulthandler writes to the descriptors.

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import shared_memory
+from multiprocessing import shared_memory, util
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,8 @@ def test_helpers(rank: int) -> None:
     memory.close()
     memory.unlink()
     multiprocessing.get_context("forkserver").Process(target=int).start()
+    sockets = util.get_temp_dir()
+    assert Path(sockets).name.startswith("mnode-")  # which goes with the run
 
 
 @pytest.mark.mnode(may_leave=["cour*r", "sleep 65", "memory"])
