@@ -21,12 +21,8 @@ __all__ = [
 ]  # fmt: skip
 LONGEST = (
     *("kubernetes/test_gang.py", "kubernetes/test_jobs.py", "test_whole.py", "test_gang.py"),
-    *(
-        "kubernetes/test_whole.py",
-        "test_slurm_runs.py",
-        "kubernetes/test_faults.py",
-        "test_jobs.py",
-    ),
+    *("kubernetes/test_whole.py", "test_slurm_runs.py", "kubernetes/test_faults.py"),
+    *("test_jobs.py", "test_ssh.py"),
 )
 
 
