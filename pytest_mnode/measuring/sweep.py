@@ -24,7 +24,7 @@ from pytest_mnode.spec.quantity import SIZE
 
 MOST_CALLS = 1000
 _FEW_CALLS = 4
-_MOST_REPEATS, _LEAST_MOST_REPEATS = 4, 12
+_MOST_REPEATS, _LEAST_MOST_REPEATS = 8, 12
 """Where a size is noisy: so many times those asked for, or so many."""
 _LEAD_BYTES = 512 * 1024
 """What a call before each repeat sums: more than a shaper's burst, and ranks leave it together."""
