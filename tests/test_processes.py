@@ -14,22 +14,24 @@ import pytest
 
 from pytest_mnode import processes
 
-DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+STAYS = "import time; print(flush=True); time.sleep(60)"
+DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {STAYS}"
 
 
 def test_only_those_with_the_very_value_are_ended_and_the_deaf_are_killed() -> None:
     value = uuid.uuid4().hex
     marks = [{"MARK": value}, {"MARK": value}, {"MARK": f"{value}0"}, {"MARK0": value}]
     started = [
-        subprocess.Popen(argv, env={**os.environ, **mark}, stdout=subprocess.PIPE)
-        for argv, mark in zip(
-            [[sys.executable, "-c", DEAF], *[["sleep", "60"]] * 3], marks, strict=True
+        subprocess.Popen(
+            [sys.executable, "-c", text], env={**os.environ, **mark}, stdout=subprocess.PIPE
         )
+        for text, mark in zip([DEAF, STAYS, STAYS, STAYS], marks, strict=True)
     ]
     try:
         deaf, meant, longer, other = started
-        assert deaf.stdout is not None
-        deaf.stdout.readline()
+        for one in started:  # a program that is being started has no environment for a moment
+            assert one.stdout is not None
+            one.stdout.readline()
         assert set(processes.started_with("MARK", value)) == {deaf.pid, meant.pid}
         processes.end_started_with("MARK", value, grace_s=0.2)
         assert (deaf.wait(5), meant.wait(5)) == (-signal.SIGKILL, -signal.SIGTERM)
