@@ -84,11 +84,11 @@ class Collector:
         gc.collect()
         gc.freeze()  # a collection in a child would touch, and so copy, every page
         self.server.send(ForkServerReady(trial.found if trial else {}))
-        forks, joins = 0, huge_pages.joined_one_by_one()
+        forks, joined = 0, huge_pages.joined_one_by_one()
         while True:
             processes.reap()
-            idle = forks >= _MORE_TO_COME and next(joins, joins) is None
-            if select.select([self.server], [], [], 0 if idle else _REAP_S)[0]:
+            more = forks >= _MORE_TO_COME and next(joined, False)
+            if select.select([self.server], [], [], 0 if more else _REAP_S)[0]:
                 for message in map(pickle.loads, self.server.receive()):
                     assert isinstance(message, ForkLauncher)
                     self.server.send(fork_launcher(self.order, message, self.server, rank_main))

@@ -19,8 +19,8 @@ _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def joined_one_by_one() -> Iterator[None]:
-    """Join the pages of 2 MiB at each step, in some milliseconds.
+def joined_one_by_one() -> Iterator[bool]:
+    """Join the pages of 2 MiB at each step, in some milliseconds; True as long as there are more.
 
     Nothing happens on kernels that cannot (before Linux 6.1), or where memory has no room for it.
     """
@@ -29,4 +29,4 @@ def joined_one_by_one() -> Iterator[None]:
             first, end = (int(word, 16) for word in match.groups())
             for start in range(-(-first // _BYTES) * _BYTES, end - _BYTES + 1, _BYTES):
                 _libc.madvise(start, _BYTES, _MADV_COLLAPSE)
-                yield
+                yield True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.history import FEWEST, History, PastRun, RepeatedFailure, Trend
@@ -65,23 +65,19 @@ def _trends(runs: Sequence[Certificate]) -> tuple[Trend, ...]:
     tables = [measurements_by_key(run) for run in runs]
     trends = []
     for key, now in tables[-1].items():
-        same = [table.get(key) for table in tables]
-        values = tuple(m.value if m is not None and m.unit == now.unit else None for m in same)
+        met = [table.get(key) for table in tables]
+        same = [m if m is not None and m.unit == now.unit else None for m in met]
+        values = tuple(None if m is None else m.value for m in same)
         if now.value is None or all(value is None for value in values[:-1]):
             continue
-        usual, spread = usual_and_spread(list(_unfailed(same[:-1], now.unit))) or (None, None)
+        # Not those that failed: a fault that lasts for some nights is not what is usual.
+        unfailed = [m.value for m in same[:-1] if m is not None and m.verdict is not Verdict.FAIL]
+        known = [value for value in unfailed if value is not None]
+        usual, spread = usual_and_spread(known) or (None, None)
         changed = usual is not None and spread is not None and abs(now.value - usual) > spread
         trends.append(Trend(key[0], now.name, now.unit, values, usual, spread, changed))
     trends.sort(key=_how_unusual, reverse=True)
     return tuple(trends[:_MOST_TRENDS])
-
-
-def _unfailed(earlier: Sequence[Measurement | None], unit: str) -> Iterator[float]:
-    """Values that did not fail: a fault that lasts for some nights is not what is usual."""
-    for one in earlier:
-        if one is None or one.value is None or one.unit != unit or one.verdict is Verdict.FAIL:
-            continue
-        yield one.value
 
 
 def _how_unusual(trend: Trend) -> tuple[bool, float]:
