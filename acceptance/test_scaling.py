@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode.criteria import scaling
+from pytest_mnode.criteria.scaling.charts import charts
+from pytest_mnode.criteria.scaling.job import JobOnce
+from pytest_mnode.criteria.scaling.judge import ScalingResult, judge_efficiency, judge_parts
+from pytest_mnode.criteria.scaling.network import judge_network
+from pytest_mnode.criteria.scaling.table import table
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.options import locate_budget_s
 from pytest_mnode.skipping import promised
@@ -25,15 +29,13 @@ pytestmark = pytest.mark.criterion
 
 
 @pytest.fixture(scope="session")
-def job() -> scaling.JobOnce:
+def job() -> JobOnce:
     """One job answers all questions."""
-    return scaling.JobOnce()
+    return JobOnce()
 
 
 @pytest.fixture
-def found(
-    cluster: Cluster, spec: Spec, job: scaling.JobOnce, pytestconfig: pytest.Config
-) -> scaling.ScalingResult:
+def found(cluster: Cluster, spec: Spec, job: JobOnce, pytestconfig: pytest.Config) -> ScalingResult:
     """What the training job measured on 1, 2, 4, … of these nodes."""
     promised(spec, "scaling")
     if len(cluster.nodes) < 2:
@@ -45,21 +47,21 @@ def found(
     pytest.fail(why, pytrace=False)
 
 
-def test_throughput_grows_with_the_nodes(found: scaling.ScalingResult, measure: Measure) -> None:
+def test_throughput_grows_with_the_nodes(found: ScalingResult, measure: Measure) -> None:
     """Do n nodes do n times the work of one, and if not, what is to blame?"""
-    print(scaling.table(found))
-    measure.record(scaling.judge_efficiency(found))
-    measure.chart(*scaling.charts(found))
+    print(table(found))
+    measure.record(judge_efficiency(found))
+    measure.chart(*charts(found))
 
 
-def test_every_second_is_attributed(found: scaling.ScalingResult, measure: Measure) -> None:
+def test_every_second_is_attributed(found: ScalingResult, measure: Measure) -> None:
     """Do the parts of every rank's steps, and of what is lost, add up?"""
-    measure.record(scaling.judge_parts(found))
+    measure.record(judge_parts(found))
 
 
-def test_gradients_travel_on_the_fabric(found: scaling.ScalingResult, measure: Measure) -> None:
+def test_gradients_travel_on_the_fabric(found: ScalingResult, measure: Measure) -> None:
     """Did the fabric promised carry the bytes of the steps?"""
-    measure.record(scaling.judge_network(found.traffic, found.spec, found.promise))
+    measure.record(judge_network(found.sent, found.spec, found.promise))
 
 
 def test_fabric_ports_stay_up_and_free_of_errors(fabric_ports: PortWatch, measure: Measure) -> None:

@@ -2,7 +2,7 @@
 
 Rank 1 stamps the time and calls os._exit(3), in one variant with the other ranks inside an
 all-reduce, in the other after it. Then the controller learns of it (`seen`: the moment the
-conductor of the test is told), the test is reported, and the next test begins in new processes,
+conductor of the test knows), the test is reported, and the next test begins in new processes,
 which is checked by their pids. Stamps are time.time() of one kernel.
 """
 

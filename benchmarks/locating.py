@@ -142,14 +142,16 @@ nodes of the rack. After the first hang the rest of the criterion is not tried.
    others. A node is named when it is slow with two healthy partners, each tried while nothing else
    is sent; a path when it is slow alone, time and again, and its two ends are fast alone with
    others. Of each such trial the better of two readings counts. All else is *suspected, not
-   confirmed*, and said as that.
+   confirmed*, and printed as that.
    Before anybody is named, suspects and a fast link are tried three times more, in turn. If the
    same pair, alone, falls below 0.6 of its best reading in more than one reading of ten, pairs do
    not keep a rate (other programs take the cores, for example): the answer is inconclusive and
    names nobody.
-4. **Without each node.** Where every pair is fast, a node may be slow only in company, as with
-   tiny TCP buffers. Of 4 to 16 nodes, all_reduce is then measured without each of them in turn,
-   twice; the one node whose absence brings the rate back is named.
+4. **Without each node.** Where every pair is fast, a node may be slow only in company, as with tiny
+   TCP buffers. With 3 to 16 nodes, all_reduce is then measured without each node in turn. The node
+   whose absence alone restores the rate is named when two such trials agree on it, and the best
+   readings of all trials as well. A trial may be disturbed and name nobody, so that up to five are
+   made, within the budget of the search, while nobody is named and all nodes miss the rate.
 5. **All other pairs.** With what time is left, clusters of more than 16 nodes go through the pairs
    that were not tried, by the circle method again.
 

@@ -183,21 +183,21 @@ def before_all_pairs(fabric: Fabric, step: Round) -> bool:
 
 
 def _compare(fabric: Fabric, found: Diagnosis) -> tuple[tuple[Fault, ...], tuple[str, ...]]:
-    told: set[tuple[int, int | None, bool, bool, int]] = set()
+    reported: set[tuple[int, int | None, bool, bool, int]] = set()
     for node in found.nodes:
         if node.confirmed:
-            told |= {
+            reported |= {
                 (node.node, None, node.sends_slowly, node.receives_slowly, r) for r in node.rails
             }
     for path in found.paths:
         if path.confirmed:
-            told |= {(path.sender, path.receiver, True, False, r) for r in path.rails}
+            reported |= {(path.sender, path.receiver, True, False, r) for r in path.rails}
             if path.both_ways:
-                told |= {(path.receiver, path.sender, True, False, r) for r in path.rails}
+                reported |= {(path.receiver, path.sender, True, False, r) for r in path.rails}
     true = {fault: set(_facts(fault, range(fabric.rails))) for fault in fabric.faults}
     every = set().union(*true.values()) if true else set()
-    missed = tuple(fault for fault, facts in true.items() if not facts <= told)
-    wrong = tuple(map(str, sorted(told - every, key=str)))
+    missed = tuple(fault for fault, facts in true.items() if not facts <= reported)
+    wrong = tuple(map(str, sorted(reported - every, key=str)))
     if found.too_slow_rails:
         wrong += ("the fabric as a whole",)
     return missed, wrong

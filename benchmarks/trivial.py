@@ -4,7 +4,7 @@ What counts is the period: from the body of one test to the body of the next, bo
 the bodies themselves stamp it. All that a test costs is in it (teardown of the last, reports, new
 processes or groups where the peer makes them, set-up of the next), and nothing that is paid once a
 run. It is the same clock and the same line of code for every peer, and gives a value per test, so
-that a median and a spread can be told. The first three periods of a run are left out: there,
+that a median and a spread can be given. The first three periods of a run are left out: there,
 everybody still warms up. `torchrun per test` has no test runner: its period is that of a loop that
 starts one torchrun after another.
 

@@ -5,7 +5,7 @@ namespaces. In turns, in the same rack: iperf3 from the first node to the second
 one way and both ways at once; a gloo all-reduce over all nodes (busbw = 2(n-1)/n x S/t, nccl-tests'
 PERFORMANCE.md); a send from the first node to the second (busbw = S/t). A ring all-reduce sends and
 receives at once, so it is held against iperf3's both ways (mean of the two), a send against one
-way. Of the sizes the largest is told, where both are on their plateau; the median of repeats.
+way. Of the sizes the largest is printed, where both are on their plateau; the median of repeats.
 """
 
 from __future__ import annotations

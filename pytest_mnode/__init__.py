@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_mnode.cluster import Cluster, RankWorld
     from pytest_mnode.jobs import Job, JobResult, LaunchedJob, RunningJob
-    from pytest_mnode.launchers.nodes import CommandResult
+    from pytest_mnode.launchers.node import CommandResult
     from pytest_mnode.measure import Measure
     from pytest_mnode.measurement import Bound, Curve, Measurement, Point, Verdict
     from pytest_mnode.rank.world import World
@@ -45,7 +45,7 @@ __all__ = [
 _HOME = {
     "Bound": "measurement",
     "Cluster": "cluster",
-    "CommandResult": "launchers.nodes",
+    "CommandResult": "launchers.node",
     "Curve": "measurement",
     "Job": "jobs",
     "JobResult": "jobs",

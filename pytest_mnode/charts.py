@@ -60,6 +60,10 @@ class Bars:
     parts: tuple[Part, ...]
     kind: Literal["bars"] = "bars"
 
+    def __post_init__(self) -> None:
+        if any(len(part.values) != len(self.labels) for part in self.parts):
+            raise ValueError(f"{self.title}: a part needs a value for each of its labels")
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -75,6 +79,12 @@ class Matrix:
     values: tuple[tuple[float | None, ...], ...]
     expected: Bound | None = None
     kind: Literal["matrix"] = "matrix"
+
+    def __post_init__(self) -> None:
+        if [len(self.columns)] * len(self.rows) != [len(row) for row in self.values]:
+            raise ValueError(
+                f"{self.title}: values are not {len(self.rows)} rows of {len(self.columns)} columns"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,10 @@ class Timeline:
     moments: tuple[Moment, ...] = ()
     states: tuple[str, ...] = ()
     kind: Literal["timeline"] = "timeline"
+
+    def __post_init__(self) -> None:
+        if unknown := {span.lane for span in self.spans} - set(self.lanes):
+            raise ValueError(f"{self.title}: no lane {', '.join(sorted(unknown))}")
 
 
 @dataclass(frozen=True, slots=True)

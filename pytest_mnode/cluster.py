@@ -50,14 +50,14 @@ class NodesOfRun(Protocol):
     ) -> WorldInfo:
         """A world on nodes of the lease, its ranks up."""
 
-    def close_world(self, world: WorldInfo, reusable: bool) -> None:
-        """Give a world back, for later tests where it is reusable."""
+    def close_world(self, world: WorldInfo, reusable: bool, new_group: bool) -> None:
+        """Give a world back, to later tests if reusable. new_group: as WorldInfo has it."""
 
     def release(self, lease: Lease) -> None:
         """Give the nodes of a lease back."""
 
     def call_in_ranks(
-        self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool
+        self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool, keep_group: bool
     ) -> Outcome:
         """Call a function pickled by cloudpickle in every rank of a world."""
 
@@ -174,6 +174,8 @@ class RankWorld:
         self._clean = True
         self._fresh = fresh
         self._closed = False
+        self._new_group = info.new_group
+        self._keep_group = not info.new_group
 
     @property
     def size(self) -> int:
@@ -201,7 +203,10 @@ class RankWorld:
             raise RankError("this world has ended; open another one")
         blob = cloudpickle.dumps((function, args, kwargs))
         limit = timeout or self._timeout_s
-        outcome = self._run.call_in_ranks(self._info, blob, limit, group=group)
+        outcome = self._run.call_in_ranks(
+            self._info, blob, limit, group=group, keep_group=self._keep_group
+        )
+        self._keep_group, self._new_group = True, outcome.new_group
         states = [outcome.states[rank] for rank in sorted(outcome.states)]
         if not outcome.returned:
             self._clean = False
@@ -211,7 +216,8 @@ class RankWorld:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._run.close_world(self._info, self._clean and not self._fresh)
+            reusable = self._clean and not self._fresh
+            self._run.close_world(self._info, reusable, self._new_group)
 
     def __enter__(self) -> Self:
         return self

@@ -52,6 +52,13 @@ class Detection:
     tolerated: float | None = None
     probability: float = PROBABILITY
 
+    def __post_init__(self) -> None:
+        numbers = (self.share, self.blur or 0.0, self.tolerated or 0.0, self.probability)
+        if not all(map(math.isfinite, numbers)) or (self.kind == "wrong" and self.share <= 0):
+            raise ValueError(
+                f"a detection of {numbers} cannot be used; give None where it is not known"
+            )
+
     @property
     def blurred(self) -> bool:
         """Whether noise hides more than the bound lets go: a loss of twice that might pass."""
@@ -78,11 +85,12 @@ class Detection:
 def blur(values: Sequence[float], *, rounds_of_three: bool = False) -> float | None:
     """Share by which medians of two runs like this one differ, at most, in 99 of 100.
 
-    values: one of each repeat. None for a single one, which says nothing of its noise, and for 0.
+    values: one of each repeat. None for a single one, which says nothing of its noise, for 0, and
+    where one is not finite.
     rounds_of_three: the best of three medians counts where the first one misses its bound.
     """
     middle = statistics.median(values)
-    if len(values) < 2 or not middle:
+    if len(values) < 2 or not middle or not all(map(math.isfinite, values)):
         return None
     factors = _OF_THREE_ROUNDS if rounds_of_three else _FACTORS
     factor = factors[max(known for known in factors if known <= len(values))]
@@ -111,12 +119,12 @@ def smallest_loss(
     m(1 - d)(1 + blur) in 99 of 100. That is below `least` from d = 1 - least / (m (1 + blur)) on.
     It has two parts: the margin that this run has, and its blur. values, rounds_of_three: as of
     `blur`. judged: the value that is judged, where it is not the median of `values`: by as much as
-    the two differ another run's may differ too. None for a single value, and for a median that
-    misses `least` anyway.
+    the two differ another run's may differ too. None where `blur` is, and for a median that misses
+    `least` anyway, or is not above 0.
     """
     unsure = blur(values, rounds_of_three=rounds_of_three)
     middle = statistics.median(values) if judged is None else judged
-    if unsure is None or middle < least:
+    if unsure is None or not middle >= least or middle <= 0:
         return None
     unsure += abs(middle / statistics.median(values) - 1)
     share = 1 - least / (middle * (1 + unsure))
@@ -126,8 +134,10 @@ def smallest_loss(
 def smallest_excess(values: Sequence[float], most: float) -> Detection | None:
     """How much more each value would have to be for the median to exceed `most` with 99 %.
 
-    A time that is so much longer is a rate that is less: see `smallest_loss`.
+    A time that is so much longer is a rate that is less: see `smallest_loss`. None for one of 0.
     """
+    if most <= 0 or min(values) <= 0:
+        return None
     found = smallest_loss([1 / value for value in values], 1 / most)
     return found and replace(found, kind="more", share=found.share / (1 - found.share))
 

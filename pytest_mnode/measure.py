@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -49,11 +50,12 @@ class Measure:
         at_least, at_most, equals: at most one of them, in `unit`, widened by `tolerance`.
         source: where the bound comes from. culprit: what to blame where it is broken.
         detection: the smallest fault that it would have shown, as `detection.smallest_loss` says.
-        Raises TypeError for more than one bound, ValueError for one that cannot be judged.
+        Raises TypeError for more than one bound and for a value that is no number, ValueError for
+        a bound that cannot be judged.
         """
         measurement = Measurement(
             name=name,
-            value=None if value is None else float(value),
+            value=value,
             unit=unit,
             expected=_bound(at_least, at_most, equals, tolerance),
             source=source,
@@ -73,8 +75,15 @@ class Measure:
     def chart(self, *charts: Chart) -> None:
         """Keep curves, matrices, timelines and such for the certificate and its page.
 
-        They are not judged: measure what is expected of them.
+        They are not judged: measure what is expected of them. Raises ValueError for a number that
+        is not finite, of which JSON has none.
         """
+        for chart in charts:
+            try:
+                json.dumps(asdict(chart), allow_nan=False)
+            except ValueError as error:
+                what = getattr(chart, "title", chart.kind)
+                raise ValueError(f"chart {what!r}: {error}; leave such values out") from None
         self._charts.extend(charts)
 
 
@@ -93,7 +102,7 @@ def _bound(
     if len(given) > 1:
         raise TypeError(f"give one of {', '.join(given)}, not {len(given)}")
     for make, limit in given.values():
-        return make(float(limit), float(tolerance))
+        return make(limit, tolerance)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -158,12 +159,24 @@ class Measurement:
         source: str,
         *,
         count: int | None = None,
+        unsure: str = "",
         note: str = "",
     ) -> Self:
-        """A count that must be zero: of the culprits named, or `count` where that is given."""
+        """A count that must be zero: of the culprits named, or `count` where that is given.
+
+        unsure: why it may be more; then zero is inconclusive.
+        """
         named = list(culprits)
         value = len(named) if count is None else count
+        note = "; ".join(filter(None, [unsure, note]))
+        if unsure and not (value or named):
+            return cls.unknown(name, note, source=source)
         return cls(name, value, "", equals(0), source, listed(named) or None, note)
+
+    @property
+    def known(self) -> float | None:
+        """The value; None for one that is not finite too: it could not be measured."""
+        return self.value if self.value is not None and math.isfinite(self.value) else None
 
     @property
     def passed(self) -> bool:
@@ -178,9 +191,9 @@ class Measurement:
         """
         if self.expected is None:
             return None
-        if self.value is None or not math.isfinite(self.value):
+        if self.known is None:
             return Verdict.INCONCLUSIVE
-        if not self.expected.holds(self.value):
+        if not self.expected.holds(self.known):
             return Verdict.FAIL
         blurred = self.detection is not None and self.detection.blurred
         return Verdict.INCONCLUSIVE if blurred else Verdict.PASS
@@ -188,9 +201,8 @@ class Measurement:
     @property
     def margin(self) -> float | None:
         """Distance to the bound in `unit`, negative where it is broken; None if not judged."""
-        if self.expected is None or self.value is None or not math.isfinite(self.value):
-            return None
-        return self.expected.margin(self.value)
+        known, expected = self.known, self.expected
+        return None if known is None or expected is None else expected.margin(known)
 
     @property
     def measured(self) -> str:
@@ -264,6 +276,12 @@ class Curve:
     expected: Bound | None = None
     judged_bytes: tuple[int, ...] = ()
     kind: Literal["curve"] = "curve"
+
+
+def last_digit(values: Iterable[float]) -> float:
+    """Of finite values: one last digit of that printed with most, 0.01 of 9.99 and 10; else 0."""
+    exponents = (Decimal(_digits(value)).as_tuple().exponent for value in values)
+    return min((float(f"1e{exponent}") for exponent in exponents), default=0.0)
 
 
 def _number(what: str, value: Any) -> float:

@@ -259,6 +259,13 @@ def may_leave_of(config: pytest.Config) -> tuple[str, ...]:
     return found
 
 
+def debug_rank_of(config: pytest.Config) -> int | None:
+    """The rank that is to be debugged, where one is named."""
+    option = OPTIONS["debug_rank"]
+    found: int | None = option.read(_given(config, option))
+    return found
+
+
 def faults_given_by(config: pytest.Config) -> str:
     """The option or the ini key that names the faults."""
     return _given(config, OPTIONS["faults"]).where

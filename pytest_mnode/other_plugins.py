@@ -22,6 +22,8 @@ _PHASES = (
     *("pytest_runtest_makereport", "pytest_exception_interact"),
 )
 _REPORTS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
+_RANKS_ALONE = "_hypothesis_pytestplugin"
+"""Its wrappers ask for the fixtures of a test, which are set up in ranks."""
 _HOOKS = pytest.StashKey[dict[str, Any]]()
 
 
@@ -71,7 +73,8 @@ def in_ranks(item: pytest.Item) -> bool:
 
 def _is_of_others(impl: Any) -> bool:
     is_conftest = PurePath(impl.plugin_name).name == "conftest.py"
-    return not is_conftest and not _is_of(impl.plugin, ("_pytest", "pytest_mnode"))
+    not_here = ("_pytest", "pytest_mnode", _RANKS_ALONE)
+    return not is_conftest and not _is_of(impl.plugin, not_here)
 
 
 def _is_of(plugin: Any, packages: tuple[str, ...]) -> bool:

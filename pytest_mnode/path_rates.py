@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ class State(StrEnum):
 BY_LETTER = {state.letter: state for state in State}
 NOT_MEASURED = "-"
 _TRIED = re.compile(r"[^-]")
+_NO_STATE = re.compile(f"[^{''.join(BY_LETTER)}]")
+_RATES = re.compile(r"(?:\s*(?:-|\d+(?:\.\d+)?)(?!\S))*\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,21 @@ class PathRates:
     rail_states: tuple[str, ...]
     rail_mbits_s: tuple[str, ...]
     kind: Literal["paths"] = "paths"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.bound_mbits_s):
+            raise ValueError(f"a bound of {self.bound_mbits_s} Mbit/s cannot be judged")
+        nodes, rails = len(self.nodes), len(self.rails)
+        for letters, rates, columns in (
+            (self.states, self.mbits_s, nodes),
+            (self.rail_states, self.rail_mbits_s, rails),
+        ):
+            if not (
+                len(letters) == len(rates) == nodes
+                and all(len(row) == columns and not _NO_STATE.search(row) for row in letters)
+                and all(len(row.split()) == columns and _RATES.fullmatch(row) for row in rates)
+            ):
+                raise ValueError("tables of paths do not have a state and a rate in each place")
 
     def paths(self) -> Iterator[tuple[str, str, State, float | None]]:
         """Sender, receiver, state and rate of every ordered pair."""

@@ -57,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(JudgeHooks(in_rank=_follows(config)), "mnode-judge")
     if _follows(config):
         return
+    if _is_xdist_worker(config) or config.getoption("dist", "no") != "no":
+        from pytest_mnode.worker_errors import WorkerErrors
+
+        config.pluginmanager.register(WorkerErrors(), "mnode-worker-errors")
     config.stash[STOP_RULES] = stop_rules.StopRules()
     config.pluginmanager.register(config.stash[STOP_RULES], "mnode-stop-rules")
     if settings.discover is not None:
@@ -150,7 +154,7 @@ def _choose_free_nodes(config: pytest.Config) -> None:
     """Ranks and workers of pytest-xdist read this process's options: they get the number."""
     from pytest_mnode.controller.free_nodes import on_free_nodes
 
-    settings = config.stash[SETTINGS] = on_free_nodes(config.stash[SETTINGS], config.rootpath)
+    settings = config.stash[SETTINGS] = on_free_nodes(config.stash[SETTINGS])
     number = settings.nodes
     config.option.mnode_nodes = None if number is None else str(number)
 

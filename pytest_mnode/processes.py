@@ -16,6 +16,8 @@ from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PF_EXITING = 0x4
+_CHILDREN = Path("/proc/thread-self/children")
+"""Missing on a kernel that was built without CONFIG_PROC_CHILDREN."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
@@ -43,6 +45,9 @@ def children(pid: int) -> list[int]:
     """Pids of the direct children of all threads of `pid`; empty where it is gone."""
     found: list[int] = []
     with contextlib.suppress(OSError):
+        if not _CHILDREN.exists():
+            pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+            return [one for one in pids if int(_stat(one)[1]) == pid]
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
                 found += [int(word) for word in (task / "children").read_text().split()]
@@ -58,6 +63,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process, if it is there. 0 stands for the caller's own group, and −1 for all."""
+    if pid <= 1:
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
@@ -192,5 +200,5 @@ def thread_names() -> list[str]:
     names = []
     for task in sorted(Path("/proc/self/task").iterdir(), key=lambda p: int(p.name)):
         with contextlib.suppress(OSError):
-            names.append((task / "comm").read_text().strip())
+            names.append((task / "comm").read_text(errors="replace").strip())
     return names

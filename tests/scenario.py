@@ -1,4 +1,4 @@
-"""Runs a module of broken tests once, in real ranks, and reads what was said of each of them."""
+"""Runs a module of broken tests once, in real ranks, and reads the report of each of them."""
 
 from __future__ import annotations
 

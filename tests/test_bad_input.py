@@ -67,9 +67,9 @@ def test_an_option(pytester: pytest.Pytester, args: list[str], line: str) -> Non
     pytester.makepyfile("def test_nothing(): pass")
     result = pytester.runpytest(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    said = [text for text in result.errlines if text.strip()]
+    lines = [text for text in result.errlines if text.strip()]
     result.stderr.fnmatch_lines([line])
-    assert len(said) == 1, said
+    assert len(lines) == 1, lines
 
 
 @pytest.mark.parametrize(

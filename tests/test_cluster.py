@@ -39,9 +39,9 @@ TESTS = """
 
     def test_world(cluster):
         with cluster.world(nodes=2, procs_per_node=2) as world:
-            told = world.run(rank_and_node)
-            assert [t[0] for t in told] == [0, 1, 2, 3]
-            assert [t[1] for t in told] == ["node0", "node0", "node1", "node1"]
+            answers = world.run(rank_and_node)
+            assert [t[0] for t in answers] == [0, 1, 2, 3]
+            assert [t[1] for t in answers] == ["node0", "node0", "node1", "node1"]
             assert world.run(total, 2, group=True) == [8.0] * 4
             assert world.run(lambda a, b=0: a + b, 1, b=2) == [3] * 4
         with cluster.world(nodes=["node3", "node1"]) as world:

@@ -181,3 +181,22 @@ def test_a_value_too_noisy_for_its_bound_is_inconclusive() -> None:
     slow = Measurement("busbw", 84.0, "GB/s", at_least(85.0), detection=detection)
     assert slow.verdict is Verdict.FAIL  # noise excuses nothing
     assert math.isfinite(calm.share)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_repeat_that_is_not_finite_says_nothing_of_noise(value: float) -> None:
+    for values in ([value, 100.0, 101.0], [100.0, 101.0, 99.0, 100.0, value]):
+        assert blur(values) is None
+        assert smallest_loss(values, 80.0, 0.1) is None
+    with pytest.raises(ValueError, match="cannot be used; give None where"):
+        Detection("less", 0.1, 5, value, 0.05)
+    with pytest.raises(ValueError, match="cannot be used; give None where"):
+        Detection("less", value, 5)
+
+
+def test_where_nothing_is_divided_by_0() -> None:
+    assert smallest_loss([0.0, 1.0, 2.0], 0.0, judged=0.0) is None
+    assert smallest_excess([0.0, 1.0, 2.0], 3.0) is None
+    assert smallest_excess([1.0, 2.0], 0.0) is None
+    with pytest.raises(ValueError, match="cannot be used"):
+        Detection("wrong", 0.0, 0)

@@ -21,7 +21,7 @@ FLOORS = (
     {"agent", "outcome", "rank"},
     {
         *("marks", "option_texts", "options", "other_plugins", "protocol", "skipping"),
-        "suites",
+        *("suites", "worker_errors"),
     },
     {"logs", "machine", "spec"},
     {"measure", "table"},

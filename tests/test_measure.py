@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from pytest_mnode.certificate.results import charts_from_json, charts_to_json
-from pytest_mnode.charts import Chart
+from pytest_mnode.charts import Bars, Chart, Lines, Matrix, Part, Series, Span, Timeline
 from pytest_mnode.measure import Measure, charts_of, summed_up
 from pytest_mnode.measurement import Curve, Measurement, Point, Verdict, at_least
 
@@ -14,6 +18,51 @@ def test_one_bound_and_no_more() -> None:
     measure = Measure([], "")
     with pytest.raises(TypeError, match="give one of at_least, at_most, not 2"):
         measure("x", 1, at_least=1, at_most=2)
+
+
+@pytest.mark.parametrize("text", ["12", "inf", b"12"])
+def test_text_is_no_number(text: Any) -> None:
+    measure = Measure([], "")
+    with pytest.raises(TypeError, match=r"measurement 'x' of b?'.*' is a .*; give a number"):
+        measure("x", text, at_least=1)
+    with pytest.raises(TypeError, match=r"a bound of b?'.*' is a .*; give a number"):
+        measure("x", 1, at_least=text)
+    with pytest.raises(TypeError, match=r"a tolerance of b?'.*' is a .*; give a number"):
+        measure("x", 1, at_least=1, tolerance=text)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: Lines("it", "x", "y", (Series("a", ((1, value),)),)),
+        lambda value: Bars("it", "s", ("a",), (Part("b", (value,)),)),
+        lambda value: Matrix("it", "s", ("a",), ("b",), ((value,),)),
+        lambda value: Timeline("it", ("a",), (Span("a", 0, value, "up"),)),
+    ],
+)
+def test_a_chart_that_no_certificate_can_have_fails_its_test(
+    make: Callable[[float], Chart], value: float
+) -> None:
+    kept: list[Chart] = []
+    measure = Measure([], "", kept)
+    with pytest.raises(ValueError, match=r"chart 'it': Out of range .*; leave such values out"):
+        measure.chart(make(value))
+    measure.chart(make(1))
+    assert kept == [make(1)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Bars("it", "s", ("a",), (Part("b", (1, 2)),)), "it: a part needs a value for"),
+        (lambda: Matrix("it", "s", ("a",), ("b",), ((1, 2),)), "it: values are not 1 rows of 1 c"),
+        (lambda: Timeline("it", ("a",), (Span("b", 0, 1, "up"),)), "it: no lane b"),
+    ],
+)
+def test_a_chart_that_cannot_be_drawn_is_not_made(make: Callable[[], Chart], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
 
 
 def test_what_is_recorded_says_where() -> None:

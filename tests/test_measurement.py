@@ -19,6 +19,7 @@ from pytest_mnode.measurement import (
     at_least,
     at_most,
     equals,
+    last_digit,
 )
 
 NUMBERS = st.floats(min_value=-1e9, max_value=1e9)
@@ -47,6 +48,24 @@ BOUNDS = st.builds(Bound, st.sampled_from(Relation), NUMBERS, st.floats(min_valu
 )
 def test_a_bound_accepts_up_to_and_with_its_edges(bound: Bound, value: float, holds: bool) -> None:
     assert bound.holds(value) is holds
+
+
+@pytest.mark.parametrize(
+    ("values", "digit"),
+    [
+        ([9.99, 10.0], 0.01),
+        ([10.0, 10.5], 0.1),
+        ([190, 1234567], 1.0),
+        ([0, 0.0], 1.0),
+        ([1e-07, -2.5e-07], 1e-08),
+        ([1234567.5], 10.0),  # 1.23457e+06
+        ([], 0.0),
+    ],
+)
+def test_the_last_digit_is_that_of_the_value_printed_with_most(
+    values: list[float], digit: float
+) -> None:
+    assert last_digit(values) == digit
 
 
 @given(BOUNDS, NUMBERS)

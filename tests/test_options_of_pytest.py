@@ -35,22 +35,22 @@ PLAN = "SETUP    M wide (fixtures used: world)"
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
         (f"--setup-show {WITHOUT} --import-mode=append", IN_RANKS),
         ("--stepwise --lf --ff --durations=3 -x --maxfail=2 --import-mode=importlib", RUNS),
         ("-p no:terminal -p no:setuponly -p no:setupplan", ""),
     ],
 )
-def test_tests_are_run(tmp_path: Path, options: str, said: str) -> None:
+def test_tests_are_run(tmp_path: Path, options: str, words: str) -> None:
     run = _run_apart(tmp_path, options)
     _ended_well(run)
-    assert said in run.output
+    assert words in run.output
     assert (tmp_path / "ran").exists(), run.output
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
         ("--setup-plan", PLAN),
         ("--setup-plan -n1", ""),
@@ -65,13 +65,13 @@ def test_tests_are_run(tmp_path: Path, options: str, said: str) -> None:
         ("--version", "pytest "),
     ],
 )
-def test_no_test_is_run(pytester: pytest.Pytester, options: str, said: str) -> None:
+def test_no_test_is_run(pytester: pytest.Pytester, options: str, words: str) -> None:
     directory = pytester.path
     options = f"--mnode-report=report {options}"
     starts = options.endswith(("--setup-only", "-n1"))
     run = _run_apart(directory, options) if starts else _run_here(pytester, options)
     _ended_well(run)
-    assert said in run.output
+    assert words in run.output
     assert "= certificate =" not in run.output
     assert not (directory / "ran").exists()
     assert not (directory / "report").exists()

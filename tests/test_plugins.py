@@ -97,7 +97,7 @@ REPORTS = """
         pass
 
     def reported(item, kind, outcome, when):
-        longrepr = None if outcome == "passed" else "said by a plugin"
+        longrepr = None if outcome == "passed" else "from a plugin"
         return kind(item.nodeid, item.location, {}, outcome, longrepr, when, extra=[item.name])
 
     MORE = {

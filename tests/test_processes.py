@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
 from pytest_mnode import processes
+from pytest_mnode.launchers.remote import command_process
 
 STAYS = "import time; print(flush=True); time.sleep(60)"
 DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {STAYS}"
@@ -40,6 +42,41 @@ def test_only_those_with_the_very_value_are_ended_and_the_deaf_are_killed() -> N
         for one in started:
             one.kill()
             one.communicate()
+
+
+@pytest.mark.parametrize("lists_children", [True, False])
+def test_descendants_are_found_by_every_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, lists_children: bool
+) -> None:
+    if not lists_children:  # as without CONFIG_PROC_CHILDREN
+        monkeypatch.setattr(processes, "_CHILDREN", tmp_path / "children")
+        monkeypatch.setattr(command_process, "CHILDREN", str(tmp_path / "children"))
+    code = """
+import subprocess, sys, time
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+time.sleep(60)
+"""
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    child = int(started.stdout.readline())
+    try:
+        assert processes.descendants(started.pid) == [child]
+        assert command_process.descendants(started.pid) == [child]
+        assert {started.pid, child} <= set(processes.descendants(os.getpid()))
+    finally:
+        processes.kill(child)
+        started.kill()
+        started.communicate()
+
+
+def test_no_process_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill(0) would signal this process's own group, and kill(-1) every process."""
+    signalled: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *sent: signalled.append(sent))
+    for pid in (0, -1, -7, 1):
+        processes.kill(pid)
+    processes.kill(7, signal.SIGTERM)
+    assert signalled == [(7, signal.SIGTERM)]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

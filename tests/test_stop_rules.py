@@ -48,7 +48,7 @@ CRITERIA = {
 
         @pytest.mark.stops("mesh")
         def test_inconclusive(measure):
-            \"\"\"Can it be told?\"\"\"
+            \"\"\"Is it known?\"\"\"
             measure("cables", None, equals=2, source="two")
     """,
     "test_hung": """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import combinations
 from pathlib import Path
 
@@ -145,3 +146,59 @@ def test_workers_take_turns_in_the_same_ranks(tmp_path: Path) -> None:
     write_files(tmp_path, test_a=module, test_b=module)
     run = run_pytest(tmp_path, "-n", "2", "--dist=loadfile", "--mnode-nodes=2")
     assert "16 passed" in run.output, run.output
+
+
+def test_what_is_wrong_with_a_mark_is_one_line(tmp_path: Path) -> None:
+    mark = 'import pytest\n@pytest.mark.mnode(nodes="x")\ndef test_it(world): pass'
+    write_files(tmp_path, test_it=mark)
+    run = run_pytest(tmp_path, "-n2", "--mnode-nodes=2", "--mnode-launcher=local")
+    line = (
+        "ERROR: test_it.py::test_it: @pytest.mark.mnode(nodes='x'): accepted: a whole number of 1"
+    )
+    assert line in run.output, run.output
+    assert "INTERNALERROR" not in run.output
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+
+
+def test_nodes_that_cannot_be_had_when_workers_start_are_one_line(tmp_path: Path) -> None:
+    """The nodes of a run with gang tests are asked for later than others."""
+    page = (Path(__file__).parents[1] / "fixtures/clusters/rack.yaml").read_text()
+    for old, new in (
+        ("  - question: gang\n    reason: the rack has no scheduler\n", ""),
+        ("\ncriteria:\n", "\nscheduler: {kind: slurm}\ncriteria:\n  gang: {rounds: 3}\n"),
+    ):
+        assert page.count(old) == 1, old
+        page = page.replace(old, new)
+    (tmp_path / "spec.yaml").write_text(page)
+    (tmp_path / "bin").mkdir()
+    for name in ("srun", "salloc", "sbatch", "scontrol", "scancel", "squeue", "sinfo"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\necho no controller here >&2\nexit 1\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    write_files(tmp_path, test_it="def test_it(world): pass")
+    run = run_pytest(
+        tmp_path,
+        *("-n2", "--mnode-nodes=2", "--mnode-launcher=slurm", "--mnode-spec=spec.yaml"),
+        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+    )
+    assert "ERROR: slurm: no 2 nodes: no controller here" in run.output, run.output
+    assert "INTERNALERROR" not in run.output
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+
+
+def test_workers_on_other_machines_have_no_nodes(tmp_path: Path) -> None:
+    """An ssh that stays here stands for one that does not."""
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    write_files(tmp_path, test_it="def test_it(world): pass")
+    run = run_pytest(
+        tmp_path,
+        *("--dist=load", "--tx=ssh=n7//python=python3", "--mnode-nodes=2"),
+        "--mnode-launcher=local",
+        env={"PATH": f"{ssh.parent}:{os.environ['PATH']}"},
+    )
+    line = "ssh=n7//python=python3 is no process of this machine, and only those have nodes; give"
+    assert line in run.output, run.output
+    assert "INTERNALERROR" not in run.output
+    assert run.returncode == pytest.ExitCode.USAGE_ERROR

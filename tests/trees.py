@@ -61,9 +61,9 @@ class Tree:
     ) -> str:
         """A function at `path` below sys/devices, such as pci0000:10/0000:10:01.0; its address."""
         address = path.rpartition("/")[2]
-        told: dict[str, str | int] = {"class": kind, "vendor": vendor, "device": "0x0001"}
-        told |= {"numa_node": numa, "local_cpulist": cpus}
-        for name, text in {**told, **more}.items():
+        files: dict[str, str | int] = {"class": kind, "vendor": vendor, "device": "0x0001"}
+        files |= {"numa_node": numa, "local_cpulist": cpus}
+        for name, text in {**files, **more}.items():
             self.write(f"sys/devices/{path}/{name}", text)
         self.link(f"sys/bus/pci/devices/{address}", f"sys/devices/{path}")
         return address
@@ -71,9 +71,9 @@ class Tree:
     def interface(self, name: str, on: str | None = None, **attributes: str | int) -> None:
         """A network interface, on a device's path below sys/devices or virtual."""
         folder = f"sys/devices/{on}/net/{name}" if on else f"sys/devices/virtual/net/{name}"
-        told: dict[str, str | int] = {"operstate": "up", "carrier": 1, "flags": "0x1003"}
-        told |= {"mtu": 1500, "type": 1}
-        for attribute, text in {**told, **attributes}.items():
+        files: dict[str, str | int] = {"operstate": "up", "carrier": 1, "flags": "0x1003"}
+        files |= {"mtu": 1500, "type": 1}
+        for attribute, text in {**files, **attributes}.items():
             self.write(f"{folder}/{attribute}", text)
         if on:
             self.link(f"{folder}/device", f"sys/devices/{on}")
@@ -92,9 +92,9 @@ class Tree:
     ) -> None:
         """An RDMA device with one port on a device's path. gids: GID, type, interface."""
         folder = f"sys/devices/{on}/infiniband/{name}"
-        told = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)"}
-        told |= {"link_layer": "InfiniBand", "lid": "0x1a", "sm_lid": "0x1"}
-        for attribute, text in {**told, **attributes}.items():
+        files = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)"}
+        files |= {"link_layer": "InfiniBand", "lid": "0x1a", "sm_lid": "0x1"}
+        for attribute, text in {**files, **attributes}.items():
             self.write(f"{folder}/ports/1/{attribute}", text)
         self.write(f"{folder}/node_type", node_type)
         for kind, values in (("counters", counters), ("hw_counters", hw_counters)):

@@ -255,6 +255,8 @@ class Agent:
         fds = [theirs.fileno(), *([store.fileno()] if store is not None else [])]
         try:
             self.fork_server.send(ForkLauncher(launch, entry.namespace_pid), fds)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it ended: how is read from its end, and fails this world too
         except OSError as error:
             self._send(PartLost(launch.node, launch.world.id, f"no fork server: {error}"))
         else:

@@ -16,6 +16,7 @@ import pickle
 import resource
 import select
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,12 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig
@@ -45,13 +51,13 @@ from pytest_mnode.protocol.agent_messages import (
 )
 from pytest_mnode.protocol.rank_files import (
     RankFiles,
-    captured,
     end_of_output,
     error_message,
     head,
     nccl_causes,
     read_progress,
     tail,
+    take_output,
 )
 from pytest_mnode.protocol.terminal_messages import ToTerminal
 
@@ -90,14 +96,21 @@ class WatchfulAgent(LocalElasticAgent):
     def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002  torch's signature
         yield  # torch writes an event that nobody reads, with a look-up of this machine's name
 
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        """As torch's, without its event for each rank, as above."""
+        self._rendezvous(worker_group)
+        for local, worker_id in self._start_workers(worker_group).items():
+            worker_group.workers[local].id = worker_id
+        worker_group.state = WorkerState.HEALTHY
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         os.environ.pop(_IDENTICAL)  # nothing for ranks
-        self._captured_r, captured_w = os.pipe()
-        os.set_blocking(self._captured_r, False)
-        os.environ["MNODE_CAPTURED_FD"] = str(captured_w)
+        self._given, giving = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._given.setblocking(False)
+        os.environ["MNODE_OUTPUT_FD"] = str(giving.fileno())
         self._oom_before = read_oom_kills()
         ids: dict[int, Any] = super()._start_workers(worker_group)
-        os.close(captured_w)
+        giving.close()
         if self._store_fd is not None:
             # Only now: its server thread must not be there when ranks are forked.
             self._world_store = TCPStore(
@@ -112,15 +125,15 @@ class WatchfulAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         ends = {pidfd_open(pid): local for local, pid in self._pids.items()}
-        for fd in (*ends, self._captured_r, self.agent.fileno()):
+        for fd in (*ends, self._given.fileno(), self.agent.fileno()):
             self._poll.register(fd, select.POLLIN)
         while True:
             looks = self._live or self._terminal.has_input
             for fd, _ in self._poll.poll(live_output.TURN_S * 1000 if looks else None):
                 if fd == self.agent.fileno():
                     self._obey()
-                elif fd == self._captured_r:
-                    if not self._open_outputs():
+                elif fd == self._given.fileno():
+                    if not self._take_outputs():
                         self._poll.unregister(fd)
                 elif fd in ends:
                     self._poll.unregister(fd)
@@ -146,17 +159,18 @@ class WatchfulAgent(LocalElasticAgent):
         if self._live and (news := self._live.news(dead)) is not None:
             self.agent.send(news)
 
-    def _open_outputs(self) -> bool:
-        """Hold the files that ranks' captured output goes to, which die with the ranks."""
-        ranks = os.read(self._captured_r, 4096)
-        for local in ranks:
-            rank = self._first_rank + local
-            self._live.follow(rank)
-            files = RankFiles(self.launch.world, rank)
-            self._outputs[local] = captured(files, self._pids[local])
-        return bool(ranks)
+    def _take_outputs(self) -> bool:
+        """Hold what ranks have given of their output; False where no rank will give any."""
+        with contextlib.suppress(BlockingIOError):
+            while given := take_output(self._given):
+                local, fds = given
+                self._outputs[local] = fds
+                self._live.follow(self._first_rank + local)
+            return False
+        return True
 
     def _report(self, local: int, worker_group: WorkerGroup) -> None:
+        self._take_outputs()  # it gave them before it did anything else
         pid = self._pids.pop(local)  # the dead give no stacks
         # Looked at, not reaped: reaping is the launcher's, if it ever gets there.
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -92,12 +92,13 @@ class ForkServer:
             from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: F401
 
             from pytest_mnode.agent import elastic  # noqa: F401
-            from pytest_mnode.rank import entry
+            from pytest_mnode.rank import binding, entry
         except ImportError as error:
             raise WorldError(
                 f"torch cannot be imported by {sys.executable}: {error}; install torch>=2.6"
             ) from None
         entry.prepare()
+        binding.memories()
 
     def serve(self, collect: Collect) -> None:
         """Have the tests collected, then have ranks forked for ever."""

@@ -24,7 +24,7 @@ def joined_one_by_one() -> Iterator[bool]:
 
     Nothing happens on kernels that cannot (before Linux 6.1), or where memory has no room for it.
     """
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         if (match := _PRIVATE.match(line)) is not None:
             first, end = (int(word, 16) for word in match.groups())
             for start in range(-(-first // _BYTES) * _BYTES, end - _BYTES + 1, _BYTES):

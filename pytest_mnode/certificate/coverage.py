@@ -91,6 +91,11 @@ class Coverage:
     unnamed: NonNegativeInt = 0
     paths: tuple[PathCoverage, ...] = ()
 
+    def __post_init__(self) -> None:
+        ends = {name for block in self.paths for name in block.rates.nodes}
+        if unknown := ends - {node.name for node in self.nodes}:
+            raise ValueError(f"paths of {compress(unknown)}, which are not among the nodes")
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def total_nodes(self) -> int:

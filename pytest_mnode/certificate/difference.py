@@ -9,11 +9,11 @@ from enum import StrEnum
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.text import first_line, with_case
-from pytest_mnode.certificate.trends import measurements_by_key
+from pytest_mnode.certificate.trends import Key, exceeds, is_count, measurements_by_key
 from pytest_mnode.installed import Fact
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
-from pytest_mnode.measurement import Measurement
+from pytest_mnode.measurement import Measurement, last_digit
 
 _MOST_CHANGES = 20
 
@@ -36,7 +36,7 @@ class Changed:
     the values; None where neither the repeats nor the history tell it.
     """
 
-    test: str
+    key: Key
     before: Measurement
     after: Measurement
     kind: Kind
@@ -45,7 +45,7 @@ class Changed:
     @property
     def share(self) -> float:
         """By how much it rose, as a share of the value before; infinite from 0."""
-        one, other = self.before.value, self.after.value
+        one, other = self.before.known, self.after.known
         if one is None or other is None:
             return float("inf")
         return (other - one) / abs(one) if one else float("inf") if other else 0.0
@@ -64,7 +64,7 @@ class Changed:
         verdicts = [m.verdict.value if m.verdict else "recorded" for m in (self.before, self.after)]
         now = f", {verdicts[0]} → {verdicts[1]}" if verdicts[0] != verdicts[1] else ""
         word = {True: ", better", False: ", worse", None: ""}[self.better]
-        name = with_case(self.after.name, self.test)
+        name = with_case(self.key.name, self.key.test, self.key.which)
         return f"{name}: {self.before.measured} → {self.after.measured}{rise}{spread}{word}{now}"
 
 
@@ -73,7 +73,7 @@ def compared(before: Certificate, after: Certificate) -> list[Changed]:
     one, other = measurements_by_key(before), measurements_by_key(after)
     spreads = _spreads(before) | _spreads(after)
     found = [
-        _compared(key[0], one[key], other[key], spreads.get((key[0], key[1])))
+        _compared(key, one[key], other[key], spreads.get(key))
         for key in one
         if key in other and one[key].unit == other[key].unit
     ]
@@ -82,32 +82,35 @@ def compared(before: Certificate, after: Certificate) -> list[Changed]:
 
 
 def _compared(
-    test: str, before: Measurement, after: Measurement, of_history: float | None
+    key: Key, before: Measurement, after: Measurement, of_history: float | None
 ) -> Changed:
     known = [m.detection.blur for m in (before, after) if m.detection is not None]
-    blurs = [blur * abs(before.value or 0.0) for blur in known if blur is not None]
-    spread = max([*blurs, *([] if of_history is None else [of_history])], default=None)
-    same = Changed(test, before, after, Kind.SAME, spread)
-    if before.value == after.value and before.verdict == after.verdict:
+    blurs = [blur * abs(before.known or 0.0) for blur in known if blur is not None]
+    values = [m.known for m in (before, after) if m.known is not None]
+    counted = is_count(after.unit, values)
+    if of_history is not None:
+        blurs.append(of_history)
+    elif blurs and not counted:
+        blurs.append(last_digit(values))
+    spread = max(blurs, default=None)
+    same = Changed(key, before, after, Kind.SAME, spread)
+    if before.known == after.known and before.verdict == after.verdict:
         return same
-    if before.verdict != after.verdict or _is_count(before, after):
+    # Without a unit, a value that is missing is no noise either.
+    if before.verdict != after.verdict or counted:
         return replace(same, kind=Kind.CHANGE)
-    if spread is None or before.value is None or after.value is None:
+    if spread is None or len(values) < 2:
         return replace(same, kind=Kind.UNKNOWN)
-    moved = abs(after.value - before.value)
-    return replace(same, kind=Kind.CHANGE if moved > spread else Kind.NOISE)
+    moved = exceeds(abs(values[1] - values[0]), spread)
+    return replace(same, kind=Kind.CHANGE if moved else Kind.NOISE)
 
 
-def _is_count(before: Measurement, after: Measurement) -> bool:
-    """Whether both are whole numbers without a unit; a value that is missing is no noise either."""
-    values = before.value, after.value
-    return not after.unit and all(value is None or value == int(value) for value in values)
-
-
-def _spreads(certificate: Certificate) -> dict[tuple[str, str], float]:
-    """By test and name, from a history, in the unit of the values."""
+def _spreads(certificate: Certificate) -> dict[Key, float]:
+    """From a history, in the unit of the values."""
     trends = certificate.history.trends if certificate.history else ()
-    return {(one.test, one.name): one.spread for one in trends if one.spread is not None}
+    return {
+        Key(one.test, one.name, one.which): one.spread for one in trends if one.spread is not None
+    }
 
 
 def surroundings(before: Certificate, after: Certificate) -> Iterator[str]:

@@ -74,7 +74,10 @@ def read_certificate(path: Path) -> Certificate:
 
 def certificate_path(path: Path) -> Path:
     """The file of a certificate that is named by itself or by its directory."""
-    return path / "certificate.json" if path.is_dir() else path
+    try:
+        return path / "certificate.json" if path.is_dir() else path
+    except OSError:  # such as a directory that may not be searched: who reads it says so
+        return path
 
 
 def content_of(path: Path, accepted: str = "a certificate.json") -> bytes:
@@ -89,16 +92,20 @@ def content_of(path: Path, accepted: str = "a certificate.json") -> bytes:
 def parse_certificate(text: str, where: str) -> Certificate:
     """The same of a text. where: heads the message of an error."""
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        data = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: no JSON ({error}); accepted: a certificate.json") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != VERSION:
         found = "no certificate" if version is None else f"schema version {version}"
         raise UsageError(f"{where}: {found}; accepted: a certificate.json of version {VERSION}")
     try:
-        return _READER.validate_python(data)
+        return _READER.validate_json(text, strict=True)  # "180" is no number
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{where}: {at}: {first['msg'].lower()}") from None
+        raise UsageError(": ".join(filter(None, [where, at, first["msg"].lower()]))) from None
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is none")

@@ -32,8 +32,9 @@ class Trend:
 
     values: oldest first, this run last; None where a run has none. usual: median of the earlier
     ones that did not fail; None with fewer than 3. spread: how far a value usually lies from it, at
-    most, in the unit of the values (3 standard deviations, estimated from the median distance).
-    changed: whether this run's value lies further off.
+    most, in the unit of the values (3 standard deviations, estimated from the median distance; at
+    least one last digit as printed, but for counts). changed: whether this run's value lies
+    further off. which: tells it from others of its name in its test; empty where there are none.
     """
 
     test: str
@@ -43,11 +44,12 @@ class Trend:
     usual: float | None
     spread: float | None
     changed: bool
+    which: str = ""
 
     @property
     def label(self) -> str:
-        """Its name, and which of its test's cases it is of."""
-        return with_case(self.name, self.test)
+        """Its name, which of its test's cases it is of, and which it is there."""
+        return with_case(self.name, self.test, self.which)
 
     def __str__(self) -> str:
         now, usual, spread = self.values[-1], self.usual, self.spread
@@ -87,6 +89,10 @@ class History:
     failing: tuple[RepeatedFailure, ...]
     left_out: tuple[str, ...] = ()
     since: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.runs) < 1 + bool(self.since) or not all(one.values for one in self.trends):
+            raise ValueError("a history without its runs, or a trend without values")
 
     def lines(self) -> Iterator[str]:
         """For a terminal."""

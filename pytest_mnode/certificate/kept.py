@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC
 from pathlib import Path
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.difference import changes
 from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
-from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
 from pytest_mnode.errors import UsageError
 
@@ -21,16 +21,24 @@ class EarlierRuns:
     left_out: tuple[str, ...] = ()
 
 
-def earlier_runs(directory: Path | None, digest: str) -> EarlierRuns:
+def earlier_runs(directory: Path | None, digest: str, before: str = "") -> EarlierRuns:
     """The latest certificates against the spec with this digest; none without a directory.
 
-    A damaged file is no reason to lose the run that has just ended.
+    What cannot be read is no reason to lose the run that has just ended. before: name of a kept
+    file; it and those after it are left aside.
     """
     if directory is None:
         return EarlierRuns()
+    try:
+        kept = sorted(directory.iterdir())
+    except FileNotFoundError:  # the first run
+        return EarlierRuns()
+    except OSError as error:
+        return EarlierRuns(left_out=(f"{directory}: {(error.strerror or 'unreadable').lower()}",))
+    kept = [path for path in kept if path.name.endswith(f"-{digest[:8]}.json")]
     found: list[Certificate] = []
     left_out: list[str] = []
-    for path in sorted(directory.glob(f"*-{digest[:8]}.json"))[-MOST_RUNS:]:
+    for path in [path for path in kept if not before or path.name < before][-MOST_RUNS:]:
         try:
             found.append(read_certificate(path))
         except UsageError as error:
@@ -49,10 +57,28 @@ def with_history(certificate: Certificate, earlier: EarlierRuns) -> Certificate:
     return replace(certificate, history=replace(history, since=since))
 
 
+def read_with_history(path: Path) -> Certificate:
+    """The certificate of a file or directory; a kept one with all trends of those kept before it.
+
+    Raises UsageError as `read_certificate` does.
+    """
+    certificate = read_certificate(path)
+    if certificate.history is not None or path.name != _kept_name(certificate):
+        return certificate
+    earlier = earlier_runs(path.parent, certificate.run.spec.digest, path.name)
+    history = history_of(certificate, earlier.certificates, earlier.left_out, most_trends=None)
+    return replace(certificate, history=history)
+
+
 def keep(directory: Path, certificate: Certificate) -> Path:
     """Write a certificate for later runs, without the history that they will see themselves."""
-    run: RunFacts = certificate.run
-    name = f"{run.end:%Y%m%dT%H%M%S.%fZ}-{run.spec.digest[:8]}.json"
+    path = directory / _kept_name(certificate)
     directory.mkdir(parents=True, exist_ok=True)
-    replace_file(directory / name, json_text(replace(certificate, history=None)))
-    return directory / name
+    replace_file(path, json_text(replace(certificate, history=None)))
+    return path
+
+
+def _kept_name(certificate: Certificate) -> str:
+    """By its end and its spec, so that names are in the order of the runs."""
+    end = certificate.run.end.astimezone(UTC)
+    return f"{end:%Y%m%dT%H%M%S.%fZ}-{certificate.run.spec.digest[:8]}.json"

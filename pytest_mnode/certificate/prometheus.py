@@ -61,7 +61,7 @@ class _Metrics:
             for case in c.cases
             for number, m in enumerate(case.measurements)
         ]
-        values = [(named, m.value) for named, m in measured]
+        values = [(named, m.known) for named, m in measured]
         yield "measurement", "What was measured, in `unit`.", labels, values
         margins = [(named, m.margin) for named, m in measured]
         help_ = "Distance to its bound; below 0 where it is broken."

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pytest_mnode.certificate.run_facts import SpecFacts
 from pytest_mnode.errors import UsageError
 from pytest_mnode.measurement import Bound, Measurement, Relation, Verdict
 from pytest_mnode.spec import Spec, doubts
+from pytest_mnode.spec.quantity import DURATION, RATE, SIZE
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*")
 _FACTOR = " × "
@@ -111,7 +113,10 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
     limit = _limit(one, one.expected, hits, named, specs)
     if limit is None or exact or one.expected.tolerance:
         return _undecided(one, f"its bound is no product of {', '.join(sorted(hits)[:3])}")
-    values = ", ".join(f"{k} {specs.before[k]:g} → {specs.after[k]:g}" for k in sorted(hits))
+    values = ", ".join(
+        f"{key} {' → '.join(_with_unit(specs.before[key], specs.after[key], one.source))}"
+        for key in sorted(hits)
+    )
     return replace(
         one,
         expected=Bound(one.expected.relation, limit),
@@ -143,6 +148,15 @@ def _limit(
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and value >= 0
+
+
+def _with_unit(before: float, after: float, source: str) -> tuple[str, str]:
+    """Both values in the unit that the source has the first in; without one where it has none."""
+    one, other = Fraction(str(before)), Fraction(str(after))
+    for kind in (RATE, SIZE, DURATION):
+        if min(one, other) > 0 and kind.text(one) in source:
+            return kind.text(one), kind.text(other)
+    return f"{before:.15g}", f"{after:.15g}"
 
 
 def _undecided(one: Measurement, why: str) -> Measurement:

@@ -37,7 +37,7 @@ def changes(statement: str, content: bytes, where: str) -> list[str]:
         data = json.loads(statement)
         signed, digest = data["predicate"], data["subject"][0]["digest"]["sha256"]
         kind = data["_type"], data["predicateType"]
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         kind = None
     if kind != (STATEMENT_TYPE, PREDICATE_TYPE):
         raise UsageError(f"{where}: no statement about a certificate; write one by 'sign'")
@@ -45,7 +45,7 @@ def changes(statement: str, content: bytes, where: str) -> list[str]:
         return []
     try:
         now = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return [f"it is no JSON any more ({error})"]
     return list(_differences(signed, now, "")) or ["only its formatting"]
 

@@ -29,10 +29,11 @@ def fit(text: str, longest: int = LONGEST) -> str:
     return _UNFIT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def with_case(name: str, test: str) -> str:
-    """A measurement and the case of its test, such as "clock skew (node2)"."""
+def with_case(name: str, test: str, which: str = "") -> str:
+    """A measurement, the case of its test, and which it is there: "clock skew (node2, 1 of 2)"."""
     case = test.partition("[")[2].removesuffix("]")
-    return f"{name} ({case})" if case else name
+    which = ", ".join(filter(None, [case, which]))
+    return f"{name} ({which})" if which else name
 
 
 def first_line(text: str, longest: int = 500) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.history import FEWEST, History, PastRun, RepeatedFailure, Trend
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Measurement, Verdict, last_digit
 from pytest_mnode.path_rates import State
 
 MOST_RUNS = 30
@@ -17,14 +19,24 @@ _MOST_TRENDS = 100
 _SIGMAS = 3.0
 _MAD_TO_SIGMA = 1.4826
 
-Key = tuple[str, str, int]
-"""A measurement over runs: its test, its name, and which of that name in the test it is."""
+
+class Key(NamedTuple):
+    """A measurement over runs. which: tells it from others of its name in its test, such as
+    "rank 0 on node0" or "2 of 3"; empty where there are none."""
+
+    test: str
+    name: str
+    which: str
 
 
 def history_of(
-    certificate: Certificate, earlier: Sequence[Certificate], left_out: Sequence[str] = ()
+    certificate: Certificate,
+    earlier: Sequence[Certificate],
+    left_out: Sequence[str] = (),
+    *,
+    most_trends: int | None = _MOST_TRENDS,
 ) -> History:
-    """earlier: of the same spec, in any order."""
+    """earlier: of the same spec, in any order. most_trends: None for all."""
     runs = [*sorted(earlier, key=lambda one: one.run.end)[-MOST_RUNS:], certificate]
     return History(
         tuple(
@@ -36,7 +48,7 @@ def history_of(
             )
             for one in runs
         ),
-        _trends(runs),
+        _trends(runs)[:most_trends],
         _failing(runs),
         tuple(left_out),
     )
@@ -46,19 +58,37 @@ def measurements_by_key(certificate: Certificate) -> dict[Key, Measurement]:
     """All measurements, so that those of two runs can be compared."""
     found: dict[Key, Measurement] = {}
     for case in (case for criterion in certificate.criteria for case in criterion.cases):
-        met: Counter[str] = Counter()
+        named = Counter(one.name for one in case.measurements)
+        alike = Counter((one.name, one.where) for one in case.measurements)
+        met: Counter[tuple[str, str]] = Counter()
         for one in case.measurements:
-            found[case.test, one.name, met[one.name]] = one
-            met[one.name] += 1
+            what = one.name, one.where
+            met[what] += 1
+            # "of": where another run measured more or fewer, a number would mean another one.
+            number = f"{met[what]} of {alike[what]}" if alike[what] > 1 else ""
+            which = ", ".join(filter(None, [one.where, number]))
+            found[Key(case.test, one.name, which if named[one.name] > 1 else "")] = one
     return found
 
 
-def usual_and_spread(values: Sequence[float]) -> tuple[float, float] | None:
+def is_count(unit: str, values: Sequence[float]) -> bool:
+    """Whether all are whole numbers without a unit, which have no noise."""
+    return not unit and all(float(value).is_integer() for value in values)
+
+
+def exceeds(distance: float, spread: float) -> bool:
+    """Whether a distance is more than the spread, and not by rounding: 0.8 - 0.7 is no 0.1."""
+    return distance > spread and not math.isclose(distance, spread)
+
+
+def _usual_and_spread(unit: str, values: Sequence[float], now: float) -> tuple[float, float] | None:
     """Median, and how far values lie from it at most, but for one in some hundred; of 3 or more."""
     if len(values) < FEWEST:
         return None
     usual = statistics.median(values)
-    return usual, _SIGMAS * _MAD_TO_SIGMA * statistics.median(abs(v - usual) for v in values)
+    spread = _SIGMAS * _MAD_TO_SIGMA * statistics.median(abs(v - usual) for v in values)
+    every = (*values, now)
+    return usual, spread if is_count(unit, every) else max(spread, last_digit(every))
 
 
 def _trends(runs: Sequence[Certificate]) -> tuple[Trend, ...]:
@@ -67,17 +97,20 @@ def _trends(runs: Sequence[Certificate]) -> tuple[Trend, ...]:
     for key, now in tables[-1].items():
         met = [table.get(key) for table in tables]
         same = [m if m is not None and m.unit == now.unit else None for m in met]
-        values = tuple(None if m is None else m.value for m in same)
-        if now.value is None or all(value is None for value in values[:-1]):
+        values = tuple(None if m is None else m.known for m in same)
+        if values[-1] is None or all(value is None for value in values[:-1]):
             continue
         # Not those that failed: a fault that lasts for some nights is not what is usual.
-        unfailed = [m.value for m in same[:-1] if m is not None and m.verdict is not Verdict.FAIL]
+        unfailed = [m.known for m in same[:-1] if m is not None and m.verdict is not Verdict.FAIL]
         known = [value for value in unfailed if value is not None]
-        usual, spread = usual_and_spread(known) or (None, None)
-        changed = usual is not None and spread is not None and abs(now.value - usual) > spread
-        trends.append(Trend(key[0], now.name, now.unit, values, usual, spread, changed))
-    trends.sort(key=_how_unusual, reverse=True)
-    return tuple(trends[:_MOST_TRENDS])
+        usual, spread = _usual_and_spread(now.unit, known, values[-1]) or (None, None)
+        changed = (
+            usual is not None and spread is not None and exceeds(abs(values[-1] - usual), spread)
+        )
+        trends.append(
+            Trend(key.test, now.name, now.unit, values, usual, spread, changed, key.which)
+        )
+    return tuple(sorted(trends, key=_how_unusual, reverse=True))
 
 
 def _how_unusual(trend: Trend) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""What the judges of checks share: counts that must be zero, and ranks unlike most."""
+"""What the judges of checks share: who says what in few words, and ranks unlike most."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
-
-from pytest_mnode.measurement import Measurement
 
 T = TypeVar("T", bound=Hashable)
 _SHOWN = 4
@@ -22,26 +20,6 @@ class At:
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.node}"
-
-
-def none_wrong(
-    name: str,
-    culprits: Iterable[str],
-    source: str,
-    *,
-    count: int | None = None,
-    unsure: str = "",
-    note: str = "",
-) -> Measurement:
-    """A count that must be zero: of the culprits, or `count`.
-
-    unsure: why it may be more; then zero is inconclusive.
-    """
-    named = list(culprits)
-    notes = "; ".join(filter(None, [unsure, note]))
-    if unsure and not (count or named):
-        return Measurement.unknown(name, notes, source=source)
-    return Measurement.none_allowed(name, named, source, count=count, note=notes)
 
 
 def texts_by_who(given: Iterable[tuple[object, str]], ranks: int) -> list[str]:

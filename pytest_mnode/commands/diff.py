@@ -1,8 +1,8 @@
 """Compare two certificates: what changed, what is noise, and what else is another.
 
 A value changed where it moved by more than two runs without any change differ in 99 of 100, by the
-spread of its repeats or of its history. The exit status is 0 where every verdict and state is the
-same, else 1.
+spread of its repeats or of its history: that of a file in the directory of --mnode-history is the
+files before it. The exit status is 0 where every verdict and state is the same, else 1.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.difference import Kind, compared, states, summary, surroundings
-    from pytest_mnode.certificate.files import read_certificate
+    from pytest_mnode.certificate.kept import read_with_history
 
-    before, after = read_certificate(options.before), read_certificate(options.after)
+    before, after = read_with_history(options.before), read_with_history(options.after)
     for one in (before, after):
         print(f"{one.run.end:%Y-%m-%d %H:%M} {one.verdict.value}: passed {one.count}")
+    left_out = [why for one in (before, after) if one.history for why in one.history.left_out]
+    for why in dict.fromkeys(left_out):
+        print(f"history without {why}")
     verdicts = list(states(before, after))
     found = compared(before, after)
     _section("verdicts and states", verdicts)

@@ -33,7 +33,9 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.table import aligned
 
     spec = load_spec(options.spec or default_spec_path())
-    per_node = options.procs_per_node or spec.accelerators.per_node or 1
+    per_node = options.procs_per_node
+    if per_node is None:
+        per_node = spec.accelerators.per_node or 1
     if options.nodes < 2:
         raise UsageError(f"--nodes={options.nodes}: accepted: 2 or more, as one sends nothing")
     if per_node < 1:

@@ -21,6 +21,7 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate import summary_lines, write_report
     from pytest_mnode.certificate.files import read_certificate
     from pytest_mnode.certificate.rejudge import judged_by
+    from pytest_mnode.errors import UsageError
     from pytest_mnode.spec import load_spec
 
     certificate = read_certificate(options.certificate)
@@ -33,6 +34,10 @@ def run(options: argparse.Namespace) -> int:
     if len(undecided) > 20:
         print(f"not judged anew: {len(undecided) - 20} more")
     if options.report is not None:
-        for path in write_report(options.report, found):
+        try:
+            written = write_report(options.report, found)
+        except OSError as error:
+            raise UsageError(f"--report={options.report}: {error.strerror}") from None
+        for path in written:
             print(f"written: {path}")
     return 0 if found.kept else 1

@@ -18,14 +18,18 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.files import certificate_path, read_certificate, replace_file
     from pytest_mnode.certificate.statement import statement_text
     from pytest_mnode.commands.ssh_keygen import sign
+    from pytest_mnode.errors import UsageError
 
     path = certificate_path(options.certificate)
-    read_certificate(path)  # only a certificate is signed
+    read_certificate(options.certificate)  # nothing else is signed
     text = statement_text(path.name, path.read_bytes())
     signature = sign(text.encode(), options.key)
     statement = statement_path(path)
-    replace_file(statement, text)
-    replace_file(signature_path(path), signature.decode())
+    try:
+        replace_file(statement, text)
+        replace_file(signature_path(path), signature.decode())
+    except OSError as error:
+        raise UsageError(f"{statement}: {error.strerror}; it is written beside {path}") from None
     print(f"signed: {statement}")
     return 0
 

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if not is_signed(signed, signature_path(path), options.key):
         print(f"{statement}: changed since it was signed, or signed by another key")
         return 1
-    found = changes(signed.decode(), content, str(statement))
+    found = changes(signed.decode(errors="replace"), content, str(statement))
     for change in found[:_MOST_SHOWN]:
         print(f"{path}: changed: {change}")
     if len(found) > _MOST_SHOWN:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,6 +65,7 @@ class CertificatePlugin:
         self._ended_itself = False
         self._deselected = 0
         self._written: list[str] = []
+        self._not_written: list[str] = []
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         self._deselected += sum(i.get_closest_marker("criterion") is not None for i in items)
@@ -118,20 +120,33 @@ class CertificatePlugin:
         )
         if kept_in is not None:
             certificate = with_history(certificate, earlier)
-            self._written = [str(keep(kept_in, certificate))]
+            with self._writing(kept_in):
+                self._written.append(str(keep(kept_in, certificate)))
         self.certificate = certificate
         metrics = run.settings.prometheus
         if metrics is not None:
             from pytest_mnode.certificate.prometheus import prometheus_text
 
-            replace_file(metrics, prometheus_text(certificate))
-            self._written.append(str(metrics))
+            with self._writing(metrics):
+                replace_file(metrics, prometheus_text(certificate))
+                self._written.append(str(metrics))
         directory = run.settings.report_dir
+        whole = exitstatus == pytest.ExitCode.OK
         if directory is not None:
-            self._written += [str(path) for path in write_report(directory, certificate)]
-            whole = exitstatus == pytest.ExitCode.OK
+            with self._writing(directory):
+                self._written += [str(path) for path in write_report(directory, certificate)]
             if self._ended_itself or (whole and not certificate.kept):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if whole and self._not_written:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @contextlib.contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """What cannot be written is named, and loses nothing else."""
+        try:
+            yield
+        except OSError as error:
+            self._not_written.append(f"{path}: {(error.strerror or str(error)).lower()}")
 
     def _facts(self, session: pytest.Session, run: Run, exitstatus: int) -> RunFacts:
         config = session.config
@@ -190,6 +205,8 @@ class CertificatePlugin:
             terminalreporter.write_line(line)
         for path in self._written:
             terminalreporter.write_line(f"written: {path}")
+        for why in self._not_written:
+            terminalreporter.write_line(f"NOT written: {why}", red=True)
         if self._written and (missing := missing_pictures(self.certificate)):
             terminalreporter.write_line(f"the page is {missing}")
 

@@ -126,9 +126,10 @@ class Client:
             raise
 
     def close_world(
-        self, world: WorldInfo, reusable: bool, new_group: bool = False, held: bool = False
+        self, world: WorldInfo, reusable: bool, new_group: bool, held: bool = False
     ) -> None:
-        """Give a world back; held: its ranks stay this client's, without its nodes."""
+        """Give a world back. new_group: as WorldInfo has it; held: its ranks stay this client's,
+        without its nodes."""
         self.tell(CloseWorld(world.id, reusable, new_group, held))
 
     def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:

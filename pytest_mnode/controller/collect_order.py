@@ -24,9 +24,9 @@ def collect_order(
     args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
     options = _picklable(vars(config.option))
     if getattr(getattr(config, "_benchmarksession", None), "disabled", False):
-        options["benchmark_disable"] = True  # as under pytest-xdist, which ranks know nothing of
+        # As under pytest-xdist, which ranks know nothing of.
+        options |= {"benchmark_disable": True, "benchmark_enable": False}
     factory = getattr(config, "_tmp_path_factory", None)  # None: -p no:tmpdir
-    options = _picklable(vars(config.option))
     if hasattr(config, "workerinput"):
         options["capture"] = "fd"  # a worker of pytest-xdist has no terminal
     return Collect(

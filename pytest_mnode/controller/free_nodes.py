@@ -6,12 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, merged, oldest_first
 from pytest_mnode.certificate.kept import earlier_runs
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.choose import RemoteOptions, by_kubernetes, by_slurm, by_ssh
+from pytest_mnode.launchers.choose import by_kubernetes, by_slurm, by_ssh, kubernetes_of
 from pytest_mnode.launchers.hosts import read_hostfile
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.node import count
@@ -31,7 +30,7 @@ class FreeNode:
     hostname: str
 
 
-def on_free_nodes(settings: Settings, root: Path) -> Settings:
+def on_free_nodes(settings: Settings) -> Settings:
     """Settings of a run on the free nodes, with their number and, where they have some, names.
 
     Where the run makes its own nodes, they are as many as the spec says, or as without the option.
@@ -40,7 +39,7 @@ def on_free_nodes(settings: Settings, root: Path) -> Settings:
     most = settings.free_at_most
     assert most is not None
     spec = load_spec(settings.spec or default_spec_path())
-    found = _free(settings, spec, RemoteOptions.of(settings, root).kubernetes)
+    found = _free(settings, spec)
     if found is None:
         return replace(settings, nodes=None if spec.nodes is None else min(most, spec.nodes))
     free, others = found
@@ -79,15 +78,14 @@ def _chosen(free: Sequence[FreeNode], coverage: Coverage, most: int) -> list[Fre
     return chosen
 
 
-def _free(
-    settings: Settings, spec: Spec, kubernetes: KubernetesOptions
-) -> tuple[list[FreeNode], str] | None:
+def _free(settings: Settings, spec: Spec) -> tuple[list[FreeNode], str] | None:
     """Free nodes, and what the others are, in words; None where the run makes its own."""
     if by_slurm(settings.launcher):
         return _allocated() if "SLURM_JOB_ID" in os.environ else _idle(settings.slurm_args)
     if by_ssh(settings.launcher, settings.hostfile) and settings.hostfile is not None:
         hosts = [FreeNode(host.name, host.name) for host in read_hostfile(settings.hostfile)]
         return hosts, f" in {settings.hostfile}"
+    kubernetes = kubernetes_of(settings)
     if by_kubernetes(settings.launcher, kubernetes):
         return _with_room(spec, kubernetes)
     return None

@@ -147,7 +147,7 @@ class HeldWorlds:
                 procs = kind[0].procs_per_node
                 found = client.open_world(lease, procs, False, held=world.id, file=held.file)
                 if found.id != world.id:  # its ranks died, and the fixtures with them
-                    client.close_world(found, reusable=True)
+                    client.close_world(found, reusable=True, new_group=found.new_group)
                     return ""
                 conductor = Conductor(client, world, run.settings.timeout_s, run.console)
                 order = EndFixtures(conductor.ordinal, client.name, keep.nodeid)
@@ -156,7 +156,8 @@ class HeldWorlds:
                     run.coverage.take("", outcome)
                 error = "" if outcome.returned else function_error(outcome)
                 reusable = not error and not outcome.debugged
-                client.close_world(world, reusable, held=bool(chain) and reusable)
+                new_group = found.new_group or outcome.new_group
+                client.close_world(world, reusable, new_group, held=bool(chain) and reusable)
             finally:
                 client.release(lease)
             if outcome.quit:

@@ -15,7 +15,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.worlds import PoolFacts
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.launchers.choose import RemoteOptions, by_ssh, choose, hosts_on
+from pytest_mnode.launchers.choose import by_ssh, choose, hosts_on
 from pytest_mnode.launchers.hosts import slots_of
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher, count
@@ -69,13 +69,10 @@ class Pool:
         self.kept_logs: Path | None = None
         with contextlib.ExitStack() as undo:  # whatever fails, nothing of it is left
             undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
-            elsewhere = RemoteOptions.of(settings, root)
             idle_worlds = 1 if spec.accelerators.per_node else 4
             procs = procs_per_node_of(settings, spec)
             open_files.check(nodes, procs)
-            self.launcher, self.reason = _started(
-                settings.launcher, nodes, spec, str(self.run_dir), elsewhere
-            )
+            self.launcher, self.reason = _started(settings, nodes, spec, self.run_dir, root)
             undo.callback(self.launcher.close)
             # For this process alone: the programs that reach the nodes know the limit before.
             before = open_files.allow(nodes, procs, idle_worlds)
@@ -139,17 +136,17 @@ def _endpoints(launcher: Launcher, switchboard: Switchboard) -> dict[str, str]:
 
 
 def _started(
-    wanted: str, nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions | None = None
+    settings: Settings, nodes: int, spec: Spec, run_dir: Path, root: Path
 ) -> tuple[Launcher, str]:
     """A launcher whose nodes are up, and why it was chosen."""
-    launcher, reason = choose(wanted, nodes, spec, [run_dir], elsewhere)
+    launcher, reason = choose(settings, nodes, spec, [str(run_dir)], root)
     if not launcher.shared_kernel:
         progress(f"waiting for {count(nodes)} by {launcher.name}")
     try:
         launcher.start()
     except ClusterError as error:
         # Rights can be there and the kernel lack a part, such as a kind of link.
-        if wanted != "auto" or launcher.name != "rack":
+        if settings.launcher != "auto" or launcher.name != "rack":
             raise
         launcher, reason = Local(nodes), f"no rack: {error}"
         launcher.start()

@@ -269,22 +269,22 @@ class Run:
             raise ClusterError("the run is over")
         return self.client.open_world(lease, procs_per_node, fresh, nodes)
 
-    def close_world(self, world: WorldInfo, reusable: bool) -> None:
+    def close_world(self, world: WorldInfo, reusable: bool, new_group: bool) -> None:
         if self.client is not None:
-            self.client.close_world(world, reusable)
+            self.client.close_world(world, reusable, new_group)
 
     def release(self, lease: Lease) -> None:
         if self.client is not None:
             self.client.release(lease)
 
     def call_in_ranks(
-        self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool
+        self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool, keep_group: bool
     ) -> Outcome:
         """Call a function pickled by cloudpickle in every rank of a world."""
         if self.client is None:
             raise ClusterError("the run is over")
         conductor = Conductor(self.client, world, timeout_s, self.console)
-        call = CallFunction(conductor.ordinal, self.client.name, blob, group)
+        call = CallFunction(conductor.ordinal, self.client.name, blob, group, keep_group)
         outcome = conductor.run_function(call)
         if self.coverage:
             self.coverage.take("", outcome)

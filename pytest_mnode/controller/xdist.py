@@ -10,6 +10,7 @@ import pytest
 
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.session import Run
+from pytest_mnode.errors import MnodeError
 from pytest_mnode.protocol.channel import Keys, Line
 from pytest_mnode.protocol.hub_messages import ClientGone
 
@@ -37,7 +38,16 @@ class XdistController:
         run = self._run
         if run.nodes is None:
             return
-        pool = run.make_pool()
+        spec = node.gateway.spec
+        if not spec.popen or spec.via:
+            raise pytest.UsageError(
+                f"--tx: {spec} is no process of this machine, and only those have nodes; give -n, "
+                "and name other machines as nodes by --mnode-hostfile"
+            )
+        try:
+            pool = run.make_pool()
+        except MnodeError as error:
+            raise pytest.UsageError(str(error)) from None
         node.workerinput[_INPUT] = {
             "endpoint": pool.address.endpoint,
             "keys": asdict(pool.address.keys),

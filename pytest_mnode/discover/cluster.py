@@ -41,6 +41,14 @@ class Agreed(Generic[V]):
             return ""
         return "; ".join(f"{named(nodes)}: {text}" for text, nodes in by_text.items())
 
+    @property
+    def seen(self) -> str:
+        """On which nodes it was seen, and what the others have."""
+        if self.value is None:
+            return f"Nodes differ: {self.differences}" if self.differences else "No node shows it"
+        odd = f"; differing: {self.differences}" if self.odd else ""
+        return f"Seen on {where(self.having, len(self.having) + len(self.odd))}{odd}"
+
 
 def agreed(values: Mapping[str, V | None], text: Callable[[V], str] = str) -> Agreed[V]:
     """What most nodes have, of values by node name, None where a node does not show it."""
@@ -86,28 +94,6 @@ def where(having: Sequence[str], count: int) -> str:
     return f"{len(having)} of {count} nodes ({named(having)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Fact(Generic[V]):
-    """One fact of every node that showed something."""
-
-    found: Agreed[V]
-    count: int
-
-    @property
-    def value(self) -> V | None:
-        """What most nodes have; None where no node shows it, or none has the majority."""
-        return self.found.value
-
-    @property
-    def seen(self) -> str:
-        """On which nodes it was seen, and what the others have."""
-        if self.found.value is None:
-            differing = self.found.differences
-            return f"Nodes differ: {differing}" if differing else "No node shows it"
-        odd = f"; differing: {self.found.differences}" if self.found.odd else ""
-        return f"Seen on {where(self.found.having, self.count)}{odd}"
-
-
 class Cluster:
     """Nodes that showed something. Remembers which facts differ, and what was not seen.
 
@@ -124,7 +110,7 @@ class Cluster:
 
     def of(
         self, what: str, read: Callable[[Machine], V | None], text: Callable[[V], str] = str
-    ) -> Fact[V]:
+    ) -> Agreed[V]:
         """A fact of each node's machine."""
         return self._fact(what, {n.name: read(machine_of(n)) for n in self.nodes}, text)
 
@@ -134,7 +120,7 @@ class Cluster:
         what: str,
         read: Callable[[FoundNetwork], V | None],
         text: Callable[[V], str] = str,
-    ) -> Fact[V]:
+    ) -> Agreed[V]:
         """A fact of each node's "fabric" or "management" network."""
         values = {}
         for name, networks in self.networks.items():
@@ -142,14 +128,14 @@ class Cluster:
             values[name] = None if found is None else read(found)
         return self._fact(f"{network} {what}", values, text)
 
-    def _fact(self, what: str, values: dict[str, V | None], text: Callable[[V], str]) -> Fact[V]:
+    def _fact(self, what: str, values: dict[str, V | None], text: Callable[[V], str]) -> Agreed[V]:
         found = agreed(values, text)
         if found.differences:
             usual = "" if found.value is None else f" (most: {text(found.value)})"
             line = f"{what}{usual}: {found.differences}"
             if line not in self.differences:  # a fact may be asked for twice
                 self.differences.append(line)
-        return Fact(found, len(self.nodes))
+        return found
 
     def usual(self, network: str) -> FoundNetwork | None:
         """A network as the first node shows it that has the interfaces of most nodes."""
@@ -160,7 +146,7 @@ class Cluster:
     def entry(
         self,
         key: str,
-        fact: Fact[V],
+        fact: Agreed[V],
         text: Callable[[V], str],
         *,
         by: str,
@@ -175,7 +161,7 @@ class Cluster:
         last = key.rpartition(".")[2]
         if fact.value is None:
             self.missing.append(key)
-            why = fact.seen if fact.found.differences else why_not or fact.seen
+            why = fact.seen if fact.differences else why_not or fact.seen
             return Entry(last, example, f"FILL IN, and uncomment: {why}.", left_out=True)
         return Entry(last, text(fact.value), f"{by}. {fact.seen}. {CONFIRM}.")
 

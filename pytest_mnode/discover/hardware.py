@@ -207,7 +207,7 @@ def management(cluster: Cluster) -> Entry:
     mtu = cluster.of_network("management", "MTU", lambda m: m.mtu_bytes)
     if names.value is None or rate.value is None:
         reasons = {found.no_management for found in cluster.networks.values()} - {""}
-        why = names.found.differences or rate.found.differences or "; ".join(sorted(reasons))
+        why = names.differences or rate.differences or "; ".join(sorted(reasons))
         form = "{interfaces: [eth0], line_rate: 25 Gbit/s, mtu: 1500}"
         return Entry("management", form, f"Left out: {why}.", left_out=True, gap=True)
     children = [

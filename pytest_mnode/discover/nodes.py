@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 from pytest_mnode.criteria.preflight import survey
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.launchers.nodes import CommandResult
+from pytest_mnode.launchers.node import CommandResult
+from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.machine.model import Machine
 
 LOOK_LIMIT_S = 90.0
 """Of the whole look: interpreters start from file servers, and drivers take their time."""
+_LOOK_UP_LIMIT_S = 10.0
+"""Of all names of nodes together: a name server may not answer."""
 _PARTS = (
     *("interfaces", "rdma", "active_mtus", "pci", "accelerators", "numa", "shm_bytes", "mounts"),
     *("limits", "software", "kernel_log"),
@@ -113,34 +118,22 @@ def machine_of(node: FoundNode) -> Machine:
     return node.machine
 
 
-class Nodes(survey.Nodes, Protocol):
-    """What is needed of the nodes of a run."""
-
-    def run(
-        self,
-        argv: Sequence[str],
-        nodes: Sequence[str] | str | None = None,
-        *,
-        timeout: float = 60.0,
-        env: Mapping[str, str] | None = None,
-    ) -> list[CommandResult]: ...
-
-
 def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
     """What all nodes show. A node that does not answer has a problem in words, and no machine."""
     emulated = _EMULATED.get(launcher, ()) if len(nodes.nodes) > 1 else ()
     # An emulated node shows the scheduler of the machine that emulates it.
     parts = _PARTS if emulated else (*_PARTS, "scheduler")
     argv = [nodes.python, "-P", "-m", "pytest_mnode.machine", *parts]
+    addresses = _addresses(nodes)
     off: dict[str, FoundNode] = {}
     for name in nodes.nodes:
         try:
             nodes.commands(argv, name)
         except MnodeError as error:  # no command can be run there
-            off[name] = FoundNode(name, _address(nodes, name), None, str(error).splitlines()[0])
+            off[name] = FoundNode(name, addresses.get(name, ""), None, str(error).splitlines()[0])
     able = [name for name in nodes.nodes if name not in off]
     found = {
-        result.node: node_of(result, _address(nodes, result.node))
+        result.node: node_of(result, addresses.get(result.node, ""))
         for result in nodes.run(
             argv, able, timeout=LOOK_LIMIT_S, env=survey.search_path(nodes.python)
         )
@@ -172,12 +165,32 @@ def node_of(result: CommandResult, address: str) -> FoundNode:
     return FoundNode(result.node, address, None, problem)
 
 
+def _addresses(nodes: Nodes) -> dict[str, str]:
+    """Where nodes are reached, as numbers where they can be looked up; those not in time have none.
+
+    All at the same time, by threads that are left behind.
+    """
+    found: dict[str, str] = {}
+
+    def look_up(name: str) -> None:
+        if address := _address(nodes, name):
+            found[name] = address
+
+    threads = [threading.Thread(target=look_up, args=(n,), daemon=True) for n in nodes.nodes]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + _LOOK_UP_LIMIT_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return dict(found)
+
+
 def _address(nodes: Nodes, name: str) -> str:
-    """Where a node is reached, as a number where it can be looked up; IPv4 before IPv6."""
+    """IPv4 before IPv6; "" where a name has neither."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             return str(socket.getaddrinfo(nodes.address(name), None, family)[0][4][0])
-        except (OSError, MnodeError):
+        except (OSError, UnicodeError, MnodeError):
             continue
     return ""
 

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.jobs import node_processes
-from pytest_mnode.launchers.nodes import CommandResult, Nodes
+from pytest_mnode.launchers.node import CommandResult
+from pytest_mnode.launchers.nodes import Nodes
 
 _LIMIT_S = 20.0
 _END_LIMIT_S = 10.0

@@ -23,6 +23,12 @@ tells ranks from torchrun by RANK in their environment."""
 _ENDED_BY_TORCHRUN = (-signal.SIGTERM, -signal.SIGKILL)
 """After one rank failed, torchrun sends SIGTERM to the others, and SIGKILL to slow ones."""
 
+_OF_TORCHRUN = re.compile(
+    r"^Traceback [^\n]*\n(?: [^\n]*\n)+torch\.\S*ChildFailedError:.*?\n=+\n.*?\n=+$|"
+    r"^[A-Z]\d{4} [\d:.]+ [^\n]*?\btorch/distributed/[^\n]*$",
+    re.MULTILINE | re.DOTALL,
+)
+"""What torchrun itself prints of ranks that failed."""
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)\b", re.MULTILINE)
 
 
@@ -86,6 +92,12 @@ class Start:
 def exit_codes(output: str) -> tuple[int, ...]:
     """Exit codes of the ranks that torchrun reports as failed; negative for a signal."""
     return tuple(int(code) for code in _EXIT_CODE.findall(output))
+
+
+def last_line(output: str) -> str:
+    """The last line that is not torchrun's own; "" where there is none."""
+    lines = (line.strip() for line in reversed(_OF_TORCHRUN.sub("", output).splitlines()))
+    return next(filter(None, lines), "")
 
 
 def was_preempted(outputs: Sequence[str]) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import Host, read_hostfile
@@ -19,41 +17,15 @@ from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteOptions:
-    """Options for nodes that are other machines.
-
-    root: of the tests, where a directory that all nodes see is looked for. on: names of the nodes
-    to use; (): any. Others: see Settings.
-    """
-
-    root: Path
-    hostfile: Path | None = None
-    slurm_args: tuple[str, ...] = ()
-    python: str = ""
-    shared_dir: Path | None = None
-    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
-    on: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, settings: Settings, root: Path) -> Self:
-        """The part of the settings that concerns such nodes."""
-        kubernetes = KubernetesOptions(
-            settings.k8s_context,
-            settings.k8s_namespace,
-            settings.k8s_template,
-            settings.k8s_image,
-            settings.k8s_wait_s,
-        )
-        return cls(
-            root,
-            settings.hostfile,
-            settings.slurm_args,
-            settings.python,
-            settings.shared_dir,
-            kubernetes,
-            settings.on,
-        )
+def kubernetes_of(settings: Settings) -> KubernetesOptions:
+    """The settings that choose a Kubernetes."""
+    return KubernetesOptions(
+        settings.k8s_context,
+        settings.k8s_namespace,
+        settings.k8s_template,
+        settings.k8s_image,
+        settings.k8s_wait_s,
+    )
 
 
 def by_slurm(wanted: str) -> bool:
@@ -80,30 +52,27 @@ def hosts_on(path: Path, on: Sequence[str] = ()) -> tuple[Host, ...]:
 
 
 def choose(
-    wanted: str,
-    nodes: int,
-    spec: Spec,
-    cleanup_dirs: Sequence[str],
-    elsewhere: RemoteOptions | None = None,
+    settings: Settings, nodes: int, spec: Spec, cleanup_dirs: Sequence[str], root: Path
 ) -> tuple[Launcher, str]:
     """A launcher for `nodes` nodes, not started, and the reason for it in a few words.
 
-    Raises UsageError where the wanted launcher cannot work here.
+    root: of the tests, where a directory that all nodes see is looked for. Raises UsageError where
+    the wanted launcher cannot work here.
     """
-    elsewhere = elsewhere or RemoteOptions(Path.cwd())
+    wanted, kubernetes = settings.launcher, kubernetes_of(settings)
     job = os.environ.get("SLURM_JOB_ID")
-    if (unused := _unused(wanted, job is not None, spec, elsewhere)) is not None:
+    if (unused := _unused(settings, job is not None, spec)) is not None:
         raise UsageError(unused)
     if by_slurm(wanted):
         run_dir = cleanup_dirs[0] if cleanup_dirs else ""
         why = f"inside of job {job}" if job else "asked for"
-        return _slurm(nodes, spec, run_dir, elsewhere), why
-    if by_ssh(wanted, elsewhere.hostfile):
-        why = "asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}"
-        return _ssh(nodes, spec, cleanup_dirs[0], elsewhere), why
-    if by_kubernetes(wanted, elsewhere.kubernetes):
-        why = elsewhere.kubernetes.given or "inside of a pod" if wanted == "auto" else "asked for"
-        return _kubernetes(nodes, spec, cleanup_dirs[0], elsewhere), why
+        return _slurm(settings, nodes, spec, run_dir, root), why
+    if by_ssh(wanted, settings.hostfile):
+        why = "asked for" if wanted == "ssh" else f"hostfile {settings.hostfile}"
+        return _ssh(settings, nodes, spec, cleanup_dirs[0], root), why
+    if by_kubernetes(wanted, kubernetes):
+        why = kubernetes.given or "inside of a pod" if wanted == "auto" else "asked for"
+        return _kubernetes(settings, nodes, spec, cleanup_dirs[0], root), why
     if wanted == "local":
         return Local(nodes), "asked for"
     reason = Rack.unavailable()
@@ -115,14 +84,14 @@ def choose(
     return Local(nodes), f"no rack: {reason}"
 
 
-def _unused(wanted: str, in_job: bool, spec: Spec, elsewhere: RemoteOptions) -> str | None:
+def _unused(settings: Settings, in_job: bool, spec: Spec) -> str | None:
     """The option that names nodes which would not be used, with the remedy; None: there is none.
 
     Other nodes would be certified in their place. Inside of an allocation `auto` uses that, because
     a hostfile may be in an ini file.
     """
-    file, args = elsewhere.hostfile, elsewhere.slurm_args
-    kubernetes = elsewhere.kubernetes.given
+    wanted, file, args = settings.launcher, settings.hostfile, settings.slurm_args
+    kubernetes = kubernetes_of(settings).given
     if kubernetes and (wanted not in ("auto", "kubernetes") or in_job or file is not None):
         return f"{kubernetes}: other nodes are used; give --mnode-launcher=kubernetes"
     if file is not None and wanted in ("rack", "local", "slurm"):
@@ -144,57 +113,57 @@ def _unused(wanted: str, in_job: bool, spec: Spec, elsewhere: RemoteOptions) -> 
     return f"{given}: nothing is asked of Slurm with {by}; leave one of them out"
 
 
-def _slurm(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> Launcher:
+def _slurm(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -> Launcher:
     from pytest_mnode.launchers.slurm.launcher import Slurm
 
     return Slurm(
         nodes,
         spec,
-        elsewhere.slurm_args,
+        settings.slurm_args,
         run_dir=run_dir,
-        root=elsewhere.root,
-        shared_dir=elsewhere.shared_dir,
-        python=elsewhere.python,
-        on=elsewhere.on,
+        root=root,
+        shared_dir=settings.shared_dir,
+        python=settings.python,
+        on=settings.on,
     )
 
 
-def _kubernetes(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> Launcher:
+def _kubernetes(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -> Launcher:
     from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
 
     return Kubernetes(
         nodes,
         spec,
-        elsewhere.kubernetes,
+        kubernetes_of(settings),
         run_dir=run_dir,
-        root=elsewhere.root,
-        shared_dir=elsewhere.shared_dir,
-        python=elsewhere.python,
-        on=elsewhere.on,
+        root=root,
+        shared_dir=settings.shared_dir,
+        python=settings.python,
+        on=settings.on,
     )
 
 
-def _ssh(nodes: int, spec: Spec, run_dir: str, elsewhere: RemoteOptions) -> Launcher:
+def _ssh(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -> Launcher:
     from pytest_mnode.launchers.ssh import Ssh
 
-    if elsewhere.hostfile is None:
+    if settings.hostfile is None:
         raise UsageError("--mnode-launcher=ssh: which nodes? name them by --mnode-hostfile=FILE")
-    hosts = read_hostfile(elsewhere.hostfile)
+    hosts = read_hostfile(settings.hostfile)
     if len(hosts) < nodes:
         names = ", ".join(host.name for host in hosts)
         raise UsageError(
-            f"{nodes} nodes are needed, and {elsewhere.hostfile} names {len(hosts)}: {names}; add "
+            f"{nodes} nodes are needed, and {settings.hostfile} names {len(hosts)}: {names}; add "
             f"hosts to it, or give --mnode-nodes={len(hosts)}"
         )
-    used = hosts_on(elsewhere.hostfile, elsewhere.on)[:nodes]
+    used = hosts_on(settings.hostfile, settings.on)[:nodes]
     return Ssh(
         used,
         spec,
         unused=[host.name for host in hosts if host not in used],
         run_dir=run_dir,
-        root=elsewhere.root,
-        shared_dir=elsewhere.shared_dir,
-        python=elsewhere.python,
+        root=root,
+        shared_dir=settings.shared_dir,
+        python=settings.python,
     )
 
 

@@ -39,6 +39,21 @@ class Node:
     shown: SysfsView = AS_IT_IS
 
 
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended on one node. `returncode` is None where its limit ended it."""
+
+    node: str
+    returncode: int | None
+    stdout: str
+    stderr: str
+    duration_s: float
+
+    @property
+    def ok(self) -> bool:
+        return self.returncode == 0
+
+
 def count(number: int, noun: str = "node") -> str:
     """ "1 node", "4 nodes"."""
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
-from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.node import CommandResult, Node
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote.run_all import run_all
 from pytest_mnode.protocol.launcher_requests import (
@@ -27,21 +27,6 @@ FREE_PORT = (
     "print(socket.create_server(at, family=family).getsockname()[1])"
 )
 """A program for a node: a port of an address of it, of IPv4 or IPv6, that is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """How a command ended on one node. `returncode` is None where its limit ended it."""
-
-    node: str
-    returncode: int | None
-    stdout: str
-    stderr: str
-    duration_s: float
-
-    @property
-    def ok(self) -> bool:
-        return self.returncode == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +101,7 @@ class Nodes:
         limit_s: float,
         env: Mapping[str, str] | None,
     ) -> list[CommandResult]:
-        return [
-            CommandResult(node, done.returncode, done.stdout, done.stderr, done.duration_s)
-            for (node, _), done in zip(
-                commands, run_all(commands, limit_s, self.run_id, self._env(env)), strict=True
-            )
-        ]
+        return run_all(commands, limit_s, self.run_id, self._env(env))
 
     def start(
         self,

@@ -38,10 +38,13 @@ _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _HARDWARE = r"(?:mce: |\{\d+\})?\[Hardware Error\]: "
 _CLOCK = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:[+-]\d\d:?\d\d|Z)?"
 _SYSLOG = r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
+_CALLER = r"(?:\[ *[TC]\d+\] ?)?"
+"""Thread or CPU that wrote a line, by kernels with CONFIG_PRINTK_CALLER."""
 _PREFIX = re.compile(
     r"(?:<\d+>|\w+ *:\w+ *: )?"  # dmesg --raw, dmesg --decode
-    rf"(?:\[ *(?P<uptime>[^\]]+)\] ?|(?P<clock>{_CLOCK}|{_SYSLOG}) )"
-    r"(?:\S+ kernel: (?:\[ *\d+\.\d+\] )?)?"  # another program's name stays: no rule matches it
+    rf"(?:\[ *(?P<uptime>[^\]]+)\] ?|(?P<clock>{_CLOCK}|{_SYSLOG}) ){_CALLER}"
+    # Another program's name stays: no rule matches it.
+    rf"(?:\S+ kernel: (?:\[ *\d+\.\d+\] ?)?{_CALLER})?"
     r"(?P<text>.*)"
 )
 _KMSG = re.compile(r"(?P<priority>\d+),\d+,(?P<us>\d+),[^;]*;(?P<text>.*)")
@@ -83,7 +86,10 @@ class Log:
 
 
 _RULES = (
-    (None, re.compile(rf"NVRM: Xid \(PCI:{_PCI}\): (?P<xid>\d+)")),
+    # With MIG the GPU instance stands behind the address.
+    (None, re.compile(rf"NVRM: Xid \(PCI:{_PCI}[^)]*\): (?P<xid>\d+)")),
+    (Severity.FAULT, re.compile(rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail).*")),
+    (Severity.FAULT, re.compile(rf"\S+ {_PCI}: DPC: containment event.*")),
     (None, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), .*")),
     (None, re.compile(rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),.*")),
     (None, re.compile(rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)")),
@@ -115,9 +121,13 @@ _RULES = (
 )
 _LINKS = (
     re.compile(
-        r"(?:\S+ [0-9a-f:.]+ )?(?P<device>[\w.-]+): (?:NIC )?Link (?:is )?(?P<state>up|down)\b.*",
+        # igb has its own name and the interface's once more, mlx4_en its own alone.
+        r"(?:\S+ [0-9a-f:.]+ |\w+: )?(?P<device>[\w.-]+): (?:\w+: (?P=device) )?"
+        r"(?:NIC )?Link (?:is )?(?P<state>up|down)\b.*",
         re.IGNORECASE,
     ),
+    # e1000, and e1000e and igb of older kernels.
+    re.compile(r"\w+: (?P<device>[\w.-]+) NIC Link is (?P<state>up|down)\b.*", re.IGNORECASE),
     # drivers/net/bonding, since Linux 5.3 and before.
     re.compile(r"\S+: \(slave (?P<device>\S+)\): link status definitely (?P<state>up|down)\b.*"),
     re.compile(
@@ -209,16 +219,20 @@ def read() -> Log:
     raise OSError("; ".join(why) or "no line of the kernel is shown")
 
 
-def _kmsg() -> str:
-    lines, file = [], os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+def _kmsg(path: str = "/dev/kmsg") -> str:
+    lines: list[str] = []
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         while True:
             try:
-                lines.append(os.read(file, 8192).decode(errors="replace").partition("\n")[0])
+                record = os.read(file, 8192)
             except BrokenPipeError:  # lines were overwritten meanwhile
                 continue
             except BlockingIOError:
+                record = b""
+            if not record:  # at once in a container that has /dev/null or a pipe there
                 return "\n".join(lines)
+            lines.append(record.decode(errors="replace").partition("\n")[0])
     finally:
         os.close(file)
 

@@ -1,4 +1,4 @@
-"""What control groups allow a process, and whom the kernel killed there. Version 1 and 2."""
+"""What control groups allow a process and have left, and whom the kernel killed there: 1 and 2."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ _MOUNT = "sys/fs/cgroup"
 _UNIFIED = ("", "unified")
 _CPU = ("cpu,cpuacct", "cpu", "cpuacct,cpu")
 _MEMORY = ("memory",)
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of version 2 and 1: the limit, what is used, and the field of memory.stat with the part of it
+that are cached files the kernel would drop first."""
 _OOM_FILES = ("memory.events.local", "memory.events", "memory.oom_control")
 
 
@@ -89,6 +95,30 @@ def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits
     least, folder = min(known, key=lambda limit: limit[0])
     group = f"/{folder.relative_to(root)}" if math.isfinite(least) else None
     return CpuLimits(quota_cpus=least, quota_group=group)
+
+
+def read_memory_rooms(root: Path = Path("/")) -> tuple[int, ...]:
+    """Bytes left in each of the reader's memory cgroups that has a limit, the innermost first.
+
+    Cached files that nobody used of late count as free, as in the working set of the kubelet: what
+    a job has read would otherwise count as taken until the kernel needs the room.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory; cgroup-v1/memory.rst, 5.2.
+    """
+    groups = _groups(sysfs.text(root / "proc/self/cgroup") or "")
+    version1 = _folders(root, groups.get("memory"), _MEMORY)
+    rooms = map(_memory_room, version1 or _folders(root, groups.get(""), _UNIFIED))
+    return tuple(room for room in rooms if room is not None)
+
+
+def _memory_room(folder: Path) -> int | None:
+    """None where a group has no limit ("max"), or it cannot be read."""
+    for limit_file, used_file, cached_field in _MEMORY_FILES:
+        limit, used = sysfs.count(folder / limit_file), sysfs.count(folder / used_file)
+        if limit is not None and used is not None:
+            cached = _field(folder / "memory.stat", cached_field) or 0
+            return max(0, limit - max(0, used - cached))
+    return None
 
 
 def _groups(text: str) -> dict[str, str]:

@@ -137,8 +137,8 @@ _CONGESTION = re.compile(r"port_xmit_wait|.*(?:cnp|ecn|congestion|pause).*|.*_th
 _LOSS = re.compile(
     r"out_of_seq\w*|packet_seq_err|duplicate_request|implied_nak_seq_err|local_ack_timeout_err"
     r"|rcvd_seq_err|completer_retry_err|roce_adp_retrans\w*|roce_slow_restart\w*|(?:tcp)?retrans\w*"
-    r"|.*rnr_nak_retry_err|send_rnr_err|rcvd_rnr_err|seq_err_naks_rcvd|dup_req|to_retransmits"
-    r"|missing_resp|oos_drop_count|out_of_buffer"
+    r"|.*rnr_nak_retry_err|send_rnr_err|rcvd_rnr_err|.*_naks?(?:_rcvd)?|(?:.*_)?dup_req(?:uest)?"
+    r"|to_retransmits|missing_resp|oos_drop_count|.*_oos|out_of_buffer"
     # The subnet manager's packets that came too fast, and EFA's (SRD): both are sent again.
     r"|vl15_dropped|rx_drops"
 )
@@ -147,8 +147,9 @@ _LOSS = re.compile(
 # soft-RoCE counts answers that it handles a little later.
 _ORDERLY = re.compile(r".*cqe_flush_error|port_rcv_switch_relay_errors|ack_deferred")
 _ERROR = re.compile(
-    r".*(?:err|drop|discard|exceeded|downed|recovery|overrun|violation|fail|unresponsive"
-    r"|impaired|timeout|integrity|icrc|invalid).*"
+    r".*(?:err|drop|discard|exceed|downed|recovery|overrun|violation|fail|unresponsive"
+    r"|impaired|timeout|integrity|icrc|invalid|mismatch|no_perm|oflow|unsup|unaligned|trunc|noroute"
+    r").*"
 )
 
 

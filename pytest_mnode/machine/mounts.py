@@ -11,8 +11,9 @@ from pathlib import Path
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "smb3"),
-    *("9p", "virtiofs", "pvfs2", "orangefs", "panfs", "afs"),
-    *("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.juicefs"),
+    *("9p", "virtiofs", "pvfs2", "orangefs", "panfs", "afs", "dvs"),
+    *("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.juicefs", "fuse.gcsfuse"),
+    *("fuse.s3fs", "fuse.sshfs"),
 )
 """As mountinfo names them."""
 

@@ -28,7 +28,7 @@ _SLOWED = {
 _USUAL_UNDER_LOAD = ("SwPowerCap", "SyncBoost")
 """A device at its power limit, and devices whose clocks are coupled: no fault by themselves."""
 SAMPLE_EVERY_S = 0.02
-_UNTOLD = ("", "n/a", "[n/a]", "unknown", "[unknown error]")
+_UNKNOWN = ("", "n/a", "[n/a]", "unknown", "[unknown error]")
 _CPU_WORDS = 1024 // 64
 _UNCORRECTED, _VOLATILE = 1, 0
 _SM = 1
@@ -235,7 +235,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     text = value.strip() if isinstance(value, str) else ""
-    return None if text.lower() in _UNTOLD else text
+    return None if text.lower() in _UNKNOWN else text
 
 
 def _count(value: Any) -> int | None:

@@ -54,7 +54,7 @@ class _Code:
 
 def _code() -> list[_Code]:
     found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         place, rights, _, _, _, *path = line.split(maxsplit=5)
         name = path[0].rpartition("/")[2] if path else ""
         if "x" in rights and name and not name.startswith(_RUNTIMES):

@@ -17,6 +17,8 @@ from pytest_mnode.machine import sysfs
 
 _VERSION = re.compile(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _GIT = re.compile(r"^git_version\s*(?::[^=]+)?=\s*['\"]([0-9a-f]+)['\"]", re.MULTILINE)
+_METADATA = (".dist-info", ".egg-info")
+"""Of pip, and of setuptools as distributions use it: a folder, or a single file."""
 _METADATA_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 _DRIVER = re.compile(r"(?:Kernel Module[^\n]*?)\s(\d+\.\d+(?:\.\d+)?)\b")
 _SETTINGS = (
@@ -34,10 +36,8 @@ NOT_THERE, UNREADABLE = "not there", "unreadable"
 """In place of a digest."""
 _PROGRAMS = (".py", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".sh")
 _MOST_FILES = 5000
-_NCCL_PLACES = (
-    "nvidia/nccl/lib/libnccl.so.2",
-    "torch/lib/libnccl.so.2",
-)
+_NCCL = "libnccl.so.2"
+_NCCL_PLACES = (f"nvidia/nccl/lib/{_NCCL}", f"torch/lib/{_NCCL}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,20 +124,22 @@ def packages(search: Sequence[str]) -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
     for place in dict.fromkeys(search):
         try:
-            names = sorted(
-                e.name for e in os.scandir(place or ".") if e.name.endswith(".dist-info")
-            )
+            names = sorted(e.name for e in os.scandir(place or ".") if e.name.endswith(_METADATA))
         except OSError:
             continue
         for name in names:
-            package = name.partition("-")[0].lower().replace("_", "-")
+            first, _, rest = name.rpartition(".")[0].partition("-")
+            package = first.lower().replace("_", "-")
             if package in seen:
                 continue
             seen.add(package)
-            head = _head(Path(place, name, "METADATA"))
-            version = _METADATA_VERSION.search(head)
-            fallback = name.removesuffix(".dist-info").partition("-")[2]
-            yield package, version[1] if version else fallback
+            files = (
+                Path(place, name, "METADATA"),
+                Path(place, name, "PKG-INFO"),
+                Path(place, name),
+            )
+            version = _METADATA_VERSION.search(next(filter(None, map(_head, files)), ""))
+            yield package, version[1] if version else rest.partition("-py")[0]
 
 
 def _head(path: Path) -> str:
@@ -165,11 +167,15 @@ def nccl_version() -> str | None:
 
     Raises OSError where there is one that cannot be asked.
     """
-    library = next((path for path in _nccl_libraries() if path.exists()), None)
-    if library is None:
-        return None
+    library = next((path for path in _nccl_libraries() if path.exists()), Path(_NCCL))
+    try:
+        loaded = ctypes.CDLL(str(library))  # without a folder: where the dynamic linker finds it
+    except OSError as error:
+        if str(error).startswith(f"{_NCCL}: cannot open shared object file"):
+            return None
+        raise
     number = ctypes.c_int()
-    if ctypes.CDLL(str(library)).ncclGetVersion(ctypes.byref(number)) != 0:
+    if loaded.ncclGetVersion(ctypes.byref(number)) != 0:
         raise OSError(f"{library} does not report its version")
     return nccl_text(number.value)
 
@@ -177,10 +183,11 @@ def nccl_version() -> str | None:
 def _nccl_libraries() -> Iterator[Path]:
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if folder:
-            yield Path(folder, "libnccl.so.2")
+            yield Path(folder, _NCCL)
     for place in dict.fromkeys(sys.path):
         for name in _NCCL_PLACES:
             yield Path(place, name)
+    yield Path(sys.prefix, "lib", _NCCL)  # conda's
 
 
 def nccl_text(number: int) -> str:

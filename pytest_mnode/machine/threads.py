@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.netdev import plain
 
 # Name: its number on x86_64 and on aarch64, and what it is, where the name does not say.
@@ -109,6 +110,8 @@ def native_frames(pid: int) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"C stack: not known, gdb had not ended after {GDB_LIMIT_S:g} s"
+    except OSError as error:  # of another processor, or on a file server that is gone
+        return f"C stack: not known, {gdb} cannot be run: {error.strerror}"
     if frames := backtrace(done.stdout):
         return "\n".join(["C stack, most recent call first:", *(f"  {frame}" for frame in frames)])
     why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
@@ -182,7 +185,4 @@ def _connections(pid: int) -> dict[int, str]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return sysfs.text(path) or ""

@@ -154,11 +154,14 @@ def measure_busbw(
     repeated, twice at most.
     """
     attempts = _ATTEMPTS if spec.shares_processors else 1
+    culprit = None
     for attempt in range(1, attempts + 1):
         found = replace(_sweeps(collective, promise, spec, world, device), attempt=attempt)
         short = next((one for one in found.sweeps if one.falls_short), None)
         if short is None:
             return found
+        if culprit is not None and not budget_s:
+            continue  # a search without time would replace what was found by just that
         started_s = time.monotonic()
         culprit, named = _culprit(found, short, device, budget_s, known=known)
         if named:

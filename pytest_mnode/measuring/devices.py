@@ -137,9 +137,7 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
         # Where nodes share a machine the ranks took turns anyway.
         alone = rate if shared else _alone(work, promise, world, device)
     load = sampler.load if sampler is not None else None
-    row = RankRate(
-        rank, rate, cause(spent, shared, load, world.node), spent, alone, load, tuple(rates)
-    )
+    row = RankRate(rank, rate, cause(spent, shared, load, world.node), alone, load, tuple(rates))
     rows = gathered(row)
     how = f"median of {max(len(one.repeats) for one in rows)}"
     if shared:

@@ -34,14 +34,13 @@ class RankRate:
 
     rate: the median of its best round; None where it could not be measured. why: why it is slow or
     was not measured, as far as can be read. alone: what it reached while no other rank of its node
-    worked; None where that was not measured. spent: over all its repeats. load: of its GPU, while
-    it worked. repeats: the rates whose median is `rate`.
+    worked; None where that was not measured. load: of its GPU, while it worked. repeats: the rates
+    whose median is `rate`.
     """
 
     name: str
     rate: float | None
     why: str
-    spent: Spent | None = None
     alone: float | None = None
     load: Load | None = None
     repeats: tuple[float, ...] = ()
@@ -178,11 +177,11 @@ def _waiting(spent: Spent, shared: bool, node: str) -> list[str]:
     ]
 
 
-def _cold(root: Path = Path("/")) -> list[str]:
+def _cold() -> list[str]:
     """CPUs of this rank that run far below their highest clock."""
     found = []
     for cpu in sorted(os.sched_getaffinity(0)):
-        folder = root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq")
         now, highest = (
             sysfs.count(folder / name) for name in ("scaling_cur_freq", "cpuinfo_max_freq")
         )

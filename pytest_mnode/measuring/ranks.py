@@ -5,12 +5,10 @@ All ranks call these functions together, except where a docstring says otherwise
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -18,13 +16,12 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.machine import sysfs
+from pytest_mnode.machine.cgroup import read_memory_rooms
 from pytest_mnode.rank.world import World
 
 T = TypeVar("T")
 _SHARE = 0.9
 """Of the free memory, which ranks may take."""
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def by_rank(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
@@ -126,31 +123,8 @@ def _free(device: torch.device) -> tuple[float, float]:
         properties = torch.cuda.get_device_properties(device)
         uuid = getattr(properties, "uuid", device.index)
         return float(free + reusable), _number(f"{boot} {uuid}")
-    return float(min(psutil.virtual_memory().available, *_cgroup_rooms())), _number(boot)
-
-
-def _cgroup_rooms() -> list[float]:
-    """Room that is left in this process's memory cgroups, where they can be read."""
-    rooms = [float("inf")]
-    try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        return rooms
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, limit, used = _CGROUPS, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            base, limit = _CGROUPS / "memory", "memory.limit_in_bytes"
-            used = "memory.usage_in_bytes"
-        else:
-            continue
-        group = base / path.lstrip("/")
-        while group.is_relative_to(base):
-            with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or not readable
-                rooms.append(float((group / limit).read_text()) - float((group / used).read_text()))
-            group = group.parent
-    return rooms
+    rooms = [psutil.virtual_memory().available, *read_memory_rooms()]
+    return float(min(rooms)), _number(boot)
 
 
 def _number(text: str) -> float:

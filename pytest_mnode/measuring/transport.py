@@ -25,17 +25,12 @@ _SETTLE_S = 0.05
 
 
 def prove_transport(
-    world: World,
-    promise: TransportPromise,
-    spec: Spec,
-    device: torch.device,
-    *,
-    root: Path = Path("/"),
+    world: World, promise: TransportPromise, spec: Spec, device: torch.device
 ) -> list[Measurement]:
     """Send the all-reduce that the promise names, and judge its path. All ranks call this.
 
-    With the default group in place, over two nodes or more. root: where sys lies, for tests.
-    The measurements are the same on every rank.
+    With the default group in place, over two nodes or more. The measurements are the same on every
+    rank.
     """
     backend = backend_on(device)
     buffer = torch.zeros(max(1, promise.size_bytes // 4), dtype=torch.float32, device=device)
@@ -47,28 +42,27 @@ def prove_transport(
             dist.all_reduce(buffer)
         finish(device)
 
-    return judge(_facts(world, backend, promise, send, device, root), spec, promise)
+    return judge(_facts(world, backend, promise, send, device), spec, promise)
 
 
-def _facts(  # noqa: PLR0917  the world's, then what is sent and where it is read
+def _facts(
     world: World,
     backend: str,
     promise: TransportPromise,
     send: Callable[[], None],
     device: torch.device,
-    root: Path,
 ) -> Evidence:
     """Facts of all nodes and ranks around `send`; the same on every rank."""
     barrier(device)
-    before = Machine.read(root, PARTS)
+    before = Machine.read(parts=PARTS)
     barrier(device)  # nobody sends before all have read
     send()
     barrier(device)  # everything has arrived, and nothing is sent until all have read again
     time.sleep(_SETTLE_S)
-    after = Machine.read(root, PARTS)
+    after = Machine.read(parts=PARTS)
     # The counters of a node are read by its first rank.
     node = NodeTraffic.between(world.node, before, after) if world.local_rank == 0 else None
-    every = gathered((node, rank_now(world, backend, os.environ, root)))
+    every = gathered((node, rank_now(world, backend, os.environ, Path("/"))))
     return Evidence(
         backend=backend,
         size_bytes=promise.size_bytes // 4 * 4,

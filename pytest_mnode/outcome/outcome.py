@@ -129,7 +129,8 @@ class Outcome:
     @property
     def new_group(self) -> bool:
         """The next test in this world is to get a new process group."""
-        return any(s.torn is not None and s.torn.new_group for s in self.states.values())
+        ends = [end for s in self.states.values() for end in (s.torn, s.returned)]
+        return any(end is not None and end.new_group for end in ends)
 
     @property
     def returned(self) -> bool:

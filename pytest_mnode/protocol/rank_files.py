@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import signal
+import socket
 from pathlib import Path
 
 from pytest_mnode.logs.causes import causes
@@ -27,6 +28,7 @@ _FAULT_BYTES = 64 * 1024
 _NCCL_BYTES = 2**20
 _PROGRESS_BYTES = 64
 _PROGRESS_FILE_BYTES = 4096
+_LOCAL_RANK_BYTES = 4
 
 
 def agent_log(log_dir: str, agent: int, incarnation: int) -> Path:
@@ -64,6 +66,22 @@ def captured(files: RankFiles, pid: int) -> list[int]:
             if not (files.live.exists() and path.samefile(files.live)):
                 found.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     return found
+
+
+def give_output(line: socket.socket, files: RankFiles, local_rank: int) -> None:
+    """Hand what `captured` finds of this rank to its launcher, for the files die with the rank."""
+    fds = captured(files, os.getpid())
+    socket.send_fds(line, [local_rank.to_bytes(_LOCAL_RANK_BYTES, "big")], fds)
+    for fd in fds:
+        os.close(fd)
+
+
+def take_output(line: socket.socket) -> tuple[int, list[int]] | None:
+    """A local rank and the descriptors that it gave; None where no rank is left to give any."""
+    data, fds, _, _ = socket.recv_fds(line, _LOCAL_RANK_BYTES, 2)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return (int.from_bytes(data, "big"), fds) if data else None
 
 
 def size(path: Path) -> int:
@@ -135,14 +153,17 @@ def nccl_causes(path: Path, start: int = 0) -> str:
 
 
 def error_message(path: Path) -> str:
-    """The message of torchrun's error file, where a rank's own loop raised."""
+    """The message of torchrun's error file, where a rank's own loop raised.
+
+    "" where there is none: a test knows the path, and may have written anything there.
+    """
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
+        message = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
         return ""
-    message = data.get("message", "")
-    text = message.get("message", "") if isinstance(message, dict) else message
-    return str(text)
+    for _ in range(2):  # torch has a message in its message, or the text alone
+        message = message.get("message") if isinstance(message, dict) else message
+    return message if isinstance(message, str) else ""
 
 
 class ProgressFile:

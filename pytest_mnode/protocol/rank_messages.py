@@ -113,7 +113,10 @@ class Pong:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a function gave in this rank: `value` pickled by cloudpickle, or the error's text."""
+    """What a function gave in this rank: `value` pickled by cloudpickle, or the error's text.
+
+    new_group: as TornDown has it.
+    """
 
     rank: int
     ordinal: int
@@ -121,6 +124,7 @@ class Returned:
     error: str = ""
     summary: str = ""
     coverage: CoverageData | None = None
+    new_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,9 +169,13 @@ class Ping:
 
 @dataclass(frozen=True)
 class CallFunction:
-    """Call a function pickled by cloudpickle with its arguments, in every rank."""
+    """Call a function pickled by cloudpickle with its arguments, in every rank.
+
+    keep_group: as RunItem has it.
+    """
 
     ordinal: int
     reply_to: str
     blob: bytes
     group: bool
+    keep_group: bool = True

@@ -11,6 +11,7 @@ itself right after the fork. How depends on the node:
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def bind(order: BindingOrder, local_rank: int, local_size: int, by_torch: bool) 
     """Bind this process, which must be a rank that has no threads yet, and remember how."""
     global _current, _inherited  # noqa: PLW0603  one process, one rank
     now = tuple(sorted(os.sched_getaffinity(0)))
-    if len(_memories()) > 1:
+    if len(memories()) > 1:
         _inherited = frozenset(_areas())
     if by_torch:
         _current = Binding("torch", now, now, order.shown)
@@ -140,13 +141,14 @@ def _given(cpus: tuple[int, ...], cores: Mapping[int, tuple[Core, ...]]) -> Shar
 
 def _prefer_memory(numa_node: int | None) -> None:
     """Take memory beside the CPUs, where this machine has memory there and elsewhere too."""
-    memories = _memories()
-    if numa_node in memories and len(memories) > 1:
+    if numa_node in memories() and len(memories()) > 1:
         mempolicy.prefer(numa_node)
 
 
-def _memories() -> set[int]:
-    return {node.number for node in read_numa().nodes if node.memory_bytes}
+@functools.cache
+def memories() -> frozenset[int]:
+    """NUMA nodes of this machine that have memory; read once, before ranks are forked."""
+    return frozenset(node.number for node in read_numa().nodes if node.memory_bytes)
 
 
 def _areas() -> Iterator[int]:

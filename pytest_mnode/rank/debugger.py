@@ -17,7 +17,7 @@ import pytest
 from _pytest.config import create_terminal_writer
 from _pytest.debugging import pytestPDB
 
-from pytest_mnode.options import read_settings
+from pytest_mnode.options import debug_rank_of
 from pytest_mnode.protocol.rank_messages import PhaseReport
 from pytest_mnode.protocol.terminal_messages import AskDebugger, DebuggerAnswer, DebuggerLeft
 from pytest_mnode.rank.rank import Rank
@@ -61,7 +61,7 @@ class Debugger:
         self._pdb: Any = None
         self._saved: tuple[list[int], tuple[Any, ...]] | None = None
         options = config.option.usepdb, config.option.trace
-        if any(options) or read_settings(config).debug_rank is not None:
+        if any(options) or debug_rank_of(config) is not None:
             rank.groups.wait_longer()  # from the start, and not only at a breakpoint
 
     def attach(self) -> bool:

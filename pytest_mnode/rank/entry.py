@@ -18,7 +18,7 @@ from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.world import HUB
-from pytest_mnode.rank import loop, recorder, shared_test
+from pytest_mnode.rank import loop, process_group, recorder, shared_test
 from pytest_mnode.rank.live_output import SHOWN_LIVE
 from pytest_mnode.rank.session import RankSession
 from pytest_mnode.rank.trial import Trial
@@ -52,6 +52,7 @@ _NOT_IN_RANKS: dict[str, object] = {
 def prepare() -> None:
     """Before any test module is imported: those take what they import by name."""
     recorder.install()
+    process_group.install()
     shared_test.install()
     _share_torch_handler()
     in_order_of_matching()  # once, and not in each rank of a failed test while others wait for it

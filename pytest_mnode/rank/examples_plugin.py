@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
 
 import pytest
 
-from pytest_mnode.rank.process_group import connection
 from pytest_mnode.rank.rank import Rank
-from pytest_mnode.rank.votes import Votes
 
 
 class ExamplesPlugin:
@@ -17,8 +14,6 @@ class ExamplesPlugin:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._store: Any = None
-        self._votes: Votes | None = None
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # inside of hypothesis' own
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -28,14 +23,17 @@ class ExamplesPlugin:
             return (yield)
         from pytest_mnode.rank.examples import Examples
 
-        self._store = self._store or connection()
-        name = f"{self._rank.reply_to}/{self._rank.ordinal}"
-        self._votes = Votes(self._store, name, world.rank, world.size)
-        return (yield from Examples(test, self._votes, world.rank).run())
+        return (yield from Examples(test, self._rank.votes.on("examples"), world.rank).run())
 
-    @pytest.hookimpl
-    def pytest_runtest_teardown(self) -> None:
-        """All ranks have ended the body."""
-        if self._votes is not None:
-            self._votes.close()
-            self._votes = None
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """What --hypothesis-show-statistics shows: the plugin gives it to a terminal alone."""
+        report = yield
+        statistics = getattr(item, "hypothesis_statistics", None)
+        if call.when == "teardown" and self._rank.world.rank == 0 and statistics:
+            from _hypothesis_pytestplugin import STATS_KEY  # type: ignore[import-untyped]
+
+            setattr(report, STATS_KEY, statistics)
+        return report

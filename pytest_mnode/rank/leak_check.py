@@ -68,7 +68,8 @@ class LeakCheck:
         lines = tuple(leaks.lines(left, self._allowed))
         if lines and suite_of(getattr(item, "cls", None)):
             return Left(reusable=False)  # its own processes would have ended with the test
-        return Left(lines, reusable=ended or wide or not left.groups, new_group=ended)
+        stale = ended or (self._groups.stale_keys and not wide)
+        return Left(lines, reusable=ended or wide or not left.groups, new_group=stale)
 
     def found(self) -> list[str]:
         """What fixtures left that ended between tests, in lines for the user."""

@@ -8,6 +8,7 @@ import multiprocessing.process
 import os
 import runpy
 import signal
+import socket
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ import pytest
 
 from pytest_mnode import processes, progress
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
-from pytest_mnode.protocol.rank_files import STACK_SIGNAL
+from pytest_mnode.protocol.rank_files import STACK_SIGNAL, give_output
 from pytest_mnode.protocol.rank_messages import CallFunction, EndFixtures, Hello, Returned, RunItem
 from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank import binding, coverage_plugin, of_plugins
@@ -60,13 +61,12 @@ def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -
 
 def follow(rank: Rank, session: RankSession) -> None:
     """With everything collected: runs what the controller asks."""
-    captured = int(os.environ.pop("MNODE_CAPTURED_FD"))
     session.become(rank)
+    with socket.socket(fileno=int(os.environ.pop("MNODE_OUTPUT_FD"))) as line:
+        give_output(line, rank.files, rank.world.local_rank)
     if rank.world.rank == 0:
         progress.listen(rank.say_progress)
     of_plugins.start(session.config, rank, session.collect)
-    os.write(captured, bytes([rank.world.local_rank]))
-    os.close(captured)
     serve(rank, session)
 
 
@@ -91,17 +91,22 @@ def serve(rank: Rank, session: RankSession) -> None:
                 session.run(message)
             case CallFunction():
                 rank.begin(message, "call")
-                returned = _call(rank, message, session.debugger)
-                rank.tell(replace(returned, coverage=coverage_plugin.measured(session.config)))
+                _answer(rank, session, _call(rank, message, session.debugger))
             case EndFixtures():
                 rank.begin(message, "teardown")
-                returned = session.end_fixtures(message)
-                rank.tell(replace(returned, coverage=coverage_plugin.measured(session.config)))
+                _answer(rank, session, session.end_fixtures(message))
+
+
+def _answer(rank: Rank, session: RankSession, returned: Returned) -> None:
+    coverage = coverage_plugin.measured(session.config)
+    rank.tell(replace(returned, coverage=coverage, new_group=rank.groups.stale_keys))
 
 
 def _call(rank: Rank, message: CallFunction, debugger: Debugger) -> Returned:
     place = rank.world.rank, message.ordinal
     try:
+        if not message.keep_group:
+            rank.groups.renew()
         if message.group:
             rank.groups.get()
         function, args, kwargs = cloudpickle.loads(message.blob)

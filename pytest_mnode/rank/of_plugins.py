@@ -4,12 +4,11 @@ allure-pytest: what a rank would write of a test goes to the controller instead.
 
 pytest-benchmark: one calibration for all ranks, and the results of each. How often a function is
 called follows from how long it took, which differs between ranks: a body with collectives would
-hang. So the ranks agree on each time that decides, over the world's store.
+hang. So the ranks agree on each time that decides.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -82,24 +81,9 @@ def _start_benchmark(config: pytest.Config, rank: Rank) -> None:
         return
     from pytest_benchmark import fixture  # type: ignore[import-not-found]
 
-    _agree_on_times(fixture, _Agreement(rank).greatest)
+    if rank.world.size > 1:
+        _agree_on_times(fixture, lambda own: rank.votes.on("benchmark").agree(own, max))
     config.pluginmanager.register(_BenchmarkResults(rank), "mnode-rank-benchmarks")
-
-
-class _Agreement:
-    def __init__(self, rank: Rank) -> None:
-        self._rank = rank
-        self._numbers = itertools.count()
-
-    def greatest(self, own: float) -> float:
-        """The greatest of what all ranks give; each must ask equally often."""
-        number, world, store = next(self._numbers), self._rank.world, self._rank.groups.store
-        store.set(f"mnode/benchmark/{number}/{world.rank}", repr(own))
-        keys = [f"mnode/benchmark/{number}/{rank}" for rank in range(world.size)]
-        value = max(float(store.get(key)) for key in keys)
-        if number:  # all ranks have read the time before
-            store.delete_key(f"mnode/benchmark/{number - 1}/{world.rank}")
-        return value
 
 
 def _agree_on_times(fixture: Any, greatest: Callable[[float], float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import warnings
@@ -46,6 +47,10 @@ def connection(timeout: timedelta | None = None) -> TCPStore:
 
 class GroupKeeper:
     """Makes, keeps and ends the default process group of one rank."""
+
+    stale_keys = False
+    """The store of the default group holds keys of a group that ended, under a name that torch
+    gives again: the next group of the same ranks would be sent to addresses that are gone."""
 
     def __init__(self, world: World, backend: str, accelerators: int) -> None:
         """accelerators: that the spec promises of this node."""
@@ -101,11 +106,6 @@ class GroupKeeper:
         self.made = dist.group.WORLD
         return self.made
 
-    @property
-    def store(self) -> Any:
-        """The world's own store."""
-        return self._connect()
-
     def _connect(self) -> Any:
         if self._store is None:
             self._store = connection(self._timeout)
@@ -157,6 +157,7 @@ class GroupKeeper:
     def renew(self) -> None:
         """End the group, if any, so that the next test gets a new one. All ranks must call this."""
         self.generation += 1
+        GroupKeeper.stale_keys = False
         if self.made is not None and dist.is_initialized():
             dist.destroy_process_group()
         old, self.made = [self.made], None
@@ -178,3 +179,18 @@ class GroupKeeper:
         with contextlib.suppress(RuntimeError, OSError):
             return int(self._connect().num_keys())
         return None
+
+
+def install() -> None:
+    """Before test modules are imported: notice groups that they end themselves."""
+    destroy = dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def call(group: Any = None) -> None:
+        name = str(distributed_c10d._world.pg_names.get(group, "0"))
+        destroy(group)
+        # A number is not given again; use_local_synchronization has a hash of the ranks.
+        GroupKeeper.stale_keys |= not name.isdecimal()
+
+    for module in (dist, distributed_c10d):
+        setattr(module, destroy.__name__, call)

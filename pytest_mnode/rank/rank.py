@@ -20,6 +20,7 @@ from pytest_mnode.protocol.rank_messages import (
 from pytest_mnode.protocol.world import HUB
 from pytest_mnode.rank.process_group import GroupKeeper
 from pytest_mnode.rank.recorder import Recorder
+from pytest_mnode.rank.votes import VotesOfTests
 from pytest_mnode.rank.world import World
 
 _CONTRACT = (
@@ -43,6 +44,7 @@ class Rank:
         self.ordinal = -1
         self.files = RankFiles(launch.world, world.rank)
         self.progress = ProgressFile(self.files.progress)
+        self.votes = VotesOfTests(world)
         self.calls = Recorder(self.files.calls, world.size)
         self._contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
 
@@ -71,6 +73,7 @@ class Rank:
         with contextlib.suppress(OSError):  # what crashed in an earlier test explains nothing here
             os.truncate(self.files.fault, 0)
         self.progress.write(self.ordinal, phase)
+        self.votes.begin(f"{self.reply_to}/{self.ordinal}")
         self.calls.begin()
         self.restore_contract()
 

@@ -125,7 +125,7 @@ class RankSession:
         self._leak_check = LeakCheck(rank.groups, self._wide)
         self.debugger = Debugger(self.config, rank)
         own = DebuggerHooks(self.debugger, self._take_held), ExamplesPlugin(rank)
-        for plugin in (self._wide, self._leak_check, *own):
+        for plugin in (self._wide, self._leak_check, rank.votes, *own):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:
             folder = Path(self.collect.basetemp) / rank.launch.world.id
@@ -279,7 +279,8 @@ class RankSession:
         left = self._leak_check.end(item, all_passed=not set(self._reported.values()) - _FINE)
         keys = rank.groups.foreign_keys() if self._keys is not None else None
         # A group that a test makes from the environment leaves keys that the next would trip over.
-        reusable = (keys is None or keys == self._keys) and rank.groups.intact and left.reusable
+        added = keys is not None and self._keys is not None and keys > self._keys
+        reusable = not added and rank.groups.intact and left.reusable
         self._keys = keys
         return TornDown(
             rank.world.rank,

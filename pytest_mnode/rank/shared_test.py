@@ -48,11 +48,15 @@ class SharedTest:
             self.store.set(key, json.dumps(value))
         return json.loads(self.store.get(key))
 
+    def use_name(self, file_name: str) -> None:
+        """Remove a file that is there for its name alone: a rank that is killed could not."""
+        self.temporary.append(file_name)
+        Path(file_name).unlink()
+
     def inherit(self, file_name: str) -> None:
         """Take what children have from the parent process: here from rank 0."""
         before = self.environment
         changed = {name: v for name, v in os.environ.items() if before.get(name) != v}
-        self.temporary.append(file_name)
         self.file_name, environment = self.of_rank_0("parent", [file_name, changed])
         os.environ.update(environment)
         self.give_contract()

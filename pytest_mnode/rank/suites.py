@@ -16,6 +16,7 @@ import tempfile
 import types
 import unittest
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,7 +75,13 @@ class Suites:
                 # Not before all ranks have ended their bodies, as where a parent waits for them.
                 self._parent = item.instance
                 tear_down = item.instance.tearDown
-                item.instance.tearDown = lambda: item.addfinalizer(tear_down)
+
+                def end() -> None:
+                    for path in SharedTest.current.temporary if SharedTest.current else ():
+                        Path(path).touch()  # a tearDown may remove it
+                    tear_down()
+
+                item.instance.tearDown = lambda: item.addfinalizer(end)
                 return (yield)
 
     # torch's MultiProcessTestCase.
@@ -82,6 +89,12 @@ class Suites:
     def _adopt_processes(self) -> None:
         base: Any = sys.modules[_COMMON].MultiProcessTestCase
         self._run_test, self._join = base.run_test, base._join_processes
+        torch_set_up = base.setUp
+
+        def set_up(case: Any) -> None:
+            torch_set_up(case)
+            if SharedTest.current is not None:
+                SharedTest.current.use_name(case.file_name)
 
         def start(*_: Any) -> None:
             """It is this rank."""
@@ -92,7 +105,8 @@ class Suites:
         def run(case: Any, name: str, pipe: Any) -> None:
             self._run_body(case, name, pipe)
 
-        base._start_processes, base._join_processes, base.run_test = start, join, run
+        base.setUp, base._start_processes = set_up, start
+        base._join_processes, base.run_test = join, run
         module: Any = sys.modules.get(_DISTRIBUTED_TEST)
         if module is not None:
             module.Barrier.sync = _barrier

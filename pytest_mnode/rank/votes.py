@@ -10,6 +10,11 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
+import pytest
+
+from pytest_mnode.rank.process_group import connection
+from pytest_mnode.rank.world import World
+
 FOREVER_S = 1e6
 """A rank that waits for the others is ended with its test."""
 
@@ -34,15 +39,15 @@ class Votes:
         Raises TimeoutError where not all voted within the limit.
         """
         self._count += 1
-        answer = self._answer(self._count)
+        answer, limit = self._answer(self._count), timedelta(seconds=limit_s)
+        if self._rank and self._count == 1:
+            # Rank 0 may not have begun this test, and then counts the keys that are in the store.
+            self._wait(self._ballot(0), limit)
         self._store.set(self._ballot(self._rank), pickle.dumps(ballot))
         if self._store.add(f"{self._name}/count", 1) == self._size * self._count:
             ballots = self._store.multi_get([self._ballot(rank) for rank in range(self._size)])
             self._store.set(answer, pickle.dumps(decide([pickle.loads(b) for b in ballots])))
-        try:
-            self._store.wait([answer], timedelta(seconds=limit_s))
-        except RuntimeError as error:
-            raise TimeoutError(f"not all ranks voted within {limit_s:.0f} s") from error
+        self._wait(answer, limit)
         if self._rank == 0 and self._count > 1:  # all have read it: they are here
             self._store.delete_key(self._answer(self._count - 1))
         return pickle.loads(self._store.get(answer))
@@ -55,11 +60,47 @@ class Votes:
                 for key in (*keys, self._answer(self._count), f"{self._name}/count"):
                     self._store.delete_key(key)
 
+    def _wait(self, key: str, limit: timedelta) -> None:
+        try:
+            self._store.wait([key], limit)
+        except RuntimeError as error:
+            why = f"not all ranks voted within {limit.total_seconds():.0f} s"
+            raise TimeoutError(why) from error
+
     def _ballot(self, rank: int) -> str:
         return f"{self._name}/{rank}"
 
     def _answer(self, number: int) -> str:
         return f"{self._name}/answer{number}"
+
+
+class VotesOfTests:
+    """pytest plugin of a rank: makes the votes of each test, and closes them with its body."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._store: Any = None
+        self._test = ""
+        self._open: dict[str, Votes] = {}
+
+    def begin(self, test: str) -> None:
+        """test: a name that all ranks give it, and no other one."""
+        self._test = test
+
+    def on(self, subject: str) -> Votes:
+        """The votes of the test that runs, on this subject."""
+        if subject not in self._open:
+            self._store = self._store or connection()
+            name = f"{self._test}/{subject}"
+            self._open[subject] = Votes(self._store, name, self._world.rank, self._world.size)
+        return self._open[subject]
+
+    @pytest.hookimpl
+    def pytest_runtest_teardown(self) -> None:
+        """All ranks have ended the body."""
+        for votes in self._open.values():
+            votes.close()
+        self._open.clear()
 
 
 class Kind(StrEnum):

@@ -15,6 +15,9 @@ from pytest_mnode.spec import default_spec_path
 from tests.inner import LIMIT_S, InnerRun, run_pytest, write_files
 
 PORTS = "test_fabric_ports_stay_up_and_free_of_errors"
+AGAIN = "free the nodes of other work and run again"
+"""What a certificate advises where other programs take the cores: then nobody is named."""
+_RUNS = 3
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
 
@@ -48,7 +51,8 @@ def certify(
 ) -> Certified:
     """Run acceptance/, or those of its files that are named, on four nodes.
 
-    fault: the text of a pytest plugin. files: names such as "test_mesh.py".
+    fault: the text of a pytest plugin. files: names such as "test_mesh.py". It is run again where
+    its certificate advises that, twice at most.
     """
     if fault is not None:
         write_files(directory, fault=fault)
@@ -59,9 +63,15 @@ def certify(
     what = [str(ACCEPTANCE / file) for file in files] or [str(ACCEPTANCE)]
     arguments = ("--mnode-nodes=4", *what, f"--mnode-report={report}", *args)
     more = {"PYTHONPATH": str(directory), **(env or {})}
-    run = run_pytest(directory, *arguments, env=more, limit_s=limit_s)
-    assert (report / "certificate.json").exists(), run.output
-    return Certified(run, json.loads((report / "certificate.json").read_text()))
+    page = report / "certificate.json"
+    for _ in range(_RUNS):
+        page.unlink(missing_ok=True)
+        run = run_pytest(directory, *arguments, env=more, limit_s=limit_s)
+        assert page.exists(), run.output
+        text = page.read_text()
+        if AGAIN not in text:
+            break
+    return Certified(run, json.loads(text))
 
 
 def spec_with(directory: Path, *changes: tuple[str, str]) -> str:

@@ -82,8 +82,8 @@ def test_a_slow_link_is_found(tmp_path: Path) -> None:
         # Of 50; what was queued for a receiver that had to wait counts.
         assert 40 <= int(found[1]) <= 65
         assert int(found[2]) > 150
-    told = done.run.output.partition("short test summary")[0]
-    assert told.count("all_reduce 1 MiB busbw: ") == 1  # once for all ranks
+    report = done.run.output.partition("short test summary")[0]
+    assert report.count("all_reduce 1 MiB busbw: ") == 1  # once for all ranks
     assert any(f"fabric failed ({culprit}" in done.run.output for culprit in culprits)
 
 

@@ -36,7 +36,9 @@ def test_slow_paths_beside_the_ring_are_named(tmp_path: Path) -> None:
 def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:
     need_rack()
     fault = "--mnode-fault=small_buffers:node2"
-    done = certify(tmp_path, "-k", "line_rate and all_reduce", fault, files=["test_fabric.py"])
+    # For up to five trials, as busy cores disturb some.
+    args = ("-k", "line_rate and all_reduce", fault, "--mnode-locate-budget=60")
+    done = certify(tmp_path, *args, files=["test_fabric.py"])
     [culprit] = done.culprits("fabric")
     found = re.fullmatch(
         r"node2, slow only in company: every pair of nodes keeps the rate, and so does all_reduce "

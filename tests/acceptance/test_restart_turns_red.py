@@ -10,7 +10,7 @@ from tests.acceptance.certified import Certified, certify, spec_edited
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
 
 # torchrun restarts nothing in runs that hold a checkpoint open. In the other one, which is
-# preempted, ranks hang when they are told to end, and lack the variable that marks the job. They
+# preempted, ranks hang when they are asked to end, and lack the variable that marks the job. They
 # wait for that after step 14: on busy cores it may come when step 16 is saved, and no step is lost.
 DEAF = """
     import json, os, signal, sys
@@ -87,15 +87,17 @@ def test_no_way_back_and_processes_that_outlive_their_kill(done: Certified) -> N
     verdict, found = _case(done, f"{KILL}[rank]")
     back = found["kills that the job did not come back from"]
     assert (verdict, back["verdict"]) == ("fail", "fail"), output
-    said = "no rank trained again after SIGKILL of rank 0 on node0; torchrun ended with 1 on node"
-    assert back["culprit"].startswith(said)
+    start = "no rank trained again after SIGKILL of rank 0 on node0; torchrun ended with 1 on node"
+    assert back["culprit"].startswith(start)
 
     # A kill that the job does not come back from takes none of the others with it.
     verdict, found = _case(done, f"{KILL}[checkpoint]")
     back = found["kills that the job did not come back from"]
     assert (verdict, back["verdict"]) == ("fail", "fail"), output
-    said = "no rank trained again after SIGKILL of rank 0 on node0 while the checkpoint of step 12 "
-    assert back["culprit"].startswith(said)
+    start = (
+        "no rank trained again after SIGKILL of rank 0 on node0 while the checkpoint of step 12 "
+    )
+    assert back["culprit"].startswith(start)
 
     verdict, found = _case(done, f"{KILL}[preemption]")
     late = found["nodes killed when the time to save was over"]

@@ -90,24 +90,24 @@ def test_each_way_astray(tmp_path: Path) -> None:
         "test_ways.py",
         env={"PYTHONPATH": str(ROOT)},
     )
-    told = {name[9:-1]: _text(case) for name, case in done.cases().items()}
+    failures = {name[9:-1]: _text(case) for name, case in done.cases().items()}
     assert done.outcomes()["test_way[nothing]"] == "passed", done.output
     for way in ("all on mgmt0", "node1 on mgmt0", "another program"):
         assert done.outcomes()[f"test_way[{way}]"] == "failure", done.output
 
-    everywhere = told["all on mgmt0"]
+    everywhere = failures["all on mgmt0"]
     for fact in ("pinned", "logged", "counted", "quiet"):
         assert f"transport, {fact}: " in everywhere
     assert "culprit all nodes: GLOO_SOCKET_IFNAME=mgmt0 is not the fabric (fab0)" in everywhere
     assert "connections to other nodes are bound to mgmt0, not to the fabric" in everywhere
     assert "mgmt0 (management) sent " in everywhere
 
-    alone = told["node1 on mgmt0"]
+    alone = failures["node1 on mgmt0"]
     assert "ranks 2-3 on node1: GLOO_SOCKET_IFNAME=mgmt0 is not the fabric (fab0)" in alone
     assert "GLOO_SOCKET_IFNAME is 'mgmt0', on other ranks 'fab0'" in alone
     assert "node1: the fabric (fab0) sent " in alone
 
-    program = told["another program"]
+    program = failures["another program"]
     assert "transport, quiet: " in program
     assert "node2: mgmt0 (management) sent " in program
     for fact in ("pinned", "logged", "counted"):

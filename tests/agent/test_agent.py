@@ -89,15 +89,15 @@ class World:
             assert self.agent.turn()
         return found
 
-    def told(self) -> Any:
+    def message(self) -> Any:
         """The next message to the hub that is no sign of life."""
         while self.hub.poll(0):
             if not isinstance(message := pickle.loads(self.hub.recv()), AgentAlive):
                 return message
         return None
 
-    def next_told(self) -> Any:
-        return self.turn_until(self.told)
+    def next_message(self) -> Any:
+        return self.turn_until(self.message)
 
     def order(self, message: Any) -> None:
         self.hub.send(message if isinstance(message, bytes) else pickle.dumps(message))
@@ -111,9 +111,9 @@ class World:
     def has_launched(self, node_rank: int) -> None:
         """A part of the world, for whose elastic launcher the test speaks."""
         self.order(launch(node_rank))
-        [told] = self.turn_until(self.to_fork_server)
-        assert isinstance(told, ForkLauncher)
-        self.launchers[told.launch.node] = Pipe.from_fd(self.fork_server.fds.popleft())
+        [request] = self.turn_until(self.to_fork_server)
+        assert isinstance(request, ForkLauncher)
+        self.launchers[request.launch.node] = Pipe.from_fd(self.fork_server.fds.popleft())
 
     def close(self) -> None:
         ends = [part.pipe for part in (*self.agent.parts.values(), *self.agent.ending)]
@@ -135,7 +135,7 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
     try:
         made.fork_server.send(ForkServerReady())
-        ready = [made.next_told() for _ in NODES]
+        ready = [made.next_message() for _ in NODES]
         assert [message.node for message in ready] == ["n0", "n1"]
         yield made
     finally:
@@ -161,7 +161,7 @@ def test_the_first_node_gets_its_store_and_offers_another(around: World) -> None
     around.has_launched(0)
     store = socket.socket(fileno=around.fork_server.fds.popleft())
     assert store.getsockname() == before
-    ready = around.next_told()
+    ready = around.next_message()
     assert isinstance(ready, NodeReady)
     assert ready.store_port == around.agent._stores["n0"].getsockname()[1] != before[1]
     store.close()
@@ -197,28 +197,28 @@ def test_an_elastic_launcher_that_dies_costs_its_node_only(
         around.has_launched(node_rank)
     around.fork_server.send(LauncherForked("n1", "w1", 2**22))  # no pid is as large
     around.order(TakeStacks("n1", "w1"))
-    while around.told():
+    while around.message():
         pass
     dies(around.launchers.pop("n1"))
     around.order(TakeStacks("n1", "w1"))
     around.order(StopWorld("n9", "w1"))
     around.launchers["n0"].send(Pong(1, 1))
-    told = [around.next_told() for _ in range(3 if dies is behind_a_message else 2)]
-    assert [m for m in told if isinstance(m, PartLost)] == [
+    messages = [around.next_message() for _ in range(3 if dies is behind_a_message else 2)]
+    assert [m for m in messages if isinstance(m, PartLost)] == [
         PartLost("n1", "w1", "the elastic launcher of this node ended")
     ]
-    assert Pong(1, 1) in told
+    assert Pong(1, 1) in messages
     assert set(around.agent.parts) == {("n0", "w1")}
 
 
 def test_one_that_stops_within_a_message_holds_up_nobody(around: World) -> None:
     for node_rank in (1, 0):
         around.has_launched(node_rank)
-    while around.told():
+    while around.message():
         pass
     os.write(around.launchers["n1"].fileno(), b"\0\0\xff\xff" + b"x" * 1000)
     around.launchers["n0"].send(Pong(0, 1))
-    assert around.next_told() == Pong(0, 1)
+    assert around.next_message() == Pong(0, 1)
     for _ in range(3000):  # more than the socket of one that does not read has room for
         around.order(TakeStacks("n1", "w1"))
         around.agent.turn()
@@ -263,14 +263,16 @@ def test_a_part_is_ended_with_what_loses_its_parent_meanwhile(around: World) -> 
     tree.stdout.close()
 
 
-def test_how_the_fork_server_failed_or_ended_is_reported(
-    around: World, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_how_the_fork_server_failed_or_ended_is_reported(around: World, asked: bool) -> None:
     around.fork_server.send(ForkServerFailed("no torch"))
-    assert around.next_told() == AgentFailed(0, "no torch")
+    assert around.next_message() == AgentFailed(0, "no torch")
+    if asked:  # for ranks, of which the agent reads before it reads the end of the fork server
+        around.order(launch(1))
+        assert around.agent.line.socket.poll(int(LIMIT_S * 1000))
     around.fork_server.close()
     around.agent._reap()
-    failed = around.next_told()
+    failed = around.next_message()
     assert failed.text == "the process that imports torch and the tests was killed by SIGKILL"
 
 

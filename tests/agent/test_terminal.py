@@ -41,7 +41,7 @@ LIMIT_S = 20
 
 
 class Held:
-    """A holder, and what it said of a program in its terminal."""
+    """A holder, and its messages about a program in its terminal."""
 
     def __init__(self, size: tuple[int, int] | None) -> None:
         self.poll = select.poll()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
+from pytest_mnode.certificate.difference import Kind, compared
 from pytest_mnode.certificate.files import json_text, parse_certificate
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import page_text
 from pytest_mnode.certificate.run_facts import SpecFacts
-from pytest_mnode.certificate.trends import MOST_RUNS
+from pytest_mnode.certificate.trends import MOST_RUNS, history_of
 from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Measurement, at_least
 
@@ -32,11 +36,18 @@ def night(certify: Certify, day: int, rate: float | None, culprit: str = "node2"
     return certify(case, promised=["mesh"], start=end, end=end, spec=SPEC, cluster_nodes=4)
 
 
+def named(certify: Certify, day: int, *measurements: Measurement) -> Certificate:
+    """A run of one test with these measurements."""
+    case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=measurements)
+    end = NIGHT + timedelta(days=day)
+    return certify(case, promised=["mesh"], start=end, end=end, spec=SPEC)
+
+
 def after(directory: Path, certificate: Certificate) -> Certificate:
     return with_history(certificate, earlier_runs(directory, certificate.run.spec.digest))
 
 
-def test_a_value_outside_of_what_is_usual_is_told_from_noise(
+def test_a_value_outside_of_what_is_usual_is_kept_apart_from_noise(
     certify: Certify, tmp_path: Path
 ) -> None:
     for day, rate in enumerate([190, 192, 188, 191, 189]):
@@ -58,6 +69,80 @@ def test_a_value_outside_of_what_is_usual_is_told_from_noise(
     ]
 
 
+@pytest.mark.parametrize(
+    ("unit", "usual", "now", "changed"),
+    [
+        ("ms", 9.99, 10.0, False),
+        ("ms", 10.0, 9.99, False),
+        ("ms", 0.7, 0.8, False),  # 0.1, and by rounding a little more
+        ("ms", 9.99, 10.1, True),
+        ("MB/s", 190, 191, False),
+        ("MB/s", 190, 192, True),
+        ("", 4, 3, True),  # a count
+        ("", 0.25, 0.26, False),
+    ],
+)
+def test_a_last_digit_is_no_change(
+    certify: Certify, unit: str, usual: float, now: float, changed: bool
+) -> None:
+    runs = [
+        named(certify, day, Measurement("it", value, unit))
+        for day, value in enumerate([usual, usual, usual, now])
+    ]
+    [trend] = history_of(runs[-1], runs[:-1]).trends
+    assert trend.changed is changed
+    [difference] = compared(runs[-2], replace(runs[-1], history=history_of(runs[-1], runs[:-1])))
+    assert (difference.kind is Kind.CHANGE) is changed
+
+
+@pytest.mark.parametrize("where", [("rank 0 on node0", "rank 1 on node1"), ("", "")])
+def test_two_of_one_name_have_each_their_own_spread(
+    certify: Certify, where: tuple[str, str]
+) -> None:
+    def run(day: int, steady: float, noisy: float) -> Certificate:
+        values = zip((steady, noisy), where, strict=True)
+        return named(certify, day, *(Measurement("rate", v, "MB/s", where=w) for v, w in values))
+
+    runs = [run(day, 100, noisy) for day, noisy in enumerate([190, 150, 230, 170])]
+    now = run(9, 120, 200)
+    history = history_of(now, runs)
+    labels = [f"rate ({which})" for which in (where if where[0] else ("1 of 2", "2 of 2"))]
+    assert [(trend.label, trend.changed) for trend in history.trends] == [
+        (labels[0], True),
+        (labels[1], False),
+    ]
+    changes = compared(runs[-1], replace(now, history=history))
+    assert [one.kind for one in changes] == [Kind.CHANGE, Kind.NOISE]
+    assert str(changes[0]).startswith(f"{labels[0]}: 100 MB/s → 120 MB/s")
+
+
+def test_where_a_run_measured_one_less_nothing_is_taken_for_its_neighbour(certify: Certify) -> None:
+    def run(day: int, *rates: float) -> Certificate:
+        return named(certify, day, *(Measurement("rate", rate, "MB/s") for rate in rates))
+
+    runs = [run(day, 100, 200, 300) for day in range(4)]
+    assert compared(runs[-1], run(9, 200, 300)) == []
+    assert history_of(run(9, 200, 300), runs).trends == ()
+    swapped = [
+        named(certify, day, *(Measurement("rate", int(w), "MB/s", where=w) for w in order))
+        for day, order in enumerate([("100", "200"), ("200", "100")])
+    ]
+    assert [one.kind for one in compared(*swapped)] == [Kind.SAME, Kind.SAME]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("unit", ["MB/s", ""])
+def test_a_value_that_is_not_finite_was_not_measured(
+    certify: Certify, tmp_path: Path, unit: str, value: float
+) -> None:
+    for day in range(4):
+        keep(tmp_path, named(certify, day, Measurement("it", 4, unit)))
+    found = after(tmp_path, named(certify, 9, Measurement("it", value, unit)))
+    assert found.history is not None
+    assert found.history.trends == ()
+    assert parse_certificate(json_text(found), "here").history == found.history
+
+
 def test_a_fault_that_lasts_does_not_become_usual(certify: Certify, tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 50, 51, 49, 52]):
         keep(tmp_path, night(certify, day, rate))
@@ -67,7 +152,7 @@ def test_a_fault_that_lasts_does_not_become_usual(certify: Certify, tmp_path: Pa
     assert (trend.usual, trend.changed) == (190, True)
 
 
-def test_two_earlier_runs_say_nothing_of_the_spread(certify: Certify, tmp_path: Path) -> None:
+def test_two_earlier_runs_give_no_spread(certify: Certify, tmp_path: Path) -> None:
     for day, rate in enumerate([190, 150]):
         keep(tmp_path, night(certify, day, rate))
     history = after(tmp_path, night(certify, 2, 120)).history
@@ -137,7 +222,7 @@ def test_another_spec_is_another_history(certify: Certify, tmp_path: Path) -> No
     assert len(history.runs) == 1
 
 
-def test_a_damaged_file_is_said_and_loses_nothing(certify: Certify, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_loses_nothing(certify: Certify, tmp_path: Path) -> None:
     keep(tmp_path, night(certify, 0, 190))
     damaged = keep(tmp_path, night(certify, 1, 190))
     damaged.write_text(damaged.read_text()[:300])
@@ -146,6 +231,14 @@ def test_a_damaged_file_is_said_and_loses_nothing(certify: Certify, tmp_path: Pa
     assert len(certificate.history.runs) == 2
     [line] = [line for line in summary_lines(certificate) if "history without" in line]
     assert line.startswith(f"history without {damaged}: no JSON (")
+
+
+def test_a_directory_that_cannot_be_read_is_named(certify: Certify, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("")
+    history = after(tmp_path / "kept", night(certify, 0, 190)).history
+    assert history is not None
+    assert list(history.lines())[1:] == [f"history without {tmp_path / 'kept'}: not a directory"]
+    assert earlier_runs(tmp_path / "none", SPEC.digest).left_out == ()
 
 
 def test_old_runs_are_left_alone(certify: Certify, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def suite(certificate: Certificate, name: str) -> ET.Element:
     return found
 
 
-def told(suite: ET.Element) -> list[tuple[str | None, str, str | None]]:
+def outcomes(suite: ET.Element) -> list[tuple[str | None, str, str | None]]:
     """(name, outcome, message) of each case of a suite."""
     out = []
     for case in suite.iter("testcase"):
@@ -52,7 +52,7 @@ def test_each_measurement_is_a_case_of_its_criterion(certify: Certify) -> None:
     counts = {k: fabric.get(k) for k in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "4", "failures": "1", "errors": "1", "skipped": "1"}
     name = "test_all_reduce[4]: "
-    assert told(fabric) == [
+    assert outcomes(fabric) == [
         (f"{name}busbw (rank 0)", "pass", None),
         (
             f"{name}busbw",
@@ -84,24 +84,24 @@ def test_each_measurement_is_a_case_of_its_criterion(certify: Certify) -> None:
 def test_a_test_without_measurements_is_a_case(
     certify: Certify, case: CaseResult, expected: tuple[str, str | None]
 ) -> None:
-    assert told(suite(certify(case), "fabric")) == [("test_all_reduce[4]", *expected)]
+    assert outcomes(suite(certify(case), "fabric")) == [("test_all_reduce[4]", *expected)]
 
 
 def test_a_question_left_open_is_skipped_among_the_others(certify: Certify) -> None:
     left_open = CaseResult(TEST, "?", "not promised", "not promised: the colour")
     certificate = certify(left_open, CaseResult(TEST, "?", "passed"))
-    assert told(suite(certificate, "fabric")) == [
+    assert outcomes(suite(certificate, "fabric")) == [
         ("test_all_reduce[4]", "skipped", "not promised: the colour"),
         ("test_all_reduce[4]", "pass", None),
     ]
-    assert told(suite(certify(left_open), "fabric"))[0][1] == "skipped"
-    assert told(suite(certify(left_open, promised=["fabric"]), "fabric"))[0][1] == "error"
+    assert outcomes(suite(certify(left_open), "fabric"))[0][1] == "skipped"
+    assert outcomes(suite(certify(left_open, promised=["fabric"]), "fabric"))[0][1] == "error"
 
 
 def test_a_test_that_failed_beside_good_measurements_stays_failed(certify: Certify) -> None:
     case = CaseResult(TEST, "?", "failed", "wrong sum\nE assert", measurements=(FAST,))
     fabric = suite(certify(case), "fabric")
-    assert [(outcome, message) for _, outcome, message in told(fabric)] == [
+    assert [(outcome, message) for _, outcome, message in outcomes(fabric)] == [
         ("failure", "wrong sum"),
         ("pass", None),
     ]
@@ -112,10 +112,12 @@ def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped(
     certify: Certify,
 ) -> None:
     certificate = certify(promised=["restart"], not_promised={"gang": "no scheduler"})
-    assert told(suite(certificate, "restart")) == [
+    assert outcomes(suite(certificate, "restart")) == [
         ("restart", "error", "restart is promised and did not run")
     ]
-    assert told(suite(certificate, "gang")) == [("gang", "skipped", "not promised: no scheduler")]
+    assert outcomes(suite(certificate, "gang")) == [
+        ("gang", "skipped", "not promised: no scheduler")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_the_verdict_of_the_run_is_a_case_of_its_own(
     message: str | None,
 ) -> None:
     overall = suite(certify(*cases, promised=["fabric"], **more), "certificate")
-    assert told(overall) == [("rack is certified", outcome, message)]
+    assert outcomes(overall) == [("rack is certified", outcome, message)]
 
 
 def test_what_was_covered_stands_beside_the_verdict(certify: Certify) -> None:
@@ -171,11 +173,11 @@ def test_any_text_survives(certify: Certify) -> None:
         not_promised={"gang": HOSTILE},
         nodes=(HOSTILE,),
     )
-    first, second = told(suite(certificate, "fabric"))
+    first, second = outcomes(suite(certificate, "fabric"))
     assert first == (FIT, "failure", f"{FIT}, culprit {FIT}")
     assert second[2] is not None
     assert second[2].endswith(f"culprit {FIT}, measured by {FIT}")
-    assert told(suite(certificate, "gang")) == [("gang", "skipped", f"not promised: {FIT}")]
+    assert outcomes(suite(certificate, "gang")) == [("gang", "skipped", f"not promised: {FIT}")]
 
 
 def test_a_huge_message_keeps_its_end_and_says_so(certify: Certify) -> None:
@@ -193,9 +195,9 @@ def test_returns_become_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("\n \n  said \nmore", "said"), ("", ""), ("a" * 9, "aaaa…")]
+    ("text", "line"), [("\n \n  first \nmore", "first"), ("", ""), ("a" * 9, "aaaa…")]
 )
-def test_the_first_line_is_the_first_that_says_something(text: str, line: str) -> None:
+def test_the_first_line_is_the_first_with_words(text: str, line: str) -> None:
     assert first_line(text, 5) == line
 
 

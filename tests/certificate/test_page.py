@@ -224,6 +224,18 @@ def test_pictures_have_the_colours_of_the_page(hostile: Page) -> None:
     assert not re.search(r"#0([1-9a-f])0\1", " ".join(hostile.values("style", "fill", "stroke")))
 
 
+def test_a_bound_has_its_tolerance_and_source_or_that_there_is_none(certify: Certify) -> None:
+    point = Point(1 << 20, 5, 9.5, 12, 9, 12, 48.1, 48, 0)
+    curve = Curve("all_reduce", "ring", "gloo", 4, (point,), 50, at_least(46, 0.5), (1 << 20,))
+    measured = Measurement("busbw", 48, "GB/s", at_least(46, 0.5))
+    case = CaseResult(
+        "test_fabric.py::test", "?", "passed", measurements=(measured,), charts=(curve,)
+    )
+    page = Page(page_text(certify(case, promised=["fabric"])))
+    assert "bound ≥ 46 ± 0.5 GB/s, judged sizes" in page.text
+    assert "Bound: its source is not given." in page.text
+
+
 def test_without_the_extra_the_page_says_so(
     certify: Certify, monkeypatch: pytest.MonkeyPatch
 ) -> None:

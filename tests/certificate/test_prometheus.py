@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -33,7 +34,7 @@ def found(certify: Certify) -> Samples:
     return samples(certify(case, good, promised=["fabric", "mesh"], cluster_nodes=16))
 
 
-def test_verdict_measurement_and_expiry_are_told(found: Samples) -> None:
+def test_verdict_measurement_and_expiry_are_exported(found: Samples) -> None:
     assert found["mnode_certificate_verdict", "not certified"] == 1
     assert found["mnode_certificate_verdict", "certified"] == 0
     assert found["mnode_criterion_verdict", "fabric", "fail"] == 1
@@ -52,6 +53,13 @@ def test_each_node_has_its_state_and_expiry(certify: Certify) -> None:
     end = passed.run.end.timestamp()
     assert found["mnode_node_expiry_timestamp_seconds", "node3"] == end + 7 * 86400
     assert found["mnode_certificate_expiry_timestamp_seconds",] == end + 7 * 86400
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_was_not_measured(certify: Certify, value: float) -> None:
+    one = Measurement("busbw", value, "Mbit/s")
+    case = CaseResult("t/test_fabric.py::test_it", "?", "passed", measurements=(one,))
+    assert not [key for key in samples(certify(case)) if key[0] == "mnode_measurement"]
 
 
 def test_what_is_not_known_has_no_sample(found: Samples) -> None:

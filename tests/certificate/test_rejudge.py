@@ -1,4 +1,4 @@
-"""The same measurements by another spec: bounds follow their keys, and what does not is said."""
+"""The same measurements by another spec: bounds follow their keys, and what does not is listed."""
 
 from __future__ import annotations
 
@@ -108,13 +108,24 @@ def test_a_bound_follows_the_key_that_its_source_names(
 def test_two_keys_of_a_product_change_it_both(edited: Any) -> None:
     def edit(page: dict[str, Any]) -> None:
         at(*FRACTION, value=0.425)(page)
-        at("fabric", "line_rate", value="400 Mbit/s")(page)
+        at("fabric", "line_rate", value="399999999 bit/s")(page)
 
     found, undecided = judged_by(night(busbw(0.022)), *edited(edit))
     [measured] = found.criteria[found_index(found, "fabric")].cases[0].measurements
     assert undecided == ()
     assert measured.expected is not None
     assert measured.expected.limit == pytest.approx(0.02125)
+    assert "fabric.line_rate 200 Mbit/s → 399999999 bit/s" in measured.source
+    assert "at_least_fraction 0.85 → 0.425" in measured.source
+
+
+def test_a_limit_that_is_a_time_is_shown_as_one(edited: Any) -> None:
+    key = ("criteria", "preflight", "clocks", "skew")
+    found, _ = judged_by(
+        night(SKEW, name="preflight", promise="preflight.clocks"), *edited(at(*key, value="60 ms"))
+    )
+    [measured] = found.criteria[found_index(found, "preflight")].cases[0].measurements
+    assert measured.source.endswith("criteria.preflight.clocks.skew 50 ms → 60 ms")
 
 
 def found_index(certificate: Certificate, name: str) -> int:
@@ -131,7 +142,7 @@ def found_index(certificate: Certificate, name: str) -> int:
         (PAST, at("fabric", "interfaces", value=["fab1"]), "its bound is no product of"),
     ],
 )
-def test_what_cannot_be_judged_anew_is_said_and_never_passed(
+def test_what_cannot_be_judged_anew_is_listed_and_never_passed(
     edited: Any, measurement: Measurement, edit: Edit, why: str
 ) -> None:
     certificate = night(busbw(0.03), measurement)

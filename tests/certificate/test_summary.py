@@ -106,7 +106,7 @@ def test_the_first_line_and_the_last_are_the_certificate(
     assert (lines[0], lines[-1]) == (line, line)
 
 
-def test_what_is_emulated_is_said_before_the_verdict(certify: Certify) -> None:
+def test_what_is_emulated_is_printed_before_the_verdict(certify: Certify) -> None:
     lines = summary_lines(certify(case("fabric"), emulated="links shaped on one machine"))
     assert lines[-4] == "emulated: links shaped on one machine"
 
@@ -193,7 +193,7 @@ def test_the_widest_column_gives_way_first(certify: Certify) -> None:
         (0, 16, (), "0 of 16 nodes; not covered: 16 others"),
     ],
 )
-def test_what_was_covered_is_said_with_what_was_not(
+def test_what_was_covered_is_printed_with_what_was_not(
     certify: Certify, nodes: int, of: int | None, others: tuple[str, ...], coverage: str
 ) -> None:
     names = tuple(f"node{i}" for i in range(nodes))

@@ -17,7 +17,7 @@ READY = ROOT / "fixtures/ci"
 
 @dataclass(frozen=True)
 class Ran:
-    """How a script ended, what it called, and what it said."""
+    """How a script ended, what it called, and what it printed."""
 
     status: int
     calls: tuple[str, ...]

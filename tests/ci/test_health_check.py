@@ -19,7 +19,7 @@ echo '______ ERROR at teardown of test_accelerators_are_as_promised[node0] _____
 echo 'inconclusive: accelerators: not measured, expected equals 8, NVML cannot be asked'
 echo '/a/fixtures.py:27: Failed: no place to begin'
 """
-SAID = f"""\
+FAILED_RUN = f"""\
 {UNKNOWN}
 echo '================================== FAILURES =================================='
 echo '/a b/it.py:236: Failed: fabric speed: 0, "expected" at least 1 (tolerance 0), culprit fab0'
@@ -32,7 +32,7 @@ exit 1"""
 def test_without_a_setting_no_node_is_drained(place: Path, script: str, unset: str) -> None:
     """It would be every node: slurmd hands no environment to what it starts."""
     settings = {"MNODE_ROOT": str(ROOT), "MNODE_SPEC": "s", unset: ""}
-    ran = run(place, script, SAID, **settings)
+    ran = run(place, script, FAILED_RUN, **settings)
     assert ran.status == 0
     [call] = ran.calls
     assert call.startswith("logger -t mnode ")
@@ -43,7 +43,7 @@ def test_without_a_setting_no_node_is_drained(place: Path, script: str, unset: s
 def test_a_prolog_without_its_check_drains_nothing(place: Path) -> None:
     copy = place / "copy of prolog.sh"
     program(copy, (READY / "prolog.sh").read_text())
-    ran = run(place, copy, SAID, MNODE_SPEC="s")
+    ran = run(place, copy, FAILED_RUN, MNODE_SPEC="s")
     assert ran.status == 0
     [call] = ran.calls
     assert f"no {place}/fixtures/ci/healthcheck.sh" in call
@@ -52,7 +52,7 @@ def test_a_prolog_without_its_check_drains_nothing(place: Path) -> None:
 def test_a_prolog_whose_check_does_not_end_as_one_drains_nothing(place: Path) -> None:
     (place / "fixtures/ci").mkdir(parents=True)
     program(place / "fixtures/ci/healthcheck.sh", "kill -9 $$")
-    assert run(place, "prolog.sh", SAID, MNODE_SPEC="s").status == 0
+    assert run(place, "prolog.sh", FAILED_RUN, MNODE_SPEC="s").status == 0
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -67,7 +67,7 @@ def test_what_the_documents_show_for_slurmd_needs_no_environment(place: Path, th
     root = ROOT if there else place / "nothing"
     wrapper = place / "mnode-prolog.sh"
     program(wrapper, shown.replace(shared, shlex.quote(str(root))))
-    ran = run(place, wrapper, SAID, MNODE_ROOT="", MNODE_SPEC="")
+    ran = run(place, wrapper, FAILED_RUN, MNODE_ROOT="", MNODE_SPEC="")
     assert ran.status == (1 if there else 0)
     assert f"no {root}/fixtures/ci/prolog.sh" in ran.calls[-1] or there
 
@@ -80,7 +80,7 @@ def test_a_node_that_is_as_promised_is_left_alone(place: Path) -> None:
 
 
 def test_a_node_that_is_not_as_promised_is_drained_with_the_reason(place: Path) -> None:
-    ran = run(place, "healthcheck.sh", SAID, MNODE_SPEC="s", SLURMD_NODENAME="gpu07")
+    ran = run(place, "healthcheck.sh", FAILED_RUN, MNODE_SPEC="s", SLURMD_NODENAME="gpu07")
     assert ran.status == 1
     [drained] = [call for call in ran.calls if call.startswith("scontrol")]
     assert drained.startswith(
@@ -90,7 +90,7 @@ def test_a_node_that_is_not_as_promised_is_drained_with_the_reason(place: Path) 
 
 
 @pytest.mark.parametrize(
-    ("did", "said"),
+    ("did", "failed"),
     [
         (f"{UNKNOWN}\nexit 1", "inconclusive: accelerators: not measured"),
         ("echo no module named pytest; exit 1", "no module named pytest"),
@@ -98,12 +98,12 @@ def test_a_node_that_is_not_as_promised_is_drained_with_the_reason(place: Path) 
 )
 @pytest.mark.parametrize("script", ["healthcheck.sh", "prolog.sh"])
 def test_what_could_not_be_measured_drains_nothing(
-    place: Path, script: str, did: str, said: str
+    place: Path, script: str, did: str, failed: str
 ) -> None:
     ran = run(place, script, did, MNODE_SPEC="s", MNODE_ROOT=str(ROOT))
     assert ran.status == 0
     assert not any(call.startswith("scontrol") for call in ran.calls)
-    assert any("not all could be asked" in call and said in call for call in ran.calls)
+    assert any("not all could be asked" in call and failed in call for call in ran.calls)
 
 
 def test_what_is_asked_finds_programs_though_slurmd_sets_no_path(place: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_check_that_hangs_ends_at_its_limit(place: Path) -> None:
 
 
 def test_the_prolog_fails_and_leaves_draining_to_slurm(place: Path) -> None:
-    ran = run(place, "prolog.sh", SAID, MNODE_SPEC="s", MNODE_ROOT=str(ROOT))
+    ran = run(place, "prolog.sh", FAILED_RUN, MNODE_SPEC="s", MNODE_ROOT=str(ROOT))
     assert ran.status == 1
     assert not any(call.startswith("scontrol") for call in ran.calls)
 
@@ -159,11 +159,11 @@ def test_the_questions_of_the_check_are_those_of_one_node() -> None:
 
 def test_a_drain_that_fails_is_said(place: Path) -> None:
     refused = "echo slurm_update error: Unable to contact slurm controller >&2; exit 1"
-    ran = run(place, "healthcheck.sh", SAID, {"scontrol": refused}, MNODE_SPEC="s")
+    ran = run(place, "healthcheck.sh", FAILED_RUN, {"scontrol": refused}, MNODE_SPEC="s")
     assert ran.status == 1
     assert any(call.startswith("scontrol update") for call in ran.calls)
-    [told] = [call for call in ran.calls if "could not be drained" in call]
-    assert told.endswith("slurm_update error: Unable to contact slurm controller")
+    [complaint] = [call for call in ran.calls if "could not be drained" in call]
+    assert complaint.endswith("slurm_update error: Unable to contact slurm controller")
     assert " could not be drained (status 1): " in ran.stderr
 
 
@@ -173,6 +173,6 @@ def test_a_drain_without_scontrol_or_without_an_end_is_said(place: Path) -> None
     copy = place / "copy of the check"
     for instead, status in (("timeout 0.2 scontrol", 124), ("timeout 5 no-scontrol-here", 127)):
         program(copy, text.replace("timeout 5 scontrol", instead))
-        ran = run(place, copy, SAID, {"scontrol": "exec sleep 60"}, MNODE_SPEC="s")
+        ran = run(place, copy, FAILED_RUN, {"scontrol": "exec sleep 60"}, MNODE_SPEC="s")
         assert ran.status == 1
         assert any(f"could not be drained (status {status})" in call for call in ran.calls)

@@ -1,4 +1,4 @@
-"""`diff`: noise told from change by each measurement's spread, and what else is another."""
+"""`diff`: noise and change kept apart by each measurement's spread, and what else is another."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate, build_certificate, write_report
 from pytest_mnode.certificate.difference import Kind, compared
+from pytest_mnode.certificate.kept import keep, read_with_history
 from pytest_mnode.certificate.trends import history_of
 from pytest_mnode.commands import main
 from pytest_mnode.detection import Detection
@@ -27,8 +28,9 @@ def rate(value: float | None, blur: float | None = None, **more: Any) -> Measure
     return Measurement("busbw", value, "GB/s", at_least(100), detection=detection, **more)
 
 
-def skew(value: float | None) -> Measurement:
-    return Measurement("clock skew", value, "ms")
+def skew(value: float | None, blur: float | None = None) -> Measurement:
+    detection = None if blur is None else Detection("less", 0.1, 5, blur)
+    return Measurement("clock skew", value, "ms", detection=detection)
 
 
 def errors(count: int) -> Measurement:
@@ -55,6 +57,8 @@ def kinds(before: Certificate, after: Certificate) -> list[str]:
         (rate(180, 0.03), rate(176, 0.02), Kind.NOISE),
         (rate(180, 0.03), rate(160, 0.02), Kind.CHANGE),
         (rate(180), rate(179), Kind.UNKNOWN),
+        (skew(9.99, 0.0), skew(10.0, 0.0), Kind.NOISE),  # one last digit
+        (skew(9.99, 0.0), skew(10.01, 0.0), Kind.CHANGE),
         (rate(180), rate(180), Kind.SAME),
         (rate(101, 0.05), rate(99, 0.05), Kind.CHANGE),  # another verdict
         (rate(180, 0.03), rate(None), Kind.CHANGE),
@@ -68,7 +72,7 @@ def test_a_change_is_more_than_the_spread(
     assert kinds(certificate(before), certificate(after)) == [kind.value]
 
 
-def test_a_history_tells_the_spread_where_repeats_do_not() -> None:
+def test_a_history_gives_the_spread_where_repeats_do_not() -> None:
     nights = [
         certificate(rate(value), end=FACTS.end + timedelta(days=day))
         for day, value in enumerate([180, 184, 176, 181, 179])
@@ -77,6 +81,43 @@ def test_a_history_tells_the_spread_where_repeats_do_not() -> None:
     with_history = replace(last, history=history_of(last, nights))
     assert kinds(nights[0], last) == [Kind.UNKNOWN]
     assert kinds(nights[0], with_history) == [Kind.NOISE]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> list[Path]:
+    """Nights of a rate that scatters by 2 %, and of 150 others."""
+    steady = [Measurement(f"path {number}", 100, "MB/s") for number in range(150)]
+    return [
+        keep(tmp_path, certificate(rate(value), *steady, end=FACTS.end + timedelta(days=day)))
+        for day, value in enumerate([180, 184, 176, 181, 179, 177])
+    ]
+
+
+def test_two_kept_files_have_the_history_before_them(
+    kept: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", str(kept[0]), str(kept[-1])]) == 0
+    summed_up = "\n151 measurements in both: 1 within its spread, 150 same\n"
+    assert capsys.readouterr().out.endswith(summed_up)
+    assert main(["diff", str(kept[0]), str(kept[2])]) == 0
+    assert "differs, spread unknown:\n  busbw" in capsys.readouterr().out  # two before it
+
+
+def test_later_runs_and_those_of_another_name_are_no_history(kept: list[Path]) -> None:
+    history = read_with_history(kept[3]).history
+    assert history is not None
+    assert [run.date.day for run in history.runs] == [21, 22, 23, 24]
+    assert len(history.trends) == 151
+    assert read_with_history(kept[3].rename(kept[3].with_name("mine.json"))).history is None
+
+
+def test_a_damaged_file_before_them_is_named(
+    kept: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept[1].write_text("{")
+    assert main(["diff", str(kept[0]), str(kept[-1])]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "without" in line]
+    assert line.startswith(f"history without {kept[1]}: no JSON")
 
 
 def test_near_zero_the_spread_is_no_share_of_the_value() -> None:

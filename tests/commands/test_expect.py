@@ -26,6 +26,7 @@ def test_a_table_with_sources_and_reasons(capsys: pytest.CaptureFixture[str]) ->
     ("arguments", "message"),
     [
         (["--nodes=1"], "--nodes=1: accepted: 2 or more"),
+        (["--nodes=2", "--procs-per-node=0"], "--procs-per-node=0: accepted: 1 or more"),
         (["--nodes=4", "--measured=all_reduce:1GiB"], "--measured=all_reduce:1GiB: accepted: "),
         (["--nodes=4", "--measured=sum:1GiB:3"], "--measured=sum:1GiB:3: accepted: "),
         (["--nodes=4", "--measured=all_reduce:1GiB:-3"], "accepted: COLLECTIVE:SIZE:GB_S"),

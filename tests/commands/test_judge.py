@@ -49,11 +49,21 @@ def test_the_verdict_follows_the_other_spec(
     assert capsys.readouterr().out.startswith("certified: 4 of 4 nodes until ")
     spec, written = other(tmp_path, "10 ms"), tmp_path / "again"
     assert main(["judge", str(report), f"--spec={spec}", f"--report={written}"]) == 1
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     # Of a value that passed the certificate names no culprit.
-    assert said.startswith("NOT certified: preflight failed (skew 0.02 s); passed: 0 of 4 nodes")
+    assert printed.startswith("NOT certified: preflight failed (skew 0.02 s); passed: 0 of 4 nodes")
     again = json.loads((written / "certificate.json").read_text())
     assert (again["verdict"], again["run"]["spec"]["path"]) == ("not certified", str(spec))
+
+
+def test_a_report_that_cannot_be_written_is_one_line(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beneath_a_file = report / "certificate.json" / "again"
+    spec = f"--spec={default_spec_path()}"
+    assert main(["judge", str(report), spec, f"--report={beneath_a_file}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"--report={beneath_a_file}: Not a directory")
 
 
 def test_bad_input_is_one_line(

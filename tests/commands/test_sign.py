@@ -1,4 +1,4 @@
-"""`sign` and `verify`: what was changed is named, and other keys and bad input are told apart."""
+"""`sign` and `verify`: what was changed is named, and other keys and bad input are kept apart."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, build_certificate, write_report
 from pytest_mnode.commands import main
+from pytest_mnode.commands.ssh_keygen import sign
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import FACTS
 
@@ -40,8 +41,8 @@ def report(tmp_path: Path) -> Path:
 def verify(report: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     capsys.readouterr()
     code = main(["verify", str(report), f"--key={key}"])
-    said = capsys.readouterr()
-    return code, [*said.out.splitlines(), *said.err.splitlines()]
+    captured = capsys.readouterr()
+    return code, [*captured.out.splitlines(), *captured.err.splitlines()]
 
 
 def test_what_was_changed_is_named(
@@ -51,17 +52,17 @@ def test_what_was_changed_is_named(
     assert verify(report, keys / "ours.pub", capsys) == (0, [f"{report}: as it was signed"])
     data: dict[str, Any] = json.loads(report.read_text())
     report.write_text(json.dumps(data))
-    code, said = verify(report, keys / "ours.pub", capsys)
-    assert (code, said) == (1, [f"{report}: changed: only its formatting"])
+    code, lines = verify(report, keys / "ours.pub", capsys)
+    assert (code, lines) == (1, [f"{report}: changed: only its formatting"])
     data["criteria"][0]["cases"][0]["measurements"][0]["value"] = 180
     data["verdict"] = "certified"
     data["run"]["nodes"].append("node4")
     del data["run"]["commit"]
     report.write_text(json.dumps(data))
-    code, said = verify(report, keys / "ours.pub", capsys)
+    code, lines = verify(report, keys / "ours.pub", capsys)
     assert code == 1
     measured = "criteria.[fabric].cases.[t/test_fabric.py::test_it].measurements.[busbw].value"
-    assert sorted(line.removeprefix(f"{report}: changed: ") for line in said) == [
+    assert sorted(line.removeprefix(f"{report}: changed: ") for line in lines) == [
         f"{measured}: signed 48.0, now 180",
         'run.commit: signed {"hash": "79cf144", "dirty": true}, now null',
         'run.nodes.[4]: signed null, now "node4"',
@@ -81,6 +82,23 @@ def test_a_changed_statement_and_another_key_do_not_verify(
     assert verify(report, keys / "other.pub", capsys) == (1, refused)
     statement.write_text(statement.read_text().replace("48", "180"))
     assert verify(report, keys / "ours.pub", capsys) == (1, refused)
+
+
+def test_a_statement_that_cannot_be_written_or_read_is_one_line(
+    report: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statement = report.with_suffix(".intoto.json")
+    statement.mkdir()
+    assert main(["sign", str(report), f"--key={keys / 'ours'}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{statement}: Is a directory; it is written beside {report}")
+    statement.rmdir()
+    for content in (b"\xff", b"[" * 100_000):
+        statement.write_bytes(content)
+        report.with_suffix(".intoto.json.sig").write_bytes(sign(content, keys / "ours"))
+        code, [line] = verify(report, keys / "ours.pub", capsys)
+        assert code == 2
+        assert line.endswith("no statement about a certificate; write one by 'sign'")
 
 
 def test_the_statement_is_of_in_toto(report: Path, keys: Path) -> None:

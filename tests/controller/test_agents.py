@@ -1,4 +1,4 @@
-"""Agents of nodes that are other machines: how they end, and what is said of it."""
+"""Agents of nodes that are other machines: how they end, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agents]:
         made.close()
 
 
-def told(opened: Agents, number: int) -> dict[str, Any]:
+def agent_settings(opened: Agents, number: int) -> dict[str, Any]:
     path = Path(opened.place_of_run.log_dir) / f"agent{number}.0.log"
     end = time.monotonic() + 10.0
     while not path.read_text().count("\n"):
@@ -70,7 +70,7 @@ def told(opened: Agents, number: int) -> dict[str, Any]:
 
 def test_each_node_has_an_agent_of_its_own(opened: Agents) -> None:
     assert opened.nodes == [(NODES[0],), (NODES[1],)]
-    first, second = told(opened, 0), told(opened, 1)
+    first, second = agent_settings(opened, 0), agent_settings(opened, 1)
     assert [first["endpoint"], second["endpoint"]] == ["tcp://10.0.0.9:1", "tcp://10.1.0.9:1"]
     assert [node["name"] for node in second["nodes"]] == ["n1"]
     assert (first["run_dir"], first["log_dir"], first["remote"]) == ("", "", True)

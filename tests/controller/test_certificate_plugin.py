@@ -142,6 +142,19 @@ def test_certificates_are_kept_and_the_next_run_knows_them(pytester: pytest.Pyte
     assert "accepted: a directory, or a new name" in run.output
 
 
+def test_what_cannot_be_written_is_named_and_loses_nothing_else(pytester: pytest.Pytester) -> None:
+    nowhere = ("--mnode-history=/proc/none/kept", "--mnode-prometheus=/proc/mnode.prom")
+    code, reasons, output = ended(pytester, "pass", *nowhere, "--mnode-report=report")
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert reasons
+    assert "NOT written: /proc/none/kept: no such file or directory" in output, output
+    assert "NOT written: /proc/mnode.prom: no such file or directory" in output
+    assert f"written: {pytester.path}/report/certificate.json" in output
+    code, _, output = ended(pytester, "pass", nowhere[0])
+    assert code == pytest.ExitCode.TESTS_FAILED, output
+    assert "INTERNALERROR" not in output
+
+
 def test_metrics_are_written_where_they_were_asked_for(pytester: pytest.Pytester) -> None:
     _, _, output = ended(pytester, "pass", "--mnode-prometheus=mnode.prom")
     metrics = (pytester.path / "mnode.prom").read_text()

@@ -78,7 +78,7 @@ class Stage:
         self.ranks = ranks
         self.ordinals = itertools.count(7)
         self.inbox: deque[Any] = deque()
-        self.told: list[tuple[int, Any]] = []
+        self.sent: list[tuple[int, Any]] = []
         self.stacks_taken = 0
         self.records: list[dict[int, str]] = []
         """What the ranks recorded of their calls, at one look after the other; the last stays."""
@@ -89,7 +89,7 @@ class Stage:
             self.tell_rank(world, rank, message)
 
     def tell_rank(self, world: WorldInfo, rank: int, message: Any) -> None:
-        self.told.append((rank, message))
+        self.sent.append((rank, message))
         self.inbox.extend(self.ranks[rank](rank, message))
 
     def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
@@ -161,7 +161,7 @@ def test_teardown_waits_for_all_bodies() -> None:
     assert outcome.states[1].stack == "x"
     assert outcome.states[1].native == "C stack on node1"  # "x" has no line of the test
     assert outcome.states[0].native == ""
-    assert [rank for rank, message in stage.told if isinstance(message, TearDown)] == [0]
+    assert [rank for rank, message in stage.sent if isinstance(message, TearDown)] == [0]
 
 
 def test_a_failure_starts_the_grace_not_the_limit() -> None:

@@ -36,20 +36,20 @@ ENDED: list[Any] = [DebuggerLeft(2, 7), TerminalClosed("w1", 2)]
 
 
 class Stage:
-    """A client, a console and what is told to them."""
+    """A client, a console and what is sent to them."""
 
     is_worker = False
     debug_rank: int | None = None
 
     def __init__(self, *inbox: Any) -> None:
         self.inbox = deque(inbox)
-        self.told: list[Any] = []
+        self.sent: list[Any] = []
         self.answers: list[tuple[int, DebuggerAnswer]] = []
         self.shown: list[str] = []
         self.heard: list[Any] = []
 
     def tell(self, message: Any) -> None:
-        self.told.append(message)
+        self.sent.append(message)
 
     def tell_rank(self, world: WorldInfo, rank: int, answer: DebuggerAnswer) -> None:
         self.answers.append((rank, answer))
@@ -92,7 +92,7 @@ def test_a_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert not stage.session.attach(ASK, stage.hear)
     assert stage.answers == [(2, DebuggerAnswer("in", "out"))]
     place = "node1", "w1", 2
-    assert stage.told == [
+    assert stage.sent == [
         OpenTerminal(*place),
         TerminalInput(*place, b"p 1\n"),
         CloseTerminal(*place),
@@ -107,7 +107,7 @@ def test_the_end_of_input_is_passed_on_once_in_a_session(keys: int) -> None:
     session = stage.session
     session.attach(ASK, stage.hear)
     session.attach(ASK, stage.hear)
-    assert [m.data for m in stage.told if isinstance(m, TerminalInput)] == [b"", b""]
+    assert [m.data for m in stage.sent if isinstance(m, TerminalInput)] == [b"", b""]
 
 
 def test_quits() -> None:
@@ -119,7 +119,7 @@ def test_the_next_breakpoint_comes_before_the_terminal_is_closed() -> None:
     stage = Stage(OPENED, ENDED[0], ASK, ENDED[1], OPENED, *ENDED)
     stage.session.attach(ASK, stage.hear)
     assert stage.answers == [(2, DebuggerAnswer("in", "out"))] * 2
-    assert [type(m) for m in stage.told] == [OpenTerminal, CloseTerminal] * 2
+    assert [type(m) for m in stage.sent] == [OpenTerminal, CloseTerminal] * 2
     assert not stage.heard
     assert not stage.inbox
 

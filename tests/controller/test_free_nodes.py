@@ -63,9 +63,7 @@ def keep_runs(kept: Path, *nights: Sequence[str], paths: bool = False) -> None:
 
 
 def chosen(directory: Path, most: int = ALL, **settings: Any) -> tuple[str, ...]:
-    found = on_free_nodes(
-        Settings(free_at_most=most, history_dir=directory / "kept", **settings), directory
-    )
+    found = on_free_nodes(Settings(free_at_most=most, history_dir=directory / "kept", **settings))
     assert found.nodes == len(found.on)
     return found.on
 

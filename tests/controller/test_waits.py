@@ -116,10 +116,10 @@ class Desk:
         return next(iter(set(self.worlds.worlds) - before), "")
 
     def forget(self, number: int, seq: int) -> list[Any]:
-        """What agents are told when a request is withdrawn."""
-        told = len(self.to_agents)
+        """What agents receive when a request is withdrawn."""
+        count = len(self.to_agents)
         self.worlds.forget(f"client/n{number}", seq)
-        return self.to_agents[told:]
+        return self.to_agents[count:]
 
 
 @pytest.mark.parametrize("came_up", [False, True])

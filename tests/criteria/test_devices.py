@@ -97,7 +97,7 @@ def test_a_floor_finds_them_all_slow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "verdicts", "told"),
+    ("load", "verdicts", "culprit"),
     [
         (Load(50, (), 1700, 0.0), ("pass", "pass"), None),
         (Load(50, (("HwThermalSlowdown", 2),), 1700, 0.04), ("pass", "pass"), None),
@@ -110,7 +110,7 @@ def test_a_floor_finds_them_all_slow() -> None:
     ],
 )
 def test_a_gpu_that_is_held_back_under_load_is_named(
-    load: Load, verdicts: tuple[str, str], told: str | None
+    load: Load, verdicts: tuple[str, str], culprit: str | None
 ) -> None:
     fine = Load(50, (), 1700, 0.0)
     rows = [RankRate(f"rank {i} on node{i}", 100, "", load=fine) for i in range(3)]
@@ -118,7 +118,7 @@ def test_a_gpu_that_is_held_back_under_load_is_named(
     promise = MatmulPromise(at_least_fraction=0.8, at_least_sm_clock_mhz=1400)
     *_, slowed, clock = judge_rates(Comparison("matmul", "GFLOP/s", promise, None, tuple(rows), ""))
     assert (str(slowed.verdict), str(clock.verdict)) == verdicts
-    assert slowed.culprit == told
+    assert slowed.culprit == culprit
     assert slowed.name == "matmul, samples under load with a clock held back"
 
 
@@ -154,9 +154,7 @@ def test_copies_at_once_and_alone_have_bounds_of_their_own(
     alone: tuple[float | None, ...], at_once: tuple[float, ...], verdicts: tuple[str, str]
 ) -> None:
     keys = {"at_least_fraction": 0.1, "at_least_gbytes_s": 40, "alone_at_least_gbytes_s": 50}
-    rows = tuple(
-        RankRate(f"rank {i} on n", at_once[i], "", None, rate) for i, rate in enumerate(alone)
-    )
+    rows = tuple(RankRate(f"rank {i} on n", at_once[i], "", rate) for i, rate in enumerate(alone))
     how = "median of 3, all ranks at once"
     promise = CopyPromise.model_validate(keys)
     found = {m.name: m for m in judge_rates(Comparison("copy", "GB/s", promise, 40, rows, how))}

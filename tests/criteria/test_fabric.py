@@ -74,8 +74,8 @@ def test_a_ring_is_no_faster_than_its_nics(
     promised = next(m for name, m in found.items() if "busbw" in name)
     assert promised.verdict is Verdict.PASS
     for measurement in beside:
-        told = "fabric.line_rate" in str(measurement.culprit)
-        assert told is (verdict is Verdict.FAIL)  # who passes is not to blame
+        named = "fabric.line_rate" in str(measurement.culprit)
+        assert named is (verdict is Verdict.FAIL)  # who passes is not to blame
 
 
 def test_ring_and_default_are_recorded_side_by_side() -> None:

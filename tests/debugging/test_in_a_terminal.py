@@ -68,80 +68,80 @@ def debugged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], 
     need_rack()
     directory = tmp_path_factory.mktemp("debugged")
     write_files(directory, test_it=TESTS)
-    said: dict[str, str] = {}
+    answers: dict[str, str] = {}
     with started(directory, "--mnode-launcher=rack", "--pdb", "--mnode-debug-rank=2") as run:
-        said["header"] = run.expect(PROMPT)
+        answers["header"] = run.expect(PROMPT)
         time.sleep(2.0)  # longer than the limit of the test
         for typed in ("p world.rank", "import socket, os; socket.gethostname(), os.isatty(0)", "n"):
-            said[typed] = run.ask(typed, PROMPT)
-        said["p total"] = run.ask("p total", PROMPT)
+            answers[typed] = run.ask(typed, PROMPT)
+        answers["p total"] = run.ask("p total", PROMPT)
         run.type("\x03")
-        said["Ctrl-C at the prompt"] = run.expect(PROMPT)
+        answers["Ctrl-C at the prompt"] = run.expect(PROMPT)
         run.type("exec('print(12 * 12, flush=True)\\nwhile True: pass')\r")
         run.expect("144")
         time.sleep(0.5)  # printing is over, and the loop has begun
         run.type("\x03")
-        said["Ctrl-C in a loop"] = run.expect(PROMPT)
+        answers["Ctrl-C in a loop"] = run.expect(PROMPT)
         run.type("b 12\r")
         run.expect(PROMPT)
-        said["to a breakpoint"] = run.ask("c", PROMPT)
-        said["to the failure"] = run.ask("c", PROMPT)
-        said["p wanted"] = run.ask("p wanted", PROMPT)
-        said["to the last"] = run.ask("c", PROMPT)
+        answers["to a breakpoint"] = run.ask("c", PROMPT)
+        answers["to the failure"] = run.ask("c", PROMPT)
+        answers["p wanted"] = run.ask("p wanted", PROMPT)
+        answers["to the last"] = run.ask("c", PROMPT)
         run.type("q\r")
         status = run.wait()
-        return said, run.output, status
+        return answers, run.output, status
 
 
 def test_prompt_names_the_rank(debugged: tuple[dict[str, str], str, int]) -> None:
-    said, output, _ = debugged
-    assert "PDB set_trace (IO-capturing turned off)" in said["header"]
-    assert "-> dist.all_reduce(total)" in said["header"]
-    assert "captured of the test" not in said["header"]
+    answers, output, _ = debugged
+    assert "PDB set_trace (IO-capturing turned off)" in answers["header"]
+    assert "-> dist.all_reduce(total)" in answers["header"]
+    assert "captured of the test" not in answers["header"]
     assert "rank 0 of 4" not in output.partition("= FAILURES")[0]
 
 
 def test_statements_run_in_the_rank(debugged: tuple[dict[str, str], str, int]) -> None:
-    said, _, _ = debugged
-    assert said["p world.rank"].endswith("\n2\n")
-    assert "('node2', True)" in said["import socket, os; socket.gethostname(), os.isatty(0)"]
+    answers, _, _ = debugged
+    assert answers["p world.rank"].endswith("\n2\n")
+    assert "('node2', True)" in answers["import socket, os; socket.gethostname(), os.isatty(0)"]
 
 
 def test_other_ranks_wait_and_no_limit_runs(debugged: tuple[dict[str, str], str, int]) -> None:
-    said, output, _ = debugged
-    assert "-> last = total.item()" in said["n"]
-    assert "tensor([4.])" in said["p total"]
+    answers, output, _ = debugged
+    assert "-> last = total.item()" in answers["n"]
+    assert "tensor([4.])" in answers["p total"]
     assert "no end within" not in output
 
 
 def test_ctrl_c_is_the_rank_s(debugged: tuple[dict[str, str], str, int]) -> None:
-    said, _, _ = debugged
-    assert "--KeyboardInterrupt--" in said["Ctrl-C at the prompt"]
-    assert "*** KeyboardInterrupt" in said["Ctrl-C in a loop"]
+    answers, _, _ = debugged
+    assert "--KeyboardInterrupt--" in answers["Ctrl-C at the prompt"]
+    assert "*** KeyboardInterrupt" in answers["Ctrl-C in a loop"]
 
 
 def test_goes_on_to_a_breakpoint_and_to_the_end(
     debugged: tuple[dict[str, str], str, int],
 ) -> None:
-    said, _, _ = debugged
-    assert "PDB continue (IO-capturing resumed)" in said["to a breakpoint"]
-    assert "test_it.py(12)test_steps()" in said["to a breakpoint"]
+    answers, _, _ = debugged
+    assert "PDB continue (IO-capturing resumed)" in answers["to a breakpoint"]
+    assert "test_it.py(12)test_steps()" in answers["to a breakpoint"]
 
 
 def test_pdb_stops_at_a_failure(debugged: tuple[dict[str, str], str, int]) -> None:
-    said, output, _ = debugged
-    shown = said["to the failure"]
+    answers, output, _ = debugged
+    shown = answers["to the failure"]
     assert "assert 42 == 0" in shown
     assert "printed before it failed" in shown
     assert "entering PDB" in shown
-    assert said["p wanted"].endswith("\n42\n")
+    assert answers["p wanted"].endswith("\n42\n")
     assert "FAILED test_it.py::test_fails - rank 2 of 4 on node2: assert 42 == 0" in output
 
 
 def test_another_rank_is_not_debugged(debugged: tuple[dict[str, str], str, int]) -> None:
-    said, _, _ = debugged
-    assert "test_between" not in said["to the last"]
-    assert "test_quits" in said["to the last"]
+    answers, _, _ = debugged
+    assert "test_between" not in answers["to the last"]
+    assert "test_quits" in answers["to the last"]
 
 
 def test_quitting_ends_the_run(debugged: tuple[dict[str, str], str, int]) -> None:

@@ -108,17 +108,17 @@ def test_packets_between_rdma_nics_without_addresses_are_not_promised(tmp_path: 
 
 
 @pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("readable", [True, False])
 @pytest.mark.parametrize("silent", [None, 0, 3])
 def test_what_all_nodes_show_of_their_devices_is_promised(
-    tmp_path: Path, make: Callable[[int], Machine], told: bool, silent: int | None
+    tmp_path: Path, make: Callable[[int], Machine], readable: bool, silent: int | None
 ) -> None:
     def node(index: int) -> Machine:
-        one, shown = make(index), told and index != silent
+        one, shown = make(index), readable and index != silent
         rows = False if shown else None
         state: dict[str, Any] = {"remapped_rows_failed": rows, "remapped_rows_pending": rows}
         there = tuple(
-            replace(gpu, mig_enabled=False if told else None, **state)
+            replace(gpu, mig_enabled=False if readable else None, **state)
             for gpu in one.accelerators or ()
         )
         known = {"link_width": 16, "link_gtransfers_s": 32.0} if shown else {}
@@ -133,14 +133,14 @@ def test_what_all_nodes_show_of_their_devices_is_promised(
 
     preflight = spec_of(tmp_path, node).criteria.preflight
     assert preflight is not None
-    everywhere = told and silent is None
+    everywhere = readable and silent is None
     assert preflight.pcie == ("full" if everywhere and make is not tcp_node else None)
     assert (preflight.kernel_log is not None) is everywhere
     state = preflight.accelerators
     assert (state is not None) is (make is not tcp_node)
     if state is not None:
         assert (state.mig, state.remapped_rows) == (
-            "off" if told else None,
+            "off" if readable else None,
             "none" if everywhere else None,
         )
 

@@ -323,7 +323,7 @@ def _clusters(make: st.DrawFn) -> FoundCluster:
     count = make(st.integers(1, 4))
     shown = cluster_of(make(st.sampled_from([tcp_node, ib_node, roce_node, efa_node])), count)
     for i in range(count):
-        told = st.fixed_dictionaries(
+        readings = st.fixed_dictionaries(
             {},
             optional={
                 "interfaces": st.none()
@@ -359,7 +359,7 @@ def _clusters(make: st.DrawFn) -> FoundCluster:
             },
         )
         has = make(st.just({}) | st.builds(gpus, st.integers(0, 9), _WORDS))
-        shown = changed(shown, i, **has, **make(told))
+        shown = changed(shown, i, **has, **make(readings))
     return shown
 
 

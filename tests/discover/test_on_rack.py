@@ -122,7 +122,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_started(
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "")
     done = run_here(pytester, *args)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    [said] = [one for one in done.output.splitlines() if one.strip()]
-    assert said.startswith("ERROR: --mnode-discover")
-    assert line in said
+    [printed] = [one for one in done.output.splitlines() if one.strip()]
+    assert printed.startswith("ERROR: --mnode-discover")
+    assert line in printed
     assert not (pytester.path / "page.yaml").exists()

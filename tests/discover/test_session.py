@@ -1,7 +1,9 @@
-"""What surrounds a page: answers of nodes, where it is written, what is told of it."""
+"""What surrounds a page: answers of nodes, where it is written, what is printed of it."""
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.discover import nodes as discover_nodes
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.discover.findings import Findings, findings
 from pytest_mnode.discover.nodes import look_at, node_of, scheduler_names
@@ -21,7 +24,8 @@ from pytest_mnode.discover.session import (
     write_new,
 )
 from pytest_mnode.errors import NodeLostError, UsageError
-from pytest_mnode.launchers.nodes import CommandResult
+from pytest_mnode.launchers.node import CommandResult
+from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import load_spec
@@ -55,11 +59,13 @@ def test_what_a_node_answers(answer: CommandResult, problem: str) -> None:
     assert len(seen.problem.splitlines()) <= 1
 
 
-class Nodes:
+class OneOff(Nodes):
     """Three nodes, the second of which is off; the others are looked at together."""
 
-    nodes = ("node0", "node1", "node2")
     python = "python3"
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: pytest.fail(str(request)), ("node0", "node1", "node2"))
 
     def commands(
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
@@ -84,16 +90,42 @@ class Nodes:
 
 
 def test_a_node_that_is_off_does_not_hide_the_others() -> None:
-    seen = look_at(Nodes(), "rack", "no cluster was named")
+    seen = look_at(OneOff(), "rack", "no cluster was named")
     assert [node.name for node in seen.shown] == ["node0", "node2"]
     [off] = seen.silent
     assert (off.name, off.problem) == ("node1", "node1 is not there: powered off")
     assert seen.emulated
 
 
+def test_a_name_whose_look_up_hangs_leaves_its_node_alone_without_an_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, known = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: str, *words: Any) -> Any:
+        if host == "node2.example":
+            answers.wait(60)
+        return known("127.0.0.1", *words)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(discover_nodes, "_LOOK_UP_LIMIT_S", 1.0)
+    monkeypatch.setattr(OneOff, "address", lambda _, node: f"{node}.example")
+    try:
+        seen = look_at(OneOff(), "ssh", "a hostfile was named")
+        assert not answers.is_set()
+    finally:
+        answers.set()
+    assert [node.address for node in seen.nodes] == ["127.0.0.1", "127.0.0.1", ""]
+    assert [node.name for node in seen.shown] == ["node0", "node2"]
+
+
 def test_names_of_an_allocation() -> None:
-    told = {"SLURM_JOB_PARTITION": "gpu", "SLURM_CLUSTER_NAME": "hall", "SLURM_JOB_ACCOUNT": ""}
-    assert scheduler_names(told) == (("cluster", "hall"), ("partition", "gpu"))
+    variables = {
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_CLUSTER_NAME": "hall",
+        "SLURM_JOB_ACCOUNT": "",
+    }
+    assert scheduler_names(variables) == (("cluster", "hall"), ("partition", "gpu"))
     assert scheduler_names({}) == ()
 
 

@@ -1,4 +1,4 @@
-"""A small program on the login node that has a Slurm launcher and does what it is told."""
+"""A small program on the login node that has a Slurm launcher and runs the lines it is sent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ print(json.dumps("closed"), flush=True)
 
 
 class Controller:
-    """A process that has a launcher and does what it is told, a line of Python each.
+    """A process that has a launcher and runs each line of Python it is sent.
 
     words: the launcher's arguments, and a command around it, such as salloc.
     """
@@ -84,7 +84,7 @@ class Controller:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.told: Any = self._line()
+        self.report: Any = self._line()
 
     def _line(self) -> Any:
         assert self.process.stdout is not None

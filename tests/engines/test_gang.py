@@ -32,8 +32,8 @@ def arguments(
     switch = slurm.switch
 
     def power(what: str, then: str) -> str:
-        told = f"scontrol update nodename={{node}} state={then} reason=test"
-        return shlex.join(["sh", "-c", f"{switch.command(what)} && {told}"])
+        update = f"scontrol update nodename={{node}} state={then} reason=test"
+        return shlex.join(["sh", "-c", f"{switch.command(what)} && {update}"])
 
     page = page_for(
         slurm,
@@ -41,7 +41,7 @@ def arguments(
         scheduler={"kind": "slurm", **({"names": {"partition": "all"}} if "mesh" in files else {})},
         criteria={"gang": {**TIMES, **promised}, **({"mesh": {}} if "mesh" in files else {})},
         not_promised=None,
-        # Slurm is told at once; by itself it would notice when SlurmdTimeout is over.
+        # Slurm gets it at once; by itself it would notice when SlurmdTimeout is over.
         power={"switch_off": power("off", "down"), "switch_on": power("on", "resume")},
     )
     spec = directory / "spec.yaml"

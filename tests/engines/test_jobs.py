@@ -19,7 +19,7 @@ from tests.jobs.ranks import RANK
 
 SHARED = "--mnode-slurm-args=--exclusive=user --ntasks-per-node=1 --cpus-per-task=1 --time=10"
 ROOT = Path(__file__).parents[2]
-SAID = {
+CONSTANTS = {
     "RANK": RANK,
     "JOBS": str(ROOT / "fixtures" / "jobs"),
     "QUICK": QUICK,
@@ -81,8 +81,8 @@ TESTS = (
         before = {n: set(job.pids(n)) for n in job.nodes}
         assert job.preempt(20) == []
         assert "sigterm 0 0 0" in job.output("node0") and "sigterm 1 0 0" in job.output("node1")
-        told = [e for e in job.events if e.what == "signalled"]
-        assert [(e.node, e.detail, len(e.pids)) for e in told] == [
+        signalled = [e for e in job.events if e.what == "signalled"]
+        assert [(e.node, e.detail, len(e.pids)) for e in signalled] == [
             ("node0", "SIGTERM", 1), ("node1", "SIGTERM", 1)]
         until(job, " 1 0 2 fab0")
         assert Slurm().job(job.number).restarts == 1 and job.requeue == 1
@@ -128,9 +128,9 @@ TESTS = (
     def test_what_would_never_start_runs_as_steps_and_says_so(cluster, argv, tmp_path):
         job = cluster.launch(quick(argv, nodes=2, procs_per_node=2))
         assert not isinstance(job, SubmittedJob)
-        said = job.events[0].detail
-        assert said.startswith(f"node0, node1 (as steps of allocation {cluster.allocation}: ")
-        assert "this run holds the nodes: a submitted job would start at" in said
+        detail = job.events[0].detail
+        assert detail.startswith(f"node0, node1 (as steps of allocation {cluster.allocation}: ")
+        assert "this run holds the nodes: a submitted job would start at" in detail
         until(job, " 0 0 4 fab0")
         (tmp_path / "done").touch()
         assert job.wait(40).ok and queued() == []
@@ -174,8 +174,8 @@ TESTS = (
         wanted = read_job(Path(JOBS) / "deepspeed.yaml").placed(2, 0)
         path = path_of(cluster)
         started = start(path, wanted, ["node1", "node0"], "direct", 60)
-        said = started.submitted.notes[0]
-        assert said.startswith(f"started as steps of allocation {cluster.allocation}: "), said
+        note = started.submitted.notes[0]
+        assert note.startswith(f"started as steps of allocation {cluster.allocation}: "), note
         assert started.submitted.nodes == ("node1", "node0")
         assert [r.met.size for r in started.outcome.reports if r.met] == [4] * 4, started.text()
         assert queued() == []
@@ -210,7 +210,7 @@ TESTS = (
 def write(directory: Path, tests: str) -> None:
     write_files(directory, test_it=tests)
     path = directory / "test_it.py"
-    constants = "".join(f"{name} = {value!r}\n" for name, value in SAID.items())
+    constants = "".join(f"{name} = {value!r}\n" for name, value in CONSTANTS.items())
     path.write_text(constants + path.read_text())
 
 

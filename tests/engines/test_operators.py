@@ -33,7 +33,7 @@ def settings(spec: str, **more: str) -> dict[str, str]:
 
 def test_the_night_is_certified_and_the_next_one_waits(slurm: SlurmOnRack, tmp_path: Path) -> None:
     promised: dict[str, Any] = {"preflight": {"interfaces": {}, "speed": {}}, "mesh": {}}
-    told = slurm.run(
+    submitted = slurm.run(
         *("sbatch", "--parsable", "--time=10", f"--output={tmp_path}/night.log"),
         str(READY / "nightly.sbatch"),
         cwd=tmp_path,
@@ -43,7 +43,7 @@ def test_the_night_is_certified_and_the_next_one_waits(slurm: SlurmOnRack, tmp_p
             MNODE_AGAIN="yes",
         ),
     )
-    job = int(told.stdout)
+    job = int(submitted.stdout)
     slurm.await_that(lambda: slurm.job(job).over, NIGHT_LIMIT_S, f"job {job} is over")
     log = (tmp_path / "night.log").read_text()
     assert slurm.job(job).state == "COMPLETED", log

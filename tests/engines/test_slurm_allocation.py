@@ -19,10 +19,10 @@ def test_a_surrounding_allocation_is_used_and_left_alone(
     controller = Controller(
         slurm, tmp_path, 2, ([], ["salloc", "--nodelist=node[0-2]", "--exclusive"])
     )
-    assert controller.told["held"] is False
-    assert [node[0] for node in controller.told["nodes"]] == ["node0", "node1"]
+    assert controller.report["held"] is False
+    assert [node[0] for node in controller.report["nodes"]] == ["node0", "node1"]
     [job] = slurm.queue()
-    assert job.job_id == controller.told["job"]
+    assert job.job_id == controller.report["job"]
     assert controller("launcher.close()") is None
     assert [job.state for job in slurm.queue()] == ["RUNNING"]
     controller.close()
@@ -32,7 +32,7 @@ INSIDE = ["salloc", "--nodelist=node[0-1]", "--exclusive", "--quiet"]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words", "told"),
+    ("nodes", "words", "message"),
     [
         (3, ([], INSIDE),
          "3 nodes asked for, and allocation {job} has 2: node0, node1; missing: 1; allocate them "
@@ -49,14 +49,15 @@ def test_what_cannot_be_had_is_said_in_one_line(
     tmp_path: Path,
     nodes: int,
     words: tuple[list[str], list[str]],
-    told: str,
+    message: str,
 ) -> None:
     controller = Controller(slurm, tmp_path, nodes, words)
     controller.close()
     assert (
-        told.replace("{job}", str(max(j.job_id for j in slurm.jobs()))) in controller.told["error"]
+        message.replace("{job}", str(max(j.job_id for j in slurm.jobs())))
+        in controller.report["error"]
     )
-    assert "\n" not in controller.told["error"]
+    assert "\n" not in controller.report["error"]
     assert slurm.queue() == []
 
 
@@ -66,7 +67,7 @@ def test_nodes_that_are_down_are_named_and_not_waited_for(
     slurm.down("node2", "broken fan")
     controller = Controller(slurm, tmp_path, 4)
     controller.close()
-    assert controller.told["error"] == (
+    assert controller.report["error"] == (
         "ClusterError: slurm: 4 nodes asked for: partition all has 3 usable of 4 nodes; "
         "missing: node2 (DOWN: broken fan)"
     )

@@ -14,19 +14,19 @@ FIRST_2 = "--nodelist=node[0-1]"
 def test_an_allocation_of_its_own(slurm: SlurmOnRack, tmp_path: Path) -> None:
     """Nodes by their own names and addresses; commands with streams, environment and status."""
     controller = Controller(slurm, tmp_path, 2, (["--time=5", FIRST_2], []))
-    assert controller.told.get("held") is True, controller.told
-    assert controller.told["nodes"] == [
+    assert controller.report.get("held") is True, controller.report
+    assert controller.report["nodes"] == [
         ["node0", "10.77.0.1", "10.78.0.1", "fab0"],
         ["node1", "10.77.0.2", "10.78.0.2", "fab0"],
     ]
     [job] = slurm.queue()
     assert (job.job_id, job.state, job.nodes) == (
-        controller.told["job"],
+        controller.report["job"],
         "RUNNING",
         ("node0", "node1"),
     )
     assert job.name.startswith("pytest-mnode-")
-    assert Path(controller.told["shared"]).parent == tmp_path
+    assert Path(controller.report["shared"]).parent == tmp_path
 
     status, out, err = controller(
         'run(["sh", "-c", "hostname; pwd; echo $MARK; cat; echo bad >&2; exit 3"], 1, input="in")'
@@ -40,21 +40,21 @@ def test_an_allocation_of_its_own(slurm: SlurmOnRack, tmp_path: Path) -> None:
 
     controller.close()
     slurm.await_that(lambda: not slurm.queue(), 5, "the allocation is given back")
-    assert not Path(controller.told["shared"]).exists()
+    assert not Path(controller.report["shared"]).exists()
     slurm.await_idle(5)
 
 
 def test_a_node_that_slurm_gives_up_is_named(slurm: SlurmOnRack, tmp_path: Path) -> None:
     controller = Controller(slurm, tmp_path, 3, (["--nodelist=node[0-2]"], []))
     slurm.down("node1", "broken fan")
-    slurm.await_that(lambda: bool(controller("lost")), 15, "the loss is told")
+    slurm.await_that(lambda: bool(controller("lost")), 15, "the loss is reported")
     assert controller("lost") == [["node1", "Slurm says DOWN: broken fan"]]
     assert controller('run(["hostname"], 2)') == [0, "node2\n", ""]
     assert controller('run(["true"], 1)') == (
         "NodeLostError: node1 is not there: Slurm says DOWN: broken fan"
     )
-    slurm.run("scancel", str(controller.told["job"]))
-    slurm.await_that(lambda: len(controller("lost")) == 3, 15, "the loss of all is told")
+    slurm.run("scancel", str(controller.report["job"]))
+    slurm.await_that(lambda: len(controller("lost")) == 3, 15, "the loss of all is reported")
     assert "ended" in controller("lost")[-1][1]
     controller.close()
 
@@ -72,10 +72,10 @@ def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> No
 
     controller(f"launcher.ask(PowerOff({node1}.name))")
     slurm.down("node1", "it was away for long")
-    told = controller(f"launcher.ask(PowerOn({node1}.name))")
-    assert told.startswith("ClusterError: node1 was down for so long that Slurm took it out of "), (
-        told
-    )
+    error = controller(f"launcher.ask(PowerOn({node1}.name))")
+    assert error.startswith(
+        "ClusterError: node1 was down for so long that Slurm took it out of "
+    ), error
     controller.close()
 
 

@@ -138,10 +138,10 @@ def test_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
         check=False,
         limit_s=120,
     )
-    said = output.read_text()
-    assert done.returncode == 0, said
-    assert "mnode: launcher slurm (inside of job " in said
-    assert "2 passed" in said
+    printed = output.read_text()
+    assert done.returncode == 0, printed
+    assert "mnode: launcher slurm (inside of job " in printed
+    assert "2 passed" in printed
 
 
 def test_more_nodes_than_there_are(slurm: SlurmOnRack, tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_pat
         "test_two": "failure",
         "test_one": "passed",
     }, output
-    told = {name: case.findtext("failure", "") for name, case in outcomes.cases().items()}
-    assert "node3 is lost: the connection was lost" in told["test_four"], told
-    assert "node2 is lost: the connection was lost" in told["test_three"], told
-    assert "node1 is lost: " in told["test_two"], told
+    failures = {name: case.findtext("failure", "") for name, case in outcomes.cases().items()}
+    assert "node3 is lost: the connection was lost" in failures["test_four"], failures
+    assert "node2 is lost: the connection was lost" in failures["test_three"], failures
+    assert "node1 is lost: " in failures["test_two"], failures
     # By srun at once, in whichever words it has by then, or by Slurm when it is asked again.
     words = ("Node failure on node1", "CANCELLED", "node1: task 0: Killed", "broken fan")
-    assert any(why in told["test_two"] for why in words), told
+    assert any(why in failures["test_two"] for why in words), failures
     assert "node0 is lost" not in output
 
 

@@ -126,9 +126,9 @@ def test_every_host_that_cannot_be_used_has_its_line(ssh: SshOnRack, tmp_path: P
         ssh.env = before
     assert run.returncode == pytest.ExitCode.USAGE_ERROR, run.output
     assert "Traceback" not in run.output
-    said = run.output.partition("ERROR: ")[2].strip().splitlines()
-    assert said[0] == "ssh: 7 of 8 nodes cannot be used:", run.output
-    lines = {line.split(":")[0].strip(): line for line in said[1:]}
+    reported = run.output.partition("ERROR: ")[2].strip().splitlines()
+    assert reported[0] == "ssh: 7 of 8 nodes cannot be used:", run.output
+    lines = {line.split(":")[0].strip(): line for line in reported[1:]}
     assert set(lines) == set(hosts[1:])
     assert "no Python started there (status 127" in lines["node1"]
     assert "--mnode-python" in lines["node1"]

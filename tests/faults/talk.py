@@ -73,7 +73,7 @@ except OSError as error:
 """
 
 
-def said(rack: Rack, index: int, argv: list[str]) -> str:
+def output_of(rack: Rack, index: int, argv: list[str]) -> str:
     """What a command prints on a node, errors too."""
     (command,) = rack.commands([rack.nodes[index]], argv)
     done = subprocess.run(
@@ -88,12 +88,12 @@ def said(rack: Rack, index: int, argv: list[str]) -> str:
 
 
 def shell(rack: Rack, index: int, script: str) -> str:
-    return said(rack, index, ["sh", "-c", script])
+    return output_of(rack, index, ["sh", "-c", script])
 
 
 @contextmanager
 def server(rack: Rack, index: int, program: str, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that is up once it has said so."""
+    """A program that is up once it has printed so."""
     (command,) = rack.commands([rack.nodes[index]], [*PYTHON, program, *args])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -108,7 +108,7 @@ def rate_mbit_s(rack: Rack, source: int, target: int) -> float:
     """Payload of one TCP stream over the fabric."""
     address = rack.nodes[target].fabric_address or ""
     with server(rack, target, SINK, address) as sink:
-        started_s = float(said(rack, source, [*PYTHON, SOURCE, address, str(BYTES)]))
+        started_s = float(output_of(rack, source, [*PYTHON, SOURCE, address, str(BYTES)]))
         assert sink.stdout is not None
         return BYTES * 8e-6 / (float(sink.stdout.read()) - started_s)
 
@@ -119,14 +119,16 @@ def echoes(
     """How many of `count` UDP packets came back over the fabric, and the least time, seconds."""
     address = rack.nodes[target].fabric_address or ""
     with server(rack, target, ECHO, address):
-        words = said(rack, source, [*PYTHON, CALL, address, str(size), str(count), str(wait_s)])
+        words = output_of(
+            rack, source, [*PYTHON, CALL, address, str(size), str(count), str(wait_s)]
+        )
     number, least = words.split()
     return int(number), float(least)
 
 
 def connection(rack: Rack, source: int, address: str, port: int) -> str:
     """ "connected", or the error's name."""
-    return said(rack, source, [*PYTHON, CONNECT, address, str(port)])
+    return output_of(rack, source, [*PYTHON, CONNECT, address, str(port)])
 
 
 def need_installed(path: str | None, package: str) -> None:

@@ -13,7 +13,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import files
 from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
-from tests.faults.talk import PYTHON, need_installed, need_quotas, said, shell
+from tests.faults.talk import PYTHON, need_installed, need_quotas, output_of, shell
 from tests.inner import need_rack
 
 WRITABLE = "touch '{dir}/x' && rm '{dir}/x' && echo written"
@@ -55,12 +55,12 @@ def test_a_disk_is_full(rack: Rack, tmp_path: Path) -> None:
 
 def test_a_package_has_another_version(rack: Rack) -> None:
     code = VERSION.format(path=sys.path) + "print(version('pytest'), version('pluggy'))"
-    mine, pluggy = said(rack, 1, [*PYTHON, code]).split()
+    mine, pluggy = output_of(rack, 1, [*PYTHON, code]).split()
     undo = faults.inject(rack, "other_package:node1:pytest,other_package:node1:pluggy:0.1")
-    assert said(rack, 1, [*PYTHON, code]) == f"{mine}+other 0.1"
-    assert said(rack, 0, [*PYTHON, code]) == f"{mine} {pluggy}"
+    assert output_of(rack, 1, [*PYTHON, code]) == f"{mine}+other 0.1"
+    assert output_of(rack, 0, [*PYTHON, code]) == f"{mine} {pluggy}"
     undo()
-    assert said(rack, 1, [*PYTHON, code]) == f"{mine} {pluggy}"
+    assert output_of(rack, 1, [*PYTHON, code]) == f"{mine} {pluggy}"
 
 
 def test_a_file_of_the_code_differs(rack: Rack, tmp_path: Path) -> None:
@@ -164,18 +164,18 @@ def test_names_are_slow_both_ways(rack: Rack) -> None:
         "print(socket.getnameinfo(('10.77.0.3', 0), 0)[0], time.monotonic() - start)"
     )
     undo = faults.inject(rack, "slow_names:node1:1")
-    name, took_s = said(rack, 1, [*PYTHON, code]).split()
+    name, took_s = output_of(rack, 1, [*PYTHON, code]).split()
     assert name == "node2"
     assert 0.9 <= float(took_s) < 10
-    assert float(said(rack, 0, [*PYTHON, code]).split()[1]) < 0.9
+    assert float(output_of(rack, 0, [*PYTHON, code]).split()[1]) < 0.9
     undo()
-    assert float(said(rack, 1, [*PYTHON, code]).split()[1]) < 0.9
+    assert float(output_of(rack, 1, [*PYTHON, code]).split()[1]) < 0.9
 
 
 def test_processors_are_rationed(rack: Rack) -> None:
     need_quotas()
     undo = faults.inject(rack, "cpu_quota:node1:20")
-    assert float(said(rack, 1, [*PYTHON, SHARE])) < 0.3
+    assert float(output_of(rack, 1, [*PYTHON, SHARE])) < 0.3
     assert "mnode-" not in shell(rack, 0, "cat /proc/self/cgroup")
     with pytest.raises(UsageError, match="node1 has a quota already"):
         faults.inject(rack, "cpu_quota:node1")

@@ -1,4 +1,4 @@
-"""`--mnode-fault`: injected before the first test, told, and never certified."""
+"""`--mnode-fault`: injected before the first test, reported, and never certified."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_fault_is_there_from_the_first_test_on(tmp_path: Path, xdist: list[str
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--mnode-fault=fire:node1"], "--mnode-fault: fault 'fire:node1': no fault 'fire'; acc*"),
         (["--mnode-fault=slow_tx:node7"], "*: fault 'slow_tx:node7': no node 'node7'; accepted: *"),
@@ -58,11 +58,11 @@ def test_a_fault_is_there_from_the_first_test_on(tmp_path: Path, xdist: list[str
     ],
 )
 def test_a_bad_fault_is_a_usage_error(
-    pytester: pytest.Pytester, args: list[str], said: str
+    pytester: pytest.Pytester, args: list[str], message: str
 ) -> None:
     need_rack()
     pytester.makepyfile("def test_one(world): pass")
     result = pytester.runpytest("--mnode-nodes=2", *args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    result.stderr.fnmatch_lines([f"ERROR: {message}"])
     assert len([line for line in result.errlines if line.strip()]) == 1

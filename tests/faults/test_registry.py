@@ -1,4 +1,4 @@
-"""Texts read to faults, and what is said of those that cannot be."""
+"""Texts read to faults, and the messages for those that cannot be."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_several_are_read_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", f"no fault ''; accepted: {', '.join(sorted(FAULTS))}"),
         ("slow_lnk:node1", "no fault 'slow_lnk'; accepted: busy_neighbour, "),
@@ -59,10 +59,10 @@ def test_several_are_read_in_order() -> None:
         ("powered_off:node1:now", "more than it takes; accepted: powered_off:NODE"),
     ],
 )
-def test_a_bad_text_is_told_in_one_line(text: str, said: str) -> None:
+def test_a_bad_text_is_one_line(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         parse(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -74,17 +74,17 @@ def holds(job: str, *nodes: str, restarts: int = 0) -> JobRecord:
     return JobRecord(job, Phase.HOLDING, nodes, "RUNNING", restarts)
 
 
-def over(job: str, said: str = "COMPLETED", restarts: int = 0) -> JobRecord:
-    return JobRecord(job, Phase.OVER, (), said, restarts, failed=said.startswith("FAILED"))
+def over(job: str, state: str = "COMPLETED", restarts: int = 0) -> JobRecord:
+    return JobRecord(job, Phase.OVER, (), state, restarts, failed=state.startswith("FAILED"))
 
 
-def course(job: str, began: float, ended: float, said: str = "COMPLETED") -> Shown:
+def course(job: str, began: float, ended: float, state: str = "COMPLETED") -> Shown:
     """A gang that waits, is whole, and is over."""
 
     def at(t: float) -> dict[str, JobRecord]:
         if began <= t < ended:
             return {job: holds(job, *NODES)}
-        return {job: waits(job) if t < began else over(job, said)}
+        return {job: waits(job) if t < began else over(job, state)}
 
     return at
 

@@ -1,4 +1,4 @@
-"""Which launcher a run gets, and the reason it is told."""
+"""Which launcher a run gets, and the reason that is printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.controller import pool
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
-from pytest_mnode.launchers.choose import RemoteOptions, choose
+from pytest_mnode.launchers.choose import choose
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
@@ -19,6 +19,7 @@ from pytest_mnode.spec.gang import GangCriterion
 SPEC = load_spec(default_spec_path())
 NO = "namespaces are not allowed"
 SETTINGS = Settings()
+HERE = Path.cwd()
 
 
 @pytest.fixture
@@ -33,14 +34,14 @@ def _rack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_rack")
 def test_the_rack_where_nothing_else_is_named() -> None:
-    launcher, reason = choose("auto", 3, SPEC, [])
+    launcher, reason = choose(Settings(launcher="auto"), 3, SPEC, [], HERE)
     assert (launcher.name, reason) == ("rack", "no cluster was named")
     assert len(launcher.nodes) == 3
 
 
 @pytest.mark.usefixtures("_rack")
 def test_the_racks_links_are_those_of_the_spec() -> None:
-    launcher, _ = choose("rack", 1, SPEC, [])
+    launcher, _ = choose(Settings(launcher="rack"), 1, SPEC, [], HERE)
     assert isinstance(launcher, Rack)
     assert [(link.name, link.rate_mbit_s) for link in launcher.plan.links] == [
         ("mgmt0", 20.0),
@@ -50,14 +51,14 @@ def test_the_racks_links_are_those_of_the_spec() -> None:
 
 @pytest.mark.usefixtures("_no_rack")
 def test_plain_processes_where_there_can_be_no_rack() -> None:
-    launcher, reason = choose("auto", 2, SPEC, [])
+    launcher, reason = choose(Settings(launcher="auto"), 2, SPEC, [], HERE)
     assert (launcher.name, reason) == ("local", f"no rack: {NO}")
 
 
 @pytest.mark.usefixtures("_no_rack")
 def test_a_rack_that_was_asked_for_is_not_replaced() -> None:
     with pytest.raises(UsageError, match=f"--mnode-launcher=rack: {NO}; use local"):
-        choose("rack", 2, SPEC, [])
+        choose(Settings(launcher="rack"), 2, SPEC, [], HERE)
 
 
 @pytest.mark.usefixtures("_rack")
@@ -68,10 +69,10 @@ def test_a_rack_that_does_not_start_is_replaced_only_if_not_asked_for(
         raise ClusterError("rack: no tbf in this kernel")
 
     monkeypatch.setattr(Rack, "start", fail)
-    launcher, reason = pool._started("auto", 2, SPEC, "/nowhere")
+    launcher, reason = pool._started(SETTINGS, 2, SPEC, Path("/nowhere"), HERE)
     assert (launcher.name, reason) == ("local", "no rack: rack: no tbf in this kernel")
     with pytest.raises(ClusterError, match="no tbf"):
-        pool._started("rack", 2, SPEC, "/nowhere")
+        pool._started(Settings(launcher="rack"), 2, SPEC, Path("/nowhere"), HERE)
 
 
 @pytest.fixture
@@ -79,33 +80,33 @@ def _outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def _hosts(directory: Path, count: int) -> RemoteOptions:
+def _hosts(launcher: str, directory: Path, count: int) -> Settings:
     path = directory / "hosts"
     path.write_text("".join(f"n{number}\n" for number in range(count)))
-    return RemoteOptions(directory, path)
+    return Settings(launcher=launcher, hostfile=path)
 
 
 @pytest.mark.usefixtures("_outside_slurm")
 @pytest.mark.parametrize("wanted", ["auto", "ssh"])
 def test_ssh_where_hosts_are_named(tmp_path: Path, wanted: str) -> None:
-    elsewhere = _hosts(tmp_path, 3)
-    launcher, reason = choose(wanted, 2, SPEC, [str(tmp_path)], elsewhere)
+    settings = _hosts(wanted, tmp_path, 3)
+    launcher, reason = choose(settings, 2, SPEC, [str(tmp_path)], tmp_path)
     assert launcher.name == "ssh"
-    assert reason == ("asked for" if wanted == "ssh" else f"hostfile {elsewhere.hostfile}")
+    assert reason == ("asked for" if wanted == "ssh" else f"hostfile {settings.hostfile}")
     assert list(getattr(launcher, "unused", ())) == ["n2"]
 
 
 @pytest.mark.usefixtures("_outside_slurm")
 def test_ssh_needs_to_know_which_hosts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--mnode-launcher=ssh: which nodes\? name them by --mno"):
-        choose("ssh", 2, SPEC, [str(tmp_path)])
+        choose(Settings(launcher="ssh"), 2, SPEC, [str(tmp_path)], tmp_path)
 
 
 @pytest.mark.usefixtures("_outside_slurm")
 def test_too_few_hosts_are_named(tmp_path: Path) -> None:
     message = "4 nodes are needed, and .*hosts names 3: n0, n1, n2; add hosts to it, or give --mn"
     with pytest.raises(UsageError, match=message):
-        choose("ssh", 4, SPEC, [str(tmp_path)], _hosts(tmp_path, 3))
+        choose(_hosts("ssh", tmp_path, 3), 4, SPEC, [str(tmp_path)], tmp_path)
 
 
 def test_inside_of_an_allocation_it_is_slurm(
@@ -113,7 +114,7 @@ def test_inside_of_an_allocation_it_is_slurm(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setattr(slurm.Slurm, "unavailable", staticmethod(lambda: None))
-    launcher, reason = choose("auto", 2, SPEC, [str(tmp_path)], _hosts(tmp_path, 3))
+    launcher, reason = choose(_hosts("auto", tmp_path, 3), 2, SPEC, [str(tmp_path)], tmp_path)
     assert (launcher.name, reason) == ("slurm", "inside of job 17")
 
 
@@ -130,11 +131,10 @@ def test_inside_of_an_allocation_it_is_slurm(
 def test_an_allocation_that_nobody_would_ask_for(
     tmp_path: Path, wanted: str, hostfile: bool, message: str
 ) -> None:
-    elsewhere = RemoteOptions(
-        tmp_path, _hosts(tmp_path, 2).hostfile if hostfile else None, ("--partition=gpu", "-A x")
-    )
+    settings = _hosts(wanted, tmp_path, 2) if hostfile else Settings(launcher=wanted)
+    settings = replace(settings, slurm_args=("--partition=gpu", "-A x"))
     with pytest.raises(UsageError, match=f"^--mnode-slurm-args=--partition=gpu -A x: {message}"):
-        choose(wanted, 2, SPEC, [str(tmp_path)], elsewhere)
+        choose(settings, 2, SPEC, [str(tmp_path)], tmp_path)
 
 
 @pytest.mark.usefixtures("_outside_slurm", "_rack")
@@ -142,20 +142,21 @@ def test_an_allocation_that_nobody_would_ask_for(
 def test_hosts_that_nobody_would_use(tmp_path: Path, wanted: str) -> None:
     message = f"^--mnode-hostfile=.*hosts: --mnode-launcher={wanted} uses other nodes; leave one"
     with pytest.raises(UsageError, match=message):
-        choose(wanted, 2, SPEC, [str(tmp_path)], _hosts(tmp_path, 2))
+        choose(_hosts(wanted, tmp_path, 2), 2, SPEC, [str(tmp_path)], tmp_path)
 
 
 @pytest.mark.usefixtures("_outside_slurm", "_rack")
 def test_jobs_of_the_gang_criterion_have_the_arguments_too(tmp_path: Path) -> None:
     criteria = SPEC.criteria.model_copy(update={"gang": GangCriterion.model_validate({})})
     spec = SPEC.model_copy(update={"criteria": criteria})
-    elsewhere = replace(_hosts(tmp_path, 2), slurm_args=("--partition=gpu",))
-    assert choose("auto", 2, spec, [str(tmp_path)], elsewhere)[0].name == "ssh"
-    elsewhere = replace(elsewhere, hostfile=None)
-    assert choose("rack", 2, spec, [str(tmp_path)], elsewhere)[0].name == "rack"
+    settings = replace(_hosts("auto", tmp_path, 2), slurm_args=("--partition=gpu",))
+    assert choose(settings, 2, spec, [str(tmp_path)], tmp_path)[0].name == "ssh"
+    settings = replace(settings, hostfile=None)
+    on_rack = replace(settings, launcher="rack")
+    assert choose(on_rack, 2, spec, [str(tmp_path)], tmp_path)[0].name == "rack"
     # Its own tests need no nodes; others would have the rack's, and certify them.
     with pytest.raises(UsageError, match="add --mnode-launcher=slurm"):
-        choose("auto", 2, spec, [str(tmp_path)], elsewhere)
+        choose(settings, 2, spec, [str(tmp_path)], tmp_path)
 
 
 @pytest.mark.usefixtures("_outside_slurm")

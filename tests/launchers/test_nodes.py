@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.nodes import CommandResult, Nodes
+from pytest_mnode.launchers.node import CommandResult
+from pytest_mnode.launchers.nodes import Nodes
 
 LIMIT_S = 3.0
 PIPE_BYTES = 1 << 16

@@ -1,4 +1,4 @@
-"""Names, addresses and limits of a rack, and what is said of those that cannot be."""
+"""Names, addresses and limits of a rack, and the messages for those that cannot be."""
 
 from __future__ import annotations
 

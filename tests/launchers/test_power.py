@@ -1,4 +1,4 @@
-"""A node can be lost, switched off and booted, and everybody is told which and why."""
+"""A node can be lost, switched off and booted, and every watcher gets its name and the reason."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def test_an_unknown_name_is_refused_and_not_waited_for(rack: Rack, run_on: RunOn
         "try: asked.recv(1)\n"
         "except ConnectionRefusedError: print('refused')"
     )
-    said = output(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]))
-    assert said.split() == ["unknown", "refused"]
+    printed = output(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]))
+    assert printed.split() == ["unknown", "refused"]
 
 
 def test_hosts_can_be_wrong_on_one_node_alone(rack: Rack, run_on: RunOn) -> None:

@@ -24,7 +24,7 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from tests.launchers.remote.test_node_report import WELL
 
 SPEC = load_spec(default_spec_path())
-# In place of ssh: a master makes its socket's file and stays until it is told to end.
+# In place of ssh: a master makes its socket's file and stays until it is asked to end.
 STAYS = """\
 #!/bin/sh
 echo "$$ $*" >> {log}
@@ -67,16 +67,16 @@ def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("setting", "message"),
     [
         ("no-such-ssh -v", "no program no-such-ssh here; install OpenSSH's client, or name it"),
         ("ssh '-F", f"{SSH_COMMAND}=ssh '-F: No closing quotation; accepted: a command"),
     ],
 )
 def test_an_ssh_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, message: str
 ) -> None:
-    monkeypatch.setenv(SSH_COMMAND, told)
+    monkeypatch.setenv(SSH_COMMAND, setting)
     with pytest.raises(UsageError, match=message):
         made(tmp_path)
 

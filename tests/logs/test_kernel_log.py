@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from pytest_mnode.logs import kernel_log
@@ -10,7 +13,16 @@ from pytest_mnode.logs.kernel_log import Log, Severity, parse, since
 FORMS = {
     "kmsg": "3,1290,5123456,-;{}",
     "kmsg that goes on": "4,1290,5123456,c;{}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:1b:00.0",
+    "kmsg with its caller": "3,1290,5123456,-,caller=T812;{}",
     "dmesg": "[    5.123456] {}",
+    "dmesg with a thread": "[    5.123456][  T812] {}",
+    "dmesg with a CPU": "[    5.123456][    C3] {}",
+    "dmesg of util-linux 2.41": "[    5.123456] [    T812] {}",
+    "dmesg -T with a thread": "[Sun Nov 22 06:54:23 2026] [    T812] {}",
+    "dmesg -d": "[    5.123456 <    0.000012>] {}",
+    "dmesg -e": "[Nov22 06:54] {}",
+    "dmesg -x with a thread": "kern  :err   : [    5.123456][  T812] {}",
+    "dmesg -x iso": "kern  :err   : 2026-11-22T06:54:23,123456+00:00 {}",
     "dmesg of long uptime": "[1234567.123456] {}",
     "dmesg -T": "[Sun Nov 22 06:54:23 2026] {}",
     "dmesg -x": "kern  :err   : [    5.123456] {}",
@@ -18,6 +30,9 @@ FORMS = {
     "dmesg iso": "2026-11-22T06:54:23,123456+00:00 {}",
     "journalctl": "Nov 22 06:54:23 gpu-17.example kernel: {}",
     "rsyslog": "Nov 22 06:54:23 gpu-17.example kernel: [    5.123456] {}",
+    "rsyslog with a thread": "Nov 22 06:54:23 gpu-17.example kernel: [    5.123456][  T812] {}",
+    "journalctl short-precise": "Nov 22 06:54:23.123456 gpu-17.example kernel: {}",
+    "journalctl short-iso since systemd 255": "2026-11-22T06:54:23+00:00 gpu17 kernel: {}",
     "journalctl short-iso": "2026-11-22T06:54:23+0000 gpu17 kernel: {}",
     "journalctl short-monotonic": "[    5.123456] gpu17 kernel: {}",
 }
@@ -31,6 +46,20 @@ EVENTS = {
     ),
     f"NVRM: Xid (PCI:{GPU}): 48, pid='<unknown>', DBE": (FAULT, GPU, "Xid 48: uncorrectable ECC"),
     f"NVRM: Xid (PCI:{GPU}): 74, pid=9, NVLink: fatal error": (FAULT, GPU, "Xid 74: NVLink error"),
+    f"NVRM: Xid (PCI:{GPU} GPU-I:05): 95, pid=9, Uncontained": (
+        FAULT,
+        GPU,
+        "Xid 95: uncontained",
+    ),
+    f"NVRM: GPU {GPU}.0: GPU has fallen off the bus.": (FAULT, f"{GPU}.0", "NVRM: GPU"),
+    f"NVRM: GPU {GPU}.0: RmInitAdapter failed! (0x62:0xffff:2477)": (
+        *(FAULT, f"{GPU}.0"),
+        "NVRM: GPU",
+    ),
+    f"pcieport {NIC}: DPC: containment event, status:0x1f01 source:0x0000": (
+        *(FAULT, NIC),
+        "pcieport",
+    ),
     f"NVRM: Xid (PCI:{GPU}): 999, something new": (FAULT, GPU, "Xid 999: see NVIDIA"),
     f"nvidia-nvswitch3: SXid (PCI:{NIC}): 20034, Fatal, Link 30 fault": (
         FAULT,
@@ -82,6 +111,9 @@ BENIGN = (
     "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  550.54.15",
     f"NVRM: Xid (PCI:{GPU}): 31, pid=12, name=python, MMU Fault",
     f"NVRM: Xid (PCI:{GPU}): 43, pid=12, name=python",
+    f"NVRM: Xid (PCI:{GPU} GPU-I:05): 43, pid=12, name=python",
+    f"NVRM: GPU {GPU}.0: is already bound to nvidia.",
+    f"pcieport {NIC}: DPC: enabled with IRQ 30",
     f"mlx5_core {NIC}: firmware version: 28.39.1002",
     f"mlx5_core {NIC}: Port module event: module 0, Cable plugged",
     f"mlx5_core {NIC}: print_health_info:430:(pid 0): synd 0x0: no error",
@@ -135,6 +167,12 @@ def test_what_programs_write_is_no_event(form: str) -> None:
     [
         (f"mlx5_core {NIC} eth2: Link {{}}", "eth2"),
         (f"ixgbe {NIC} eno1: NIC Link is {{}} 10 Gbps", "eno1"),
+        (f"igb {NIC} eno2: igb: eno2 NIC Link is {{}} 1000 Mbps Full Duplex", "eno2"),
+        (f"igc {NIC} enp4s0: NIC Link is {{}} 2500 Mbps Full Duplex", "enp4s0"),
+        (f"tg3 {NIC} em1: Link is {{}} at 1000 Mbps, full duplex", "em1"),
+        (f"bnxt_en {NIC} ens1f0np0: NIC Link is {{}}, 100000 Mbps full duplex", "ens1f0np0"),
+        ("e1000e: eno1 NIC Link is {} 1000 Mbps Full Duplex", "eno1"),
+        ("mlx4_en: eth2: Link {}", "eth2"),
         ("bond0: link {}", "bond0"),
         ("bond0: (slave eth2): link status definitely {}, disabling slave", "eth2"),
         ("bond0: link status definitely {} for interface eth2, disabling it", "eth2"),
@@ -162,6 +200,16 @@ def test_how_far_a_log_goes_back(form: str) -> None:
     assert since("\n".join([form.format("microcode: updated early"), first, later])) == ""
     assert since(later)
     assert since("\n".join([later] * 50 + [first]))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "null", "file"])
+def test_what_a_container_has_in_place_of_the_log_ends(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/null") if kind == "null" else tmp_path / "kmsg"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("no log\n")
+    assert since(kernel_log._kmsg(str(path))) is None
 
 
 @pytest.mark.parametrize("text", ["", "\n", "-- No entries --\n", "Hint: not seeing messages\n"])

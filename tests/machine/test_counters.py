@@ -133,8 +133,8 @@ def test_interfaces_and_ports_together(tmp_path: Path) -> None:
         for index, counter in enumerate(("port_xmit_data", "tx_bytes", "tx_pkts")):
             on = f"pci0000:10/0000:10:{index:02x}.0"
             tree.pci(on, NIC, MELLANOX)
-            told = {counter: counts[counter]}
-            counters, hw_counters = (told, None) if index == 0 else (None, told)
+            shown = {counter: counts[counter]}
+            counters, hw_counters = (shown, None) if index == 0 else (None, shown)
             tree.rdma(f"rdma{index}", on, counters, hw_counters)
         return sent_so_far(tree.root)
 
@@ -145,7 +145,7 @@ def test_interfaces_and_ports_together(tmp_path: Path) -> None:
     assert grown_by(before, after | {"new0": 5}) == {"eth0": 20, "rdma0:1": 8}
 
 
-def test_a_counter_at_the_end_of_32_bits_says_nothing() -> None:
+def test_a_counter_at_the_end_of_32_bits_is_not_known() -> None:
     assert port_bytes(_port({"port_xmit_data": 2**32 - 1}, None)) is None
     assert port_bytes(_port(None, None)) is None
 

@@ -1,4 +1,4 @@
-"""CPUs and NUMA nodes, held against what hwloc and lscpu said of the same machines."""
+"""CPUs and NUMA nodes, held against what hwloc and lscpu printed of the same machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.trees import Tree, gpu_server
 
 
 @pytest.mark.parametrize(
-    ("told", "numbers"),
+    ("text", "numbers"),
     [
         ("0-3,8", {0, 1, 2, 3, 8}),
         ("0", {0}),
@@ -34,9 +34,9 @@ from tests.trees import Tree, gpu_server
     ],
 )
 def test_a_cpu_list_is_read_or_refused_as_a_whole(
-    told: str | None, numbers: set[int] | None
+    text: str | None, numbers: set[int] | None
 ) -> None:
-    assert parse_cpulist(told) == numbers
+    assert parse_cpulist(text) == numbers
 
 
 @settings(deadline=None, max_examples=60)
@@ -47,8 +47,8 @@ def test_a_cpu_list_comes_back_as_it_was(numbers: frozenset[int]) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.text() | st.text(alphabet="0123456789-, "))
-def test_any_text_is_a_cpu_list_or_none(told: str) -> None:
-    parse_cpulist(told)
+def test_any_text_is_a_cpu_list_or_none(text: str) -> None:
+    parse_cpulist(text)
 
 
 def test_a_cpu_list_is_as_short_as_can_be() -> None:
@@ -85,10 +85,10 @@ def test_nodes_and_sockets_are_those_that_hwloc_found(recorded: Recorded, name: 
 @pytest.mark.parametrize("name", NAMES)
 def test_cpus_are_those_that_lscpu_found(recorded: Recorded, name: str) -> None:
     root = recorded(name)
-    told = json.loads((root / "cmd/lscpu.json").read_text())["cpus"]
+    printed = json.loads((root / "cmd/lscpu.json").read_text())["cpus"]
     cpus, numa = read_cpus(root), read_numa(root)
-    assert cpus.online == frozenset(entry["cpu"] for entry in told if entry["online"])
-    for entry in told:
+    assert cpus.online == frozenset(entry["cpu"] for entry in printed if entry["online"])
+    for entry in printed:
         cpu = cpus.cpu(entry["cpu"])
         assert cpu is not None
         assert (cpu.package, cpu.siblings) == (entry["socket"], frozenset((entry["cpu"],)))
@@ -107,7 +107,7 @@ def test_distances_and_memory_of_a_recorded_machine(recorded: Recorded) -> None:
     assert numa.nodes_of({1, 2, 99}) == {0, 1}
 
 
-def test_caches_are_told_with_the_cpus_that_share_them(recorded: Recorded) -> None:
+def test_caches_are_listed_with_the_cpus_that_share_them(recorded: Recorded) -> None:
     cpu = read_cpus(recorded("numa2-e1000e-aligned")).cpu(1)
     assert cpu is not None
     last = cpu.caches[-1]

@@ -1,4 +1,4 @@
-"""Network interfaces, held against what the ip tool said of the same machines."""
+"""Network interfaces, held against what the ip tool printed of the same machines."""
 
 from __future__ import annotations
 

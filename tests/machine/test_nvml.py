@@ -67,11 +67,11 @@ class Nvml:
 
 def test_what_nvml_tells() -> None:
     nvml = Nvml()
-    told = read_nvml(nvml)
-    assert told.why == ""
-    assert told.found is not None
-    assert len(told.found) == 2
-    gpu = told.found[0]
+    reading = read_nvml(nvml)
+    assert reading.why == ""
+    assert reading.found is not None
+    assert len(reading.found) == 2
+    gpu = reading.found[0]
     assert (gpu.pci_address, gpu.name) == ("0000:1b:00.0", "NVIDIA H100 80GB HBM3")
     assert gpu.memory_bytes == 85520809984
     assert (gpu.ecc_enabled, gpu.ecc_uncorrected, gpu.persistence) == (True, 0, True)
@@ -84,19 +84,19 @@ def test_what_nvml_tells() -> None:
 
 def test_what_is_not_supported_is_none() -> None:
     everything = tuple(Nvml().answers)
-    told = read_nvml(Nvml(failing=everything))
-    assert told.found is not None
-    gpu = told.found[1]
+    reading = read_nvml(Nvml(failing=everything))
+    assert reading.found is not None
+    gpu = reading.found[1]
     assert gpu.index == 1
     nothing = [getattr(gpu, name) for name in type(gpu).__slots__ if name != "index"]
     assert set(nothing) == {None}
 
 
 def test_a_lost_device_is_listed_and_tells_nothing() -> None:
-    told = read_nvml(Nvml(failing=("handle1",)))
-    assert told.found is not None
-    assert told.found[0].name is not None
-    assert told.found[1].uuid is None
+    reading = read_nvml(Nvml(failing=("handle1",)))
+    assert reading.found is not None
+    assert reading.found[0].name is not None
+    assert reading.found[1].uuid is None
 
 
 @pytest.mark.parametrize(
@@ -110,36 +110,36 @@ def test_a_lost_device_is_listed_and_tells_nothing() -> None:
 )
 def test_reasons_of_throttling(bits: int, throttled: tuple[str, ...]) -> None:
     answers = {"nvmlDeviceGetCurrentClocksEventReasons": bits}
-    told = read_nvml(Nvml(answers=answers))
-    assert told.found is not None
-    assert told.found[0].throttled == throttled
+    reading = read_nvml(Nvml(answers=answers))
+    assert reading.found is not None
+    assert reading.found[0].throttled == throttled
 
 
 def test_unknown_values_are_none() -> None:
     unknown = {"nvmlDeviceGetNumaNodeId": 0xFFFFFFFF, "nvmlDeviceGetCpuAffinity": [0, 0]}
     unknown |= {"nvmlDeviceGetUUID": "", "nvmlDeviceGetEccMode": None}
     unknown |= {"nvmlDeviceGetMemoryInfo": SimpleNamespace(total=0), "nvmlDeviceGetName": "N/A"}
-    told = read_nvml(Nvml(answers=unknown))
-    assert told.found is not None
-    gpu = told.found[0]
+    reading = read_nvml(Nvml(answers=unknown))
+    assert reading.found is not None
+    gpu = reading.found[0]
     assert (gpu.numa_node, gpu.cpus, gpu.uuid, gpu.ecc_enabled) == (None, None, None, None)
     assert (gpu.memory_bytes, gpu.name) == (None, None)
 
 
 def test_why_nothing_is_known() -> None:
-    told = read_nvml(Nvml(failing=("nvmlInit",)))
-    assert told.found is None
-    assert told.why == "NVML did not start: Driver Not Loaded; is the NVIDIA driver loaded?"
+    reading = read_nvml(Nvml(failing=("nvmlInit",)))
+    assert reading.found is None
+    assert reading.why == "NVML did not start: Driver Not Loaded; is the NVIDIA driver loaded?"
     nvml = Nvml(failing=("nvmlDeviceGetCount",))
     assert read_nvml(nvml).why == "NVML failed: Unknown Error"
     assert nvml.shut_down == 1
 
 
-def test_without_the_binding_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_binding_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ImportError(f"No module named '{name}'")
 
     monkeypatch.setattr("pytest_mnode.machine.nvml.importlib.import_module", absent)
-    told = read_nvml()
-    assert told.found is None
-    assert told.why == "NVML cannot be asked: No module named 'pynvml'; pip install nvidia-ml-py"
+    reading = read_nvml()
+    assert reading.found is None
+    assert reading.why == "NVML cannot be asked: No module named 'pynvml'; pip install nvidia-ml-py"

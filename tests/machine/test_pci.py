@@ -204,7 +204,7 @@ def test_how_much_memory_a_function_shows(tmp_path: Path, text: str, size: int |
 
 
 @pytest.mark.parametrize(
-    ("told", "address"),
+    ("written", "address"),
     [
         ("00000000:17:00.0", "0000:17:00.0"),
         ("17:00.0", "0000:17:00.0"),
@@ -214,8 +214,8 @@ def test_how_much_memory_a_function_shows(tmp_path: Path, text: str, size: int |
         (None, None),
     ],
 )
-def test_addresses_however_they_are_written(told: str | None, address: str | None) -> None:
-    assert full_address(told) == address
+def test_addresses_however_they_are_written(written: str | None, address: str | None) -> None:
+    assert full_address(written) == address
 
 
 def test_no_tree_is_no_function(tmp_path: Path) -> None:

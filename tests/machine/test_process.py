@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_mnode.machine.cgroup import OomKills, read_cpu_limits, read_oom_kills
+from pytest_mnode.machine.cgroup import OomKills, read_cpu_limits, read_memory_rooms, read_oom_kills
 from pytest_mnode.machine.cpus import parse_cpulist as listed
 from pytest_mnode.machine.process import (
     AreaKind as Kind,
@@ -30,10 +30,10 @@ _PAGE = 4096
 
 
 def test_a_bound_process_has_all_its_own_memory_on_its_node(recorded: Recorded) -> None:
-    told = (recorded("numa2-e1000e-rxe-up") / "cmd/numa_maps-bound.txt").read_text()
-    status = parse_status(told)
+    text = (recorded("numa2-e1000e-rxe-up") / "cmd/numa_maps-bound.txt").read_text()
+    status = parse_status(text)
     assert (status.name, status.cpus, status.mems) == ("cat", listed("2-3"), listed("0-1"))
-    areas = parse_numa_maps(told)
+    areas = parse_numa_maps(text)
     assert len(areas) == 36
     own = bytes_by_node(areas)
     # anon, heap and stack, and pages of files that were copied: 1+1+3+1+2+4+2+5+1+2+2+2 by hand.
@@ -101,19 +101,19 @@ _WORDS = st.sampled_from(
 
 @settings(deadline=None, max_examples=60)
 @given(st.text() | st.lists(_WORDS).map(" ".join))
-def test_any_text_is_read(told: str) -> None:
-    parse_numa_maps(told)
-    parse_status(told)
-    parse_last_cpu(told)
+def test_any_text_is_read(text: str) -> None:
+    parse_numa_maps(text)
+    parse_status(text)
+    parse_last_cpu(text)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(alphabet="CPU_Mems allowedlist:\t0123-,\n"))
-def test_any_status_is_read(told: str) -> None:
-    parse_status("Cpus_allowed_list:" + told)
+def test_any_status_is_read(text: str) -> None:
+    parse_status("Cpus_allowed_list:" + text)
 
 
-def test_the_last_cpu_is_told_also_of_a_thread_with_brackets_in_its_name() -> None:
+def test_the_last_cpu_is_read_also_of_a_thread_with_brackets_in_its_name() -> None:
     fields = " ".join(["S", *["0"] * 35, "13", "0"])
     assert parse_last_cpu(f"42 (a) b (c) {fields}") == 13
     assert parse_last_cpu("42 (a) S 1 2") is None
@@ -178,6 +178,53 @@ def test_no_control_groups_is_not_no_limit(tmp_path: Path) -> None:
     assert read_cpu_limits(7, tmp_path).quota_cpus is None
 
 
+def _memory(version: int, limit: str | int, used: int, cached: int) -> dict[str, str | int]:
+    """A group's files; whatever else memory.stat has is larger than the right field."""
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    field = "inactive_file" if version == 2 else "total_inactive_file"
+    alone = "" if version == 2 else "inactive_file 990\n"
+    stat = f"anon 991\nfile 992\n{alone}inactive_anon 993\n{field} {cached}\nactive_file 994"
+    return {names[0]: limit, names[1]: used, "memory.stat": stat}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("groups", "rooms"),
+    [
+        ({"job": (100, 90, 70), "job/task": (60, 50, 40)}, (50, 80)),
+        ({"job": (100, 90, 70), "job/task": ("max", 50, 40)}, (80,)),
+        ({"job": (100, 30, 70)}, (100,)),  # read one after the other
+        ({"job": (100, 120, 10)}, (0,)),  # the limit was lowered
+        ({"job": ("rubbish", 30, 10), "job/task": (60, 50, 0)}, (10,)),
+    ],
+)
+def test_cached_files_are_free_memory_of_a_group(
+    tmp_path: Path,
+    version: int,
+    groups: dict[str, tuple[str | int, int, int]],
+    rooms: tuple[int, ...],
+) -> None:
+    tree = Tree(tmp_path)
+    tree.write("proc/self/cgroup", "7:memory:/job/task" if version == 1 else "0::/job/task")
+    mount = "sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup"
+    tree.write(f"{mount}/cgroup.procs", "")
+    for group, values in groups.items():
+        for name, value in _memory(version, *values).items():
+            tree.write(f"{mount}/{group}/{name}", value)
+    assert read_memory_rooms(tmp_path) == rooms
+    for group in groups:
+        (tmp_path / mount / group / "memory.stat").unlink()
+    assert all(room < 100 for room in read_memory_rooms(tmp_path)), "nothing known to be cached"
+
+
+def test_without_groups_of_memory_no_room_is_known(tmp_path: Path) -> None:
+    assert read_memory_rooms(tmp_path) == ()
+
+
 V1, V2 = "memory.oom_control", "memory.events.local"
 GROUPS = "sys/fs/cgroup"
 
@@ -216,8 +263,8 @@ def test_kills_are_counted_in_the_groups_of_every_version(
         for file in files:
             counts = file in (f"{group}/{V1}", f"{group}/{V2}", f"{group}/memory.events")
             counts = counts or (group == "." and file == V2)
-            told = mine if counts else 77
-            tree.write(f"{GROUPS}/{file}", f"low 0\noom 90\noom_kill {told}\noom_group_kill 91")
+            shown = mine if counts else 77
+            tree.write(f"{GROUPS}/{file}", f"low 0\noom 90\noom_kill {shown}\noom_group_kill 91")
         tree.write("proc/vmstat", f"nr_free_pages 5\noom_kill {mine + elsewhere}")
 
     tree.write("proc/self/cgroup", cgroup)

@@ -1,4 +1,4 @@
-"""RDMA devices, ports and counters, held against what the rdma tool and ibv_devinfo said."""
+"""RDMA devices, ports and counters, held against what the rdma tool and ibv_devinfo printed."""
 
 from __future__ import annotations
 
@@ -115,10 +115,14 @@ def test_what_a_port_speaks(
 
 
 def test_the_recorded_devices_speak(recorded: Recorded) -> None:
-    told = {p.protocol for d in _devices(recorded("numa2-e1000e-siw")).values() for p in d.ports}
-    assert told == {"iWARP"}
-    told = {p.protocol for d in _devices(recorded("numa2-e1000e-rxe-up")).values() for p in d.ports}
-    assert told == {"RoCE"}
+    protocols = {
+        p.protocol for d in _devices(recorded("numa2-e1000e-siw")).values() for p in d.ports
+    }
+    assert protocols == {"iWARP"}
+    protocols = {
+        p.protocol for d in _devices(recorded("numa2-e1000e-rxe-up")).values() for p in d.ports
+    }
+    assert protocols == {"RoCE"}
 
 
 def test_soft_roce_on_veth_has_no_node(recorded: Recorded) -> None:
@@ -246,7 +250,7 @@ def test_gids_of_both_sorts_and_devices_in_the_order_of_their_numbers(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("told", "rate"),
+    ("text", "rate"),
     [
         ("400 Gb/sec (4X NDR)", 400.0),
         ("2.5 Gb/sec (1X SDR)", 2.5),
@@ -258,8 +262,8 @@ def test_gids_of_both_sorts_and_devices_in_the_order_of_their_numbers(tmp_path: 
         (None, None),
     ],
 )
-def test_rates(told: str | None, rate: float | None) -> None:
-    assert parse_rate_gbits_s(told) == rate
+def test_rates(text: str | None, rate: float | None) -> None:
+    assert parse_rate_gbits_s(text) == rate
 
 
 @pytest.mark.parametrize(
@@ -292,10 +296,10 @@ def test_states() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.text() | st.from_regex(r"\d+(\.\d+)? Gb/sec( \(\dX \w+\))?"))
-def test_any_text_is_read(told: str) -> None:
-    parse_rate_gbits_s(told)
-    parse_state(told)
-    meaning(told)
+def test_any_text_is_read(text: str) -> None:
+    parse_rate_gbits_s(text)
+    parse_state(text)
+    meaning(text)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +318,9 @@ def test_any_text_is_read(told: str) -> None:
         ("rx_icrc_encapsulated", Means.ERROR),
         ("local_ack_timeout_err", Means.LOSS),
         ("rnr_nak_retry_err", Means.LOSS),
+        *((name, Means.LOSS) for name in ("rnr_naks_rcvd", "requester_oos_nak", "responder_oos")),
+        *((name, Means.ERROR) for name in ("res_exceed_max", "res_length_mismatch")),
+        *((name, Means.ERROR) for name in ("res_rx_no_perm", "res_irrq_oflow", "ip4OutNoRoutes")),
         ("retrans_timeout_events", Means.LOSS),
         ("rp_cnp_handled", Means.CONGESTION),
         ("np_ecn_marked_roce_packets", Means.CONGESTION),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import socket
 import struct
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +17,7 @@ from hypothesis import strategies as st
 
 from pytest_mnode.machine import software
 from pytest_mnode.machine.mounts import Mount, mount_of, parse_mounts
-from pytest_mnode.machine.netlink import messages
+from pytest_mnode.machine.netlink import dumped, messages
 from pytest_mnode.machine.routes import parse_refusals
 from pytest_mnode.machine.shaping import parse_queues
 
@@ -60,6 +64,71 @@ def test_packages_are_read_from_their_metadata(tmp_path: Path) -> None:
     assert dict(software.packages(search)) == {"some-thing": "1.0", "bare": "7.1", "x": "3"}
 
 
+def test_packages_of_a_distribution_have_metadata_of_setuptools(tmp_path: Path) -> None:
+    text = "Metadata-Version: 2.1\nName: x\nVersion: {}\n"
+    (tmp_path / "PyYAML-5.4.1.egg-info").mkdir()
+    (tmp_path / "PyYAML-5.4.1.egg-info/PKG-INFO").write_text(text.format("5.4.1"))
+    (tmp_path / "python_apt-2.4.0+ubuntu3.egg-info").write_text(text.format("2.4.0"))
+    (tmp_path / "mine.egg-info").mkdir()
+    (tmp_path / "mine.egg-info/PKG-INFO").write_text(text.format("0.1"))
+    (tmp_path / "bare-1.2-py3.11.egg-info").mkdir()
+    assert dict(software.packages([str(tmp_path)])) == {
+        "pyyaml": "5.4.1",
+        "python-apt": "2.4.0",
+        "mine": "0.1",
+        "bare": "1.2",
+    }
+
+
+@pytest.mark.parametrize("place", ["env/lib", "env/site/nvidia/nccl/lib", "usr/lib"])
+def test_nccl_is_asked_wherever_torch_would_load_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    """Of pip in site-packages, of conda in its lib, and of a container's system by the linker."""
+    library = tmp_path / place / "libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "env/site")])
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    asked = []
+
+    class Library:
+        def __init__(self, name: str) -> None:
+            asked.append(name)
+
+        def ncclGetVersion(self, number: Any) -> int:
+            number._obj.value = 22105
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    assert software.nccl_version() == "2.21.5"
+    assert asked == ["libnccl.so.2" if place == "usr/lib" else str(library)]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("libnccl.so.2: cannot open shared object file: No such file or directory", None),
+        ("libcudart.so.12: cannot open shared object file: No such file", "libcudart"),
+        ("/usr/lib/libnccl.so.2: file too short", "too short"),
+    ],
+)
+def test_nccl_that_cannot_be_loaded_is_not_none(
+    monkeypatch: pytest.MonkeyPatch, words: str, why: str | None
+) -> None:
+    def fails(_: str) -> None:
+        raise OSError(words)
+
+    monkeypatch.setattr(software, "_nccl_libraries", tuple)
+    monkeypatch.setattr(ctypes, "CDLL", fails)
+    if why is None:
+        assert software.nccl_version() is None
+    else:
+        with pytest.raises(OSError, match=why):
+            software.nccl_version()
+
+
 def test_versions_of_this_environment_are_those_that_it_imports() -> None:
     import numpy as np
 
@@ -95,11 +164,11 @@ def test_code_is_digested_file_by_file(tmp_path: Path) -> None:
 def test_modules_that_reach_memory(
     tmp_path: Path, modules: dict[str, str | None], version: str | None
 ) -> None:
-    for module, told in modules.items():
+    for module, content in modules.items():
         folder = tmp_path / "sys/module" / module
         folder.mkdir(parents=True)
-        if told is not None:
-            (folder / "version").write_text(f"{told}\n")
+        if content is not None:
+            (folder / "version").write_text(f"{content}\n")
     assert software.peermem_version(tmp_path) == version
 
 
@@ -147,7 +216,7 @@ def test_mounts() -> None:
     assert mount_of("/x", ()) is None
 
 
-@pytest.mark.parametrize("kind", ["fuse.ceph-fuse", "fuse.daos", "smb3", "virtiofs", "beegfs"])
+@pytest.mark.parametrize("kind", ["fuse.ceph-fuse", "fuse.gcsfuse", "smb3", "virtiofs", "beegfs"])
 def test_file_systems_of_the_network_by_the_names_that_the_kernel_writes(kind: str) -> None:
     [mount] = parse_mounts(f"36 22 0:36 / /x rw,nosuid shared:9 - {kind} source rw\n")
     assert mount.of_network
@@ -208,6 +277,46 @@ def test_routes_and_rules_that_refuse_packets() -> None:
     assert not found[0].explains("10.8.0.4", "no answer within 2 s")
     assert not found[0].explains("10.8.0.5", invalid)
     assert not found[2].explains("10.8.0.4", os.strerror(errno.EHOSTUNREACH).lower())
+
+
+class Kernel:
+    """Answers with these packets, whatever it is asked."""
+
+    def __init__(self, *packets: bytes) -> None:
+        self._packets = list(packets)
+
+    def __call__(self, *_: object) -> Kernel:
+        return self
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def settimeout(self, _: float) -> None:
+        pass
+
+    def sendall(self, _: bytes) -> None:
+        pass
+
+    def recv(self, _: int) -> bytes:
+        return self._packets.pop(0)
+
+
+@pytest.mark.parametrize("kind", [2, 3], ids=["error", "end"])
+def test_a_table_that_the_kernel_refuses_is_not_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    def end(status: int) -> bytes:
+        return struct.pack("=IHHIIi", 20, kind, 2, 1, 0, status)
+
+    route = _route(24, struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 254, 0, 0, 1, 0))
+    monkeypatch.setattr(socket, "socket", Kernel(route, route + end(0)))
+    assert list(dumped(26, b"")) == [route, route + end(0)]
+    monkeypatch.setattr(socket, "socket", Kernel(route + end(-errno.EPERM)))
+    with pytest.raises(PermissionError):
+        list(dumped(26, b""))
 
 
 @given(st.binary(max_size=200))

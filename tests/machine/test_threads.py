@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ known_machine = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "aarch64"), reason="its system calls are not in the table"
 )
 LIMIT_S = 20
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -32,11 +34,41 @@ def started(code: str) -> Iterator[int]:
 
 
 def awaited(pid: int, words: str) -> str:
-    """What is said of a process as soon as `words` are in it, else what was said last."""
+    """The text of a process as soon as `words` are in it, else its last text."""
     end = time.monotonic() + LIMIT_S
     while words not in (text := threads_text(pid)) and time.monotonic() < end:
         time.sleep(0.02)
     return text
+
+
+def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
+    """The kernel cuts a name after 15 bytes, whatever they are a part of."""
+    task = tmp_path / "7/task/7"
+    task.mkdir(parents=True)
+    (task / "comm").write_bytes("données-de-chargé".encode()[:10] + b"\xc3\n")
+    (task / "syscall").write_text("running\n")
+    (task / "wchan").write_text("0")
+    assert threads_text(7, tmp_path) == "thread données-d\ufffd (main): runs, outside of the kernel"
+
+
+def test_a_debugger_that_cannot_be_run_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gdb = tmp_path / "gdb"
+    gdb.write_text("no program of any processor")
+    gdb.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native_frames(7) == f"C stack: not known, {gdb} cannot be run: Exec format error"
+
+
+def test_the_name_of_a_thread_may_be_any_bytes() -> None:
+    code = (
+        "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xe9\\xff', 0, 0, 0); "
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        "from pytest_mnode import processes; print(ascii(processes.thread_names()[0]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "'\\ufffd\\ufffd'\n"
 
 
 @known_machine
@@ -78,7 +110,7 @@ def test_every_thread_has_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("call", "words"),
     [
         ("", "its system call cannot be read"),
         ("running", "runs, outside of the kernel"),
@@ -87,8 +119,8 @@ def test_every_thread_has_a_line() -> None:
         ("garbage", "waits in the kernel outside of a system call"),
     ],
 )
-def test_any_words(told: str, words: str) -> None:
-    assert syscall_text(told, {}) == words
+def test_any_words(call: str, words: str) -> None:
+    assert syscall_text(call, {}) == words
 
 
 def test_a_process_that_is_gone() -> None:

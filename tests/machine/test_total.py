@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.machine.cgroup import read_cpu_limits, read_oom_kills
+from pytest_mnode.machine.cgroup import read_cpu_limits, read_memory_rooms, read_oom_kills
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import read_process
 from tests.trees import Tree, gpu_server
@@ -36,6 +36,7 @@ def test_nonsense_in_every_attribute_is_nothing_known(tree: Tree, content: bytes
     read_process(7, tree.root)
     read_cpu_limits(7, tree.root)
     read_oom_kills(tree.root)
+    read_memory_rooms(tree.root)
     numbers = [value for value in _values(machine) if isinstance(value, int)]
     known = {number for number in numbers if not isinstance(number, bool)}
     assert not any(number < 0 for number in known), "−1 is unknown"

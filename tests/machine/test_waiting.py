@@ -35,7 +35,7 @@ def test_a_process_is_read_whatever_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("text", "seconds"),
     [
         ("nr_periods 9\nnr_throttled 4\nthrottled_time 1500000000\n", 1.5),
         ("usage_usec 7\nnr_periods 9\nnr_throttled 4\nthrottled_usec 250000\n", 0.25),
@@ -44,8 +44,8 @@ def test_a_process_is_read_whatever_its_name() -> None:
         ("", None),
     ],
 )
-def test_throttled_time_of_both_versions(told: str, seconds: float | None) -> None:
-    assert parse_cpu_stat(told) == seconds
+def test_throttled_time_of_both_versions(text: str, seconds: float | None) -> None:
+    assert parse_cpu_stat(text) == seconds
 
 
 @given(st.text())

@@ -204,8 +204,8 @@ class Machines(ssh.SshOnRack):
 
         while not answers():
             if self._daemons[name].poll() is not None or time.monotonic() > end:
-                said = self.log(name).read_text(errors="replace")[-2000:]
-                pytest.fail(f"guest {name} did not come up: {said}")
+                tail = self.log(name).read_text(errors="replace")[-2000:]
+                pytest.fail(f"guest {name} did not come up: {tail}")
             if master not in self._daemons or self._daemons[master].poll() is not None:
                 self.start_daemon(master, self.login, ["ssh", "-M", "-N", *options])
             time.sleep(0.5)

@@ -218,7 +218,8 @@ def test_losses_and_a_flapping_link_are_judged_over_the_load(whole: Machines, sp
     chain = "add table ip t; add chain ip t c { type filter hook input priority 0; }"
     drop = "add rule ip t c udp dport 4791 numgen random mod 100 < 8 drop"
     whole.guest("node1", f"nft '{chain}; {drop}'")
-    perftest(whole, "node0")
+    for _ in range(3):  # a connection may be given up before it has lost much
+        perftest(whole, "node0")
     whole.guest("node1", "nft delete table ip t")
     lossy = counters(whole)
     found = {one.name: one for one in judge(before, lossy, spec.fabric)}

@@ -39,7 +39,7 @@ def test_a_ring_is_pinned_where_there_is_a_choice(
     assert [(a.name, a.pinned, a.physical) for a in algorithms] == found
 
 
-def test_what_users_get_is_told_as_they_have_it() -> None:
+def test_what_users_get_is_noted_as_they_have_it() -> None:
     assert [a.note for a in algorithms_of(Collective.ALL_REDUCE, "nccl", 8, "TREE")] == [
         "NCCL_ALGO=RING",
         "NCCL_ALGO=TREE",

@@ -72,7 +72,7 @@ def test_near_is_the_accelerators_own_and_far_the_farthest() -> None:
         ),
     ],
 )
-def test_what_is_not_known_is_said(found: CopyNodes | str, why: str) -> None:
+def test_what_is_not_known_is_named(found: CopyNodes | str, why: str) -> None:
     assert found == why
 
 

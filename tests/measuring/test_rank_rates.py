@@ -37,7 +37,7 @@ def test_few_ranks_and_many_slow_ones(rates: list[float], slow: tuple[int, ...])
     assert peer_bound(rates, 0.8).slow == slow
 
 
-def test_where_most_are_slow_it_is_said() -> None:
+def test_where_most_are_slow_that_is_named() -> None:
     found = peer_bound([30, 100, 31, 29], 0.8)
     assert found.most_are_slow
     assert found.reference == 100

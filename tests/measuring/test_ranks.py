@@ -10,19 +10,20 @@ import psutil
 import pytest
 import torch
 
+from pytest_mnode.machine.cgroup import read_memory_rooms
 from pytest_mnode.measuring import ranks
+from tests.trees import Tree
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
 
 
 @pytest.fixture
-def cgroups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def cgroups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tree:
     """A machine with 100 GiB free, and its control groups."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
-    monkeypatch.setattr(ranks, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(ranks, "_OWN_CGROUPS", tmp_path / "own")
-    return tmp_path
+    monkeypatch.setattr(ranks, "read_memory_rooms", lambda: read_memory_rooms(tmp_path))
+    return Tree(tmp_path)
 
 
 def _shares(monkeypatch: pytest.MonkeyPatch, others: Sequence[tuple[float, float]]) -> list[float]:
@@ -36,9 +37,9 @@ def _shares(monkeypatch: pytest.MonkeyPatch, others: Sequence[tuple[float, float
 
 
 def test_ranks_on_one_kernel_share_its_memory(
-    monkeypatch: pytest.MonkeyPatch, cgroups: Path
+    monkeypatch: pytest.MonkeyPatch, cgroups: Tree
 ) -> None:
-    assert not (cgroups / "own").exists()
+    assert not (cgroups.root / "proc").exists()
     shares = _shares(monkeypatch, [(10.0 * GIB, 1.0)])
     assert shares == pytest.approx([45 * GIB, 45 * GIB, 9 * GIB])
 
@@ -48,7 +49,7 @@ def test_ranks_on_one_kernel_share_its_memory(
     [
         ("0::/a/b", {"a/b/memory.max": 30, "a/b/memory.current": 10}, 20),
         ("0::/a/b", {"a/memory.max": 30, "a/memory.current": 26}, 4),  # of the group above
-        ("0::/a/b", {"a/b/memory.max": "max\n", "a/b/memory.current": 10}, 100),
+        ("0::/a/b", {"a/b/memory.max": "max", "a/b/memory.current": 10}, 100),
         ("0::/", {}, 100),
         (
             "4:cpu:/x\n7:memory:/x",
@@ -59,15 +60,16 @@ def test_ranks_on_one_kernel_share_its_memory(
 )
 def test_a_control_group_s_limit_counts(
     monkeypatch: pytest.MonkeyPatch,
-    cgroups: Path,
+    cgroups: Tree,
     own: str,
     files: dict[str, int | str],
     free_gib: int,
 ) -> None:
-    (cgroups / "own").write_text(own)
+    cgroups.write("proc/self/cgroup", own)
+    if own.startswith("0::"):
+        cgroups.write("sys/fs/cgroup/cgroup.procs", "")
     for name, value in files.items():
-        (cgroups / name).parent.mkdir(parents=True, exist_ok=True)
-        (cgroups / name).write_text(value if isinstance(value, str) else f"{value * GIB}\n")
+        cgroups.write(f"sys/fs/cgroup/{name}", value if isinstance(value, str) else value * GIB)
     assert _shares(monkeypatch, [])[0] == pytest.approx(0.9 * free_gib * GIB / 2)
 
 

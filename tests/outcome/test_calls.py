@@ -61,7 +61,7 @@ def line(calls: Sequence[list[Call]], *ended: int, still: bool = True) -> str:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "start"),
     [
         ("of [5] float32 with SUM", "called it of [2] float32"),
         ("of [2,3] float32 with SUM", "called it of [2] float32"),
@@ -71,12 +71,12 @@ def line(calls: Sequence[list[Call]], *ended: int, still: bool = True) -> str:
         ("of [2] float32 from rank 1", "called it of [2] float32 with SUM"),
     ],
 )
-def test_arguments_that_differ(other: str, said: str) -> None:
+def test_arguments_that_differ(other: str, start: str) -> None:
     same = made("barrier", all_reduce())
     odd = made("barrier", all_reduce(other))
     text = line([same, same, odd, same])
     assert text.startswith(f"[2] called all_reduce {other} as call 2 of the default group (a.py:1)")
-    assert said in text
+    assert start in text
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_wait_with_a_limit_of_its_own_is_not_hopeless(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "ended", "said"),
+    ("calls", "ended", "start"),
     [
         ([made("barrier")] * 3 + [made()], [3], "[3] left the test without entering the barrier"),
         ([made("barrier")] + [made()] * 3, [1, 2, 3], "[0] called barrier as call 1 of"),
@@ -175,10 +175,10 @@ def test_a_wait_with_a_limit_of_its_own_is_not_hopeless(call: Call) -> None:
         ([made(of("1 0,2")), made(), made()], [2], "[2] left the test without entering"),
     ],
 )  # fmt: skip
-def test_ranks_that_left(calls: list[list[Call]], ended: list[int], said: str) -> None:
-    assert line(calls, *ended).startswith(said)
-    assert bool(line(calls, *ended)) is bool(said)
-    assert is_hopeless(dict(enumerate(calls)), ended) is bool(said)
+def test_ranks_that_left(calls: list[list[Call]], ended: list[int], start: str) -> None:
+    assert line(calls, *ended).startswith(start)
+    assert bool(line(calls, *ended)) is bool(start)
+    assert is_hopeless(dict(enumerate(calls)), ended) is bool(start)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_a_victim_has_its_line_in_every_style(style: Any) -> None:
     assert failure.text.partition("\n")[0].endswith(": raise RuntimeError(LOST)")
 
 
-class Told:
-    """What four ranks said; all passed unless a test says otherwise."""
+class Ranks:
+    """What four ranks reported; all passed unless a test changes it."""
 
     def __init__(self) -> None:
         world = WorldInfo("w1", Shape(4, 1), NODES)
@@ -96,62 +96,62 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def ranks() -> Ranks:
+    return Ranks()
 
 
-def test_all_passed(told: Told) -> None:
-    merged = told.merged()
+def test_all_passed(ranks: Ranks) -> None:
+    merged = ranks.merged()
     assert {when: r.outcome for when, r in merged.items()} == dict.fromkeys(PASSED, "passed")
     assert dict(merged["call"].user_properties)["mnode.nodes"] == "node0,node1,node2,node3"
 
 
-def test_victims_stand_behind_the_culprit_though_they_spoke_first(told: Told) -> None:
+def test_victims_stand_behind_the_culprit_though_they_spoke_first(ranks: Ranks) -> None:
     for rank in (0, 2, 3):
-        told.say(rank, report("call", "failed", f"{LOST} [10.0.0.{rank}]:99"), at=1.0)
-    told.die(1, at=2.0)
-    text = told.failure()
+        ranks.say(rank, report("call", "failed", f"{LOST} [10.0.0.{rank}]:99"), at=1.0)
+    ranks.die(1, at=2.0)
+    text = ranks.failure()
     assert text.startswith("[rank 1 of 4 on node1: first]\nexited with code 3, in the test")
     assert text.index("because of it]") > text.index("rank 1")
 
 
-def test_the_phase_is_the_culprit_s_though_victims_had_not_come_to_it(told: Told) -> None:
-    told.die(1, at=2.0)
-    told.outcome.grace_s = 0.3
+def test_the_phase_is_the_culprit_s_though_victims_had_not_come_to_it(ranks: Ranks) -> None:
+    ranks.die(1, at=2.0)
+    ranks.outcome.grace_s = 0.3
     for rank in (0, 2, 3):
-        told.forget(rank, *PASSED)
-        told.states[rank].body_done = False
-        told.states[rank].stuck_in, told.states[rank].stack = "setup", None
-    assert told.merged()["setup"].outcome == "passed"
-    assert told.failure("call").startswith("[rank 1 of 4 on node1: first]")
+        ranks.forget(rank, *PASSED)
+        ranks.states[rank].body_done = False
+        ranks.states[rank].stuck_in, ranks.states[rank].stack = "setup", None
+    assert ranks.merged()["setup"].outcome == "passed"
+    assert ranks.failure("call").startswith("[rank 1 of 4 on node1: first]")
 
 
-def test_of_victims_alone_the_first_in_time_is_the_culprit(told: Told) -> None:
+def test_of_victims_alone_the_first_in_time_is_the_culprit(ranks: Ranks) -> None:
     for rank, at in ((0, 3.0), (1, 2.0), (2, 1.0), (3, 4.0)):
-        told.say(rank, report("call", "failed", f"{LOST} number {rank}"), at=at)
-    assert told.failure().startswith("[rank 2 of 4 on node2: first]\nRuntimeError")
+        ranks.say(rank, report("call", "failed", f"{LOST} number {rank}"), at=at)
+    assert ranks.failure().startswith("[rank 2 of 4 on node2: first]\nRuntimeError")
 
 
-def test_failures_stand_in_the_order_of_time(told: Told) -> None:
-    told.say(3, report("call", "failed", "ValueError: late"), at=9.0)
-    told.say(1, report("call", "failed", "KeyError: early"), at=1.0)
-    text = told.failure()
+def test_failures_stand_in_the_order_of_time(ranks: Ranks) -> None:
+    ranks.say(3, report("call", "failed", "ValueError: late"), at=9.0)
+    ranks.say(1, report("call", "failed", "KeyError: early"), at=1.0)
+    text = ranks.failure()
     assert text.index("KeyError: early") < text.index("ValueError: late")
 
 
-def test_an_abort_after_a_lost_peer_is_a_victim(told: Told) -> None:
-    told.die(0, 1.0, code=None, signal=6, log="[rank0] NCCL watchdog: ncclRemoteError")
-    told.die(2, 2.0, code=None, signal=11)
-    text = told.failure()
+def test_an_abort_after_a_lost_peer_is_a_victim(ranks: Ranks) -> None:
+    ranks.die(0, 1.0, code=None, signal=6, log="[rank0] NCCL watchdog: ncclRemoteError")
+    ranks.die(2, 2.0, code=None, signal=11)
+    text = ranks.failure()
     assert text.startswith("[rank 2 of 4 on node2: first]\nkilled by SIGSEGV")
     assert "[rank 0 of 4 on node0: because of it]\nkilled by SIGABRT" in text
 
 
-def test_a_death_names_its_cause_with_the_line_that_tells(told: Told) -> None:
+def test_a_death_names_its_cause_with_the_line_that_tells(ranks: Ranks) -> None:
     warned = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"
-    told.die(1, 1.0, code=None, signal=6, log=f"{warned}ncclRemoteError: A call failed\n")
-    told.die(2, 2.0, code=None, signal=6, log="ncclRemoteError: A call failed\n")
-    text = told.failure()
+    ranks.die(1, 1.0, code=None, signal=6, log=f"{warned}ncclRemoteError: A call failed\n")
+    ranks.die(2, 2.0, code=None, signal=6, log="ncclRemoteError: A call failed\n")
+    text = ranks.failure()
     assert text.startswith(
         "[rank 1 of 4 on node1: first]\n"
         "killed by SIGABRT, in the test: port went down (mlx5_3:1, port error)\n"
@@ -160,20 +160,20 @@ def test_a_death_names_its_cause_with_the_line_that_tells(told: Told) -> None:
     assert "[rank 2 of 4 on node2: because of it]\nkilled by SIGABRT, in the test\n" in text
 
 
-def test_a_cause_that_only_repeats_how_a_rank_ended_is_not_told(told: Told) -> None:
-    told.die(1, 1.0, code=None, signal=11, log="Segmentation fault (core dumped)\n")
-    assert "killed by SIGSEGV, in the test\n" in told.failure()
+def test_a_cause_that_only_repeats_how_a_rank_ended_is_left_out(ranks: Ranks) -> None:
+    ranks.die(1, 1.0, code=None, signal=11, log="Segmentation fault (core dumped)\n")
+    assert "killed by SIGSEGV, in the test\n" in ranks.failure()
 
 
-def test_a_rank_that_raised_names_the_cause_in_its_nccl_log(told: Told) -> None:
+def test_a_rank_that_raised_names_the_cause_in_its_nccl_log(ranks: Ranks) -> None:
     where = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : "
     down = f"{where}mlx5_3:1 Got async event : port error"
     silent = f"{where}Got completion from peer 10.7.0.9<4> with status=12 opcode=1 len=0"
     for rank, log in enumerate(("", silent, down, f"{silent}\n{down}")):
         made = report("call", "failed", "DistBackendError: ncclRemoteError: A call failed")
         made.sections = [(NCCL_SECTION, f"{log}\n")] if log else []
-        told.say(rank, made, 1.0 + rank)
-    text = told.failure()
+        ranks.say(rank, made, 1.0 + rank)
+    text = ranks.failure()
     assert text.startswith(
         "[ranks 2-3 of 4 on node2,node3: first]\nDistBackendError: ncclRemoteError: A call failed: "
         f"port went down (mlx5_3:1, port error)\n{down!r}; look at the cable"
@@ -183,7 +183,7 @@ def test_a_rank_that_raised_names_the_cause_in_its_nccl_log(told: Told) -> None:
     assert "[rank 0 of 4 on node0: because of it]" in text
 
 
-def test_nccl_s_log_of_earlier_tests_is_not_told(tmp_path: Path) -> None:
+def test_nccl_s_log_of_earlier_tests_is_left_out(tmp_path: Path) -> None:
     log = tmp_path / "rank0.nccl.log"
     assert (size(log), nccl_causes(log, size(log))) == (0, "")
     log.write_text("elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : Got async event : port error\n")
@@ -191,73 +191,73 @@ def test_nccl_s_log_of_earlier_tests_is_not_told(tmp_path: Path) -> None:
     assert nccl_causes(log, size(log)) == ""
 
 
-def test_a_death_after_the_last_report_is_no_pass(told: Told) -> None:
-    told.die(1, 1.0, phase="after")
-    assert "exited with code 3, in teardown, after its last report" in told.failure("call")
-    assert told.merged()["teardown"].outcome == "passed"
+def test_a_death_after_the_last_report_is_no_pass(ranks: Ranks) -> None:
+    ranks.die(1, 1.0, phase="after")
+    assert "exited with code 3, in teardown, after its last report" in ranks.failure("call")
+    assert ranks.merged()["teardown"].outcome == "passed"
 
 
 @pytest.mark.parametrize("missing", ["torn", "pong"])
-def test_silence_is_no_pass(told: Told, missing: str) -> None:
-    setattr(told.states[3], missing, None)
-    assert "[rank 3 of 4 on node3]\nnever reported the end of the test" in told.failure()
+def test_silence_is_no_pass(ranks: Ranks, missing: str) -> None:
+    setattr(ranks.states[3], missing, None)
+    assert "[rank 3 of 4 on node3]\nnever reported the end of the test" in ranks.failure()
 
 
-def test_a_rank_that_did_not_run_the_body_is_no_pass(told: Told) -> None:
-    told.reports[2].pop("call")
-    told.states[2].reports.pop("call")
-    assert "[rank 2 of 4 on node2]\ndid not run the test, which others did" in told.failure()
+def test_a_rank_that_did_not_run_the_body_is_no_pass(ranks: Ranks) -> None:
+    ranks.reports[2].pop("call")
+    ranks.states[2].reports.pop("call")
+    assert "[rank 2 of 4 on node2]\ndid not run the test, which others did" in ranks.failure()
 
 
 @pytest.mark.parametrize("stack", [None, "", "no dump at all"])
-def test_a_rank_that_gave_no_stack(told: Told, stack: str | None) -> None:
-    told.stick(1, stack)
-    told.states[1].state = "its process is stopped (SIGSTOP)"
-    told.outcome.timed_out, told.outcome.limit_s = "call", 10.0
-    text = told.failure()
+def test_a_rank_that_gave_no_stack(ranks: Ranks, stack: str | None) -> None:
+    ranks.stick(1, stack)
+    ranks.states[1].state = "its process is stopped (SIGSTOP)"
+    ranks.outcome.timed_out, ranks.outcome.limit_s = "call", 10.0
+    text = ranks.failure()
     assert text.startswith("[rank 1 of 4 on node1]\nno end within 10 s")
     if not stack:
         assert "gave no stack: its process is stopped (SIGSTOP)" in text
 
 
-def test_time_that_no_rank_reported_is_the_failed_phase_s(told: Told) -> None:
+def test_time_that_no_rank_reported_is_the_failed_phase_s(ranks: Ranks) -> None:
     for rank in range(4):
-        told.stick(rank, "")
-    told.outcome.timed_out, told.outcome.limit_s = "call", 2.0
-    assert sum(r.duration for r in told.merged().values()) == pytest.approx(3.0)
+        ranks.stick(rank, "")
+    ranks.outcome.timed_out, ranks.outcome.limit_s = "call", 2.0
+    assert sum(r.duration for r in ranks.merged().values()) == pytest.approx(3.0)
 
 
-def test_skip_on_some_though_another_died(told: Told) -> None:
-    told.say(0, report("call", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
-    told.die(1, 1.0)
-    text = told.failure()
+def test_skip_on_some_though_another_died(ranks: Ranks) -> None:
+    ranks.say(0, report("call", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
+    ranks.die(1, 1.0)
+    text = ranks.failure()
     assert text.startswith("[rank 1 of 4 on node1: first]\nexited with code 3")
     assert "skipped (no device), but ranks 2-3 did not; " in text
 
 
-def test_a_death_after_a_skip_on_all_is_no_skip(told: Told) -> None:
+def test_a_death_after_a_skip_on_all_is_no_skip(ranks: Ranks) -> None:
     for rank in range(4):
-        told.say(rank, report("setup", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
-        told.reports[rank].pop("call")
-        told.states[rank].reports.pop("call")
-    told.die(1, 9.0, phase="after")
-    assert "exited with code 3" in told.failure("call")
-    assert all(r.outcome != "skipped" for r in told.merged().values())
+        ranks.say(rank, report("setup", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
+        ranks.reports[rank].pop("call")
+        ranks.states[rank].reports.pop("call")
+    ranks.die(1, 9.0, phase="after")
+    assert "exited with code 3" in ranks.failure("call")
+    assert all(r.outcome != "skipped" for r in ranks.merged().values())
 
 
-def test_an_expected_failure_with_a_hang_at_the_limit_is_a_failure(told: Told) -> None:
-    told.say(1, report("call", "skipped", "known", wasxfail="known"), at=1.0)
-    told.stick(0, "")
-    assert told.merged()["call"].outcome == "skipped"
-    told.outcome.timed_out = "call"
-    assert "[rank 1 of 4 on node1: failed as expected]" in told.failure()
+def test_an_expected_failure_with_a_hang_at_the_limit_is_a_failure(ranks: Ranks) -> None:
+    ranks.say(1, report("call", "skipped", "known", wasxfail="known"), at=1.0)
+    ranks.stick(0, "")
+    assert ranks.merged()["call"].outcome == "skipped"
+    ranks.outcome.timed_out = "call"
+    assert "[rank 1 of 4 on node1: failed as expected]" in ranks.failure()
 
 
-def test_an_expected_failure_that_cannot_tear_down_stays_expected(told: Told) -> None:
-    told.say(1, report("call", "skipped", "known", wasxfail="known"), at=1.0)
-    told.say(2, report("teardown", "failed", "OSError: busy"), at=2.0)
-    assert told.merged()["call"].wasxfail == "known"
-    assert "OSError: busy" in told.failure("teardown")
+def test_an_expected_failure_that_cannot_tear_down_stays_expected(ranks: Ranks) -> None:
+    ranks.say(1, report("call", "skipped", "known", wasxfail="known"), at=1.0)
+    ranks.say(2, report("teardown", "failed", "OSError: busy"), at=2.0)
+    assert ranks.merged()["call"].wasxfail == "known"
+    assert "OSError: busy" in ranks.failure("teardown")
 
 
 @pytest.mark.parametrize(
@@ -284,18 +284,18 @@ class Mute:
 
 
 def test_plain_values_only() -> None:
-    given = {"a": (1, Odd(2)), 3: [True, None, 2.5, "x"], "m": Mute(), "p": Told}
+    given = {"a": (1, Odd(2)), 3: [True, None, 2.5, "x"], "m": Mute(), "p": Ranks}
     made = plain(given)
     assert made == {
-        "a": (1, 2), "3": [True, None, 2.5, "x"], "m": "<Mute>", "p": str(Told)
+        "a": (1, 2), "3": [True, None, 2.5, "x"], "m": "<Mute>", "p": str(Ranks)
     }  # fmt: skip
     assert type(made["a"][1]) is int
 
 
-def test_a_lost_peer_in_teardown_is_an_error_of_teardown(told: Told) -> None:
-    told.say(2, report("teardown", "failed", f"{LOST} of node1"), at=1.0)
-    assert told.merged()["call"].outcome == "passed"
-    assert "[rank 2 of 4 on node2]\nRuntimeError" in told.failure("teardown")
+def test_a_lost_peer_in_teardown_is_an_error_of_teardown(ranks: Ranks) -> None:
+    ranks.say(2, report("teardown", "failed", f"{LOST} of node1"), at=1.0)
+    assert ranks.merged()["call"].outcome == "passed"
+    assert "[rank 2 of 4 on node2]\nRuntimeError" in ranks.failure("teardown")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_lost_peer_in_teardown_is_an_error_of_teardown(told: Told) -> None:
     ],
 )
 def test_subtests_of_ranks_are_merged_one_by_one(
-    told: Told, by_rank: dict[int, list[str]], outcomes: list[str]
+    ranks: Ranks, by_rank: dict[int, list[str]], outcomes: list[str]
 ) -> None:
     partial: dict[int, list[pytest.TestReport]] = {rank: [] for rank in range(4)}
     for rank, names in by_rank.items():
@@ -318,8 +318,8 @@ def test_subtests_of_ranks_are_merged_one_by_one(
             one = report("call", "failed" if failed else "passed", "wrong" if failed else None)
             one.context = name[0]
             partial[rank].append(one)
-            told.states[rank].partial.append((1.0, PhaseReport(rank, 1, "call", one.outcome, {})))
-    made = merge(told.outcome, told.reports, "a.py::t", ("a.py", 1, "t"), {}, partial=partial)
+            ranks.states[rank].partial.append((1.0, PhaseReport(rank, 1, "call", one.outcome, {})))
+    made = merge(ranks.outcome, ranks.reports, "a.py::t", ("a.py", 1, "t"), {}, partial=partial)
     assert [r.outcome for r in made if hasattr(r, "context")] == outcomes
     [body] = [r for r in made if r.when == "call" and not hasattr(r, "context")]
     assert body.outcome == ("failed" if "failed" in outcomes else "passed")

@@ -1,4 +1,4 @@
-"""Which device a rank gets, and what is said where the node has too few."""
+"""Which device a rank gets, and the message where the node has too few."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_a_rank_has_an_accelerator_or_its_node_is_said_to_lack_some(
     monkeypatch.setattr(group, "_accelerators", lambda: ("cuda" if found else "cpu", found))
     world = World(3, ranks, 3, ranks, "node0", ("node0",))
     keeper = GroupKeeper(world, backend, promised)
-    said = keeper.missing_accelerators()
-    assert said.removeprefix("accelerators.per_node: ") == missing
+    reported = keeper.missing_accelerators()
+    assert reported.removeprefix("accelerators.per_node: ") == missing
     assert keeper.device == torch.device(device)
 
 

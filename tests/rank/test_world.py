@@ -1,4 +1,4 @@
-"""What torchrun tells a rank, and what is said of an environment that contradicts itself."""
+"""What torchrun gives a rank, and the messages for an environment that contradicts itself."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_interfaces_are_names_or_patterns(
 @pytest.mark.parametrize(
     ("old", "new", "same"),
     [
-        ("name: rack\n", "name:   'rack' # said otherwise\n", True),
+        ("name: rack\n", "name:   'rack' # written otherwise\n", True),
         ("200 Mbit/s", "0.2 Gbit/s", True),
         ("      repeats: 5\n", "", True),
         ("200 Mbit/s", "201 Mbit/s", False),

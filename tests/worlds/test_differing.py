@@ -1,4 +1,4 @@
-"""Ranks that do not make the same calls: whose call differs is said, and not only who suffers."""
+"""Ranks that do not make the same calls: whose call differs is named, and those that wait."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_those_who_lost_it_are_not_blamed(ran: Scenario, name: str) -> None:
     titles = re.findall(r"^\[(ranks? .*)\]$", ran[name].text, re.MULTILINE)
     assert titles[0].endswith(": first")
     assert len(titles) > 1
-    # On a busy machine some are stopped before they have said whom they lost.
+    # On a busy machine some are stopped before they have reported whom they lost.
     assert all(title.endswith(": because of it") for title in titles[1:])
 
 

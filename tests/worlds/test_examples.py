@@ -152,3 +152,40 @@ def test_where_others_wait_in_a_collective_the_example_is_reported_as_it_is(run:
     assert "[rank 0 of 2 on local0: first]" in text
     assert "Failing test case (not shrunk: other ranks did not end it within 3 s)" in text
     assert "[rank 1 of 2 on local1: because of it]" in text
+
+
+def test_its_own_plugin_works_in_ranks(tmp_path: Path) -> None:
+    """It looks at the fixtures of a test, gives an example a section, and shows statistics."""
+    write_files(
+        tmp_path,
+        test_it="""
+            import pytest
+            from hypothesis import given, strategies as st
+
+            @pytest.fixture
+            def own(rank): return rank
+
+            @given(n=st.integers(0, 1000))
+            def test_passes(process_group, rank, n): pass
+
+            @given(n=st.integers(0, 1000))
+            def test_one_rank_fails(rank, n): assert rank == 0 or n < 17
+
+            @given(n=st.integers(0, 1000))
+            def test_function_scope(own, n): pass
+        """,
+    )
+    run = run_pytest(
+        tmp_path,
+        *("--mnode-nodes=2", "--mnode-launcher=local"),
+        *("-p", "_hypothesis_pytestplugin", "--hypothesis-show-statistics"),
+        env={"COLUMNS": "200"},
+    )
+    assert run.outcomes() == {
+        "test_passes": "passed",
+        "test_one_rank_fails": "failure",
+        "test_function_scope": "failure",
+    }, run.output
+    assert "n=17," in run.output
+    assert "uses a function-scoped fixture 'own'" in run.output
+    assert run.output.count("test_it.py::test_passes:") == 1, run.output

@@ -209,8 +209,8 @@ def test_all_pass_but_what_has_to_fail(run: InnerRun) -> None:
 def test_a_mesh_keeps_its_ranks_whatever_comes_between(run: InnerRun, directory: Path) -> None:
     kept = pids(directory, "test_first", "test_second", "test_without_a_group", "test_third")
     assert len(set(kept)) == 1, run.output
-    told = story(directory, "mesh")
-    first = told[: told.index("ran test_third") + 1]
+    events = story(directory, "mesh")
+    first = events[: events.index("ran test_third") + 1]
     assert first == [
         *("up mesh", "ran test_first", "ran test_of_another_shape", "ran test_in_the_controller"),
         *("ran test_that_takes_all_nodes", "ran test_second", "ran test_without_a_group"),
@@ -219,21 +219,21 @@ def test_a_mesh_keeps_its_ranks_whatever_comes_between(run: InnerRun, directory:
 
 
 def test_a_new_group_sets_up_what_is_built_on_it(run: InnerRun, directory: Path) -> None:
-    told = story(directory, "mesh")
-    assert told[told.index("ran test_third") + 1 :][:5] == [
+    events = story(directory, "mesh")
+    assert events[events.index("ran test_third") + 1 :][:5] == [
         *("down mesh", "up mesh", "ran test_new_group", "down mesh", "ran test_one"),
     ]
 
 
 def test_a_class_and_the_session_keep_theirs(run: InnerRun, directory: Path) -> None:
-    told = story(directory, "thing", "model1")
-    start = told.index("up thing")
-    assert told[start : start + 6] == [
+    events = story(directory, "thing", "model1")
+    start = events.index("up thing")
+    assert events[start : start + 6] == [
         *("up thing", "ran test_one", "ran test_two", "ran test_three", "down thing"),
         "ran test_own_group",
     ]
-    assert told.count("up model1") == told.count("down model1") == 1
-    assert told.index("down model1") == told.index("ran test_between") + 1
+    assert events.count("up model1") == events.count("down model1") == 1
+    assert events.index("down model1") == events.index("ran test_between") + 1
 
 
 def test_a_crash_ends_the_scope_and_later_tests_get_a_new_one(
@@ -241,8 +241,8 @@ def test_a_crash_ends_the_scope_and_later_tests_get_a_new_one(
 ) -> None:
     before, after = pids(directory, "test_before_the_crash", "test_after_the_crash")
     assert before != after
-    told = story(directory, "wide")
-    assert told[told.index("ran test_crash") :][:4] == [
+    events = story(directory, "wide")
+    assert events[events.index("ran test_crash") :][:4] == [
         *("ran test_crash", "down wide", "up wide", "ran test_after_the_crash")
     ]
 
@@ -250,8 +250,8 @@ def test_a_crash_ends_the_scope_and_later_tests_get_a_new_one(
 def test_where_the_run_leaves_a_module_its_fixtures_end_and_errors_are_its_last_tests(
     run: InnerRun, directory: Path
 ) -> None:
-    told = story(directory, "wide")
-    assert told[told.index("ran test_that_leaves_the_module_next") :][:6] == [
+    events = story(directory, "wide")
+    assert events[events.index("ran test_that_leaves_the_module_next") :][:6] == [
         *("ran test_that_leaves_the_module_next", "down wide", "ran test_between"),
         *("up wide", "ran test_comes_last", "down wide"),
     ]
@@ -265,15 +265,15 @@ def test_with_xdist_each_worker_keeps_its_own(tmp_path: Path) -> None:
     write_files(tmp_path, conftest=CONFTEST, test_a=KEPT)
     run = run_pytest(tmp_path, *LOCAL, "-n2")
     assert set(run.outcomes().values()) == {"passed"}, run.output
-    told = [f"{one['what']} {one['name']} {one['pid']}" for one in logged(tmp_path)]
+    events = [f"{one['what']} {one['name']} {one['pid']}" for one in logged(tmp_path)]
     for name in ("mesh", "thing", "model1"):
-        up = [line.replace("up", "down", 1) for line in told if line.startswith(f"up {name}")]
-        assert sorted(up) == sorted(line for line in told if line.startswith(f"down {name}"))
+        up = [line.replace("up", "down", 1) for line in events if line.startswith(f"up {name}")]
+        assert sorted(up) == sorted(line for line in events if line.startswith(f"down {name}"))
 
 
 def test_where_the_run_stops_early_fixtures_end(run: InnerRun, directory: Path) -> None:
     assert f"stopping after {len(FAILED)} failures" in run.output
-    told = story(directory, "stopped")
-    assert told[told.index("up stopped") :] == [
+    events = story(directory, "stopped")
+    assert events[events.index("up stopped") :] == [
         *("up stopped", "ran test_before_the_stop", "ran test_fails", "down stopped")
     ]

@@ -77,10 +77,10 @@ def test_pytests_rules_say_what_is_kept(run: InnerRun, directory: Path) -> None:
 
 def test_every_ranks_value_is_recorded(run: InnerRun) -> None:
     properties = run.properties("test_records")
-    told = {name: value for name, value in properties.items() if not name.startswith("mnode.")}
+    recorded = {name: value for name, value in properties.items() if not name.startswith("mnode.")}
     loss = {"loss (rank 0)": "0", "loss (ranks 1-3)": "nan"}
     own = {"own (ranks 0-1)": "0", "own (ranks 2-3)": "1"}
-    assert told == {"same": "7", **own, **loss, "shape": "(2, 3)"}
+    assert recorded == {"same": "7", **own, **loss, "shape": "(2, 3)"}
 
 
 def test_the_certificate_has_every_ranks_value(run: InnerRun, directory: Path) -> None:
@@ -95,8 +95,8 @@ def test_the_certificate_has_every_ranks_value(run: InnerRun, directory: Path) -
 def test_properties_of_the_suite_come_from_ranks_too(run: InnerRun) -> None:
     suite = ElementTree.parse(run.junit).getroot().find("testsuite/properties")
     assert suite is not None, run.output
-    told = {one.get("name"): one.get("value") for one in suite}
-    assert told == {"versions": "1.2", "host (ranks 0-1)": "0", "host (ranks 2-3)": "1"}
+    recorded = {one.get("name"): one.get("value") for one in suite}
+    assert recorded == {"versions": "1.2", "host (ranks 0-1)": "0", "host (ranks 2-3)": "1"}
 
 
 def test_values_that_differ_name_their_ranks() -> None:

@@ -40,7 +40,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     (folder / "test_suites.py").write_text((SCENARIOS / "suites.py").read_text())
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = world_size\n")
-    return run_pytest(folder, "-rA", "--mnode-launcher=local", "--mnode-timeout=12")
+    (folder / "tmp").mkdir()
+    args = ("-rA", "--mnode-launcher=local", "--mnode-timeout=12")
+    return run_pytest(folder, *args, env={"TMPDIR": str(folder / "tmp")})
+
+
+def test_no_temporary_files_are_left(ran: InnerRun) -> None:
+    """Neither by tests whose ranks were killed: but for what pytest and torch keep there."""
+    left = {path.name for path in (ran.junit.parent / "tmp").iterdir()}
+    assert {name for name in left if not name.startswith(("pytest-of-", "torchinductor_"))} == set()
 
 
 def test_outcomes(ran: InnerRun) -> None:

@@ -147,7 +147,7 @@ TESTS = """
         warnings.warn("from a rank", UserWarning)
 
     def test_record_property(rank, record_property):
-        record_property("told", rank)
+        record_property("number", rank)
 
     def test_raises(world):
         with pytest.raises(ValueError, match="no"):
@@ -181,7 +181,7 @@ def run(directory: Path) -> InnerRun:
 
 
 def facts(directory: Path, test: str) -> list[dict[str, object]]:
-    """What each rank told in a test, by rank."""
+    """What each rank recorded in a test, by rank."""
     return [json.loads(path.read_text()) for path in sorted(directory.glob(f"{test}.*.json"))]
 
 
@@ -217,7 +217,7 @@ def test_warm_tests_share_ranks_and_group(run: InnerRun, directory: Path) -> Non
 
 def test_levels_of_reuse(run: InnerRun, directory: Path) -> None:
     def pids(test: str) -> list[object]:
-        return [told["pid"] for told in facts(directory, test)]
+        return [fact["pid"] for fact in facts(directory, test)]
 
     assert pids("test_new_group") == pids("test_warm_second")
     assert not set(pids("test_fresh")) & set(pids("test_warm_second"))
@@ -225,7 +225,7 @@ def test_levels_of_reuse(run: InnerRun, directory: Path) -> None:
 
 
 def test_each_rank_has_a_tmp_path_of_its_own(run: InnerRun, directory: Path) -> None:
-    assert len({told["path"] for told in facts(directory, "test_tmp_path")}) == 4
+    assert len({fact["path"] for fact in facts(directory, "test_tmp_path")}) == 4
 
 
 def test_nodes_are_part_of_the_report(run: InnerRun) -> None:
@@ -233,7 +233,7 @@ def test_nodes_are_part_of_the_report(run: InnerRun) -> None:
     assert run.properties("test_two_by_two")["mnode.nodes"] == "node0,node1"
     assert run.properties("test_two_by_two")["mnode.ranks"] == "4"
     recorded = run.properties("test_record_property")
-    assert [recorded[f"told (rank {rank})"] for rank in range(4)] == ["0", "1", "2", "3"]
+    assert [recorded[f"number (rank {rank})"] for rank in range(4)] == ["0", "1", "2", "3"]
 
 
 def test_an_elastic_launcher_is_replaced(run: InnerRun) -> None:

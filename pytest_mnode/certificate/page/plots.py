@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.charts import Bars, Lines, Matrix, Timeline
-from pytest_mnode.measurement import Bound, Curve, Relation
+from pytest_mnode.measurement import Bound, Curve
 from pytest_mnode.spec.quantity import SIZE
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def curves(axes: Axes, curves: Sequence[Curve]) -> None:
     bounds = dict.fromkeys((c.expected, c.judged_bytes) for c in curves if c.expected)
     for bound, judged in bounds:
         least, most = (judged[0], judged[-1]) if judged else axes.get_xlim()
-        what = f"bound {_sign(bound)} {bound.limit:.4g}, judged sizes"
+        what = f"bound {bound.short('GB/s')}, judged sizes"
         start = least / 1.15 if least == most else least
         axes.hlines(bound.limit, start, most * 1.15, color=BAD, linewidth=1.5, label=what)
     for line in dict.fromkeys(c.line_gbytes_s for c in curves if c.line_gbytes_s):
@@ -224,10 +224,6 @@ def _no_ticks() -> Any:
     from matplotlib.ticker import NullLocator
 
     return NullLocator()
-
-
-def _sign(bound: Bound) -> str:
-    return {Relation.AT_LEAST: "≥", Relation.AT_MOST: "≤", Relation.EQUALS: "="}[bound.relation]
 
 
 def _size(size_bytes: float) -> str:

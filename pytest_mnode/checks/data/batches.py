@@ -9,7 +9,7 @@ from math import isclose
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mnode.checks.judged import At, none_wrong, texts_by_who, unlike_most
+from pytest_mnode.checks.judged import At, texts_by_who, unlike_most
 from pytest_mnode.measurement import Measurement, equals, listed
 
 _KEPT = "gradients of earlier steps are in it: zero_grad"
@@ -96,14 +96,14 @@ def judge_batches(
             listed(texts_by_who(wrong_sizes, ranks)) or None,
             unseen or f"{len(in_order)} steps seen",
         ),
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: ranks with more or fewer steps",
             uneven,
             "all ranks step together",
             unsure=unseen,
         ),
         *(
-            none_wrong(
+            Measurement.none_allowed(
                 f"{label}: {name}",
                 texts_by_who(texts, ranks),
                 why,

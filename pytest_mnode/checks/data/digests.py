@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.checks.judged import At, none_wrong, texts_by_who, unlike_most
+from pytest_mnode.checks.judged import At, texts_by_who, unlike_most
 from pytest_mnode.criteria.preflight.directories import visit
 from pytest_mnode.criteria.preflight.orders import Directory
 from pytest_mnode.measurement import Measurement, listed
@@ -126,7 +126,7 @@ def _drawn_wrong(
     missing = listed(texts_by_who(((at, text) for at, text in lacking if text), ranks))
     unsure = missing if every else "no rank drew anything"
     note = ", ".join(every)
-    return none_wrong(name, culprits, source, count=count, unsure=unsure, note=note)
+    return Measurement.none_allowed(name, culprits, source, count=count, unsure=unsure, note=note)
 
 
 def _undrawn(every: Sequence[str], drawn: Iterable[str]) -> str:
@@ -161,12 +161,12 @@ def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
         unsure = "one rank has nobody to compare with" if names else "there is no file to compare"
     source = "the same data set on every node"
     return [
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: ranks that cannot read it",
             [f"{one.at}: {one.problem}" for one in read if one.problem],
             source,
         ),
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: files that ranks read otherwise than most",
             texts,
             source,

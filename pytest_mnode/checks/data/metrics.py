@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import fsum, isfinite, ulp
 from sys import float_info
 
-from pytest_mnode.checks.judged import At, none_wrong, texts_by_who
+from pytest_mnode.checks.judged import At, texts_by_who
 from pytest_mnode.measurement import Measurement, listed
 
 _ROUNDING = 1e-12
@@ -107,4 +107,4 @@ def _judged(
             mistake = next(near, "")
             texts.append((at, f"{result!r}, {mistake}" if mistake else f"{result!r}"))
     culprits = texts_by_who(texts, len(reduced))
-    return none_wrong(name, culprits, source, count=len(texts), note=note)
+    return Measurement.none_allowed(name, culprits, source, count=len(texts), note=note)

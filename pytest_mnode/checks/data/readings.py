@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import lgamma, log
 
-from pytest_mnode.checks.judged import At, none_wrong, numbered, texts_by_who, unlike_most
+from pytest_mnode.checks.judged import At, numbered, texts_by_who, unlike_most
 from pytest_mnode.measurement import Measurement, listed
 
 NEGLIGIBLE = 1e-9
@@ -82,7 +82,7 @@ def judge_shards(
     nothing = "" if counts else "no rank read anything"
     equal = "to have equal shards"
     return [
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: samples that reached no rank",
             [*causes, f"{numbered('sample', missing)} reached nobody"] if absent else [],
             f"{samples} samples, of which {left_out} may be left out",
@@ -90,7 +90,7 @@ def judge_shards(
             unsure=nothing or ("" if samples else "there is no sample that could be missing"),
             note=f"{len(missing)} left out, {equal}" if missing and not absent else "",
         ),
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: samples read more than once",
             [*causes, *_overlaps(readings)] if twice else [],
             f"{padding} may come twice, {equal}",
@@ -98,10 +98,10 @@ def judge_shards(
             unsure=nothing,
             note=f"{extra} came twice, {equal}" if extra and not twice else "",
         ),
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: ranks with more or fewer samples", uneven, "shards are equal", unsure=nothing
         ),
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: samples that there are not",
             foreign,
             f"indices 0 to {samples - 1}",
@@ -221,9 +221,9 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
         few = f"shuffles of so few samples may be so, give each rank {ENOUGH}"
         unsure = filter(None, [listed(lacking), *([listed(texts), few] if odd else [])])
         found.append(
-            none_wrong(name, texts, source, count=len(sure))
+            Measurement.none_allowed(name, texts, source, count=len(sure))
             if sure
-            else none_wrong(name, [], source, unsure="; ".join(unsure))
+            else Measurement.none_allowed(name, [], source, unsure="; ".join(unsure))
         )
     return found
 
@@ -263,7 +263,7 @@ def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) 
             differing.append(f"{at} read {next(texts, text)}")
         elif not then:
             nothing.append(f"{at} read nothing")
-    return none_wrong(
+    return Measurement.none_allowed(
         f"{label}: ranks that read otherwise",
         differing,
         "order follows from seed and epoch",
@@ -288,7 +288,7 @@ def judge_resumed(
         texts.append(f"{numbered('sample', twice)} read again by {who}")
     sides = (("without a cut", whole), ("before the cut", before), ("after the cut", after))
     judged = want and after  # else what is lost or read again is not known
-    return none_wrong(
+    return Measurement.none_allowed(
         f"{label}: samples lost or read again",
         texts if judged else [],
         "each sample of the epoch once, across the cut",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.checks.judged import At, none_wrong, numbered, texts_by_who
+from pytest_mnode.checks.judged import At, numbered, texts_by_who
 from pytest_mnode.measurement import Measurement, listed
 
 Expected = Mapping[str, Sequence[Sequence[int]]]
@@ -102,13 +102,13 @@ def judge_members(
             misplaced.append(f"{facts.at} {text}")
     unsure = "; ".join(_not_asked(gathered, expected))
     return [
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: ranks in a wrong group",
             strangers,
             "each group has the ranks that differ along its dimension only",
             unsure=unsure,
         ),
-        none_wrong(
+        Measurement.none_allowed(
             f"{label}: ranks at a wrong place in their group",
             misplaced,
             "a group's ranks are in the order of the mesh",
@@ -189,7 +189,7 @@ def judge_inside_node(
     if unknown:
         which = "host of {} is" if len(unknown) == 1 else "hosts of {} are"
         unsure.append(f"the {which.format(numbered('rank', sorted(unknown), 8))} not known")
-    return none_wrong(
+    return Measurement.none_allowed(
         f"{label}: {' and '.join(asked)} groups over more than one node",
         broken,
         "the hosts that their ranks read their own names on",
@@ -223,7 +223,7 @@ def judge_collectives(
     unsure = [f"{group} not tried: {why}" for group, why in not_tried.items()]
     if not results:
         unsure.append("no collective was run")
-    return none_wrong(
+    return Measurement.none_allowed(
         name,
         [f"{at}: {one.collective} in {one.group}: {one.first}" for at, one in results if one.wrong],
         "sums of whole numbers are exact, and copies are equal",

@@ -217,7 +217,6 @@ _DEEPSPEED = [
 
 
 def _torchrun_of_task(job: LaunchJob, directory: str) -> str:
-    program = job.command[1:] if job.command[0] == "python" else ("--no-python", *job.command)
     return " ".join(
         (
             shlex.join(TORCHRUN),
@@ -226,7 +225,7 @@ def _torchrun_of_task(job: LaunchJob, directory: str) -> str:
             '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"',
             # By default, torchrun leaves a folder of logs in /tmp.
             f"--log-dir {shlex.quote(directory)}/torchrun-$SLURM_NODEID",
-            shlex.join(program),
+            shlex.join(_program(job)),
         )
     )
 

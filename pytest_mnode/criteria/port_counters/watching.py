@@ -24,7 +24,8 @@ from pytest_mnode.marks import PORTS_FIXTURE, asks_for
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import NodesOfRun
-    from pytest_mnode.launchers.nodes import CommandResult, Nodes
+    from pytest_mnode.launchers.node import CommandResult
+    from pytest_mnode.launchers.nodes import Nodes
     from pytest_mnode.measurement import Measurement
     from pytest_mnode.spec.inventory import Fabric
 

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from pytest_mnode.criteria.preflight.answers import (
     LastFacts,
@@ -32,6 +32,7 @@ from pytest_mnode.measurement import listed
 from pytest_mnode.progress import progress
 
 if TYPE_CHECKING:
+    from pytest_mnode.launchers.nodes import Nodes
     from pytest_mnode.spec import Spec
 
 T = TypeVar("T")
@@ -42,24 +43,6 @@ _PAYLOAD_SHARE = 0.8
 """Of the line rate: what is sent to see whether it arrives unchanged."""
 PROBE_SLACK_S = 15.0
 """Beyond the spec's own limits: for the search of the largest packet, and a busy machine."""
-
-
-class Nodes(Protocol):
-    """What a survey needs of the nodes of a run."""
-
-    @property
-    def nodes(self) -> tuple[str, ...]: ...
-
-    def commands(
-        self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
-    ) -> list[list[str]]: ...
-
-    def address(self, node: str) -> str: ...
-
-    @property
-    def python(self) -> str: ...
-
-
 _DOING = {
     "look": "looking at the nodes",
     "probe": "trying all paths",

@@ -125,21 +125,22 @@ async def _connect(
     started = time.monotonic()
     took_s: float | None = None
     problem = ""
-    if not is_address(address):
-        loop = asyncio.get_running_loop()
-        looked_up = loop.run_in_executor(None, address_of, address)
+    if not is_address(name := address):
         try:
-            address = await asyncio.wait_for(looked_up, limit_s)
-        except (OSError, TimeoutError) as error:
-            why = f"its name {address} is not found: {str(error) or f'{NO_ANSWER} in time'}"
+            address = await in_thread(lambda: address_of(name), limit_s)
+        except TimeoutError:
+            why = f"look-up of {name} did not end within {limit_s:g} s"
             return replace(attempt, problem=why)
+        except OSError as error:
+            return replace(attempt, problem=f"its name {name} is not found: {error}")
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
         try:
             sock.setblocking(False)
             if source:
                 sock.bind((source, 0))
             loop = asyncio.get_running_loop()
-            await asyncio.wait_for(loop.sock_connect(sock, (address, port)), limit_s)
+            left_s = max(0.0, started + limit_s - time.monotonic())  # after a look-up
+            await asyncio.wait_for(loop.sock_connect(sock, (address, port)), left_s)
             took_s = time.monotonic() - started
         except TimeoutError:
             took_s = limit_s if _is_connected(sock) else None
@@ -237,7 +238,16 @@ def is_address(text: str) -> bool:
 
 def address_of(name: str) -> str:
     """The first address of a name, IPv4 or IPv6. Raises OSError where it has none."""
-    return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    return addresses_of(name)[0]
+
+
+def addresses_of(name: str) -> tuple[str, ...]:
+    """All addresses of a name, each once. Raises OSError where it has none."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # an empty label, or one that is too long
+        raise OSError(f"no name of a host: {error}") from None
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 async def resolved(address: str, port: int) -> tuple[str, int]:
@@ -251,8 +261,8 @@ def _look_up(what: str) -> tuple[tuple[str, ...], float]:
     """Addresses of a name, or the name of an address; and the seconds it took."""
     started = time.monotonic()
     if not is_address(what):
-        found = socket.getaddrinfo(what, None, type=socket.SOCK_STREAM)
-        names = tuple(dict.fromkeys(str(entry[4][0]).removeprefix(_MAPPED) for entry in found))
+        found = (address.removeprefix(_MAPPED) for address in addresses_of(what))
+        names = tuple(dict.fromkeys(found))
     else:
         address = (what, 0, 0, 0) if ":" in what else (what, 0)
         name = socket.getnameinfo(address, 0)[0]

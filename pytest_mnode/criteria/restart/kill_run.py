@@ -16,6 +16,8 @@ from pytest_mnode.criteria.restart.plan import KILL_AFTER, Plan
 from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError
 from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob
+from pytest_mnode.jobs.torchrun import last_line
+from pytest_mnode.logs.causes import ENDINGS, causes
 from pytest_mnode.progress import progress
 from pytest_mnode.spec.restart import Kill, RestartCriterion
 
@@ -27,6 +29,7 @@ START_LIMIT_S = 180.0
 _PATIENCE = 2.0
 """How many times `within` a job is waited for, so that a late return is measured too."""
 _END_LIMIT_S = 120.0
+_NOTICED_S = 10.0
 
 
 @dataclass(slots=True)
@@ -130,10 +133,12 @@ class KillRun:
                 job.kill(rank=rank, signal=signal.SIGKILL)
                 what = f"SIGKILL of rank {rank}"
         except MnodeError as error:
-            return _missed(str(error))
+            result = _end_of(job)
+            how = f"; {_how_ended(job, result)}" if result is not None else ""
+            return _missed(f"{error}{how}")
         sent = [event for event in job.events[known:] if event.what == "signalled"]
         if not sent:
-            result = job.poll()
+            result = _end_of(job)
             state = _how_ended(job, result) if result is not None else "the job had not ended"
             return _missed(f"no process was there to get a signal; {state}")
         first = min(sent, key=lambda event: event.time_s)
@@ -198,18 +203,42 @@ def _between(
     return least, seen.not_after - first
 
 
+def _end_of(job: LaunchedJob) -> JobResult | None:
+    """The result of a job without ranks: torchrun ends a little later than they do."""
+    with contextlib.suppress(MnodeError):
+        return job.wait(_NOTICED_S)
+    return None
+
+
 def _how_ended(job: LaunchedJob, result: JobResult | None) -> str:
-    """In words, with the last message of a rank."""
+    """In words, with the reason as far as the job printed one."""
     if result is None:
         return f"the job still ran on {', '.join(job.nodes)}"
     codes = ", ".join(f"{code} on {node}" for node, code in result.returncodes.items())
-    messages = [
-        line.strip()
-        for text in result.output.values()
-        for line in text.splitlines()
-        if line.startswith("train: ")
+    killed = any(event.what == "signalled" for event in job.events)
+    why = "" if result.ok else _why_ended(result, ENDINGS if killed else ())
+    return f"torchrun ended with {codes}{'; ' * bool(why)}{why}"
+
+
+def _why_ended(result: JobResult, unless: Sequence[str]) -> str:
+    """The known cause, the last message of a rank, or the last line of a node that failed.
+
+    unless: names of causes that are none here.
+    """
+    known = [
+        replace(cause, host=cause.host or node)
+        for node, text in result.output.items()
+        for cause in causes(text)
+        if cause.root and cause.name not in unless
     ]
-    return f"torchrun ended with {codes}" + (f"; {messages[-1]}" if messages else "")
+    if known:
+        return min(known, key=lambda cause: cause.order).text
+    lines = [line.strip() for text in result.output.values() for line in text.splitlines()]
+    if messages := [line for line in lines if line.startswith("train: ")]:
+        return messages[-1]
+    last = {node: last_line(result.output.get(node, "")) for node in result.returncodes}
+    failed = [node for node, code in result.returncodes.items() if code and last[node]]
+    return f"the last line on {failed[0]}: {last[failed[0]]!r}" if failed else "it printed nothing"
 
 
 def _notes(job: LaunchedJob, since: float) -> tuple[str, ...]:

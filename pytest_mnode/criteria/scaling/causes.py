@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_mnode.criteria.scaling.attribution import Attribution, RankMeans
-from pytest_mnode.criteria.scaling.network import CollectiveBaseline, StepTraffic
+from pytest_mnode.criteria.scaling.network import CollectiveBaseline
 from pytest_mnode.criteria.scaling.timings import PARTS
 from pytest_mnode.spec.scaling import ScalingCriterion
 
@@ -55,19 +55,19 @@ class Cause:
 def causes_of(
     found: Attribution,
     baseline: CollectiveBaseline | None,
-    traffic: StepTraffic,
+    instead: tuple[str, str | None] | None,
     promise: ScalingCriterion,
 ) -> tuple[Cause, ...]:
     """The causes of the loss on `found.count` nodes, largest first.
 
     baseline: what the fabric does with nothing else going on, None where that is
-    not known. traffic: which NICs the bytes went over.
+    not known. instead: see network.instead_of.
     """
     lost = dict(zip(PARTS, found.lost_on_path, strict=True))
     ideal = dict(zip(PARTS, found.path_ideal, strict=True))
     causes = [
         *_computing(found, lost["compute"]),
-        *_communicating(found, lost["exposed"], baseline, traffic, promise),
+        *_communicating(found, lost["exposed"], baseline, instead, promise),
     ]
     causes += [_own_part(found, part, lost[part], ideal[part]) for part in _OWN]
     text = f"ranks hear unevenly that a collective has ended: {_ms(found.uneven_s)} a step"
@@ -161,16 +161,16 @@ def _communicating(
     found: Attribution,
     lost_s: float,
     baseline: CollectiveBaseline | None,
-    traffic: StepTraffic,
+    instead: tuple[str, str | None] | None,
     promise: ScalingCriterion,
 ) -> Iterator[Cause]:
     """Exposed communication: on the wrong network, slow, as much as the fabric needs, and more."""
     exposed = f"collectives exposed {_ms(lost_s)} a step"
     hidden = found.hidden_fraction
     hid = "" if hidden is None else f"; {hidden:.0%} of communication is hidden"
-    if traffic.off_fabric is not None:
-        text = f"traffic on {traffic.off_fabric}: {exposed}"
-        yield Cause(NETWORK, lost_s, text, traffic.culprit)
+    if instead is not None:
+        network, culprit = instead
+        yield Cause(NETWORK, lost_s, f"traffic on {network}: {exposed}", culprit)
         return
     if baseline is None:
         text = f"{exposed}{hid}; what the fabric allows was not measured"

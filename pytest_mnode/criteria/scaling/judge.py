@@ -17,13 +17,14 @@ from pytest_mnode.criteria.scaling.causes import (
 from pytest_mnode.criteria.scaling.efficiency import Throughput, throughputs
 from pytest_mnode.criteria.scaling.network import (
     CollectiveBaseline,
-    StepTraffic,
     baseline_over,
-    step_traffic,
+    instead_of,
+    sent_in_steps,
 )
 from pytest_mnode.criteria.scaling.plan import Plan, nodes
 from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.measurement import Measurement, at_least, at_most
+from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 
@@ -92,7 +93,7 @@ class ScalingResult:
     plan: Plan
     timings: JobTimings
     counts: tuple[CountResult, ...]
-    traffic: StepTraffic
+    sent: tuple[SentByNode, ...]
     slow_links: str | None = None
 
     @property
@@ -126,8 +127,8 @@ def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion
     """Judge what a job measured, for each number of nodes."""
     rows = throughputs(timings, seed=plan.seed)
     counts = tuple(_judge_count(row, timings, plan, spec, promise) for row in rows)
-    traffic = step_traffic(timings.trained, timings, spec)
-    return ScalingResult(spec, promise, plan, timings, counts, traffic)
+    sent = sent_in_steps(timings.trained, timings)
+    return ScalingResult(spec, promise, plan, timings, counts, sent)
 
 
 def judge_efficiency(found: ScalingResult) -> list[Measurement]:
@@ -213,8 +214,8 @@ def _judge_count(
     baseline = baseline_over(timings, row.count, spec)
     causes: tuple[Cause, ...] = ()
     if row.count > 1:
-        traffic = step_traffic(timings.over(row.count), timings, spec)
-        causes = causes_of(parts, baseline, traffic, promise)
+        sent = sent_in_steps(timings.over(row.count), timings)
+        causes = causes_of(parts, baseline, instead_of(spec.fabric, sent), promise)
     share = explained(causes, promise.allowed_causes, max(row.lost_s, parts.lost_s))
     bound, source = _bound(row, share, promise)
     waited_s = timings.cpu_wait_s(row.count)

@@ -268,10 +268,10 @@ def step_of(record: StepRecord, elapsed_s: float) -> Step:
     )
 
 
-def cpu_wait_so_far_s(root: Path = Path("/")) -> float | None:
+def cpu_wait_so_far_s() -> float | None:
     """Seconds for which threads of this process were ready and had no CPU, all added up."""
     waited_ns = 0
-    for path in sysfs.entries(root / "proc/self/task"):
+    for path in sysfs.entries(Path("/proc/self/task")):
         fields = (sysfs.text(path / "schedstat") or "").split()
         waited = sysfs.number_of(fields[1]) if len(fields) > 1 else None
         if waited is None:

@@ -14,7 +14,7 @@ from pytest_mnode.jobs.kubernetes.job_pod import LOST, JobPod
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT, Exec
-from pytest_mnode.launchers.nodes import CommandResult
+from pytest_mnode.launchers.node import CommandResult
 
 MOST_AT_ONCE = 32
 """Exec streams that are opened at the same time."""

@@ -125,16 +125,17 @@ class Api:
     ) -> Any:
         """The server's answer, decoded. Raises ApiError with its reason."""
         with self._send(method, path, body, query, limit_s) as response:
-            return json.loads(response.data or b"null")
+            try:
+                return json.loads(response.data)
+            except _broken_off() as error:
+                raise ApiError(0, f"{self.host}: its answer broke off: {_line(error)}") from None
 
     def watch(self, path: str, query: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-        """(type, object) of what happens; ends when the server ends the watch. Raises ApiError.
+        """(type, object) of what happens; ends when the server ends the watch, or it breaks off.
 
-        query: with the resourceVersion from which on.
+        query: with the resourceVersion from which on. Raises ApiError.
         """
         watched = {**query, "watch": "true", "timeoutSeconds": f"{WATCH_S:.0f}"}
-        import urllib3
-
         with self._send("GET", path, None, watched, WATCH_S + REQUEST_S) as response:
             try:
                 for line in _lines(response):
@@ -142,8 +143,8 @@ class Api:
                     if event["type"] == "ERROR":
                         raise ApiError(event["object"].get("code", 0), _message(event["object"]))
                     yield event["type"], event["object"]
-            except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                raise ApiError(0, _line(error)) from None
+            except _broken_off():
+                return
 
     def _send(
         self,
@@ -170,8 +171,19 @@ class Api:
             raise ApiError(0, f"{self.host} was not reached: {_line(error)}") from None
         if response.status >= 400:
             with response:
-                raise ApiError(response.status, refusal(response.status, response.data))
+                try:
+                    reason = response.data
+                except _broken_off():
+                    reason = b""
+                raise ApiError(response.status, refusal(response.status, reason))
         return response
+
+
+def _broken_off() -> tuple[type[Exception], ...]:
+    """What is raised where an answer ends in its middle: no more of it comes, or half a JSON."""
+    from urllib3.exceptions import HTTPError
+
+    return HTTPError, OSError, ValueError
 
 
 def refusal(status: int, body: bytes) -> str:
@@ -203,4 +215,6 @@ def _namespace_of(context: str) -> str:
 
 
 def _line(error: BaseException) -> str:
+    """In one line: the error within, where urllib3 wraps one."""
+    error = next((one for one in error.args if isinstance(one, BaseException)), error)
     return " ".join(str(error).split()) or type(error).__name__

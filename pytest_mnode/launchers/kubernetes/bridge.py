@@ -113,20 +113,19 @@ class Bridge:
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Report changes of pods to the loop, for ever. In a thread."""
         path, query = self.api.path("pods"), {"labelSelector": self.run.selector}
-        while True:
-            try:
-                found = self.api.request("GET", path, query=query)
-                pods = [PodState.read(pod) for pod in found["items"]]
-                loop.call_soon_threadsafe(self._follow, self.pods.listed, pods)
-                since = {"resourceVersion": found["metadata"]["resourceVersion"]}
-                for kind, pod in self.api.watch(path, {**query, **since}):
-                    heard = partial(self.pods.heard, deleted=kind == "DELETED")
-                    loop.call_soon_threadsafe(self._follow, heard, PodState.read(pod))
-            except ApiError as error:
-                loop.call_soon_threadsafe(self._watch_failed, error)
-            except RuntimeError:  # the loop is closed
-                return
-            time.sleep(AGAIN_S)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            while True:
+                try:
+                    found = self.api.request("GET", path, query=query)
+                    pods = [PodState.read(pod) for pod in found["items"]]
+                    loop.call_soon_threadsafe(self._follow, self.pods.listed, pods)
+                    since = {"resourceVersion": found["metadata"]["resourceVersion"]}
+                    for kind, pod in self.api.watch(path, {**query, **since}):
+                        heard = partial(self.pods.heard, deleted=kind == "DELETED")
+                        loop.call_soon_threadsafe(self._follow, heard, PodState.read(pod))
+                except ApiError as error:
+                    loop.call_soon_threadsafe(self._watch_failed, error)
+                time.sleep(AGAIN_S)
 
     def _follow(self, hear: Callable[[Any], list[Event]], news: Any) -> None:
         for event in hear(news):

@@ -35,6 +35,7 @@ RELAY_S = 45.0
 DELETE_S = 9.0
 REPLACED_S = 60.0
 """In which a Job replaces a pod that is gone: its controller waits 10 s and more."""
+KEEP_PODS = "nodeAffinity in the template keeps pods on their nodes"
 _SLACK_S = 10.0
 _BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
 
@@ -72,6 +73,8 @@ class Kubernetes(RemoteLauncher):
         self._manifest = keep_on(manifest, on) if on else manifest
         self._owner: Mapping[str, str] = {}
         self._lost: dict[str, str] = {}
+        self._moved: dict[str, str] = {}
+        """Where the new pod of a lost host is, which is not its node."""
         self._relay_ports: dict[str, int] | None = None
         self._news = threading.Condition()
         self._deaf = False
@@ -228,10 +231,12 @@ class Kubernetes(RemoteLauncher):
                     self._relay_ports = ports
                 case {"lost": host, "why": why}:
                     self._lost.setdefault(host, why)
+                    self._moved.pop(host, None)
                 case {"back": host, "node": node, "pod": pod} if names.get(host) != node:
-                    self._lost[host] = f"its pod's successor {pod} is on {node}"
+                    self._moved[host] = f"its new pod {pod} is on {node}"
                 case {"back": host, "address": address}:
                     self._lost.pop(host, None)
+                    self._moved.pop(host, None)
                     self.nodes = tuple(
                         dataclasses.replace(n, address=address) if n.name == names[host] else n
                         for n in self.nodes
@@ -249,7 +254,8 @@ class Kubernetes(RemoteLauncher):
     # See RemoteLauncher.
 
     def _why_gone(self, node: Node) -> str | None:
-        return "the run is over" if self._closed else self._lost.get(self._host_of(node.name))
+        host = self._host_of(node.name)
+        return "the run is over" if self._closed else self._moved.get(host) or self._lost.get(host)
 
     def _went_off(self, node: Node) -> None:
         self._lost[self._host_of(node.name)] = POWERED_OFF
@@ -272,6 +278,8 @@ class Kubernetes(RemoteLauncher):
 
     def _problem_with(self, node: Node, limit_s: float) -> str | None:  # noqa: ARG002
         host = self._host_of(node.name)
+        if moved := self._moved.get(host):
+            raise ClusterError(f"{node.name} has no pod any more: {moved}; {KEEP_PODS}")
         if why := self._lost.get(host):
             return why
         _, problems = self._reports([host])

@@ -90,13 +90,15 @@ class RunPods:
         return [self.event()]
 
     def _take_place(self, pod: PodState) -> list[Event]:
-        """A new pod takes the place of one that is over: that of its node, else of its number."""
+        """A new pod takes the place of one that is over: that of its node, else of its number,
+        else, where its kind gives none, of the only one."""
         if any(known.uid == pod.uid for known in self.hosts.values()):
             return []
         over = {host: known for host, known in self.hosts.items() if known.over}
         same_node = [host for host, known in over.items() if known.node == pod.node]
         same_number = [host for host, known in over.items() if None is not known.index == pod.index]
-        for host in [*same_node, *same_number][:1]:
+        only = list(over) if pod.index is None and len(over) == 1 else []
+        for host in [*same_node, *same_number, *only][:1]:
             self.hosts[host] = pod
             return [{"back": host, **shown(pod)}]
         return []

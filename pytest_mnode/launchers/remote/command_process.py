@@ -20,10 +20,18 @@ OF_A_POD = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in every container."""
 
 
+CHILDREN = "/proc/thread-self/children"
+"""Missing on a kernel that was built without CONFIG_PROC_CHILDREN."""
+
+
 def descendants(pid: int) -> list[int]:
     """Pids of all processes below `pid`."""
     found = [pid]
+    known = None if os.path.exists(CHILDREN) else children_by_parent()  # noqa: PTH110
     for parent in found:
+        if known is not None:
+            found += known.get(parent, ())
+            continue
         try:
             tasks = os.listdir(f"/proc/{parent}/task")  # noqa: PTH208  pathlib costs 10 ms
         except OSError:
@@ -35,6 +43,21 @@ def descendants(pid: int) -> list[int]:
             except OSError:
                 continue
     return found[1:]
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """Pids of the children of every process, by its pid."""
+    found: dict[int, list[int]] = {}
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir("/proc")  # noqa: PTH208
+    for name in names:
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                # The name before the state may hold anything.
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+                found.setdefault(parent, []).append(int(name))
+    return found
 
 
 def kill(pid: int, number: int) -> None:

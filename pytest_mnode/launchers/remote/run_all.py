@@ -6,12 +6,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.hosts import compress
-from pytest_mnode.launchers.node import count
+from pytest_mnode.launchers.node import CommandResult, count
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.measurement import listed
@@ -26,27 +25,18 @@ _FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
 """Polled, because a descriptor per process may exceed the limit of open files."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandOutcome:
-    """How a command ended. returncode: None where it was killed at its limit."""
-
-    returncode: int | None
-    stdout: str
-    stderr: str
-    duration_s: float = 0.0
-
-
 def run_all(
     commands: Iterable[tuple[str, Sequence[str]]],
     limit_s: float = REPORT_LIMIT_S,
     run_dir: str = "",
     env: Mapping[str, str] | None = None,
-) -> list[CommandOutcome]:
+) -> list[CommandResult]:
     """Run local commands at the same time, each with the name of its node; results in their order.
 
     run_dir: holds their output meanwhile, so that it is removed with the run. env: None means
     node_env(). Raises ClusterError where one cannot be started; those that run are killed then.
     """
+    names: list[str] = []
     running: list[subprocess.Popen[bytes]] = []
     files = "this machine: the output of commands cannot be kept in files"
     what = files
@@ -61,6 +51,7 @@ def run_all(
                     Path(made, f"{number}.out").open("wb") as out,
                     Path(made, f"{number}.err").open("wb") as err,
                 ):
+                    names.append(node)
                     running.append(
                         subprocess.Popen(
                             command,
@@ -75,13 +66,14 @@ def run_all(
             _end(running)
             over = time.monotonic()
             return [
-                CommandOutcome(
+                CommandResult(
+                    name,
                     program.returncode if number in ended else None,
                     Path(made, f"{number}.out").read_text("utf-8", errors="replace"),
                     Path(made, f"{number}.err").read_text("utf-8", errors="replace"),
                     ended.get(number, over) - started,
                 )
-                for number, program in enumerate(running)
+                for number, (name, program) in enumerate(zip(names, running, strict=True))
             ]
     except OSError as error:
         raise ClusterError(f"{what}: {error.strerror}") from None
@@ -112,7 +104,7 @@ def _end(programs: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def collect_reports(
-    commands: Mapping[str, list[str]], directory: str, run_dir: str, limit_s: float = REPORT_LIMIT_S
+    commands: Mapping[str, list[str]], directory: str, run_dir: str
 ) -> tuple[dict[str, node_report.NodeReport], dict[str, str]]:
     """Run commands of node_report.argv: reports by node, and why other nodes cannot be used."""
     ours, reports, problems = node_report.here(), {}, {}
@@ -120,25 +112,25 @@ def collect_reports(
     outcomes = [
         outcome
         for first in range(0, len(some), REPORTS_AT_ONCE)
-        for outcome in run_all(some[first : first + REPORTS_AT_ONCE], limit_s, run_dir)
+        for outcome in run_all(some[first : first + REPORTS_AT_ONCE], run_dir=run_dir)
     ]
-    for name, outcome in zip(commands, outcomes, strict=True):
+    for outcome in outcomes:
         report = node_report.read(outcome.stdout)
         if report is None:
-            problems[name] = why_no_report(name, outcome, limit_s)
+            problems[outcome.node] = why_no_report(outcome, REPORT_LIMIT_S)
         elif (wrong := node_report.problem(report, ours, directory)) is not None:
-            problems[name] = wrong
+            problems[outcome.node] = wrong
         else:
-            reports[name] = report
+            reports[outcome.node] = report
     return reports, problems
 
 
-def why_no_report(name: str, outcome: CommandOutcome, limit_s: float) -> str:
+def why_no_report(outcome: CommandResult, limit_s: float) -> str:
     """Why a command printed no report, in one line."""
     if outcome.returncode is None:
         return f"no answer within {limit_s:g} s"
     lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
-    last = lines[-1].removeprefix(f"{name}: ") if lines else "it printed nothing"
+    last = lines[-1].removeprefix(f"{outcome.node}: ") if lines else "it printed nothing"
     if "no Python started there" in last or outcome.returncode in (126, 127):
         return f"{last}; name the Python of the nodes by --mnode-python"
     return last

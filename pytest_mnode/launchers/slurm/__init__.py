@@ -9,7 +9,6 @@ from pytest_mnode.launchers.slurm.commands import (
     COMMAND_LIMIT_S,
     Slurm,
     SlurmError,
-    run_slurm,
 )
 from pytest_mnode.launchers.slurm.jobs import JobState, jobs_from_json, jobs_from_text
 from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text, shortage
@@ -25,6 +24,5 @@ __all__ = [
     "jobs_from_json",
     "jobs_from_text",
     "nodes_from_text",
-    "run_slurm",
     "shortage",
 ]

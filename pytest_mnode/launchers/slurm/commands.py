@@ -27,44 +27,6 @@ class SlurmError(ClusterError):
         self.text = text
 
 
-def run_slurm(
-    argv: Sequence[str],
-    *,
-    timeout_s: float = COMMAND_LIMIT_S,
-    env: Mapping[str, str | None] | None = None,
-    text_in: str | None = None,
-) -> str:
-    """Standard output of a Slurm command.
-
-    env: what is added to this process's environment; None takes a variable out. Raises
-    SlurmError, one line, with the command's own message, where it fails, does not exist, or is not
-    over after `timeout_s` seconds.
-    """
-    program = argv[0]
-    around: dict[str, str | None] = {**plain_env(os.environ), **(env or {})}
-    try:
-        done = subprocess.run(
-            list(argv),
-            input=text_in,
-            stdin=subprocess.DEVNULL if text_in is None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            env={name: value for name, value in around.items() if value is not None},
-        )
-    except FileNotFoundError:
-        raise SlurmError(program, 127, "no such command here; is Slurm installed?") from None
-    except OSError as error:
-        raise SlurmError(program, 126, f"cannot be run: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmError(program, None, f"no answer in {timeout_s:g} s") from None
-    if done.returncode != 0:
-        raise SlurmError(program, done.returncode, error_line(done.stderr, done.returncode))
-    return done.stdout
-
-
 def plain_env(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment without the variables that change what Slurm's commands print."""
     kept = {k: v for k, v in environ.items() if not k.startswith(_FORMATTING)}
@@ -83,7 +45,10 @@ def error_line(stderr: str, returncode: int) -> str:
 
 
 class Slurm:
-    """The Slurm of this machine, or of `env` (SLURM_CONF): its jobs and nodes."""
+    """The Slurm of this machine, or of `env` (SLURM_CONF): its jobs and nodes.
+
+    env: what its commands get besides this process's environment; None takes a variable out.
+    """
 
     def __init__(
         self, env: Mapping[str, str | None] | None = None, timeout_s: float = COMMAND_LIMIT_S
@@ -99,9 +64,35 @@ class Slurm:
         return f"no Slurm here: {', '.join(missing)} not found in PATH" if missing else None
 
     def run(self, *argv: str, timeout_s: float | None = None, text_in: str | None = None) -> str:
-        """Standard output of a command; see `run_slurm`."""
+        """Standard output of a command.
+
+        Raises SlurmError, one line, with the command's own message, where it fails, does not exist,
+        or is not over after `timeout_s` seconds.
+        """
+        program = argv[0]
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        return run_slurm(argv, timeout_s=limit_s, env=self._env, text_in=text_in)
+        around: dict[str, str | None] = {**plain_env(os.environ), **self._env}
+        try:
+            done = subprocess.run(
+                argv,
+                input=text_in,
+                stdin=subprocess.DEVNULL if text_in is None else None,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=limit_s,
+                check=False,
+                env={name: value for name, value in around.items() if value is not None},
+            )
+        except FileNotFoundError:
+            raise SlurmError(program, 127, "no such command here; is Slurm installed?") from None
+        except OSError as error:
+            raise SlurmError(program, 126, f"cannot be run: {error.strerror}") from None
+        except subprocess.TimeoutExpired:
+            raise SlurmError(program, None, f"no answer in {limit_s:g} s") from None
+        if done.returncode != 0:
+            raise SlurmError(program, done.returncode, error_line(done.stderr, done.returncode))
+        return done.stdout
 
     def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
         """All jobs that Slurm still knows, also those that ended a while ago.

@@ -11,7 +11,7 @@ from pytest_mnode.measuring.locating.rounds import Reading
 
 STANDS_OUT = 0.8
 """Slow is what is below the bound, and below this part of what healthy peers reach."""
-_TOLD_BY_TWO = 4
+_ENOUGH_FOR_SECOND = 4
 _DIP = 0.6
 """Of the best reading of a link alone: below it the link did not keep its rate."""
 _FEW_DIPS = 0.1
@@ -170,5 +170,7 @@ def _typical_of_the_fast(rates: NDArray[np.float64]) -> float:
     if not measured.size:
         return float("nan")
     # One reading too fast must not make all others slow.
-    fastest = measured.max() if measured.size < _TOLD_BY_TWO else np.partition(measured, -2)[-2]
+    fastest = (
+        measured.max() if measured.size < _ENOUGH_FOR_SECOND else np.partition(measured, -2)[-2]
+    )
     return float(np.median(measured[measured >= STANDS_OUT * fastest]))

@@ -110,7 +110,7 @@ def test_a_rank_that_takes_more_steps() -> None:
     steps = seen([right([0, 1], every)] * 2, [right([2, 3], every)])
     batch = judge_batches("", steps, 2, 1)
     assert failed(batch) == {STEPS: "rank 0 on node0: 2 steps; rank 1 on node1: 1 step"}
-    # Steps of one number are not the same step there, so that nothing is said of them.
+    # Steps of one number are not the same step there, so that they are not judged.
     assert {m.verdict for n, m in named(batch).items() if n != STEPS} == {Verdict.INCONCLUSIVE}
     assert batch[0].note == "ranks took unequally many steps"
 

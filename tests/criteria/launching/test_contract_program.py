@@ -137,7 +137,7 @@ def test_whether_an_address_is_of_this_node(
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     if address is not None:
         monkeypatch.setenv("MASTER_ADDR", address)
-    assert program.master_is_here() is here
+    assert program.master_is_here(LIMIT_S) is here
 
 
 @IPV6
@@ -190,6 +190,28 @@ def test_the_program_fails_without_rank() -> None:
     [report], _ = read_output(done.stdout)
     assert report.met is None
     assert report.error == "KeyError: 'RANK'"
+
+
+def test_a_look_up_that_hangs_is_the_error(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import socket, time\nsocket.getaddrinfo = lambda *a, **k: time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "--limit=0.5"],
+        env={
+            **{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "gpu0.example"},
+            **{"MASTER_PORT": "1", "PYTHONPATH": str(tmp_path)},
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    [report], _ = read_output(done.stdout)
+    assert report.error == "TimeoutError: look-up of gpu0.example did not end within 0.5 s"
+    assert (report.met, report.master_is_here) == (None, None)
+    assert report.missing == frozenset()
 
 
 def test_reads_logins() -> None:

@@ -67,7 +67,7 @@ def test_a_right_environment_passes(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "words"),
     [
         ({"MASTER_ADDR": "10.1.0.2"}, "MASTER_ADDR=10.1.0.2, 10.1.0.1 in most ranks"),
         ({"MASTER_PORT": "29501"}, "MASTER_PORT=29501, 29500 in most ranks"),
@@ -79,12 +79,14 @@ def test_a_right_environment_passes(spec: Spec) -> None:
         ({"RANK": "-"}, "RANK is not set"),
     ],
 )
-def test_a_wrong_variable_is_its_nodes_fault(spec: Spec, change: dict[str, str], told: str) -> None:
+def test_a_wrong_variable_is_its_nodes_fault(
+    spec: Spec, change: dict[str, str], words: str
+) -> None:
     ranks = _changed(3, **change)
     assert _one(environment.contract(ranks, spec, "gpu0")).verdict == "pass"
     found = _one(environment.contract(ranks, spec, "gpu1"))
     assert found.verdict == "fail"
-    assert found.culprit == f"gpu1: rank 3: {told}"
+    assert found.culprit == f"gpu1: rank 3: {words}"
 
 
 def test_a_port_that_is_none(spec: Spec) -> None:
@@ -127,7 +129,7 @@ def test_what_ties_a_backends_hands(spec: Spec, setting: str, ties: bool) -> Non
     name, _, value = setting.partition("=")
     found = _one(environment.overrides(_ranks(**{name: value}), spec, "gpu0"))
     assert (found.verdict == "fail") is ties
-    assert f"{name}={value}" in found.note  # told in any case
+    assert f"{name}={value}" in found.note  # shown in any case
     if ties:
         assert (found.culprit or "").startswith(f"gpu0: {name}={value} (")
 

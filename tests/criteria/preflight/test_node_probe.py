@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from pytest_mnode.criteria.preflight import directories, payloads
 from pytest_mnode.criteria.preflight.answers import (
+    Connection,
     Rail,
     Received,
     Token,
@@ -20,7 +22,13 @@ from pytest_mnode.criteria.preflight.answers import (
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.orders import Directory, Peer, ProbeOrder
 from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
-from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all, paired
+from pytest_mnode.criteria.preflight.tcp import (
+    Listener,
+    RailPair,
+    connect_all,
+    look_up_all,
+    paired,
+)
 from pytest_mnode.machine.mounts import Mount
 
 
@@ -82,6 +90,44 @@ def test_a_name_that_is_not_found() -> None:
         return met.problem
 
     assert "its name no-such-host.invalid is not found" in asyncio.run(tried())
+
+
+@pytest.mark.parametrize("name", ["node1..example", f"{'n' * 64}.example", "."])
+def test_what_is_no_name_is_not_found(name: str) -> None:
+    order = ProbeOrder((Peer(0, name, "127.0.0.1", 1, 1, {}),), (), {}, (name, 1), 20.0, 20.0)
+    _, met = asyncio.run(connect_all(order, []))
+    assert met is not None
+    assert f"its name {name} is not found" in met.problem
+    first, *_ = asyncio.run(look_up_all(order))
+    assert (first.what, first.found) == (name, ())
+    assert first.problem
+
+
+def test_a_look_up_that_hangs_keeps_no_other_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, ended = threading.Event(), []
+
+    def hangs(*_args: object, **_kwargs: object) -> object:
+        ended.append(answers.wait(60))
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    async def tried() -> tuple[Connection, Connection | None]:
+        listener = Listener(open_socket(socket.SOCK_STREAM, "127.0.0.1", None))
+        listener.start(asyncio.get_running_loop())
+        rail = Rail("", "127.0.0.1", listener.port, 1)
+        pair = RailPair(Peer(1, "other", "", 1, 1, {}), "fabric", rail, rail)
+        order = ProbeOrder((), (), {}, ("gpu0.example", 1), 1.0, None)
+        [other], master = await connect_all(order, [pair])
+        return other, master
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    try:
+        other, master = asyncio.run(tried())
+        assert ended == [], "nothing waits for it, also where the program ends"
+    finally:
+        answers.set()
+    assert other.took_s is not None
+    assert master is not None
+    assert master.problem == "look-up of gpu0.example did not end within 1 s"
 
 
 @pytest.mark.parametrize("count", range(1, 40))

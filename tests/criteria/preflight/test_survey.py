@@ -30,6 +30,7 @@ from pytest_mnode.criteria.preflight.judges import (
 )
 from pytest_mnode.criteria.preflight.orders import directories_of
 from pytest_mnode.criteria.preflight.survey_fixture import STORAGE_FIXTURE, spec_to_survey
+from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.spec import Spec, load_spec
 from tests.criteria.preflight.made import (
@@ -59,13 +60,17 @@ certificate: {{valid_for: 1 day}}
 """
 
 
-class Here:
+def _no_launcher(request: object) -> None:
+    raise AssertionError(f"the launcher is not asked for {request}")
+
+
+class Here(Nodes):
     """Nodes that are this machine; commands of some of them replaced."""
 
     python = sys.executable
 
     def __init__(self, count: int, instead: dict[int, str] | None = None) -> None:
-        self.nodes = tuple(f"here{index}" for index in range(count))
+        super().__init__(_no_launcher, tuple(f"here{index}" for index in range(count)))
         self._instead = instead or {}
 
     def commands(

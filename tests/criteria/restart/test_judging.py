@@ -81,7 +81,7 @@ TIME = "time from the kill to the first new step"
 
 
 @pytest.mark.parametrize(
-    ("moved", "began", "seen", "told"),
+    ("moved", "began", "seen", "note"),
     [
         (
             (-40, -40),
@@ -105,7 +105,7 @@ TIME = "time from the kill to the first new step"
     ],
 )
 def test_a_clock_that_is_wrong_decides_nothing(
-    moved: tuple[int, int], began: float, seen: tuple[float, float], told: str
+    moved: tuple[int, int], began: float, seen: tuple[float, float], note: str
 ) -> None:
     def change(record: Record) -> Record:
         for node, seconds in enumerate(moved):
@@ -115,7 +115,7 @@ def test_a_clock_that_is_wrong_decides_nothing(
     cut = [*incarnation(1, 6, change=change), *resumed(began=began, change=change)]
     found = verdicts(cut, clock="the controller", between_s=seen)[TIME]
     assert found.value is None
-    assert told in found.note
+    assert note in found.note
     assert "is wrong: set it right" in found.note
 
 

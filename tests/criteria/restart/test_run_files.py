@@ -48,9 +48,9 @@ def test_it_says_for_how_long_the_step_was_not_to_be_seen(tmp_path: Path) -> Non
     time.sleep(0.5)
     with file.open("a") as more:
         more.write(steps(1, 1))
-    said, _ = watcher.communicate(timeout=20)
+    output, _ = watcher.communicate(timeout=20)
     assert watcher.returncode == 0
-    assert 0.0 < float(said) < 0.6
+    assert 0.0 < float(output) < 0.6
     at_once = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
     assert float(at_once.stdout) == 0.0
 

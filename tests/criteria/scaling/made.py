@@ -195,7 +195,7 @@ def judged(
 
 def measured(found: ScalingResult) -> dict[str, Measurement]:
     """All measurements of a result, by name."""
-    network = judge_network(found.traffic, found.spec, found.promise)
+    network = judge_network(found.sent, found.spec, found.promise)
     every = (*judge_efficiency(found), *judge_parts(found), *network)
     return {one.name: one for one in every}
 

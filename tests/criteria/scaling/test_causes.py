@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling import table
 from pytest_mnode.criteria.scaling.causes import Cause, explained
 from pytest_mnode.criteria.scaling.judge import (
     judge,
 )
+from pytest_mnode.criteria.scaling.table import table
 from pytest_mnode.criteria.scaling.timings import JobTimings, Step
 from pytest_mnode.measurement import Verdict
 from tests.criteria.scaling import made

@@ -1,4 +1,4 @@
-"""Four facts judged: each way in which traffic misses the fabric is told apart and named."""
+"""Four facts judged: each way in which traffic misses the fabric is distinguished and named."""
 
 from __future__ import annotations
 

@@ -289,6 +289,13 @@ class KubernetesOnRack(OnRack):
         return self.await_that(ready, limit_s, "all nodes Ready")
 
 
+def on_nodes(*names: str) -> dict[str, Any]:
+    """The affinity of pods that may be on these nodes only."""
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(names)}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
 def is_ready(found: dict[str, Any]) -> bool:
     """Of a node or a pod."""
     return is_true(conditions(found), "Ready")

@@ -57,9 +57,9 @@ class Watched:
 
     def is_back(self) -> bool:
         """Whether it was whole twice, and all ranks were heard the second time."""
-        return self.states().count(State.WHOLE) > 1 and self.told()["heard"] == SIZE
+        return self.states().count(State.WHOLE) > 1 and self.report()["heard"] == SIZE
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         found = self._stretches()
         parts = [one.at_least_s for one in found if one.state is State.PART]
         last = [one.began_s for one in found if one.state is State.WHOLE]
@@ -91,7 +91,7 @@ def main(template: str, scheduler: str) -> None:
         both = [low, high]
         until(both, lambda: high.states()[-1:] == [State.OVER])
         until(both, lambda: low.is_back() or low.states()[-1:] == [State.OVER])
-        print(json.dumps({"low": low.told(), "high": high.told()}))
+        print(json.dumps({"low": low.report(), "high": high.report()}))
     finally:
         for one in (low, high):
             one.engine.close()

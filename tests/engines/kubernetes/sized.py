@@ -80,13 +80,13 @@ def first_that_ended(programs: Sequence[subprocess.Popen[bytes]]) -> subprocess.
 def run(launcher: Timed, python: str) -> dict[str, Any]:
     began = time.monotonic()
     launcher.start()
-    told: dict[str, Any] = {"pods_up_s": round(launcher.up_s - began, 1)}
-    told["reports_s"] = since(launcher.up_s)
+    figures: dict[str, Any] = {"pods_up_s": round(launcher.up_s - began, 1)}
+    figures["reports_s"] = since(launcher.up_s)
     lost: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     launcher.watch(lambda node, why: lost.put((node, why)))
     began = time.monotonic()
-    told["relays"] = len(launcher.relay(1))
-    told["relays_s"] = since(began)
+    figures["relays"] = len(launcher.relay(1))
+    figures["relays_s"] = since(began)
 
     began = time.monotonic()
     pipe = subprocess.PIPE
@@ -98,40 +98,40 @@ def run(launcher: Timed, python: str) -> dict[str, Any]:
         assert program.stdin is not None
         program.stdin.write(b"up\n")
         program.stdin.flush()
-    told["streams"] = sum(p.stdout.readline() == b"up\n" for p in programs if p.stdout)
-    told["streams_s"] = since(began)
+    figures["streams"] = sum(p.stdout.readline() == b"up\n" for p in programs if p.stdout)
+    figures["streams_s"] = since(began)
 
     there = ours()
-    told["processes"] = {name: len(some) for name, some in there.items()}
-    told["threads"] = {
+    figures["processes"] = {name: len(some) for name, some in there.items()}
+    figures["threads"] = {
         "launcher": psutil.Process().num_threads(),
         "bridge": max(one.num_threads() for one in there["bridge"]),
     }
-    told["mib"] = {
+    figures["mib"] = {
         name: sum(one.memory_full_info().pss for one in some) >> 20 for name, some in there.items()
     }
     before = {name: used(some) for name, some in there.items()}
     time.sleep(HELD_S)
-    told["cores"] = {
+    figures["cores"] = {
         name: round((used(some) - before[name]) / HELD_S, 2) for name, some in there.items()
     }
 
     hung, began = stand_ins(python, 5)[0], time.monotonic()
     hung.suspend()
     program = first_that_ended(programs)
-    told["hung_s"] = since(began)
+    figures["hung_s"] = since(began)
     hung.send_signal(signal.SIGKILL)
     assert program.stdout is not None
-    told["hung"] = program.stdout.read().decode()
+    figures["hung"] = program.stdout.read().decode()
     began = time.monotonic()
     stand_ins(python, 7)[0].kill()
-    told["ended"] = lost.get(timeout=LIMIT_S)[1][:100]
-    told["ended_s"] = since(began)
+    figures["ended"] = lost.get(timeout=LIMIT_S)[1][:100]
+    figures["ended_s"] = since(began)
     for program in programs:
         program.kill()
     for program in programs:
         program.communicate()
-    return told
+    return figures
 
 
 def main(nodes: str, template: str, python: str) -> None:
@@ -150,12 +150,12 @@ def main(nodes: str, template: str, python: str) -> None:
             python=python,
         )
         try:
-            told = run(launcher, python)
+            figures = run(launcher, python)
         finally:
             began = time.monotonic()
             launcher.close()
-        told["closed_s"], told["load"] = since(began), os.getloadavg()[0]
-    print(json.dumps(told))
+        figures["closed_s"], figures["load"] = since(began), os.getloadavg()[0]
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

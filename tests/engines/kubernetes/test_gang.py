@@ -211,13 +211,13 @@ def test_a_gang_of_higher_priority_takes_the_room_of_a_whole_gang(
     template, named = str(tmp_path / "pods.json"), json.dumps(scheduler)
     done = bed.run(sys.executable, preempted.__file__, template, named, limit_s=300)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert "whole" in told["high"]["states"], told
-    low = [state for state in told["low"]["states"] if state in ("whole", "waiting", "over")]
-    assert low[-1] == "whole", told
-    assert low.count("whole") == 2, told
-    assert told["low"]["longest_part_s"] < 2, told
-    assert told["high"]["longest_part_s"] < 2, told
+    outcome = json.loads(done.stdout)
+    assert "whole" in outcome["high"]["states"], outcome
+    low = [state for state in outcome["low"]["states"] if state in ("whole", "waiting", "over")]
+    assert low[-1] == "whole", outcome
+    assert low.count("whole") == 2, outcome
+    assert outcome["low"]["longest_part_s"] < 2, outcome
+    assert outcome["high"]["longest_part_s"] < 2, outcome
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -14,7 +14,7 @@ from tests.acceptance.certified import ACCEPTANCE
 from tests.engines.inside import page_for, run_pytest, running_pytest, spec_for
 from tests.engines.job_helpers import JOB_HELPERS, QUICK
 from tests.engines.kubernetes import evicting
-from tests.engines.kubernetes.bed import KubernetesOnRack
+from tests.engines.kubernetes.bed import KubernetesOnRack, on_nodes
 from tests.engines.kubernetes.gang_engines import GPU, Kueue, add_priorities, give_gpus
 from tests.inner import InnerRun, write_files
 from tests.jobs.ranks import RANK
@@ -88,8 +88,8 @@ TESTS = (
         first = job.name
         assert job.preempt(20) == []
         assert "sigterm 0 0 0" in job.output("node0") and "sigterm 1 0 0" in job.output("node1")
-        told = [e for e in job.events if e.what == "signalled"]
-        assert [(e.node, e.detail, len(e.pids)) for e in told] == [
+        signalled = [e for e in job.events if e.what == "signalled"]
+        assert [(e.node, e.detail, len(e.pids)) for e in signalled] == [
             ("node0", "SIGTERM", 1), ("node1", "SIGTERM", 1)]
         until(job, " 1 0 2 fab0")
         assert job.requeue == 1 and [j["metadata"]["name"] for j in jobs()] == [job.name] != [first]
@@ -161,9 +161,9 @@ TESTS = (
         job = launcher._in_pods(cluster, quick(argv, nodes=2), large)
         cluster._jobs.append(job)
         assert type(job) is RunningJob and jobs() == []
-        said = job.events[0].detail
-        assert said.startswith("node0, node1 (in the run's own pods: Kubernetes would not "), said
-        assert "Insufficient cpu" in said
+        detail = job.events[0].detail
+        assert detail.startswith("node0, node1 (in the run's own pods: Kubernetes would not ")
+        assert "Insufficient cpu" in detail
         until(job, " 0 0 2 fab0")
         (place / "done").touch()
         assert job.wait(40).ok
@@ -222,10 +222,7 @@ def run_as_jobset(
 def run_tests(bed: KubernetesOnRack, directory: Path, kind: str, *names: str) -> InnerRun:
     write(directory, TESTS)
     spec = spec_for(bed, directory, "jobs in pods")
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node0", "node1"]}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    options = bed.launch(directory, hostNetwork=True, affinity=affinity)
+    options = bed.launch(directory, hostNetwork=True, affinity=on_nodes("node0", "node1"))
     if kind == "JobSet":
         template = directory / "pods.json"
         pod = json.loads(template.read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
+from pytest_mnode.launchers.kubernetes.launcher import KEEP_PODS
 from tests.acceptance.certified import ACCEPTANCE
 from tests.engines.debugged import debug
 from tests.engines.inside import COVERAGE, lines_run, run_pytest, running_pytest
-from tests.engines.kubernetes.bed import KubernetesOnRack
+from tests.engines.kubernetes.bed import KubernetesOnRack, on_nodes
 from tests.inner import released_plugins, write_files
 
 MEET = """
@@ -97,16 +99,42 @@ def test_a_deleted_pod_is_named_and_another_takes_its_place(
 ) -> None:
     """With an address of its own, at which ranks meet; test_faults has pods on hostNetwork."""
     write_files(tmp_path, test_hang=f"{HANG}\n{AFTER}")
-    options = bed.launch(tmp_path)
+    # Without these, the new pod may come up on one of the other nodes.
+    options = bed.launch(tmp_path, affinity=on_nodes("node0", "node1"))
     with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
         bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
-        pods = {pod["spec"]["nodeName"]: pod for pod in bed.get("pods")["items"]}
-        node, pod = sorted(pods.items())[0]
+        node, pod = first_pod(bed)
         bed.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
         output, _ = program.communicate(timeout=120)
     assert f"node {node} is lost: its pod was deleted" in output
     assert "1 failed, 2 passed" in output, output
     assert (tmp_path / "address").read_text() != pod["status"]["podIP"]
+
+
+def test_a_new_pod_on_another_node_is_named_and_not_waited_for(
+    bed: KubernetesOnRack, tmp_path: Path
+) -> None:
+    write_files(tmp_path, test_hang=f"{HANG}\n{AFTER}")
+    options = bed.launch(tmp_path, hostNetwork=True)
+    with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
+        bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
+        node, pod = first_pod(bed)
+        bed.kubectl("cordon", node)
+        try:
+            bed.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+            output, _ = program.communicate(timeout=120)
+        finally:
+            bed.kubectl("uncordon", node)
+    moved = rf"booted again: {node} has no pod any more: its new pod mnode-\S+ is on (node\d); "
+    found = re.search(moved + re.escape(KEEP_PODS), output)
+    assert found, output
+    assert found[1] != node
+
+
+def first_pod(bed: KubernetesOnRack) -> tuple[str, Any]:
+    """The first node of a run, and its pod."""
+    pods = {pod["spec"]["nodeName"]: pod for pod in bed.get("pods")["items"]}
+    return min(pods.items())
 
 
 def test_nothing_is_left_of_a_controller_that_is_killed(

@@ -57,8 +57,8 @@ engine = KubernetesEngine(
 try:
     there = time.monotonic()
     capacity = engine.capacity()
-    told = {"nodes": len(capacity.nodes), "free": len(capacity.free)}
-    told["capacity_s"] = time.monotonic() - there
+    figures = {"nodes": len(capacity.nodes), "free": len(capacity.free)}
+    figures["capacity_s"] = time.monotonic() - there
     began = time.monotonic()
     jobs = [engine.submit(GangRequest(n, size, 60, 300, capacity.free))[0] for n in "AB"]
     took, looks, ends, since_s = [], [], [], time.time()
@@ -72,16 +72,16 @@ try:
         if whole and len(ends := [*ends, at]) == 2:  # what comes after a look is seen by the next
             break
         time.sleep(0.2)
-    told["unseen_s"] = longest_unseen_s(looks, since_s)
+    figures["unseen_s"] = longest_unseen_s(looks, since_s)
     waiting = next(j for j in jobs if j not in whole)
-    told |= {"whole": len(whole), "looks": len(took), "slowest_look_s": max(took)}
-    told |= {"started_s": time.monotonic() - began, "status": records[waiting].status}
-    told["waiting"] = records[waiting].phase == Phase.WAITING
+    figures |= {"whole": len(whole), "looks": len(took), "slowest_look_s": max(took)}
+    figures |= {"started_s": time.monotonic() - began, "status": records[waiting].status}
+    figures["waiting"] = records[waiting].phase == Phase.WAITING
     status = open("/proc/self/status").read().split()
-    told |= {k: int(status[status.index(k + ":") + 1]) for k in ("VmHWM", "Threads")}
+    figures |= {k: int(status[status.index(k + ":") + 1]) for k in ("VmHWM", "Threads")}
 finally:
     engine.close()
-print(json.dumps(told))
+print(json.dumps(figures))
 """
 
 
@@ -147,25 +147,25 @@ def test_a_run_of_many_pods(bed: KubernetesOnRack, fakes: None, tmp_path: Path) 
     before, argv = lists(bed), (sized.__file__, str(NODES), str(template), str(python))
     done = bed.run(sys.executable, *argv, limit_s=500)
     assert done.returncode == 0, done.stderr
-    told, asked = json.loads(done.stdout), lists(bed) - before
-    print(told, f"{asked} lists of pods by all clients")
-    assert told["relays"] == told["streams"] == NODES
-    assert told["processes"] == {"bridge": 1, "remote_proxy": NODES, "other": 1}
-    assert max(told["threads"].values()) < 24  # no thread per pod
+    figures, asked = json.loads(done.stdout), lists(bed) - before
+    print(figures, f"{asked} lists of pods by all clients")
+    assert figures["relays"] == figures["streams"] == NODES
+    assert figures["processes"] == {"bridge": 1, "remote_proxy": NODES, "other": 1}
+    assert max(figures["threads"].values()) < 24  # no thread per pod
     assert asked < 30
-    assert told["mib"]["bridge"] < 100 + NODES  # two streams per node
-    assert "the connection was lost: nothing heard for 6 s" in told["hung"]
-    assert told["ended"].startswith("no way from its pod to here: "), told
+    assert figures["mib"]["bridge"] < 100 + NODES  # two streams per node
+    assert "the connection was lost: nothing heard for 6 s" in figures["hung"]
+    assert figures["ended"].startswith("no way from its pod to here: "), figures
     bed.await_that(lambda: not bed.get("jobs,pods")["items"], 120, "no job, no pod")
 
 
 def test_two_gangs_of_which_one_fits(bed: KubernetesOnRack, fakes: None) -> None:
     done = bed.run(sys.executable, "-c", GANG, str(GANG_SIZE), json.dumps(POD), limit_s=300)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    print(told)
-    assert told["free"] == NODES
-    assert (told["whole"], told["waiting"]) == (1, True), told
-    assert len(told["status"]) < 1000
-    assert told["Threads"] < 64  # no thread per pod
+    figures = json.loads(done.stdout)
+    print(figures)
+    assert figures["free"] == NODES
+    assert (figures["whole"], figures["waiting"]) == (1, True), figures
+    assert len(figures["status"]) < 1000
+    assert figures["Threads"] < 64  # no thread per pod
     bed.await_that(lambda: not bed.get("jobs,pods")["items"], 120, "no job, no pod")

@@ -90,8 +90,8 @@ def test_a_program_that_cannot_be_started_is_one_hosts_alone(held: Connections, 
 
 
 def test_nobody_is_asked_for_a_password(held: Connections, way: Way) -> None:
-    said = held.connect({"n1": way("n1", 'echo "$SSH_ASKPASS_REQUIRE" >&2; exit 255')}, 10)
-    assert said == {"n1": "never"}
+    failures = held.connect({"n1": way("n1", 'echo "$SSH_ASKPASS_REQUIRE" >&2; exit 255')}, 10)
+    assert failures == {"n1": "never"}
 
 
 @pytest.fixture

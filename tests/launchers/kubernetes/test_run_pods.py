@@ -54,6 +54,18 @@ def test_a_new_pod_takes_the_place_of_its_node_then_of_its_number() -> None:
     assert pods.heard(pod("d", "n3", index=0)) == []
 
 
+def test_a_new_pod_without_a_number_takes_the_only_place() -> None:
+    pods = up(pod("a", "n1"), pod("b", "n2"), pod("c", "n3"))
+    pods.heard(pod("a", "n1"), deleted=True)
+    assert pods.heard(pod("d", "n4")) == [
+        {"back": "0", "node": "n4", "address": "at-n4", "pod": "d"}
+    ]
+    pods.heard(pod("b", "n2"), deleted=True)
+    pods.heard(pod("c", "n3"), deleted=True)
+    assert pods.heard(pod("e", "n5")) == []
+    assert [event["back"] for event in pods.heard(pod("f", "n3"))] == ["2"]
+
+
 def test_a_container_that_was_restarted_is_lost_and_back() -> None:
     pods = up(pod("a", "n1"))
     again = pod("a", "n1", uid="uid-a.1", before="its container was killed for memory")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pytest_mnode.launchers.cleanup.ssh_connections import was_dropped, why_no_connection
+from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.remote.remote_proxy import why_given_up, why_it_ended
-from pytest_mnode.launchers.remote.run_all import CommandOutcome, why_no_report
+from pytest_mnode.launchers.remote.run_all import why_no_report
 
 CANCELLED = "*** STEP 17.3 ON n1 CANCELLED AT 2026-11-21T17:00:00 DUE TO TIME LIMIT ***"
 NO_PYTHON = "execve(): /no/python: No such file or directory"
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "greeted", "line"),
+    ("code", "printed", "greeted", "line"),
     [
         (255, ["x", "n1: Permission denied."], False, "n1: Permission denied."),
         (255, [], False, "ssh ended and printed nothing"),
@@ -45,13 +46,13 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
         ),
     ],
 )
-def test_why_it_ended(code: int | None, said: list[str], greeted: bool, line: str) -> None:
-    assert why_it_ended(code, said, greeted) == line
+def test_why_it_ended(code: int | None, printed: list[str], greeted: bool, line: str) -> None:
+    assert why_it_ended(code, printed, greeted) == line
 
 
 def test_a_python_that_is_not_there_has_the_same_remedy_on_slurm() -> None:
     line = why_it_ended(2, [f"slurmstepd: error: {NO_PYTHON}"], False)
-    assert why_no_report("n1", CommandOutcome(255, "", f"n1: {line}\n"), 60.0) == (
+    assert why_no_report(CommandResult("n1", 255, "", f"n1: {line}\n", 0.1), 60.0) == (
         f"no Python started there ({NO_PYTHON}); name the Python of the nodes by --mnode-python"
     )
 
@@ -61,7 +62,7 @@ NOBODY = "Connection closed by UNKNOWN port 65535"
 
 
 @pytest.mark.parametrize(
-    ("said", "line", "dropped"),
+    ("printed", "line", "dropped"),
     [
         ([], "", False),
         (["n1: Permission denied (publickey).", ""], "n1: Permission denied (publickey).", False),
@@ -86,13 +87,13 @@ NOBODY = "Connection closed by UNKNOWN port 65535"
         (["Connection closed by 10.0.0.9 port 22"], "Connection closed by 10.0.0.9 port 22", False),
     ],
 )  # fmt: skip
-def test_why_there_is_no_connection(said: list[str], line: str, dropped: bool) -> None:
-    assert why_no_connection(said) == line
-    assert was_dropped(said) is dropped
+def test_why_there_is_no_connection(printed: list[str], line: str, dropped: bool) -> None:
+    assert why_no_connection(printed) == line
+    assert was_dropped(printed) is dropped
 
 
 @pytest.mark.parametrize(
-    ("said", "greeted", "line"),
+    ("printed", "greeted", "line"),
     [
         ([], False, "no answer within 30 s"),
         (["Enter OTP: ", ""], False, "no answer within 30 s: Enter OTP:"),
@@ -101,5 +102,5 @@ def test_why_there_is_no_connection(said: list[str], line: str, dropped: bool) -
         (["x"], True, "the connection was lost: nothing heard for 30 s"),
     ],
 )  # fmt: skip
-def test_one_that_says_no_more(said: list[str], greeted: bool, line: str) -> None:
-    assert why_given_up(30.0, said, greeted) == line
+def test_one_that_says_no_more(printed: list[str], greeted: bool, line: str) -> None:
+    assert why_given_up(30.0, printed, greeted) == line

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.launchers.remote.node_report import Here, NodeReport
-from pytest_mnode.launchers.remote.run_all import CommandOutcome, unusable_nodes, why_no_report
+from pytest_mnode.launchers.remote.run_all import unusable_nodes, why_no_report
 from pytest_mnode.launchers.remote.shared_dir import SharedDir
 
 OURS = Here("3.11.9", "0.1.0", "c0de")
@@ -114,18 +115,20 @@ def test_the_interfaces_of_a_fabric(kind: str, patterns: list[str], found: str |
 @pytest.mark.parametrize(
     ("asked", "line"),
     [
-        (CommandOutcome(None, "", ""), "no answer within 60 s"),
-        (CommandOutcome(255, "", "n1: Connection refused\n"), "Connection refused"),
-        (CommandOutcome(1, "", ""), "it printed nothing"),
+        (CommandResult("n1", None, "", "", 0.1), "no answer within 60 s"),
+        (CommandResult("n1", 255, "", "n1: Connection refused\n", 0.1), "Connection refused"),
+        (CommandResult("n1", 1, "", "", 0.1), "it printed nothing"),
         (
-            CommandOutcome(255, "", "n1: no Python started there (status 127: not found)\n"),
+            CommandResult(
+                "n1", 255, "", "n1: no Python started there (status 127: not found)\n", 0.1
+            ),
             "no Python started there (status 127: not found); name the Python of the nodes by "
             "--mnode-python",
         ),
     ],
 )
-def test_why_a_node_is_silent(asked: CommandOutcome, line: str) -> None:
-    assert why_no_report("n1", asked, 60.0) == line
+def test_why_a_node_is_silent(asked: CommandResult, line: str) -> None:
+    assert why_no_report(asked, 60.0) == line
 
 
 def test_every_node_has_its_line() -> None:

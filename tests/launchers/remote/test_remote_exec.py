@@ -1,4 +1,4 @@
-"""The far end alone: what a command has of its surroundings, and what is told of its end."""
+"""The far end alone: a command's environment, and the report of its end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tup
 
 
 def test_one_that_cannot_be_started_has_not_ended_well() -> None:
-    """No variable can hold what this one is to; whatever keeps a command from running is told."""
+    """No variable can hold what this one is to; whatever prevents a command is reported."""
     order = {"argv": ["true"], "env": {"A": "a\0b"}, "cwd": "/", "where": "n1"}
     frames = dict(of_the_far_end(order))
     assert frames[wire.EXIT] == b"125"

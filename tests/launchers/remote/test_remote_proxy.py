@@ -1,4 +1,4 @@
-"""The near end of a command on another machine: what it is told, and what it tells."""
+"""The near end of a command on another machine: what it receives and what it sends."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_python_or_a_kernel_without_pidfd_open(way: Way, change: str, line: st
 
 def test_ssh_asks_nobody_and_may_open_as_many_files_as_the_run(tmp_path: Path) -> None:
     """The controller may open more than the run was started with; srun would pass that on."""
-    said, config = tmp_path / "said", tmp_path / "config"
-    script = f"(echo $SSH_ASKPASS_REQUIRE; ulimit -Sn) > {shlex.quote(str(said))}"
+    output, config = tmp_path / "output", tmp_path / "config"
+    script = f"(echo $SSH_ASKPASS_REQUIRE; ulimit -Sn) > {shlex.quote(str(output))}"
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
@@ -78,4 +78,4 @@ def test_ssh_asks_nobody_and_may_open_as_many_files_as_the_run(tmp_path: Path) -
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     run([sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", "true"])
-    assert said.read_text().split() == ["never", "512"]
+    assert output.read_text().split() == ["never", "512"]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.remote import run_all as module
 from pytest_mnode.launchers.remote.run_all import run_all
 
@@ -22,9 +23,9 @@ def test_options_of_the_job_are_none_of_a_look(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SLURM_GPUS", "16")  # as in a job of sbatch --gpus=16
     monkeypatch.setenv("SRUN_CPUS_PER_TASK", "4")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    said = run_all([("n0", ["env"])], 30)[0].stdout.splitlines()
-    assert "SLURM_JOB_ID=7" in said
-    assert not [line for line in said if line.startswith(("SLURM_GPUS", "SRUN_"))]
+    lines = run_all([("n0", ["env"])], 30)[0].stdout.splitlines()
+    assert "SLURM_JOB_ID=7" in lines
+    assert not [line for line in lines if line.startswith(("SLURM_GPUS", "SRUN_"))]
 
 
 @pytest.fixture
@@ -47,9 +48,9 @@ def test_many_nodes_need_few_files() -> None:
 def test_many_nodes_report_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
 
-    def run(commands: list[tuple[str, list[str]]], *_: object) -> list[module.CommandOutcome]:
+    def run(commands: list[tuple[str, list[str]]], **_: object) -> list[CommandResult]:
         turns.append(len(commands))
-        return [module.CommandOutcome(1, "", f"{name}: off\n") for name, _ in commands]
+        return [CommandResult(name, 1, "", f"{name}: off\n", 0.1) for name, _ in commands]
 
     monkeypatch.setattr(module, "run_all", run)
     names = [f"n{number}" for number in range(module.REPORTS_AT_ONCE + 2)]

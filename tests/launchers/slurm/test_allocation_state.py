@@ -84,9 +84,9 @@ def test_nodes_of_the_allocation_that_the_run_does_not_use_may_have_fewer_gpus()
     cpu, small = NodeState("cpu0", "MIXED"), NodeState("cpu0", "MIXED", gpus=4)
     assert too_few_gpus(job, GPU_NODES, 8, [cpu]) is None
     assert too_few_gpus(replace(job, gpus=20), GPU_NODES, 8, [small]) is None
-    told = too_few_gpus(job, GPU_NODES, 8, [small])
-    assert told is not None
-    assert told.startswith("slurm: allocation 7 has 16 GPUs on 3 nodes, and the spec promises 8")
+    message = too_few_gpus(job, GPU_NODES, 8, [small])
+    assert message is not None
+    assert message.startswith("slurm: allocation 7 has 16 GPUs on 3 nodes, and the spec promises 8")
     # Half of what each has is half of what the run needs, wherever it runs.
     third = replace(GPU_NODES[0], name="cpu0")
     assert too_few_gpus(job, GPU_NODES, 8, [third]) is not None
@@ -95,7 +95,7 @@ def test_nodes_of_the_allocation_that_the_run_does_not_use_may_have_fewer_gpus()
 def test_gpus_that_slurm_does_not_count_are_not_missed() -> None:
     none = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
     assert too_few_gpus(none, (IDLE,), 8) is None
-    # As without AccountingStorageTRES=gres/gpu: the nodes have them, no job is said to.
+    # As without AccountingStorageTRES=gres/gpu: the nodes have them, and jobs do not show them.
     uncounted = [replace(node, counts_gpus=False) for node in GPU_NODES]
     assert too_few_gpus(none, uncounted, 8) is None
     assert too_few_gpus(none, [GPU_NODES[0], uncounted[1]], 8) is None
@@ -103,15 +103,15 @@ def test_gpus_that_slurm_does_not_count_are_not_missed() -> None:
 
 
 def test_a_job_that_was_given_none_of_the_gpus_that_are_counted() -> None:
-    told = too_few_gpus(JobState(7, "x", "RUNNING", nodes=("n0", "n1")), GPU_NODES, 8)
-    assert told is not None
-    assert told.startswith("slurm: allocation 7 has 0 GPUs on 2 nodes, and the spec promises 8")
+    message = too_few_gpus(JobState(7, "x", "RUNNING", nodes=("n0", "n1")), GPU_NODES, 8)
+    assert message is not None
+    assert message.startswith("slurm: allocation 7 has 0 GPUs on 2 nodes, and the spec promises 8")
 
 
 NAMES_watch = {"host0": "n0", "host1": "n1"}
 
 
-class Told(Slurm):
+class AnsweringSlurm(Slurm):
     """A Slurm that says what it is given, or nothing."""
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ class Ended(Surrounding):
 
 
 @pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> Told:
+def slurm(monkeypatch: pytest.MonkeyPatch) -> AnsweringSlurm:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
-    return Told()
+    return AnsweringSlurm()
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ Lost = list[tuple[str, str]]
 
 
 @pytest.fixture
-def watch(slurm: Told, allocation: Ended) -> Iterator[Watch]:
+def watch(slurm: AnsweringSlurm, allocation: Ended) -> Iterator[Watch]:
     watch = Watch(slurm, allocation, 7, Watchers("watch"))
     yield watch
     watch.close()
@@ -174,7 +174,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_loss_is_told_once(slurm: Told, watch: Watch, losses: Lost) -> None:
+def test_a_loss_is_reported_once(slurm: AnsweringSlurm, watch: Watch, losses: Lost) -> None:
     until(lambda: slurm.asked > 3)
     assert losses == []
     slurm.states["n1"] = NodeState("n1", "DOWN", reason="Not responding")
@@ -186,7 +186,7 @@ def test_a_loss_is_told_once(slurm: Told, watch: Watch, losses: Lost) -> None:
     assert watch.why_gone("host0") is None
 
 
-def test_a_silent_slurm_says_nothing(slurm: Told, losses: Lost) -> None:
+def test_a_silent_slurm_says_nothing(slurm: AnsweringSlurm, losses: Lost) -> None:
     slurm.silent = True
     asked = slurm.asked
     until(lambda: slurm.asked > asked + 3)
@@ -196,7 +196,9 @@ def test_a_silent_slurm_says_nothing(slurm: Told, losses: Lost) -> None:
     assert losses[0] == ("host0", "allocation 7 ended: it is unknown to Slurm")
 
 
-def test_a_node_that_was_switched_off_is_no_news(slurm: Told, watch: Watch, losses: Lost) -> None:
+def test_a_node_that_was_switched_off_is_no_news(
+    slurm: AnsweringSlurm, watch: Watch, losses: Lost
+) -> None:
     watch.note("host1", "powered off")
     slurm.states["n1"] = NodeState("n1", "DOWN")
     asked = slurm.asked
@@ -224,7 +226,7 @@ def test_an_allocation_that_ended_watch(allocation: Ended, losses: Lost) -> None
     ],
 )
 def test_why_an_allocation_ended_is_slurms_to_say(
-    slurm: Told, allocation: Ended, watch: Watch, answer: JobState | None, why: str
+    slurm: AnsweringSlurm, allocation: Ended, watch: Watch, answer: JobState | None, why: str
 ) -> None:
     allocation.why = "job has been revoked"
     slurm.answer = answer

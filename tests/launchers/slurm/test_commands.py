@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.launchers.slurm import Slurm, SlurmError, run_slurm
+from pytest_mnode.launchers.slurm import Slurm, SlurmError
 from pytest_mnode.launchers.slurm.commands import error_line
 
 
@@ -31,7 +31,7 @@ def test_a_failure_is_one_line_with_the_first_error(fake: Path) -> None:
     lines = ["note", "sbatch: error: Batch job submission failed: no", "sbatch: error: more"]
     write(fake, "sbatch", "; ".join(f'echo "{line}" >&2' for line in lines) + "; exit 1")
     with pytest.raises(SlurmError) as error:
-        run_slurm(["sbatch", "x"])
+        Slurm().run("sbatch", "x")
     assert str(error.value) == "sbatch: Batch job submission failed: no"
     assert error.value.returncode == 1
 
@@ -39,11 +39,11 @@ def test_a_failure_is_one_line_with_the_first_error(fake: Path) -> None:
 def test_a_failure_without_a_word(fake: Path) -> None:
     write(fake, "scancel", "exit 3")
     with pytest.raises(SlurmError, match=r"^scancel: ended with status 3 and no message$"):
-        run_slurm(["scancel", "1"])
+        Slurm().run("scancel", "1")
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         (["salloc: Granted job allocation 17", "salloc: Nodes n[1-4] are ready for job",
           "salloc: Job allocation 17 has been revoked."],
@@ -55,19 +55,19 @@ def test_a_failure_without_a_word(fake: Path) -> None:
         ([], "ended with status 3 and no message"),
     ],
 )  # fmt: skip
-def test_what_says_most_is_an_error_else_the_last_word(lines: list[str], told: str) -> None:
-    assert error_line("\n".join(lines), 3) == told
+def test_what_says_most_is_an_error_else_the_last_word(lines: list[str], message: str) -> None:
+    assert error_line("\n".join(lines), 3) == message
 
 
 def test_a_program_that_is_not_there(fake: Path) -> None:
     with pytest.raises(SlurmError, match=r"^no-slurm: no such command here; is Slurm installed\?$"):
-        run_slurm(["no-slurm"])
+        Slurm().run("no-slurm")
 
 
 def test_a_limit(fake: Path) -> None:
     write(fake, "squeue", "exec sleep 20")
     with pytest.raises(SlurmError, match=r"^squeue: no answer in 0\.2 s$") as error:
-        run_slurm(["squeue"], timeout_s=0.2)
+        Slurm(timeout_s=0.2).run("squeue")
     assert error.value.returncode is None
 
 
@@ -77,7 +77,7 @@ def test_what_the_user_likes_to_see_of_the_queue_changes_nothing(
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     write(fake, "squeue", 'echo "$SQUEUE_STATES $SLURM_TIME_FORMAT $MORE"')
-    assert run_slurm(["squeue"], env={"MORE": "more"}) == " %s more\n"
+    assert Slurm({"MORE": "more"}).run("squeue") == " %s more\n"
 
 
 JOB = json.dumps({"jobs": [{"job_id": 1, "name": "a", "job_state": "RUNNING", "nodes": "n[0-1]"}]})

@@ -83,8 +83,8 @@ def test_a_name_may_have_words_that_look_like_fields() -> None:
 def test_text_without_a_job_is_no_empty_queue(text: str) -> None:
     with pytest.raises(ClusterError) as error:
         jobs_from_text(text)
-    told = repr(text.strip()) if text.strip() else "it printed nothing"
-    assert str(error.value) == f"scontrol show job: cannot be read: {told}"
+    printed = repr(text.strip()) if text.strip() else "it printed nothing"
+    assert str(error.value) == f"scontrol show job: cannot be read: {printed}"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def back(
     job: Callable[[int], JobState] = lambda _: RUNS,
     looks: dict[str, str] | None = None,
 ) -> str | None:
-    """What is wrong with it; `looks`: what its step said it is."""
+    """What is wrong with it; `looks`: what its step reported."""
     made = Slurm.__new__(Slurm)
     made.job_id = 7
     node = NodeState("n1", state, frozenset(flags), "fan")
@@ -55,9 +55,9 @@ def test_a_node_on_which_steps_run_is_back() -> None:
     ("state", "flag"), [("ALLOCATED", "NOT_RESPONDING"), ("DOWN", "DRAIN"), ("UNKNOWN", "")]
 )
 def test_a_node_that_slurm_has_not_heard_of_is_not(state: str, flag: str) -> None:
-    told = back(state, tuple(filter(None, [flag])))
-    assert told is not None
-    assert told.startswith(f"Slurm says {state}")
+    reason = back(state, tuple(filter(None, [flag])))
+    assert reason is not None
+    assert reason.startswith(f"Slurm says {state}")
 
 
 def test_a_question_that_is_not_answered_is_asked_again() -> None:

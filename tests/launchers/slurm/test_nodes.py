@@ -72,12 +72,12 @@ def test_counts_gpus(gres: str, count: int | None) -> None:
 def test_says_what_a_job_would_miss() -> None:
     nodes = nodes_from_text("\n".join([IDLE, DOWN, SILENT]))
     assert shortage(nodes, 1) is None
-    told = shortage(nodes, 2)
-    assert told is None  # a node may well be heard again
-    told = shortage(nodes, 3)
-    assert told is not None
-    assert told.startswith("this cluster has 2 usable of 3 nodes; missing: gpu-02 (DOWN+DRAIN")
-    assert "gpu-03" not in told
+    shortfall = shortage(nodes, 2)
+    assert shortfall is None  # a node may well be heard again
+    shortfall = shortage(nodes, 3)
+    assert shortfall is not None
+    assert shortfall.startswith("this cluster has 2 usable of 3 nodes; missing: gpu-02 (DOWN+DRAIN")
+    assert "gpu-03" not in shortfall
     assert shortage(nodes, 2, "all") == "partition all has 1 usable of 1 node"
 
 

@@ -97,7 +97,7 @@ def test_four_nodes(rule: Rule, words: str | None) -> None:
         (lambda a, b, r: 190, None),
     ],
 )
-def test_two_nodes_cannot_be_told_apart(rule: Rule, words: str | None) -> None:
+def test_two_nodes_cannot_be_kept_apart(rule: Rule, words: str | None) -> None:
     assert _words(_rates(rule, nodes=2)) == words
 
 
@@ -174,7 +174,7 @@ def test_what_was_not_measured_blames_nobody(nothing: float) -> None:
 
 
 def test_many_are_not_all_named() -> None:
-    told = _words(_rates(lambda a, b, r: 48 if min(a, b) < 18 else 190, nodes=20))
-    assert told is not None
-    assert told.count("fab0") == 16
-    assert told.endswith("; and 2 more")
+    diagnosis = _words(_rates(lambda a, b, r: 48 if min(a, b) < 18 else 190, nodes=20))
+    assert diagnosis is not None
+    assert diagnosis.count("fab0") == 16
+    assert diagnosis.endswith("; and 2 more")

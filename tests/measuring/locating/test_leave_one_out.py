@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from pytest_mnode.measuring.locating import leave_one_out as module
-from pytest_mnode.measuring.locating.leave_one_out import only_restorer
+from pytest_mnode.measuring.locating.leave_one_out import Trial, named_by, only_restorer
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.bandwidth import bus_factor
 
@@ -43,6 +45,73 @@ def test_several_whose_absence_helps_name_nobody(without: list[float]) -> None:
     assert only_restorer(without, 60.0, ENOUGH) is None
 
 
+def _trial(named: int | None, whole: float = 60.0, rate: float = 95.0) -> Trial:
+    """A trial of four nodes that names one of them, or nobody because it was disturbed."""
+    return Trial(whole, tuple(rate if node == named else 60.0 for node in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("named", "found", "tried"),
+    [
+        ([2, 2, 2], 2, 2),
+        ([None, 2, 2, 2], 2, 3),
+        ([2, None, 2, 2], 2, 3),
+        ([None, None, None, 2, 2], 2, 5),
+        ([2], None, 1),  # then time was up
+        ([], None, 0),
+        ([None] * 7, None, 5),
+        ([2, 1, 2, 2, 2, 2], None, 5),  # without node 1 the rate came back too
+        ([2, 1, 1, 2, 0, 3], None, 5),
+    ],
+)
+def test_trials_go_on_until_two_name_the_same_node(
+    named: list[int | None], found: int | None, tried: int
+) -> None:
+    trials = iter([_trial(node) for node in named])
+    one = named_by(trials, ENOUGH)
+    assert (one and one[0], len(named) - len(list(trials))) == (found, tried)
+
+
+def test_the_best_readings_of_all_trials_are_those_reported() -> None:
+    trials = [_trial(2, 61.0, 90.0), _trial(2, 70.0, 80.0), _trial(2, 65.0, 91.0)]
+    found = named_by(iter(trials), ENOUGH)
+    assert found == (2, Trial(70.0, (60.0, 60.0, 91.0, 60.0)))
+
+
+def test_halfway_up_in_another_trial_names_nobody() -> None:
+    trials = [_trial(2), _trial(0, rate=79.0), _trial(2), _trial(2)]
+    assert named_by(iter(trials), ENOUGH) is None
+
+
+@pytest.mark.parametrize("before", [[], [_trial(2)], [_trial(None), _trial(2)]])
+def test_nothing_more_is_tried_once_all_nodes_reach_the_rate(before: list[Trial]) -> None:
+    trials = iter([*before, _trial(2, whole=ENOUGH), _trial(2), _trial(2)])
+    assert named_by(trials, ENOUGH) is None
+    assert len(list(trials)) == 2
+
+
+def _named(
+    monkeypatch: pytest.MonkeyPatch, busbw: Callable[[list[int]], float], nodes: int, ranks: int = 1
+) -> str:
+    """The node named where all_reduce over these ranks has the bus bandwidth of a rule."""
+    times_s = [0.0]
+
+    def new_group(ranks: list[int]) -> None:
+        factor = bus_factor("all_reduce", len(ranks))
+        times_s.append(2 * MIB * factor / (busbw(ranks) * 1e9))
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda _: None)
+    monkeypatch.setattr(module, "elapsed_s", lambda *_: times_s[-1])
+    # Rank 0 is left out in turn; then the others report how long it took.
+    monkeypatch.setattr(module, "by_rank", lambda mine, _: [mine, [times_s[-1]]])
+    names = tuple(f"node{i}" for i in range(nodes))
+    world = World(0, nodes * ranks, 0, ranks, "node0", names)
+    named = module.slow_in_company(world, MIB, ENOUGH, torch.device("cpu"), 1e9)
+    return named.partition(",")[0]
+
+
 @pytest.mark.parametrize("nodes", [2, 3, 4, 16, 17])
 @pytest.mark.parametrize("ranks", [1, 8])
 @pytest.mark.parametrize("slow", [None, 1])
@@ -51,22 +120,26 @@ def test_who_is_named_of_how_many_nodes(
     monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: int, slow: int | None, least: int
 ) -> None:
     """All_reduce runs at half the line where the slow node is among `least` nodes or more."""
-    groups: list[list[int]] = []
 
-    def elapsed_s(*_: object) -> float:
-        present = {rank // ranks for rank in groups[-1]}
-        half = slow in present and len(present) >= least
-        busbw = (0.5 if half else 0.95) * LINE * 1e9
-        return 2 * MIB * bus_factor("all_reduce", len(groups[-1])) / busbw
+    def busbw(group: list[int]) -> float:
+        present = {rank // ranks for rank in group}
+        return (0.5 if slow in present and len(present) >= least else 0.95) * LINE
 
-    monkeypatch.setattr(dist, "new_group", groups.append)
-    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
-    monkeypatch.setattr(dist, "destroy_process_group", lambda _: None)
-    monkeypatch.setattr(module, "elapsed_s", elapsed_s)
-    # Rank 0 is left out in turn; then the others tell how long it took.
-    monkeypatch.setattr(module, "by_rank", lambda mine, _: [mine, [elapsed_s() if groups else 0.0]])
-    names = tuple(f"node{i}" for i in range(nodes))
-    world = World(0, nodes * ranks, 0, ranks, "node0", names)
-    named = module.slow_in_company(world, MIB, ENOUGH, torch.device("cpu"), 1e9)
-    told = slow is not None and 3 <= nodes <= 16 and not (nodes == least == 3)
-    assert named.partition(",")[0] == ("node1" if told else "")
+    found = slow is not None and 3 <= nodes <= 16 and not (nodes == least == 3)
+    assert _named(monkeypatch, busbw, nodes, ranks) == ("node1" if found else "")
+
+
+@pytest.mark.parametrize("trial", [0, 1, 2])
+def test_a_disturbed_trial_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch, trial: int
+) -> None:
+    without_it: list[float] = []
+
+    def busbw(group: list[int]) -> float:
+        if 2 in group:
+            return 60.0
+        without_it.append(80.0 if len(without_it) == trial else 95.0)
+        return without_it[-1]
+
+    assert _named(monkeypatch, busbw, nodes=4) == "node2"
+    assert len(without_it) == (3 if trial < 2 else 2)

@@ -1,4 +1,4 @@
-"""The search as ranks run it: what is told, when it stops, what is said of time that was up."""
+"""The search as ranks run it: what is reported, when it stops, and the message when time was up."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_two_slow_nodes_and_a_slow_path(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
-def test_traffic_elsewhere_is_said_after_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_elsewhere_is_named_after_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Nodes(lambda pair: 19)
     assert str(_searched(monkeypatch, ranks, carrier="mgmt0")) == (
         "all nodes sent over mgmt0 instead of fab0; the fabric as a whole: every pair is slow, "
@@ -329,7 +329,7 @@ def test_progress_is_a_line_a_round(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "dead", "told"),
+    ("nodes", "dead", "silent"),
     [
         (4, lambda a, _: a == 1, "no reading of node1 tx"),
         (4, lambda _, b: b == 1, "no reading of node1 rx"),
@@ -341,7 +341,7 @@ def test_progress_is_a_line_a_round(
     ],
 )
 def test_links_that_give_no_reading_are_never_well(
-    nodes: int, dead: Callable[[int, int], bool], told: str
+    nodes: int, dead: Callable[[int, int], bool], silent: str
 ) -> None:
     names = tuple(f"node{i}" for i in range(nodes))
     rates = Rates(nodes, 1, 85.0)
@@ -356,7 +356,7 @@ def test_links_that_give_no_reading_are_never_well(
     effort = module.run(search(rates), measure, 20.0)
     found = module.conclude(rates, Names(names, "fab0", ("fab0",), None), None, effort, "")
     assert found.faults is None
-    assert found.silent == told
+    assert found.silent == silent
     kept = judge_slow_links(found)
-    assert (kept[0].verdict, kept[0].culprit) == (Verdict.INCONCLUSIVE, told)
-    assert str(found).startswith(told)
+    assert (kept[0].verdict, kept[0].culprit) == (Verdict.INCONCLUSIVE, silent)
+    assert str(found).startswith(silent)

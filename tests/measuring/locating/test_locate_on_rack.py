@@ -32,7 +32,7 @@ TESTS = """
         from pytest_mnode.spec import default_spec_path, load_spec
         it = find_slow_links(world, load_spec(default_spec_path()), (), 170.0, torch.device("cpu"))
         effort = {"rounds": it.effort.rounds, "tests": it.effort.tests}
-        return {"told": str(it), "culprit": it.culprit, **effort}
+        return {"report": str(it), "culprit": it.culprit, "again": bool(it.unsteady), **effort}
 
     from pytest_mnode.protocol.launcher_requests import SetLinkRate, SetPairRate
 
@@ -42,46 +42,55 @@ TESTS = """
         else:
             ask(SetLinkRate(fault[0], "fab0", rate or 200.0, fault[1]))
 
+    def searched(world):
+        # Again where the product advises that because pairs do not keep a rate.
+        for _ in range(8):
+            ranks = world.run(found, group=True)
+            if not ranks[0]["again"]:
+                break
+        return ranks
+
     def test_faults(cluster, request):
         ask = run_of(request.config).client.ask_launcher
-        told = {}
+        reports = {}
         with cluster.world() as world:
-            told["healthy"] = [world.run(found, group=True) for _ in range(5)]
+            reports["healthy"] = [searched(world) for _ in range(5)]
             for name, faults in FAULTS.items():
                 for fault in faults:
                     put(ask, fault, fault[-1])
-                told[name] = [world.run(found, group=True)]
+                reports[name] = [searched(world)]
                 for fault in faults:
                     put(ask, fault, None)
-            told["healed"] = [world.run(found, group=True)]
-        pathlib.Path("told.json").write_text(json.dumps(told))
+            reports["healed"] = [searched(world)]
+        pathlib.Path("reports.json").write_text(json.dumps(reports))
 """
 
-Told = Mapping[str, list[list[dict[str, Any]]]]
+Reports = Mapping[str, list[list[dict[str, Any]]]]
+PATH = re.compile(r"node\d[→↔]node\d")
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """By fault: what each rank said of it, a list a search."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """By fault: what each rank found, a list for each search."""
     need_rack()
     directory = tmp_path_factory.mktemp("rack")
     write_files(directory, test_it=TESTS)
     run = run_pytest(directory, "--mnode-nodes=4")
     assert run.returncode == 0, run.output
-    found: Told = json.loads((directory / "told.json").read_text())
+    found: Reports = json.loads((directory / "reports.json").read_text())
     return found
 
 
-def test_all_ranks_say_the_same(told: Told) -> None:
-    for searches in told.values():
+def test_all_ranks_find_the_same(reports: Reports) -> None:
+    for searches in reports.values():
         for ranks in searches:
             assert ranks == [ranks[0]] * 4
 
 
-def test_a_rack_that_is_well_is_never_accused(told: Told) -> None:
-    searches = [ranks[0] for ranks in [*told["healthy"], *told["healed"]]]
+def test_a_rack_that_is_well_is_never_accused(reports: Reports) -> None:
+    searches = [ranks[0] for ranks in [*reports["healthy"], *reports["healed"]]]
     assert [found["culprit"] for found in searches] == [None] * 6
-    assert all(found["told"].startswith("no culprit: pairs keep the rate") for found in searches)
+    assert all(found["report"].startswith("no culprit: pairs keep the rate") for found in searches)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +118,19 @@ def test_a_rack_that_is_well_is_never_accused(told: Told) -> None:
         (
             "node and path",
             r"node0 fab0 \(RATE, alone with .*?; other nodes [12]\d\d\); "
-            r"the path node2→node1 \(RATE\): both nodes are fast with others",
+            r"the paths? (.*, )?node2→node1 \(RATE\).*: (both|their) nodes are fast with others",
         ),
         ("fabric", r"the fabric as a whole: every pair is slow, e\.g\. RATE"),
     ],
 )
-def test_each_fault_is_named(told: Told, fault: str, words: str) -> None:
-    [[found, *_]] = told[fault]
+def test_each_fault_is_named(reports: Reports, fault: str, words: str) -> None:
+    [[found, *_]] = reports[fault]
     # A third partner where the cores were busy while one of the two was measured.
-    named = re.match(words.replace("RATE", r"\d\d\d? Mbit/s"), found["told"])
+    named = re.match(words.replace("RATE", r"\d\d\d? Mbit/s"), found["report"])
     assert named, found
     # And paths of a node that is slow by itself, where one was slower still for a moment.
-    further = found["told"][named.end() :]
+    further = found["report"][named.end() :]
     assert re.fullmatch(r"(; (suspected, not confirmed: )?the paths? .*)?", further), found
     slow = set(re.findall(r"(node\d) fab0", words))
-    paths = re.findall(r"(node\d)[→↔](node\d)", further)
-    assert all(slow & {*path} for path in paths), found
+    paths = {text: set(re.findall(r"node\d", text)) for text in PATH.findall(found["report"])}
+    assert all(text in words or slow & nodes for text, nodes in paths.items()), found

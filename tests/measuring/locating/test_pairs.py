@@ -27,7 +27,7 @@ def test_a_connection_made_first_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("arrived_s", [[], [1.0], [1.0, 1.0]])
-def test_what_cannot_be_told_is_nothing(arrived_s: list[float]) -> None:
+def test_what_cannot_be_timed_is_nothing(arrived_s: list[float]) -> None:
     assert payload_mbits_s(arrived_s, 1000) == 0.0
 
 

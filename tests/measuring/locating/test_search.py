@@ -134,7 +134,7 @@ class _Shared(Fabric):
 
 
 @pytest.mark.parametrize("nodes", [4, 16, 40])
-def test_pairs_that_share_a_link_are_told_by_trying_them_alone(nodes: int) -> None:
+def test_pairs_that_share_a_link_are_kept_apart_by_trying_them_alone(nodes: int) -> None:
     case = locate(_Shared(nodes, 1, [], QUIET, 0), before_all_pairs)
     assert not [node for node in case.blamed.nodes if node.confirmed]
     assert case.blamed.reference_mbits_s == pytest.approx(956, rel=0.1)

@@ -60,7 +60,7 @@ def test_killed_at_every_step(lines: list[Line], step: int) -> None:
 
 @STEPS
 def test_every_step_fails(lines: list[Line], step: int) -> None:
-    """What is said is what is so: an error leaves the old one, and without one the new is there."""
+    """An error leaves the old checkpoint; without one the new one is there."""
     of_step = [line for line in lines if not line.kill and line.step == step]
     hows = [line.how for line in of_step]
     assert hows[-1] == "ended"

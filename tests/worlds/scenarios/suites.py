@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import types
 import unittest
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,6 +158,10 @@ class TestCollectives(Base):
         dist.all_gather_object(found, (self.file_name, os.environ["SET_UP_BY"]))
         self.assertEqual(len(set(found)), 1)
 
+    def test_own_file(self):
+        """What a test writes to its file is removed with it."""
+        Path(self.file_name).write_text("data")
+
     def test_leaves_its_group(self):
         self.group()
         os.environ["LEFT_BEHIND"] = "1"
@@ -170,6 +176,15 @@ class TestCollectives(Base):
         y = x.clone()
         dist.all_reduce(y)
         self.assertEqual(y, 4 * x)
+
+
+class TestRemovesItsFile(Base):
+    def tearDown(self) -> None:
+        super().tearDown()
+        Path(self.file_name).unlink()
+
+    def test_runs(self):
+        self.group()
 
 
 class TestSkips(Base):
@@ -301,7 +316,9 @@ class TestTraining(Base):
         checkpoint.save({"x": saved}, checkpoint_id=folder[0])
         loaded = distribute_tensor(torch.zeros(8), mesh, [Shard(0)])
         checkpoint.load({"x": loaded}, checkpoint_id=folder[0])
-        self.assertEqual(loaded.full_tensor(), torch.arange(8.0))
+        self.assertEqual(loaded.full_tensor(), torch.arange(8.0))  # all have loaded
+        if self.rank == 0:
+            shutil.rmtree(folder[0])
 
     def test_rpc(self):
         options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{self.file_name}")

@@ -22,7 +22,8 @@ _State = Callable[[Accelerator], tuple[str, bool] | None]
 
 
 def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Count, model, memory and state of this node's accelerators; one measurement each."""
+    """How many accelerators of this node answer, their model, memory and state; one measurement
+    each."""
     promise, promised = promises(spec).accelerators, spec.accelerators
     if promise is None or not promised.per_node:
         return []
@@ -32,7 +33,12 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     there = me.machine.accelerators
     if there is None:
         return [count.unknown(why_unread(me, "accelerators"))]
-    found = [count.measured(len(there), f"{name} accelerators")]
+    # NVML counts a device that it has lost.
+    lost = listed([str(one.index) for one in there if one == Accelerator(index=one.index)])
+    culprit = f"{name} accelerator {lost}" if lost else f"{name} accelerators"
+    note = f"{name}: accelerator {lost} answers nothing" if lost else ""
+    answers = sum(one != Accelerator(index=one.index) for one in there)
+    found = [count.measured(answers, culprit, note)]
     checks: list[tuple[str, str, _State]] = []
     if promised.model is not None:
         what = f"of another model than {promised.model}"

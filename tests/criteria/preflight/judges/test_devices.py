@@ -43,7 +43,7 @@ def _accelerator(index: int, **changes: Any) -> Accelerator:
 
 
 @pytest.mark.parametrize(
-    ("change", "verdict", "told"),
+    ("change", "verdict", "words"),
     [
         ({"name": "A100"}, "fail", "accelerator 1: A100"),
         ({"memory_bytes": 40 * 10**9}, "fail", ""),
@@ -64,7 +64,7 @@ def _accelerator(index: int, **changes: Any) -> Accelerator:
         ({"remapped_rows_pending": None}, "inconclusive", "accelerator 1 does not report it"),
     ],
 )
-def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, told: str) -> None:
+def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, words: str) -> None:
     spec = spec_of(
         tmp_path,
         "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, persistence: 'on', throttling: none, "
@@ -78,15 +78,19 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, told
     assert verdicts(devices.accelerators, survey, spec) == {}
     found = with_facts(survey, 1, accelerators=(both[0], _accelerator(1, **change)))
     assert verdicts(devices.accelerators, found, spec) == {"gpu1": verdict}
-    assert told in " ".join(m.note for m in asked(devices.accelerators, found, spec)["gpu1"])
+    assert words in " ".join(m.note for m in asked(devices.accelerators, found, spec)["gpu1"])
     fewer = with_facts(survey, 1, accelerators=both[:1])
     assert culprits(devices.accelerators, fewer, spec) == {"gpu1": "gpu1 accelerators"}
+    lost = with_facts(survey, 1, accelerators=(both[0], Accelerator(index=1)))
+    count, *_ = asked(devices.accelerators, lost, spec)["gpu1"]
+    assert (count.value, count.culprit) == (1, "gpu1 accelerator 1")
+    assert "accelerator 1 answers nothing" in count.note
     mute = with_facts(survey, 1, accelerators=None, unread={"accelerators": "no NVML"})
     assert verdicts(devices.accelerators, mute, spec) == {"gpu1": "inconclusive"}
 
 
 @pytest.mark.parametrize(
-    ("card", "slot", "told", "verdict"),
+    ("card", "slot", "words", "verdict"),
     [
         ({}, {}, "", None),
         ({"current_link_width": 8}, {}, "{0} x8 of 16", "fail"),
@@ -108,7 +112,7 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
     tmp_path: Path,
     card: dict[str, Any],
     slot: dict[str, Any],
-    told: str,
+    words: str,
     verdict: str | None,
     kind: str,
 ) -> None:
@@ -131,7 +135,7 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
     assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
     if verdict:
         name = "fab0" if kind == "nic" else "accelerator 0000:1b:00.0"
-        assert told.format(name) in " ".join(f"{m.culprit} {m.note}" for m in found)
+        assert words.format(name) in " ".join(f"{m.culprit} {m.note}" for m in found)
     dumb = with_facts(healthy(2), 1, unread={"pci": "denied"})
     assert {str(m.verdict) for m in asked(devices.pcie, dumb, spec)["gpu1"]} == {"inconclusive"}
 

@@ -36,7 +36,7 @@ def _look_up(survey: Survey, index: int, change: LookUp) -> Survey:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "note"),
     [
         (LookUp(2, "gpu2", ("10.9.9.9",), 0.001, ""), "gpu2 is 10.9.9.9, where gpu2 has 10.1.0.3"),
         (LookUp(2, "gpu2", (), 0.001, "not known"), "gpu2 has no address (not known)"),
@@ -47,12 +47,12 @@ def _look_up(survey: Survey, index: int, change: LookUp) -> Survey:
     ],
 )
 def test_wrong_and_slow_look_ups_are_the_askers_fault(
-    spec: Spec, change: LookUp, told: str
+    spec: Spec, change: LookUp, note: str
 ) -> None:
     found = _look_up(healthy(), 1, change)
     [culprit] = culprits(names.look_ups, found, spec).values()
     assert culprit.startswith("gpu1: its ")
-    assert told in " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
+    assert note in " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
 
 
 def _named(survey: Survey, hostnames: list[str], reverse: dict[int, str]) -> Survey:
@@ -122,8 +122,8 @@ def test_addresses_of_a_node_whose_own_are_not_known_are_not_judged(tmp_path: Pa
     elsewhere = (LookUp(1, "gpu1", ("10.9.0.2",), 0.001, ""),)
     other = with_node(mute, 0, paths=replace(node.paths, look_ups=elsewhere))
     assert verdicts(names.look_ups, other, spec) == {"gpu0": "inconclusive"}
-    told = with_node(healthy(2), 0, paths=replace(node.paths, look_ups=elsewhere))
-    assert verdicts(names.look_ups, told, spec) == {"gpu0": "fail"}
+    renamed = with_node(healthy(2), 0, paths=replace(node.paths, look_ups=elsewhere))
+    assert verdicts(names.look_ups, renamed, spec) == {"gpu0": "fail"}
 
 
 def _clock(survey: Survey, ahead_s: dict[int, float], error_s: float = 1e-4) -> Survey:

@@ -78,7 +78,7 @@ def test_rdma_ports_and_their_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("port", "verdict", "told"),
+    ("port", "verdict", "words"),
     [
         (rdma_port("RoCE"), "fail", "gpu1 mlx5_0:1 is RoCE, not InfiniBand"),
         (rdma_port(state="ARMED"), "fail", "gpu1 mlx5_0:1 ARMED"),
@@ -93,14 +93,14 @@ def test_rdma_ports_and_their_errors(tmp_path: Path) -> None:
     ],
 )
 def test_ports_of_another_kind_and_of_unknown_state(
-    tmp_path: Path, port: Port, verdict: str, told: str
+    tmp_path: Path, port: Port, verdict: str, words: str
 ) -> None:
     spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
     survey = everywhere(healthy(2), IB, interfaces=())
     other = with_facts(survey, 1, rdma=devices_of(port))
     assert verdicts(rdma.rdma_ports, other, spec).get("gpu1", "pass") == verdict
     answers = asked(rdma.rdma_ports, other, spec)["gpu1"]
-    assert told in "; ".join(f"{one.culprit} {one.note}" for one in answers)
+    assert words in "; ".join(f"{one.culprit} {one.note}" for one in answers)
 
 
 def test_error_counters_that_cannot_be_read_leave_it_open(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verbs", "verdict", "told"),
+    ("verbs", "verdict", "words"),
     [
         ((VerbsDevice("uverbs0", "mlx5_0"),), "pass", "gpu1: 1 ports"),
         (
@@ -160,14 +160,14 @@ def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
     ],
 )
 def test_devices_that_are_shown_and_cannot_be_opened(
-    tmp_path: Path, verbs: tuple[VerbsDevice, ...] | None, verdict: str, told: str
+    tmp_path: Path, verbs: tuple[VerbsDevice, ...] | None, verdict: str, words: str
 ) -> None:
     spec = spec_of(tmp_path, "{rdma: {}}", "roce", "rocep1")
     survey = with_facts(_rdma(PORT), 0, verbs=(VerbsDevice("uverbs0", "mlx5_0"),))
     survey = with_facts(survey, 1, verbs=verbs)
     [found] = asked(rdma.rdma_opened, survey, spec)["gpu1"]
     assert found.verdict == verdict
-    assert told in str(found.culprit if verdict == "fail" else found.note)
+    assert words in str(found.culprit if verdict == "fail" else found.note)
     assert verdicts(rdma.rdma_opened, survey, spec).get("gpu0") is None
 
 
@@ -208,7 +208,7 @@ def test_gids_of_another_network_namespace_do_not_count(
 
 
 @pytest.mark.parametrize(
-    ("promise", "change", "told"),
+    ("promise", "change", "words"),
     [
         ("either", {"driver_is_open": False}, "nvidia_peermem is not loaded"),
         ("peermem", {}, "nvidia_peermem is not loaded"),
@@ -216,7 +216,7 @@ def test_gids_of_another_network_namespace_do_not_count(
         ("either", {"driver": None, "driver_is_open": False}, "no NVIDIA driver"),
     ],
 )
-def test_gpudirect(tmp_path: Path, promise: str, change: dict[str, Any], told: str) -> None:
+def test_gpudirect(tmp_path: Path, promise: str, change: dict[str, Any], words: str) -> None:
     spec = spec_of(tmp_path, f"{{gpudirect: {promise}}}")
     whole = replace(SOFTWARE, peermem="550.54.15")
     survey = healthy(2)
@@ -225,4 +225,4 @@ def test_gpudirect(tmp_path: Path, promise: str, change: dict[str, Any], told: s
     assert verdicts(rdma.gpudirect, survey, spec) == {}
     found = with_facts(survey, 1, software=replace(SOFTWARE, **change))
     [culprit] = culprits(rdma.gpudirect, found, spec).values()
-    assert told in culprit
+    assert words in culprit

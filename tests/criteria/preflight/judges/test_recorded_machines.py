@@ -1,4 +1,4 @@
-"""Recorded machines, as they are and with one thing broken: what is said of ports and links."""
+"""Recorded machines, as they are and with one thing broken: the judgement of ports and links."""
 
 from __future__ import annotations
 

@@ -100,10 +100,10 @@ def test_what_no_node_can_read_is_not_the_same(tmp_path: Path) -> None:
     def question(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return system.same(survey, spec, name, "code")
 
-    for told in ("unreadable: Permission denied", "not there"):
+    for state in ("unreadable: Permission denied", "not there"):
         survey = healthy(3)
         for index in range(3):
-            code = {"train/main.py": told, "train/more.py": "0a1b"}
+            code = {"train/main.py": state, "train/more.py": "0a1b"}
             survey = with_facts(survey, index, code=code)
         assert set(verdicts(question, survey, spec).values()) == {"inconclusive"}
 

@@ -104,8 +104,10 @@ def test_another_manifest_is_named(store: Store, world: World) -> None:
     loaded, _ = load(other if world.rank == 3 else store, world)
     assert loaded.path.name == older.name
     [refused] = loaded.refused
-    said = "rank 3 of 4 on node3: another manifest than rank 0 on node0 sees: a file system that is"
-    assert str(refused.reason).startswith(said)
+    start = (
+        "rank 3 of 4 on node3: another manifest than rank 0 on node0 sees: a file system that is"
+    )
+    assert str(refused.reason).startswith(start)
     assert refused.usable
 
 

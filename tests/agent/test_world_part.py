@@ -1,0 +1,29 @@
+"""What an agent ends of a node's part of a world."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+import pytest
+
+from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.agent.world_part import WorldPart
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_a_part_whose_fork_was_never_reported_ends_without_a_signal(
+    monkeypatch: pytest.MonkeyPatch, *, enters: bool
+) -> None:
+    """Its pid is 0, which to kill() is the agent's own group."""
+    signalled: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *sent: signalled.append(sent))
+    ours, theirs = Pipe.pair()
+    part = WorldPart(cast(Any, None), ours, enters)
+    part.end()
+    assert not part.has_ended(), "its report may still come"
+    part.end_by = 0.0
+    assert part.has_ended()
+    assert signalled == []
+    with pytest.raises(EOFError):  # the launcher, wherever it is, ends with its pipe
+        theirs.receive()

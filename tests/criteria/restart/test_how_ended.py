@@ -1,0 +1,118 @@
+"""Why a job ended that was to be killed, or to come back: in the report, by what it printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.restart.kill_run import KillRun, _how_ended
+from pytest_mnode.errors import ClusterError, TimeLimitError
+from pytest_mnode.jobs import JobEvent, JobResult
+from pytest_mnode.jobs.torchrun import last_line
+
+ERROR = (
+    "E1123 17:19:46.279000 12712 torch/distributed/elastic/multiprocessing/api.py:1002] failed "
+    "(exitcode: 3) local_rank: 0 (pid: 13370) of binary: /usr/bin/python3\n"
+)
+TORCHRUN = f"""\
+{ERROR}Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+    return f(*args, **kwargs)
+           ^^^^^^^^^^^^^^^^^^
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+============================================================
+train FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  host      : node0
+  rank      : 0 (local_rank: 0)
+  exitcode  : 3 (pid: 13370)
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""  # noqa: W291
+FULL = "OSError: [Errno 28] No space left on device\n"
+MESSAGE = "train: /shared/3 has no file of rank 1\n"
+OOM = "python3: Signal 9 (SIGKILL) received by PID 7\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "last"),
+    [
+        (TORCHRUN, ""),
+        (f"a\n{ERROR}b\n\n{TORCHRUN}", "b"),
+        (f"a\n{TORCHRUN}b\n{TORCHRUN}", "b"),
+        (f"a\n{TORCHRUN}Traceback (most recent call last):\n  x\nKeyError: 7\n", "KeyError: 7"),
+    ],
+)
+def test_the_last_line_is_not_torchrun_s(output: str, last: str) -> None:
+    assert last_line(output) == last
+
+
+class Job:
+    """Of two nodes; it ended as `outputs` have it, or runs (None)."""
+
+    nodes = ("node0", "node1")
+
+    def __init__(self, *outputs: str, codes: Sequence[int] = (1, 1), events: Any = ()) -> None:
+        self.events = events
+        self.result = JobResult(
+            dict(zip(self.nodes, codes, strict=True)), dict(zip(self.nodes, outputs, strict=True))
+        ) if outputs else None  # fmt: skip
+
+    def wait(self, limit_s: float) -> JobResult:
+        if self.result is None:
+            raise TimeLimitError("the job still runs")
+        return self.result
+
+    def kill(self, **_: Any) -> None:
+        raise ClusterError("no rank 1 is running on node0, node1")
+
+
+KILLED = (JobEvent(0.0, "signalled", 0, "node1"),)
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (Job("", TORCHRUN + FULL + TORCHRUN), "node1: disk full"),
+        (Job(MESSAGE + TORCHRUN, FULL), "node1: disk full"),
+        (Job(f"{MESSAGE}{TORCHRUN}", TORCHRUN), MESSAGE.strip()),
+        (Job(f"a\n{TORCHRUN}", f"bye\n{TORCHRUN}", codes=(0, 1)),
+         "the last line on node1: 'bye'"),
+        (Job(TORCHRUN, f"bye\n{TORCHRUN}"), "the last line on node1: 'bye'"),
+        (Job(TORCHRUN, TORCHRUN), "it printed nothing"),
+        (Job(f"a\n{OOM}", TORCHRUN), "node0: killed"),
+        # That was the kill, and what it printed is no reason for what came after it.
+        (Job(f"{OOM}b\n{TORCHRUN}", TORCHRUN, events=KILLED), "the last line on node0: 'b'"),
+    ],
+)  # fmt: skip
+def test_known_cause_or_message_or_last_line(job: Any, why: str) -> None:
+    codes = ", ".join(f"{code} on {node}" for node, code in job.result.returncodes.items())
+    assert _how_ended(job, job.result).startswith(f"torchrun ended with {codes}; {why}")
+
+
+def test_a_job_that_ended_well_or_runs_has_no_reason() -> None:
+    done: Any = Job(FULL, "a\n", codes=(0, 0))
+    assert _how_ended(done, done.result) == "torchrun ended with 0 on node0, 0 on node1"
+    runs: Any = Job()
+    assert _how_ended(runs, None) == "the job still ran on node0, node1"
+
+
+@pytest.mark.parametrize(
+    ("job", "more"),
+    [
+        (Job(MESSAGE, ""), f"; torchrun ended with 1 on node0, 1 on node1; {MESSAGE.strip()}"),
+        (Job(), ""),
+    ],
+)
+def test_a_job_that_ends_before_its_kill(job: Any, more: str) -> None:
+    made: Any = SimpleNamespace(plan=SimpleNamespace(ranks=2))
+    report = KillRun._kill(made, job, "rank")
+    assert report.missed == f"there was no kill: no rank 1 is running on node0, node1{more}"

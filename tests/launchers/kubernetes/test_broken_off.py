@@ -1,0 +1,178 @@
+"""Answers of the API server that break off in the middle: what is asked once, and watches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.config import kube_config
+
+from pytest_mnode.launchers.kubernetes import bridge
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+
+LIMIT_S = 30.0
+RESET = b"\0reset"
+"""In the end of an answer: the connection is reset, and not closed."""
+PATH = "/api/v1/namespaces/default/pods"
+
+
+def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    """All of it is sent, whatever the headers announce."""
+    return "\r\n".join((f"HTTP/1.1 {status}", *headers, "", "")).encode() + body
+
+
+def whole(found: Any) -> bytes:
+    body = json.dumps(found).encode()
+    return answer(body, f"Content-Length: {len(body)}")
+
+
+HALF = b'{"items": ['
+BROKEN_OFF = {
+    "length": (
+        answer(HALF, "Content-Length: 100"),
+        "IncompleteRead(11 bytes read, 89 more expected)",
+    ),
+    "reset": (
+        answer(HALF, "Content-Length: 100") + RESET,
+        "[Errno 104] Connection reset by peer",
+    ),
+    "chunk": (answer(b"ff\r\n" + HALF, "Transfer-Encoding: chunked"), "IncompleteRead("),
+    "no last chunk": (answer(b"2\r\n{}\r\n", "Transfer-Encoding: chunked"), "IncompleteRead("),
+    "JSON": (answer(HALF), "Expecting value: line 1 column 12"),
+    "nothing": (answer(b"", "Content-Length: 0"), "Expecting value: line 1 column 1"),
+}
+"""Answers, and the reason that is given for each."""
+Serve = Callable[[Sequence[bytes]], list[str]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Gives one answer per connection, the last one again and again; what was asked for."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = {"server": f"http://127.0.0.1:{listener.getsockname()[1]}"}
+    config = {
+        "clusters": [{"name": "c", "cluster": server}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+        "current-context": "c",
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    asked: list[str] = []
+    threads: list[threading.Thread] = []
+
+    def run(answers: Sequence[bytes]) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # closed
+                return
+            with connection, connection.makefile("rb") as lines:
+                asked.append(lines.readline().decode().split()[1])
+                while lines.readline().strip():
+                    pass
+                data = answers[min(len(asked), len(answers)) - 1]
+                connection.sendall(data.removesuffix(RESET))
+                if data.endswith(RESET):
+                    linger = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    def start(answers: Sequence[bytes]) -> list[str]:
+        threads.append(threading.Thread(target=run, args=(answers,)))
+        threads[0].start()
+        return asked
+
+    yield start
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    for thread in threads:
+        thread.join(LIMIT_S)
+
+
+@pytest.mark.parametrize("how", BROKEN_OFF)
+def test_what_is_asked_once_fails_with_a_reason(serve: Serve, how: str) -> None:
+    data, why = BROKEN_OFF[how]
+    serve([data])
+    api = Api()
+    with pytest.raises(ApiError) as error:
+        api.request("GET", PATH)
+    assert str(error.value).startswith(f"{api.host}: its answer broke off: {why}")
+    assert error.value.status == 0
+
+
+def test_a_refusal_keeps_its_status(serve: Serve) -> None:
+    serve([answer(b'{"message": "no', "Content-Length: 100", status="403 Forbidden")])
+    with pytest.raises(ApiError, match=r"^HTTP status 403$") as error:
+        Api().request("GET", PATH)
+    assert error.value.status == 403
+
+
+def pod(name: str) -> dict[str, Any]:
+    state = [{"name": "main", "state": {"running": {}}}]
+    return {
+        "metadata": {"name": name, "uid": name},
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": state},
+    }
+
+
+EVENT = json.dumps({"type": "ADDED", "object": pod("a")}).encode() + b"\n"
+CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
+WATCHES = {
+    "chunk": answer(CHUNK + b"ff\r\n{", "Transfer-Encoding: chunked"),
+    "no last chunk": answer(CHUNK, "Transfer-Encoding: chunked"),
+    "reset": answer(CHUNK, "Transfer-Encoding: chunked") + RESET,
+    "JSON": answer(EVENT + b'{"type": \n'),
+    "half a line": answer(EVENT + b'{"type": '),
+}
+
+
+@pytest.mark.parametrize("how", WATCHES)
+def test_a_watch_ends_after_what_was_whole(serve: Serve, how: str) -> None:
+    serve([WATCHES[how]])
+    assert list(Api().watch(PATH, {})) == [("ADDED", pod("a"))]
+
+
+def test_the_bridge_lists_and_watches_again(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge, "AGAIN_S", 0.01)
+
+    def listed(*pods: dict[str, Any]) -> bytes:
+        return whole({"metadata": {"resourceVersion": "7"}, "items": pods})
+
+    asked = serve(
+        [*(data for data, _ in BROKEN_OFF.values()), listed(), WATCHES["chunk"], listed()]
+    )
+    manifest = {"kind": "Pod", "spec": {"containers": [{"name": "main", "image": "i"}]}}
+    made = bridge.Bridge(
+        bridge.BridgeSettings("", "", manifest, "r", 1, "python3", [], 9, "", str(tmp_path))
+    )
+    events: list[dict[str, Any]] = []
+    loop = asyncio.new_event_loop()
+
+    def tell(event: dict[str, Any]) -> None:
+        events.append(event)
+        if "lost" in event:
+            loop.stop()
+
+    monkeypatch.setattr(made, "tell", tell)
+    watching = threading.Thread(target=made.watch, args=(loop,))
+    watching.start()
+    loop.call_later(LIMIT_S, loop.stop)
+    loop.run_forever()
+    loop.close()
+    watching.join(LIMIT_S)
+    *problems, up, lost = events
+    assert len(problems) == len(BROKEN_OFF)
+    assert all("its answer broke off: " in event["problem"] for event in problems)
+    assert (up["pods"]["0"]["pod"], lost) == ("a", {"lost": "0", "why": "its pod was deleted"})
+    kinds = ["watch=true" in one for one in asked[len(BROKEN_OFF) : len(BROKEN_OFF) + 3]]
+    assert kinds == [False, True, False]

@@ -1,0 +1,103 @@
+"""A new pod that comes up on another node than the one it replaces: its node is not waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.launchers.kubernetes import launcher as module
+from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.pods import PodState
+from pytest_mnode.launchers.kubernetes.run_pods import RunPods
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
+from pytest_mnode.spec import default_spec_path, load_spec
+from pytest_mnode.spec.inventory import Power
+from tests.launchers.kubernetes.test_run_pods import pod
+
+MOVED = (
+    "^n1 has no pod any more: its new pod c is on n3; "
+    "nodeAffinity in the template keeps pods on their nodes$"
+)
+FIRST = pod("a", "n1", index=0)
+ASTRAY = pod("c", "n3", index=0)
+
+
+class Run:
+    """A launcher of two nodes, n1 and n2, and what the bridge reports to it."""
+
+    def __init__(self, directory: Path) -> None:
+        spec = load_spec(default_spec_path())
+        on = f"touch {directory}/on-{{node}}"
+        section = Power.model_validate({"switch_off": "true {node}", "switch_on": on})
+        self.launcher = Kubernetes(
+            2,
+            spec.model_copy(update={"power": section}),
+            KubernetesOptions(image="i"),
+            run_dir=str(directory),
+            root=directory,
+        )
+        self.launcher._hosts_by_name = {"n1": "0", "n2": "1"}
+        self.launcher.nodes = (Node("n1", 0, "at-n1"), Node("n2", 1, "at-n2"))
+        self.pods = RunPods(2)
+        for one in (FIRST, pod("b", "n2", index=1)):
+            self.hear(one)
+
+    def hear(self, pod: PodState, *, deleted: bool = False) -> None:
+        for event in self.pods.heard(pod, deleted=deleted):
+            self.launcher._note(event)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def instead_of_waiting(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
+    """What happens while the launcher waits, which is no longer than that."""
+    left = list(steps)
+
+    def wait(_: float) -> None:
+        assert left, "it waits in vain"
+        left.pop(0)()
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=wait)
+    monkeypatch.setattr(module, "time", clock)
+
+
+def test_it_is_named_at_once_with_the_remedy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.hear(FIRST, deleted=True)
+    instead_of_waiting(monkeypatch, lambda: run.hear(ASTRAY))
+    with pytest.raises(ClusterError, match=MOVED):
+        run.launcher.ask(PowerOn("n1"))
+    with pytest.raises(ClusterError, match=MOVED):
+        run.launcher.ask(PowerOn("n1"))
+    with pytest.raises(NodeLostError, match=r"^n1 is not there: its new pod c is on n3$"):
+        run.launcher.commands(run.launcher.nodes, ["true"])
+
+
+def test_a_node_that_was_switched_off_is_switched_on(run: Run, tmp_path: Path) -> None:
+    run.launcher.ask(PowerOff("n1"))
+    run.hear(FIRST, deleted=True)
+    run.hear(ASTRAY)
+    with pytest.raises(ClusterError, match=MOVED):
+        run.launcher.ask(PowerOn("n1"))
+    assert (tmp_path / "on-n1").exists()
+
+
+def test_a_pod_that_comes_back_to_its_node_is_used(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.hear(FIRST, deleted=True)
+    run.hear(ASTRAY)
+    run.hear(ASTRAY, deleted=True)
+    instead_of_waiting(monkeypatch, lambda: run.hear(pod("d", "n1", index=0)))
+    monkeypatch.setattr(run.launcher, "_reports", lambda _: ({}, {}))
+    run.launcher.ask(PowerOn("n1"))
+    assert run.launcher.commands(run.launcher.nodes, ["true"])

@@ -1,0 +1,95 @@
+"""pytest-benchmark beside tests in ranks: ranks agree on rounds, and keep their world."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from tests.inner import released_plugins, run_pytest, write_files
+
+LOCAL = ("--mnode-nodes=2", "--mnode-launcher=local")
+NOTED = """
+    import os, time
+    from pathlib import Path
+    import pytest
+    from hypothesis import given, settings, strategies as st
+
+    quick = pytest.mark.benchmark(max_time=0.01, min_rounds=2, calibration_precision=2)
+    HERE = Path(__file__).parent
+
+    @pytest.fixture(autouse=True)
+    def noted(request, world):
+        yield
+        with (HERE / f"rank{world.rank}").open("a") as file:
+            file.write(f"{os.getpid()}\\n")
+"""
+TESTS = {
+    "alone": """
+    @quick
+    def test_alone(rank, benchmark): benchmark(time.sleep, rank / 1000)
+    """,
+    "grouped": """
+    @quick
+    def test_grouped(process_group, rank, benchmark): benchmark(time.sleep, rank / 1000)
+    """,
+    "examples": """
+    @settings(max_examples=5)
+    @given(n=st.integers(0, 1000))
+    def test_examples(rank, n): pass
+    """,
+    "pedantic": """
+    def test_pedantic(rank, benchmark): benchmark.pedantic(time.sleep, (0.001,), rounds=2)
+    """,
+    "plain": """
+    def test_plain(rank): pass
+    """,
+}
+COUNT = """
+    calls = 0
+
+    def body():
+        global calls
+        calls += 1
+
+    def test_calls(rank, benchmark):
+        benchmark(body)
+        assert calls == 1
+"""
+
+
+def run(directory: Path, *args: str) -> tuple[dict[str, str], str]:
+    """Outcomes and output of a run with the plugin."""
+    ran = run_pytest(
+        directory,
+        *LOCAL,
+        *("-p", "no:randomly", *args),
+        env={"PYTHONPATH": str(released_plugins()), "COLUMNS": "200"},
+        limit_s=100,
+    )
+    return ran.outcomes(), ran.output
+
+
+ORDER = (
+    *("alone", "plain", "alone", "grouped", "alone", "examples"),
+    *("pedantic", "grouped", "examples", "alone"),
+)
+
+
+def test_ranks_stay(tmp_path: Path) -> None:
+    """Whatever the order of tests that vote, of those in a group, and of those in none."""
+    tests = {f"test_{number}_{name}": NOTED + TESTS[name] for number, name in enumerate(ORDER)}
+    write_files(tmp_path, **tests)
+    outcomes, output = run(tmp_path)
+    assert set(outcomes.values()) == {"passed"}, output
+    for rank in range(2):
+        pids = (tmp_path / f"rank{rank}").read_text().split()
+        assert len(pids) == len(ORDER)
+        renewed = [after for after, (a, b) in enumerate(pairwise(pids)) if a != b]
+        assert not renewed, f"new ranks after {[ORDER[number] for number in renewed]}"
+
+
+def test_workers_of_xdist_have_it_disabled_in_ranks_too(tmp_path: Path) -> None:
+    write_files(tmp_path, test_it=COUNT)
+    outcomes, output = run(tmp_path, "-n1", "--benchmark-enable")
+    assert outcomes == {"test_calls": "passed"}, output
+    assert "Benchmarks are automatically disabled because xdist plugin is active" in output
