@@ -135,6 +135,13 @@ class Bridge:
             if self._relays is not None and "back" in event:
                 self._relays.start(event["back"])
 
+    async def _look(self, name: str) -> None:
+        """Read a pod once more, ahead of the watch; nothing where the API server is away."""
+        path = self.api.path("pods", name=name)
+        with contextlib.suppress(ApiError):
+            pod = await asyncio.to_thread(self.api.request, "GET", path, limit_s=LOOK_S)
+            self._follow(self.pods.heard, PodState.read(pod))
+
     def _watch_failed(self, error: ApiError) -> None:
         self.tell({"problem": str(error)})
         if error.status in (401, 403) and not self.pods.up:
@@ -229,7 +236,9 @@ class Bridge:
                 settings, port = self.settings, int(order["relay"])
                 start = partial(Exec.start, self.api, container=self.run.container)
                 argv = pod_relay.argv(settings.python, settings.alive)
-                self._relays = Relays(self.pods, start, argv, port, self.tell)
+                self._relays = Relays(
+                    self.pods, start, argv, port, look=self._look, report=self.tell
+                )
                 await asyncio.gather(*map(self._relays.start, self.pods.hosts))
                 self.tell({"relays": self._relays.ports})
 

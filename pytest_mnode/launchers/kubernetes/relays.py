@@ -21,7 +21,10 @@ class StartExec(Protocol):
 
 
 class Relays:
-    """argv: of pod_relay, without the port. port: of this machine, where connections go to."""
+    """argv: of pod_relay, without the port. port: of this machine, where connections go to.
+
+    look: reads a pod once more, ahead of the watch.
+    """
 
     def __init__(
         self,
@@ -29,12 +32,15 @@ class Relays:
         start_exec: StartExec,
         argv: Sequence[str],
         port: int,
+        *,
+        look: Callable[[str], Awaitable[None]],
         report: Callable[[Event], None],
     ) -> None:
         self.ports: dict[str, int] = {}
         """Of pods' loopback, by host; a pod that takes another's place uses the same."""
         self._pods = pods
         self._start_exec = start_exec
+        self._look = look
         self._argv = argv
         self._port = port
         self._report = report
@@ -88,7 +94,10 @@ class Relays:
             if running is not None:
                 running.cancel()
             relay.close()
-        return why or f"its program ended with status {code}"
+        if why:
+            return why
+        await self._look(pod)  # where the pod ends, that is the reason, and the watch may be late
+        return f"its program ended with status {code}"
 
 
 def _done(tried: asyncio.Future[None]) -> None:

@@ -1,0 +1,75 @@
+"""What is reported of a pod whose relay ended: how the pod ends, else how the relay did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.launchers.kubernetes.pod_relay import HEADER
+from pytest_mnode.launchers.kubernetes.pods import PodState
+from pytest_mnode.launchers.kubernetes.relays import Relays
+from pytest_mnode.launchers.kubernetes.run_pods import RunPods
+from pytest_mnode.launchers.kubernetes.streams import STDOUT, Streams
+
+POD = PodState("pod-a", "a.0", 0, "node0", "10.0.0.1", True, "", False, "")
+EVICTED = "its pod was disrupted: Eviction API: evicting"
+LIMIT_S = 30.0
+
+
+class Killed:
+    """A relay's program that opened its port and was killed."""
+
+    async def run(self, streams: Streams) -> tuple[int, str]:
+        await streams.write(STDOUT, HEADER.pack(0, 4) + b"4000")
+        await asyncio.sleep(0)
+        return 137, ""
+
+
+async def start_exec(*, pod: str, argv: Sequence[str]) -> Any:
+    assert (pod, argv) == ("pod-a", ["relay", "0"])
+    return Killed()
+
+
+def reported(pod_now: PodState) -> list[dict[str, Any]]:
+    """The first event, where another look at the pod finds this; the watch is silent."""
+    pods = RunPods(1)
+    pods.heard(POD)
+    events: list[dict[str, Any]] = []
+
+    async def keep() -> None:
+        first = asyncio.Event()
+
+        def report(event: dict[str, Any]) -> None:
+            events.append(event)
+            first.set()
+
+        async def look(name: str) -> None:
+            assert name == "pod-a"
+            for event in pods.heard(pod_now):
+                report(event)
+                relays.end("0")
+
+        relays = Relays(pods, start_exec, ["relay"], 1, look=look, report=report)
+        await relays.start("0")
+        await first.wait()
+        await asyncio.sleep(0)
+        relays.end("0")
+
+    asyncio.run(asyncio.wait_for(keep(), LIMIT_S))
+    return events
+
+
+@pytest.mark.parametrize(
+    ("pod_now", "why"),
+    [
+        (replace(POD, ready=False, over=EVICTED), EVICTED),
+        (POD, "no way from its pod to here: its program ended with status 137"),
+    ],
+    ids=["evicted", "as before"],
+)
+def test_the_end_of_a_pod_comes_before_that_of_its_relay(pod_now: PodState, why: str) -> None:
+    assert reported(pod_now) == [{"lost": "0", "why": why}]
