@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.logs.causes.table import in_order_of_matching
 from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
@@ -51,6 +52,7 @@ _NOT_IN_RANKS: dict[str, object] = {
 
 def prepare() -> None:
     """Before any test module is imported: those take what they import by name."""
+    processes.guard_forks()
     recorder.install()
     process_group.install()
     shared_test.install()
