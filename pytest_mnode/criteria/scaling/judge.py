@@ -195,9 +195,7 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
         measurements.append(
             Measurement.unknown(name, why, unit=unit, expected=bound, source=source)
         )
-    return measurements + [
-        _exposed(one, one.baseline) for one in found.counts if one.baseline is not None
-    ]
+    return measurements + [_exposed(one, one.baseline) for one in found.counts if one.baseline]
 
 
 def lost_parts(parts: Attribution) -> dict[str, float]:
