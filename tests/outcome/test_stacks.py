@@ -108,6 +108,26 @@ def test_pending_work_is_a_collective_and_an_event_is_none(tmp_path: Path) -> No
     assert str(where(parse(event)[0])) == "test_a.py:2 in test_a: event.wait()"
 
 
+def test_a_wait_for_workers_of_a_loader_is_at_the_line_that_asks_for_a_batch() -> None:
+    library, torch = "/usr/lib/python3.11", "/venv/lib/python3.11/site-packages/torch"
+    at = where_of_rank(
+        parse(
+            dump(
+                (f"{library}/selectors.py", 415, "select"),
+                (f"{library}/multiprocessing/connection.py", 948, "wait"),
+                (f"{library}/multiprocessing/queues.py", 113, "get"),
+                (f"{torch}/utils/data/dataloader.py", 1291, "_try_get_data"),
+                (f"{torch}/utils/data/dataloader.py", 725, "__next__"),
+                ("/work/train.py", 9, "epoch"),
+                (PYTEST, 166, "pytest_pyfunc_call"),
+                (f"{library}/multiprocessing/process.py", 108, "run"),
+            )
+        )
+    )
+    assert str(at) == "train.py:9 in epoch"
+    assert at.collective is None
+
+
 def test_thread_that_the_main_one_waits_for() -> None:
     join = dump(
         ("/usr/lib/python3.11/threading.py", 1119, "join"), ("/work/test_a.py", 9, "test_a")
