@@ -79,8 +79,8 @@ def test_a_slow_link_is_found(tmp_path: Path) -> None:
             r"node2 fab0 \((\d+) Mbit/s, alone with .*; other nodes (\d+)\)", culprit
         )
         assert found, culprit
-        # Of 50; what was queued for a receiver that had to wait counts.
-        assert 40 <= int(found[1]) <= 65
+        # Of 50; what was queued while a receiver waited for a core makes it up to a third more.
+        assert 40 <= int(found[1]) <= 75
         assert int(found[2]) > 150
     report = done.run.output.partition("short test summary")[0]
     assert report.count("all_reduce 1 MiB busbw: ") == 1  # once for all ranks

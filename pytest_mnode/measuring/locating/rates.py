@@ -11,6 +11,9 @@ from pytest_mnode.measuring.locating.rounds import Reading
 
 STANDS_OUT = 0.8
 """Slow is what is below the bound, and below this part of what healthy peers reach."""
+_FURTHER = 0.6
+"""Of what a slow node reaches with others: below it, one of its paths is slow by itself. What was
+queued while a receiver waited for a core makes a reading of a slow link up to a third too high."""
 _ENOUGH_FOR_SECOND = 4
 _DIP = 0.6
 """Of the best reading of a link alone: below it the link did not keep its rate."""
@@ -124,10 +127,10 @@ class Rates:
 
     @property
     def slow_links(self) -> list[tuple[int, int, int]]:
-        """(rail, sender, receiver) of slow links whose ends are fast, or faster, with others."""
+        """(rail, sender, receiver) of slow links whose ends are fast or much faster with others."""
         rail, a, b = np.nonzero(self.best < self.threshold[:, None, None])
         ends = np.fmin(self.tx[rail, a], self.rx[rail, b])
-        slower = (ends >= self.threshold[rail]) | (self.best[rail, a, b] < STANDS_OUT * ends)
+        slower = (ends >= self.threshold[rail]) | (self.best[rail, a, b] < _FURTHER * ends)
         links = zip(rail[slower], a[slower], b[slower], strict=True)
         return [(int(rail), int(a), int(b)) for rail, a, b in links]
 

@@ -72,6 +72,14 @@ def _words(rates: Rates) -> str | None:
             "node3 fab0 (60 Mbit/s, alone with node0 or node1 or node2; other nodes 190); "
             "the path node2↔node3 (30 Mbit/s): both nodes are fast with others",
         ),
+        (  # a slow node's readings differ: nothing more is wrong with its other paths
+            lambda a, b, r: (52 if a == 2 else 69) if 2 in (a, b) else 190,
+            "node2 fab0 (69 Mbit/s, alone with node0 or node1 or node3; other nodes 190)",
+        ),
+        (
+            lambda a, b, r: 52 if (a, b) == (2, 1) else 69 if 2 in (a, b) else 190,
+            "node2 fab0 (69 Mbit/s, alone with node0 or node1 or node3; other nodes 190)",
+        ),
         (
             lambda a, b, r: 19,
             "the fabric as a whole: every pair is slow, e.g. 19 Mbit/s, the rate of the management "
