@@ -126,11 +126,6 @@ def where(thread: Thread | None) -> Where:
         path = frame.file.replace("\\", "/")
         if path.endswith(_RECORDER):
             continue
-        if "/multiprocessing/" in path:  # the test waits for a process that it started
-            called_directly = False
-            continue
-        if is_hidden(path):
-            break
         if path.endswith(_C10D):
             # Frames run inwards out: the last one met is what the test called.
             collective = frame.function if not frame.function.startswith("_") else collective
@@ -140,6 +135,8 @@ def where(thread: Thread | None) -> Where:
         if "/lib/python3" in path and "site-packages" not in path:
             called_directly = False  # such as threading.Event().wait()
             continue
+        if is_hidden(path):
+            break
         return Where(frame, collective or _awaited(frame, torch_frame, called_directly))
     return Where(torch_frame, collective)
 
