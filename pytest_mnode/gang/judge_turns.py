@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from pytest_mnode.gang.engine import Look
 from pytest_mnode.gang.timeline import Gang, Sighting, State
-from pytest_mnode.gang.window import KEY, Window, counted, surely_within, unless_others
+from pytest_mnode.gang.window import (
+    KEY,
+    Window,
+    counted,
+    only_blocked,
+    surely_within,
+    unless_others,
+)
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec.gang import GangCriterion
 
@@ -99,9 +106,8 @@ def race_turn(window: Window, names: Sequence[str]) -> Turn:
 
 def _blocked(window: Window, gang: Gang, waited: Sequence[Sighting]) -> str:
     """That a gang never waited for nodes while another had them; "" where it did."""
-    if not all(seen.blocked for seen in waited):
-        return ""
-    return window.blocked_note(gang, waited[-1].status)
+    why = only_blocked(waited)
+    return window.blocked_note(gang, why) if why else ""
 
 
 def _whole_at(window: Window, gang: Gang) -> set[int]:

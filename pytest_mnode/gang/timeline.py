@@ -51,6 +51,11 @@ class Sighting:
     failed: bool = False
     blocked: bool = False
 
+    @property
+    def has_reason(self) -> bool:
+        """Whether the scheduler says why, in brackets; it does not before it considered the job."""
+        return "(" in self.status
+
 
 def sightings(gang: Gang, looks: Iterable[Look]) -> list[Sighting]:
     """A gang at each look after its submission at which the scheduler answered."""
@@ -157,7 +162,7 @@ def stretches(
     made = []
     for index, group in enumerate(groups):
         first, last = group[0], group[-1]
-        most = max(group, key=lambda one: len(one.nodes))
+        most = max(group, key=lambda one: (len(one.nodes), one.has_reason))
         before = groups[index - 1][-1].look.asked_s if index else since_s
         after = groups[index + 1][0].look.answered_s if index + 1 < len(groups) else None
         made.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 
 from pytest_mnode.gang.engine import Heartbeat, Look
 from pytest_mnode.gang.timeline import (
@@ -23,6 +24,13 @@ SMALL = "small"
 """The name of the job of one node that may run while a gang waits."""
 CLEARED = "cleared up"
 """The note at which the experiment is over and clearing up begins."""
+
+
+def only_blocked(waits: Iterable[Sighting]) -> str:
+    """The scheduler's last reason, where all that it gave are something else than a lack of nodes;
+    else ""."""
+    reasons = list(dropwhile(lambda one: not one.has_reason, waits))
+    return reasons[-1].status if reasons and all(one.blocked for one in reasons) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class Window:
             for one in self.seen(gang)
             if one.state is State.WAITING and one.look.answered_s >= since_s
         ]
-        return waits[-1].status if waits and all(one.blocked for one in waits) else ""
+        return only_blocked(waits)
 
     def blocked_note(self, gang: Gang, why: str) -> str:
         """For messages about a blocked gang."""

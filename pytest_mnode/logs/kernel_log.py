@@ -90,7 +90,10 @@ _RULES = (
     (None, re.compile(rf"NVRM: Xid \(PCI:{_PCI}[^)]*\): (?P<xid>\d+)")),
     (Severity.FAULT, re.compile(rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail).*")),
     (Severity.FAULT, re.compile(rf"\S+ {_PCI}: DPC: containment event.*")),
-    (None, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), .*")),
+    (  # without the lines of numbers that follow it
+        None,
+        re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), (?!Severity|Data).*"),
+    ),
     (None, re.compile(rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),.*")),
     (None, re.compile(rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)")),
     (
@@ -105,15 +108,16 @@ _RULES = (
     (
         Severity.FAULT,
         re.compile(
-            rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check|Uncorrected|Deferred error"
-            r"|event severity: (?:fatal|recoverable)).*"
+            # Bit 61 of the status is set where it was not corrected.
+            rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check(?!: \w+ Bank \d+: [89cd])"
+            r"|Uncorrected|Deferred error|event severity: (?:fatal|recoverable)).*"
         ),
     ),
     (
         Severity.CORRECTED,
         re.compile(
-            rf"{_HARDWARE}(?P<device>)(?:Machine check events logged|Corrected error"
-            r"|event severity: corrected).*"
+            rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check|Machine check events logged"
+            r"|Corrected error|event severity: corrected).*"
         ),
     ),
     (Severity.FAULT, re.compile(r"EDAC (?P<device>MC\d+): \d+ UE .*")),
@@ -184,9 +188,11 @@ def _since_boot(us: int) -> str:
 
 def _severity(found: re.Match[str]) -> Severity | None:
     groups = found.groupdict()
-    if groups.get("xid"):
-        return None if int(groups["xid"]) in XIDS_OF_PROGRAMS else Severity.FAULT
+    if groups.get("xid") and int(groups["xid"]) in XIDS_OF_PROGRAMS:
+        return None
     corrected = (groups.get("aer") or "").startswith("Correct")
+    # So do Xids of NVLink and SXids; AER writes "Uncorrected (Non-Fatal)".
+    corrected |= re.search(r"\bNon-?fatal\b", found.string) is not None
     return Severity.CORRECTED if corrected else Severity.FAULT
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -187,6 +187,11 @@ def meaning(counter: str) -> Means:
     return Means.ERROR if _ERROR.fullmatch(name) else Means.OTHER
 
 
+def in_use(name: str) -> bool:
+    """Whether it is no counter but what is in use now, as bnxt_re shows among its counters."""
+    return name.startswith("active_")
+
+
 def error_rises(before: Port, after: Port | None) -> dict[str, int | None]:
     """By how much each counter of errors, and of packets that were lost and made good, rose.
 
@@ -195,11 +200,23 @@ def error_rises(before: Port, after: Port | None) -> dict[str, int | None]:
     first = {**(before.hw_counters or {}), **(before.counters or {})}
     last = {**(after.hw_counters or {}), **(after.counters or {})} if after else {}
     unreadable = {name.rpartition("/")[2] for name in before.unreadable if "counters/" in name}
-    return {
-        name: rise(name, first.get(name), last.get(name))
-        for name in sorted({*first, *unreadable})
-        if meaning(name) in (Means.ERROR, Means.LOSS)
-    }
+    found = rises(sorted({*first, *unreadable}), first, last)
+    return {name: by for name, by in found.items() if meaning(name) in (Means.ERROR, Means.LOSS)}
+
+
+def rises(
+    names: Iterable[str], before: Mapping[str, int | None], after: Mapping[str, int | None]
+) -> dict[str, int | None]:
+    """By how much these counters of a port rose, see `rise`.
+
+    mlx5 counts completions that were flushed among those with errors too: without them.
+    """
+    found = {name: rise(name, before.get(name), after.get(name)) for name in names}
+    for side in ("req", "resp"):
+        every, flushed = found.get(f"{side}_cqe_error"), found.get(f"{side}_cqe_flush_error")
+        if every is not None and flushed is not None:
+            found[f"{side}_cqe_error"] = max(0, every - flushed)
+    return found
 
 
 def rise(name: str, before: int | None, after: int | None) -> int | None:

@@ -16,7 +16,7 @@ INSIDE, LIMITED, PENDING, RETURNED, RAISED = "i", "l", "p", "r", "x"
 """PENDING: the call returned, but the collective may go on, as on a device or with async_op.
 LIMITED: INSIDE or PENDING, but with a timeout of its own."""
 _SHAPE = re.compile(r"\[([\d,]*)\]")
-_NOT_COMPARED = re.compile(r" \(here .*\)")
+_NOT_COMPARED = re.compile(r" \(here .*")  # its end may be cut off
 
 
 @dataclass(frozen=True, slots=True)

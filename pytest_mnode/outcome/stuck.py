@@ -28,7 +28,10 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     if left and waiting:
         line = f"left the test without {_entering(at, waiting)}"
         failures.append(Failure(left, "call", line, text=line, time=_LAST))
-    for ranks, victims in ((absent, explained), (waiting, explained or bool(absent or left))):
+    # Stopped because another rank failed: that one began it, though its peer may seem lost to it.
+    after = not (outcome.timed_out or outcome.hopeless or outcome.stood_still)
+    waits_for_it = explained or after or bool(absent or left)
+    for ranks, victims in ((absent, explained), (waiting, waits_for_it)):
         by_place: dict[str, list[int]] = {}
         for rank in ranks:
             by_place.setdefault(f"{at[rank].collective} {at[rank]}", []).append(rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.gang.engine import JobRecord
+from pytest_mnode.gang.engine import JobRecord, Phase
 from pytest_mnode.gang.judging import judged_size
 from pytest_mnode.gang.slurm import record_of
 from pytest_mnode.gang.timeline import Gang
@@ -52,6 +52,10 @@ LIMIT = "QOSMaxJobsPerUserLimit"
         ("DependencyNeverSatisfied", True),
         ("BeginTime", True),
         ("PartitionDown", True),
+        ("MaxNodePerAccount", True),
+        ("MaxGRESPerAccount", True),
+        ("MaxCpuRunMinsPerUser", True),
+        ("MaxPoweredUpNodes", False),
         ("Resources", False),
         ("Priority", False),
         ("ReqNodeNotAvail, UnavailableNodes:n1", False),
@@ -67,8 +71,14 @@ def test_only_a_waiting_job_is_blocked() -> None:
     assert not record_of(JobState(7, "x", "TIMEOUT", reason="TimeLimit")).blocked
 
 
-def blocked(job: str, began: float, ended: float, *, nodes_too: bool = False) -> Shown:
+def blocked(
+    job: str, began: float, ended: float, *, nodes_too: bool = False, considered: float = 0.0
+) -> Shown:
+    """considered: when the scheduler first gives a reason."""
+
     def at(t: float) -> dict[str, JobRecord]:
+        if t < considered:
+            return {job: JobRecord(job, Phase.WAITING, (), "PENDING")}
         if t >= ended:
             return {job: over(job)}
         if t >= began:
@@ -78,8 +88,10 @@ def blocked(job: str, began: float, ended: float, *, nodes_too: bool = False) ->
     return at
 
 
-def test_a_gang_that_waits_for_a_limit_does_not_wait_for_nodes() -> None:
-    looks = watched(both(course("1", 101, 107), blocked("2", 108, 114)), RACED, 118)
+@pytest.mark.parametrize("considered", [0.0, 103.0])
+def test_a_gang_that_waits_for_a_limit_does_not_wait_for_nodes(considered: float) -> None:
+    waits_for_it = blocked("2", 108, 114, considered=considered)
+    looks = watched(both(course("1", 101, 107), waits_for_it), RACED, 118)
     found = raced(looks, 115.0)
     assert found == {
         NOT_TRIED: (
@@ -91,8 +103,10 @@ def test_a_gang_that_waits_for_a_limit_does_not_wait_for_nodes() -> None:
     assert raced(looks, 115.0) == {}
 
 
-def test_a_blocked_job_is_not_the_schedulers_fault() -> None:
-    looks = watched(both(blocked("1", 290, 290), blocked("2", 290, 290)), [], 295)
+@pytest.mark.parametrize("considered", [0.0, 100.9])
+def test_a_blocked_job_is_not_the_schedulers_fault(considered: float) -> None:
+    jobs = (blocked(job, 290, 290, considered=considered) for job in "12")
+    looks = watched(both(*jobs), [], 295)
     found = raced(looks, 290.0)
     assert (found[NEVER][0], found[NEXT][0]) == (UNKNOWN, UNKNOWN)
     assert f"PENDING ({LIMIT})" in found[NEVER][1]

@@ -98,5 +98,8 @@ def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
     assert whole.at_least_s == 0.0
     assert whole.at_most_s == pytest.approx(5.1 - 3.0)
     assert (whole.before_s, whole.latest_s) == (3.0, 5.1)
+    unconsidered = [look(0.5, one(W, text="PENDING")), *looks]
+    waiting, *_ = stretches(sightings(GANG, unconsidered), GANG.submitted_s, by_state)
+    assert waiting.status == "PENDING (Priority)"
     # What is there at the last look has not ended.
     assert by_itself[2].after_s is None

@@ -213,6 +213,25 @@ def test_who_is_behind_in_a_collective() -> None:
     names = {one.name for one in causes(watchdog(0, 90, 90) + watchdog(1, 5, 5, "3 PG GUID 9"))}
     assert names == {"collective timed out"}
 
+    # Nor of the groups of a mesh, which have their name and their number in a rank in common.
+    mesh = [
+        watchdog(0, 100, 100, "2 PG GUID 3(mesh_tp)"),
+        watchdog(2, 90, 90, "2 PG GUID 4(mesh_tp)"),
+    ]
+    assert {one.name for one in causes("".join(mesh))} == {"collective timed out"}
+
+
+def test_the_node_that_failed_is_not_the_one_that_reports_it() -> None:
+    job = "slurmstepd: error: *** JOB 42 ON node1 CANCELLED AT 2024-01-01T00:00:00 DUE TO "
+    found = causes(f"{job}NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n")
+    assert [(one.name, one.culprit) for one in found] == [("node lost", "")]
+    first, _ = causes(
+        f"{job}NODE FAILURE, SEE SLURMCTLD LOG ***\nsrun: error: Node failure on node3\n"
+    )
+    assert (first.name, first.culprit) == ("node lost", "node3")
+    [late] = causes(f"{job}TIME LIMIT ***\n")
+    assert late.culprit == "node1"
+
 
 def test_a_text_that_is_cut_anywhere_is_answered() -> None:
     for text, _, _ in FAILING:

@@ -95,6 +95,27 @@ EVENTS = {
         *(FAULT, "machine"),
         "mce",
     ),
+    "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 5: be00000000800400": (
+        *(FAULT, "machine"),
+        "mce",
+    ),
+    # As written where no driver of EDAC decodes them.
+    "mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 7: 8c00004000010091": (
+        *(CORRECTED, "machine"),
+        "mce",
+    ),
+    f"nvidia-nvswitch0: SXid (PCI:{NIC}): 20009, Non-fatal, Link 28 RX Short Error Rate": (
+        *(CORRECTED, NIC),
+        "nvidia-nvswitch0: SXid",
+    ),
+    f"NVRM: Xid (PCI:{GPU}): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2)": (
+        *(CORRECTED, GPU),
+        "Xid 145",
+    ),
+    f"NVRM: Xid (PCI:{GPU}): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004505c6)": (
+        *(FAULT, GPU),
+        "Xid 149",
+    ),
     "{1}[Hardware Error]: event severity: fatal": (FAULT, "machine", "{1}[Hardware"),
     "{2}[Hardware Error]: event severity: corrected": (CORRECTED, "machine", "{2}[Hardware"),
     "mce: [Hardware Error]: Machine check events logged": (CORRECTED, "machine", "mce"),
@@ -113,6 +134,8 @@ BENIGN = (
     f"NVRM: Xid (PCI:{GPU}): 43, pid=12, name=python",
     f"NVRM: Xid (PCI:{GPU} GPU-I:05): 43, pid=12, name=python",
     f"NVRM: GPU {GPU}.0: is already bound to nvidia.",
+    f"nvidia-nvswitch3: SXid (PCI:{NIC}): 28006, Severity 0 Engine instance 46 Sub-engine 00",
+    f"nvidia-nvswitch3: SXid (PCI:{NIC}): 28006, Data {{0x00000000, 0x00000000, 0x00000000}}",
     f"pcieport {NIC}: DPC: enabled with IRQ 30",
     f"mlx5_core {NIC}: firmware version: 28.39.1002",
     f"mlx5_core {NIC}: Port module event: module 0, Cable plugged",

@@ -85,6 +85,7 @@ def test_arguments_that_differ(other: str, start: str) -> None:
         ("of [2,3] float32 with SUM", "of [3,2] float32 with SUM"),
         ("of [1] float32", "of [] float32"),
         ("of float32 (here [4] float32)", "of float32 (here [8] float32)"),
+        ("of float32 (here [4] float32, [5] fl…", "of float32 (here [8] float32, [7] fl…"),
     ],
 )
 def test_arguments_that_may_differ(one: str, other: str) -> None:

@@ -115,6 +115,39 @@ def test_victims_stand_behind_the_culprit_though_they_spoke_first(ranks: Ranks) 
     assert text.index("because of it]") > text.index("rank 1")
 
 
+WAITS = """Thread 0x1 (most recent call first):
+  File "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce
+  File "/work/test_a.py", line 9 in test_a
+"""
+SLEEPS = """Thread 0x1 (most recent call first):
+  File "/work/test_a.py", line 5 in test_a
+"""
+
+
+def test_who_waits_for_a_rank_that_failed_is_no_culprit_whatever_its_error_is(
+    ranks: Ranks,
+) -> None:
+    ranks.outcome.grace_s = 5.0
+    refused = "ConnectionRefusedError: [Errno 111] Connection refused"
+    ranks.say(2, report("call", "failed", refused), at=1.0)
+    for rank in (0, 1, 3):
+        ranks.stick(rank, WAITS)
+    text = ranks.failure()
+    assert text.startswith("[rank 2 of 4 on node2")
+    assert "[ranks 0-1,3 of 4 on node0,node1,node3: because of it]" in text
+
+
+def test_who_reports_that_others_did_not_join_is_no_culprit(ranks: Ranks) -> None:
+    ranks.outcome.grace_s = 5.0
+    missed = "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 5000 ms"
+    ranks.say(0, report("call", "failed", missed), at=1.0)
+    ranks.stick(1, SLEEPS)
+    text = ranks.failure()
+    assert text.startswith("[rank 1 of 4 on node1")
+    assert "it is at test_a.py:5" in text.partition("[rank 0 of 4")[0]
+    assert "[rank 0 of 4 on node0: because of it]" in text
+
+
 def test_the_phase_is_the_culprit_s_though_victims_had_not_come_to_it(ranks: Ranks) -> None:
     ranks.die(1, at=2.0)
     ranks.outcome.grace_s = 0.3

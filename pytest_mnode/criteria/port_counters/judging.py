@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
-from pytest_mnode.machine.counters import Means, counts_the_link, meaning, rise
+from pytest_mnode.machine.counters import Means, counts_the_link, in_use, meaning, rises
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.inventory import Fabric
 
@@ -139,11 +139,11 @@ def _ports(
 def _rises(before: Counters, after: Counters) -> dict[str, int | None]:
     """By how much counters rose; not known of a port that came or went, or whose counter fell."""
     names = before | after
-    both = {name: (before.get(name), after.get(name)) for name in names}
+    both = {name: (before.get(name), after.get(name)) for name in names if not in_use(name)}
     back = any(b is not None and a is not None and a < b for b, a in both.values())
     if back or not before or not after:
         return dict.fromkeys(names)
-    return {name: rise(name, b, a) for name, (b, a) in both.items()}
+    return rises(names, before, after)
 
 
 def _means(counter: str) -> Means:

@@ -167,7 +167,8 @@ def _not_fabric(variable: str, value: str, spec: Spec) -> bool:
     foreign = [name for name, _ in chosen.names if not spec.fabric.has_interface(name)]
     if chosen.excludes:
         return len(hit) < len(spec.fabric.interfaces)
-    return not hit or bool(foreign and chosen.exact)
+    ours = len(foreign) < len(chosen.names)  # a whole name that a pattern of the fabric takes
+    return not (hit or ours) or bool(foreign and chosen.exact)
 
 
 def overrides(
@@ -199,7 +200,8 @@ def overrides(
         if costs is not None:
             found[f"{variable}={value}"] = f"{variable}={value}{origin} ({costs})"
     for variable in sorted({variable for variable, *_ in settings} - set(allowed)):
-        values = [rank.settings.get(variable, ("not set", ""))[0] for rank in ranks]
+        among = mine if variable in (*_INTERFACES, _HCA) else ranks  # nodes name theirs differently
+        values = [rank.settings.get(variable, ("not set", ""))[0] for rank in among]
         different = {"not set" if is_default(variable, value) else value for value in values}
         if len(different) > 1 and f"{variable}=" not in "".join(found):
             shown = listed(sorted(different))

@@ -207,7 +207,9 @@ def _interfaces(one: _Rank) -> Iterator[Remark]:
         yield one.about.missing(Case.UNREADABLE, text)
         return
     fabric = one.spec.fabric
-    names = [name for name in one.node.machine.by_name if name != "lo"]
+    nics = [nic for nic in one.node.machine.interfaces if nic.name != "lo"]
+    # NCCL passes over interfaces without an address, as the links of a bond are.
+    names = [nic.name for nic in nics if nic.addresses] or [nic.name for nic in nics]
     taken = Selection.of(written).taken(names)
     if not any(fabric.has_interface(name) for name in taken):
         over = f"takes {', '.join(taken)}" if taken else "takes no interface of this node"

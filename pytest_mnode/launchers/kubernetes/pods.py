@@ -21,6 +21,7 @@ _HOPELESS = {
     "StartError",
 }
 """Reasons of a container that waits or ended which no waiting mends."""
+_NO_PROBLEM = (None, "Completed", "ContainerCreating", "PodInitializing")
 DELETED = "its pod was deleted"
 _OOM_KILLED = "its container was killed for memory (OOMKilled)"
 _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
@@ -78,7 +79,7 @@ def _waiting(status: Object) -> tuple[str, str]:
         state = container.get("state", {})
         for kind in ("waiting", "terminated"):
             found = state.get(kind)
-            if found and found.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            if found and found.get("reason") not in _NO_PROBLEM:
                 words = [container["name"], found["reason"], found.get("message")]
                 return found["reason"], ": ".join(filter(None, words))
     return "", ""

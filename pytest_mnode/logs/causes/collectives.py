@@ -15,7 +15,8 @@ _WORK = re.compile(
 )
 _RANK = re.compile(r"\[[rR]ank ?(\d+)\]|Rank (\d+)\]")
 _GROUP = re.compile(
-    r"\[PG (?:ID )?(?P<id>\d+)?(?: ?PG)?(?: ?GUID \w+(?:\((?P<name>[^)]+)\))?)? ?Rank \d+\]"
+    r"\[PG (?:ID )?(?P<id>\d+)?(?: ?PG)?(?: ?GUID (?P<guid>\w+)(?:\((?P<name>[^)]+)\))?)? ?"
+    r"Rank \d+\]"
 )
 _AT = re.compile(r"(?:at (?:NCCL )?work(?: sequence id)?:|SeqNum=) ?(\d+)")
 _ENQUEUED = re.compile(r"last enqueued(?: NCCL)? work: (\d+)")
@@ -33,6 +34,7 @@ class _Work:
     limit_s: float
     line: str
     group: str | None = None
+    guid: str | None = None
     enqueued: int | None = None
 
     @property
@@ -68,15 +70,16 @@ class Collectives:
                 continue
             if group is not None:
                 one.group = group["name"] or group["id"] or one.group
+                one.guid = group["guid"] or one.guid
             if enqueued is not None:
                 one.enqueued = int(enqueued.group(1))
 
     def causes(self) -> Iterator[Cause]:
         """Per process group: ranks that called a different collective, came too late, or waited."""
-        groups: dict[str | None, list[_Work]] = {}
-        for work in self.works.values():
-            groups.setdefault(work.group, []).append(work)
-        for group, works in groups.items():
+        groups: dict[tuple[str | None, str | None], list[_Work]] = {}
+        for work in self.works.values():  # groups of a mesh share their name, and a rank's number
+            groups.setdefault((work.group, work.guid), []).append(work)
+        for (group, _), works in groups.items():
             if group is not None:
                 yield from _behind(works)
             same: dict[tuple[int | None, str], list[_Work]] = {}

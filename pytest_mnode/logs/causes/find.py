@@ -119,9 +119,9 @@ def first_cause(texts: Iterable[str] | Mapping[str, str]) -> Cause | None:
 
 
 def is_peer_lost(text: str) -> bool:
-    """Whether the text shows the loss of another rank, and no root cause."""
+    """Whether the text shows the loss or the absence of another rank, and no root cause."""
     found = causes(text)
-    return bool(found) and not found[0].root
+    return bool(found) and (not found[0].root or found[0].name == "rank did not join")
 
 
 def is_worth_reading(line: str) -> bool:

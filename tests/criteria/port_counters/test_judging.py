@@ -99,6 +99,28 @@ def test_one_of_these_fails_with_node_port_counter_and_count(
     assert verdicts(found(reading(port, counter, 2), **spec)) != PASS
 
 
+def roce(before: dict[str, int], after: dict[str, int]) -> dict[str, str]:
+    """Verdicts of one port of one node."""
+    first, last = ({"gpu0": PortReading("a", {"mlx5_0:1": {**one}})} for one in (before, after))
+    return verdicts({m.name: m for m in judge(first, last, fabric("roce"))})
+
+
+@pytest.mark.parametrize(("errors", "flushed", "verdict"), [(256, 256, "pass"), (257, 256, "fail")])
+def test_what_mlx5_flushes_in_an_orderly_end_is_no_error(
+    errors: int, flushed: int, verdict: str
+) -> None:
+    quiet = {"resp_cqe_error": 9, "resp_cqe_flush_error": 5, "port_rcv_errors": 0}
+    last = quiet | {"resp_cqe_error": 9 + errors, "resp_cqe_flush_error": 5 + flushed}
+    assert roce(quiet, last)["errors"] == verdict
+
+
+def test_what_is_in_use_now_is_no_counter_that_was_set_back() -> None:
+    first = {"max_retry_exceeded": 0, "to_retransmits": 0, "active_qps": 17, "tx_pkts": 5}
+    last = first | {"active_qps": 1, "tx_pkts": 10**7}
+    assert roce(first, last) == {"errors": "pass", "packets lost": "pass"}
+    assert "inconclusive" in roce(first | {"tx_pkts": 10**8}, last).values()
+
+
 @pytest.mark.parametrize(
     ("kind", "port", "counter"),
     [

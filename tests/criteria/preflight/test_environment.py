@@ -134,6 +134,35 @@ def test_what_ties_a_backends_hands(spec: Spec, setting: str, ties: bool) -> Non
         assert (found.culprit or "").startswith(f"gpu0: {name}={value} (")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "value", "ties"),
+    [
+        ("eth[1-2]", "=eth1,eth2", False),
+        ("eth[1-2]", "=eth1,mgmt0", True),
+        ("eth[1-2]", "eth1,eth2", False),
+        ("eth*", "=eth1", False),
+        ("enp*np0", "=enp25s0np0", False),
+        ("enp*np0", "=enp25s0", True),
+    ],
+)
+def test_interfaces_that_the_spec_gives_by_a_pattern(
+    tmp_path: Path, pattern: str, value: str, ties: bool
+) -> None:
+    spec = spec_of(tmp_path, "{environment: {}}", interfaces=f'"{pattern}"')
+    found = _one(environment.overrides(_ranks(NCCL_SOCKET_IFNAME=value), spec, "gpu0"))
+    assert (found.verdict == "fail") is ties, found
+
+
+def test_interfaces_may_have_other_names_on_other_nodes(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{environment: {}}", interfaces="ens3, ens5")
+    ranks = (*_ranks(GLOO_SOCKET_IFNAME="ens3")[:2], *_ranks(GLOO_SOCKET_IFNAME="ens5")[2:])
+    for node in ("gpu0", "gpu1"):
+        assert _one(environment.overrides(ranks, spec, node)).verdict == "pass"
+    ranks = (*ranks[:3], _ranks(GLOO_SOCKET_IFNAME="ens3")[3])
+    assert _one(environment.overrides(ranks, spec, "gpu0")).verdict == "pass"
+    assert "differs" in _one(environment.overrides(ranks, spec, "gpu1")).note
+
+
 def test_what_the_spec_allows_is_the_clusters_own(tmp_path: Path) -> None:
     ranks = _ranks(NCCL_ALGO="Ring", NCCL_CROSS_NIC="0")
     allowed = spec_of(tmp_path, "{environment: {allowed: [NCCL_CROSS_NIC, NCCL_ALGO=Ring]}}")

@@ -44,6 +44,13 @@ def test_the_kubelets_reason(reason: str, hopeless: bool) -> None:
     assert pod.problem == ("" if reason == "ContainerCreating" else f"c: {reason}: no such image")
 
 
+def test_an_init_container_that_is_done_hides_no_problem() -> None:
+    done = {"name": "istio-init", "state": {"terminated": {"reason": "Completed", "exitCode": 0}}}
+    waiting = {"reason": "CreateContainerConfigError", "message": "no secret"}
+    pod = read({"phase": "Pending", "initContainerStatuses": [done], **container(waiting=waiting)})
+    assert (pod.problem, pod.hopeless) == ("c: CreateContainerConfigError: no secret", True)
+
+
 @pytest.mark.parametrize(
     ("status", "why"),
     [
