@@ -132,8 +132,11 @@ def _make_run(config: pytest.Config) -> Run:
         from pytest_mnode.controller.budget import Budget
 
         config.pluginmanager.register(Budget(run, budget_s), "mnode-budget")
+    from pytest_mnode.controller.narrowing import Narrowing
     from pytest_mnode.outcome.ranks_repr import RanksReprHooks
 
+    narrowing = Narrowing()
+    config.pluginmanager.register(narrowing, "mnode-narrowing")
     config.pluginmanager.register(RanksReprHooks(), "mnode-ranks-repr")
     if not (_is_xdist_worker(config) or _only_shows(config)):
         from pytest_mnode.controller.live_plugin import LivePlugin
@@ -146,7 +149,7 @@ def _make_run(config: pytest.Config) -> Run:
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
         from pytest_mnode.controller.certificate_plugin import CertificatePlugin
 
-        config.pluginmanager.register(CertificatePlugin(run), "mnode-certificate")
+        config.pluginmanager.register(CertificatePlugin(run, narrowing), "mnode-certificate")
     return run
 
 

@@ -10,6 +10,7 @@ from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, PathCovera
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
 from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.text import first_line
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
 
 _NEVER = "no run has tested it"
@@ -122,6 +123,13 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
         found += [(State.NOT_TESTED if ends & failed else State.SUSPECT, ends) for ends in paths]
         if not (sure or paths):
             found.append((State.SUSPECT, took_part))
+    for one in case.measurements if case.verdict is CriterionVerdict.FAIL else ():
+        if one.verdict is Verdict.INCONCLUSIVE and one.culprit:  # not measured is no pass either
+            sure, paths = blamed(one.culprit, names)
+            found += [
+                (State.NOT_TESTED if ends & failed else State.SUSPECT, ends) for ends in paths
+            ]
+            found.append((State.SUSPECT, sure))
     found.sort(key=lambda one: _WORSE.index(one[0]))
     return {name: state for state, nodes in found for name in nodes}
 

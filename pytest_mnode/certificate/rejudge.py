@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_mnode.certificate.certificate import Certificate, build_certificate
 from pytest_mnode.certificate.results import CaseResult, criterion_name
-from pytest_mnode.certificate.run_facts import SpecFacts
+from pytest_mnode.certificate.run_facts import UNCONFIRMED, SpecFacts
 from pytest_mnode.errors import UsageError
 from pytest_mnode.measurement import Bound, Measurement, Relation, Verdict
 from pytest_mnode.spec import Spec, doubts
@@ -208,6 +208,10 @@ def judged_by(
         doubts=tuple(doubts(spec)),
         cluster_nodes=spec.nodes or certificate.run.cluster_nodes,
         validity_s=spec.certificate.valid_for_s,
+        cut_short=(
+            *(why for why in certificate.run.cut_short if not why.startswith(UNCONFIRMED)),
+            *(() if spec.confirmed else (f"{UNCONFIRMED} in {path.name}",)),
+        ),
     )
     again = build_certificate(
         run=run,

@@ -19,6 +19,9 @@ from pytest_mnode.launchers.node import count
 
 DEFAULT_VALIDITY_S = 7 * 24 * 3600.0
 
+UNCONFIRMED = "confirmed: false"
+"""Why a run certifies nothing: nobody has read its spec. The name of the spec follows."""
+
 
 def utc(moment: datetime) -> str:
     """ISO 8601 in UTC, such as "2026-11-21T02:06:00+00:00"."""

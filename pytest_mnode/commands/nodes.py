@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 FORMATS = ("slurm", "lines", "json")
@@ -31,12 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from pytest_mnode.certificate.coverage import coverage_json, oldest_first
+    from pytest_mnode.certificate.coverage import coverage_json, merged, oldest_first
     from pytest_mnode.certificate.files import read_certificate
     from pytest_mnode.launchers.hosts import compress
     from pytest_mnode.path_rates import State
 
-    coverage = read_certificate(options.certificate).coverage
+    # Passes may have expired since the run.
+    coverage = merged(read_certificate(options.certificate).coverage, (), datetime.now(UTC))
     asked = {State("not tested" if s == "untested" else s) for s in options.states or ()}
     chosen = [node for node in coverage.nodes if not asked or node.state in asked]
     if options.oldest is not None:

@@ -27,7 +27,9 @@ from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.rejudge import facts_of
 from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
+from pytest_mnode.certificate.run_facts import UNCONFIRMED
 from pytest_mnode.certificate.text import Recorded, fit, recorded_from
+from pytest_mnode.controller.narrowing import Narrowing
 from pytest_mnode.controller.session import ENDED
 from pytest_mnode.installed import Asked, Installed
 from pytest_mnode.path_rates import PathRates
@@ -57,18 +59,15 @@ class _Case:
 class CertificatePlugin:
     """pytest plugin: listens to reports of criteria, and ends a run with a certificate."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, narrowing: Narrowing) -> None:
         self.run = run
+        self._narrowing = narrowing
         self.started = datetime.now(UTC)
         self.cases: dict[str, _Case] = {}
         self.certificate: Certificate | None = None
         self._ended_itself = False
-        self._deselected = 0
         self._written: list[str] = []
         self._not_written: list[str] = []
-
-    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self._deselected += sum(i.get_closest_marker("criterion") is not None for i in items)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -178,9 +177,8 @@ class CertificatePlugin:
         if self.run.settings.faults:
             why.append(f"fault injected: {self.run.settings.faults}")
         if not self.run.spec.confirmed:
-            why.append(f"confirmed: false in {self.run.spec_path.name}")
-        if self._deselected:
-            why.append(f"{self._deselected} tests deselected")
+            why.append(f"{UNCONFIRMED} in {self.run.spec_path.name}")
+        why += self._narrowing.why
         if chosen := [a for a in session.config.args if "::" in a]:
             why.append(f"only {', '.join(chosen)}")
         if exitstatus == pytest.ExitCode.INTERRUPTED and not self._ended_itself:

@@ -108,11 +108,15 @@ class StepRecord(_Written):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord(_Written):
-    """A checkpoint is complete. begun, ended: wall clock, s; bytes: of the whole of it."""
+    """A checkpoint is complete. begun, ended: wall clock, s; bytes: of the whole of it.
+
+    seconds: of the slowest rank; write_s: of this rank's own files, without waiting for others.
+    """
 
     kind: ClassVar[str] = "checkpoint"
     step: int
     seconds: float
+    write_s: float
     bytes: int
     begun: float
     ended: float

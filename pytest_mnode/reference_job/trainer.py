@@ -163,6 +163,7 @@ class Trainer:
                 **self.records.origin,
                 step=saved.step,
                 seconds=saved.seconds,
+                write_s=saved.write_s,
                 bytes=saved.bytes,
                 begun=begun,
                 ended=time.time(),

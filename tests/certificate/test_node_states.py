@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,3 +143,14 @@ def test_a_part_of_the_cluster_does_not_certify_it(certify: Certify) -> None:
     unseen = certify(case("mesh", nodes=("node0",)), promised=["mesh"], cluster_nodes=4)
     assert (unseen.verdict, unseen.count) == ("partly certified", "1 of 4 nodes")
     assert unseen.coverage.nodes_in_words() == "passed: node0; no pass: node[1-3]"
+
+
+def test_a_node_that_was_not_measured_has_not_passed_where_another_failed(
+    certify: Certify,
+) -> None:
+    slow = Measurement("node0→node1", 48, "Mbit/s", at_least(170), "spec", "node0")
+    lost = Measurement.unknown("node2→node3", "no answer", expected=at_least(170), source="spec")
+    measured = (slow, replace(lost, culprit="the path node2→node3"))
+    failed = replace(case("fabric", "failed"), measurements=measured)
+    states = {n.name: n.state.value for n in certify(failed, promised=["fabric"]).coverage.nodes}
+    assert states == dict(zip(NAMES, ("failed", "passed", "suspect", "suspect"), strict=False))

@@ -209,3 +209,12 @@ def test_a_test_that_failed_by_itself_stays_failed(edited: Any) -> None:
     )
     found, _ = judged_by(again, *edited(at(*FRACTION, value=0.1)))
     assert found.criteria[found_index(found, "fabric")].verdict == "fail"
+
+
+def test_who_has_read_the_spec_counts_by_which_it_is_judged_now(tmp_path: Path) -> None:
+    certificate, spec = night(busbw(0.022)), load_spec(default_spec_path())
+    draft = spec.model_copy(update={"confirmed": False})
+    found, _ = judged_by(certificate, draft, tmp_path / "draft.yaml")
+    assert found.run.cut_short == ("confirmed: false in draft.yaml",)
+    again, _ = judged_by(found, spec, tmp_path / "cluster.yaml")
+    assert again.run.cut_short == ()

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ import pytest
 from pytest_mnode.certificate import CaseResult, build_certificate, write_report
 from pytest_mnode.certificate.coverage import Coverage
 from pytest_mnode.commands import main
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import FACTS as OF_A_DAY
 
+NOW = datetime.now(UTC).replace(microsecond=0)
+FACTS = replace(OF_A_DAY, start=NOW - timedelta(minutes=6), end=NOW)
 TEST = "acceptance/test_mesh.py::test_it"
 
 
@@ -85,9 +87,22 @@ def test_json_has_date_and_evidence(report: Path, capsys: pytest.CaptureFixture[
     first, second = json.loads(capsys.readouterr().out)
     assert (first["name"], first["state"], first["date"]) == (
         *("node03", "failed"),
-        "2026-11-21T02:06:00+00:00",
+        NOW.isoformat(),
     )
     assert second["evidence"] == "mesh: failed"
+
+
+def test_a_pass_expires_though_no_run_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = replace(FACTS, start=NOW - timedelta(days=9), end=NOW - timedelta(days=8))
+    passed = [CaseResult(TEST, "?", "passed")]
+    write_report(
+        tmp_path, build_certificate(run=old, cases=passed, promised=["mesh"], not_promised={})
+    )
+    for state, printed in (("--passed", ""), ("--untested", "node[0-3]\n")):
+        assert main(["nodes", str(tmp_path), state]) == 0
+        assert capsys.readouterr().out == printed
 
 
 def test_nobody_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

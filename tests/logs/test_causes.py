@@ -260,6 +260,10 @@ def test_each_cause_says_what_it_means_and_what_to_do() -> None:
         "ncclRemoteError: A call failed possibly due to a network error",
         "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
         "BrokenPipeError: [Errno 32] Broken pipe",
+        "RuntimeError: [tcp/pair.cc:538] Read error [10.0.0.2]:16616: Connection timed out",
+        "RuntimeError: [tcp/pair.cc:575] writev [10.0.0.2]:3456: Connection timed out",
+        "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while "
+        "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
     ],
 )
 def test_lost_peer(text: str) -> None:

@@ -48,7 +48,9 @@ STEP = StepRecord(
     hidden_s=0.05,
     transfers=(Transfer(1024, 0.1, 0.2, "all_gather"),),
 )
-SAVED = CheckpointRecord(**ORIGIN, step=8, seconds=0.2, bytes=2048, begun=11.0, ended=11.2)
+SAVED = CheckpointRecord(
+    **ORIGIN, step=8, seconds=0.2, write_s=0.1, bytes=2048, begun=11.0, ended=11.2
+)
 END = EndRecord(**ORIGIN, steps=8, parameters="aa", optimiser="bb", lr=0.0, time=12.0)
 ALL: list[Any] = [START, STEP, SAVED, END]
 

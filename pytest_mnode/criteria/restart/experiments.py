@@ -115,7 +115,8 @@ def judge_killed(
         return [Measurement.unknown(name, killed, source=source)]
     terms = killed.plan.terms(kill, promise)
     found = judge(killed.whole, killed.history, killed.report, terms)
-    if killed.report.incarnations is None and not terms.tolerance.exact:
+    judged = len(found) > 1  # one measurement alone says why there is nothing to judge
+    if judged and killed.report.incarnations is None and not terms.tolerance.exact:
         expected = _kept_parameters(base, killed.plan)
         found.append(compared_parameters(expected, killed.parameters or {}, terms.tolerance))
     return found

@@ -179,8 +179,9 @@ def _comparable(
 
     def order(what: tuple[int, str]) -> tuple[int, float]:
         requeue = int(what[1]) if what[1].isdecimal() else 0
-        firsts = (incarnations[0].start.time for incarnations in comparable[what].values())
-        return requeue, min(firsts)
+        # By one clock: rank 0 of every size is on the first node.
+        first = comparable[what][min(comparable[what])][0]
+        return requeue, first.start.time
 
     return [comparable[what] for what in sorted(comparable, key=order)]
 

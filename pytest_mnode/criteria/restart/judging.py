@@ -6,6 +6,7 @@ A question that cannot be answered is a measurement without a value, which is in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median_low
 
 from pytest_mnode.criteria.restart.comparing import (
     Tolerance,
@@ -24,6 +25,8 @@ from pytest_mnode.criteria.restart.resuming import (
 )
 from pytest_mnode.measurement import Measurement, at_most, listed
 
+_STANDS_OUT = 2.0
+"""Times the median: a rank that wrote longer made the others wait."""
 _SAME_SEED = "beside a run with the same seed that was never killed"
 
 
@@ -90,10 +93,15 @@ def checkpoint_costs(whole: History, expected: int, within_s: float | None) -> l
     if len(steps) < expected:
         why = f"{len(steps)} of {expected} checkpoints were written"
         return [Measurement.unknown(name, why, unit="s", expected=bound, source=source)]
-    longest, node = max(written, key=lambda pair: pair[0].seconds)
+    longest, _ = max(written, key=lambda pair: pair[0].seconds)
     largest = max(record.bytes for record, _ in written)
     note = f"{len(steps)} of them, step {longest.step} the longest"
-    culprit = f"rank {longest.rank} on {node}, step {longest.step}"
+    alike = [pair for pair in written if pair[0].step == longest.step]
+    slowest, node = max(alike, key=lambda pair: pair[0].write_s)
+    usual_s = median_low(record.write_s for record, _ in alike)
+    alone = slowest.write_s > _STANDS_OUT * usual_s
+    who = f"rank {slowest.rank} on {node} wrote for" if alone else "all ranks alike: they wrote for"
+    culprit = f"{who} {slowest.write_s:.3g} s, step {longest.step}"
     return [
         Measurement(name, longest.seconds, "s", bound, source if bound else "", culprit, note),
         Measurement("size of a checkpoint", largest / 1e6, "MB", note="all files of all ranks"),

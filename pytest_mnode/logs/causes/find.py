@@ -48,7 +48,7 @@ _WORDS = (
     "peer mapping|to bind to|more processes|transport|opened in|libfabric|update_node|"
     "has crashed|configuration is|execve|function was|cni |appear to be|times out|zero bytes|"
     "identification|reachable|wrong |no name!|user exists|finite|mount.nfs|got stuck|"
-    "brokenprocess|type_fabric"
+    "brokenprocess|type_fabric|gid table"
 )
 _WORTH = tuple(_WORDS.split("|"))
 _HARMLESS = re.compile(

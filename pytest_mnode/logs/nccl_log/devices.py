@@ -48,7 +48,7 @@ _CHOSEN = (
 )
 _FAILED = (
     re.compile(r"Failed to initialize NET plugin (.{1,80})"),
-    re.compile(r"NET/Plugin ?: Could not find:? (?!lib\w*ccl-net\.so)([\w-]{1,80})"),
+    re.compile(r"NET/Plugin ?: Could not find:? (?!lib\w*ccl-net\.so|none\b)([\w-]{1,80})"),
 )
 _PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is (?P<name>[^\s,()]{1,80})")
 _ABSENCES = (

@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,15 +92,20 @@ def remove(path: Path) -> None:
 
 
 class HashingWriter(FileSystemWriter):
-    """torch's writer of one shard; `written` has size and digest of every file, by name."""
+    """torch's writer of one shard; `written` has size and digest of every file, by name.
+
+    seconds: how long the writing took on this rank.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, thread_count=1, sync_files=False)  # _HashedFile syncs
+        self.seconds = 0.0
         self.written: dict[str, FileEntry] = {}
         self.fs = _HashingFileSystem(self.written)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         """Errors are such as can be pickled, or other ranks would wait for one that cannot be."""
+        began = time.monotonic()
         try:
             written = super().write_data(plan, planner)
             sync_directory(Path(self.path))
@@ -107,6 +113,7 @@ class HashingWriter(FileSystemWriter):
             raise
         except Exception as error:
             raise RuntimeError(one_line(error)) from None
+        self.seconds = time.monotonic() - began
         return written
 
 

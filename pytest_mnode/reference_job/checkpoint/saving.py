@@ -47,16 +47,18 @@ _LOOK_AGAIN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A complete checkpoint, the same on all ranks.
+    """A complete checkpoint, but for write_s the same on all ranks.
 
-    bytes: of all files of all ranks. seconds: of the slowest rank. notes: what failed afterwards
-    and does not matter to this checkpoint, such as the removal of an old one.
+    bytes: of all files of all ranks. seconds: of the slowest rank; write_s: of this rank, without
+    waiting for others. notes: what failed afterwards and does not matter to this checkpoint, such
+    as the removal of an old one.
     """
 
     step: int
     path: Path
     bytes: int
     seconds: float
+    write_s: float
     notes: tuple[str, ...] = ()
 
 
@@ -99,7 +101,7 @@ def save(
         ranks.run(lambda: plain_state.update(_prepare(partial, state, ranks)), error_text)
         if own is not None:
             plain_state[OWN] = {str(ranks.rank): (own,)}
-        files = _write_shards(plain_state, partial, ranks)
+        files, write_s = _write_shards(plain_state, partial, ranks)
         ranks.run(lambda: before_commit(partial), error_text)
         manifest = Manifest(
             step=step,
@@ -118,11 +120,14 @@ def save(
         ) from None
     notes += ranks.run_on_first(lambda: _remove_old(path, keep, damaged))
     seconds = max(ranks.gather(time.monotonic() - began))
-    return Saved(step, path, manifest.total_bytes, seconds, tuple(notes))
+    return Saved(step, path, manifest.total_bytes, seconds, write_s, tuple(notes))
 
 
-def _write_shards(state: dict[str, Any], path: Path, ranks: Ranks) -> dict[str, FileEntry]:
-    """Have each rank write its shard of a plain state into `path`; the files of all, by name.
+def _write_shards(
+    state: dict[str, Any], path: Path, ranks: Ranks
+) -> tuple[dict[str, FileEntry], float]:
+    """Have each rank write its shard of a plain state into `path`: the files of all, by name, and
+    how many seconds this rank wrote.
 
     What all ranks have alike is divided between them, tensor by tensor, so that each writes about
     as many bytes. Raises StageError on all ranks where it fails on any.
@@ -136,7 +141,8 @@ def _write_shards(state: dict[str, Any], path: Path, ranks: Ranks) -> dict[str, 
         failure = error.failures.get(ranks.rank)
         ranks.check(ranks.gather(write_error(failure[0], path.parent) if failure else ""))
         raise
-    return {name: one for of_rank in ranks.gather(writer.written) for name, one in of_rank.items()}
+    written = ranks.gather(writer.written)
+    return {name: one for of_rank in written for name, one in of_rank.items()}, writer.seconds
 
 
 def _begin(directory: Path, step: int) -> tuple[str, list[str]]:

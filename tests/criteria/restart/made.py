@@ -59,7 +59,13 @@ def incarnation(
             if step % EVERY == 0:
                 ended = began + step - first + 1.1
                 saved = CheckpointRecord(
-                    **place, step=step, seconds=0.1, bytes=10, begun=ended - 0.1, ended=ended
+                    **place,
+                    step=step,
+                    seconds=0.1,
+                    write_s=0.05,
+                    bytes=10,
+                    begun=ended - 0.1,
+                    ended=ended,
                 )
                 found.append(change(saved))
         if ends:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pytest_mnode.criteria.restart.comparing import Tolerance, compared_parameters
-from pytest_mnode.criteria.restart.history import history_of
+from pytest_mnode.criteria.restart.history import History, history_of
 from pytest_mnode.criteria.restart.judging import checkpoint_costs
 from pytest_mnode.measurement import at_most
 from pytest_mnode.reference_job.records import CheckpointRecord
-from tests.criteria.restart.made import KILLED, WHOLE, incarnation, only
+from tests.criteria.restart.made import KILLED, WHOLE, incarnation
 
 ONES = {"a": np.ones(2), "b": np.ones(2)}
 PERCENT = Tolerance(0.01, "source")
@@ -46,13 +49,23 @@ def test_other_names_or_shapes_cannot_be_compared() -> None:
 
 
 def test_the_longest_checkpoint_is_named() -> None:
-    slow = only(CheckpointRecord, step=8, rank=1, seconds=3.0)
-    time, size = checkpoint_costs(history_of(incarnation(1, 12, ends=True, change=slow)), 3, 2.0)
+    def course(write_s: float) -> History:
+        def slow(record: Any) -> Any:
+            """All ranks wait for the slowest, and have its time."""
+            if not isinstance(record, CheckpointRecord) or record.step != 8:
+                return record
+            return replace(record, seconds=3.0, write_s=write_s if record.rank == 1 else 0.5)
+
+        return history_of(incarnation(1, 12, ends=True, change=slow))
+
+    time, size = checkpoint_costs(course(2.5), 3, 2.0)
     assert (time.value, time.expected, time.culprit) == (
         3.0,
         at_most(2.0),
-        "rank 1 on node1, step 8",
+        "rank 1 on node1 wrote for 2.5 s, step 8",
     )
+    alike, _ = checkpoint_costs(course(0.6), 3, 2.0)
+    assert alike.culprit == "all ranks alike: they wrote for 0.6 s, step 8"
     assert (size.value, size.expected) == (10 / 1e6, None)
 
 

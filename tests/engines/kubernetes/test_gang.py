@@ -175,7 +175,7 @@ def test_fewer_pods_than_the_gang_has_start_without_the_rest(
     assert verdict == "fail", done.run.output
     part = filled["filled 1: B: a part"]["note"]
     assert part.startswith("2 of 3: "), done.run.output
-    assert "Running (PodGroup Running): 1 Pending + 2 Running" in part, part
+    assert "Running, PodGroup Running: 1 Pending + 2 Running" in part, part
 
 
 def test_a_gang_that_lost_its_node_comes_back_whole(

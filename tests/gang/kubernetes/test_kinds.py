@@ -30,6 +30,8 @@ def condition(name: str, status: str = "True", **more: str) -> dict[str, Any]:
     return {"status": {"conditions": [{"type": name, "status": status, **more}]}}
 
 
+TOO_LARGE = condition("Unschedulable", message="3/3 tasks in gang unschedulable")
+TOO_LARGE["status"]["phase"] = "Inqueue"
 NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota"
 
 
@@ -74,7 +76,19 @@ NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota"
             "volcano",
             {"status": {"state": {"phase": "Running"}, "retryCount": 1}},
             {"status": {"phase": "Running"}},
-            RootState("Running (PodGroup Running)", restarts=1),
+            RootState("Running, PodGroup Running", restarts=1),
+        ),
+        (  # a state is no reason
+            "volcano",
+            {"status": {"state": {"phase": "Pending"}}},
+            {"status": {"phase": "Pending"}},
+            RootState("Pending, PodGroup Pending"),
+        ),
+        (
+            "volcano",
+            {"status": {"state": {"phase": "Pending"}}},
+            TOO_LARGE,
+            RootState("Pending, PodGroup Inqueue (3/3 tasks in gang unschedulable)"),
         ),
         ("volcano", {"status": {"state": {"phase": "Aborted"}}}, None, RootState("Aborted", True)),
         (

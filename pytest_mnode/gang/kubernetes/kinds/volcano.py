@@ -47,11 +47,11 @@ class Volcano(Plain):
         phase = str(state.get("phase") or "not seen yet")
         group = ((quoted or {}).get("status") or {}).get("phase")
         why = conditions(quoted).get("Unschedulable", {})
-        reason = f"PodGroup {group}" if group else ""
+        words = f"{phase}, PodGroup {group}" if group else phase
         if group in ("Pending", "Inqueue") and why.get("status") == "True":
-            reason += f": {' '.join(str(why.get('message', '')).split())}"
+            words += f" ({' '.join(str(why.get('message', '')).split())})"
         return RootState(
-            words=f"{phase} ({reason})" if reason else phase,
+            words=words,
             over=phase in _OVER,
             failed=phase == "Failed",
             restarts=int(status.get("retryCount") or 0),

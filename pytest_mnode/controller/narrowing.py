@@ -1,0 +1,39 @@
+"""Why not all tests of the criteria are run, which certifies nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+_OUTPUT = "mnode_narrowed"
+
+
+class Narrowing:
+    """pytest plugin: notes what options left out, also in workers of pytest-xdist, which collect in
+    place of the process that certifies.
+
+    why: such as "3 tests deselected"; known once tests are collected.
+    """
+
+    def __init__(self) -> None:
+        self.why: tuple[str, ...] = ()
+        self._deselected = 0
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self._deselected += sum(i.get_closest_marker("criterion") is not None for i in items)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        config = session.config
+        # Of directories and files --lf leaves out tests without a word.
+        lf = ["--lf"] if config.pluginmanager.has_plugin("lfplugin-collskip") else []
+        deselected = [f"{self._deselected} tests deselected"] if self._deselected else []
+        self.why = (*deselected, *lf)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput[_OUTPUT] = self.why
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        found = (getattr(node, "workeroutput", None) or {}).get(_OUTPUT, ())
+        self.why = tuple(dict.fromkeys((*self.why, *found)))

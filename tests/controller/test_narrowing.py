@@ -1,0 +1,41 @@
+"""A run of a part of the criteria's tests certifies nothing, however the rest was left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.inner import run_pytest, write_files
+
+TESTS = """
+    import pathlib
+    import pytest
+
+    pytestmark = pytest.mark.criterion
+
+    def test_right():
+        pass
+
+    def test_mended():
+        assert pathlib.Path("mended").exists()
+"""
+
+
+def cut_short(directory: Path, *args: str) -> list[str]:
+    run = run_pytest(directory, "--mnode-report=report", *args)
+    page = directory / "report" / "certificate.json"
+    assert page.exists(), run.output
+    found: list[str] = json.loads(page.read_text())["run"]["cut_short"]
+    return found
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
+def test_what_is_left_out_is_noted(tmp_path: Path, workers: list[str]) -> None:
+    write_files(tmp_path, test_it=TESTS)
+    assert cut_short(tmp_path, *workers) == []
+    (tmp_path / "mended").touch()
+    assert cut_short(tmp_path, *workers, "--lf", ".") == ["--lf"]
+    assert cut_short(tmp_path, *workers, "--lf", ".") == []  # nothing failed before
+    assert cut_short(tmp_path, *workers, "-k", "right") == ["1 tests deselected"]
