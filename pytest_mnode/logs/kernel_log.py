@@ -191,7 +191,7 @@ def _severity(found: re.Match[str]) -> Severity | None:
     if groups.get("xid") and int(groups["xid"]) in XIDS_OF_PROGRAMS:
         return None
     corrected = (groups.get("aer") or "").startswith("Correct")
-    # So do Xids of NVLink and SXids; AER writes "Uncorrected (Non-Fatal)".
+    # So do drivers call Xids of NVLink and SXids. AER's "Non-Fatal" was not corrected.
     corrected |= re.search(r"\bNon-?fatal\b", found.string) is not None
     return Severity.CORRECTED if corrected else Severity.FAULT
 

@@ -77,9 +77,8 @@ def judge(
         unknown = [f"{text} cannot be compared" for text in rows if text not in known]
         broken = [text for text, value in known.items() if value > limit]
         worst = max(known, key=known.__getitem__, default="")
-        if broken and not (
-            culprit and rows is lost
-        ):  # a port that loses packets beside a broken port is its victim
+        # A port that loses packets beside a broken port is its victim.
+        if broken and not (culprit and rows is lost):
             named = listed([text for text in broken if f" {TCP} " not in text])
             culprit = named or _tcp_path(ports)
         measurements.append(

@@ -200,7 +200,8 @@ def overrides(
         if costs is not None:
             found[f"{variable}={value}"] = f"{variable}={value}{origin} ({costs})"
     for variable in sorted({variable for variable, *_ in settings} - set(allowed)):
-        among = mine if variable in (*_INTERFACES, _HCA) else ranks  # nodes name theirs differently
+        # Nodes may name their devices differently.
+        among = mine if variable in (*_INTERFACES, _HCA) else ranks
         values = [rank.settings.get(variable, ("not set", ""))[0] for rank in among]
         different = {"not set" if is_default(variable, value) else value for value in values}
         if len(different) > 1 and f"{variable}=" not in "".join(found):
