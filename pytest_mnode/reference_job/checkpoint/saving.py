@@ -6,7 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Saved:
     path: Path
     bytes: int
     seconds: float
-    write_s: float
+    write_s: float = field(compare=False)
     notes: tuple[str, ...] = ()
 
 

@@ -23,7 +23,7 @@ from pytest_mnode.criteria.launching.meeting import meet
 from pytest_mnode.criteria.launching.store_clients import run_clients
 from pytest_mnode.rank.world import World
 
-LIMIT_S = 1.0
+LIMIT_S = 2.0
 LONG_S = 20.0
 
 
