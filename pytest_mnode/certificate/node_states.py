@@ -117,19 +117,20 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
         return dict.fromkeys(took_part, State.NOT_TESTED)
     named = State.FAILED if case.verdict is CriterionVerdict.FAIL else State.SUSPECT
     found: list[tuple[State, set[str]]] = []
-    for culprit in _culprits(case):
+
+    def blame(culprit: str | None, state: State) -> bool:
+        """Whether it names anybody."""
         sure, paths = blamed(culprit, names)
-        found.append((named, sure))
-        found += [(State.NOT_TESTED if ends & failed else State.SUSPECT, ends) for ends in paths]
-        if not (sure or paths):
+        found.append((state, sure))
+        found.extend((State.NOT_TESTED if n & failed else State.SUSPECT, n) for n in paths)
+        return bool(sure or paths)
+
+    for culprit in _culprits(case):
+        if not blame(culprit, named):
             found.append((State.SUSPECT, took_part))
     for one in case.measurements if case.verdict is CriterionVerdict.FAIL else ():
         if one.verdict is Verdict.INCONCLUSIVE and one.culprit:  # not measured is no pass either
-            sure, paths = blamed(one.culprit, names)
-            found += [
-                (State.NOT_TESTED if ends & failed else State.SUSPECT, ends) for ends in paths
-            ]
-            found.append((State.SUSPECT, sure))
+            blame(one.culprit, State.SUSPECT)
     found.sort(key=lambda one: _WORSE.index(one[0]))
     return {name: state for state, nodes in found for name in nodes}
 
