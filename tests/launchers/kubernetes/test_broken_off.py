@@ -25,7 +25,9 @@ PATH = "/api/v1/namespaces/default/pods"
 
 def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     """All of it is sent, whatever the headers announce."""
-    return "\r\n".join((f"HTTP/1.1 {status}", *headers, "", "")).encode() + body
+    # Each answer ends its connection: a client that kept it might ask again before it notices.
+    head = (f"HTTP/1.1 {status}", "Connection: close", *headers, "", "")
+    return "\r\n".join(head).encode() + body
 
 
 def whole(found: Any) -> bytes:
