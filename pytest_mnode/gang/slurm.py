@@ -43,7 +43,7 @@ _FAILED = frozenset(
 _BLOCKED = re.compile(
     r"QOS|Assoc|Licenses|JobHeld|JobHold|Held|Dependency|BeginTime|PartitionDown|PartitionInactive"
     r"|Invalid(?:Account|QOS)|AccountNotAllowed|AccountingPolicy|Max\w+Per(?:Account|User)\b"
-    r"|\w*Limit\b"
+    r"|\w*Limit\b|\w+_held(?:_state)?\b"
 )
 """Reasons of a pending job that free nodes do not remove: who may run, when, and how much."""
 _TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT"})

@@ -62,15 +62,15 @@ def clean_up(last: bytes, show: str, end: str, directory: str = "") -> bool:
 
 def _none_left(shows: list[str], ends: list[str], late_s: float, limit_s: float) -> bool:
     began = time.monotonic()
-    ended_all = not late_s
+    ended_all = False
     while time.monotonic() < began + limit_s:
         asked_at = time.monotonic()
         left = _run(shows)
         if left is not None and not _running(left):
             if asked_at >= began + late_s:
-                if ended_all:
+                if ended_all or not (late_s or left.strip()):
                     return True
-                # Once more where none is shown: END finds jobs that are shown to nobody.
+                # Once more: END finds jobs shown to nobody, and those that complete to be requeued.
                 ended_all = _run(ends) is not None
         else:
             _run(ends)  # also where it is not known what is left

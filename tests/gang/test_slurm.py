@@ -98,3 +98,15 @@ def test_other_users_of_the_nodes() -> None:
         "n4": "DOWN+NOT_RESPONDING: Not responding",
         "n5": "IDLE+NOT_RESPONDING",
     }
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "launch_failed_requeued_held",
+        "job_requeued_in_held_state",
+        "user_env_retrieval_failed_requeued_held",
+    ],
+)
+def test_a_job_that_slurm_holds_is_blocked(reason: str) -> None:
+    assert record_of(JobState(7, "x", "PENDING", reason=reason)).blocked

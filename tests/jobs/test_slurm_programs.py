@@ -104,7 +104,7 @@ def test_nothing_is_cancelled_for_a_job_that_has_ended(programs: Path) -> None:
         (b"", "", 1),  # an empty list is believed only after scancel
         (ANSWERED, "12 RUNNING\n", 1),
         (ANSWERED, "", 0),
-        (ANSWERED, "12 COMPLETING\n", 0),
+        (ANSWERED, "12 COMPLETING\n", 1),
     ],
 )
 def test_how_often_jobs_are_cancelled(

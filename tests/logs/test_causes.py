@@ -136,6 +136,49 @@ def test_who_torchrun_tells_of_is_not_who_the_lines_behind_tell_of() -> None:
     assert (hidden.name, hidden.culprit) == ("disk full", "")
 
 
+def test_torchruns_first_failure_has_its_rank_and_later_ones_do_not_count() -> None:
+    later = (
+        "Failures:\n[1]:\n  host      : elm4\n  rank      : 6 (local_rank: 2)\n"
+        "  exitcode  : -9 (pid: 1)\n  traceback : Signal 9 (SIGKILL) received by PID 1\n"
+    )
+    first = (
+        "Root Cause (first observed failure):\n[0]:\n  host      : elm5\n"
+        "  rank      : 7 (local_rank: 3)\n  exitcode  : 1 (pid: 2)\n"
+        '  traceback : Traceback (most recent call last):\n    File "a.py", line 1, in f\n'
+        "  torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    )
+    found = causes(later + first)
+    assert (found[0].name, found[0].culprit) == ("GPU out of memory", "rank 7 on elm5")
+    assert "killed" not in {one.name for one in found}
+
+
+def test_a_name_that_is_resolved_later_is_no_cause() -> None:
+    warned = (
+        "[W socket.cpp:764] [c10d] The IPv6 network addresses of (elm0, 29500) cannot be retrieved "
+        "(gai error: -2 - Name or service not known).\n"
+    )
+    assert causes(warned) == []
+    late = (
+        "[E socket.cpp:1028] [c10d] The client socket has timed out after 4000ms while trying to "
+        "connect to (elm0, 29500).\n"
+    )
+    assert causes(warned + late)[0].name == "host name not resolved"
+
+
+@pytest.mark.parametrize("works", [((40, "SEND"), (40, "RECV")), ((40, "RECV"), (80, "COALESCED"))])
+def test_what_two_ranks_send_each_other_is_numbered_by_each(
+    works: tuple[tuple[int, str], ...],
+) -> None:
+    lines = [
+        f"[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, "
+        f"OpType={op}, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600004 milliseconds "
+        f"before timing out.\n[PG ID 2 PG GUID 7(mesh_pp) Rank {rank}] Timeout at NCCL work: "
+        f"{seq}, last enqueued NCCL work: {seq}, last completed NCCL work: {seq - 1}.\n"
+        for rank, (seq, op) in enumerate(works)
+    ]
+    assert {one.name for one in causes("".join(lines))} == {"collective timed out"}
+
+
 def test_equal_causes_of_several_ranks_are_one() -> None:
     oom = "[rank{}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
     (one,) = causes("".join(oom.format(rank) for rank in (5, 1, 2, 5)))

@@ -23,6 +23,8 @@ _ENQUEUED = re.compile(r"last enqueued(?: NCCL)? work: (\d+)")
 
 _SAME_SIZE = ("ALLREDUCE", "BROADCAST", "REDUCE")
 """Collectives in which all ranks have the same number of elements."""
+_OF_PAIRS = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")
+"""Of two ranks: each rank has its own number of them, and its own end."""
 
 
 @dataclass(slots=True)
@@ -80,11 +82,13 @@ class Collectives:
         for work in self.works.values():  # groups of a mesh share their name, and a rank's number
             groups.setdefault((work.group, work.guid), []).append(work)
         for (group, _), works in groups.items():
-            if group is not None:
-                yield from _behind(works)
+            together = [work for work in works if work.op not in _OF_PAIRS]
+            if group is not None and together:
+                yield from _behind(together)
             same: dict[tuple[int | None, str], list[_Work]] = {}
             for work in works:
-                same.setdefault((work.seq, work.op if group is None else ""), []).append(work)
+                apart = group is None or work.op in _OF_PAIRS
+                same.setdefault((work.seq, work.op if apart else ""), []).append(work)
             for alike in same.values():
                 differ = group is not None and _differ(alike)
                 name = "ranks' collectives differ" if differ else "collective timed out"

@@ -54,8 +54,10 @@ _WORTH = tuple(_WORDS.split("|"))
 _HARMLESS = re.compile(
     r"\bretrying\b|\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
-    r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b"
+    r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$"
 )
+_UNRESOLVED = re.compile(r"network addresses of \([^()]+\) cannot be retrieved")
+_GAVE_UP = re.compile(r"client socket has (?:timed out|failed to connect to any)")
 _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b|UCX +(?:DIAG|INFO|DEBUG|TRACE|REQ|DATA)\b")
 
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
@@ -69,7 +71,7 @@ _NAMED = re.compile(
     r"process rank (?P<exited>\d+) with PID \d+ on node (?P<on>[\w.-]+) exited on$"
 )
 _BLOCK_GOES_ON = re.compile(
-    r"^[A-Za-z_]\w+\(\d+\)\.*:|^=? +EXIT CODE: |^ *Remote host: |^signal \d"
+    r"^[A-Za-z_]\w+\(\d+\)\.*:|^=? +EXIT CODE: |^ *Remote host: |^signal \d|^ +\S"
 )
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 _DESCRIBED = re.compile(r"Name: +[\w.-]+$")
@@ -141,6 +143,8 @@ class _Finder:
         # Rank and host of the process that the next line is about, from the lines before it.
         self._block: dict[str, str] = {}
         self._later_failures = False
+        # A name that was not resolved: a cause once the client gives up.
+        self._unresolved = ""
         # Nodes of Kubernetes by pod, in the order of the events that name them.
         self._nodes: dict[str, str] = {}
         # Causes found before the description of the present pod.
@@ -158,6 +162,11 @@ class _Finder:
         listed_later = self._later_failures and "exitcode" in self._block
         if listed_later or not is_worth_reading(line) or _HARMLESS.search(line):
             return
+        if _UNRESOLVED.search(line):  # torch tries again
+            self._unresolved = line
+            return
+        if self._unresolved and _GAVE_UP.search(line):
+            line, self._unresolved = self._unresolved, ""
         self._collectives.read(line)
         cause = self._cause_of(line)
         if cause is not None:
