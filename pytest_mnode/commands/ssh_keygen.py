@@ -52,7 +52,7 @@ def _check(path: Path) -> None:
 def _run(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
     argv = ["ssh-keygen", *arguments]
     try:
-        return subprocess.run(
+        done = subprocess.run(
             argv, input=content, capture_output=True, timeout=_LIMIT_S, check=False
         )
     except FileNotFoundError:
@@ -61,6 +61,9 @@ def _run(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[by
         ) from None
     except subprocess.TimeoutExpired:
         raise UsageError(f"ssh-keygen did not end within {_LIMIT_S:g} s") from None
+    if b"unknown option" in done.stderr:
+        raise UsageError("this ssh-keygen knows no signatures; install OpenSSH 8.1 or later")
+    return done
 
 
 def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:

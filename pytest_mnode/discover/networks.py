@@ -77,6 +77,8 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     control = [p for p in ports if _carries_control(devices[p.device], node, machine)]
     ports, left = _apart(ports, control)
     aside += [f"{p.device} has the address for control" for p in left]
+    ports, made = _apart(ports, [p for p in ports if _is_made(devices[p.device], machine)])
+    aside += [f"{p.device} is a virtual function" for p in made]
     nearest = {
         name: machine.pci.nearest_accelerator(device.pci_address)
         for name, device in devices.items()
@@ -125,6 +127,12 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
 
 def _kind(port: Port) -> Kind | None:
     return _KINDS.get(port.protocol or "")
+
+
+def _is_made(device: RdmaDevice, machine: Machine) -> bool:
+    """Whether it is a virtual function (SR-IOV), whose wire is that of its physical function."""
+    function = machine.pci.function(device.pci_address)
+    return function is not None and function.physical_function is not None
 
 
 def _carries_control(device: RdmaDevice, node: FoundNode, machine: Machine) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import Literal
 
 from pytest_mnode.criteria.preflight import survey
@@ -182,7 +183,21 @@ def _addresses(nodes: Nodes) -> dict[str, str]:
     end = time.monotonic() + _LOOK_UP_LIMIT_S
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    return dict(found)
+    known = dict(found)
+    own = [name for name, address in known.items() if ip_address(address).is_loopback]
+    others = [address for name, address in known.items() if name not in own]
+    return known | dict.fromkeys(own, _own_towards(others[0])) if own and others else known
+
+
+def _own_towards(address: str) -> str:
+    """This machine's address on the way to another. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def _address(nodes: Nodes, name: str) -> str:

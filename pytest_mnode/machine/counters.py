@@ -25,10 +25,15 @@ _TOTALS = {
         ("hw_tx_bytes_cnt",),
         ("tx_bytes_cnt",),
         ("ip4OutOctets", "ip6OutOctets"),
+        ("tx_rdma_ucast_bytes", "tx_rdma_mcast_bytes"),
     ),
-    False: (("rx_bytes",), ("hw_rx_bytes_cnt",), ("rx_bytes_cnt",), ("ip4InOctets", "ip6InOctets")),
+    False: (
+        *(("rx_bytes",), ("hw_rx_bytes_cnt",), ("rx_bytes_cnt",), ("ip4InOctets", "ip6InOctets")),
+        ("rx_rdma_ucast_bytes", "rx_rdma_mcast_bytes"),
+    ),
 }
-"""Totals of drivers, sent or received: EFA and bnxt_re, erdma (old and new), irdma and i40iw."""
+"""Totals of drivers, sent or received: EFA and bnxt_re, erdma (old and new), irdma and i40iw,
+ionic."""
 _EFA_PARTS = {
     True: ("send_bytes", "rdma_write_bytes", "rdma_read_resp_bytes"),
     False: ("recv_bytes", "rdma_write_recv_bytes", "rdma_read_bytes"),
@@ -141,6 +146,9 @@ _LOSS = re.compile(
     r"|to_retransmits|missing_resp|oos_drop_count|.*_oos|out_of_buffer"
     # The subnet manager's packets that came too fast, and EFA's (SRD): both are sent again.
     r"|vl15_dropped|rx_drops"
+    # ionic's: NAKs got and sent, packets out of order, sent again.
+    r"|req_rx_(?:pkt_seq|impl_nak_seq|rnr_retry)_err|resp_tx_(?:pkt_seq|rnr_retry)_err"
+    r"|resp_rx_out(?:of_buf|ouf_seq)|tx_rdma_(?:ack_timeout|retx_pkts)"
 )
 # A queue pair that is taken down flushes what waits in it: every orderly end does. And a switch
 # that sends a multicast back where it came from is counted as an error of relaying. And

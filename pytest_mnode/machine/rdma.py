@@ -19,6 +19,8 @@ UNKNOWN_GID = "unknown"
 """Stands for a GID whose type cannot be read."""
 _ZERO_GID = re.compile(r"[0:]*")
 _NO_GUID = re.compile(r"[0:]*")
+_REPRESENTS = re.compile(r"(?:c\d+)?pf\d+(?:(?:vf|sf)\d+)?")
+"""Port names of interfaces that stand for functions at the NIC's own switch; a wire is p0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,11 @@ def _netdevs(device: Path, ports: tuple[Port, ...], parent: str | None) -> tuple
     found = [parent] if parent else []
     for port in ports:
         found += port.netdevs
-    found += [path.name for path in sysfs.entries(device / "net")]
+    found += [
+        path.name
+        for path in sysfs.entries(device / "net")
+        if not _REPRESENTS.fullmatch(sysfs.text(path / "phys_port_name") or "")
+    ]
     return tuple(dict.fromkeys(found))
 
 

@@ -133,3 +133,21 @@ def test_bad_input_is_one_line(
     assert "ssh-keygen is not on the PATH" in line_of("sign", path, f"--key={keys / 'ours'}")
     report.write_text("{}")
     assert "no certificate; accepted" in line_of("sign", path, f"--key={keys / 'ours'}")
+
+
+def test_an_ssh_keygen_that_knows_no_signatures_is_no_changed_certificate(
+    report: Path,
+    keys: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main(["sign", str(report.parent), f"--key={keys / 'ours'}"]) == 0
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "ssh-keygen").write_text("#!/bin/sh\necho 'unknown option -- Y' >&2\nexit 1\n")
+    (old / "ssh-keygen").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{old}:/usr/bin:/bin")
+    code, [line] = verify(report, keys / "ours.pub", capsys)
+    assert code == 2
+    assert "install OpenSSH 8.1" in line

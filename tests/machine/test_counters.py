@@ -85,6 +85,12 @@ _EFA_WRITES = {"rdma_write_bytes": 5_000, "rdma_write_recv_bytes": 300}
         pytest.param(
             None, {"tx_bytes": 0, "rdma_write_bytes": 5}, 5, None, id="EFA, writes not in the total"
         ),
+        pytest.param(
+            None,
+            {"tx_rdma_ucast_bytes": 6, "tx_rdma_mcast_bytes": 1, "rx_rdma_ucast_bytes": 1},
+            *(7, 1),
+            id="ionic",
+        ),
     ],
 )
 def test_what_each_driver_counts(

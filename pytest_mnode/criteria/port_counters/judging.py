@@ -20,7 +20,7 @@ FEWEST_PACKETS = 10_000
 _LOSSES = ("rx_dropped", "tx_dropped", "rx_missed_errors", "rx_fifo_errors", "RetransSegs")
 _PACKETS = (
     *("OutSegs", "tx_packets", "rx_packets", "port_xmit_packets", "port_rcv_packets"),
-    *("sent_pkts", "rcvd_pkts", "tx_pkts", "rx_pkts"),
+    *("sent_pkts", "rcvd_pkts", "tx_pkts", "rx_pkts", "tx_rdma_ucast_pkts", "rx_rdma_ucast_pkts"),
 )
 
 
