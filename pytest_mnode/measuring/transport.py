@@ -15,13 +15,11 @@ from pytest_mnode.criteria.transport.judge import judge
 from pytest_mnode.criteria.transport.node_traffic import PARTS, NodeTraffic
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.measuring.nic_counters import settling_s
 from pytest_mnode.measuring.ranks import backend_on, barrier, finish, gathered
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.fabric import TransportPromise
-
-_SETTLE_S = 0.05
-"""Drivers keep counters for a while (mlx5 10 ms) before they ask the card again."""
 
 
 def prove_transport(
@@ -53,12 +51,14 @@ def _facts(
     device: torch.device,
 ) -> Evidence:
     """Facts of all nodes and ranks around `send`; the same on every rank."""
+    settle_s = settling_s(world)
     barrier(device)
+    time.sleep(settle_s)  # what was sent to connect is counted
     before = Machine.read(parts=PARTS)
     barrier(device)  # nobody sends before all have read
     send()
     barrier(device)  # everything has arrived, and nothing is sent until all have read again
-    time.sleep(_SETTLE_S)
+    time.sleep(settle_s)
     after = Machine.read(parts=PARTS)
     # The counters of a node are read by its first rank.
     node = NodeTraffic.between(world.node, before, after) if world.local_rank == 0 else None

@@ -34,7 +34,7 @@ def judge_copies(rates: Sequence[CopyRates], spec: Spec) -> list[Measurement]:
     return [
         Measurement(
             "copy near over far, of the rank with least",
-            None if unknown else ratio,
+            None if unknown and (ratio is None or ratio >= criterion.copy_near_over_far) else ratio,
             "",
             at_least(criterion.copy_near_over_far),
             "numa.copy_near_over_far",

@@ -191,9 +191,10 @@ def _sockets(machine: Machine, address: str | None) -> frozenset[int]:
 
 
 def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str, ...]:
-    """NICs of the fabric that are not known to be down: RDMA ports where those are used."""
+    """NICs of the fabric that are not known to be down: RDMA ports where those are used, or where
+    nobody knows what is used and RDMA is promised."""
     fabric = spec.fabric
-    if any(":" in name for name in used):
+    if any(":" in name for name in used) or (not used and fabric.kind != "ethernet"):
         devices = machine.rdma or ()
         wanted = [d for d in devices if any(map(fabric.has_interface, (d.name, *d.netdevs)))]
         return tuple(p.name for d in wanted for p in d.ports if p.active is not False)

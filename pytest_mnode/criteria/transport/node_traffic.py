@@ -9,6 +9,7 @@ from pytest_mnode.machine.counters import bytes_below, grown_by, port_bytes, por
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind, plain
 from pytest_mnode.machine.rdma import Port
+from pytest_mnode.measuring.traffic import all_lower_devices, lower_devices_of
 from pytest_mnode.spec.models import Spec
 
 PARTS = ("interfaces", "rdma")
@@ -118,10 +119,16 @@ class NodeTraffic:
             ]
         if self.machine.interfaces is None:
             return None
+        has, below = spec.fabric.has_interface, lower_devices_of(self.machine.interfaces, ())
+
+        def counted_below(name: str) -> bool:
+            """As of a VLAN, where `bond*` names the bond too."""
+            return any(map(has, all_lower_devices(name, below)))
+
         return [
             self._carrier(nic.name, nic.name, "down" if nic.up is False else "")
             for nic in self.machine.interfaces
-            if spec.fabric.has_interface(nic.name) is of_fabric
+            if has(nic.name) is of_fabric and not (of_fabric and counted_below(nic.name))
         ]
 
     def _carrier(self, key: str, name: str, state: str) -> Carrier:

@@ -33,6 +33,7 @@ class _Rank:
     rank: RankTransport
     node: NodeTraffic
     nccl_version: str | None
+    ranks_per_node: int
 
     @property
     def about(self) -> About:
@@ -62,7 +63,8 @@ def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
     found: list[Remark] = []
     for rank in facts.ranks:
         own = rank.log.nccl_version if rank.log else None
-        one = _Rank(spec, roce_version, rank, facts.node(rank.node), own or facts.nccl_version)
+        node, version = facts.node(rank.node), own or facts.nccl_version
+        one = _Rank(spec, roce_version, rank, node, version, facts.ranks_per_node)
         remarks = [*(_gloo if facts.backend == "gloo" else _nccl)(one), *_others(one)]
         found += [*remarks, *_costs(one, remarks)]
     if facts.backend != "gloo" and spec.fabric.protocol is not None:
@@ -90,7 +92,8 @@ def _nccl(one: _Rank) -> Iterator[Remark]:
         yield from _interfaces(one)
     if one.spec.fabric.gpudirect:
         yield from _gpudirect(one)
-    if is_on(one.value("NCCL_P2P_DISABLE")) and is_on(one.value("NCCL_SHM_DISABLE")):
+    within = one.ranks_per_node > 1 and is_on(one.value("NCCL_P2P_DISABLE"))
+    if within and is_on(one.value("NCCL_SHM_DISABLE")):
         yield one.about.against(
             Case.NOT_ON_FABRIC,
             "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 sends over the NIC what should stay inside "

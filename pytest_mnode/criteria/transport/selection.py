@@ -17,7 +17,6 @@ class Selection:
     Source: NCCL user guide, environment variables, NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
     """
 
-    written: str
     excludes: bool
     exact: bool
     names: tuple[tuple[str, int | None], ...]
@@ -31,7 +30,7 @@ class Selection:
         exact = rest.startswith("=")
         rest = rest.removeprefix("=")
         names = [_name_and_port(part.strip()) for part in rest.split(",") if part.strip()]
-        return cls(written, excludes, exact, tuple(names))
+        return cls(excludes, exact, tuple(names))
 
     def takes(self, name: str, port: int | None = None) -> bool:
         """Whether it selects a device; an empty list selects all."""

@@ -30,8 +30,11 @@ def path_rates(rates: Rates, found: Diagnosis, names: Names) -> PathRates:
 
 
 def _limits(rates: Rates, found: Diagnosis) -> NDArray[np.float64]:
-    """By rail, what a path must carry: the bound too where the rail as a whole is blamed."""
+    """By rail, what a path must carry: the bound too where the rail as a whole is blamed, and where
+    links keep no rate."""
     limits = rates.threshold.copy()
+    if found.unsteady_mbits_s is not None:
+        limits[:] = rates.slow_below_mbits_s
     limits[list(found.too_slow_rails)] = rates.slow_below_mbits_s
     return limits
 
@@ -47,9 +50,11 @@ def _paths(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
         if node.confirmed and node.receives_slowly:
             sure[rails, :, node.node] = True
     for path in found.paths:
-        rails = list(path.rails)
-        sure[rails, path.sender, path.receiver] |= path.confirmed
-        sure[rails, path.receiver, path.sender] |= path.confirmed and path.both_ways
+        ways = [(path.sender, path.receiver), (path.receiver, path.sender)]
+        for sender, receiver in ways[: 1 + path.both_ways]:
+            # Of two nodes none is faster, so that only the diagnosis knows what is slow.
+            slow[list(path.rails), sender, receiver] = True
+            sure[list(path.rails), sender, receiver] |= path.confirmed
     letters = np.full(slow.shape[1:], State.NOT_TESTED.letter)
     letters[np.isfinite(rates.best).all(axis=0)] = State.PASSED.letter
     letters[(slow | rates.silent).any(axis=0)] = State.SUSPECT.letter

@@ -102,17 +102,19 @@ def run(
     elif test is None:
         why = f"{len(tests)} tables" if tests else _last_line(output) or "nothing printed"
     else:
-        why = test.why_incomplete or _elsewhere(test, len(nodes)) or ""
+        why = test.why_incomplete or _elsewhere(test, len(nodes), ranks_per_node) or ""
     if not why and done.returncode and test is not None and not test.wrong:
         why = f"ended with status {done.returncode}: {_last_line(done.stderr)}"
     return NcclRun(collective, len(nodes), ranks_per_node, argv, output, test, why)
 
 
-def _elsewhere(test: NcclTest, nodes: int) -> str | None:
+def _elsewhere(test: NcclTest, nodes: int, ranks_per_node: int) -> str | None:
     if test.hosts and len(test.hosts) < nodes:
         return f"ran on {len(test.hosts)} of {nodes} nodes ({', '.join(test.hosts)})"
     if test.groups > 1:
         return f"ran in {test.groups} groups apart from each other"
+    if test.ranks not in (0, nodes * ranks_per_node):
+        return f"ran over {test.ranks} of {nodes * ranks_per_node} ranks"
     return None
 
 
@@ -163,7 +165,7 @@ def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measureme
             "",
             equals(0),
             "as nccl-tests checks them",
-            culprit=f"wrong values: {where or wrong}",
+            culprit=f"wrong values: {where or wrong}" if wrong else None,
             note=run.why or ("" if wrong is not None else "results were not checked (-c 0)"),
         )
     )

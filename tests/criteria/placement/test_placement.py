@@ -10,12 +10,13 @@ import pytest
 
 from pytest_mnode.criteria.placement.binding import judge_cores, judge_cpus
 from pytest_mnode.criteria.placement.memory import judge_memory
-from pytest_mnode.criteria.placement.nics import judge_nics
+from pytest_mnode.criteria.placement.nics import fabric_nics, judge_nics
 from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement, over_ranks
 from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.process import Thread, bytes_by_node, parse_numa_maps
 from pytest_mnode.measurement import Measurement, Verdict, at_least
+from pytest_mnode.spec import default_spec_path, load_spec
 from tests.criteria.placement.made import nearest_nic, read, thread
 from tests.recorded import Recorded
 from tests.trees import GPU, NIC, NVIDIA, Tree, gpu_address, gpu_server
@@ -435,3 +436,12 @@ def test_memory_is_judged_by_the_rank_with_least() -> None:
     low = of_all(Question.MEMORY, 0.99, 0.4)
     assert (low.verdict, low.value) == (FAIL, 0.4)
     assert of_all(Question.MEMORY, 0.99, None).verdict is INCONCLUSIVE
+
+
+def test_nics_of_an_rdma_fabric_are_its_ports_also_where_nobody_knows_what_is_used(
+    server: Machine,
+) -> None:
+    spec = load_spec(default_spec_path())
+    changes = {"kind": "roce", "interfaces": ("mlx5_2", "mlx5_3")}
+    spec = spec.model_copy(update={"fabric": spec.fabric.model_copy(update=changes)})
+    assert fabric_nics(server, (), spec) == ("mlx5_2:1", "mlx5_3:1")

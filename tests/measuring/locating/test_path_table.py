@@ -99,3 +99,8 @@ def test_samples_of_days_add_up_to_every_path(nodes: int) -> None:
         assert 8 * (nodes - 1) <= len(of_day) <= 10 * nodes
         seen |= of_day
     assert len(seen) == nodes * (nodes - 1)
+
+
+def test_of_two_nodes_a_path_that_is_slow_both_ways_has_failed() -> None:
+    assert measured(lambda *_: 95, nodes=2).states == ("-f", "f-")
+    assert measured(lambda *_: 190, nodes=2).states == ("-p", "p-")

@@ -19,8 +19,8 @@ TABLE = """\
     #!/bin/sh
     echo "# Collective test starting: $(basename $0)"
     echo "# nThread 1 nGpus 1 minBytes $4 maxBytes $6 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0"
-    for rank in 0 1 2; do
-      echo "#  Rank  $rank Group  0 Pid 9$rank on n$(( rank * SPREAD )) device  0 [0x1b] NVIDIA H100"
+    for rank in $(seq 0 $LAST); do
+      echo "#  Rank  $rank Group  0 Pid 9$rank on n$(( rank / 8 * SPREAD )) device  0 [0x1b] NVIDIA H100"
     done
     echo "#       size  count  type redop root time algbw busbw #wrong time algbw busbw #wrong"
     echo " 1073741820 1 float sum -1 4000.1 268.4 357.9 $WRONG 4000.2 268.4 357.9 0"
@@ -63,6 +63,7 @@ def test_a_program_is_looked_for_on_every_node(nodes: Local) -> None:
         ({"WRONG": "5", "STATUS": "1"}, Verdict.FAIL, ""),
         ({"STATUS": "1"}, Verdict.INCONCLUSIVE, "aborted: srun: error: n1: task 3: Exited"),
         ({"CUT": "1"}, Verdict.INCONCLUSIVE, "aborted: Test NCCL failure"),
+        ({"LAST": "22"}, Verdict.INCONCLUSIVE, "ran over 23 of 24 ranks"),
         ({"SPREAD": "0"}, Verdict.INCONCLUSIVE, "ran on 1 of 3 nodes (n0)"),
         (
             {"COMMAND": "sh -c 'exec sleep 9' {program}"},
@@ -80,7 +81,7 @@ def test_nccl_tests_are_run_and_read(
 ) -> None:
     env, verdict, words = case
     for name, value in (
-        {"WRONG": "0", "SPREAD": "1", "CUT": "", "SHORT": "", "STATUS": ""} | env
+        {"WRONG": "0", "LAST": "23", "SPREAD": "1", "CUT": "", "SHORT": "", "STATUS": ""} | env
     ).items():
         monkeypatch.setenv(name, value)
     promise = NcclTestsPromise.model_validate(
@@ -103,6 +104,8 @@ def test_nccl_tests_are_run_and_read(
         {Verdict.PASS, Verdict.FAIL} if verdict is Verdict.FAIL else {verdict}
     )
     assert words in busbw.note
+    if verdict is Verdict.INCONCLUSIVE:
+        assert wrong.culprit is None
     if verdict is Verdict.FAIL:
         assert (wrong.value, wrong.culprit) == (5, "wrong values: 5 of 1073741820 B")
 
