@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         for node in chosen:
             print(node.name)
     elif chosen:
-        print(compress(node.name for node in chosen))
+        print(compress((node.name for node in chosen), tails=False))
     return 0
 
 

@@ -40,15 +40,16 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def compress(names: Iterable[str]) -> str:
+def compress(names: Iterable[str], *, tails: bool = True) -> str:
     """Host names as ranges of their last number, `node[0-3,7],login`: the inverse of `expand`.
 
     Names with other numbers before it are grouped by these; in the order of their first names.
+    tails: also of names that go on behind it, as gpu[1-2].hpc, which Slurm does not read.
     """
     groups: dict[tuple[str, str, int], list[int]] = {}
     for name in dict.fromkeys(names):
         match = _LAST_NUMBER.fullmatch(name)
-        if match is None:
+        if match is None or (match[3] and not tails):
             groups[name, "", -1] = []
             continue
         head, digits, tail = match.groups()

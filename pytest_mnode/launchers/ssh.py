@@ -60,7 +60,9 @@ class Ssh(RemoteLauncher):
         try:
             remove = self._prepare()
             # Made just before the daemon starts that is to remove it.
-            if len(self._run_dir) > LONGEST_SOCKET_PATH - len("/s0000"):
+            # OpenSSH reads the path as a line of its configuration, where blanks and quotes count.
+            odd = not set(self._run_dir).isdisjoint(" \t\"'\\")
+            if odd or len(self._run_dir) > LONGEST_SOCKET_PATH - len("/s0000"):
                 self._socket_dir = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
             daemon_pid = self._connections.start(sorted({*remove, self._socket_dir}))
             command = self._ssh.command

@@ -121,10 +121,11 @@ def test_before_its_start_there_is_no_node(tmp_path: Path) -> None:
     launcher.close()
 
 
-def test_a_long_directory_has_its_sockets_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["x" * 90, "my jobs"])
+def test_a_directory_that_ssh_cannot_use_has_its_sockets_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    directory = tmp_path / ("x" * 90)
+    directory = tmp_path / name
     directory.mkdir()
     log = tmp_path / "log"
     program(tmp_path, STAYS.format(log=log), monkeypatch)

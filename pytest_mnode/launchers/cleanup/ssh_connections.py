@@ -184,12 +184,15 @@ def why_no_connection(lines: Sequence[str]) -> str:
     """
     printed = [line.strip() for line in lines if line.strip()]
     own = [line for line in printed if not _follows(line)]
-    return (own or printed or [""])[-1]
+    if own and own[-1] != printed[-1]:  # it may be the banner of a jump host, and no reason
+        return f"{own[-1]} ({printed[-1]})"
+    return (printed or [""])[-1]
 
 
 def was_dropped(lines: Sequence[str]) -> bool:
     """Whether an sshd closed the connection at once, because it has too many of them."""
-    printed = [line.strip() for line in lines if line.strip()]
+    found = [line.strip() for line in lines]
+    printed = [line for line in found if line and not line.startswith("Warning: ")]
     at_once = any(_EXCHANGE in line for line in printed)
     return at_once and all(_follows(line) or line.startswith(_CLOSED) for line in printed)
 

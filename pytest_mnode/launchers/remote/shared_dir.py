@@ -25,17 +25,16 @@ class SharedDir:
     def __init__(self, given: Path | None, root: Path) -> None:
         self.given = given
         self.directory: Path | None = None
+        self.secret = uuid.uuid4().hex
         try:
             if given is not None:
                 given.mkdir(parents=True, exist_ok=True)
-            made = tempfile.mkdtemp(prefix=".mnode-", dir=given or root)
-        except OSError as error:
+            self.directory = Path(tempfile.mkdtemp(prefix=".mnode-", dir=given or root))
+            self.token.write_text(self.secret)
+        except OSError as error:  # over a quota, directories can be made and files not be written
+            self.remove()
             if given is not None:
                 raise UsageError(f"--mnode-shared-dir={given}: {error.strerror}") from None
-            return
-        self.directory = Path(made)
-        self.secret = uuid.uuid4().hex
-        self.token.write_text(self.secret)
 
     @property
     def token(self) -> Path:

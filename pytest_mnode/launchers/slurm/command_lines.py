@@ -41,7 +41,10 @@ def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] 
     refused = [word for word in arguments if word.startswith("--no-shell")]
     if refused:
         raise UsageError(f"--mnode-slurm-args: {refused[0]}: the allocation is held by a command")
-    ours = [f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"]
+    ours = [
+        *(f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"),
+        "--wait-all-nodes=1",  # else salloc grants nodes that still boot, on which no step starts
+    ]
     return ["salloc", *ours, *gpus, *arguments]
 
 
@@ -52,7 +55,7 @@ def on_nodes(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     """
     if not names:
         return list(arguments)
-    return [f"--immediate={IMMEDIATE_S}", *arguments, f"--nodelist={compress(names)}"]
+    return [f"--immediate={IMMEDIATE_S}", *arguments, f"--nodelist={compress(names, tails=False)}"]
 
 
 def gpus_option(

@@ -68,18 +68,23 @@ NOBODY = "Connection closed by UNKNOWN port 65535"
         (["n1: Permission denied (publickey).", ""], "n1: Permission denied (publickey).", False),
         (
             ["ssh: connect to host jump port 22: Connection refused\r", KEX, NOBODY],
-            "ssh: connect to host jump port 22: Connection refused",
+            f"ssh: connect to host jump port 22: Connection refused ({NOBODY})",
             False,
         ),
         (
             ["channel 0: open failed: connect failed: No route to host",
              "stdio forwarding failed", NOBODY],
-            "channel 0: open failed: connect failed: No route to host",
+            f"channel 0: open failed: connect failed: No route to host ({NOBODY})",
             False,
         ),
         # A jump host that has too many at once, and a node itself.
         ([KEX, "Connection closed by 10.0.0.9 port 22", KEX, NOBODY],
-         "Connection closed by 10.0.0.9 port 22", True),
+         f"Connection closed by 10.0.0.9 port 22 ({NOBODY})", True),
+        # Of a jump host ssh prints the banner, and that its key is new.
+        (["* Authorised users only. *", KEX], f"* Authorised users only. * ({KEX})", False),
+        (["Warning: Permanently added 'gate' (ED25519) to the list of known hosts.",
+          KEX, "Connection closed by 10.0.0.9 port 22", KEX, NOBODY],
+         f"Connection closed by 10.0.0.9 port 22 ({NOBODY})", True),
         (["kex_exchange_identification: read: Connection reset by peer",
           "Connection reset by 10.0.0.9 port 22"], "Connection reset by 10.0.0.9 port 22", True),
         ([KEX, NOBODY], NOBODY, True),

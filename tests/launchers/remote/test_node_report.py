@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -179,6 +181,19 @@ def test_where_nothing_can_be_written_nothing_is_shared() -> None:
     shared = SharedDir(None, Path("/proc"))
     assert shared.directory is None
     assert shared.settle({"n1": WELL}) is None
+
+
+def test_where_a_disk_is_full_nothing_is_shared_or_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert SharedDir(None, tmp_path).directory is None
+    with pytest.raises(UsageError, match=r"^--mnode-shared-dir=.*: No space left"):
+        SharedDir(tmp_path, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_as_a_node_runs_it() -> None:

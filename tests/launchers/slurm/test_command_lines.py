@@ -24,7 +24,7 @@ GPUS = (NodeState("login", "IDLE"), NodeState("n0", "IDLE", gpus=8))
 def test_asks_for_whole_nodes_and_the_user_has_the_last_word() -> None:
     assert salloc("x", 4, ["--partition=gpu"], ["--gpus-per-node=8"]) == [
         *("salloc", "--job-name=x", "--nodes=4", "--exclusive", "--no-kill", "--no-bell"),
-        *("--gpus-per-node=8", "--partition=gpu"),
+        *("--wait-all-nodes=1", "--gpus-per-node=8", "--partition=gpu"),
     ]
     with pytest.raises(UsageError, match=r"^--mnode-slurm-args: --no-shell: "):
         salloc("x", 4, ["--no-shell"])
@@ -36,6 +36,10 @@ def test_free_nodes_are_asked_for_by_name_and_not_waited_for() -> None:
     ]
     assert on_nodes(["--immediate=5"], []) == ["--immediate=5"]
     assert queue_limit_s(on_nodes(["--immediate=5"], ["n1"])) == 15.0
+
+
+def test_slurm_reads_no_ranges_of_names_that_go_on_behind_their_number() -> None:
+    assert on_nodes([], ["n1-ib", "n2-ib", "n3", "n4"])[-1] == "--nodelist=n1-ib,n2-ib,n[3-4]"
 
 
 def test_gpus_are_asked_for_where_slurm_knows_of_any() -> None:
