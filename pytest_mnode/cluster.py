@@ -203,14 +203,17 @@ class RankWorld:
             raise RankError("this world has ended; open another one")
         blob = cloudpickle.dumps((function, args, kwargs))
         limit = timeout or self._timeout_s
+        self._clean = (
+            False  # until all ranks have ended it: another plugin's limit may cut it short
+        )
         outcome = self._run.call_in_ranks(
             self._info, blob, limit, group=group, keep_group=self._keep_group
         )
         self._keep_group, self._new_group = True, outcome.new_group
         states = [outcome.states[rank] for rank in sorted(outcome.states)]
         if not outcome.returned:
-            self._clean = False
             raise RankError(function_error(outcome))
+        self._clean = True
         return [cloudpickle.loads(s.returned.value) for s in states if s.returned is not None]
 
     def close(self) -> None:

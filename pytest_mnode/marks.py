@@ -183,6 +183,11 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
         given.update(mark.kwargs)
     params = getattr(getattr(item, "callspec", None), "params", {})
     nodes = params.get(NODES_FIXTURE, given.get("nodes"))
+    if isinstance(nodes, list | tuple):
+        raise pytest.UsageError(
+            f"{item.nodeid}: @pytest.mark.mnode(nodes={nodes!r}): a method of unittest, or a mark "
+            "given after collection, makes no variants; give one whole number of 1 or more"
+        )
     # Bodies that were written for processes of their own leave what they like in them.
     of_its_own = suite_of(getattr(item, "cls", None)) is Suite.PROCESSES
     size = None if "procs_per_node" in given else size_of(item)
@@ -273,7 +278,7 @@ def parametrise_node(metafunc: pytest.Metafunc, settings: Settings) -> None:
         return
     marks = metafunc.definition.iter_markers("mnode")
     given = next((m.kwargs["nodes"] for m in marks if "nodes" in m.kwargs), None)
-    count: int = given if _is_count(given) else settings.nodes or FEWEST_NODES  # type: ignore[assignment]
+    count: int = settings.nodes or (given if _is_count(given) else FEWEST_NODES)  # type: ignore[assignment]
     metafunc.parametrize(
         NODE_FIXTURE,
         [(index, count) for index in range(count)],

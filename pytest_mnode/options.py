@@ -276,7 +276,8 @@ def _given(config: pytest.Config, option: Option) -> Given:
     if text is not None:
         return Given(option.flag, str(text), config.invocation_params.dir)
     file = f" in {config.inipath.name}" if config.inipath else ""
-    text = str(config.getini(option.ini_key)).strip()
+    value = config.getini(option.ini_key)  # pyproject.toml may have a list
+    text = "\n".join(map(str, value)) if isinstance(value, list) else str(value).strip()
     return Given(f"{option.ini_key}{file}", text, config.rootpath)
 
 

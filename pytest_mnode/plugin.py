@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode import marks, options, stop_rules, suites
+from pytest_mnode.controller.narrowing import Narrowing
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     _fabric_ports,
@@ -63,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(WorkerErrors(), "mnode-worker-errors")
     config.stash[STOP_RULES] = stop_rules.StopRules()
     config.pluginmanager.register(config.stash[STOP_RULES], "mnode-stop-rules")
+    # Also without an option of ours: a run may be made once tests are collected, after -k.
+    config.pluginmanager.register(Narrowing(), "mnode-narrowing")
     if settings.discover is not None:
         _discover_instead(config, settings)
     elif settings.nodes or settings.free_at_most or settings.spec or settings.certifies:
@@ -132,11 +135,8 @@ def _make_run(config: pytest.Config) -> Run:
         from pytest_mnode.controller.budget import Budget
 
         config.pluginmanager.register(Budget(run, budget_s), "mnode-budget")
-    from pytest_mnode.controller.narrowing import Narrowing
     from pytest_mnode.outcome.ranks_repr import RanksReprHooks
 
-    narrowing = Narrowing()
-    config.pluginmanager.register(narrowing, "mnode-narrowing")
     config.pluginmanager.register(RanksReprHooks(), "mnode-ranks-repr")
     if not (_is_xdist_worker(config) or _only_shows(config)):
         from pytest_mnode.controller.live_plugin import LivePlugin
@@ -149,6 +149,7 @@ def _make_run(config: pytest.Config) -> Run:
     if not (_is_xdist_worker(config) or _only_shows(config) or config.getoption("setuponly", None)):
         from pytest_mnode.controller.certificate_plugin import CertificatePlugin
 
+        narrowing: Any = config.pluginmanager.getplugin("mnode-narrowing")
         config.pluginmanager.register(CertificatePlugin(run, narrowing), "mnode-certificate")
     return run
 

@@ -59,11 +59,6 @@ def is_further(report: pytest.TestReport) -> bool:
     return bool(getattr(report, FURTHER, False))
 
 
-def of_ranks(report: pytest.TestReport) -> bool:
-    """Whether it was merged of what ranks reported."""
-    return any(name == "mnode.ranks" for name, _ in getattr(report, "user_properties", ()))
-
-
 def raised_by(report: pytest.TestReport) -> BaseException:
     """An exception for plugins that look on, of the name and text that the first rank's had.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.inner import InnerRun, clean_env, command, run_here, run_to_end, write_files
+from tests.inner import InnerRun, clean_env, command, run_here, run_pytest, run_to_end, write_files
 
 TESTS = """
     import pytest
@@ -97,3 +97,20 @@ def _args(options: str) -> tuple[str, ...]:
 def _ended_well(run: InnerRun) -> None:
     assert run.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), run.output
     assert not re.search(r"Traceback \(|INTERNALERROR|AssertionError", run.output), run.output
+
+
+def test_the_log_file_has_every_line_of_the_controller(tmp_path: Path) -> None:
+    module = """
+        import logging
+
+        def test_first(): logging.getLogger().info("first line")
+        def test_in_ranks(world): logging.getLogger().info("of a rank")
+        def test_last(cluster): logging.getLogger().info("last line")
+    """
+    write_files(tmp_path, test_it=module)
+    run = run_pytest(tmp_path, *NODES, "--log-file=run.log", "--log-file-level=INFO")
+    assert "3 passed" in run.output
+    text = (tmp_path / "run.log").read_text()
+    assert "\0" not in text
+    assert "first line" in text
+    assert "last line" in text

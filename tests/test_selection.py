@@ -185,3 +185,28 @@ def test_accelerators_are_not_shared_to_have_more_ranks(tmp_path: Path) -> None:
     assert Run.procs_of(one, need) == 1  # type: ignore[arg-type]
     one.spec.accelerators.per_node, one.backend = 0, "gloo"
     assert Run.procs_of(one, need) == 2  # type: ignore[arg-type]
+
+
+def test_a_test_of_each_node_runs_on_all_of_them_beside_tests_of_fewer(tmp_path: Path) -> None:
+    module = """
+        import pytest
+        pytestmark = pytest.mark.mnode(nodes=2)
+        def test_cables(node): pass
+    """
+    write_files(tmp_path, test_it=module)
+    run = run_pytest(tmp_path, "--collect-only", "-q", "--mnode-nodes=4")
+    assert "test_cables[node3]" in run.output
+
+
+def test_a_method_of_unittest_has_no_variants(tmp_path: Path) -> None:
+    module = """
+        import unittest
+        import pytest
+        class TestIt(unittest.TestCase):
+            @pytest.mark.mnode(nodes=[1, 2])
+            def test_a(self): pass
+    """
+    write_files(tmp_path, test_it=module)
+    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
+    assert "nodes=[1, 2]): a method of unittest" in run.output
+    assert "INTERNALERROR" not in run.output

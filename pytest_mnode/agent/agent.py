@@ -77,10 +77,8 @@ def main() -> None:
         processes.kill_descendants()
         # What the controller started on nodes would outlive it where a node is this very machine.
         processes.end_started_with(RUN, order.run_id)
-        if order.remove_run_dir:
-            shutil.rmtree(order.run_dir, ignore_errors=True)
-        # What the controller's commands made at the path of its own directory, where that is not
-        # the very directory.
+        shutil.rmtree(order.run_dir, ignore_errors=True)
+        # What the controller's commands made at the path of its own directory, on another machine.
         if order.remote and not Path(order.run_id, "hub").exists():
             shutil.rmtree(order.run_id, ignore_errors=True)
 
@@ -232,10 +230,13 @@ class Agent:
             else:
                 network = namespaces.network_of(entry.namespace_pid)
             with network:
-                store = socket.create_server((entry.address, 0), backlog=2048)
+                family = socket.AF_INET6 if ":" in entry.address else socket.AF_INET
+                store = socket.create_server((entry.address, 0), family=family, backlog=2048)
         except OSError as error:
-            sys.stderr.write(f"{entry.name}: no port for a store: {error}\n")
-            self._send(NodeGone(entry.name))
+            if entry.namespace_pid is None:  # the node is there
+                self._fail(f"{entry.name} cannot listen at its address {entry.address}: {error}")
+            else:
+                self._send(NodeGone(entry.name))
             return
         if (old := self._stores.pop(entry.name, None)) is not None:
             old.close()

@@ -52,9 +52,7 @@ def settled(order: AgentOrder) -> AgentOrder:
     run_dir = private_directory()
     log_dir = order.log_dir or f"{run_dir}/logs"
     Path(log_dir).mkdir(parents=True, exist_ok=True)
-    return replace(
-        order, run_dir=run_dir, log_dir=log_dir, remove_run_dir=True, own_sys_path=tuple(sys.path)
-    )
+    return replace(order, run_dir=run_dir, log_dir=log_dir, own_sys_path=tuple(sys.path))
 
 
 def private_directory() -> str:

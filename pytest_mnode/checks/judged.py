@@ -44,11 +44,11 @@ def unlike_most(
     Where no value is that of most, all are returned, with "" for the text.
     """
     every = list(values)
-    counted = Counter(value for _, value in every).most_common(2)
+    counted = Counter(value for _, value in every)
     if len(counted) < 2:
         return []
-    (most, number), (_, second) = counted
-    if number == second:
+    [(most, number)] = counted.most_common(1)
+    if 2 * number <= len(every):
         return [(at, value, "") for at, value in every]
     return [(at, value, others.format(most)) for at, value in every if value != most]
 

@@ -168,7 +168,6 @@ class Agents:
             log_dir="" if own_logs else place.log_dir,
             nodes=tuple(self.entry(node) for node in self.nodes[number]),
             sys_path=tuple(sys.path),
-            remove_run_dir=not remote,
             run_id=place.run_dir,
             remote=remote,
             prefixes=(sys.prefix, sys.base_prefix) if other else (),

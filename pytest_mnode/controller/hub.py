@@ -74,7 +74,6 @@ class Hub(Exchange):
     ) -> None:
         super().__init__(switchboard)
         self.launcher = launcher
-        self.log_dir = facts.log_dir
         self.agents = Agents(launcher, keys, place, self.send)
         # Limits are judged by the time in which the hub could listen.
         self._now = self.agents.clock.now
@@ -94,11 +93,6 @@ class Hub(Exchange):
         self._launcher_calls = LauncherCalls(launcher, self.nodes, self.soon)
         # Another machine may take a minute to import torch: there only for those that need it.
         self._ranks_are_cheap = launcher.shared_kernel
-
-    @property
-    def failure(self) -> tuple[str, str] | None:
-        """Name of an error and its text: why the pool cannot work any more."""
-        return self.desk.failure
 
     def world_size(self, world: str) -> int:
         info = self.worlds.get(world)
@@ -222,8 +216,11 @@ class Hub(Exchange):
         waiting = [s.node.name for s in self.nodes.values() if not s.booted and not s.lost]
         due = self._ranks_wanted and self.collect is not None and now > self._boot_deadline
         if waiting and due:
-            text = f"no agent came up on {', '.join(waiting)} within {BOOT_LIMIT_S:.0f} s"
-            self.desk.fail("TimeLimitError", f"{text}; see the logs in {self.log_dir}")
+            place = self.agents.place_of_run
+            kept = f"see the logs in {place.log_dir}"
+            logs = "--mnode-log-dir=DIR keeps their logs" if place.logs_are_temporary else kept
+            text = f"torch and the tests were not imported on {', '.join(waiting)}"
+            self.desk.fail("TimeLimitError", f"{text} within {BOOT_LIMIT_S:.0f} s; {logs}")
         for name in [n for n, due in self._suspects.items() if now > due]:
             del self._suspects[name]
             self._node_lost(name, "its namespaces ended")

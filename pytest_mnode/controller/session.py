@@ -99,9 +99,9 @@ class Run:
                 self._pool_error = str(error)
                 raise
             self.send_collect(items)
-        if self.client is None:
-            raise MnodeError(_UNKNOWN_NODES)
-        return self.client
+        if self.client is not None:
+            return self.client
+        raise MnodeError(_UNKNOWN_NODES)
 
     def make_pool(self) -> Pool:
         """The pool this process owns. Raises MnodeError where there can be none."""
@@ -121,10 +121,8 @@ class Run:
 
         try:
             if not isinstance(pool.launcher, Rack):
-                raise UsageError(
-                    "only the rack can have faults, and the launcher is "
-                    f"{pool.launcher.name} ({pool.reason})"
-                )
+                found = f"{pool.launcher.name} ({pool.reason})"
+                raise UsageError(f"only the rack can have faults, and the launcher is {found}")
             inject(pool.launcher, self.settings.faults)
         except MnodeError as error:
             self.close()
@@ -221,7 +219,7 @@ class Run:
             why = self._gone.pop(error.node, "") or self._not_booted(error.node)
         if why:
             self.end(f"{error}; it could not be booted again: {why}")
-        elif self.pool is not None and self.pool.hub.failure:
+        elif self.pool is not None and self.pool.hub.desk.failure:
             self.end(f"no ranks can be started: {error}")
 
     def end(self, why: str) -> None:
@@ -246,8 +244,10 @@ class Run:
     def lease_cluster(self, item: pytest.Item) -> Cluster:
         """The nodes for a test that runs in the controller."""
         need = world_request(item, self.settings)
+        self.have_client()  # raises where the number of nodes is not known
+        limit_s = self.seconds_of(need.timeout_s, need)  # may raise: before nodes are leased
         lease = self.lease(need, item.nodeid, ranks=False)
-        return Cluster(self, lease, self.procs_of(need), self.seconds_of(need.timeout_s, need))
+        return Cluster(self, lease, self.procs_of(need), limit_s)
 
     def all_nodes(self) -> Nodes:
         """All nodes by name, without a lease: there are some even where no rank can be."""

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_mnode.logs.causes import Cause, causes, is_peer_lost
 from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, collected, signature
-from pytest_mnode.outcome.stacks import is_hidden
+from pytest_mnode.outcome.stacks import is_hidden, is_torchs
 from pytest_mnode.protocol.rank_files import NCCL_SECTION
 
 _LINE_CHARS = 2000
@@ -116,7 +116,7 @@ def _victim_text(report: pytest.TestReport, line: str) -> str:
     entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", None) or []
     for entry in reversed(entries):
         place = getattr(entry, "reprfileloc", None)
-        if place is None or "/torch/" in place.path or is_hidden(place.path):
+        if place is None or is_torchs(place.path) or is_hidden(place.path):
             continue
         own = [text for text in entry.lines if not text.startswith("E")]
         marked = [text for text in own if text.startswith(">")]  # --tb=short shows one line alone

@@ -87,6 +87,16 @@ def is_hidden(file: str) -> bool:
     return any(part in file.replace("\\", "/") for part in _HIDDEN)
 
 
+def is_torchs(file: str) -> bool:
+    """Whether this file is torch's, installed or in a checkout; users have folders of its name."""
+    return "-packages/torch/" in file or "/pytorch/torch/" in file
+
+
+def is_pythons(file: str) -> bool:
+    """Whether this file is of Python's own modules: Debian installs others in dist-packages."""
+    return "/lib/python3" in file and "-packages/" not in file
+
+
 def parse(text: str) -> list[Thread]:
     """All threads of a dump; lines that fit nothing are passed over."""
     threads: list[Thread] = []
@@ -129,10 +139,10 @@ def where(thread: Thread | None) -> Where:
         if path.endswith(_C10D):
             # Frames run inwards out: the last one met is what the test called.
             collective = frame.function if not frame.function.startswith("_") else collective
-        if "/torch/" in path:
+        if is_torchs(path):
             torch_frame = frame
             continue
-        if "/lib/python3" in path and "site-packages" not in path:
+        if is_pythons(path):
             called_directly = False  # such as threading.Event().wait()
             continue
         if is_hidden(path):

@@ -224,7 +224,6 @@ class AgentOrder:
     log_dir: str
     nodes: tuple[NodeEntry, ...] = ()
     sys_path: tuple[str, ...] = field(default=())
-    remove_run_dir: bool = False
     run_id: str = ""
     remote: bool = False
     prefixes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ session serves instead of running them.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -37,6 +38,8 @@ _NOT_IN_RANKS: dict[str, object] = {
     "maxfail": 0,
     "xmlpath": None,
     "pastebin": None,
+    "log_file": os.devnull,  # None would leave it to the ini file
+    "report_log": None,
     "dist": "no",
     "tx": [],
     "numprocesses": None,

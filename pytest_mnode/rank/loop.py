@@ -61,6 +61,8 @@ def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -
 
 def follow(rank: Rank, session: RankSession) -> None:
     """With everything collected: runs what the controller asks."""
+    # Again: where this rank collected for itself, pytest's own plugin has enabled it for stderr.
+    faulthandler.enable(rank.files.fault.open("a"), all_threads=True)
     session.become(rank)
     with socket.socket(fileno=int(os.environ.pop("MNODE_OUTPUT_FD"))) as line:
         give_output(line, rank.files, rank.world.local_rank)

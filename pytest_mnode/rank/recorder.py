@@ -35,6 +35,7 @@ from pytest_mnode.outcome.call_record import (
     SLOT_BYTES,
     SLOTS,
 )
+from pytest_mnode.outcome.stacks import is_pythons, is_torchs
 
 _COLLECTIVES = {
     "all_gather": "tensor_list",
@@ -249,7 +250,7 @@ def _place() -> str:
     frame: FrameType | None = sys._getframe(3)
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/torch/" not in file and ("/lib/python3" not in file or "site-packages" in file):
+        if not is_torchs(file) and not is_pythons(file):
             return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return f"thread {threading.current_thread().name}"

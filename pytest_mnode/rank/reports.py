@@ -114,7 +114,7 @@ def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         return
     last, frame = None, excinfo.value.__traceback__
     while frame is not None:
-        if "/torch/" not in frame.tb_frame.f_code.co_filename:
+        if not stacks.is_torchs(frame.tb_frame.f_code.co_filename):
             last = frame
         frame = frame.tb_next
     if last is not None:

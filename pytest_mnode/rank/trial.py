@@ -75,6 +75,7 @@ class Trial:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
+            processes.adopt_orphans()  # what the import makes a daemon ends with it too
             with contextlib.suppress(BaseException):  # an error is reported by the import itself
                 list(module.collect())
             try:
@@ -87,6 +88,7 @@ class Trial:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(write)
         os.set_blocking(read, False)  # something that the import started may hold the other end
+        lost = ""
         with contextlib.suppress(BlockingIOError):
             lost = os.read(read, 1 << 16).decode(errors="replace")
         os.close(read)

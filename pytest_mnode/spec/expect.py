@@ -61,8 +61,6 @@ TCP = Usual(
 class Expected:
     """Bus bandwidth of one size, GB/s: what the wire allows, and what is usual, from to."""
 
-    collective: str
-    size_bytes: int
     wire: float
     low: float
     high: float
@@ -122,7 +120,7 @@ class Expectation:
         quick, slow = usual.step_s
         high = self._busbw(size_bytes, wire * usual.high, self._steps(tree=True) * quick)
         low = self._busbw(size_bytes, wire * usual.low, self._steps(tree=False) * slow)
-        return Expected(self.collective, size_bytes, wire, min(low, high), high)
+        return Expected(wire, min(low, high), high)
 
     def reasons(self, size_bytes: int, busbw_gbytes_s: float) -> list[str]:
         """Why so little, or so much: the likeliest first."""

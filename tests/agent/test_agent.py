@@ -328,3 +328,14 @@ def test_it_is_light() -> None:
         [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("address", ["::1", "192.0.2.1"])
+def test_a_node_listens_at_its_address_or_the_reason_is_told(around: World, address: str) -> None:
+    around.agent._offer(NodeEntry("n0", 0, address, None, None))
+    message = around.next_message()
+    if address == "::1":
+        assert isinstance(message, NodeReady)
+    else:
+        assert isinstance(message, AgentFailed)
+        assert message.text.startswith("n0 cannot listen at its address 192.0.2.1: ")

@@ -52,7 +52,6 @@ def test_elsewhere_an_agent_makes_a_directory_of_its_own(
     assert Path(order.run_dir).parent == tmp_path
     assert order.log_dir == f"{order.run_dir}/logs"
     assert order.logs_are_temporary
-    assert order.remove_run_dir
     assert order.own_sys_path == tuple(sys.path)
     shutil.rmtree(order.run_dir)
     kept = settled(replace(ORDER, remote=True, run_dir="", log_dir=f"{tmp_path}/kept"))

@@ -189,7 +189,7 @@ def test_an_error_in_a_launcher_is_the_answer_of_that_call_alone(hub: Hub) -> No
     line = hub.local_line("client/1")
     line.send(HUB, AskLauncher(1, SlurmNames()))
     assert answer(hub, line) == Refused(1, "ClusterError", "KeyError: 'n7'")
-    assert hub.failure is None
+    assert hub.desk.failure is None
 
 
 def test_what_comes_while_the_hub_is_held_up_is_read_before_it_judges(hub: Hub) -> None:
@@ -238,7 +238,7 @@ def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
         pass_time(hub, 1.0)
         beat(hub)
         hub.turn()
-    assert (hub.failure, torch_starts(hub)) == (None, 0)
+    assert (hub.desk.failure, torch_starts(hub)) == (None, 0)
     line.send(HUB, OpenWorld(2, granted.lease, 1, False))
     hub.turn()
     assert torch_starts(hub) == 2
@@ -273,7 +273,10 @@ def test_a_node_whose_ranks_never_come_is_named(hub: Hub) -> None:
         beat(hub)
         hub.turn()
     refused = answer(hub, line)
-    assert refused.text.startswith("no agent came up on n0, n1 within 300 s; see the logs in ")
+    assert refused.text == (
+        "torch and the tests were not imported on n0, n1 within 300 s; "
+        "--mnode-log-dir=DIR keeps their logs"
+    )
 
 
 def collected(*, ranks: bool) -> Collect:

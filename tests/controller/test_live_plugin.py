@@ -27,3 +27,26 @@ def test_who_is_waited_for_before_the_first_test(isatty: bool) -> None:
     progress("nobody listens any more")
     waits = [f"mnode: allocation 7 waits in the queue ({why})" for why in ("Resources", "Priority")]
     assert lines == (waits if isatty else [])
+
+
+def test_a_limit_that_raises_is_left_to_its_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def limit_of(spec, settings, nodes, procs_per_node):
+            return 2.0 * None
+
+        @pytest.mark.mnode(timeout=limit_of)
+        def test_a(world): pass
+
+        @pytest.mark.mnode(timeout=limit_of)
+        def test_b(cluster): pass
+
+        def test_c(cluster): pass
+        """
+    )
+    done = pytester.runpytest_subprocess("--mnode-nodes=2", "--mnode-launcher=local")
+    outcomes = done.parseoutcomes()
+    assert (outcomes["passed"], sum(outcomes.values())) == (1, 3)
+    assert "INTERNALERROR" not in done.stdout.str()

@@ -39,3 +39,15 @@ def test_what_is_left_out_is_noted(tmp_path: Path, workers: list[str]) -> None:
     assert cut_short(tmp_path, *workers, "--lf", ".") == ["--lf"]
     assert cut_short(tmp_path, *workers, "--lf", ".") == []  # nothing failed before
     assert cut_short(tmp_path, *workers, "-k", "right") == ["1 tests deselected"]
+
+
+def test_also_where_only_the_tests_ask_for_nodes(tmp_path: Path) -> None:
+    module = """
+        import pytest
+        pytestmark = pytest.mark.criterion
+        def test_a(cluster): pass
+        def test_b(cluster): pass
+    """
+    write_files(tmp_path, test_it=module)
+    run = run_pytest(tmp_path, "--mnode-launcher=local", "-k", "test_a")
+    assert "cut short by 1 tests deselected" in run.output

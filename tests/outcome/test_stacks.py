@@ -193,3 +193,12 @@ def test_any_text_may_come(lines: list[str], separator: str) -> None:
 def test_any_text_at_all(text: str) -> None:
     where_of_rank(parse(text))
     tidy(text)
+
+
+@pytest.mark.parametrize("folder", ["lib/python3.12/dist-packages/mylib", "tests/torch"])
+def test_users_code_is_neither_pythons_nor_torchs(tmp_path: Path, folder: str) -> None:
+    file = tmp_path / folder / "comm.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("work.wait()\n")
+    here = where_of_rank(parse(dump((str(file), 1, "reduce"), (PYTEST, 166, "call"))))
+    assert (here.collective, here.frame and here.frame.place) == (WAIT, "comm.py:1")

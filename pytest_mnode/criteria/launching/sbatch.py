@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.launching import styles
+from pytest_mnode.criteria.launching import login, styles
 from pytest_mnode.criteria.launching.contract import CANARY
 from pytest_mnode.criteria.launching.direct import Direct, pins_of
 from pytest_mnode.criteria.launching.job_file import LaunchJob
@@ -209,7 +209,7 @@ def _login(cluster: Nodes) -> dict[str, str]:
     slurm = Path(shutil.which("scontrol") or "/usr/bin/scontrol").parent
     ways = (str(Path(cluster.python).parent), "/usr/local/bin", "/usr/bin", "/bin", str(slurm))
     path = os.pathsep.join(dict.fromkeys(ways))
-    return {"HOME": _home(), "USER": _user(os.getuid()), "PATH": path, "LANG": "C.UTF-8"}
+    return {"HOME": _home(), "USER": login.name_of(os.getuid()), "PATH": path, "LANG": "C.UTF-8"}
 
 
 def _home() -> str:
@@ -219,13 +219,8 @@ def _home() -> str:
         return "/"
 
 
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def _user_of(node: str, report: RankReport) -> Login:
     uid = os.getuid() if report.uid is None else report.uid
-    return Login(node, uid, _user(uid), "" if uid else "a job is its submitter's, who is root")
+    return Login(
+        node, uid, login.name_of(uid), "" if uid else "a job is its submitter's, who is root"
+    )

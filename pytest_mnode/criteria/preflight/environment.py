@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -51,7 +50,6 @@ class RankEnvironment:
 
     number: int
     node: str
-    hostname: str
     variables: Mapping[str, str]
     settings: Mapping[str, tuple[str, str]]
     nccl: str | None = None
@@ -90,7 +88,7 @@ def environment_of(
         if concerns and name not in _TORCHRUN_PRIVATE:
             settings[name] = (value, "")
     variables = {name: env[name] for name in _TORCHRUN if name in env}
-    return RankEnvironment(number, node, socket.gethostname(), variables, settings, nccl)
+    return RankEnvironment(number, node, variables, settings, nccl)
 
 
 def contract(

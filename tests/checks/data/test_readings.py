@@ -19,6 +19,7 @@ from pytest_mnode.checks.data import (
     padding_of,
     tail_of,
 )
+from pytest_mnode.checks.judged import unlike_most
 from pytest_mnode.measurement import Measurement
 
 
@@ -298,3 +299,10 @@ def test_nothing_read_on_one_side_of_a_cut_is_no_pass(
     found = judge_resumed("", readings(*whole), readings(*before), readings(*after))
     assert (found.value, found.culprit) == (None, None)
     assert found.note.startswith(note)
+
+
+def test_two_in_five_are_not_most() -> None:
+    ats = [At(rank, f"node{rank}") for rank in range(5)]
+    assert len(unlike_most(zip(ats, "aabcd", strict=True), ", most {}")) == 5
+    (first, _) = unlike_most(zip(ats, "aaabc", strict=True), ", most {}")
+    assert first == (ats[3], "b", ", most a")
