@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_mnode.discover.networks import networks_of, shared_addresses
 from pytest_mnode.discover.nodes import FoundNetwork, FoundNode, Networks
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.rdma import RdmaDevice
 from tests.discover.made import (
@@ -21,6 +23,7 @@ from tests.discover.made import (
     roce_node,
     tcp_node,
 )
+from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
 CONTROL = "10.1.0.1"
 
@@ -259,3 +262,47 @@ def test_why_there_is_none(nics: tuple[Interface, ...] | None, why: str) -> None
 def test_addresses_that_several_nodes_have_are_no_links() -> None:
     nodes = cluster_of(tcp_node, 3).nodes
     assert shared_addresses(nodes) == {"172.17.0.1"}
+
+
+def _rdma(tree: Tree, name: str, function: str, interface: str) -> None:
+    """An RDMA device with one active RoCE port, on a function of PCI."""
+    device = f"sys/devices/{function}/infiniband/{name}"
+    files = {
+        "node_type": "1: CA",
+        "ports/1/state": "4: ACTIVE",
+        "ports/1/phys_state": "5: LinkUp",
+        "ports/1/rate": "400 Gb/sec (4X NDR)",
+        "ports/1/link_layer": "Ethernet",
+        "ports/1/gids/0": "fe80:0000:0000:0000:0000:0000:0000:0001",
+        "ports/1/gid_attrs/ndevs/0": interface,
+        "ports/1/gid_attrs/types/0": "RoCE v2",
+    }
+    for file, text in files.items():
+        tree.write(f"{device}/{file}", text)
+    tree.link(f"{device}/device", f"sys/devices/{function}")
+    tree.link(f"sys/class/infiniband/{name}", device)
+
+
+def test_neither_virtual_functions_nor_their_representors_are_nics(tmp_path: Path) -> None:
+    tree, bridge = Tree(tmp_path), "pci0000:10/0000:10:01.0"
+    physical, virtual = f"{bridge}/0000:11:00.0", f"{bridge}/0000:11:00.1"
+    tree.pci(bridge, SWITCH_PORT, "0x1000")
+    tree.pci(f"{bridge}/0000:12:00.0", GPU, NVIDIA, 0)
+    for function, name in ((physical, "ens1"), (virtual, "ens1v0")):
+        tree.pci(function, NIC, MELLANOX, 0)
+        tree.interface(name, function, speed=400000, mtu=9000)
+        _rdma(tree, "mlx5_0" if name == "ens1" else "mlx5_1", function, name)
+    tree.link(f"sys/devices/{virtual}/physfn", f"sys/devices/{physical}")
+    tree.write(f"sys/devices/{physical}/net/ens1/phys_port_name", "p0")
+    tree.interface("ens1_0", physical, mtu=1500, phys_port_name="pf0vf0")
+    machine = Machine.read(tree.root)
+    assert [device.netdevs for device in machine.rdma or ()] == [("ens1",), ("ens1v0",)]
+    addressed = [
+        replace(one, addresses=("10.2.0.1",) if one.name == "ens1" else ())
+        for one in machine.interfaces or ()
+    ]
+    machine = replace(machine, interfaces=tuple(addressed))
+    fabric = networks_of(FoundNode("n0", CONTROL, machine)).fabric
+    assert fabric is not None
+    assert (fabric.interfaces, fabric.nics) == (("mlx5_0",), 1)
+    assert "mlx5_1 is a virtual function" in fabric.aside

@@ -231,3 +231,18 @@ def test_what_the_terminal_shows() -> None:
     assert "mnode: doubtful: fabric.mtu: odd" in odd
     refused = summary(Path("new.yaml"), seen, page, None, "fabric.mtu: 99999; accepted: less")
     assert any("to be put right before it loads: fabric.mtu" in line for line in refused)
+
+
+def test_a_node_whose_own_name_leads_to_its_loopback_has_the_address_that_others_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = socket.getaddrinfo
+
+    def look_up(host: str, *words: Any) -> Any:
+        return known("127.0.1.1" if host == "node0.example" else "192.0.2.2", *words)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(OneOff, "address", lambda _, node: f"{node}.example")
+    monkeypatch.setattr(discover_nodes, "_own_towards", {"192.0.2.2": "192.0.2.1"}.get)
+    seen = look_at(OneOff(), "ssh", "a hostfile was named")
+    assert [node.address for node in seen.nodes] == ["192.0.2.1", "192.0.2.2", "192.0.2.2"]

@@ -121,16 +121,17 @@ def test_before_its_start_there_is_no_node(tmp_path: Path) -> None:
     launcher.close()
 
 
-@pytest.mark.parametrize("name", ["x" * 90, "my jobs"])
+@pytest.mark.parametrize("prefix", ["x" * 90, "my jobs"])
 def test_a_directory_that_ssh_cannot_use_has_its_sockets_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
-    directory = tmp_path / name
-    directory.mkdir()
     log = tmp_path / "log"
     program(tmp_path, STAYS.format(log=log), monkeypatch)
-    with pytest.raises(ClusterError, match="n1: not here"):
-        made(directory).start()
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp") as directory,
+        pytest.raises(ClusterError, match="n1: not here"),
+    ):
+        made(Path(directory)).start()
     words = log.read_text().split()
     paths = {Path(word.partition("=")[2]) for word in words if word.startswith("ControlPath=")}
     assert {path.parent.parent for path in paths} == {Path("/tmp")}

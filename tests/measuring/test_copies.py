@@ -118,6 +118,8 @@ def test_the_rank_with_the_least_effect_is_judged() -> None:
     unknown = judged(good, CopyRates("rank 2 on b", why="the NUMA node is not known"))
     assert unknown.verdict is Verdict.INCONCLUSIVE
     assert unknown.note == "rank 2 on b: the NUMA node is not known"
+    broken = judged(flat, CopyRates("rank 2 on b", why="the NUMA node is not known"))
+    assert (broken.verdict, broken.culprit) == (Verdict.FAIL, "rank 1 on a")
     lost = CopyRates("rank 2 on b", why="the NUMA node")
     assert "rank 2 on b the NUMA node" in copies_table((good, lost))
 

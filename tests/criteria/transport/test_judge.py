@@ -444,6 +444,14 @@ def test_links_between_gpus_of_a_node_sent_over_the_nic() -> None:
     assert "NCCL_P2P_DISABLE=1: no direct copies between accelerators" in tied.text(Verdict.PASS)
 
 
+def test_one_rank_per_node_sends_nothing_inside_its_node() -> None:
+    facts = with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
+    first_ranks = replace(facts, ranks=facts.ranks[::RAILS])
+    words = "sends over the NIC what should stay inside the node"
+    assert any(words in str(one) for one in judged("infiniband", facts).remarks)
+    assert not any(words in str(one) for one in judged("infiniband", first_ranks).remarks)
+
+
 def test_efa() -> None:
     facts = with_env(healthy("efa"), FI_PROVIDER="tcp")
     assert judged("efa", facts).cases == {Case.NET_CHOSEN}

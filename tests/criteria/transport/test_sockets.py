@@ -23,7 +23,7 @@ NODES = ("node0", "node1", "node2")
 def _facts(over: str = "fab0", each: int = 2) -> Evidence:
     """Three nodes, every rank connected with every other over one interface, and to the store."""
     size = len(NODES) * each
-    net = {"fab0": 78, "mgmt0": 77}
+    net = {"fab0": 78, "mgmt0": 77, "bond0": 78}
 
     def address(rank: int, name: str) -> str:
         return f"10.{net[name]}.0.{rank // each + 1}"
@@ -79,6 +79,23 @@ def _rank(facts: Evidence, number: int, **changes: object) -> Evidence:
 def test_the_fabric(each: int) -> None:
     proof = _judged(_facts(each=each))
     assert proof.verdict is Verdict.PASS, proof.remarks
+
+
+def test_a_vlan_that_the_pattern_of_its_bond_names_is_counted_once() -> None:
+    facts = _facts("bond0")
+
+    def with_vlan(node: NodeTraffic) -> NodeTraffic:
+        vlan = interface("bond0.100")
+        sent = {**node.sent_bytes, "bond0.100": node.sent_bytes["bond0"]}
+        machine = replace(node.machine, interfaces=(*(node.machine.interfaces or ()), vlan))
+        return replace(node, machine=machine, sent_bytes=sent, received_bytes=sent)
+
+    fabric = SPEC.fabric.model_copy(update={"interfaces": ("bond*",)})
+    spec = SPEC.model_copy(update={"fabric": fabric})
+    made_of_one = replace(facts, nodes=tuple(map(with_vlan, facts.nodes)))
+    before, after = (judged_by(one, spec, PROMISE).answers for one in (facts, made_of_one))
+    assert after == before
+    assert after["counted"] == "pass"
 
 
 def test_the_management_network() -> None:
