@@ -203,9 +203,8 @@ class RankWorld:
             raise RankError("this world has ended; open another one")
         blob = cloudpickle.dumps((function, args, kwargs))
         limit = timeout or self._timeout_s
-        self._clean = (
-            False  # until all ranks have ended it: another plugin's limit may cut it short
-        )
+        # Until all ranks have ended it: another plugin's limit may cut it short.
+        self._clean = False
         outcome = self._run.call_in_ranks(
             self._info, blob, limit, group=group, keep_group=self._keep_group
         )

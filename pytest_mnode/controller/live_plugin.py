@@ -71,9 +71,8 @@ class LivePlugin:
         self._limit_s = None
         if in_ranks and self._run.nodes is not None:
             need = self._run.request_of(item)
-            with contextlib.suppress(
-                Exception
-            ):  # of a function that the mark gives: its test fails
+            # The mark may give a function, and what that raises is its test's failure.
+            with contextlib.suppress(Exception):
                 self._limit_s = self._run.seconds_of(need.timeout_s, need)
         self._started_s = time.monotonic()
         self._item = item
