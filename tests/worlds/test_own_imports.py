@@ -66,6 +66,11 @@ COURIER = """
             print("last words", flush=True)
             os._exit(3)
 
+    def test_segfaults(rank):
+        if rank == 1:
+            import faulthandler
+            faulthandler._sigsegv()
+
     def test_after_all(rank):
         assert not KEPT
 """
@@ -82,8 +87,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
 
 
 def test_every_module_ran(ran: InnerRun) -> None:
-    broken = {"test_hangs": "failure", "test_dies": "failure"}
-    assert len(ran.outcomes()) == 13, ran.output
+    broken = dict.fromkeys(("test_hangs", "test_dies", "test_segfaults"), "failure")
+    assert len(ran.outcomes()) == 14, ran.output
     assert {n: o for n, o in ran.outcomes().items() if o != "passed"} == broken, ran.output
 
 
@@ -96,6 +101,15 @@ def test_ranks_that_import_keep_all_promises(ran: InnerRun) -> None:
     assert "last words" in dies
     assert "heard of 0" in ran.output
     assert "heard of 1" in ran.output
+
+
+def test_a_crash_of_theirs_has_its_stack(ran: InnerRun) -> None:
+    failure = ran.cases()["test_segfaults"].find("failure")
+    assert failure is not None
+    text = failure.text or ""
+    assert "Fatal Python error: Segmentation fault" in text
+    assert "in test_segfaults" in text
+    assert "Extension modules" not in text
 
 
 def test_the_run_says_which_and_why(ran: InnerRun) -> None:
