@@ -53,16 +53,21 @@ def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -
     if launch.backend == "nccl":
         _have_nccl_log(rank.files.nccl)
     # Kept open for the life of the process: faulthandler writes to the descriptors.
-    stacks, fault = rank.files.stacks.open("a"), rank.files.fault.open("a")
-    faulthandler.enable(fault, all_threads=True)
-    faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
+    faulthandler.register(STACK_SIGNAL, rank.files.stacks.open("a"), all_threads=True, chain=False)
+    _note_faults(rank)
     return rank
+
+
+def _note_faults(rank: Rank) -> None:
+    """Have crashes leave their stack in the rank's file, whoever enabled faulthandler before."""
+    # A descriptor: a file object that another takes the place of would warn that it was not closed.
+    fault = os.open(rank.files.fault, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    faulthandler.enable(fault, all_threads=True)
 
 
 def follow(rank: Rank, session: RankSession) -> None:
     """With everything collected: runs what the controller asks."""
-    # Again: where this rank collected for itself, pytest's own plugin has enabled it for stderr.
-    faulthandler.enable(rank.files.fault.open("a"), all_threads=True)
+    _note_faults(rank)  # again: pytest's own plugin enables it for stderr in ranks that collect
     session.become(rank)
     with socket.socket(fileno=int(os.environ.pop("MNODE_OUTPUT_FD"))) as line:
         give_output(line, rank.files, rank.world.local_rank)
