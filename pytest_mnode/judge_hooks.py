@@ -27,7 +27,9 @@ class JudgeHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """A measurement that breaks its bound fails the test, when its body has ended."""
+        __tracebackhide__ = True  # of what the item raises
         result = yield
+        __tracebackhide__ = False
         if marks.asks_for(item, "measure"):
             from pytest_mnode.installed import Asked
             from pytest_mnode.measure import judged, kept_by, measure_of
@@ -42,7 +44,9 @@ class JudgeHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         """What could not be measured is an error: inconclusive never passes."""
+        __tracebackhide__ = True  # of what the item raises
         result = yield
+        __tracebackhide__ = False
         if marks.asks_for(item, "measure"):
             from pytest_mnode.measure import judged, kept_by
             from pytest_mnode.measurement import Verdict

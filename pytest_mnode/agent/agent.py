@@ -28,6 +28,7 @@ from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.agent.world_part import WorldPart
 from pytest_mnode.machine import namespaces, open_files
 from pytest_mnode.outcome.describe import returncode_text
+from pytest_mnode.protocol.address import family_of
 from pytest_mnode.protocol.agent_messages import (
     AgentAlive,
     AgentFailed,
@@ -225,12 +226,9 @@ class Agent:
     def _offer(self, entry: NodeEntry) -> None:
         """Listen for the store of the next world that is led from a node, and name its port."""
         try:
-            if entry.namespace_pid is None:
-                network: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            else:
-                network = namespaces.network_of(entry.namespace_pid)
-            with network:
-                family = socket.AF_INET6 if ":" in entry.address else socket.AF_INET
+            pid = entry.namespace_pid
+            with contextlib.nullcontext() if pid is None else namespaces.network_of(pid):
+                family = family_of(entry.address)
                 store = socket.create_server((entry.address, 0), family=family, backlog=2048)
         except OSError as error:
             if entry.namespace_pid is None:  # the node is there

@@ -133,7 +133,9 @@ class ForkServer:
             self.agent.send(fork_launcher(self.order, message, self.agent, own, others))
             return
         fds = [fd for fd in take_fds(message, self.agent) if fd is not None]
-        self._collector.send(message, fds)
+        # Of one that ended: how is read from its end.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._collector.send(message, fds)
         for fd in fds:
             os.close(fd)
 

@@ -42,7 +42,8 @@ class CertificateVerdict(StrEnum):
     incomplete: a promised criterion did not run, the run was cut short, or nothing is promised.
     inconclusive: a criterion could not be judged.
     partly certified: all of that was well, and some nodes of the cluster have no unexpired pass, or
-    no path was measured between some of them and the others.
+    no path was measured between some of them and the others, or a path failed when it was last
+    measured.
     certified: every promised criterion passed, so did every other that ran, every node of the
     cluster has an unexpired pass, and measured paths, where there are any, connect all of them.
     """
@@ -80,7 +81,8 @@ class Certificate:
             return CertificateVerdict.INCOMPLETE
         if CriterionVerdict.INCONCLUSIVE in found:
             return CertificateVerdict.INCONCLUSIVE
-        whole = self.coverage.all_passed and len(self.coverage.parts) < 2
+        cover = self.coverage
+        whole = cover.all_passed and len(cover.parts) < 2 and not cover.failed_paths
         return CertificateVerdict.CERTIFIED if whole else CertificateVerdict.PARTLY_CERTIFIED
 
     @property
@@ -128,10 +130,14 @@ class Certificate:
         )
 
     def _only_partly(self) -> Iterator[str]:
-        if not self.coverage.all_passed:
+        if not self.coverage.total_nodes:
+            yield "no node was tested"
+        elif not self.coverage.all_passed:
             yield f"not every node has a pass: {self.coverage.nodes_in_words()}"
         if len(parts := self.coverage.parts) > 1:
             yield f"no path was measured between {listed(map(compress, parts), 4, ' and ')}"
+        if self.coverage.failed_paths:
+            yield f"not every path has passed: {self.coverage.paths_in_words()}"
 
 
 def build_certificate(
@@ -156,7 +162,8 @@ def build_certificate(
         CriterionResult(name, name in promised, excused.get(name), tuple(grouped.get(name, ())))
         for name in (*judged, *excused)
     )
-    coverage = merged(coverage_of(run, criteria), earlier, run.end)
+    oldest = run.end - timedelta(seconds=run.validity_s)
+    coverage = merged(coverage_of(run, criteria), earlier, run.end, oldest)
     facts = [fact for case in cases for fact in case.facts]
     return Certificate(run, criteria, coverage, tuple(facts))
 

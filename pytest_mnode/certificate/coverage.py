@@ -122,8 +122,16 @@ class Coverage:
 
     @property
     def all_passed(self) -> bool:
-        """Whether every node has an unexpired pass."""
-        return self.nodes_by_state.passed == self.total_nodes
+        """Whether every node has an unexpired pass; not of a cluster of which no node is known."""
+        return 0 < self.total_nodes == self.nodes_by_state.passed
+
+    @property
+    def failed_paths(self) -> bool:
+        """Whether a path failed when it was last measured."""
+        letter = State.FAILED.letter
+        if not any(letter in row for block in self.paths for row in block.rates.states):
+            return False  # soon known, of a large cluster too
+        return any(path[2] is State.FAILED for path in self.each_path())
 
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:
@@ -217,20 +225,30 @@ def oldest_first(nodes: Iterable[NodeCoverage]) -> list[NodeCoverage]:
     return sorted(nodes, key=key)
 
 
-def merged(now: Coverage, earlier: Sequence[Coverage], moment: datetime) -> Coverage:
+def merged(
+    now: Coverage,
+    earlier: Sequence[Coverage],
+    moment: datetime,
+    oldest: datetime | None = None,
+) -> Coverage:
     """The latest that is known of each node and path; a pass that has expired is none.
 
-    earlier: of the same cluster and spec, in any order. moment: the end of the latest run.
+    earlier: of the same cluster and spec, in any order. moment: the end of the latest run. oldest:
+    passes of paths from then or before have expired; None: none has.
     """
     known: dict[str, NodeCoverage] = {}
     rails: dict[str, dict[str, RailCoverage]] = {}
-    every = [node for coverage in (*earlier, now) for node in coverage.nodes]
+    before = [_by_this_clock(node, moment) for coverage in earlier for node in coverage.nodes]
+    every = [*before, *now.nodes]
     for node in sorted(every, key=lambda node: utc(node.date) if node.date else ""):
         tested = node.state is not State.NOT_TESTED or node.name not in known
         if tested or known[node.name].state is State.NOT_TESTED:
             known[node.name] = _unexpired(node, moment)
         rails.setdefault(node.name, {}).update({rail.name: rail for rail in node.rails})
-    blocks = {utc(b.date): b for coverage in (*earlier, now) for b in coverage.paths}
+    old = [b for coverage in earlier for b in coverage.paths if b.date <= moment]
+    if oldest is not None:
+        old = [b if b.date > oldest else _without_passes(b) for b in old]
+    blocks = {utc(b.date): b for b in (*old, *now.paths)}
     latest = [blocks[date] for date in sorted(blocks, reverse=True)]
     named = [node.name for node in now.nodes]
     order = [*named, *sorted(known.keys() - set(named))]
@@ -249,6 +267,21 @@ def _that_still_count(latest: Sequence[PathCoverage]) -> Iterator[PathCoverage]:
         if tried - seen:
             yield block
         seen |= tried
+
+
+def _without_passes(block: PathCoverage) -> PathCoverage:
+    states = tuple(
+        row.replace(State.PASSED.letter, State.NOT_TESTED.letter) for row in block.rates.states
+    )
+    return replace(block, rates=replace(block.rates, states=states))
+
+
+def _by_this_clock(node: NodeCoverage, moment: datetime) -> NodeCoverage:
+    """What an earlier run dates after this one would count for ever: a clock was wrong."""
+    if node.date is None or node.date <= moment:
+        return node
+    why = f"an earlier run of it ends after this one, {node.date:%Y-%m-%d %H:%M UTC}: a wrong clock"
+    return replace(node, state=State.NOT_TESTED, date=None, until=None, evidence=why)
 
 
 def _unexpired(node: NodeCoverage, moment: datetime) -> NodeCoverage:

@@ -52,9 +52,13 @@ class Changed:
 
     @property
     def better(self) -> bool | None:
-        """Whether its margin grew; None where it is not judged."""
-        one, other = self.before.margin, self.after.margin
-        return None if one is None or other is None or one == other else other > one
+        """Whether its margin to the later bound grew, as the earlier one may be of another spec;
+        None where it is not judged."""
+        one, other, bound = self.before.known, self.after.known, self.after.expected
+        if one is None or other is None or bound is None:
+            return None
+        was, now = bound.margin(one), bound.margin(other)
+        return None if was == now else now > was
 
     def __str__(self) -> str:
         rise = f" ({self.share:+.1%})" if abs(self.share) < float("inf") else ""
@@ -163,7 +167,9 @@ def _values(fact: Fact | None) -> str:
 
 
 def states(before: Certificate, after: Certificate) -> Iterator[str]:
-    """Criteria and nodes with another verdict or state."""
+    """The run, criteria and nodes with another verdict or state."""
+    if before.verdict is not after.verdict:
+        yield f"the run: {before.verdict.value} → {after.verdict.value}"
     verdicts = {c.name: c.verdict for c in before.criteria}
     for criterion in after.criteria:
         was = verdicts.pop(criterion.name, None)

@@ -81,6 +81,11 @@ def rejudged(
     }
     found, undecided = [], []
     for case in cases:
+        if key := _promised_now(case, specs):
+            why = f"cannot be judged anew: {key} was not promised, and not measured"
+            undecided.append(f"{criterion_name(case.test)}: {why}")
+            found.append(replace(case, outcome="skipped", message=why))
+            continue
         again = [_judge(one, case, specs, bounds) for one in case.measurements]
         undecided += [
             f"{criterion_name(case.test)}: {new.name}: {new.note}"
@@ -89,6 +94,20 @@ def rejudged(
         ]
         found.append(_with(case, tuple(again)))
     return Judged(tuple(found), tuple(undecided))
+
+
+def _promised_now(case: CaseResult, specs: _Specs) -> str:
+    """The key that left a question open and has a value in the other spec; "" without one."""
+
+    def says(leaves: Leaves, key: str) -> bool:
+        return any(
+            _is_below(leaf, key) or _is_below(leaf, f"criteria.{key}")
+            for leaf, value in leaves.items()
+            if value is not None and value != []
+        )
+
+    key = case.message.rpartition(": ")[2] if case.outcome == "not promised" else ""
+    return key if key and says(specs.after, key) and not says(specs.before, key) else ""
 
 
 def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) -> Measurement:

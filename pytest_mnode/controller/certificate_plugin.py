@@ -66,12 +66,15 @@ class CertificatePlugin:
         self.cases: dict[str, _Case] = {}
         self.certificate: Certificate | None = None
         self._ended_itself = False
+        self._broken_off: list[str] = []
         self._written: list[str] = []
         self._not_written: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if "criterion" not in report.keywords:
+            if str(report.when) == "???":  # of a worker that died: without keywords
+                self._broken_off.append(f"the end of a worker in {report.nodeid}")
             return
         test = report.nodeid
         if test.startswith("::"):  # a file outside of the root directory, asked for by itself
@@ -95,6 +98,11 @@ class CertificatePlugin:
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Called for Ctrl-C too, which says nothing, and for others' reasons to stop."""
         self._ended_itself = bool(self.run.ended) and str(excinfo.value) == self.run.ended
+        if not self._ended_itself:  # `pytest.exit` may end with any status
+            self._broken_off.append("interrupted")
+
+    def pytest_internalerror(self) -> None:
+        self._broken_off.append("an internal error of pytest")
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -183,8 +191,9 @@ class CertificatePlugin:
             why.append(f"only {', '.join(chosen)}")
         if exitstatus == pytest.ExitCode.INTERRUPTED and not self._ended_itself:
             why.append("interrupted")
+        why += self._broken_off
         stops = (self._ended_itself and self.run.ended, session.shouldstop, session.shouldfail)
-        return [*why, *dict.fromkeys(str(stop) for stop in stops if stop)]
+        return list(dict.fromkeys((*why, *(str(stop) for stop in stops if stop))))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.certificate is None:

@@ -212,7 +212,7 @@ class Conductor(RankTalk):
         still_at = self._moved_at + self._still_limit_s
         self._look_at = now + self._look_s if now >= still_at else min(now + self._look_s, still_at)
         self._look_s = min(2 * self._look_s, MOST_LOOK_S)
-        self._ended = self.outcome.ended
+        self._ended = self.outcome.left
         self._unanswered = {s.node for s in self.states.values() if not s.lost}
         self._running.clear()
         self._look_number = next(self.client.ordinals)

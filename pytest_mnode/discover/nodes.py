@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -13,11 +14,12 @@ from ipaddress import ip_address
 from typing import Literal
 
 from pytest_mnode.criteria.preflight import survey
-from pytest_mnode.errors import MnodeError
+from pytest_mnode.errors import ClusterError, MnodeError
 from pytest_mnode.launchers.node import CommandResult
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.machine.model import Machine
+from pytest_mnode.protocol.address import towards
 
 LOOK_LIMIT_S = 90.0
 """Of the whole look: interpreters start from file servers, and drivers take their time."""
@@ -186,18 +188,10 @@ def _addresses(nodes: Nodes) -> dict[str, str]:
     known = dict(found)
     own = [name for name, address in known.items() if ip_address(address).is_loopback]
     others = [address for name, address in known.items() if name not in own]
-    return known | dict.fromkeys(own, _own_towards(others[0])) if own and others else known
-
-
-def _own_towards(address: str) -> str:
-    """This machine's address on the way to another. Nothing is sent."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))
-        except OSError:
-            return ""
-        return str(probe.getsockname()[0])
+    here = ""
+    with contextlib.suppress(ClusterError):
+        here = towards(others[0]) if own and others else ""
+    return known | dict.fromkeys(own, here) if others else known
 
 
 def _address(nodes: Nodes, name: str) -> str:

@@ -101,7 +101,9 @@ _RULES = (
         re.compile(
             rf"mlx5_core {_PCI}:? .*(?:health compromised|assert_var|internal error|fatal error"
             # A command that the firmware refuses has a syndrome too: mlx5_cmd_out_err of monitors.
-            r"|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)[0-9a-f]+).*",
+            r"|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)[0-9a-f]+"
+            # A command that the firmware did not answer.
+            r"|timeout\. Will cause a leak).*",
             re.IGNORECASE,
         ),
     ),

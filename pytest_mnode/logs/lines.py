@@ -19,6 +19,10 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _MOST_PREFIXES = 6
+_BEGAN_IN_TMP = re.compile(
+    r"slurmstepd(?:-[\w.-]+)?: error: (?:couldn't chdir to .*: going to /tmp instead"
+    r"|Unable to create TMPDIR \[.*|TMPDIR \[.*\] is not writeable|Setting TMPDIR to /tmp)"
+)
 
 
 def text_of(output: str | bytes) -> str:
@@ -48,6 +52,14 @@ def unprefixed(line: str) -> str:
             return line
         line = line[match.end() :]
     return line
+
+
+def began_in_tmp(line: str) -> bool:
+    """Whether Slurm says that a task takes /tmp for a folder that is missing: it runs all the same.
+
+    Source: Slurm, src/slurmd/slurmstepd/task.c, _make_tmpdir.
+    """
+    return _BEGAN_IN_TMP.search(line) is not None
 
 
 def number(text: str) -> float | None:

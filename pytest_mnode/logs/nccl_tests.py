@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_mnode.logs.lines import lines_of, number, whole
+from pytest_mnode.logs.lines import began_in_tmp, lines_of, number, whole
 
 _OURS = re.compile(
     r"#\s*(?=(?:size|bytes|Rank|nThread)\s"
@@ -208,7 +208,7 @@ class _Reader:
         elif row := _row_of(text, self._columns):
             self._anything = True
             self._rows.update([row])  # a scheduler may print a line twice, cells and all
-        elif _FAULT.fullmatch(text):
+        elif _FAULT.fullmatch(text) and not began_in_tmp(text):
             self._anything = self._anything or "Test " in text
             ended = self._test.closed and _EXIT.fullmatch(text)
             (self._exits if ended else self._faults)[text] = None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pytest_mnode.logs.lines import number, plain_lines, unprefixed, whole
+from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, unprefixed, whole
 
 _TITLE = re.compile(
     r"\w[\w ]*?\s+(?P<both>Bidirectional\s+)?(?:[A-Za-z]+\s+){0,2}?BW\s+(?:Multicast\s+)?Test\b.*",
@@ -119,7 +119,7 @@ class _Reader:
             self.closed = bool(self.rates or self.latencies)
         elif match := _TITLE.fullmatch(line):
             self.bidirectional = match["both"] is not None
-        elif _FAULT.fullmatch(line) and not _HARMLESS.match(line):
+        elif _FAULT.fullmatch(line) and not (_HARMLESS.match(line) or began_in_tmp(line)):
             self.faults[line] = None
 
     def _row(self, cells: list[str]) -> None:

@@ -16,6 +16,10 @@ _NETWORK_FILE_SYSTEMS = (
     *("fuse.s3fs", "fuse.sshfs"),
 )
 """As mountinfo names them."""
+LOCAL_FILE_SYSTEMS = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs"}
+)
+"""Those that one machine mounts at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.shaping import shaped_mbits_s
@@ -183,11 +183,12 @@ def plain(address: str) -> str:
 def _addresses() -> dict[str, tuple[str, ...]]:
     import psutil
 
-    families = (socket.AF_INET, socket.AF_INET6)
-    return {
-        name: tuple(one.address for one in found if one.family in families)
-        for name, found in psutil.net_if_addrs().items()
-    }
+    found: dict[str, tuple[str, ...]] = {}
+    for label, addresses in psutil.net_if_addrs().items():
+        name = label.partition(":")[0]  # IPv4 addresses may have labels, such as eth0:1
+        own = tuple(one.address for one in addresses if one.family in (AF_INET, AF_INET6))
+        found[name] = found.get(name, ()) + own
+    return found
 
 
 def _interface(path: Path, root: Path) -> Interface:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pytest_mnode.machine.cpus import parse_cpulist
 from pytest_mnode.outcome.call_record import INSIDE, PENDING, RAISED, SLOTS, Call, group_text
-from pytest_mnode.outcome.describe import ranks_text
+from pytest_mnode.outcome.describe import ranks_text, waiting_text
 
 _KINDS = 4
 """How many kinds of calls of one number are shown."""
@@ -133,7 +133,7 @@ def _left(
             return Difference(inside, line, f"{line}\n\n{_history(calls, group, seq)}")
         line = (
             f"left the test without entering the {call.op} ({call.place}) that "
-            f"{ranks_text(inside)} {'wait' if len(inside) > 1 else 'waits'} in, "
+            f"{waiting_text(inside)} in, "
             f"call {seq} of {group_text(group)}"
         )
         return Difference(left, line, f"{line}\n\n{_history(calls, group, seq)}")
@@ -162,7 +162,7 @@ def _crossed(calls: Calls, caught: _Numbers) -> Difference | None:
         call = next(c for c in calls[ranks[0]] if (c.group, c.seq) == inside_of[ranks[0]])
         texts.append((ranks, f"{call.text} {call.as_which} ({call.place})"))
     who = "" if texts[0][0] == odd else f"{ranks_text(texts[0][0])} "
-    others = " and ".join(f"{ranks_text(ranks)} wait in {text}" for ranks, text in texts[1:])
+    others = " and ".join(f"{waiting_text(ranks)} in {text}" for ranks, text in texts[1:])
     line = f"{who}waits in {texts[0][1]}, while {others}"
     return Difference(odd, line, line)
 

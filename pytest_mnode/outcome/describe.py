@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.protocol.agent_messages import Death
@@ -19,6 +19,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     if len(ordered) == 1:
         return f"rank {ordered[0]}"
     return f"ranks {format_cpulist(ordered)}"
+
+
+def waiting_text(ranks: Collection[int]) -> str:
+    """ "rank 2 waits" or "ranks 0-1 wait"."""
+    return f"{ranks_text(ranks)} {'wait' if len(ranks) > 1 else 'waits'}"
 
 
 def places(ranks: Iterable[int], nodes: Mapping[int, str], size: int) -> str:

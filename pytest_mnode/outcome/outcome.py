@@ -150,12 +150,17 @@ class Outcome:
     @property
     def ended(self) -> set[int]:
         """Ranks that ended the body of the test, or the function, neither failed nor skipped."""
+        reports = {rank: self.states[rank].reports.values() for rank in self.left}
+        return {r for r, sent in reports.items() if all(one.outcome == "passed" for one in sent)}
+
+    @property
+    def left(self) -> set[int]:
+        """Ranks that ended the body of the test, or the function, and did not fail."""
         return {
             rank
             for rank, s in self.states.items()
             if (s.body_done or s.returned or s.torn)
             and not (s.stuck_in or s.gone or s.failed_at is not None)
-            and all(report.outcome == "passed" for report in s.reports.values())
         }
 
 

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text
+from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text, waiting_text
 from pytest_mnode.outcome.outcome import Failure, Outcome, RankState
 from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump
 
@@ -49,7 +49,7 @@ def _left(outcome: Outcome) -> list[int]:
 def _entering(at: dict[int, Where], waiting: Sequence[int]) -> str:
     first = at[waiting[0]]
     place = first.frame.place if first.frame else "no frame of the test"
-    return f"entering the {_name(first)} ({place}) that {ranks_text(waiting)} wait in"
+    return f"entering the {_name(first)} ({place}) that {waiting_text(waiting)} in"
 
 
 def _name(where: Where) -> str:

@@ -1,4 +1,4 @@
-"""Addresses of this machine, as nodes are to reach it."""
+"""Numeric addresses: this machine's own as nodes are to reach it, and how sockets take them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def towards(address: str) -> str:
             return str(probe.getsockname()[0]).partition("%")[0]
     except OSError as error:
         raise ClusterError(f"no way from this machine to {address}: {error.strerror}") from None
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Of the socket that a numeric address needs."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def endpoint(address: str, port: int | str) -> str:

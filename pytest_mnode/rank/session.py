@@ -223,6 +223,7 @@ class RankSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
+        __tracebackhide__ = True
         if self.rank is not None:
             self.rank.progress.write(self.order.ordinal, "call")
         return (yield)
@@ -242,6 +243,7 @@ class RankSession:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
         """Between body and teardown all ranks meet, so that none is torn down under the others."""
+        __tracebackhide__ = True
         assert self.rank is not None
         self.rank.progress.write(self.order.ordinal, "teardown")
         self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))

@@ -61,6 +61,7 @@ class Suites:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: Any) -> Generator[None, object, object]:
+        __tracebackhide__ = True
         cls: Any = getattr(item, "cls", None)
         match suite_of(cls):
             case None:

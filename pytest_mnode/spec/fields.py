@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
@@ -23,6 +23,22 @@ def _quantity(kind: quantity.Kind) -> WithJsonSchema:
 _SIZE_SCHEMA = {"type": "string", "pattern": quantity.SIZE.pattern}
 BitsPerSecond = Annotated[int, BeforeValidator(quantity.bits_per_s), _quantity(quantity.RATE)]
 Bytes = Annotated[int, BeforeValidator(quantity.size_bytes), _quantity(quantity.SIZE)]
+
+
+def _or_unlimited(written: Any) -> Any:
+    if written == "unlimited":
+        return written
+    try:
+        return quantity.size_bytes(written)
+    except ValueError as error:
+        raise ValueError(f"{error}, or unlimited") from None
+
+
+BytesOrUnlimited = Annotated[
+    int | Literal["unlimited"],
+    BeforeValidator(_or_unlimited),
+    WithJsonSchema({"anyOf": [_quantity(quantity.SIZE).json_schema or {}, {"const": "unlimited"}]}),
+]
 
 _RANGE_KEYS = ("from", "to", "factor")
 _RANGE = "a list of sizes, or {from: 8 KiB, to: 1 GiB, factor: 2}"

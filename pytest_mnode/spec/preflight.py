@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from pytest_mnode.spec.fields import AbsolutePath, Bytes, Count, Page, Seconds, Setting, Some
+from pytest_mnode.spec.fields import (
+    AbsolutePath,
+    Bytes,
+    BytesOrUnlimited,
+    Count,
+    Page,
+    Seconds,
+    Setting,
+    Some,
+)
 from pytest_mnode.spec.inventory import Criterion, Inventory
 from pytest_mnode.spec.quantity import DURATION, SIZE
 
@@ -133,7 +142,7 @@ class Limits(Page):
     """Size of /dev/shm."""
     shm_free_bytes: Bytes | None = Field(None, alias="shm_free")
     """Of which free."""
-    memlock_bytes: Bytes | Literal["unlimited"] | None = Field(None, alias="memlock")
+    memlock_bytes: BytesOrUnlimited | None = Field(None, alias="memlock")
     """How much memory a process may lock, for RDMA and pinned buffers."""
     ipc_lock: Literal[True] | None = None
     """Processes have CAP_IPC_LOCK: a container has to be given it."""

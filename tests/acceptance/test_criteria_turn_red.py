@@ -89,12 +89,14 @@ def test_a_slow_link_is_found(tmp_path: Path) -> None:
 
 def test_a_flapping_link_is_named_and_nobody_else(tmp_path: Path) -> None:
     done = certify(tmp_path, "--mnode-fault=flapping_link:node2:0.6", files=["test_mesh.py"])
-    [culprit] = done.culprits("mesh")
-    assert re.fullmatch(r"node2 fab0 carrier_changes \+\d+", culprit), culprit
-    cases = {case["test"].partition("::")[2]: case for case in done.criterion("mesh")["cases"]}
+    culprits = done.culprits("mesh")
+    [link] = (c for c in culprits if re.fullmatch(r"node2 fab0 carrier_changes \+\d+", c))
     # On a busy machine a sum may meet the link while it is down for longer than its limit.
+    assert all("node2" in culprit for culprit in culprits - {link}), culprits
+    cases = {case["test"].partition("::")[2]: case for case in done.criterion("mesh")["cases"]}
     assert cases[PORTS]["verdict"] == "fail"
-    assert f"mesh failed ({culprit})" in done.run.output
+    assert cases[PORTS]["measurements"][0]["culprit"] == link
+    assert any(f"mesh failed ({culprit}" in done.run.output for culprit in culprits)
 
 
 def test_the_management_network_is_recognised(tmp_path: Path) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from pytest_mnode import processes
-from pytest_mnode.agent import fork_server
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.protocol.agent_messages import (
-    AgentOrder,
     ForkServerFailed,
     ForkServerReady,
     StartForkServer,
@@ -43,6 +43,14 @@ PLAIN = """
     def test_it(rank): pass
     for other in threading.enumerate()[1:]:
         raise RuntimeError(f"{other.name} of another module is here")
+"""
+FORK_SERVER = """
+import sys
+from pytest_mnode.agent import fork_server
+from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.protocol.agent_messages import AgentOrder
+root, fd = sys.argv[1:]
+fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fd)))
 """
 CHILD = """
     import subprocess
@@ -79,24 +87,23 @@ def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
     collect = Collect(
         tuple(files), frozenset(files), {}, f"{root}/pytest.ini", root, root, (), f"{root}/tmp"
     )
-    collect = Collect(**{**vars(collect), "sys_path": tuple(__import__("sys").path)})
-    ours, theirs = Pipe.pair()
-    order = AgentOrder(0, "", {}, root, root)
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        processes.run_and_exit(lambda: fork_server.main(order, theirs))
-    theirs.close()
+    collect = Collect(**{**vars(collect), "sys_path": tuple(sys.path)})
+    ours, theirs = socket.socketpair()
+    # Not forked from here: OpenMP does not work in the child of a process that has used it.
+    command = [sys.executable, "-c", FORK_SERVER, root, str(theirs.fileno())]
+    with theirs:
+        server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    pipe = Pipe(ours)
     try:
-        ours.send(StartForkServer())
-        ours.send(collect)
-        while not (payloads := ours.receive()):
+        pipe.send(StartForkServer())
+        pipe.send(collect)
+        while not (payloads := pipe.receive()):
             pass
         answer = pickle.loads(payloads[0])
     finally:
-        ours.close()
-        processes.kill(pid)
-        os.waitpid(pid, 0)
+        pipe.close()
+        server.kill()
+        server.wait()
     if isinstance(answer, ForkServerFailed):
         return answer.text
     assert isinstance(answer, ForkServerReady)

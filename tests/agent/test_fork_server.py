@@ -1,8 +1,10 @@
-"""What the fork server does before it imports torch."""
+"""What the fork server does with messages, before it imports torch and after its collector died."""
 
 from __future__ import annotations
 
 from itertools import permutations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,3 +27,19 @@ def test_it_starts_whatever_is_sent_first(sent: tuple[object, ...]) -> None:
     assert server.wait_for(StartForkServer) == MESSAGES[0]
     assert server.wait_for(Collect) == MESSAGES[1]
     theirs.close()
+
+
+def test_ranks_asked_of_a_collector_that_died_do_not_end_the_fork_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How the collector died is read from its end, which comes a moment later."""
+    agent, theirs = Pipe.pair()
+    collector, of_collector = Pipe.pair()
+    of_collector.close()
+    server = ForkServer(AgentOrder(0, "", {}, "", ""), theirs)
+    monkeypatch.setattr(server, "_collector", collector)
+    monkeypatch.setattr("pytest_mnode.agent.fork_server.take_fds", lambda *_: [])
+    message: Any = SimpleNamespace(launch=SimpleNamespace(own_imports=False))
+    server._launch(message, own=lambda *_: None)
+    for pipe in (agent, theirs, collector):
+        pipe.close()

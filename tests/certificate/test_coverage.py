@@ -133,3 +133,44 @@ def test_of_512_nodes_it_stays_small_and_reads_back(certify: Certify) -> None:
     read = parse_certificate(text, "here")
     assert read.coverage == certificate.coverage
     assert read.coverage.paths_in_words() == "261632 of 261632 measured (100 %)"
+
+
+def test_a_path_that_failed_when_last_measured_is_no_certified_cluster(certify: Certify) -> None:
+    """Both halves pass apart from each other later; what is slow between them is still known."""
+    all_of_them = rates("a", "b", "c", "d", row="f", mbits_s=95)
+    bad = replace(failed("the path b→c (95 Mbit/s)"), paths=(all_of_them,))
+    first = run(certify, 0, bad, "a", "b", "c", "d")
+    half = replace(PASSED, paths=(rates("a", "b"),))
+    second = run(certify, 1, half, "a", "b", earlier=(first.coverage,))
+    other = replace(PASSED, paths=(rates("c", "d"),))
+    third = run(certify, 2, other, "c", "d", earlier=(second.coverage,))
+    assert third.count == "4 of 4 nodes"
+    assert third.verdict == "partly certified"
+    assert "failed: a→c (95 Mbit/s)" in third.reasons[0]
+
+
+def test_the_pass_of_a_path_expires_too(certify: Certify) -> None:
+    everything = replace(PASSED, paths=(rates("a", "b", "c", "d"),))
+    first = run(certify, 0, everything, "a", "b", "c", "d")
+    half = replace(PASSED, paths=(rates("a", "b"),))
+    second = run(certify, 7, half, "a", "b", earlier=(first.coverage,))
+    other = replace(PASSED, paths=(rates("c", "d"),))
+    third = run(certify, 8, other, "c", "d", earlier=(second.coverage,))
+    assert third.verdict == "partly certified"
+    assert third.reasons == ("no path was measured between c,d and a,b",)
+
+
+def test_a_run_of_the_future_does_not_outweigh_this_one(certify: Certify) -> None:
+    """A clock that was a year ahead, or is set back."""
+    ahead = run(certify, 365, PASSED, "a", "b", "c", "d")
+    bad = run(certify, 1, failed("a"), "a", "b", earlier=(ahead.coverage,))
+    assert states(bad) == {"a": "failed", "b": "passed", "c": "not tested", "d": "not tested"}
+    good = run(certify, 2, PASSED, "c", "d", earlier=(ahead.coverage, bad.coverage))
+    assert good.verdict == "partly certified"
+    assert good.until == NIGHT + timedelta(days=8)
+
+
+def test_without_a_node_no_cluster_is_certified(certify: Certify) -> None:
+    none = certify(PASSED, promised=["mesh"], nodes=(), cluster_nodes=None)
+    assert (none.verdict, none.expiry, none.kept) == ("partly certified", None, True)
+    assert certificate_line(none).endswith("; the cluster is not: no node was tested")

@@ -218,3 +218,24 @@ def test_who_has_read_the_spec_counts_by_which_it_is_judged_now(tmp_path: Path) 
     assert found.run.cut_short == ("confirmed: false in draft.yaml",)
     again, _ = judged_by(found, spec, tmp_path / "cluster.yaml")
     assert again.run.cut_short == ()
+
+
+def test_a_question_that_was_open_and_is_promised_now_is_not_passed(edited: Any) -> None:
+    """Another case of the criterion was measured; this one was skipped as not promised."""
+    before, path = edited(lambda page: page["criteria"]["fabric"].pop("all_to_all_busbw"))
+    key = "fabric.all_to_all_busbw"
+    why = f"not promised by the spec: {key}"  # as `promised` ends a test
+    left = CaseResult("t/test_fabric.py::test_it[a]", "?", "not promised", why)
+    measured = night(busbw(0.024))
+    again = build_certificate(
+        run=replace(measured.run, spec=facts_of(before, path)),
+        cases=[*measured.criteria[0].cases, left],
+        promised=["fabric"],
+        not_promised={},
+    )
+    assert again.criteria[0].verdict == "pass"
+    found, undecided = judged_by(again, *edited(lambda page: None))
+    assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
+    assert undecided[0].endswith(f"{key} was not promised, and not measured")
+    same, _ = judged_by(again, before, path)
+    assert same.criteria[found_index(same, "fabric")].verdict == "pass"

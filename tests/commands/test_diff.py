@@ -176,6 +176,7 @@ def test_all_that_is_another_is_named(printed: Printed) -> None:
 2026-11-22 02:06 not certified: passed 0 nodes (the spec names no number)
 
 verdicts and states:
+  the run: certified → not certified
   fabric: pass → fail
   node[0-2]: passed → suspect
 
@@ -207,3 +208,22 @@ def test_what_one_of_them_did_not_read_is_unknown(printed: Printed) -> None:
     some = certificate(rate(180), facts=(Fact("kernel", "kernel", (("6.1", "node0"),)),))
     _, out = printed(certificate(rate(180)), some)
     assert "drivers, firmware, packages and settings: unknown, the first has none" in out
+
+
+def test_a_run_with_another_verdict_is_another_though_its_criteria_are_alike(
+    printed: Printed,
+) -> None:
+    code, out = printed(certificate(rate(180)), certificate(rate(180), nodes=("node0",)))
+    assert code == 0, "the spec names no number"
+    code, out = printed(
+        certificate(rate(180), cluster_nodes=4),
+        certificate(rate(180), cluster_nodes=4, nodes=("node0",)),
+    )
+    assert code == 1
+    assert "the run: certified → partly certified" in out
+
+
+def test_a_lower_rate_is_no_better_for_a_lower_bound() -> None:
+    lax = Measurement("busbw", 150, "GB/s", at_least(50))
+    [found] = compared(certificate(rate(180)), certificate(lax))
+    assert ", worse" in str(found)

@@ -212,6 +212,21 @@ def test_calls_that_differ_end_the_test_before_its_limit() -> None:
     assert [s.stuck_in for s in outcome.states.values()] == ["setup", "setup"]
 
 
+@pytest.mark.parametrize("when", ["setup", "call"])
+def test_a_call_without_a_rank_that_skipped_ends_before_the_limit(when: str) -> None:
+    def skips(rank: int, message: Any) -> list[Any]:
+        if not isinstance(message, RunItem):
+            return obedient(rank, message)
+        passed = [phase(rank, 7, "setup")] if when == "call" else []
+        return [*passed, phase(rank, 7, when, "skipped"), BodyDone(rank, 7)]
+
+    stage = Stage(skips, silent)
+    stage.records = [{0: "", 1: record(1, "[2]")}]
+    outcome = ran(stage, timeout_s=5)
+    assert outcome.hopeless
+    assert not outcome.timed_out
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -243,6 +243,6 @@ def test_a_node_whose_own_name_leads_to_its_loopback_has_the_address_that_others
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(OneOff, "address", lambda _, node: f"{node}.example")
-    monkeypatch.setattr(discover_nodes, "_own_towards", {"192.0.2.2": "192.0.2.1"}.get)
+    monkeypatch.setattr(discover_nodes, "towards", {"192.0.2.2": "192.0.2.1"}.get)
     seen = look_at(OneOff(), "ssh", "a hostfile was named")
     assert [node.address for node in seen.nodes] == ["192.0.2.1", "192.0.2.2", "192.0.2.2"]

@@ -114,7 +114,7 @@ def rate_mbit_s(rack: Rack, source: int, target: int) -> float:
 
 
 def echoes(
-    rack: Rack, source: int, target: int, *, size: int = 64, count: int = 1, wait_s: float = 0.4
+    rack: Rack, source: int, target: int, *, size: int = 64, count: int = 1, wait_s: float = 2.0
 ) -> tuple[int, float]:
     """How many of `count` UDP packets came back over the fabric, and the least time, seconds."""
     address = rack.nodes[target].fabric_address or ""

@@ -110,8 +110,11 @@ def test_cgroups_stay_where_they_were(rack: Rack, run_on: RunOn) -> None:
     cgroups = Path("/sys/fs/cgroup")
     if not cgroups.is_dir():
         pytest.skip("no cgroups here")
-    listed = output(run_on(rack, rack.nodes[0], ["ls", str(cgroups)])).split()
-    assert listed == sorted(entry.name for entry in cgroups.iterdir())
+    before = {entry.name for entry in cgroups.iterdir()}
+    listed = set(output(run_on(rack, rack.nodes[0], ["ls", str(cgroups)])).split())
+    after = {entry.name for entry in cgroups.iterdir()}
+    # Others, such as another worker's rack, may make and remove groups at the same time.
+    assert before & after <= listed <= before | after
 
 
 def test_files_are_the_hosts(rack: Rack, run_on: RunOn, tmp_path: Path) -> None:

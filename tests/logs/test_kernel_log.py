@@ -91,6 +91,8 @@ EVENTS = {
         *(FAULT, NIC),
         "mlx5_core",
     ),
+    f"mlx5_core {NIC}: wait_func:1151:(pid 9): cmd[3]: CREATE_CQ(0x400) timeout. "
+    "Will cause a leak of a command resource": (*(FAULT, NIC), "mlx5_core"),
     "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400": (
         *(FAULT, "machine"),
         "mce",

@@ -432,3 +432,23 @@ def test_redacted_gids_are_no_addresses() -> None:
         "INIT, next state RTR, local GID index 3, local GID ::ffff:xxx.x.x.x, remote GID ***"
     ).gids
     assert (gid.index, gid.local, gid.remote) == (3, None, None)
+
+
+def test_lines_that_stand_for_others_in_rays_output() -> None:
+    more = " [repeated 7x across cluster]"
+    first = " (Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0 to disable it)"
+    comm = "ncclCommInitRank comm 0x5 rank 0 nranks 16 cudaDev 1 busId 1b000 commId 0x9 - Init"
+    log = read(
+        f"NCCL_IB_DISABLE set by environment to 1.{more}{first}",
+        f"NET/Socket : Using [0]eth0:10.0.0.1<0>{more}",
+        f"Using network Socket{more}",
+        f"{comm} START{more}",
+        f"Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0{more}",
+        f"{comm} COMPLETE{more}",
+    )
+    assert [shown(channel)[6:10] for channel in log.channels] == [(NET, "Socket", 0, False)]
+    assert [setting.value for setting in log.settings] == ["1"]
+    assert [use.name for use in log.networks] == ["Socket"]
+    assert log.ranks[0].complete
+    assert log.unknown_lines == ()
+    assert log.truncated == ("6 lines stand for others, which Ray left out",)

@@ -369,3 +369,17 @@ def test_errors_with_asterisks() -> None:
     old = one(OLDER.replace("0.08  2e-07", "0.08 2e+00*").replace("0 OK", "1 FAILED"))
     assert (old.rows[0].out_of_place.deviation, old.wrong) == (2.0, 1)
     assert [row.size_bytes for row in old.rows] == [1024, 2048]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd: error: couldn't chdir to `/home/eve': No such file or directory: going to /tmp instead",
+        "slurmstepd-elm4: error: Unable to create TMPDIR [/scratch/7]: Permission denied",
+        "slurmstepd: error: TMPDIR [/local/tmp] is not writeable",
+        "slurmstepd: error: Setting TMPDIR to /tmp",
+    ],
+)
+def test_a_task_that_begins_in_another_folder_is_no_abort(line: str) -> None:
+    for text in (f"{line}\n{CURRENT}", f"{CURRENT}\n{line}\n"):
+        assert complete(one(text))

@@ -282,3 +282,8 @@ def test_what_is_no_rate_is_none(cell: str) -> None:
 def test_what_is_no_latency_is_none(cell: str) -> None:
     text = recorded("write_lat.client").replace(" 12.38", f" {cell}")
     assert read_perftest(text).typical_us == ((2, None),)
+
+
+def test_a_task_that_begins_in_another_folder_is_no_fault() -> None:
+    note = "slurmstepd: error: Unable to create TMPDIR [/scratch/7]: Permission denied\n"
+    assert read_perftest(note).faults == ()

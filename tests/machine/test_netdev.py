@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from pytest_mnode.machine.netdev import (
     physical_below,
     read_interfaces,
     rests_on_hardware,
+    with_addresses,
 )
 from tests.recorded import NAMES, Recorded
 from tests.trees import NIC, Tree, gpu_server
@@ -163,3 +166,13 @@ def test_a_child_of_ipoib_is_on_the_port_of_its_parent(tmp_path: Path) -> None:
     known = _interfaces(tree.root)
     assert physical_below(known["ib0.8001"], known) == ("ib0",)
     assert rests_on_hardware(known["ib0.8001"], known)
+
+
+def test_addresses_with_labels_belong_to_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    def address(text: str) -> SimpleNamespace:
+        return SimpleNamespace(family=socket.AF_INET, address=text)
+
+    listing = {"eth0": [address("10.1.0.1")], "eth0:1": [address("10.9.0.1")], "ib0": []}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: listing)
+    found = with_addresses(Interface(name=name, kind=Kind.PHYSICAL) for name in ("eth0", "ib0"))
+    assert [one.addresses for one in found] == [("10.1.0.1", "10.9.0.1"), ()]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from torch.distributed import distributed_c10d
+
 from pytest_mnode.outcome.describe import MOST_SHOWN
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.outcome.stuck import awaited, whereabouts
+from pytest_mnode.outcome.stuck import awaited, stuck_failures, whereabouts
 from pytest_mnode.protocol.rank_messages import TornDown
 from pytest_mnode.protocol.world import Shape, WorldInfo
+
+TORCH = f'  File "{distributed_c10d.__file__}", line 1 in barrier'
 
 
 def stack(line: int, ident: int = 1) -> str:
@@ -33,6 +37,16 @@ def test_equal_ranks_together() -> None:
     assert "[rank 3 of 6 on node3] has ended" in text
     assert "[rank 4 of 6 on node4] has ended the body of the test, and waits" in text
     assert "[rank 5 of 6 on node5] gave no stack: its process is stopped (SIGSTOP)" in text
+
+
+def test_one_rank_waits() -> None:
+    of = outcome(2)
+    of.timed_out = "call"
+    for state in of.states.values():
+        state.stuck_in = "call"
+    of.states[1].stack = stack(8).replace("\n", f"\n{TORCH}\n", 1)
+    absent = stuck_failures(of, explained=False)[0]
+    assert "entering the barrier (t.py:8) that rank 1 waits in; it is at t.py:7" in absent.line
 
 
 def test_bounded() -> None:

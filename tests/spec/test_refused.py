@@ -110,6 +110,8 @@ REFUSED = [
     ("preflight.disk", "[{path: tmp, free: 1 GB}]", "[0].path: 'tmp'; accepted: an absolute path"),
     ("preflight.gpudirect", "maybe", "'maybe'; accepted"),
     ("preflight.limits.memlock", "5", "5"),
+    ("preflight.limits.memlock", "-1", "criteria.preflight.limits.memlock: -1 has no unit"),
+    ("preflight.limits.memlock", "infinity", "or unlimited"),
     ("preflight.pings", "{}", "unknown key"),
 ]
 

@@ -87,6 +87,8 @@ def test_skip_on_all(ran: Scenario) -> None:
     [
         ("skip_on_some", "failure", "ranks 1-2 of 4 on local1,local2: skipped (no such device), "
          "but ranks 0,3 did not"),
+        ("skip_on_some_while_others_wait", "failure", "rank 1 of 4 on local1: skipped "
+         "(no such device), but ranks 0,2-3 did not"),
         ("skip_on_some_in_setup", "error", "rank 3 of 4 on local3: skipped (device is busy), "
          "but ranks 0-2 did not"),
     ],

@@ -143,7 +143,9 @@ def start(argv: list[str], env: dict[str, str], uid: int) -> int:
         os.chdir(env["HOME"])
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        sys.stderr.write(f"{socket.gethostname()}: cannot run {argv[0]}: {error.strerror}\n")
+        where = f" in {env['HOME']}" if error.filename == env["HOME"] else ""
+        why = f"cannot run {argv[0]}{where}: {error.strerror}"
+        sys.stderr.write(f"{socket.gethostname()}: {why}\n")
         sys.stderr.flush()
     finally:
         os._exit(127)

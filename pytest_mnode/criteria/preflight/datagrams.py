@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.protocol.address import family_of
+
 _HEADER = struct.Struct("!8sBHIHdd")  # run, kind, sender, number, size, arrived, answered
 _PING, _ANSWER = 1, 2
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
@@ -39,7 +41,7 @@ def open_socket(
 ) -> socket.socket:
     """A socket bound to an address ("": all, of IPv4 and IPv6), held to a device where we may."""
     both = not address and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    family = socket.AF_INET6 if both else family_of(address)
     sock = socket.socket(family, kind)
     try:
         sock.setblocking(False)

@@ -87,18 +87,19 @@ def _write(path: Path, text: str) -> None:
     try:
         os.write(descriptor, text.encode())
         os.fsync(descriptor)
+        now = os.fstat(descriptor).st_mtime
     finally:
         os.close(descriptor)
-    _remove_stale(path.parent)
+    _remove_stale(path.parent, now)
 
 
-def _remove_stale(directory: Path) -> None:
-    """Files that a killed survey may have left."""
+def _remove_stale(directory: Path, now: float) -> None:
+    """Files that a killed survey may have left. now: by the clock that dates these files."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
                 with contextlib.suppress(OSError):
-                    if time.time() - entry.stat().st_mtime > _STALE_S:
+                    if now - entry.stat().st_mtime > _STALE_S:
                         Path(entry.path).unlink()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises
+from pytest_mnode.criteria.preflight.judges.common import Subject, difference, listed, promises
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import cost, is_default
 from pytest_mnode.logs import nccl_files
@@ -36,6 +36,8 @@ _TORCHRUN_PRIVATE = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING"})
 _COMMON = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _HCA = "NCCL_IB_HCA"
+_OF_NODE = (*_INTERFACES, _HCA, "NCCL_IB_GID_INDEX", "UCX_NET_DEVICES")
+"""Nodes may name and number their devices differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +199,33 @@ def overrides(
             costs = "not the fabric's interface" if _not_fabric(variable, value, spec) else None
         if costs is not None:
             found[f"{variable}={value}"] = f"{variable}={value}{origin} ({costs})"
-    for variable in sorted({variable for variable, *_ in settings} - set(allowed)):
-        # Nodes may name their devices differently.
-        among = mine if variable in (*_INTERFACES, _HCA) else ranks
-        values = [rank.settings.get(variable, ("not set", ""))[0] for rank in among]
-        different = {"not set" if is_default(variable, value) else value for value in values}
-        if len(different) > 1 and f"{variable}=" not in "".join(found):
-            shown = listed(sorted(different))
-            found[variable] = f"{variable} differs between ranks ({shown})"
+    variables = {variable for rank in ranks for variable in rank.settings}
+    for variable in sorted(
+        variables - set(allowed) - {costly.partition("=")[0] for costly in found}
+    ):
+        if text := _differs(ranks, variable, name):
+            found[variable] = text
     harmless = sorted({f"{k}={v}" for k, v, _ in settings} - found.keys())
     note = listed(list(found.values()))
     if harmless:
         note = "; ".join(filter(None, [note, f"set as well: {listed(harmless)}"]))
     culprit = f"{name}: {listed(list(found.values()), 2)}"
     return [subject.measured(len(found), culprit, note)]
+
+
+def _differs(ranks: Sequence[RankEnvironment], variable: str, name: str) -> str:
+    """How a setting differs between ranks of this node, or from that of most nodes; "" if it does
+    not."""
+    values: dict[str, set[str]] = {}
+    for rank in ranks:
+        value, _ = rank.settings.get(variable, ("not set", ""))
+        of_node = values.setdefault(rank.node, set())
+        of_node.add("not set" if is_default(variable, value) else value)
+    if len(values[name]) > 1:
+        return f"{variable} differs between ranks ({listed(sorted(values[name]))})"
+    alike = {node: next(iter(found)) for node, found in values.items() if len(found) == 1}
+    odd = None if variable in _OF_NODE else difference(alike, name)
+    return f"{variable} is {alike[name]}, {odd.usual} on {odd.who}" if odd else ""
 
 
 def devices(

@@ -17,7 +17,10 @@ SHM = "/dev/shm"
 _STORED: tuple[Literal["datasets", "checkpoints", "scratch"], ...] = (
     *("datasets", "checkpoints", "scratch"),
 )
-_PARTS = ("hostname", "interfaces", "refusals", "rdma", "pci", "limits", "settings", "software")
+_PARTS = (
+    *("boot_id", "hostname", "interfaces", "refusals", "rdma", "pci", "limits", "settings"),
+    "software",
+)
 """Of the machine, read in any case."""
 
 

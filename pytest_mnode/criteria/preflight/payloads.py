@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_mnode.criteria.preflight.answers import Received, Sent
 from pytest_mnode.criteria.preflight.tcp import RailPair, in_words
+from pytest_mnode.protocol.address import family_of
 
 PATTERN_BYTES = 1 << 20
 """The pattern repeats after these."""
@@ -38,9 +39,8 @@ async def send(pair: RailPair, size_bytes: int, limit_s: float, rate_bytes_s: fl
     loop = asyncio.get_running_loop()
     source = problem = ""
     view = memoryview(_pattern())
-    family = socket.AF_INET6 if ":" in pair.theirs.address else socket.AF_INET
     try:
-        with socket.socket(family) as sock:
+        with socket.socket(family_of(pair.theirs.address)) as sock:
             sock.setblocking(False)
             sock.bind((pair.mine.address, 0))
             pace = min(int(rate_bytes_s), _NO_PACE - 1)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pytest_mnode.criteria.preflight.answers import Connection, LookUp, Rail
 from pytest_mnode.criteria.preflight.orders import Peer, ProbeOrder
+from pytest_mnode.protocol.address import family_of
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"
 NO_ANSWER = "no answer"
@@ -133,7 +134,7 @@ async def _connect(
             return replace(attempt, problem=why)
         except OSError as error:
             return replace(attempt, problem=f"its name {name} is not found: {error}")
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+    with socket.socket(family_of(address)) as sock:
         try:
             sock.setblocking(False)
             if source:
@@ -230,7 +231,7 @@ def _askable(address: str) -> tuple[str, ...]:
 def is_address(text: str) -> bool:
     """Whether this is an IP address and not a name."""
     try:
-        socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+        socket.inet_pton(family_of(text), text)
     except OSError:
         return False
     return True

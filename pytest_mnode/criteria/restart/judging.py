@@ -49,7 +49,8 @@ def judge(whole: History, cut: History, kill: KillReport, terms: Terms) -> list[
     """All measurements of one kill of the run `cut`. whole: the uninterrupted run."""
     until = History(cut.incarnations[: kill.incarnations], cut.stray)
     since = History(until.incarnations[kill.incarnation :], cut.stray)
-    unfit = kill.missed or _unfit(whole, since, terms)
+    # One that came back on some of its ranks only, and failed, did not come back.
+    unfit = kill.missed or _unfit(whole, since, terms, to_its_end=kill.came_back is not False)
     if not unfit and _over_before(since, kill, terms.steps):
         unfit = "the run was over before the kill: more steps, or a longer pause, are needed"
     if unfit:
@@ -204,8 +205,8 @@ def _over_before(since: History, kill: KillReport, steps: int) -> bool:
     return alone and all(end is not None and end.steps >= steps for end in ends)
 
 
-def _unfit(whole: History, cut: History, terms: Terms) -> str:
-    """Why these runs cannot be compared; "" where they can."""
+def _unfit(whole: History, cut: History, terms: Terms, *, to_its_end: bool = True) -> str:
+    """Why these runs cannot be compared; "" where they can. to_its_end: whether `cut` ran so far"""
     if not whole.incarnations:
         return f"the run that was not to be killed wrote no records{_stray(whole)}"
     last = whole.incarnations[-1]
@@ -223,7 +224,7 @@ def _unfit(whole: History, cut: History, terms: Terms) -> str:
         )
     if not cut.incarnations:
         return f"the run that was killed wrote no records{_stray(cut)}"
-    ends = (cut.incarnations[0], cut.incarnations[-1])
+    ends = (cut.incarnations[0], *cut.incarnations[-1:] * to_its_end)
     silent = sorted({rank for one in ends for rank in one.silent})
     return f"nothing written by ranks {silent}{_stray(cut)}" if silent else ""
 

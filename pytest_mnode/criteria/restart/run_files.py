@@ -54,12 +54,13 @@ def seen():
     print(missed)
     sys.exit(0)
 while time.monotonic() < end:
+    looked = time.monotonic() - began
     if ranks == 0:
         if os.path.exists(place + "/HOLDING"):
             seen()
     elif sum(map(done, glob.glob(glob.escape(place) + "/records/rank*.jsonl"))) >= ranks:
         seen()
-    missed = time.monotonic() - began
+    missed = looked
     time.sleep(0.02)
 sys.exit(3)
 """

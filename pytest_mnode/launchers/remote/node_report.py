@@ -54,7 +54,8 @@ try:
     import psutil
     for name, addresses in psutil.net_if_addrs().items():
         ours = [a.address.partition("%")[0] for a in addresses if a.family in (2, 10)]
-        networks[name] = [a for a in ours if not a.startswith("fe80")]
+        ours = [a for a in ours if not a.startswith("fe80")]
+        networks.setdefault(name.partition(":")[0], []).extend(ours)  # a label, such as eth0:1
 except Exception:
     networks = None
 found["networks"] = networks

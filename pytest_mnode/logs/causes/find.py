@@ -19,6 +19,7 @@ from pytest_mnode.logs.causes.culprits import (
     unredacted,
 )
 from pytest_mnode.logs.causes.table import Cause, KnownCause, in_order_of_matching, known_cause
+from pytest_mnode.logs.lines import began_in_tmp
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.logs.nccl_log.model import NOBODY
 from pytest_mnode.logs.nccl_log.text import plain_text
@@ -161,6 +162,8 @@ class _Finder:
         self._learn_pod(line)
         listed_later = self._later_failures and "exitcode" in self._block
         if listed_later or not is_worth_reading(line) or _HARMLESS.search(line):
+            return
+        if began_in_tmp(line):
             return
         if _UNRESOLVED.search(line):  # torch tries again
             self._unresolved = line

@@ -205,6 +205,8 @@ class _Reader:
             found.append(f"the first line has no beginning: {text.lines[0][:_SHOWN]}")
         if text.zeros:
             found.append(f"{text.zeros} zero bytes between the text")
+        if text.left_out:
+            found.append(f"{text.left_out} lines stand for others, which Ray left out")
         found += [f"a list of devices has no end: {end}" for end in self.cut_lists]
         if self.cut is not None:
             found.append(f"the last line has no end: {self.cut.message[-_SHOWN:]}")

@@ -20,6 +20,12 @@ _COMPARED = 64
 _COLOUR = re.compile(
     r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\))"
 )
+# Ray shows one of several like lines, in which only numbers differ, with how many it left out.
+_RAY_LEFT_OUT = re.compile(
+    r" ?\[repeated \d{1,9}x across cluster\]"
+    r"(?: \(Ray deduplicates logs by default\.[^\n]{0,400}\))?[ \t]*$",
+    re.MULTILINE | re.ASCII,
+)
 _MARK = re.compile(r"NCCL (INFO|WARN|ERROR|TRACE|ABORT)(?: |$)")
 _WHEN = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?", re.ASCII
@@ -68,11 +74,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Plain lines of a log, whether the last one has its line end, and how many zero bytes."""
+    """Plain lines of a log, whether the last one has its line end, and how many zero bytes.
+
+    left_out: how many lines stand for others too, which Ray did not print.
+    """
 
     lines: tuple[str, ...]
     ended: bool
     zeros: int
+    left_out: int = 0
 
 
 def plain_text(log: str | bytes) -> Text:
@@ -80,10 +90,11 @@ def plain_text(log: str | bytes) -> Text:
     text = log if isinstance(log, str) else _decoded(log)
     zeros = text.count("\0")
     text = _COLOUR.sub("", text.replace("\0", "")).replace("\r\n", "\n").replace("\r", "\n")
+    text, left_out = _RAY_LEFT_OUT.subn("", text)
     lines = text.split("\n")
     # A text of one line needs no line end.
     ended = lines[-1] == "" or len(lines) == 1
-    return Text(lines=tuple(lines), ended=ended, zeros=zeros)
+    return Text(lines=tuple(lines), ended=ended, zeros=zeros, left_out=left_out)
 
 
 def _decoded(log: bytes) -> str:

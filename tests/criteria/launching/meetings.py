@@ -23,13 +23,18 @@ from pytest_mnode.criteria.launching.meeting import meet
 from pytest_mnode.criteria.launching.store_clients import run_clients
 from pytest_mnode.rank.world import World
 
-LIMIT_S = 2.0
+LIMIT_S = 5.0
 LONG_S = 20.0
+_KEPT: list[socket.socket] = []
+"""Bound and never listening: nobody else is given a port of theirs before a rank listens there."""
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    _KEPT.append(kept)
+    return int(kept.getsockname()[1])
 
 
 def rank_env(rank: int, size: int, port: int, kept: bool, **more: str) -> dict[str, str]:

@@ -48,8 +48,11 @@ class Rank0:
     """Rank 0 of a job, in a thread."""
 
     def __init__(self, program: ModuleType, size: int, limit_s: float) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        # Bound for as long as this lives, so that nobody else is given the port meanwhile.
+        self._kept = socket.socket()
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port = self._kept.getsockname()[1]
         self.result: Any = None
         self._thread = threading.Thread(target=self._gather, args=(program, size, limit_s))
         self._thread.start()
@@ -64,6 +67,7 @@ class Rank0:
     def ended(self) -> Any:
         self._thread.join(4 * LIMIT_S)
         assert not self._thread.is_alive()
+        self._kept.close()
         return self.result
 
     def dial(self) -> socket.socket:

@@ -108,6 +108,9 @@ def test_ends_with_the_first_failure_and_all_are_waited_for() -> None:
     code, out = run(plan(["/no/such/program"]))
     assert code == 127
     assert "cannot run /no/such/program: No such file or directory" in out
+    homeless = {"argv": ["/bin/true"], "env": {"HOME": "/no/such/home"}}
+    _, out = run(plan(processes=[homeless]))
+    assert "cannot run /bin/true in /no/such/home: No such file or directory" in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

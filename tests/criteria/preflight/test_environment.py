@@ -178,6 +178,33 @@ def test_settings_that_ranks_do_not_share_count(spec: Spec) -> None:
     found = _one(environment.overrides(ranks, spec, "gpu1"))
     assert found.verdict == "fail"
     assert "NCCL_DEBUG differs between ranks (INFO, not set)" in found.note
+    assert _one(environment.overrides(ranks, spec, "gpu0")).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("usual", "of_odd", "text"),
+    [
+        ({}, {"NCCL_DEBUG": "INFO"}, "INFO, not set on 2 of 3 nodes"),
+        ({"NCCL_DEBUG": "INFO"}, {}, "not set, INFO on 2 of 3 nodes"),
+    ],
+)
+def test_the_node_whose_settings_are_unlike_those_of_most_fails(
+    spec: Spec, usual: dict[str, str], of_odd: dict[str, str], text: str
+) -> None:
+    alike, odd = _ranks(**usual), [replace(rank, node="gpu2") for rank in _ranks(**of_odd)[:2]]
+    found = {
+        node: _one(environment.overrides((*alike, *odd), spec, node))
+        for node in ("gpu0", "gpu1", "gpu2")
+    }
+    assert [one.verdict for one in found.values()] == ["pass", "pass", "fail"]
+    assert found["gpu2"].culprit == f"gpu2: NCCL_DEBUG is {text}"
+
+
+def test_numbers_of_gids_are_of_each_node(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{environment: {}}", kind="roce")
+    ranks = (*_ranks(NCCL_IB_GID_INDEX="3")[:2], *_ranks(NCCL_IB_GID_INDEX="5")[2:])
+    notes = [_one(environment.overrides(ranks, spec, node)).note for node in ("gpu0", "gpu1")]
+    assert notes == [f"NCCL_IB_GID_INDEX={index} (one GID for all devices)" for index in (3, 5)]
 
 
 def test_files_that_nccl_reads_count_and_the_environment_has_the_last_word(tmp_path: Path) -> None:

@@ -130,6 +130,14 @@ def test_a_way_back_that_could_not_be_seen_is_not_judged() -> None:
     assert (back.value, back.note) == (None, "node0: the run could not be watched")
 
 
+def test_a_job_that_comes_back_on_some_ranks_only_did_not_come_back() -> None:
+    half = resumed(ends=False)[:1]  # rank 0 started again
+    found = verdicts([*KILLED, *half], came_back=False, ended_how="rank 1 never started")
+    back = found["kills that the job did not come back from"]
+    assert (back.value, back.verdict) == (1, "fail")
+    assert (back.culprit or "").endswith("and did not go on: rank 1 never started")
+
+
 def test_a_job_told_to_end_in_its_last_step_was_over() -> None:
     done = incarnation(1, 12, ends=True)
     [found] = verdicts(done, preempted=True, at=1011.2, came_back=False).values()

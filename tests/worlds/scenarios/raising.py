@@ -77,6 +77,12 @@ def test_skip_on_some(rank: int) -> None:
         pytest.skip("no such device")
 
 
+def test_skip_on_some_while_others_wait(rank: int, process_group: Any) -> None:
+    if rank == 1:
+        pytest.skip("no such device")
+    dist.barrier()
+
+
 @pytest.fixture
 def wants_device(rank: int) -> None:
     if rank == 3:

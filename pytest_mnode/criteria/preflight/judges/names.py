@@ -115,6 +115,8 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
     if not one.found:
         return f"{one.what} has no address ({one.problem})"
     right = _addresses(of)
+    if me is not of and not _is_loopback(of.address):
+        right = {address for address in right if not _is_loopback(address)}
     wrong = [a for a in one.found if a.partition("%")[0] not in right]
     if wrong:
         return f"{one.what} is {listed(wrong)}, where {of.name} has {of.address}"

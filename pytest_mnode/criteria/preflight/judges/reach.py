@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+from statistics import median_low
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
     Blame,
-    Edge,
     Subject,
     blame,
     listed,
@@ -18,12 +20,13 @@ from pytest_mnode.criteria.preflight.judges.common import (
     promises,
 )
 from pytest_mnode.criteria.preflight.judges.links import link_faults, networks_of, no_links, own
-from pytest_mnode.criteria.preflight.tcp import paired
+from pytest_mnode.criteria.preflight.judges.matrix import Matrix, both, matrix
 from pytest_mnode.machine.netdev import plain
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network
 
+_NO_ROUTE = os.strerror(errno.ENETUNREACH).lower()
 _LOST = {
     "both ways": "no way to or from others on the {} network",
     "sending": "others do not hear it on the {} network, and it hears them",
@@ -94,71 +97,6 @@ def _hint(nodes: Iterable[NodeSurvey], first: NodeSurvey) -> str:
     return "; datagrams are answered, so connections are filtered" if answered else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Edges of one network: those tried and those that fail, with the problem of each.
-
-    filtered: those of the failing on which datagrams pass and connections do not open.
-    """
-
-    tried: frozenset[Edge]
-    failed: frozenset[Edge]
-    filtered: frozenset[Edge]
-    problems: dict[Edge, str]
-
-
-@lru_cache(maxsize=4)
-def matrix(survey: Survey, network: str) -> Matrix:
-    """Which edges fail on any rail of a network.
-
-    A connection needs both directions. Datagrams show which of them fails: they need only one, and
-    the node that hears one reports it.
-    """
-    tried: set[Edge] = set()
-    failed: set[Edge] = set()
-    filtered: set[Edge] = set()
-    problems: dict[Edge, str] = {}
-    by_index = {node.index: node for node in survey.nodes}
-    for node in survey.nodes:
-        for connection in node.paths.connections if node.paths else ():
-            if connection.network != network:
-                continue
-            there, back = (node.index, connection.to), (connection.to, node.index)
-            tried |= {there, back}
-            if connection.took_s is not None:
-                continue
-            deaf = [
-                (a, b)
-                for a, b in (there, back)
-                if not _heard(by_index[a], by_index[b], network, connection.rail, node)
-            ]
-            failed |= set(deaf or [there])
-            filtered |= set() if deaf else {there}
-            passing = "" if deaf else ", though datagrams pass"
-            for edge in deaf or [there]:
-                problems.setdefault(edge, f"{connection.rail}: {connection.problem}{passing}")
-    return Matrix(frozenset(tried), frozenset(failed), frozenset(filtered), problems)
-
-
-def _heard(
-    sender: NodeSurvey, receiver: NodeSurvey, network: str, rail: str, namer: NodeSurvey
-) -> bool:
-    """Whether the receiver heard the sender; `rail` is the name that `namer` has for the edge."""
-    if sender.facts is None or receiver.facts is None or receiver.last is None:
-        return True  # not known, so not blamed
-    other = receiver if namer is sender else sender
-    assert namer.facts is not None
-    assert other.facts is not None
-    pairs = paired(namer.facts.rails.get(network, ()), other.facts.rails.get(network, ()))
-    named = {mine.interface: theirs.interface for mine, theirs in pairs}
-    at = named.get(rail, rail) if receiver is other else rail
-    return any(
-        sender.index in heard.senders
-        for heard in receiver.last.heard
-        if heard.network == network and heard.rail == at
-    )
-
-
 def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
     """Nodes with a failing edge, or with none, whose own link or route is broken: how, in words.
 
@@ -179,8 +117,20 @@ def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
                 if one.took_s is None
                 for text in _refusals(node, survey.nodes[one.to], network, one.problem)
             ]
+            or _unrouted(node, network)
         )
     }
+
+
+def _unrouted(node: NodeSurvey, network: Network) -> list[str]:
+    """Where a node has no route to most others: of another netmask or subnet, for example."""
+    rails = {one.name for one in own(node, network)}
+    tried = [one for one in (node.paths.connections if node.paths else ()) if one.rail in rails]
+    lost = [one for one in tried if one.took_s is None and one.problem.startswith(_NO_ROUTE)]
+    if len(tried) < 2 or 2 * len(lost) <= len(tried):
+        return []
+    over = listed(sorted({one.rail for one in lost}))
+    return [f"no route to most nodes over {over}: compare its address, netmask and routes"]
 
 
 def _refusals(me: NodeSurvey, other: NodeSurvey, network: Network, problem: str) -> list[str]:
@@ -230,27 +180,37 @@ def _peers_on(
     edges = matrix(survey, key)
     if survey.on_loopback and not edges.tried:
         return subject(len(others)).unknown(no_links(me, network))
+    if lacking := _lacking(survey, me, key):
+        text = f"no address on {listed(lacking)}, where most nodes have one"
+        broken_links = link_faults(me, network)  # a port without a carrier may have no address
+        why = broken_links[0] if broken_links else text
+        return subject(len(others)).measured(0, f"{me.name}: {why}", text)
     broken, found = _culprits(survey, key, network)
     well = [o for o in others if o.index not in found.nodes]
     if me.index in found.nodes:
         asked = well or list(others)
-        reached = [o for o in asked if _tried(edges, me, o) and not _lost(edges, me, o)]
+        reached = [o for o in asked if edges.is_open(me, o)]
         mine = {edge for edge in edges.failed if me.index in edge}
         words = _FILTERED if mine <= edges.filtered else _LOST
         why = broken.get(me.index) or words[found.nodes[me.index]].format(key)
-        problems = {edges.problems[e] for o in asked for e in _both(me, o) if e in edges.problems}
+        beside = [o.name for o in others if o not in well and edges.is_open(me, o)]
+        if beside and why == _LOST["both ways"].format(key):
+            why = f"it and {listed(beside)} have {why}"  # one part of a network that is in parts
+        problems = {edges.problems[e] for o in asked for e in both(me, o) if e in edges.problems}
         note = "; ".join(sorted(problems)[:2])
         why += _same_address(survey, me, network)
         return subject(len(asked)).measured(len(reached), f"{me.name}: {why}", note)
-    asked = [o for o in well if _tried(edges, me, o)]
-    lost = [o for o in asked if _lost(edges, me, o)]
+    asked = [o for o in well if edges.was_tried(me, o)]
+    lost = [o for o in asked if edges.is_lost(me, o)]
     notes = [
         f"without {o.name}, which is to blame itself" for o in others if o.index in found.nodes
     ]
     notes += [
-        f"{o.name} was not tried: {_why_untried(o, key)}" for o in well if not _tried(edges, me, o)
+        f"{o.name} was not tried: {_why_untried(o, key)}"
+        for o in well
+        if not edges.was_tried(me, o)
     ]
-    notes += [edges.problems[e] for o in lost for e in _both(me, o) if e in edges.problems][:2]
+    notes += [edges.problems[e] for o in lost for e in both(me, o) if e in edges.problems][:2]
     if not asked:
         return subject(len(others)).unknown("; ".join(notes))
     culprit = listed([path_between(me, o, edges.failed) for o in lost])
@@ -258,16 +218,18 @@ def _peers_on(
     return subject(len(asked)).measured(len(asked) - len(lost), culprit or None, "; ".join(notes))
 
 
-def _tried(edges: Matrix, me: NodeSurvey, other: NodeSurvey) -> bool:
-    return (me.index, other.index) in edges.tried
-
-
-def _lost(edges: Matrix, me: NodeSurvey, other: NodeSurvey) -> bool:
-    return any(edge in edges.failed for edge in _both(me, other))
-
-
-def _both(me: NodeSurvey, other: NodeSurvey) -> tuple[Edge, Edge]:
-    return (me.index, other.index), (other.index, me.index)
+def _lacking(survey: Survey, me: NodeSurvey, key: str) -> list[str]:
+    """Interfaces on which most nodes have an address, of a node that has fewer than is usual."""
+    names = {
+        node.index: {rail.interface for rail in node.facts.rails.get(key, ())}
+        for node in survey.nodes
+        if node.facts is not None
+    }
+    if len(names[me.index]) >= median_low(map(len, names.values())):
+        return []
+    nodes_with = Counter(interface for own in names.values() for interface in own)
+    usual = {interface for interface, count in nodes_with.items() if 2 * count > len(names)}
+    return sorted(usual - names[me.index])
 
 
 def _same_address(survey: Survey, me: NodeSurvey, network: Network) -> str:

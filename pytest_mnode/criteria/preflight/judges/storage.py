@@ -10,6 +10,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     no_answer,
     promises,
 )
+from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import StoragePromise
@@ -115,8 +116,14 @@ def _same_mount(
     if me.name not in systems or len(systems) < 2:
         why = "no file could be left there, and its mount cannot be compared"
         return subject.unknown(f"{me.name}: {why}")
+    kind, _, _ = systems[me.name].partition(" ")
     odd = difference({node: _export(mount) for node, mount in systems.items()}, me.name)
     note = f"{systems[me.name]}, {odd.usual} on {odd.who}" if odd else systems[me.name]
+    boots = {node.machine.boot_id for node in survey.nodes if node.name in systems}
+    one_machine = len(boots) == 1 and None not in boots
+    if odd is None and kind in LOCAL_FILE_SYSTEMS and not one_machine:
+        why = f"{kind} is not shared by machines, and no file could be left to show otherwise"
+        return subject.unknown(f"{me.name}: {note}: {why}")
     if odd is None and len(set(systems.values())) > 1:
         if not one.samples:
             why = "other addresses elsewhere, and no files to compare"

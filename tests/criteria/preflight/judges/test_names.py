@@ -20,6 +20,7 @@ from tests.criteria.preflight.made import (
     asked,
     culprits,
     healthy,
+    interface,
     spec_of,
     verdicts,
     with_facts,
@@ -53,6 +54,16 @@ def test_wrong_and_slow_look_ups_are_the_askers_fault(
     [culprit] = culprits(names.look_ups, found, spec).values()
     assert culprit.startswith("gpu1: its ")
     assert note in " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
+
+
+def test_the_name_of_another_node_on_loopback_is_wrong(spec: Spec) -> None:
+    survey = healthy()
+    interfaces = (*(survey.nodes[2].machine.interfaces or ()), interface("lo", "127.0.0.1"))
+    survey = with_facts(survey, 2, interfaces=interfaces)
+    found = _look_up(survey, 1, LookUp(2, "gpu2", ("127.0.0.1",), 0.001, ""))
+    note = " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
+    assert "gpu2 is 127.0.0.1, where gpu2 has 10.1.0.3" in note
+    assert verdicts(names.look_ups, found, spec) == {"gpu1": "fail"}
 
 
 def _named(survey: Survey, hostnames: list[str], reverse: dict[int, str]) -> Survey:

@@ -12,6 +12,7 @@ import pytest
 
 from pytest_mnode.criteria.preflight.answers import (
     Connection,
+    Rail,
     Survey,
 )
 from pytest_mnode.criteria.preflight.judges import (
@@ -178,4 +179,64 @@ def test_a_node_that_does_not_reach_the_first_and_a_first_node_that_answers_nobo
     taken = with_facts(healthy(), 0, master_problem="cannot listen on port 29500: in use")
     assert culprits(reach.master, taken, spec) == {
         "gpu0": "gpu0: cannot listen on port 29500: in use"
+    }
+
+
+def _without_address(survey: Survey, index: int, interface: str) -> Survey:
+    """Nobody tried a way to or from this interface of a node."""
+    for node in survey.nodes:
+        assert node.facts is not None
+        assert node.paths is not None
+        connections = tuple(
+            one
+            for one in node.paths.connections
+            if one.rail != interface or index not in (node.index, one.to)
+        )
+        survey = with_node(survey, node.index, paths=replace(node.paths, connections=connections))
+    facts = survey.nodes[index].facts
+    assert facts is not None
+    rails = {
+        key: tuple(rail for rail in of_key if rail.interface != interface)
+        for key, of_key in facts.rails.items()
+    }
+    return with_facts(survey, index, rails=rails)
+
+
+@pytest.mark.parametrize("rails", [1, 2])
+def test_a_node_without_an_address_that_most_have_is_named(spec: Spec, rails: int) -> None:
+    survey = healthy()
+    for node in survey.nodes if rails == 2 else ():
+        assert node.facts is not None
+        second = Rail("fab1", f"10.3.0.{node.index + 1}", 5, 6)
+        of_fabric = {"fabric": (*node.facts.rails["fabric"], second)}
+        survey = with_facts(survey, node.index, rails=node.facts.rails | of_fabric)
+    name = f"fab{rails - 1}"
+    found = culprits(reach.peers, _without_address(survey, 3, name), spec)
+    assert found == {"gpu3": f"gpu3: no address on {name}, where most nodes have one"}
+
+
+def test_parts_of_a_network_are_named_as_such(spec: Spec) -> None:
+    halves = cut(healthy(), [e for a in (0, 1) for b in (2, 3) for e in ((a, b), (b, a))])
+    words = "have no way to or from others on the fabric network"
+    assert culprits(reach.peers, halves, spec) == {
+        "gpu0": f"gpu0: it and gpu1 {words}",
+        "gpu1": f"gpu1: it and gpu0 {words}",
+    }
+
+
+def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
+    """It is in another subnet: datagrams that are held to the interface pass all the same."""
+    survey = healthy()
+    for node in survey.nodes:
+        assert node.paths is not None
+        why = "network is unreachable: no route" if node.index in (0, 2) else "no answer within 2 s"
+        connections = tuple(
+            replace(one, took_s=None, problem=why)
+            if one.network == "fabric" and 2 in (node.index, one.to)
+            else one
+            for one in node.paths.connections
+        )
+        survey = with_node(survey, node.index, paths=replace(node.paths, connections=connections))
+    assert culprits(reach.peers, survey, spec) == {
+        "gpu2": "gpu2: no route to most nodes over fab0: compare its address, netmask and routes"
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,20 @@ def test_files_that_differ_are_named(stored: Spec) -> None:
     [sample] = asked(storage.sample, found, stored)["gpu0"]
     assert sample.value == 1
     assert "b.bin: d9 of 99 B, d2 of 100 B on 3 of 4 nodes" in sample.note
+
+
+@pytest.mark.parametrize(
+    ("boot_ids", "verdict"),
+    [("aaaa", "pass"), ("abcd", "inconclusive"), ((None,) * 4, "inconclusive")],
+)
+def test_a_disk_of_each_node_is_not_taken_for_a_shared_one(
+    stored: Spec, boot_ids: Sequence[str | None], verdict: str
+) -> None:
+    survey = _stored()
+    for index, boot_id in enumerate(boot_ids):
+        survey = with_facts(survey, index, boot_id=boot_id)
+        survey = _with_directory(survey, index, "datasets", file_system="xfs /dev/nvme0n1")
+    datasets = asked(storage.shared, survey, stored)["gpu0"][0]
+    assert datasets.verdict == verdict
+    says = "gpu0: xfs /dev/nvme0n1: xfs is not shared by machines"
+    assert datasets.note.startswith(says) is (verdict == "inconclusive")

@@ -1,0 +1,31 @@
+"""Files that a survey leaves in directories, and what it removes of others."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.criteria.preflight import directories
+from pytest_mnode.criteria.preflight.orders import Directory
+
+
+def test_files_of_nodes_whose_clock_is_behind_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh, stale = (tmp_path / f".mnode-preflight-{name}" for name in ("fresh-1", "stale-1"))
+    fresh.touch()
+    stale.touch()
+    now = time.time()
+    os.utime(stale, (now - 7200, now - 7200))
+    # This node's clock is hours ahead of that of the file server, which dates files.
+    monkeypatch.setattr("time.time", lambda: now + 7200)
+    order = Directory("checkpoints", str(tmp_path), writable=True, sample_files=0)
+    found = directories.visit(order, "run", 0, lambda _: None)
+    assert found.token is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".mnode-preflight-fresh-1",
+        Path(found.token.path).name,
+    ]
