@@ -1,4 +1,4 @@
-"""Does what nodes send by TCP arrive as it was sent?"""
+"""Judges of payloads: whether bytes that nodes send by TCP arrive unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pytest_mnode.spec.quantity import SIZE
 
 
 def payload(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per network: wrong bytes of what this node sent and received.
+    """One measurement per network: wrong bytes of the payloads that this node sent or received.
 
     Judged on the edges that no other node is to blame for.
     """
@@ -90,9 +90,9 @@ def _payload(
 
 
 def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
-    """How many paths of the fabric changed the payloads `sent`, and who is to blame.
+    """Number of paths of the fabric that changed the payloads `sent`, with the culprits.
 
-    Inconclusive where no payload was changed and not all arrived.
+    Inconclusive if no payload was changed and not all arrived.
     """
     arrived, corrupt, stuck = _arrived(survey, "fabric", sent.size_bytes)
     wrong = {edge for edge, one in arrived.items() if one.wrong_bytes}
@@ -118,11 +118,11 @@ def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
 
 
 def corrupters(tried: Collection[Edge], wrong: Collection[Edge]) -> Blame:
-    """Nodes that change payloads, with two healthy partners as the contrast; paths for the rest.
+    """Nodes that change payloads, confirmed by two healthy partners; paths for other wrong edges.
 
-    Where no node spoils most of its edges, as a wire does that changes a byte now and then, it is
-    the one node that all wrong edges have in common. A partner is healthy if some edge of it to or
-    from a third node is right.
+    If no node spoils most of its edges, as with a link that changes a byte now and then, the
+    culprit is the one node that all wrong edges have in common. A partner is healthy if at least
+    one of its edges to or from a third node is right.
     """
     found = blame(tried, wrong).nodes
     common = set.intersection(*map(set, wrong)) if wrong else set()
@@ -137,7 +137,7 @@ def corrupters(tried: Collection[Edge], wrong: Collection[Edge]) -> Blame:
 
 
 def _contrast(node: int, tried: Collection[Edge], wrong: Collection[Edge]) -> int:
-    """How many healthy partners of a node have a wrong edge to or from it."""
+    """Number of a node's healthy partners that have a wrong edge to or from it."""
     healthy = {n for edge in tried if edge not in wrong and node not in edge for n in edge}
     return len({n for edge in wrong if node in edge for n in edge} & healthy - {node})
 
@@ -146,7 +146,7 @@ def _contrast(node: int, tried: Collection[Edge], wrong: Collection[Edge]) -> in
 def _arrived(
     survey: Survey, key: str, size_bytes: int
 ) -> tuple[dict[Edge, _Arrived], Blame, Blame]:
-    """Every edge on which a payload was to be sent; who changes payloads, and who loses them."""
+    """Payloads by edge; culprits of changed payloads; culprits of lost payloads."""
     found: dict[Edge, _Arrived] = {}
     by_index = {node.index: node for node in survey.nodes}
     for node in survey.nodes:

@@ -1,4 +1,4 @@
-"""May processes run beside the accelerators that they are given?"""
+"""Judge of CPUs: whether processes may run near their accelerators."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pytest_mnode.spec import Spec
 
 
 def cpus_near(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many accelerators have no CPU beside them on which a process of this node may run.
+    """Number of accelerators without a nearby CPU on which a process of this node may run.
 
-    In a container these are the accelerators and the CPUs that it was given: on a Kubernetes node
-    that keeps no topology (the kubelet's Topology Manager) they may be of different sockets.
+    In a container, these are the container's accelerators and CPUs: on a Kubernetes node whose
+    kubelet has no Topology Manager policy, they may belong to different sockets.
     """
     if promises(spec).cpus is None or not spec.accelerators.per_node:
         return []

@@ -1,4 +1,4 @@
-"""Are accelerators and PCIe links as promised, and has the kernel logged no failing device?"""
+"""Judges of accelerators, of PCIe links, and of device errors in the kernel log."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
 
 _State = Callable[[Accelerator], tuple[str, bool] | None]
-"""An accelerator's state in words, and whether it is right; None where it is not known."""
+"""An accelerator's state in words, and whether it is right; None if it is unknown."""
 
 
 def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many accelerators of this node answer, their model, memory and state; one measurement
-    each."""
+    """One measurement each: number of accelerators that answer, their model, memory and state."""
     promise, promised = promises(spec).accelerators, spec.accelerators
     if promise is None or not promised.per_node:
         return []
@@ -33,7 +32,7 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     there = me.machine.accelerators
     if there is None:
         return [count.unknown(why_unread(me, "accelerators"))]
-    # NVML counts a device that it has lost.
+    # NVML still counts a device that it has lost.
     lost = listed([str(one.index) for one in there if one == Accelerator(index=one.index)])
     culprit = f"{name} accelerator {lost}" if lost else f"{name} accelerators"
     note = f"{name}: accelerator {lost} answers nothing" if lost else ""
@@ -97,7 +96,7 @@ def _remapped_rows(one: Accelerator) -> tuple[str, bool] | None:
 def _unlike(
     me: NodeSurvey, there: Sequence[Accelerator], what: str, source: str, state: _State
 ) -> Measurement:
-    """How many are not in the right state; one whose state is not known leaves a pass open."""
+    """Number of accelerators in a wrong state; inconclusive if it is 0 and a state is unknown."""
     subject = Subject(f"accelerators {what}", "", equals(0), source)
     states = {one.index: state(one) for one in there}
     wrong = {i: one[0] for i, one in states.items() if one is not None and not one[1]}
@@ -116,7 +115,7 @@ def _worst(
     subject: Subject,
     read: Callable[[Accelerator], int | None],
 ) -> Measurement:
-    """The value farthest towards breaking the bound; one that is not known leaves a pass open."""
+    """The value with the least margin; inconclusive if it passes and another is unknown."""
     known = {one.index: value for one in there if (value := read(one)) is not None}
     index = min(known, key=lambda one: subject.bound.margin(known[one]), default=None)
     if index is None or (len(known) < len(there) and subject.bound.holds(known[index])):
@@ -128,7 +127,8 @@ def _worst(
 class PciLink:
     """The PCIe link of an accelerator or a NIC.
 
-    name: such as "accelerator 0000:1b:00.0" or "mlx5_0". full_…: the most that card and slot can.
+    name: such as "accelerator 0000:1b:00.0" or "mlx5_0". full_…: the most that both card and slot
+    support.
     """
 
     name: str
@@ -140,7 +140,7 @@ class PciLink:
 
 
 def pci_links(machine: Machine, fabric: Sequence[str]) -> tuple[PciLink, ...]:
-    """PCIe links of accelerators, and of the NICs that a pattern of the fabric names.
+    """PCIe links of accelerators, and of the NICs that match a pattern of the fabric.
 
     Source: Linux, Documentation/ABI/testing/sysfs-bus-pci.
     """
@@ -171,7 +171,7 @@ def _pci_link(machine: Machine, card: PciFunction, name: str, accelerator: bool)
 
 
 def pcie(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many PCIe links are narrower than card and slot can, and how many of NICs are slower."""
+    """Number of PCIe links narrower than card and slot support, and of slower links of NICs."""
     if promises(spec).pcie is None:
         return []
     me = survey.node(name)
@@ -188,7 +188,7 @@ def _full(
     unit: str,
     links: Sequence[tuple[str, float | None, float | None]],
 ) -> Measurement:
-    """How many links have less than they could. links: name, what each has and could have."""
+    """Number of links below their maximum. links: name, actual value and maximum of each."""
     subject = Subject(f"PCIe links below their full {label}", "", equals(0), "preflight.pcie full")
     if not links:
         unread = me.facts is None or "pci" in me.machine.unread
@@ -201,7 +201,7 @@ def _full(
 
 
 def kernel_log(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many failures and corrected errors since boot, and how often the worst link went down."""
+    """Device failures, corrected errors, and times that the worst link went down, since boot."""
     promise = promises(spec).kernel_log
     if promise is None:
         return []
@@ -231,7 +231,7 @@ def _logged(
     ours = [event for event in log.events if event.severity is severity]
     counts = Counter(event.device for event in ours)
     value, devices = len(ours), list(counts)
-    if severity is Severity.LINK_DOWN:  # each link by itself
+    if severity is Severity.LINK_DOWN:  # the bound is for each link by itself
         value = max(counts.values(), default=0)
         devices = [device for device, count in counts.items() if count > most]
     notes = [f"the log goes back to {log.since} only"] if log.since else []

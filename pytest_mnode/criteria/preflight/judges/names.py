@@ -1,4 +1,4 @@
-"""Are names and addresses of all nodes looked up quickly and rightly, and do the clocks agree?"""
+"""Judges of clocks, and of the look-ups of all nodes' names and addresses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pytest_mnode.spec.quantity import DURATION
 
 
 def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Three measurements: the slowest look-up of this node, how many of its answers are wrong, and
-    how many other nodes have its host name.
+    """Three measurements: the slowest look-up of this node, the number of wrong answers, and the
+    number of other nodes with its host name.
 
-    Looked up are the name of every node, its control address, and that address as dual-stack
-    sockets ask for it (::ffff:…): torchrun stalls for ten seconds where that one hangs.
+    It looks up the name of every node, its control address, and that address as dual-stack sockets
+    use it (::ffff:…): torchrun stalls for ten seconds if the look-up of the last one hangs.
     """
     promise = promises(spec).names
     if promise is None:
@@ -61,7 +61,7 @@ def _slowest(
 def _wrong(
     survey: Survey, me: NodeSurvey, found: tuple[LookUp, ...], subject: Subject
 ) -> Measurement:
-    # Of a name that several nodes have no answer is right.
+    # No answer is right for a name that several nodes have.
     found = tuple(one for one in found if not _has_namesake(one, survey))
     known = [_can_be_judged(one, survey) for one in found]
     judged = [one for one, can in zip(found, known, strict=True) if can]
@@ -76,7 +76,7 @@ def _wrong(
 
 
 def _shared(survey: Survey, me: NodeSurvey) -> list[Measurement]:
-    """Nodes whose host name is this node's too; one that is listed by that name is not to blame."""
+    """Other nodes with this node's host name; 0 for the only node listed under that name."""
     if survey.on_loopback:
         return []
     subject = Subject("other nodes with the same host name", "", equals(0), "a name for each node")
@@ -93,12 +93,12 @@ def _shared(survey: Survey, me: NodeSurvey) -> list[Measurement]:
 
 
 def _has_namesake(one: LookUp, survey: Survey) -> bool:
-    """Whether what was looked up is the host name of several nodes."""
+    """Whether the name that was looked up is the host name of several nodes."""
     return not is_address(one.what) and len(_by_hostname(survey).get(_name(one.what), ())) > 1
 
 
 def _can_be_judged(one: LookUp, survey: Survey) -> bool:
-    """Not an address that a node may have whose interfaces are not known."""
+    """False if a found address may be the node's own, whose interfaces are unknown."""
     of = survey.nodes[one.of]
     if is_address(one.what) or of.machine.interfaces is not None:
         return True
@@ -106,7 +106,7 @@ def _can_be_judged(one: LookUp, survey: Survey) -> bool:
 
 
 def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
-    """What is wrong with an answer; "" where it is right or did not come."""
+    """Fault of an answer; "" if the answer is right or did not come."""
     if one.took_s is None:
         return ""
     of = survey.nodes[one.of]
@@ -126,12 +126,12 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
 
 
 def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
-    """An address may have no name, or one we do not know; but not that of another node."""
+    """Fault if an address has another node's name; no name or an unknown name is right."""
     own, names = _name(of.machine.hostname or ""), _by_hostname(survey)
     short_names = _short_hostnames(survey)
     for found in one.found:
         full = _name(found)
-        # In two domains there may be nodes of the same short name: then the whole decides.
+        # Nodes in two domains may have the same short name; then the full name decides.
         taken = full in names if full[0] == own[0] else full[0] in short_names
         if full != own and taken:
             return f"{one.what} is {found}, where {of.name} has it"
@@ -140,7 +140,7 @@ def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
 
 @lru_cache(maxsize=1)
 def _by_hostname(survey: Survey) -> dict[tuple[str, ...], list[NodeSurvey]]:
-    """Nodes by their host name, in parts."""
+    """Nodes by the parts of their host name."""
     found: dict[tuple[str, ...], list[NodeSurvey]] = {}
     for node in survey.nodes:
         if node.machine.hostname:
@@ -154,12 +154,12 @@ def _short_hostnames(survey: Survey) -> frozenset[str]:
 
 
 def _name(text: str) -> tuple[str, ...]:
-    """The parts of a host name, however it is written."""
+    """The parts of a host name, in lower case and without a final dot."""
     return tuple(text.rstrip(".").lower().split("."))
 
 
 def _addresses(node: NodeSurvey) -> set[str]:
-    """All addresses of a node; `_fault` judges loopback for its own name."""
+    """All addresses of a node, also those of loopback, which `_fault` judges."""
     found = {node.address}
     for interface in node.machine.interfaces or ():
         found |= {address.partition("%")[0] for address in interface.addresses}
@@ -174,10 +174,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def clocks(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How far this node's clock is from the middle one.
+    """Skew between this node's clock and the median clock.
 
-    Measured by four time stamps as NTP does, in the fastest exchange; it may be wrong by half of
-    that exchange. A skew whose error leaves the verdict open is inconclusive.
+    Measured by four time stamps as in NTP, in the fastest exchange; the error is at most half of
+    that exchange. A skew that is closer to the bound than its error is inconclusive.
     """
     promise = promises(spec).clocks
     if promise is None or len(survey.nodes) == 1:
@@ -216,7 +216,7 @@ def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
 
 
 def _agreeing(survey: Survey, middle: NodeSurvey, most_s: float) -> list[str]:
-    """The middle clock's node, and those whose clocks are no further from it than this."""
+    """The node `middle`, and the nodes whose clocks differ from its clock by at most `most_s`."""
     offsets = _offsets(survey)
     return [
         node.name
@@ -228,7 +228,7 @@ def _agreeing(survey: Survey, middle: NodeSurvey, most_s: float) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _middle(survey: Survey) -> NodeSurvey | None:
-    """The node whose clock is the median, of those that exchanged time stamps with most others."""
+    """The node with the median clock, of the node with most exchanges and its partners."""
     by_node: dict[int, dict[int, float]] = {}
     for (one, other), (offset_s, _) in _offsets(survey).items():
         by_node.setdefault(one, {one: 0.0})[other] = offset_s
@@ -242,9 +242,9 @@ def _middle(survey: Survey) -> NodeSurvey | None:
 
 @lru_cache(maxsize=1)
 def _offsets(survey: Survey) -> dict[Edge, tuple[float, float]]:
-    """The second node's clock less the first's, and by how much that may be wrong, s.
+    """The second node's clock minus the first's, and the largest error of that, s.
 
-    By the most exact exchange that either of the two measured.
+    Taken from the most exact exchange that either of the two nodes measured.
     """
     found: dict[Edge, tuple[float, float]] = {}
     for node in survey.nodes:

@@ -1,4 +1,4 @@
-"""Do packets of full size get through, and does TCP send such?"""
+"""Judges of packet sizes: whether full-size packets pass, and whether TCP sends them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pytest_mnode.spec import Spec
 
 
 def path_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Two measurements per network: the largest packet, don't-fragment, to and from other nodes,
-    and the largest that TCP sends there.
+    """Two measurements per network: the largest packet with don't-fragment to and from other nodes,
+    and the largest packet that TCP sends there.
 
-    Judged on the edges that no other node is to blame for. Small packets pass on all of them, so
-    that a smaller one is a hole: connections open, and hang with the first full segment. TCP may
-    send smaller ones than pass, by the MTU of a route.
+    Judged on the edges that no other node is to blame for. Small packets pass on all these edges,
+    so a size below the MTU is an MTU hole: connections open, and hang at the first full segment.
+    TCP may send smaller packets than the path passes, because of the MTU of a route.
     """
     if len(survey.nodes) == 1:
         return []
@@ -42,7 +42,7 @@ def path_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 def _path_mtu(
     survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int, own_mtu: str | None
 ) -> Measurement:
-    """own_mtu: the node's interface whose own MTU is wrong, and to blame before its link."""
+    """own_mtu: the node's interface with a wrong MTU, blamed before the link; None if none."""
     subject = Subject(
         f"largest packet that passes on the {key} network",
         "B",
@@ -109,7 +109,7 @@ def _tcp_mtu(
 
 @lru_cache(maxsize=4)
 def _tcp_sizes(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, int], Blame]:
-    """The smallest of all rails on each edge, and who is to blame for those that are too small."""
+    """The smallest size of all rails on each edge, and the culprits of sizes that are too small."""
     found: dict[Edge, int] = {}
     for node in survey.nodes:
         for one in node.paths.connections if node.paths else ():
@@ -120,7 +120,7 @@ def _tcp_sizes(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, int
 
 
 def _untried(me: NodeSurvey, other: NodeSurvey, key: str, found: dict[Edge, Path]) -> bool:
-    """Whether two nodes are connected, and no packet's size could be tried between them."""
+    """Whether two nodes are connected, but packet sizes could not be tried both ways."""
     if (me.index, other.index) in found and (other.index, me.index) in found:
         return False
     return any(
@@ -132,9 +132,9 @@ def _untried(me: NodeSurvey, other: NodeSurvey, key: str, found: dict[Edge, Path
 
 @lru_cache(maxsize=4)
 def _worst_paths(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, Path], Blame]:
-    """The worst rail of each edge on which small packets pass and full ones were tried.
+    """The worst rail on each edge, and the culprits of sizes that are too small.
 
-    And who is to blame for those that are too small.
+    Only rails count on which small packets pass and full-size packets were tried.
     """
     found: dict[Edge, Path] = {}
     for node in survey.nodes:

@@ -1,4 +1,4 @@
-"""Are RDMA ports as promised, and can NICs reach the memory of accelerators?"""
+"""Judges of RDMA ports, and of the access of NICs to the memory of accelerators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_mnode.spec import Spec
 
 
 def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many RDMA ports of the fabric are ACTIVE, and how many have a GID of a type promised."""
+    """Number of RDMA ports of the fabric that are ACTIVE, and of those without a promised GID."""
     promise = promises(spec).rdma
     if promise is None:
         return []
@@ -49,9 +49,10 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def _fault(port: Port, wanted: str | None) -> str | None:
-    """Why a port does not carry a fabric of this protocol; "" where it does, None: not known.
+    """Why a port does not carry a fabric of this protocol; "" if it does, None if unknown.
 
-    A card that can be either may have come up as the other: InfiniBand as RoCE, or RoCE as iWARP.
+    A card that supports two protocols may have started with the wrong one: RoCE in place of
+    InfiniBand, or iWARP in place of RoCE.
     """
     if port.protocol is not None and wanted is not None and port.protocol != wanted:
         return f"is {port.protocol}, not {wanted}"
@@ -63,10 +64,10 @@ def _fault(port: Port, wanted: str | None) -> str | None:
 
 
 def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Measurement:
-    """How many active ports have no GID of a wanted type.
+    """Number of active ports without a GID of a wanted type.
 
     A device that several network namespaces share shows the GIDs of all of them; a process can use
-    those of its own alone.
+    only those of its own namespace.
     """
     label = f"ports without a GID of {' or '.join(wanted)}"
     subject = Subject(label, "", equals(0), "preflight.rdma.gid_types")
@@ -90,7 +91,7 @@ def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Meas
 
 
 def _without_gid(me: NodeSurvey, port: Port, wanted: Sequence[str]) -> str:
-    """The IPv4 address of a port's interface, where no GID of a wanted type is of any; or "".
+    """An IPv4 address of a port's interface if no GID of a wanted type has one; else "".
 
     Peers on other subnets cannot answer a GID of a link-local address.
     """
@@ -104,7 +105,7 @@ def _without_gid(me: NodeSurvey, port: Port, wanted: Sequence[str]) -> str:
 
 
 def _ipv4(gid: Gid) -> str | None:
-    """The address that a GID is made of; None where that is not IPv4."""
+    """The IPv4 address that a GID contains; None if it contains none."""
     try:
         address = ipaddress.IPv6Address(gid.gid).ipv4_mapped
     except ValueError:
@@ -113,7 +114,7 @@ def _ipv4(gid: Gid) -> str | None:
 
 
 def _in_namespace(me: NodeSurvey, port: Port) -> Port:
-    """A port with the GIDs of its node's own network namespace."""
+    """A port with only the GIDs of its node's own network namespace."""
     known = me.machine.by_name
     if port.gids is None or not known:
         return port
@@ -121,8 +122,8 @@ def _in_namespace(me: NodeSurvey, port: Port) -> Port:
 
 
 def _is_of(gid: Gid, known: Mapping[str, Interface]) -> bool:
-    """Whether a GID is of one of these interfaces. Another namespace may use a name for its own:
-    a GID of IPv4 is of an interface that has the address."""
+    """Whether a GID belongs to one of these interfaces. Another namespace may have an interface of
+    the same name, so the interface must also have the address of an IPv4 GID."""
     if gid.netdev is None:
         return True
     interface, address = known.get(gid.netdev), _ipv4(gid)
@@ -132,9 +133,9 @@ def _is_of(gid: Gid, known: Mapping[str, Interface]) -> bool:
 
 
 def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many RDMA ports of the fabric belong to devices that a process can open.
+    """Number of RDMA ports of the fabric that belong to devices that a process can open.
 
-    NCCL passes over a device that it cannot open, and sends over fewer NICs or over TCP.
+    NCCL skips a device that it cannot open, and sends over fewer NICs or over TCP.
     """
     if promises(spec).rdma is None:
         return []
@@ -160,7 +161,7 @@ def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """By how much error counters of the fabric's RDMA ports rose during the survey."""
+    """Rise of the error counters of the fabric's RDMA ports during the survey."""
     promise = promises(spec).rdma
     if promise is None or promise.errors_at_most is None:
         return []
@@ -191,7 +192,7 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Whether the kernel has a way for NICs to reach the memory of accelerators."""
+    """Number of ways in which NICs can reach the memory of accelerators: peermem, dma-buf."""
     promise = promises(spec).gpudirect
     if promise is None:
         return []

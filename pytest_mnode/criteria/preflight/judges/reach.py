@@ -1,4 +1,4 @@
-"""Does every node reach the first one, and every other on each network?"""
+"""Judges of reachability: from each node to the first node, and to all nodes on each network."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _FILTERED = {
 
 
 def master(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Whether this node connects to the first node's control address, and the first is there.
+    """Whether this node connects to the first node's control address, and the first one answers.
 
-    Where the first node answers nobody, its own case fails and the others' are inconclusive.
+    If the first node answers nobody, its own measurement fails and the others' are inconclusive.
     """
     promise = promises(spec).reachable
     if promise is None:
@@ -87,7 +87,7 @@ def _master(survey: Survey, me: NodeSurvey, subject: Subject, control: Network) 
 
 
 def _hint(nodes: Iterable[NodeSurvey], first: NodeSurvey) -> str:
-    """Whether datagrams pass to a first node that answers no connection of these nodes."""
+    """Text if the first node answers datagrams of these nodes, whose connections fail; else ""."""
     answered = any(
         path.answered
         for node in nodes
@@ -98,9 +98,9 @@ def _hint(nodes: Iterable[NodeSurvey], first: NodeSurvey) -> str:
 
 
 def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
-    """Nodes with a failing edge, or with none, whose own link or route is broken: how, in words.
+    """Faults of the links or routes of nodes with a failed edge or no tried edge, by node index.
 
-    One rail of several that is down does not cut a node off.
+    A node whose edges all work is left out: one rail of several may be down.
     """
     tried = {index for edge in edges.tried for index in edge}
     failed = {index for edge in edges.failed for index in edge}
@@ -123,7 +123,7 @@ def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
 
 
 def _unrouted(node: NodeSurvey, network: Network) -> list[str]:
-    """Where a node has no route to most others: of another netmask or subnet, for example."""
+    """Fault if a node has no route to most others, for example because of its netmask or subnet."""
     rails = {one.name for one in own(node, network)}
     tried = [one for one in (node.paths.connections if node.paths else ()) if one.rail in rails]
     lost = [one for one in tried if one.took_s is None and one.problem.startswith(_NO_ROUTE)]
@@ -145,16 +145,16 @@ def _refusals(me: NodeSurvey, other: NodeSurvey, network: Network, problem: str)
 
 @lru_cache(maxsize=4)
 def _culprits(survey: Survey, key: str, network: Network) -> tuple[dict[int, str], Blame]:
-    """Nodes whose own link or route is broken, and who is to blame for the edges that fail."""
+    """Faults of nodes whose own link or route is broken, and the culprits of the failed edges."""
     edges = matrix(survey, key)
     broken = faulty(survey, network, edges)
     return broken, blame(edges.tried, edges.failed, broken)
 
 
 def peers(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per network: how many others this node reaches, of those not to blame.
+    """One measurement per network: how many nodes this node reaches, of those not to blame.
 
-    A node that is cut off fails its own case; that others do not reach it is a note on theirs.
+    A node that is cut off fails its own measurement; in those of other nodes it is only a note.
     """
     promise, networks = promises(spec).reachable, networks_of(spec)
     if promise is None or len(survey.nodes) == 1:
@@ -195,7 +195,7 @@ def _peers_on(
         why = broken.get(me.index) or words[found.nodes[me.index]].format(key)
         beside = [o.name for o in others if o not in well and edges.is_open(me, o)]
         if beside and why == _LOST["both ways"].format(key):
-            why = f"it and {listed(beside)} have {why}"  # one part of a network that is in parts
+            why = f"it and {listed(beside)} have {why}"  # one part of a split network
         problems = {edges.problems[e] for o in asked for e in both(me, o) if e in edges.problems}
         note = "; ".join(sorted(problems)[:2])
         why += _same_address(survey, me, network)
@@ -219,7 +219,7 @@ def _peers_on(
 
 
 def _lacking(survey: Survey, me: NodeSurvey, key: str) -> list[str]:
-    """Interfaces on which most nodes have an address, of a node that has fewer than is usual."""
+    """Interfaces that most nodes have and this one lacks; [] if it has the median number."""
     names = {
         node.index: {rail.interface for rail in node.facts.rails.get(key, ())}
         for node in survey.nodes
@@ -233,7 +233,7 @@ def _lacking(survey: Survey, me: NodeSurvey, key: str) -> list[str]:
 
 
 def _same_address(survey: Survey, me: NodeSurvey, network: Network) -> str:
-    """Who has an address of this node as well, so that each gets packets meant for the other."""
+    """Text of nodes that share an address with this node, so that each gets the other's packets."""
 
     def addresses(node: NodeSurvey) -> set[str]:
         return {a for one in own(node, network) for a in (*one.addresses, one.address) if a}

@@ -1,4 +1,4 @@
-"""Are the paths of storage there, writable, and the same files on all nodes?"""
+"""Judges of storage: whether its paths are readable, writable and the same on all nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = ("datasets", "checkpoints", "scratch")
 
 
 def _promised(spec: Spec) -> tuple[StoragePromise, dict[str, str]] | None:
-    """What is promised of which paths, by key."""
+    """The storage promise, and the storage paths by key; None if the spec lacks either."""
     promise = promises(spec).storage
     if promise is None or spec.storage is None:
         return None
@@ -30,7 +30,7 @@ def _promised(spec: Spec) -> tuple[StoragePromise, dict[str, str]] | None:
 
 
 def usable(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Whether each path can be read, and written to where the spec says so."""
+    """Whether each path can be read, and written to if the spec says so."""
     promised = _promised(spec)
     if promised is None:
         return []
@@ -58,7 +58,7 @@ def _usable(me: NodeSurvey, key: str, use: str, subject: Subject) -> Measurement
 
 
 def _undecided(directory: DirectoryFacts, problem: str) -> str:
-    """Why a problem says nothing of a job's own access to a directory; "" where it does."""
+    """Why a problem does not prove that jobs lack access to a directory; "" if it does."""
     if directory.timed_out:
         return problem  # a server may be slow once, for all nodes at the same time
     if directory.refuses_root:
@@ -67,9 +67,9 @@ def _undecided(directory: DirectoryFacts, problem: str) -> str:
 
 
 def shared(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per shared path: others' fresh files that are not seen here as they are.
+    """One measurement per shared path: other nodes' new files that are missing or different here.
 
-    Where nobody may write, the mount's source is compared, and the sample of its files.
+    If no node may write, the source of the mount is compared, and `sample` compares its files.
     """
     promised = _promised(spec)
     if promised is None or len(survey.nodes) == 1:
@@ -133,14 +133,14 @@ def _same_mount(
 
 
 def _export(mount: str) -> str:
-    """A mount without the address of its server: each node may have been given another one."""
+    """A mount without its server's address, because nodes may have different addresses of it."""
     kind, _, source = mount.partition(" ")
     _, server, path = source.partition(":/")
     return f"{kind} {server}{path}" if server else mount
 
 
 def sample(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many files of a sample of the datasets are not what they are on most nodes."""
+    """Number of sampled files of the datasets that differ from those on most nodes."""
     promised = _promised(spec)
     if promised is None or "datasets" not in promised[1] or len(survey.nodes) == 1:
         return []
