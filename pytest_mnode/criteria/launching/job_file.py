@@ -14,7 +14,7 @@ from pytest_mnode.spec.load import read_model
 from pytest_mnode.spec.quantity import shown
 
 HERE, RANKS = "{here}", "{ranks_per_node}"
-"""In a command: the folder of the job file, and the number of ranks per node."""
+"""Placeholders in a command: the folder of the job file, and the number of ranks per node."""
 Word = Annotated[str, StringConstraints(min_length=1)]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -77,10 +77,11 @@ class LaunchJob(Page):
         return ranks
 
     def placed(self, nodes: int, accelerators: int, *, every: int | None = None) -> Self:
-        """The job with numbers in place of `all`: of the nodes it may have, and of the spec.
+        """The job with numbers in place of `all`.
 
-        every: the number of nodes that `all` means, where that is not `nodes`. Raises UsageError
-        where the job asks for more than there is.
+        nodes: the most that it may have. accelerators: per node, of the spec. every: the number of
+        nodes that `all` means, if that is not `nodes`. Raises UsageError if the job requests more
+        than there is.
         """
         asked = (every or nodes) if self.nodes == "all" else self.nodes
         each = accelerators if self.accelerators_per_node == "all" else self.accelerators_per_node

@@ -1,4 +1,4 @@
-"""What a started job is judged on: its ranks, their environment, its place. Pure."""
+"""Judges of a started job: its ranks, their environment, its placement. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 6
 
 
 def judged_start(started: Started, promise: StartPromise, key: str) -> list[Measurement]:
-    """What every job is judged on. key: of the promise in the spec."""
+    """Measurements of every started job. key: spec key of the promise."""
     what, expected, reports = started.what, started.expected, started.outcome.reports
     more = more_visible(expected, reports)
     return [
@@ -93,7 +93,7 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
                 f"{expected.size} jobs of one rank" if single else "",
             )
         )
-    # Where one node fails, others often wait for it until the limit.
+    # If one node fails, others often wait for it until the limit.
     failed = [f"{node} (exit {code})" for node, code in outcome.codes.items() if code]
     overdue = "" if waits else ", ".join(started.overdue)
     judged.append(
@@ -113,7 +113,7 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
 def _counted(
     name: str, found: Sequence[str], source: str, *, unread: str, besides: Sequence[str] = ()
 ) -> Measurement:
-    """unread: facts that ranks did not report; what was found all the same counts.
+    """Number of faults. unread: facts that ranks did not report; faults found all the same count.
 
     besides: notes that are no fault.
     """
@@ -141,8 +141,8 @@ def judged_place(
 ) -> list[Measurement]:
     """Whether a job ran on the nodes it was placed on, and its MASTER_ADDR is the first of them.
 
-    asked: in the order of ranks, unless the path has its own order. addresses: where others reach
-    these and all other nodes.
+    asked: requested nodes, in the order of ranks unless the path has its own order. addresses: at
+    which nodes reach each other, by name, of all nodes.
     """
     reports = started.outcome.reports
     ran_on = {report.node for report in reports}
@@ -174,8 +174,8 @@ def judged_place(
 
 
 def _addresses_of_first(started: Started, first: str, addresses: Mapping[str, str]) -> set[str]:
-    """What MASTER_ADDR may be: the first node's address, its name, or what its ranks found to be
-    its own. A loopback address is every node's, and only right where all are one machine.
+    """Valid values of MASTER_ADDR: the first node's address, its name, or an address that its ranks
+    found to be its own. Every node has a loopback address, so that is valid only on one machine.
     """
     found = {
         address
@@ -189,7 +189,7 @@ def _addresses_of_first(started: Started, first: str, addresses: Mapping[str, st
 def _addresses_of_others(
     first: str, addresses: Mapping[str, str], hosts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Nodes other than the first by their addresses and names."""
+    """Nodes other than the first, by each of their addresses and names."""
     own = {addresses[first], first, hosts.get(first, first)}
     named = [(name, node) for node in addresses for name in (node, hosts.get(node, node))]
     known = [(address, node) for node, address in addresses.items()]

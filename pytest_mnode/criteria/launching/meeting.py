@@ -1,7 +1,7 @@
-"""`meet` in place of `dist.init_process_group`: its error names the ranks that never came.
+"""`meet` replaces `dist.init_process_group`, and its error names the ranks that never came.
 
-With plain torch, a missing rank is a time-out of the store on all others, with addresses and no
-ranks. Runs in ranks; only its functions import torch.
+With plain torch, a missing rank is a store timeout on all other ranks, with addresses but without
+ranks. The module runs in ranks; only its functions import torch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def meet(timeout_s: float, backend: str | None = None) -> None:
     """Make the default process group from torchrun's variables, or name the ranks that never came.
 
     timeout_s: from the call to the end of initialisation; collectives keep torch's default limit.
-    backend: as of `dist.init_process_group`; None: torch's choice by device.
+    backend: as of `dist.init_process_group`; None if torch chooses it by device.
 
-    Raises EnvironmentContractError for a variable that is missing or wrong, TimeLimitError where
-    ranks or the store were not there in time, WorldError where a second process was rank 0, or
-    where all came and the group could not be made.
+    Raises EnvironmentContractError for a variable that is missing or wrong, TimeLimitError if ranks
+    or the store were not there in time, WorldError if a second process was rank 0, or if all ranks
+    came but the group could not be made.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -47,7 +47,7 @@ def meet(timeout_s: float, backend: str | None = None) -> None:
     keeper = "the torchrun of the first node" if torchrun_keeps_it else "rank 0"
     store = _connect(me(rank, size), size, keeper, keeps_it, until=until, within_s=timeout_s)
     number = Gathering(store, rank, size, timeout_s, until, keeps_it).come()
-    # A prefix of this meeting alone: earlier ranks may have left keys in the store.
+    # The prefix is this meeting's own, because earlier ranks may have left keys in the store.
     group_store = PrefixStore(f"{PREFIX}/{number}/group", store)
     group_store.set_timeout(left(until))
     try:
@@ -63,7 +63,7 @@ def meet(timeout_s: float, backend: str | None = None) -> None:
 def _connect(
     me: str, size: int, keeper: str, keeps_it: bool, *, until: float, within_s: float
 ) -> TCPStore:
-    """A client of the store, or the store itself where this rank keeps it."""
+    """A client of the store, or the store itself if this rank keeps it."""
     from torch._C._distributed_c10d import TCPStore
 
     address = os.environ.get("MASTER_ADDR")
@@ -101,7 +101,7 @@ def _number(name: str) -> int:
 
 
 def _use_default_limits(store: TCPStore) -> None:
-    """Set torch's default limits, as after a plain init: ours was for initialisation only."""
+    """Set torch's default limits, as after a plain init; ours was for initialisation only."""
     from torch.distributed import constants
     from torch.distributed import distributed_c10d as c10d
 
@@ -117,7 +117,7 @@ def _use_default_limits(store: TCPStore) -> None:
 
 
 def unreachable(address: str, port: int, until: float) -> str | None:
-    """None as soon as somebody listens there; else the reason, when the time is over.
+    """None as soon as a process listens there; the reason if none does before `until`.
 
     until: by the monotonic clock. A look-up of the name cannot be interrupted, and may outlast it.
     """

@@ -16,7 +16,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.spec.quantity import shown
 
 FACTS = ("contract", "interfaces", "master_is_here", "arguments")
-"""Facts that ranks must report for this, beside their accelerators."""
+"""Facts that these judges need from ranks, besides their accelerators."""
 
 _NUMBERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -27,8 +27,8 @@ _LAST_PORT = 65535
 
 
 def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
-    """What is wrong with variables, devices and arguments. A rank that did not report its variables
-    is left out here: `not_reported` names it."""
+    """Faults of variables, devices and arguments. A rank that did not report its variables is left
+    out, because `not_reported` names it."""
     read = [report for report in reports if "contract" not in report.missing]
     checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[str]]] = (
         _absent,
@@ -57,7 +57,7 @@ def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Variables that are not required are numbers all the same, and the port is one of a port."""
+    """Optional variables must be numbers too, and MASTER_PORT must be in the range of ports."""
     for report in reports:
         for name in _NUMBERS:
             text = report.contract.get(name)
@@ -70,7 +70,7 @@ def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]
 
 
 def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Numbers of ranks and nodes; node numbers are in the order in which the job has its nodes."""
+    """Numbers of ranks and nodes must be right; nodes are numbered in the order of the job."""
     sizes = {
         "WORLD_SIZE": expected.size,
         **dict.fromkeys(("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), expected.per_node),
@@ -90,7 +90,7 @@ def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]
 
 
 def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """RANK is 0 to n-1, each once; of two equal ones, that on the wrong node is wrong."""
+    """RANK must be 0 to n-1, each once; of two equal ones, the one on the wrong node is wrong."""
     if not REQUIRED[expected.style]:
         return
     nodes_of: dict[int, list[str]] = defaultdict(list)
@@ -115,7 +115,7 @@ def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """LOCAL_RANK counts the ranks of a node from 0, in the order of RANK."""
+    """LOCAL_RANK must count the ranks of a node from 0, in the order of RANK."""
     for there in by_node(reports).values():
         met = Counter(report.number("LOCAL_RANK") for report in there)
         for report in there:
@@ -135,7 +135,7 @@ def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _blocks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Each node has a block of consecutive ranks, in the order in which the job has its nodes."""
+    """Each node must have a block of consecutive ranks, in the order of the job's nodes."""
     times = Counter(report.rank for report in reports)
     for report in reports:
         rank = report.rank
@@ -148,7 +148,7 @@ def _blocks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """The same in all ranks, and an address of the first node alone."""
+    """MASTER_ADDR and MASTER_PORT must be the same in all ranks, and of the first node alone."""
     first, common = expected.nodes[0], {}
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         common[name] = _common(name, expected, reports)
@@ -164,7 +164,7 @@ def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
         if report.node == first and here is not True:
             means = "means nothing there" if here is None else "is not one of its addresses"
             why = f"{means}, and rank 0 is there"
-        # An address that differs from the others' is named above.
+        # The loop above names an address that differs from the others'.
         elif here and address == common["MASTER_ADDR"] and not _is_first(report.node, expected):
             why = f"is its own, and rank 0 is on {first}"
         if why:
@@ -172,7 +172,7 @@ def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _common(name: str, expected: Expected, reports: Sequence[RankReport]) -> str | None:
-    """The value of most ranks; the first node's where as many have another."""
+    """The value of most ranks; in a tie, the first node's value."""
     met = Counter(report.contract[name] for report in reports if name in report.contract)
     if not met:
         return None
@@ -190,9 +190,9 @@ def _is_first(node: str, expected: Expected) -> bool:
 
 
 def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """The scheduler's numbers of a task agree with those that the user's script made of them.
+    """The scheduler's numbers of a task must agree with those that the user's script made of them.
 
-    In torchrun's style the task is torchrun, and its numbers are of nodes.
+    In torchrun's style the task is torchrun itself, so its numbers count nodes.
     """
     if expected.style == "torchrun":
         return
