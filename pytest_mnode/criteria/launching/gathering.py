@@ -234,7 +234,7 @@ def came_late(size: int, came: Mapping[int, Arrival], before: str) -> str:
 
 
 def _nodes_of(missing: list[int], came: Mapping[int, Arrival]) -> list[str]:
-    """Nodes of missing ranks, as far as another rank of the same node came."""
+    """Nodes of missing ranks, if another rank of the same node came."""
     found: dict[str, None] = {}
     for rank, arrival in sorted(came.items()):
         if arrival.local_size:

@@ -39,7 +39,7 @@ class LaunchJob(Page):
     nodes: Annotated[int | Literal["all"], _or_all(1)]
     """Number of nodes, or all."""
     accelerators_per_node: Annotated[int | Literal["all"], _or_all(0)]
-    """Number of accelerators per node; 0 where ranks compute on CPUs."""
+    """Number of accelerators per node; 0 if ranks compute on CPUs."""
     ranks_per_node: Some | None = None
     """Number of ranks per node where ranks compute on CPUs; left out: 1. On accelerators it is one
     rank per accelerator."""

@@ -141,8 +141,8 @@ def judged_place(
 ) -> list[Measurement]:
     """Whether a job ran on the nodes it was placed on, and its MASTER_ADDR is the first of them.
 
-    asked: requested nodes, in the order of ranks unless the path has its own order. addresses: at
-    which nodes reach each other, by name, of all nodes.
+    asked: requested nodes, in the order of ranks unless the path has its own order. addresses: of
+    all nodes, by node name, as other nodes reach them.
     """
     reports = started.outcome.reports
     ran_on = {report.node for report in reports}
@@ -175,7 +175,7 @@ def judged_place(
 
 def _addresses_of_first(started: Started, first: str, addresses: Mapping[str, str]) -> set[str]:
     """Valid values of MASTER_ADDR: the first node's address, its name, or an address that its ranks
-    found to be its own. Every node has a loopback address, so that is valid only on one machine.
+    found to be the node's own. Every node has a loopback address: it is valid on one machine only.
     """
     found = {
         address

@@ -95,7 +95,7 @@ def measured_rendezvous(
 
 
 def ranks_per_node(wanted: int, nodes: int, accelerators: int) -> int:
-    """The fewest that make `wanted` in total; at most one per accelerator, if there are any."""
+    """The fewest ranks per node for `wanted` in total; at most one per accelerator, if any."""
     each = -(-wanted // nodes)
     return min(each, accelerators) if accelerators else each
 

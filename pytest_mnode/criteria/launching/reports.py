@@ -30,7 +30,7 @@ class RankReport:
 
     node: its name as the rank has it. root: "device:inode" of its root file system, which differs
     from the node's in an image. names: of all its variables. master_is_here: whether MASTER_ADDR is
-    an address of its node; None if the name is not known there. met: None if the rank met nobody,
+    an address of its node; None if that does not resolve there. met: None if the rank met nobody,
     with the reason in `error`. missing: facts that the rank did not report.
     devices: ids of its accelerators, unique on a node; () if the rank reported none.
     """

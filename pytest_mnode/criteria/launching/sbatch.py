@@ -186,7 +186,7 @@ class SbatchSubmission:
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def _of_tasks(self, what: str, node: str) -> list[Path]:
-        """Files of a node's tasks, in task order; not of nodes with longer names."""
+        """Files of a node's tasks, in task order, and of no node whose name begins alike."""
         begin = f"{what}-{self._names.slurm[node]}-"
         numbers = {
             path: path.name.removeprefix(begin)

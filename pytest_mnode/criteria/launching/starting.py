@@ -33,7 +33,7 @@ _IN_IMAGE = "ranks in the image"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A job that ran, and what its ranks must find. what: begins the names of its measurements."""
+    """A job that ran, and what its ranks must find. what: prefix of its measurements' names."""
 
     what: str
     expected: Expected
@@ -81,7 +81,7 @@ class Started:
 
 
 def path_of(cluster: Nodes) -> SubmissionPath:
-    """The path of a cluster: Slurm's or Kubernetes' if that gave the nodes of the run."""
+    """The path of a cluster: Slurm's or Kubernetes' if that gave the run its nodes."""
     if cluster.pods is not None:
         from pytest_mnode.criteria.launching.pods import Pods
 

@@ -12,7 +12,7 @@ from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.spec import Spec
 
 _MOST_VALUES = 8
-"""Most values kept of one fact; 512 different values would inform nobody."""
+"""Most values kept of one fact; 512 different values would be useless."""
 
 
 def installed(survey: Survey, spec: Spec) -> Installed:

@@ -63,7 +63,7 @@ _DIRECTORY_LIMIT_S = 3.0
 CONTROL = "control"
 _PACKAGE = Path(__file__).parents[2]
 _SELF_DESTRUCT_S = 120.0
-"""Time after an order, in which the next must come; it waits for the slowest node."""
+"""Time without an order until the program ends; the next order waits for the slowest node."""
 
 
 class NodeProbe:

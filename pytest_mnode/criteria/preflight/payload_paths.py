@@ -23,7 +23,7 @@ def changed_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:
     """Measurement of the paths that change payloads; [] for one node, which has no path.
 
     Sends what preflight.payload of the spec promises, or its defaults. Used by `on_failure` of a
-    test that already has a culprit: lost payloads blame nobody here, so the result is [] as well.
+    test that already has a culprit: lost payloads alone blame nobody, so that the result is [].
     """
     if len(nodes.nodes) < 2:
         return []

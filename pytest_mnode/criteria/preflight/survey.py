@@ -67,7 +67,7 @@ class _Running:
 
 
 def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
-    """Read every node, and have each node try its paths to all others.
+    """Inspect every node, and have each node try its paths to all others.
 
     code: directories whose programs must be the same on all nodes. A node that does not answer in
     time has a problem in words and no facts; the other nodes go on without it.

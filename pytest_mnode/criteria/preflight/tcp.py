@@ -238,12 +238,12 @@ def is_address(text: str) -> bool:
 
 
 def address_of(name: str) -> str:
-    """The first address of a name, IPv4 or IPv6. Raises OSError where it has none."""
+    """The first address of a name, IPv4 or IPv6. Raises OSError if it has none."""
     return addresses_of(name)[0]
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """All addresses of a name, each once. Raises OSError where it has none."""
+    """All addresses of a name, each once. Raises OSError if it has none."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # an empty label, or one that is too long
@@ -252,7 +252,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
 
 
 async def resolved(address: str, port: int) -> tuple[str, int]:
-    """Address and port, where the address may be a name. Raises OSError or TimeoutError."""
+    """Address and port; `address` may be a name. Raises OSError or TimeoutError."""
     if is_address(address):
         return address, port
     return await in_thread(lambda: address_of(address), _RESOLVE_LIMIT_S), port

@@ -98,7 +98,7 @@ def _has_namesake(one: LookUp, survey: Survey) -> bool:
 
 
 def _can_be_judged(one: LookUp, survey: Survey) -> bool:
-    """False if a found address may be the node's own, whose interfaces are unknown."""
+    """False if the node's interfaces are unknown, so that a found address may be its own."""
     of = survey.nodes[one.of]
     if is_address(one.what) or of.machine.interfaces is not None:
         return True
@@ -177,7 +177,7 @@ def clocks(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     """Skew between this node's clock and the median clock.
 
     Measured by four time stamps as in NTP, in the fastest exchange; the error is at most half of
-    that exchange. A skew that is closer to the bound than its error is inconclusive.
+    its duration. A skew that is closer to the bound than its error is inconclusive.
     """
     promise = promises(spec).clocks
     if promise is None or len(survey.nodes) == 1:
@@ -228,7 +228,7 @@ def _agreeing(survey: Survey, middle: NodeSurvey, most_s: float) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _middle(survey: Survey) -> NodeSurvey | None:
-    """The node with the median clock, of the node with most exchanges and its partners."""
+    """The node with the median clock, among the node with most exchanges and its partners."""
     by_node: dict[int, dict[int, float]] = {}
     for (one, other), (offset_s, _) in _offsets(survey).items():
         by_node.setdefault(one, {one: 0.0})[other] = offset_s

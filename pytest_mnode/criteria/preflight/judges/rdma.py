@@ -23,7 +23,7 @@ from pytest_mnode.spec import Spec
 
 
 def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Number of RDMA ports of the fabric that are ACTIVE, and of those without a promised GID."""
+    """Number of ACTIVE RDMA ports of the fabric, and of those without a GID of a promised type."""
     promise = promises(spec).rdma
     if promise is None:
         return []
