@@ -90,7 +90,7 @@ class _Client:
     error: str = ""
 
     def run(self, address: str, port: int, clients: int, limit: timedelta, start: Start) -> None:
-        """Run all steps of the client in a thread of its own, and close its connection."""
+        """Run all steps of the client in a thread; the client's connection ends with the thread."""
         if not start.given():
             self.error = f"client {self.number}: the start was called off"
             return

@@ -76,7 +76,7 @@ def _wrong(
 
 
 def _shared(survey: Survey, me: NodeSurvey) -> list[Measurement]:
-    """Other nodes with this node's host name; 0 for the only node listed under that name."""
+    """Number of other nodes with this host name; 0 for the only node listed under that name."""
     if survey.on_loopback:
         return []
     subject = Subject("other nodes with the same host name", "", equals(0), "a name for each node")
@@ -126,7 +126,7 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
 
 
 def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
-    """Fault if an address has another node's name; no name or an unknown name is right."""
+    """Fault if an address has another node's name; it may have no name or an unknown one."""
     own, names = _name(of.machine.hostname or ""), _by_hostname(survey)
     short_names = _short_hostnames(survey)
     for found in one.found:
