@@ -136,7 +136,7 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
     assert full.endswith("scratch: no space left on device")
     assert "part1.bin" in found.notes("test_datasets_are_the_same[node2]")
     assert found.culprits("test_every_node_is_reached[node3]") == {"node3: fab0 has no carrier"}
-    assert "node1 is 127.0.1.1" in found.notes("test_names_are_found[node1]")
+    assert "node1 resolves to 127.0.1.1" in found.notes("test_names_are_found[node1]")
     [tied] = found.culprits("test_nothing_ties_the_hands_of_backends[node3]")
     assert tied == (
         "node3: GLOO_SOCKET_IFNAME=mgmt0 (not the fabric's interface), NCCL_ALGO=Ring "

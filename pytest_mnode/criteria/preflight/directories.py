@@ -123,7 +123,7 @@ def _problem(token: Token, end: float) -> str:
     while True:
         try:
             text = Path(token.path).read_text(encoding="utf-8", errors="replace")
-            problem = "" if text == token.text else "holds something else"
+            problem = "" if text == token.text else "has different content"
         except OSError as error:
             problem = _words(error)
         if not problem or time.monotonic() > end:

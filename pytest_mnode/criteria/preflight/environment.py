@@ -142,7 +142,7 @@ def _faults(rank: RankEnvironment, ranks: Sequence[RankEnvironment]) -> list[str
             found.append(f"rank {rank.number}: {variable}={value}, {usual} in most ranks")
     port = rank.variables.get("MASTER_PORT")
     if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        found.append(f"rank {rank.number}: MASTER_PORT={port} is no port")
+        found.append(f"rank {rank.number}: MASTER_PORT={port} is not a port")
     return found
 
 
@@ -208,7 +208,7 @@ def overrides(
     harmless = sorted({f"{k}={v}" for k, v, _ in settings} - found.keys())
     note = listed(list(found.values()))
     if harmless:
-        note = "; ".join(filter(None, [note, f"set as well: {listed(harmless)}"]))
+        note = "; ".join(filter(None, [note, f"also set: {listed(harmless)}"]))
     culprit = f"{name}: {listed(list(found.values()), 2)}"
     return [subject.measured(len(found), culprit, note)]
 

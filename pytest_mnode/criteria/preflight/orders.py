@@ -142,9 +142,9 @@ def directories_of(promise: PreflightCriterion, spec: Spec) -> list[Directory]:
 
 
 def probe_order(
-    promise: PreflightCriterion, spec: Spec, looked: Mapping[int, tuple[str, NodeFacts]]
+    promise: PreflightCriterion, spec: Spec, look_answers: Mapping[int, tuple[str, NodeFacts]]
 ) -> ProbeOrder:
-    """The second order. looked: control address and facts of each node that answered, by index."""
+    """The second order. look_answers: address and facts of each node that answered, by index."""
     peers = tuple(
         Peer(
             index,
@@ -154,7 +154,7 @@ def probe_order(
             facts.udp_port,
             facts.rails,
         )
-        for index, (address, facts) in looked.items()
+        for index, (address, facts) in look_answers.items()
     )
     reachable, names, mtu = promise.reachable, promise.names, promise.mtu
     networks = {n for one in (reachable, mtu, promise.payload) if one for n in one.networks}
@@ -162,8 +162,8 @@ def probe_order(
     if spec.management is not None and spec.management.mtu_bytes is not None:
         sizes["management"] = spec.management.mtu_bytes
     master = None
-    if reachable is not None and 0 in looked:
-        address, first = looked[0]
+    if reachable is not None and 0 in look_answers:
+        address, first = look_answers[0]
         master = (address, reachable.master_port or first.tcp_port)
     shared = promise.storage.shared if promise.storage is not None else ()
     return ProbeOrder(
@@ -175,7 +175,7 @@ def probe_order(
         look_up_within_s=names.within_s if names else None,
         tokens=tuple(
             one.token
-            for _, facts in looked.values()
+            for _, facts in look_answers.values()
             for one in facts.directories
             if one.token is not None and one.key in shared
         ),

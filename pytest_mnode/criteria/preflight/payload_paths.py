@@ -28,10 +28,10 @@ def changed_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:
     if len(nodes.nodes) < 2:
         return []
     promised = spec.criteria.preflight
-    asked = (promised and promised.payload) or Payload.model_validate({})
-    asked = asked.model_copy(update={"networks": ("fabric",)})
-    preflight = PreflightCriterion.model_validate({"payload": asked})
+    promise = (promised and promised.payload) or Payload.model_validate({})
+    promise = promise.model_copy(update={"networks": ("fabric",)})
+    preflight = PreflightCriterion.model_validate({"payload": promise})
     criteria = spec.criteria.model_copy(update={"preflight": preflight})
     of_payloads = spec.model_copy(update={"criteria": criteria})
-    found = payload_paths(survey(nodes, of_payloads, ()), of_payloads, asked)
+    found = payload_paths(survey(nodes, of_payloads, ()), of_payloads, promise)
     return [] if found.value is None else [found]

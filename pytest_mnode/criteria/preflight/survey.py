@@ -76,28 +76,30 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
     assert promise is not None
     with contextlib.ExitStack() as stack:
         running: list[_Running] = []
-        off = {}
+        unreachable = {}
         stack.callback(_end, running)
         for index, name in enumerate(nodes.nodes):
             try:
                 running.append(_start(nodes, index, name, stack))
             except MnodeError as error:  # no command can be run there
-                off[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
+                unreachable[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
         run = uuid.uuid4().hex[:16]
         looks = [look_order(promise, spec, run, r.index, code) for r in running]
-        _ask(running, "look", looks, NodeFacts, LOOK_LIMIT_S)
-        looked = {r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers}
-        probe = probe_order(promise, spec, looked)
+        _exchange(running, "look", looks, NodeFacts, LOOK_LIMIT_S)
+        look_answers = {
+            r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers
+        }
+        probe = probe_order(promise, spec, look_answers)
         limit_s = max(probe.connect_limit_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
-        _ask(running, "probe", [probe] * len(running), PathFacts, limit_s)
+        _exchange(running, "probe", [probe] * len(running), PathFacts, limit_s)
         if promise.payload is not None:
-            asked = promise.payload
+            promised = promise.payload
             # Packets beyond the line rate would be dropped, and counted as losses of the link.
             rate = _PAYLOAD_SHARE * spec.fabric.line_rate_mbits_s * 1e6 / 8
-            payload = PayloadOrder(asked.networks, asked.size_bytes, asked.within_s, rate)
-            limit_s = asked.within_s + PROBE_SLACK_S
-            _ask(running, "payload", [payload] * len(running), PayloadFacts, limit_s)
-        _ask(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
+            payload = PayloadOrder(promised.networks, promised.size_bytes, promised.within_s, rate)
+            limit_s = promised.within_s + PROBE_SLACK_S
+            _exchange(running, "payload", [payload] * len(running), PayloadFacts, limit_s)
+        _exchange(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
     answered = {
         r.name: NodeSurvey(
             r.index,
@@ -111,7 +113,7 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
         )
         for r in running
     }
-    found = tuple((off | answered)[name] for name in nodes.nodes)
+    found = tuple((unreachable | answered)[name] for name in nodes.nodes)
     return Survey(found)
 
 
@@ -156,7 +158,7 @@ def _end(running: Sequence[_Running]) -> None:
             one.process.wait()
 
 
-def _ask(
+def _exchange(
     running: Sequence[_Running],
     what: str,
     orders: Sequence[Any],
@@ -179,7 +181,7 @@ def _ask(
         while selector.get_map() and not late:
             left = end - time.monotonic()
             silent = [r.name for r in running if what not in r.answers and not r.problem]
-            doing = f"{_DOING[what]}, no answer yet of {listed(silent, separator=', ')}"
+            doing = f"{_DOING[what]}, no answer yet from {listed(silent, separator=', ')}"
             progress(doing, len(running) - len(silent), len(running))
             late = left <= 0  # set before the last select, so that answers that have come count
             for key, _ in selector.select(max(0.0, left)):
@@ -207,7 +209,7 @@ def _read(one: _Running, what: str, kind: type[T]) -> bool:
     assert one.process.stdout is not None
     data = os.read(one.process.stdout.fileno(), 1 << 20)
     if not data:
-        one.problem = _last_words(one)
+        one.problem = _why_ended(one)
         return True
     one.buffer += data
     while b"\n" in one.buffer:
@@ -223,7 +225,7 @@ def _read(one: _Running, what: str, kind: type[T]) -> bool:
     return False
 
 
-def _last_words(one: _Running) -> str:
+def _why_ended(one: _Running) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         one.process.wait(1.0)
     one.errors.seek(0)

@@ -51,8 +51,8 @@ def spec_to_survey(spec: Spec, items: Sequence[pytest.Item]) -> Spec:
     return spec.model_copy(update={"storage": None})
 
 
-class Ask:
-    """Judges one node of a run."""
+class NodeJudgement:
+    """Judges one node of a run, and records the measurements."""
 
     def __init__(self, test: pytest.Item, spec: Spec, node: str, measure: Measure) -> None:
         self._test, self._session, self._spec = test, test.session, spec
@@ -83,7 +83,7 @@ class Ask:
 
     def _record(self, key: str, found: list[Measurement]) -> None:
         if not found:
-            not_promised(f"{key} says nothing of this question")
+            not_promised(f"{key} does not cover this check")
         self._measure.record(found)
 
     @property

@@ -247,7 +247,7 @@ def addresses_of(name: str) -> tuple[str, ...]:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # an empty label, or one that is too long
-        raise OSError(f"no name of a host: {error}") from None
+        raise OSError(f"not a host name: {error}") from None
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 

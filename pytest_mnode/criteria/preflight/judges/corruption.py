@@ -68,7 +68,7 @@ def _payload(
     late = {edge: one for edge, one in mine.items() if one.problem and not one.wrong_bytes}
     lost = {edge: one for edge, one in late.items() if is_judged(me, stuck, edge)}
     others = [o for o in survey.others(me) if o.index in {*corrupt.nodes, *stuck.nodes}]
-    notes = [f"without {o.name}, which has a case of its own" for o in others]
+    notes = [f"without {o.name}, which is judged separately" for o in others]
     if bad := {e: one for e, one in mine.items() if e in wrong}:
         partners = {(set(edge) - {me.index}).pop() for edge in bad}
         culprit = listed([path_between(me, survey.nodes[p], wrong) for p in sorted(partners)])
@@ -80,7 +80,7 @@ def _payload(
         count = sum(one.wrong_bytes for one in bad.values())
         return subject.measured(count, culprit, "; ".join([listed(words), *notes]))
     if not mine:
-        none = f"{me.name} has no partner that is well"
+        none = f"{me.name} has no healthy partner"
         return subject.unknown(no_links(me, network) if survey.on_loopback else none)
     if lost:
         why = listed([f"{edge_in_words(survey, e)}: {one.problem}" for e, one in lost.items()])
@@ -111,7 +111,7 @@ def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
         len(wrong) if wrong or (arrived and not lost) else None,
         "",
         equals(0),
-        f"what arrives is what was sent, {SIZE.text(sent.size_bytes)} on each path by TCP",
+        f"payloads arrive unchanged, {SIZE.text(sent.size_bytes)} on each path by TCP",
         listed(names) or None,
         listed([f"of {len(arrived)} paths", *lost]),
     )

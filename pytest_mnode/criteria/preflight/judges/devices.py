@@ -35,7 +35,7 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     # NVML still counts a device that it has lost.
     lost = listed([str(one.index) for one in there if one == Accelerator(index=one.index)])
     culprit = f"{name} accelerator {lost}" if lost else f"{name} accelerators"
-    note = f"{name}: accelerator {lost} answers nothing" if lost else ""
+    note = f"{name}: accelerator {lost} does not answer" if lost else ""
     answers = sum(one != Accelerator(index=one.index) for one in there)
     found = [count.measured(answers, culprit, note)]
     checks: list[tuple[str, str, _State]] = []
@@ -57,9 +57,9 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
             what = f"whose {switch} is not {wanted}"
             checks.append((what, f"{key}.{switch} {wanted}", _switch(wanted, read)))
     if promise.throttling is not None:
-        checks.append(("with clocks held down", f"{key}.throttling none", _throttling))
+        checks.append(("that are throttled", f"{key}.throttling none", _throttling))
     if promise.remapped_rows is not None:
-        what = "with rows of memory that failed to be remapped, or wait for it"
+        what = "with failed or pending row remaps"
         checks.append((what, f"{key}.remapped_rows none", _remapped_rows))
     found += [_unlike(me, there, what, source, state) for what, source, state in checks]
     if promise.ecc_errors_at_most is not None:
@@ -100,9 +100,13 @@ def _unlike(
     subject = Subject(f"accelerators {what}", "", equals(0), source)
     states = {one.index: state(one) for one in there}
     wrong = {i: one[0] for i, one in states.items() if one is not None and not one[1]}
-    mute = [str(i) for i, one in states.items() if one is None]
-    if not wrong and (mute or not there):
-        why = f"accelerator {listed(mute)} does not report it" if mute else "none"
+    unreadable = [str(i) for i, one in states.items() if one is None]
+    if not wrong and (unreadable or not there):
+        why = (
+            f"accelerator {listed(unreadable)} does not report it"
+            if unreadable
+            else "no accelerator"
+        )
         return subject.unknown(f"{me.name}: {why}")
     culprit = f"{me.name} accelerator {listed([str(i) for i in wrong])}"
     note = listed([f"accelerator {i}: {text}" for i, text in wrong.items()])
@@ -119,7 +123,7 @@ def _worst(
     known = {one.index: value for one in there if (value := read(one)) is not None}
     index = min(known, key=lambda one: subject.bound.margin(known[one]), default=None)
     if index is None or (len(known) < len(there) and subject.bound.holds(known[index])):
-        return subject.unknown(f"{me.name}: not all accelerators report theirs")
+        return subject.unknown(f"{me.name}: not all accelerators report it")
     return subject.measured(known[index], f"{me.name} accelerator {index}")
 
 
@@ -192,11 +196,11 @@ def _full(
     subject = Subject(f"PCIe links below their full {label}", "", equals(0), "preflight.pcie full")
     if not links:
         unread = me.facts is None or "pci" in me.machine.unread
-        why = why_unread(me, "pci") if unread else f"{me.name}: no such link is shown"
+        why = why_unread(me, "pci") if unread else f"{me.name}: no such link found"
         return subject.unknown(why)
     low = [f"{n} {unit}{a:g} of {b:g}" for n, a, b in links if a and b and a < b]
-    if not low and (mute := [n for n, a, b in links if a is None or b is None]):
-        return subject.unknown(f"{me.name}: {listed(mute)} does not report its {label}")
+    if not low and (unreadable := [n for n, a, b in links if a is None or b is None]):
+        return subject.unknown(f"{me.name}: {listed(unreadable)} does not report its {label}")
     return subject.measured(len(low), f"{me.name} {listed(low)}", listed(low))
 
 

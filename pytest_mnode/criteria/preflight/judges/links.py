@@ -60,10 +60,10 @@ def _interfaces(
     # A single node shares its loopback with no other node, so its links are its own.
     if survey.on_loopback and len(survey.nodes) > 1 and not up:
         return subject.unknown(no_links(me, network))
-    mute = _unknown(me, network)
-    if len(up) < count <= len(up) + len(mute):
-        return subject.unknown(f"{me.name}: it cannot be read whether {listed(mute)} is up")
-    culprit = f"{me.name} {listed(faults)}" if faults else f"{me.name}: too few of them"
+    unreadable = _unknown(me, network)
+    if len(up) < count <= len(up) + len(unreadable):
+        return subject.unknown(f"{me.name}: the state of {listed(unreadable)} cannot be read")
+    culprit = f"{me.name} {listed(faults)}" if faults else f"{me.name}: too few interfaces"
     return subject.measured(
         len(up), culprit, f"{me.name}: {listed([*faults, *(f'{n} is up' for n in up)])}"
     )
@@ -129,8 +129,8 @@ def _up(node: NodeSurvey, network: Network) -> list[str]:
 def _unknown(node: NodeSurvey, network: Network) -> list[str]:
     """Interfaces and ports whose state is unknown."""
     links, bare = _links(node, network)
-    mute = [one.name for one in links if one.up is None]
-    return mute + [port.name for port in bare if port.state is None]
+    unreadable = [one.name for one in links if one.up is None]
+    return unreadable + [port.name for port in bare if port.state is None]
 
 
 def link_faults(node: NodeSurvey, network: Network) -> list[str]:
@@ -178,8 +178,8 @@ def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         rates = _rates_mbits_s(me, network)
         known = {interface: rate for interface, rate in rates.items() if rate is not None}
         if not known or len(known) < len(rates):
-            mute = listed([interface for interface in rates if interface not in known])
-            why = f"the speed of {mute} is not known" if mute else "none is up"
+            unreadable = listed([interface for interface in rates if interface not in known])
+            why = f"the speed of {unreadable} is not known" if unreadable else "no interface is up"
             found.append(subject.unknown(f"{name}: {why}"))
             continue
         slowest = min(known, key=known.__getitem__)
@@ -228,8 +228,8 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
             continue
         worst = max(known, key=lambda n: abs(known[n] - mtu_bytes))
         if known[worst] == mtu_bytes and len(known) < len(there):
-            mute = listed([n for n in there if n not in known])
-            found.append(subject.unknown(f"{name}: the MTU of {mute} cannot be read"))
+            unreadable = listed([n for n in there if n not in known])
+            found.append(subject.unknown(f"{name}: the MTU of {unreadable} cannot be read"))
         else:
             found.append(subject.measured(known[worst], wrong_mtu(me, network, mtu_bytes)))
     return found

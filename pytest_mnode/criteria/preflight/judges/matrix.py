@@ -55,15 +55,15 @@ def matrix(survey: Survey, network: str) -> Matrix:
             tried |= {there, back}
             if connection.took_s is not None:
                 continue
-            deaf = [
+            unheard = [
                 (a, b)
                 for a, b in (there, back)
                 if not _heard(by_index[a], by_index[b], network, connection.rail, node)
             ]
-            failed |= set(deaf or [there])
-            filtered |= set() if deaf else {there}
-            passing = "" if deaf else ", though datagrams pass"
-            for edge in deaf or [there]:
+            failed |= set(unheard or [there])
+            filtered |= set() if unheard else {there}
+            passing = "" if unheard else ", though datagrams pass"
+            for edge in unheard or [there]:
                 problems.setdefault(edge, f"{connection.rail}: {connection.problem}{passing}")
     return Matrix(frozenset(tried), frozenset(failed), frozenset(filtered), problems)
 

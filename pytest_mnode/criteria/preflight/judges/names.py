@@ -33,7 +33,7 @@ def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     me, within_s = survey.node(name), promise.within_s
     source = f"preflight.names.within {DURATION.text(round(within_s, 9))}"
     slow = Subject("slowest look-up of a name or address", "s", at_most(within_s), source)
-    truth = "the addresses that the nodes have"
+    truth = "the nodes' own addresses"
     wrong = Subject("look-ups with a wrong answer", "", equals(0), truth)
     shared = _shared(survey, me)
     if me.paths is None or not me.paths.look_ups:
@@ -54,7 +54,7 @@ def _slowest(
     note = f"{me.name}: {slowest.what} took {'more than ' * endless}{took_s:.3g} s"
     if late:
         note += f", {len(late)} of {len(found)} were late"
-    culprit = f"{me.name}: its name server, hosts file or order of look-up"
+    culprit = f"{me.name}: its name server, hosts file or look-up order"
     return subject.measured(took_s, culprit, note)
 
 
@@ -79,17 +79,22 @@ def _shared(survey: Survey, me: NodeSurvey) -> list[Measurement]:
     """Number of other nodes with this host name; 0 for the only node listed under that name."""
     if survey.on_loopback:
         return []
-    subject = Subject("other nodes with the same host name", "", equals(0), "a name for each node")
+    subject = Subject("other nodes with the same host name", "", equals(0), "unique host names")
     if me.machine.hostname is None:
         return [subject.unknown(why_unread(me, "hostname"))]
     same = _by_hostname(survey)[_name(me.machine.hostname)]
     others = listed([node.name for node in same if node is not me])
     named = [node for node in same if _name(node.name)[0] == _name(me.machine.hostname)[0]]
     if len(named) == 1 and me in named:
-        note = f"{others} is called {me.machine.hostname} too: see its case" if others else ""
+        hostname = me.machine.hostname
+        note = f"{hostname} is also the host name of {others}, judged separately" if others else ""
         return [subject.measured(0, note=note)]
     culprit = f"{me.name}: its host name {me.machine.hostname}"
-    return [subject.measured(len(same) - 1, culprit, f"{others} is called so" if others else "")]
+    return [
+        subject.measured(
+            len(same) - 1, culprit, f"also the host name of {others}" if others else ""
+        )
+    ]
 
 
 def _has_namesake(one: LookUp, survey: Survey) -> bool:
@@ -119,9 +124,11 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
         right = {address for address in right if not _is_loopback(address)}
     wrong = [a for a in one.found if a.partition("%")[0] not in right]
     if wrong:
-        return f"{one.what} is {listed(wrong)}, where {of.name} has {of.address}"
+        return f"{one.what} resolves to {listed(wrong)}, but {of.name} has {of.address}"
     if me is of and not _is_loopback(of.address) and all(map(_is_loopback, one.found)):
-        return f"its own name {one.what} is {one.found[0]}: backends would listen there alone"
+        return (
+            f"its own name {one.what} resolves to {one.found[0]}: backends would listen only there"
+        )
     return ""
 
 
@@ -134,7 +141,7 @@ def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
         # Nodes in two domains may have the same short name; then the full name decides.
         taken = full in names if full[0] == own[0] else full[0] in short_names
         if full != own and taken:
-            return f"{one.what} is {found}, where {of.name} has it"
+            return f"{one.what} resolves to {found}, but it is an address of {of.name}"
     return ""
 
 
@@ -194,22 +201,22 @@ def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
     if middle is None:
         return subject.unknown("no two nodes exchanged time stamps")
     if middle is me:
-        return subject.measured(0.0, note=f"the middle one of {len(survey.nodes)} clocks")
+        return subject.measured(0.0, note=f"the median of {len(survey.nodes)} clocks")
     measured = _offsets(survey).get((me.index, middle.index))
     if measured is None:
         return subject.unknown(
-            f"{me.name} and {middle.name}, whose clock is the middle one, exchanged no time stamps"
+            f"{me.name} and {middle.name}, whose clock is the median, exchanged no time stamps"
         )
     offset_s, error_s = measured
     skew_ms, error_ms = abs(offset_s) * 1e3, error_s * 1e3
     side = "behind" if offset_s > 0 else "ahead of"
     note = f"{me.name} is {side} {middle.name}, known to ± {error_ms:.3g} ms"
     if abs(skew_ms - subject.bound.limit) <= error_ms:
-        return subject.unknown(f"{note}: {skew_ms:.4g} ms is too near to the bound for that")
+        return subject.unknown(f"{note}: {skew_ms:.4g} ms is too close to the bound to decide")
     culprit = f"{me.name} clock"
     agree = _agreeing(survey, middle, subject.bound.limit / 1e3)
     if len(survey.nodes) == 2:
-        culprit = f"{me.name} or {middle.name}: two clocks do not say which is right"
+        culprit = f"{me.name} or {middle.name}: two clocks cannot show which is right"
     elif 2 * len(agree) <= len(survey.nodes):
         culprit += f", or those of {listed(agree)}: no majority says which are right"
     return subject.measured(skew_ms, culprit, note)

@@ -55,11 +55,11 @@ def _path_mtu(
     at_fault = me.index in blamed.nodes
     mine = {e: path.largest_bytes or 0 for e, path in own_edges(me, found, blamed).items()}
     spared = [n.name for n in survey.nodes if n is not me and n.index in blamed.nodes]
-    notes = [] if at_fault else [f"without {n}, which is to blame itself" for n in spared]
+    notes = [] if at_fault else [f"without {n}, which is at fault" for n in spared]
     whole = all(size >= mtu_bytes for size in mine.values())
-    mute = [o.name for o in survey.others(me) if _untried(me, o, key, found)]
-    if mine and whole and mute:
-        notes.append(f"with {listed(mute)} connections open, and datagrams are not answered")
+    unanswered = [o.name for o in survey.others(me) if _untried(me, o, key, found)]
+    if mine and whole and unanswered:
+        notes.append(f"connections with {listed(unanswered)} work, but datagrams are not answered")
         return subject.unknown("; ".join(notes))
     if not mine:
         notes.append("no other node answers datagrams")
@@ -84,22 +84,24 @@ def _tcp_mtu(
         f"largest packet that TCP sends on the {key} network",
         "B",
         at_least(mtu_bytes),
-        f"{key}.mtu {mtu_bytes}, of new connections both ways",
+        f"{key}.mtu {mtu_bytes}, on new connections, both ways",
     )
     if me.facts is None or me.paths is None:
         return subject.unknown(no_answer(me))
     found, blamed = _tcp_sizes(survey, key, mtu_bytes)
     mine = own_edges(me, found, blamed)
     if not mine:
-        return subject.unknown("no connection to a node that is well shows it")
+        return subject.unknown("no connection to a healthy node reports an MTU")
     edge = min(mine, key=mine.__getitem__)
-    mute = [
+    unreadable = [
         survey.nodes[one.to].name
         for one in me.paths.connections
         if one.network == key and one.took_s is not None and one.largest_bytes is None
     ]
-    if mute and mine[edge] >= mtu_bytes:
-        return subject.unknown(f"{me.name}: the kernel shows no MTU to {listed(mute)}")
+    if unreadable and mine[edge] >= mtu_bytes:
+        return subject.unknown(
+            f"{me.name}: the kernel reports no MTU for connections to {listed(unreadable)}"
+        )
     small = [edge for edge, size in mine.items() if size < mtu_bytes]
     culprit = paths_to_blame(survey, small) or None
     if me.index in blamed.nodes:
@@ -152,5 +154,5 @@ def _worst_paths(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, P
 def _hole(survey: Survey, path: Path, edge: Edge, size: int) -> str:
     source, target = (survey.nodes[index].name for index in edge)
     if path.refused_bytes is not None and path.refused_bytes <= size + 1:
-        return f"{source} {path.rail} itself takes no packet of {path.refused_bytes} B"
-    return f"from {source} to {target} packets beyond {size} B vanish, smaller ones arrive"
+        return f"{source} {path.rail} itself rejects packets of {path.refused_bytes} B"
+    return f"from {source} to {target} packets larger than {size} B are lost, smaller ones arrive"

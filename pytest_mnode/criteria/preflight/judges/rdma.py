@@ -35,15 +35,15 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     there = ports(me, spec.fabric)
     faults = {port.name: _fault(port, spec.fabric.protocol) for port in there}
     active = [port for port in there if faults[port.name] == ""]
-    mute = [port for port, fault in faults.items() if fault is None]
-    dull = [f"{port} {fault}" for port, fault in faults.items() if fault]
-    if len(active) < count <= len(active) + len(mute):
-        why = f"{name}: {listed(mute)} does not report its state or protocol"
+    unreadable = [port for port, fault in faults.items() if fault is None]
+    inactive = [f"{port} {fault}" for port, fault in faults.items() if fault]
+    if len(active) < count <= len(active) + len(unreadable):
+        why = f"{name}: {listed(unreadable)} does not report its state or protocol"
         found = [subject.unknown(why)]
     else:
-        state = listed(dull) or f"{len(there)} ports"
+        state = listed(inactive) or f"{len(there)} ports"
         note = f"{name}: {state}" if there else f"{name}: no RDMA port"
-        culprit = f"{name} {listed(dull)}" if dull else f"{name}: RDMA devices are missing"
+        culprit = f"{name} {listed(inactive)}" if inactive else f"{name}: RDMA devices are missing"
         found = [subject.measured(len(active), culprit, note)]
     return found if promise.gid_types is None else [*found, _gids(me, active, promise.gid_types)]
 
@@ -85,7 +85,7 @@ def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Meas
         return subject.unknown(f"{me.name}: not every GID of {listed(unknown)} has a known type")
     for port in active:
         if port not in lacking and (address := _without_gid(me, port, wanted)):
-            words.append(f"{port.name} has none of {address}")
+            words.append(f"{port.name} has no {' or '.join(wanted)} GID for {address}")
     note = f"{me.name}: {listed(words)}" if words else ""
     return subject.measured(len(words), f"{me.name} {listed(words)}", note)
 
@@ -150,11 +150,13 @@ def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     opened = {one.device for one in machine.verbs or () if not one.problem}
     faults = [(port, _fault(port, spec.fabric.protocol)) for port in ports(me, spec.fabric)]
     there = [port for port, fault in faults if not fault]
-    dull = [f"{port.name} {fault}" for port, fault in faults if fault]
-    shut = sorted({port.device for port in there} - opened)
-    words = [f"{one} ({problems.get(one, 'the kernel has no uverbs for it')})" for one in shut]
+    inactive = [f"{port.name} {fault}" for port, fault in faults if fault]
+    unopened = sorted({port.device for port in there} - opened)
+    words = [
+        f"{one} ({problems.get(one, 'the kernel has no uverbs device for it')})" for one in unopened
+    ]
     found = sum(port.device in opened for port in there)
-    named = listed(words or dull)
+    named = listed(words or inactive)
     culprit = f"{name} {named}" if named else f"{name}: RDMA devices are missing"
     note = f"{name}: {listed(words) or f'{found} ports'}"
     return [subject.measured(found, culprit, note)]
@@ -177,14 +179,14 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     for port in there:
         rises = error_rises(port, after.get(port.name))
         if not rises:
-            unknown.append(f"{port.name}, which counts none,")
+            unknown.append(f"{port.name} without error counters")
         unknown += [f"{port.name} {counter}" for counter, by in rises.items() if by is None]
         risen |= {f"{port.name} {counter}": by for counter, by in rises.items() if by is not None}
     if not risen:
         return [subject.unknown(f"{name}: no error counter can be read")]
     total = sum(risen.values())
     if unknown and total <= most:
-        why = "may have risen: read no more, set back, or at its largest"
+        why = "may have risen: unreadable, reset or saturated"
         return [subject.unknown(f"{name}: {listed(unknown)} {why}")]
     words = listed([f"{what} +{by}" for what, by in risen.items() if by])
     note = words or f"{len(risen)} counters of {len(there)} ports"
@@ -198,18 +200,18 @@ def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me = survey.node(name)
     source = f"preflight.gpudirect {promise}"
-    subject = Subject("ways of GPUDirect RDMA", "", at_least(1), source)
+    subject = Subject("available GPUDirect RDMA methods", "", at_least(1), source)
     software = me.machine.software
     if software is None:
         return [subject.unknown(why_unread(me, "software"))]
     has = {"peermem": software.peermem is not None, "dma-buf": software.driver_is_open}
     wanted = tuple(has) if promise == "either" else (promise,)
-    there = [way for way in wanted if has[way]]
+    there = [method for method in wanted if has[method]]
     lacking = {
         "peermem": "module nvidia_peermem is not loaded",
         "dma-buf": "the driver is not the open kernel module",
     }
     if software.driver is None:
         lacking = dict.fromkeys(lacking, "no NVIDIA driver")
-    why = listed([lacking[way] for way in wanted])
+    why = listed([lacking[method] for method in wanted])
     return [subject.measured(len(there), f"{name}: {why}", f"{name}: {listed(there) or why}")]

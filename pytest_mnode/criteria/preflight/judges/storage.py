@@ -81,7 +81,7 @@ def shared(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 def _shared(survey: Survey, me: NodeSurvey, key: str, path: str) -> Measurement:
     source = f"storage.{key} {path}"
-    label = f"{key}: files that other nodes left and that are not seen"
+    label = f"{key}: files of other nodes that are missing, unreadable or different"
     subject = Subject(label, "", equals(0), source)
     one = me.directory(key)
     if one is None or me.paths is None:
@@ -90,16 +90,16 @@ def _shared(survey: Survey, me: NodeSurvey, key: str, path: str) -> Measurement:
         return subject.unknown(f"{me.name}: {one.problem}")
     directories = {node.name: node.directory(key) for node in survey.others(me)}
     if any(other is not None and other.token is not None for other in directories.values()):
-        looked_for = [seen for seen in me.paths.seen if seen.directory == key]
-        if not looked_for:
-            return subject.unknown(f"{me.name} did not look in time")
+        checked = [seen for seen in me.paths.seen if seen.directory == key]
+        if not checked:
+            return subject.unknown(f"{me.name} did not check the files in time")
         unseen = [
-            f"that of {survey.nodes[seen.index].name} ({seen.problem})"
-            for seen in looked_for
+            f"the file of {survey.nodes[seen.index].name} ({seen.problem})"
+            for seen in checked
             if seen.problem
         ]
         culprit = f"{me.name} {path} is {one.file_system or 'another file system'}"
-        note = f"{me.name}: {listed(unseen)}" if unseen else f"all {len(looked_for)} are seen"
+        note = f"{me.name}: {listed(unseen)}" if unseen else f"all {len(checked)} files can be read"
         return subject.measured(len(unseen), culprit, note)
     mount = Subject(f"{key}: mount unlike that of other nodes", "", equals(0), source)
     return _same_mount(survey, me, one, mount)
@@ -114,7 +114,7 @@ def _same_mount(
         if (found := node.directory(one.key)) is not None and found.file_system is not None
     }
     if me.name not in systems or len(systems) < 2:
-        why = "no file could be left there, and its mount cannot be compared"
+        why = "no file could be written there, and its mount cannot be compared"
         return subject.unknown(f"{me.name}: {why}")
     kind, _, _ = systems[me.name].partition(" ")
     odd = difference({node: _export(mount) for node, mount in systems.items()}, me.name)
@@ -122,13 +122,13 @@ def _same_mount(
     boots = {node.machine.boot_id for node in survey.nodes if node.name in systems}
     one_machine = len(boots) == 1 and None not in boots
     if odd is None and kind in LOCAL_FILE_SYSTEMS and not one_machine:
-        why = f"{kind} is not shared by machines, and no file could be left to show otherwise"
+        why = f"{kind} is not shared between machines, and no file could be written to test it"
         return subject.unknown(f"{me.name}: {note}: {why}")
     if odd is None and len(set(systems.values())) > 1:
         if not one.samples:
-            why = "other addresses elsewhere, and no files to compare"
+            why = "server addresses differ between nodes, and there are no files to compare"
             return subject.unknown(f"{me.name}: {note}, {why}")
-        note += ", other addresses elsewhere: its files show whether it is one file system"
+        note += "; server addresses differ between nodes; the file sample decides"
     return subject.measured(odd is not None, f"{me.name} {one.path}", f"{me.name}: {note}")
 
 
@@ -161,11 +161,12 @@ def sample(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     if not files:
         return [subject.unknown("there is no file to compare")]
     if len(digests) < 2:
-        return [subject.unknown(f"only {name} can read them")]
+        return [subject.unknown(f"only {name} can read the datasets")]
     differing = []
     for file in files:
         values = {
-            node: samples.get(file, "not among the first") for node, samples in digests.items()
+            node: samples.get(file, "not among the sampled files")
+            for node, samples in digests.items()
         }
         if (odd := difference(values, name)) is not None:
             differing.append(f"{file}: {values[name]}, {odd.usual} on {odd.who}")

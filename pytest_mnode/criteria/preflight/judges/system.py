@@ -43,7 +43,7 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
     if name not in known:
         return [subject.unknown(why_unread(me, _READ_FROM.get(part, "software")))]
     if not any(known.values()) or len(known) == 1:
-        alone = f"the {part} of no node but {name} is known"
+        alone = f"the {part} is known only for {name}"
         why = alone if any(known.values()) else f"no node has any {part}, or none can be read"
         return [subject.unknown(why)]
     items = sorted({item for mine in known.values() for item in mine})
@@ -64,12 +64,12 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
     if (unread and not odd) or not compared:
         # Equal error texts on all nodes do not prove that the files are equal.
         why = listed([f"{item} is {known[name][item]}" for item in unread], 3)
-        return [subject.unknown(f"{name}: {why or f'no {part} that another node shows too'}")]
+        return [subject.unknown(f"{name}: {why or f'no {part} that another node also reports'}")]
     note = listed(list(odd.values()), 3) or f"{compared} compared on {len(known)} nodes"
     if compared < len(items):
-        note += f"; {len(items) - compared} not readable here, or on no other node"
-    if mute := len(survey.nodes) - len(known):
-        note += f"; nothing is known of {mute} nodes"
+        note += f"; {len(items) - compared} unreadable here or absent on all other nodes"
+    if missing := len(survey.nodes) - len(known):
+        note += f"; nothing is known about {missing} nodes"
     return [subject.measured(len(odd), f"{name} {part}", f"{name}: {note}")]
 
 
@@ -184,7 +184,7 @@ def _memlock(me: NodeSurvey, least: int | str) -> Measurement:
     if limit is None:
         return subject.measured(_UNLIMITED_BYTES, culprit, "unlimited")
     if limits.ipc_lock and not limits.admin:
-        note = f"{me.name}: CAP_IPC_LOCK, past its limit of {limit} B"
+        note = f"{me.name}: CAP_IPC_LOCK, which lifts its limit of {limit} B"
         return subject.measured(_UNLIMITED_BYTES, culprit, note)
     note = f"{me.name}: {limit} B, not unlimited" if unlimited else ""
     return subject.measured(limit, culprit, note)
