@@ -177,7 +177,7 @@ def test_faults_of_links_are_found(tmp_path: Path) -> None:
     assert found.culprits("test_every_node_is_reached[node2]") == one_way
     assert "without node3" in found.notes("test_every_node_is_reached[node0]")
     assert found.culprits("test_interfaces_run_at_their_speed[node0]") == {"node0 fab0 (50 Mbit/s)"}
-    assert "node1 is 10.77.0.1" in found.notes("test_names_are_found[node0]")
+    assert "node1 resolves to 10.77.0.1" in found.notes("test_names_are_found[node0]")
     assert "pytest_mnode/measurement.py" in found.notes("test_nodes_are_the_same[node1-code]")
     mesh = found.done.criterion("mesh")
     assert mesh["verdict"] == "inconclusive"
