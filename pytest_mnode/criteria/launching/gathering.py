@@ -44,7 +44,7 @@ class Gathering:
     """One rank's side of a meeting.
 
     until: when this rank gives up, by the monotonic clock. within_s: its limit, for messages.
-    keeps_store: whether the store is in this process, and ends with it.
+    hosts_store: whether the store is in this process, and ends with it.
     """
 
     store: TCPStore
@@ -52,9 +52,9 @@ class Gathering:
     size: int
     within_s: float
     until: float
-    keeps_store: bool
+    hosts_store: bool
 
-    def come(self) -> int:
+    def wait_for_all(self) -> int:
         """Wait until all ranks have come; the number of the meeting.
 
         Raises TimeLimitError that names the ranks that never came, WorldError if the store was lost
@@ -68,8 +68,8 @@ class Gathering:
                 number += 1
         except DistNetworkError:
             raise WorldError(
-                f"{me(self.rank, self.size)} lost the store while it waited for the others: "
-                "rank 0, or the torchrun that keeps it, ended"
+                f"{rank_text(self.rank, self.size)} lost the store while it waited for the others: "
+                "rank 0, or the torchrun that hosts it, ended"
             ) from None
         return number
 
@@ -104,7 +104,7 @@ class Gathering:
             raise TimeLimitError(self._answer_roll(at))
         if news == _NEXT and self.rank == 0:
             raise WorldError(
-                f"{me(self.rank, self.size)} waited, and another process came as rank 0: "
+                f"{rank_text(self.rank, self.size)} waited, but another process joined as rank 0: "
                 "RANK must be different in every process"
             )
         return news == _ALL
@@ -114,7 +114,7 @@ class Gathering:
         from torch.distributed import DistNetworkError
 
         try:
-            self.store.wait([f"{at}/{key}"], left(self.until))
+            self.store.wait([f"{at}/{key}"], time_left(self.until))
         except DistNetworkError:
             raise
         except RuntimeError:  # the limit; some versions of torch raise a subclass
@@ -138,7 +138,7 @@ class Gathering:
         self.store.wait([f"{at}/found"], limit)
         line = self.store.get(f"{at}/found").decode()
         self.store.add(f"{at}/read", 1)
-        if self.keeps_store:
+        if self.hosts_store:
             self._let_all_read(at)
         return line
 
@@ -183,12 +183,12 @@ class Gathering:
             time.sleep(_POLL_S)
 
 
-def me(rank: int, size: int) -> str:
+def rank_text(rank: int, size: int) -> str:
     """Text such as "rank 2 of 4 on node1"."""
     return f"rank {rank} of {size} on {socket.gethostname()}"
 
 
-def left(until: float) -> timedelta:
+def time_left(until: float) -> timedelta:
     """Time left; at least 0.1 s, because torch treats 0 as no limit."""
     return timedelta(seconds=max(0.1, until - time.monotonic()))
 
