@@ -130,10 +130,10 @@ def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
     for report in reports:
         met = report.met
         if met is None:
-            what = report.error or "met nobody"
+            what = report.error or "met no other rank"
         elif met.size != size:
-            alone = " alone" if met.size == 1 else ""
-            what = f"met{alone}: {met.size} of {size} ranks by a collective"
+            alone = "only itself: " if met.size == 1 else ""
+            what = f"met {alone}{met.size} of {size} ranks in a collective"
         elif met.total != size * (size + 1) // 2 or sorted(met.ranks) != list(range(size)):
             what = f"a wrong sum over all ranks: {met.total}, from ranks {list(met.ranks)}"
         else:
@@ -181,9 +181,9 @@ def more_visible(expected: Expected, reports: Sequence[RankReport]) -> list[str]
     for report in reports:
         if report.accelerators is not None and report.accelerators > expected.accelerators:
             nodes[report.accelerators][report.node] = None
-    asked = f"and the job asked for {expected.accelerators}"
+    requested = f"the job requested {expected.accelerators}"
     return [
-        f"accelerators visible on {', '.join(there)}: {count}, {asked}"
+        f"accelerators visible on {', '.join(there)}: {count}, {requested}"
         for count, there in sorted(nodes.items())
     ]
 
@@ -195,7 +195,7 @@ def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterato
         for name in (_TENSOR, _PIPELINE):
             given = _given(name, report.arguments)
             if given is not None and not _NUMBER.fullmatch(given):
-                yield report.fault(f"{name}={shown(given)} is no number")
+                yield report.fault(f"{name}={shown(given)} is not a number")
                 given = None
             sizes[name] = 1 if given is None else int(given)
         tensor, pipeline = sizes[_TENSOR], sizes[_PIPELINE]

@@ -55,7 +55,8 @@ class Direct:
         if job.image is not None:
             raise UsageError(
                 f"job {job.name}: image {job.image}: the launcher of this run starts commands on "
-                "nodes as they are and runs no images; leave image out, or use one that does"
+                "nodes as they are and runs no images; leave image out, or use a launcher that "
+                "runs images"
             )
         names = tuple(nodes)
         place = styles.Placement(
@@ -95,8 +96,8 @@ class Direct:
         }
 
     def _has(self, package: str, nodes: Sequence[str]) -> bool:
-        asked = self._cluster.run([self._cluster.python, "-I", "-c", _HAS, package], nodes)
-        return all(result.ok for result in asked)
+        results = self._cluster.run([self._cluster.python, "-I", "-c", _HAS, package], nodes)
+        return all(result.ok for result in results)
 
 
 class DirectSubmission:

@@ -67,7 +67,7 @@ class LaunchJob(Page):
 
     @field_validator("ranks_per_node")
     @classmethod
-    def _is_one_an_accelerator(cls, ranks: int | None, info: ValidationInfo) -> int | None:
+    def _is_one_per_accelerator(cls, ranks: int | None, info: ValidationInfo) -> int | None:
         each = info.data.get("accelerators_per_node")
         if isinstance(each, int) and each and ranks not in (None, each):
             raise ValueError(
@@ -83,10 +83,10 @@ class LaunchJob(Page):
         nodes that `all` means, if that is not `nodes`. Raises UsageError if the job requests more
         than there is.
         """
-        asked = (every or nodes) if self.nodes == "all" else self.nodes
+        count = (every or nodes) if self.nodes == "all" else self.nodes
         each = accelerators if self.accelerators_per_node == "all" else self.accelerators_per_node
-        if asked > nodes:
-            raise UsageError(f"job {self.name}: nodes {asked}; accepted: up to {nodes}")
+        if count > nodes:
+            raise UsageError(f"job {self.name}: nodes {count}; accepted: up to {nodes}")
         if each > accelerators:
             raise UsageError(
                 f"job {self.name}: accelerators_per_node {each}; the spec has {accelerators} "
@@ -94,7 +94,7 @@ class LaunchJob(Page):
             )
         ranks = each or self.ranks_per_node or 1
         placed = self.model_copy(
-            update={"nodes": asked, "accelerators_per_node": each, "ranks_per_node": ranks}
+            update={"nodes": count, "accelerators_per_node": each, "ranks_per_node": ranks}
         )
         words = tuple(word.replace(RANKS, str(placed.rank_count)) for word in self.command)
         return placed.model_copy(update={"command": words})

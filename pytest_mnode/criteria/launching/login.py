@@ -78,7 +78,7 @@ def chosen_user(unprivileged: bool, must_read: list[str], must_run: list[str]) -
     """The user of the processes, and why that is not an unprivileged one; "" if it is one."""
     uid = os.geteuid()
     if uid != 0 or not unprivileged:
-        return uid, "" if uid else "not asked to be unprivileged"
+        return uid, "" if uid else "no unprivileged user was requested"
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -96,7 +96,9 @@ def why_not(must_read: list[str], must_run: list[str]) -> str:
     try:
         become(NOBODY)
     except OSError as error:
-        return f"the node does not let uid {NOBODY} be taken ({(error.strerror or '').lower()})"
+        return (
+            f"the node does not allow a switch to uid {NOBODY} ({(error.strerror or '').lower()})"
+        )
     for paths, mode, doing in ((must_run, os.X_OK, "run"), (must_read, os.R_OK, "read")):
         for path in paths:
             if not os.access(path, mode):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.launching.store_clients import all_here
+from pytest_mnode.criteria.launching.store_clients import barrier
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.measurement import Measurement, at_least, at_most
 from pytest_mnode.spec import Spec
@@ -60,12 +60,12 @@ def time_init(backend: str | None, limit_s: float, *, world: World) -> RankTimes
     store.get(f"{_KEY}/{world.rank}")
     connect_s = time.perf_counter() - began
     try:
-        all_here(store, f"{_KEY}/begin", world.size, limit)
+        barrier(store, f"{_KEY}/begin", world.size, limit)
         began = time.perf_counter()
         dist.init_process_group(backend, timeout=limit)
         init_s = time.perf_counter() - began
         # To ranks that still connect, a group that has ended looks like a dead peer.
-        all_here(store, f"{_KEY}/end", world.size, limit)
+        barrier(store, f"{_KEY}/end", world.size, limit)
     except RuntimeError as error:
         return RankTimes(world.rank, world.node, connect_s, None, str(error).partition("\n")[0])
     finally:
@@ -120,8 +120,8 @@ def judged_ranks(
     if 0 < devices * nodes < promise.ranks:
         value = None
         note = (
-            f"{nodes} nodes × {devices} accelerators have {nodes * devices} ranks; "
-            f"{-(-promise.ranks // devices)} nodes have as many as are promised"
+            f"{nodes} nodes × {devices} accelerators allow {nodes * devices} ranks; "
+            f"the promised number needs {-(-promise.ranks // devices)} nodes"
         )
     source = f"criteria.launch.rendezvous.ranks {promise.ranks}"
     culprit = f"rank {without[0].rank} on {without[0].node}" if without else None
@@ -135,7 +135,7 @@ def judged_times(
     slow = slow_rank(times)
     failed = [one for one in times if one.init_s is None]
     last = max(times, key=lambda one: one.init_s or 0.0)
-    culprit = f"no rank by itself; rank {last.rank} on {last.node} was the last"
+    culprit = f"no single rank; rank {last.rank} on {last.node} was the last"
     if slow:
         alone = f"{slow.connect_s:.2f} s to connect to the store alone"
         culprit = f"{slow.node} (rank {slow.rank}: {alone})"

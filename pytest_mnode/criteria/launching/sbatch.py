@@ -110,8 +110,8 @@ class SbatchSubmission:
             task = self._files / "task.sh"
             task.write_text(styles.task_text(job, site))
             output = str(self._files / "slurm.out")
-            asked = replace(request, name=self._queued.name, output=output)
-            text = script(asked, styles.batch_lines(job, site, str(task)))
+            named = replace(request, name=self._queued.name, output=output)
+            text = script(named, styles.batch_lines(job, site, str(task)))
             env = {**submitting(os.environ), CANARY: uuid.uuid4().hex}
             self._began = time.monotonic()
             # --output on the command line wins over the user's SBATCH_ variables.
@@ -221,5 +221,5 @@ def _home() -> str:
 def _user_of(node: str, report: RankReport) -> Login:
     uid = os.getuid() if report.uid is None else report.uid
     return Login(
-        node, uid, login.name_of(uid), "" if uid else "a job is its submitter's, who is root"
+        node, uid, login.name_of(uid), "" if uid else "the job runs as its submitter, which is root"
     )

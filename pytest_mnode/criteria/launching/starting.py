@@ -171,8 +171,8 @@ def measured_image(cluster: Cluster, path: SubmissionPath, spec: Spec, folder: P
     plain = job_of(style, promise, folder, spec, size)
     job = plain.model_copy(update={"image": promised.image})
     started = start(path, job, cluster.nodes[: job.node_count], "image", 2 * promise.within_s)
-    asked = cluster.run([cluster.python, "-I", "-S", "-c", _ROOT])
-    roots = {result.node: result.stdout.strip() for result in asked if result.ok}
+    results = cluster.run([cluster.python, "-I", "-S", "-c", _ROOT])
+    roots = {result.node: result.stdout.strip() for result in results if result.ok}
     return judged_image(started.outcome.reports, roots, started.expected.size, source)
 
 

@@ -102,7 +102,7 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
     return [
         *judged,
         Measurement(
-            "store: keys that did not come right",
+            "store: wrong keys",
             sum(rank.wrong for rank in ranks) if wrong or not unread else None,
             "",
             equals(0),
@@ -116,7 +116,7 @@ def _slowest(one: StoreLoad, last: RankClients) -> str:
     """The node with slow name look-ups or much later clients; else the rank of the last client."""
     names = max(one.ranks, key=lambda rank: rank.look_up_s or 0.0)
     if (names.look_up_s or 0.0) > _LONG_LOOK_UP * (last.passed_s or 0.0):
-        return f"{names.node} (the store's address is looked up in {names.look_up_s:.1f} s)"
+        return f"{names.node} (looking up the store's address took {names.look_up_s:.1f} s)"
     times = {rank: rank.connected_s for rank in one.ranks if rank.connected_s is not None}
     slowest = max(times, key=lambda rank: times[rank])
     if stands_out(list(times.values())):

@@ -63,11 +63,11 @@ class Start:
         Returns the time of the start, by this process's clock. If a thread cannot be started, or
         the ranks do not agree, the start is called off.
         """
-        begun = []
+        started = []
         try:
             for thread in threads:
                 thread.start()
-                begun.append(thread)
+                started.append(thread)
             agree()
         except BaseException:
             self._off = True
@@ -75,7 +75,7 @@ class Start:
         finally:
             began = time.perf_counter()
             self._decided.set()
-            for thread in begun:
+            for thread in started:
                 thread.join()
         return began
 
@@ -100,11 +100,11 @@ class _Client:
             store = TCPStore(address, port, None, False, limit, False)
             self.at.append(time.perf_counter())
             store.set(f"client/{self.number}", str(self.number))
-            all_here(store, "came", clients, limit)
+            barrier(store, "came", clients, limit)
             self.at.append(time.perf_counter())
             neighbour = (self.number + 1) % clients
             self.wrong = store.get(f"client/{neighbour}").decode() != str(neighbour)
-            all_here(store, "through", clients, limit)
+            barrier(store, "through", clients, limit)
             self.at.append(time.perf_counter())
         except (RuntimeError, OSError) as error:
             self.error = f"client {self.number}: {error}".splitlines()[0]
@@ -146,7 +146,7 @@ def run_clients(clients: int, round_name: str, limit_s: float, *, world: World) 
     return _rank_clients(world, found, began)
 
 
-def all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
+def barrier(store: Any, name: str, clients: int, limit: timedelta) -> None:
     """A barrier of this number of clients; each `name` can be used once."""
     if store.add(f"{name}/count", 1) == clients:
         store.set(f"{name}/all", "yes")
@@ -156,21 +156,21 @@ def all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
 def _agree(store: Any, name: str, text: str, world: World, limit: timedelta) -> None:
     """Write a text for the other ranks, and wait until all ranks have written theirs."""
     store.set(f"{name}/{world.rank}", text)
-    all_here(store, name, world.size, limit)
+    barrier(store, name, world.size, limit)
 
 
 @contextlib.contextmanager
 def _open_files(wanted: int) -> Iterator[str]:
     """Raise the limit of open files for a while; yields why that is impossible, else ""."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    endless = resource.RLIM_INFINITY
-    if soft != endless and soft < wanted and hard != endless and hard < wanted:
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < wanted and hard != unlimited and hard < wanted:
         yield (
             f"{socket.gethostname()}: a process may have {hard} open files (hard limit), and "
             f"{wanted} are needed; raise nofile"
         )
         return
-    if soft != endless and soft < wanted:
+    if soft != unlimited and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     try:
         yield ""

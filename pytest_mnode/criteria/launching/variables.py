@@ -61,12 +61,12 @@ def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]
     for report in reports:
         for name in _NUMBERS:
             text = report.contract.get(name)
-            asked = name in REQUIRED[expected.style]
-            if text is not None and not asked and report.number(name) is None:
+            required = name in REQUIRED[expected.style]
+            if text is not None and not required and report.number(name) is None:
                 yield report.fault(f"{name}={shown(text)} is not a number")
         port = report.number("MASTER_PORT")
         if port is not None and not 1 <= port <= _LAST_PORT:
-            yield report.fault(f"MASTER_PORT={port} is no port: 1 to {_LAST_PORT}")
+            yield report.fault(f"MASTER_PORT={port} is not a port (1 to {_LAST_PORT})")
 
 
 def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
@@ -106,8 +106,8 @@ def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
         elif len(nodes_of[rank]) > 1:
             own = expected.nodes[rank // expected.per_node]
             if report.node != own or nodes_of[rank].count(own) > 1:
-                others = ", ".join(sorted(set(nodes_of[rank]) - {report.node})) or "here"
-                yield report.fault(f"RANK={rank} is also a rank's of {others}")
+                others = ", ".join(sorted(set(nodes_of[rank]) - {report.node})) or "this node"
+                yield report.fault(f"RANK={rank} is also set in a rank on {others}")
     missing = sorted(set(range(expected.size)) - set(nodes_of))
     if missing and len(reports) >= expected.size:
         node = expected.nodes[missing[0] // expected.per_node]
@@ -127,7 +127,7 @@ def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                     f"LOCAL_RANK={local} is outside the {expected.per_node} ranks of the node"
                 )
             elif met[local] > 1:
-                yield report.fault(f"LOCAL_RANK={local} is {met[local]} ranks' of the node")
+                yield report.fault(f"LOCAL_RANK={local} is set in {met[local]} ranks of the node")
             elif expected.style != "megatron" and rank is not None:
                 right = rank % expected.per_node
                 if local != right:
@@ -162,11 +162,11 @@ def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
             continue
         why = ""
         if report.node == first and here is not True:
-            means = "means nothing there" if here is None else "is not one of its addresses"
-            why = f"{means}, and rank 0 is there"
+            fault = "cannot be resolved here" if here is None else "is not an address of this node"
+            why = f"{fault}, but rank 0 runs here"
         # The loop above names an address that differs from the others'.
         elif here and address == common["MASTER_ADDR"] and not _is_first(report.node, expected):
-            why = f"is its own, and rank 0 is on {first}"
+            why = f"is this node's own address, but rank 0 runs on {first}"
         if why:
             yield report.fault(f"MASTER_ADDR={address} {why}")
 
@@ -201,7 +201,7 @@ def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[st
         for fact, name in pairs.items():
             given, made = report.number(fact), report.number(name)
             if given is not None and made is not None and given != made:
-                yield report.fault(f"{name}={made}, and {fact}={given}")
+                yield report.fault(f"{name}={made}, but {fact}={given}")
 
 
 def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
@@ -218,4 +218,4 @@ def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                 continue
             for interface in value.lstrip("=").split(","):
                 if interface not in report.interfaces:
-                    yield report.fault(f"{name}={value}, and the node has no {interface}")
+                    yield report.fault(f"{name}={value}, but the node has no {interface}")
