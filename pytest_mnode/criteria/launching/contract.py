@@ -193,7 +193,7 @@ def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterato
     for report in reports:
         sizes = {}
         for name in (_TENSOR, _PIPELINE):
-            given = _given(name, report.arguments)
+            given = _option_value(name, report.arguments)
             if given is not None and not _NUMBER.fullmatch(given):
                 yield report.fault(f"{name}={shown(given)} is not a number")
                 given = None
@@ -208,7 +208,7 @@ def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterato
             )
 
 
-def _given(name: str, arguments: Sequence[str]) -> str | None:
+def _option_value(name: str, arguments: Sequence[str]) -> str | None:
     """The last value of an option, after = or as the next word; None if the option is absent."""
     found = None
     for number, word in enumerate(arguments):

@@ -64,7 +64,7 @@ def main(plan: dict[str, Any]) -> NoReturn:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        kill_all_below()
+        kill_descendants()
         if made:
             shutil.rmtree(home, ignore_errors=True)
     sys.exit(next((code for code in ended if code), 0))
@@ -171,7 +171,7 @@ def wait_for(children: set[int]) -> list[int]:
     return codes
 
 
-def kill_all_below() -> None:
+def kill_descendants() -> None:
     """Kill all descendants, round by round: children of a killed parent become ours."""
     limit = time.monotonic() + 10
     while time.monotonic() < limit:

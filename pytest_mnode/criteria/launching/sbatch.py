@@ -206,8 +206,8 @@ def _notes(job: LaunchJob) -> tuple[str, ...]:
 def _login(cluster: Nodes) -> dict[str, str]:
     """Variables of a login on a node; the run's Python is first on PATH, as in a venv."""
     slurm = Path(shutil.which("scontrol") or "/usr/bin/scontrol").parent
-    ways = (str(Path(cluster.python).parent), "/usr/local/bin", "/usr/bin", "/bin", str(slurm))
-    path = os.pathsep.join(dict.fromkeys(ways))
+    folders = (str(Path(cluster.python).parent), "/usr/local/bin", "/usr/bin", "/bin", str(slurm))
+    path = os.pathsep.join(dict.fromkeys(folders))
     return {"HOME": _home(), "USER": login.name_of(os.getuid()), "PATH": path, "LANG": "C.UTF-8"}
 
 

@@ -63,16 +63,16 @@ def processes(
             case "deepspeed" if by_deepspeed:
                 started = [Process((*_deepspeed(job, place, number), *job.command), env)]
             case "deepspeed":
-                started = _each(job, number, env, _as_deepspeed(job, place, number))
+                started = _one_per_rank(job, number, env, _as_deepspeed(job, place, number))
             case "megatron":
-                started = _each(job, number, env, _as_scheduler(job, place, number))
+                started = _one_per_rank(job, number, env, _as_scheduler(job, place, number))
             case "plain":
                 started = [Process(job.command, env)]
         found[node] = tuple(started)
     return found
 
 
-def _each(
+def _one_per_rank(
     job: LaunchJob, number: int, env: Mapping[str, str], common: Mapping[str, str]
 ) -> list[Process]:
     """One process for each rank of this node."""

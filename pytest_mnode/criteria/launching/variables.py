@@ -32,7 +32,7 @@ def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[s
     read = [report for report in reports if "contract" not in report.missing]
     checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[str]]] = (
         _absent,
-        _garbled,
+        _not_numbers,
         _numbers,
         _ranks,
         _locals,
@@ -56,7 +56,7 @@ def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                 yield report.fault(f"{name}={shown(text)} is not a number")
 
 
-def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _not_numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
     """Optional variables must be numbers too, and MASTER_PORT must be in the range of ports."""
     for report in reports:
         for name in _NUMBERS:

@@ -45,7 +45,7 @@ def visit(
         volume = os.statvfs(path)
         size, free = volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
     except OSError as error:
-        problem, refused = _words(error), error.errno in _REFUSALS
+        problem, refused = _error_text(error), error.errno in _REFUSALS
     if not problem and directory.writable:
         name = f"{_PREFIX}{run}-{index}"
         left = Token(directory.key, index, str(path / name), f"{run} {index}")
@@ -54,7 +54,7 @@ def visit(
             _write(path / name, left.text)
             token = left
         except OSError as error:
-            write_problem, refused = _words(error), error.errno in _REFUSALS
+            write_problem, refused = _error_text(error), error.errno in _REFUSALS
     mount = _mount(directory.path)
     of_network = mount is not None and mount.of_network
     return DirectoryFacts(
@@ -78,7 +78,7 @@ def _mount(path: str) -> Mount | None:
         return None
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
@@ -125,7 +125,7 @@ def _problem(token: Token, end: float) -> str:
             text = Path(token.path).read_text(encoding="utf-8", errors="replace")
             problem = "" if text == token.text else "has different content"
         except OSError as error:
-            problem = _words(error)
+            problem = _error_text(error)
         if not problem or time.monotonic() > end:
             return problem
         time.sleep(0.05)

@@ -162,13 +162,13 @@ class NodeProbe:
             RailPair(peer, CONTROL, nowhere, Rail("", peer.address, peer.tcp_port, peer.udp_port))
             for peer in others
         ]
-        others_too = asyncio.gather(
+        other_probes = asyncio.gather(
             connect_all(order, pairs),
             look_up_all(order),
             or_none(lambda: directories.seen(order.tokens, self.order.index), _SEEN_LIMIT_S),
         )
         paths = await asyncio.gather(*(self.try_path(pair, order) for pair in (*pairs, *controls)))
-        (connections, master), looked_up, seen = await others_too
+        (connections, master), looked_up, seen = await other_probes
         self.tried = list(zip(pairs, connections, strict=True))
         for listener in self.listeners:  # payloads follow when all nodes are done
             listener.take = self.receiver.take

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from pytest_mnode.criteria.preflight.answers import Received, Sent
-from pytest_mnode.criteria.preflight.tcp import RailPair, in_words
+from pytest_mnode.criteria.preflight.tcp import RailPair, error_text
 from pytest_mnode.protocol.address import family_of
 
 PATTERN_BYTES = 1 << 20
@@ -54,7 +54,7 @@ async def send(pair: RailPair, size_bytes: int, limit_s: float, rate_bytes_s: fl
     except TimeoutError:
         problem = f"not done within {limit_s:g} s"
     except OSError as error:
-        problem = in_words(error)
+        problem = error_text(error)
     return Sent(pair.peer.index, pair.network, source, problem)
 
 

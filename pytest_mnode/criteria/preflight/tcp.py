@@ -20,7 +20,7 @@ from pytest_mnode.protocol.address import family_of
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"
 NO_ANSWER = "no answer"
-_AT_ONCE = 256
+_MAX_CONNECTING = 256
 """Connections tried at the same time, because a process may be limited to 1024 open files."""
 _RESOLVE_LIMIT_S = 2.0
 _MAPPED = "::ffff:"
@@ -104,7 +104,7 @@ async def connect_all(
 ) -> tuple[tuple[Connection, ...], Connection | None]:
     """One connection per pair of rails, and one to the master; None if the order has no master."""
     limit_s = order.connect_limit_s
-    slots = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_MAX_CONNECTING)
 
     async def one(pair: RailPair) -> Connection:
         attempt = Connection(pair.peer.index, pair.network, pair.mine.interface, None, "")
@@ -147,7 +147,7 @@ async def _connect(
             took_s = limit_s if _is_connected(sock) else None
             problem = "" if took_s else f"{NO_ANSWER} within {limit_s:g} s"
         except OSError as error:
-            problem = in_words(error)
+            problem = error_text(error)
         largest_bytes = None if took_s is None else _largest_packet(sock)
     return replace(attempt, took_s=took_s, problem=problem, largest_bytes=largest_bytes)
 
@@ -170,7 +170,7 @@ def _is_connected(sock: socket.socket) -> bool:
     return True
 
 
-def in_words(error: OSError) -> str:
+def error_text(error: OSError) -> str:
     """Why a connection fails, in words; a rejected one differs from one without an answer."""
     if error.errno == errno.ECONNREFUSED:
         return REFUSED
@@ -189,7 +189,7 @@ async def look_up_all(order: ProbeOrder) -> tuple[LookUp, ...]:
     wanted = [
         (peer, what)
         for peer in order.peers
-        for what in (peer.hostname, *_askable(peer.address))
+        for what in (peer.hostname, *_numeric_forms(peer.address))
         if what
     ]
 
@@ -221,7 +221,7 @@ def look_up_limit_s(within_s: float) -> float:
     return min(2 * within_s, within_s + 2.0)
 
 
-def _askable(address: str) -> tuple[str, ...]:
+def _numeric_forms(address: str) -> tuple[str, ...]:
     """A numeric address, and for IPv4 its form in a dual-stack socket; () for a name."""
     if is_address(address):
         return (address,) if ":" in address else (address, _MAPPED + address)

@@ -62,12 +62,12 @@ def _payload(
     subject = Subject(f"wrong bytes of payloads on the {key} network", "B", at_most(0), source)
     if me.facts is None or me.payloads is None:
         return subject.unknown(no_answer(me))
-    arrived, corrupt, stuck = _arrived(survey, key, promise.size_bytes)
+    arrived, corrupt, lossy = _arrived(survey, key, promise.size_bytes)
     mine = own_edges(me, arrived, corrupt)
     wrong = {edge for edge, one in mine.items() if one.wrong_bytes}
     late = {edge: one for edge, one in mine.items() if one.problem and not one.wrong_bytes}
-    lost = {edge: one for edge, one in late.items() if is_judged(me, stuck, edge)}
-    others = [o for o in survey.others(me) if o.index in {*corrupt.nodes, *stuck.nodes}]
+    lost = {edge: one for edge, one in late.items() if is_judged(me, lossy, edge)}
+    others = [o for o in survey.others(me) if o.index in {*corrupt.nodes, *lossy.nodes}]
     notes = [f"without {o.name}, which is judged separately" for o in others]
     if bad := {e: one for e, one in mine.items() if e in wrong}:
         partners = {(set(edge) - {me.index}).pop() for edge in bad}
@@ -75,13 +75,13 @@ def _payload(
         if me.index in corrupt.nodes:
             link = f"{me.name} {'+'.join(network.interfaces)}"
             culprit = f"{link}: its link changes payloads, {corrupt.nodes[me.index]}"
-        wrongs = [f"{o.wrong_bytes} of {o.size_bytes} B" for o in bad.values()]
-        words = [f"{edge_in_words(survey, e)}: {text}" for e, text in zip(bad, wrongs, strict=True)]
+        counts = [f"{o.wrong_bytes} of {o.size_bytes} B" for o in bad.values()]
+        words = [f"{edge_in_words(survey, e)}: {text}" for e, text in zip(bad, counts, strict=True)]
         count = sum(one.wrong_bytes for one in bad.values())
         return subject.measured(count, culprit, "; ".join([listed(words), *notes]))
     if not mine:
-        none = f"{me.name} has no healthy partner"
-        return subject.unknown(no_links(me, network) if survey.on_loopback else none)
+        why = f"{me.name} has no healthy partner"
+        return subject.unknown(no_links(me, network) if survey.on_loopback else why)
     if lost:
         why = listed([f"{edge_in_words(survey, e)}: {one.problem}" for e, one in lost.items()])
         return subject.unknown(why, paths_to_blame(survey, lost))
@@ -94,7 +94,7 @@ def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
 
     Inconclusive if no payload was changed and not all arrived.
     """
-    arrived, corrupt, stuck = _arrived(survey, "fabric", sent.size_bytes)
+    arrived, corrupt, lossy = _arrived(survey, "fabric", sent.size_bytes)
     wrong = {edge for edge, one in arrived.items() if one.wrong_bytes}
     lost = [
         f"{edge_in_words(survey, edge)}: {one.problem}"
@@ -102,7 +102,7 @@ def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
         if one.problem
     ]
     lost += [no_answer(node) for node in survey.nodes if node.last is None]
-    blamed = corrupt if wrong else stuck
+    blamed = corrupt if wrong else lossy
     interfaces = "+".join(spec.fabric.interfaces)
     names = [f"{survey.nodes[index].name} {interfaces}" for index in sorted(blamed.nodes)]
     names += [paths_to_blame(survey, blamed.paths)] if blamed.paths else []

@@ -61,7 +61,7 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     if promise.remapped_rows is not None:
         what = "with failed or pending row remaps"
         checks.append((what, f"{key}.remapped_rows none", _remapped_rows))
-    found += [_unlike(me, there, what, source, state) for what, source, state in checks]
+    found += [_in_wrong_state(me, there, what, source, state) for what, source, state in checks]
     if promise.ecc_errors_at_most is not None:
         what = "most uncorrected errors of an accelerator's memory"
         most = Subject(what, "", at_most(promise.ecc_errors_at_most), key)
@@ -93,7 +93,7 @@ def _remapped_rows(one: Accelerator) -> tuple[str, bool] | None:
     return listed(found), not found
 
 
-def _unlike(
+def _in_wrong_state(
     me: NodeSurvey, there: Sequence[Accelerator], what: str, source: str, state: _State
 ) -> Measurement:
     """Number of accelerators in a wrong state; inconclusive if it is 0 and a state is unknown."""
@@ -183,10 +183,10 @@ def pcie(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     nics = [one for one in links if not one.accelerator]
     widths = [(one.name, one.width, one.full_width) for one in links]
     rates = [(one.name, one.gtransfers_s, one.full_gtransfers_s) for one in nics]
-    return [_full(me, "width", "x", widths), _full(me, "speed", "GT/s ", rates)]
+    return [_below_maximum(me, "width", "x", widths), _below_maximum(me, "speed", "GT/s ", rates)]
 
 
-def _full(
+def _below_maximum(
     me: NodeSurvey,
     label: str,
     unit: str,

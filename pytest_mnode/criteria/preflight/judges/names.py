@@ -69,8 +69,8 @@ def _wrong(
     culprit = f"{me.name}: its hosts file or name server"
     if faults:
         return subject.measured(len(faults), culprit, f"{me.name}: {listed(faults)}")
-    if open_ := [one.what for one, can in zip(found, known, strict=True) if not can]:
-        why = f"it is not known which node has the addresses found for {listed(open_)}"
+    if undecided := [one.what for one, can in zip(found, known, strict=True) if not can]:
+        why = f"it is not known which node has the addresses found for {listed(undecided)}"
         return subject.unknown(f"{me.name}: {why}")
     return subject.measured(0, note=f"of {len(found)}")
 

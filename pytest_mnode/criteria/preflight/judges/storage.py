@@ -50,14 +50,14 @@ def _usable(me: NodeSurvey, key: str, use: str, subject: Subject) -> Measurement
     if one is None:
         return subject.unknown(no_answer(me))
     problem = one.problem or (one.write_problem if use != "read" else "")
-    if problem and (why := _undecided(one, problem)):
+    if problem and (why := _why_undecided(one, problem)):
         return subject.unknown(f"{me.name} {one.path}: {why}")
     on = f" on {one.file_system}" if one.file_system else ""
     culprit = f"{me.name} {one.path}: {problem}" if problem else None
     return subject.measured(not problem, culprit, f"{me.name}: {problem or 'yes'}{on}")
 
 
-def _undecided(directory: DirectoryFacts, problem: str) -> str:
+def _why_undecided(directory: DirectoryFacts, problem: str) -> str:
     """Why a problem does not prove that jobs lack access to a directory; "" if it does."""
     if directory.timed_out:
         return problem  # a server may be slow once, for all nodes at the same time
