@@ -1,9 +1,9 @@
 """Measuring: collectives over sizes, pairs of nodes one at a time, devices, copies, byte counters.
 
-Runs in ranks, over the default process group, and every function is called by all of them. What is
-returned is agreed: the same values on every rank, so that all take the same branch. Nothing here
-judges: bounds come from the spec, and judges live in `pytest_mnode.criteria`. Importing the package
-alone does not import torch, so that a test file may import it in the controller.
+The code runs in ranks, over the default process group, and all ranks call every function. Results
+are the same on every rank, so that all ranks take the same branch. Nothing here judges: bounds come
+from the spec, and judges live in `pytest_mnode.criteria`. Importing the package alone does not
+import torch, so that a test file may import it in the controller.
 """
 
 from __future__ import annotations
