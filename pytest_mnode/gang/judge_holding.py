@@ -1,4 +1,4 @@
-"""What gangs held, by the scheduler's records: all nodes or none, each node once. Pure."""
+"""Judges of the nodes that gangs held, by the scheduler's records: all or none, each once. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ALL_OR_NONE = "a gang has all of its nodes or none"
 
 
 def parts_held(window: Window, promise: GangCriterion) -> Measurement:
-    """The longest time that any gang held some of its nodes, and not all.
+    """The longest time that any gang held some but not all of its nodes.
 
-    Inconclusive where the looks are too far apart to say on which side of `settle` it was.
+    Inconclusive if looks are too far apart to tell whether that was longer than `settle`.
     """
     settle_s = promise.settle_s or 0.0
     source = f"{KEY}.settle" if settle_s else f"{_ALL_OR_NONE} ({KEY}.settle left out)"
@@ -58,8 +58,8 @@ def _part(window: Window, gang: Gang, one: Stretch) -> str:
 
 
 def held_twice(window: Window) -> Measurement:
-    """Nodes that two jobs of the experiment held at one look, though each job asks for whole
-    ones."""
+    """Nodes that two jobs of the experiment held at the same look, although each job requests
+    whole nodes."""
     names = window.names_of_jobs
     twice = []
     for look in window.looks:
@@ -77,8 +77,8 @@ def held_twice(window: Window) -> Measurement:
 
 
 def left_in_the_queue(window: Window) -> list[Measurement]:
-    """Jobs that were still there after all had been cancelled, and nodes that were not given
-    back."""
+    """Jobs that were still there after all jobs had been cancelled, and nodes that were not
+    released."""
     source = f"all of it is gone {KEY}.next_within after it was cancelled"
     last = window.looks[-1] if window.looks else None
     silent = ""
@@ -101,7 +101,7 @@ def left_in_the_queue(window: Window) -> list[Measurement]:
 
 
 def states(window: Window) -> list[Measurement]:
-    """Every state of every gang, and its duration: recorded, not judged."""
+    """Every state of every gang with its duration; recorded, not judged."""
     recorded = []
     for gang in window.real:
         for one in window.states(gang):
@@ -117,7 +117,7 @@ def states(window: Window) -> list[Measurement]:
 
 
 def _statuses(window: Window, gang: Gang, one: Stretch) -> str:
-    """The scheduler's words in a state, each with its time where there were several."""
+    """The scheduler's words during a state, each with its duration if there were several."""
     within = [seen for seen in window.seen(gang) if one.began_s <= seen.look.answered_s]
     parts = [
         part
@@ -130,12 +130,12 @@ def _statuses(window: Window, gang: Gang, one: Stretch) -> str:
 
 
 def longest_unseen(window: Window) -> Measurement:
-    """The longest time without an answer of the scheduler: recorded."""
+    """The longest time without an answer of the scheduler; recorded, not judged."""
     return Measurement("longest time between two looks", window.longest_unseen_s, "s")
 
 
 def _blind(window: Window) -> str:
-    """Why a gang may have come and gone unseen; "" where it may not."""
+    """Why a gang may have come and gone unseen; "" if that is impossible."""
     longest = window.longest_unseen_s
     if longest is not None and longest <= BLIND_S:
         return ""

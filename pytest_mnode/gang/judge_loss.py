@@ -1,4 +1,4 @@
-"""A gang whose node died: it is taken down whole, and comes back whole or not at all. Pure."""
+"""Judges of a gang that lost a node: it must end whole, and return whole or not at all. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLD = "ranks of the start that lost a node that ran on"
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The node that was switched off, and when; None where it did not come to that."""
+    """A round that lost a node. at_s: when `node` was switched off; None if it was not."""
 
     window: Window
     node: str = ""
@@ -27,7 +27,7 @@ class Lost:
 
 
 def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) -> list[Measurement]:
-    """How the gang was taken down, and what became of it. off: see `clocks_off`."""
+    """How the gang was terminated, and its fate afterwards. off: see `clocks_off`."""
     window, source = lost.window, f"{KEY}.node_loss {promise.node_loss}"
     if lost.at_s is None:
         why = window.problem or "no node was switched off"
@@ -35,7 +35,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     gang, limit = window.gang("B"), promise.lost_within_s
     bound, within = at_most(limit), f"{KEY}.lost_within"
     who = window.who(gang)
-    # Clearing up did what came after its beginning.
+    # Later changes are the effect of clearing up.
     seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
     restarts = _restarts_at(seen, lost.at_s)
     left = next((one.look.answered_s for one in seen if _is_off(one, lost.at_s, restarts)), None)
@@ -87,22 +87,22 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
 
 
 def starts_that_lost_a_node(lost: Lost) -> dict[int, float]:
-    """The start of the gang that lost its node, and when; empty where none did."""
+    """The start of the gang that lost its node, and when; {} if none did."""
     if lost.at_s is None:
         return {}
     return {_restarts_at(lost.window.seen(lost.window.gang("B")), lost.at_s): lost.at_s}
 
 
 def _restarts_at(seen: Sequence[Sighting], at_s: float) -> int:
-    """Which start ran at this time, by the last look before. It need not be the first: a prolog may
-    have ended that."""
+    """Number of the start that ran at this time, by the last look before it. It may be a later one
+    than the first, because a prolog may have ended the first."""
     return next((one.restarts for one in reversed(seen) if one.look.answered_s <= at_s), 0)
 
 
 def _is_off(one: Sighting, at_s: float, restarts: int) -> bool:
     """Whether a look after the loss shows the gang off its nodes, or with nodes for a new start.
 
-    A gang that is being taken down may count as the next start already.
+    A gang that is being terminated may already have the number of the next start.
     """
     if one.look.asked_s < at_s:
         return False
@@ -111,9 +111,9 @@ def _is_off(one: Sighting, at_s: float, restarts: int) -> bool:
 
 
 def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
-    """What became of a gang, and whether that is known.
+    """The fate of a gang in words, and whether it is certain.
 
-    "requeued" where it is whole again, with a heartbeat of every rank, until clearing up began.
+    "requeued" if it was whole again, with a heartbeat of every rank, before clearing up began.
     """
     seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
     if not seen:

@@ -1,4 +1,4 @@
-"""The states of a gang, look by look, and how long each lasted. Pure."""
+"""The states of a gang at each look, and their durations. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pytest_mnode.gang.engine import JobRecord, Look, Phase
 
 
 class State(StrEnum):
-    """How many of its nodes a gang has."""
+    """State of a gang, by the number of nodes it has."""
 
     WAITING = "waiting"
-    """None."""
+    """It has no node."""
     PART = "a part"
-    """Some of them."""
+    """It has some of its nodes."""
     WHOLE = "whole"
     ENDING = "ending"
-    """It was whole and lost some, or it is being taken down."""
+    """It was whole and lost some nodes, or it is being terminated."""
     OVER = "over"
 
 
 BLIND_S = 5.0
-"""Between two answers that are farther apart, a gang may have come and gone unseen."""
+"""If two answers are farther apart, a gang may have come and gone unseen between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Sighting:
 
     @property
     def has_reason(self) -> bool:
-        """Whether the scheduler says why, in brackets; it does not before it considered the job."""
+        """Whether the status has a reason in brackets; jobs not yet considered have none."""
         return "(" in self.status
 
 
 def sightings(gang: Gang, looks: Iterable[Look]) -> list[Sighting]:
-    """A gang at each look after its submission at which the scheduler answered."""
+    """The gang at each answered look after its submission."""
     found: list[Sighting] = []
     was_whole = False
     for look in looks:
@@ -95,10 +95,10 @@ def _status(records: Sequence[JobRecord]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive looks at which a gang was alike. nodes: the most that it held at one of them.
+    """Consecutive looks with equal sightings of a gang. nodes: the most it held at one of them.
 
-    It began after `before_s`, the question of the look before or the submission, and ended before
-    `after_s`, the answer of the look after; None where there was none.
+    The stretch began after `before_s`, the request of the previous look or the submission, and
+    ended before `after_s`, the answer of the next look; None if there was no next look.
     """
 
     state: State
@@ -112,51 +112,51 @@ class Stretch:
 
     @property
     def at_least_s(self) -> float:
-        """The shortest it can have lasted: from the first answer to the last question."""
+        """Shortest possible duration: from the first answer to the last request."""
         return max(0.0, self.last.asked_s - self.first.answered_s)
 
     @property
     def at_most_s(self) -> float:
-        """The longest it can have lasted."""
+        """Longest possible duration."""
         return self.latest_s - self.before_s
 
     @property
     def shown_s(self) -> float:
-        """From when it was first seen to when it was no longer."""
+        """Duration from its first answer to its latest possible end."""
         return self.latest_s - self.began_s
 
     @property
     def latest_s(self) -> float:
-        """The latest possible end, or the last look."""
+        """Its latest possible end, or the last look if it did not end."""
         return self.last.answered_s if self.after_s is None else self.after_s
 
     @property
     def began_s(self) -> float:
-        """When it was first seen."""
+        """Time of its first answer."""
         return self.first.answered_s
 
 
 def by_state(one: Sighting) -> Hashable:
-    """Alike are equal states of one start."""
+    """Key of sightings with equal state and start."""
     return one.state, one.restarts
 
 
 def by_status(one: Sighting) -> Hashable:
-    """Alike are equal states of one start with equal words of the scheduler."""
+    """Key of sightings with equal state, start and status."""
     return one.state, one.restarts, one.status
 
 
 def by_all(one: Sighting) -> Hashable:
-    """Alike are also the nodes."""
+    """Key of sightings with equal state, start, status and nodes."""
     return one.state, tuple(sorted(one.nodes)), one.status, one.restarts
 
 
 def stretches(
     found: Sequence[Sighting], since_s: float, key: Callable[[Sighting], Hashable] = by_all
 ) -> list[Stretch]:
-    """What was seen of a gang, with consecutive looks that are alike joined.
+    """Stretches of a gang: consecutive sightings with an equal key are joined.
 
-    since_s: when it was submitted.
+    since_s: time of its submission.
     """
     groups = [list(group) for _, group in groupby(found, key)]
     made = []
@@ -181,9 +181,9 @@ def stretches(
 
 
 def blind_gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
-    """Times without an answer that are longer than BLIND_S: a gang may have come and gone.
+    """Times without an answer longer than BLIND_S, in which a gang may have come and gone.
 
-    Where the last look had no answer, the time after the last answer is one of them.
+    If the last look had no answer, the time after the last answer is one of them.
     """
     found = [(began, ended) for began, ended in _gaps(looks, since_s) if ended - began > BLIND_S]
     if looks and looks[-1].records is None:
@@ -196,7 +196,7 @@ def blind_gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float
 def longest_unseen_s(looks: Sequence[Look], since_s: float) -> float | None:
     """The longest time without an answer, from the first submission to the end of the last look.
 
-    None where the scheduler answered fewer than two looks.
+    None if the scheduler answered fewer than two looks.
     """
     if sum(look.records is not None for look in looks) < 2:
         return None
@@ -204,8 +204,8 @@ def longest_unseen_s(looks: Sequence[Look], since_s: float) -> float | None:
 
 
 def _gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
-    """Times from each answered question to the next answer, and at both ends; without those of
-    which everything is known however long the answer took."""
+    """Times from each answered request to the next answer, and at both ends; without those of
+    which all changes are known, however long the answer took."""
     answered = [look for look in looks if look.records is not None]
     if not answered:
         return [(since_s, looks[-1].answered_s)] if looks else []

@@ -1,8 +1,8 @@
 """The engine for Kubernetes: a gang is a root object with one pod per node.
 
-Each look is a list of the run's root objects and pods, so that its time is known; what happened to
-pods in between comes from a watch. Ranks print their heartbeats. All objects of a run have one
-label: by it they are found, and deleted by `cleanup` whatever becomes of the controller.
+Each look lists the run's root objects and pods, so that its time is known; changes of pods between
+looks come from a watch. Ranks print their heartbeats. All objects of a run have a common label, by
+which they are found, and deleted by `cleanup` even if the controller dies.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _BUSY = frozenset({0, 408, 429})
 
 
 class KubernetesEngine:
-    """An `Engine`; `close` deletes all of its objects.
+    """An `Engine` for Kubernetes; `close` deletes all of its objects.
 
-    manifest: of the user; its first pod template is that of the ranks. python: in their image.
+    manifest: the user's; its first pod template is used for the ranks. python: path in their image;
+    "" for python3.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class KubernetesEngine:
         self._versions = {
             one: api_version(self._api, one.group, one.plural) for one in resources if one
         }
-        check_logs(self._api)  # heartbeats
+        check_logs(self._api)  # heartbeats are read from logs
         self._count = 0
         self._unanswered = self._submitted = False
         self._known: dict[str, GangPod] = {}
@@ -83,7 +84,7 @@ class KubernetesEngine:
         place = [self.run_id, options.context, self._api.namespace, *kinds]
         program = [sys.executable, "-m", _CLEANUP]
         self._streams = Streams(self._api, self._selector)
-        self._read_s = time.time()  # nothing was there before
+        self._read_s = time.time()  # no object existed before
         self._cleanup = QueueCleanup(
             shlex.join([*program, "show", *place]), shlex.join([*program, "delete", *place])
         )
@@ -91,7 +92,7 @@ class KubernetesEngine:
     # Nodes.
 
     def capacity(self) -> Capacity:
-        """Nodes on which a rank's pod can be; free are those with room for it."""
+        """Nodes on which a rank's pod can run; free are those with room for it."""
         there = [view for view in self._views() if view.suits(self._given["spec"])]
         free = [v.name for v in there if not v.ours and not v.taken(self._given["spec"])]
         return Capacity(tuple(view.name for view in there), tuple(free))
@@ -149,7 +150,7 @@ class KubernetesEngine:
         }
 
     def _create(self, resource: Resource, manifest: Manifest) -> None:
-        self._submitted = self._unanswered = True  # it may be there even without an answer
+        self._submitted = self._unanswered = True  # the object may exist even without an answer
         path = self._api.path(resource.plural, self._versions[resource])
         try:
             self._api.request("POST", path, manifest)
@@ -161,7 +162,7 @@ class KubernetesEngine:
         self._unanswered = False
 
     def _host_names(self, nodes: Sequence[str]) -> list[str]:
-        """Nodes by the label that affinity can name them by. Raises ClusterError."""
+        """Values of the label by which node affinity selects these nodes. Raises ClusterError."""
         if not nodes:
             return []
         there = self._api.request("GET", "/api/v1/nodes")["items"]
@@ -202,7 +203,7 @@ class KubernetesEngine:
         return {"labelSelector": self._selector}
 
     def _root_states(self) -> dict[str, RootState]:
-        """What the root objects say. Raises ApiError."""
+        """States of the root objects, by name. Raises ApiError."""
         kind = self._kind
         path = self._api.path(kind.root.plural, self._versions[kind.root])
         roots = self._api.request("GET", path, query=self._ours)["items"]
@@ -213,7 +214,7 @@ class KubernetesEngine:
             found = self._api.request("GET", path, query=query)["items"]
             quoted = {kind.root_of(one): one for one in found}
         names = [(root["metadata"]["name"], root) for root in roots]
-        # A root that is being deleted makes no pod any more.
+        # A root that is being deleted creates no more pods.
         return {
             name: replace(state, over=True) if root["metadata"].get("deletionTimestamp") else state
             for name, root in names
@@ -222,8 +223,8 @@ class KubernetesEngine:
 
     def _passed(self, events: Sequence[PodEvent], newest: int, asked: float) -> Iterator[Look]:
         """A look for each change of records that the watch reported since the last list, with the
-        words that the root objects had then."""
-        # One that was made meanwhile waits; one that is not there any more was deleted.
+        words of the root objects in that list."""
+        # A gang created since then is waiting; any other without a root object was deleted.
         known, roots = dict(self._known), {**dict.fromkeys(self._made, RootState()), **self._roots}
         self._made = []
         before = records_of(roots, known)
@@ -231,7 +232,7 @@ class KubernetesEngine:
         for event in events:
             pod, old = event.pod, known.get(event.pod.name)
             if pod.version > newest:
-                self._early.append(event)  # for the next list
+                self._early.append(event)  # newer than this list, so it belongs to the next look
                 continue
             if old is not None and pod.version <= old.version:
                 continue
