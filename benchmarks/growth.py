@@ -31,7 +31,11 @@ SIZES = ((8, 8), (64, 8), (512, 8))
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One size. hang_s: from a test's limit to its report. named: whether that named the rank."""
+    """Results of one size.
+
+    hang_s: from the test's limit to the report of its hang. named: whether that names the absent
+    rank.
+    """
 
     ranks: int
     warm_s: tuple[float, ...]

@@ -29,7 +29,7 @@ PowerSwitch = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes of an experiment. arena: nodes for all jobs, too few for two gangs. size: of a gang."""
+    """Nodes of an experiment. arena: for all jobs, too few for two gangs. size: nodes per gang."""
 
     arena: tuple[str, ...]
     size: int
@@ -37,7 +37,7 @@ class Plan:
 
     @classmethod
     def of(cls, promise: GangCriterion, capacity: Capacity) -> Plan:
-        """Raises UsageError if too few nodes are free for a gang, or `among` cannot be met."""
+        """Plan on free nodes. Raises UsageError if these are too few, or `among` cannot be met."""
         wanted = promise.among or capacity.nodes
         if unknown := [node for node in wanted if node not in capacity.nodes]:
             raise UsageError(
@@ -71,7 +71,7 @@ class Plan:
         return (*(1,) * (_MOST_FILLERS - 1), nodes - (_MOST_FILLERS - 1))
 
     def order(self, title: str, names: Iterable[str]) -> list[str]:
-        """These names in an order that depends only on the round's title and on the seed."""
+        """The names, in an order that depends only on the round's title and on the seed."""
         shuffled = list(names)
         Random(f"{self.seed} {title}").shuffle(shuffled)
         return shuffled
@@ -163,7 +163,7 @@ def filled(stage: Stage, title: str) -> Round:
 
 
 def race(stage: Stage, title: str) -> Round:
-    """Two gangs of N are submitted at once with room for one, and a small job in random order."""
+    """Two gangs of N and a small job are submitted at once, shuffled, with room for one gang."""
     plan, promise = stage.plan, stage.promise
     small = [SMALL] if len(plan.arena) > plan.size else []
     names = plan.order(title, ["A", "B", *small])

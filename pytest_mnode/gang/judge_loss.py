@@ -94,8 +94,8 @@ def starts_that_lost_a_node(lost: Lost) -> dict[int, float]:
 
 
 def _restarts_at(seen: Sequence[Sighting], at_s: float) -> int:
-    """Number of the start that ran at this time, by the last look before it. It may be a later one
-    than the first, because a prolog may have ended the first."""
+    """Number of restarts at this time, by the last look before it. It may be above 0 already,
+    because a prolog may have ended the first start."""
     return next((one.restarts for one in reversed(seen) if one.look.answered_s <= at_s), 0)
 
 

@@ -88,7 +88,7 @@ def others_of(
     found = {
         node.name: node.text
         for node in there
-        # Slurm also drains a node whose ranks of this run did not end: that is not by others.
+        # Slurm also drains a node where ranks of this run did not end: no other user took it.
         if (node.flags & _TAKEN_OUT or not node.usable) and "Kill task failed" not in node.text
     }
     for job in jobs:

@@ -177,7 +177,7 @@ class Requirements:
         return self != Requirements()
 
     def met(self, text: str) -> set[str]:
-        """Names of the nodes that meet this, from `scontrol --oneliner show node`."""
+        """Names of the nodes that meet these requests, from `scontrol --oneliner show node`."""
         return {record["NodeName"] for record in records(text, "NodeName") if self._by(record)}
 
     def _by(self, node: dict[str, str]) -> bool:

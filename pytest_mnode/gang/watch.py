@@ -114,7 +114,7 @@ class Watch:
         return look
 
     def until(self, reached: Callable[[], bool], limit_s: float) -> bool:
-        """Look until this holds, for `limit_s` at most. Returns whether it did."""
+        """Look until `reached()` is true, for `limit_s` at most. Returns whether it was."""
         end = self._clock.now() + limit_s
         while True:
             self.look()
@@ -124,7 +124,7 @@ class Watch:
                 return False
 
     def watch(self, seconds: float) -> None:
-        """Look for this time."""
+        """Look repeatedly for `seconds`."""
         self.until(lambda: False, seconds)
 
     def during(self, act: Callable[[], None]) -> None:

@@ -34,7 +34,7 @@ from pytest_mnode.spec.fabric import BusbwPromise
 _ATTEMPTS = 3
 """Attempts at a sweep that falls short without a culprit, if nodes share a machine's CPUs."""
 _VALID_S = 300.0
-"""Age after which a culprit is searched again, because faults come and go."""
+"""Age after which a culprit is searched for again, because faults come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def _culprit(
     *,
     known: KnownCulprits | None,
 ) -> tuple[str, bool]:
-    """The culprit, found now or before in this run, or why none was; and whether one was found.
+    """The culprit, found now or before in this run, or why there is none; and whether there is one.
 
     All ranks call this.
     """

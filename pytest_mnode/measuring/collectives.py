@@ -143,14 +143,14 @@ class AllReduce(_InPlace):
 
 
 class Broadcast(_InPlace):
-    """From rank 0 to all, in place."""
+    """Broadcast from rank 0 to all ranks, in place."""
 
     def _call(self, buffer: torch.Tensor) -> object:
         return dist.broadcast(buffer, src=0, group=self._group)
 
 
 class AllGather(Prepared):
-    """Every rank's part to all."""
+    """Every rank's part, gathered on all ranks."""
 
     def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
         self._input, self._output = empty(self._part), empty(self._part * self._ranks)

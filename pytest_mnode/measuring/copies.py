@@ -44,7 +44,7 @@ class CopyNodes:
 class CopyRates:
     """Rates that one rank measured: bytes copied (not bytes moved) in GB/s; None if not measured.
 
-    to_device: from pinned memory to the accelerator; None without one. why: why not measured.
+    *_to_device: from pinned memory to the accelerator; None without one. why: why not measured.
     """
 
     rank: str
@@ -95,7 +95,7 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
 
 
 def _with_memory(machine: Numa, allowed: frozenset[int] | None) -> list[int]:
-    """Without NUMA nodes that have no CPUs: their memory is a device's, or of another kind."""
+    """NUMA nodes with memory and CPUs: memory without CPUs is a device's, or of another kind."""
     numbers = [n.number for n in machine.nodes if n.memory_bytes and n.cpus != frozenset()]
     return [n for n in numbers if allowed is None or n in allowed]
 

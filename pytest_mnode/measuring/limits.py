@@ -22,10 +22,10 @@ TRIAL_S = 5.0
 START_UP_OF_ACCELERATORS_S = 60.0
 """Contexts of all accelerators of a node, libraries on a file server, NCCL's topology search."""
 FACTOR = 10.0
-"""A test that takes this many times longer than a promise that is just kept has hung."""
+"""Limit as a multiple of the time at a promise that is just kept: slower is a hang, not a rate."""
 CHECKED_CALLS = 12
-"""Number of calls in a row that are checked one by one. Of a large size no more than fill a repeat
-are checked, but always all of the smallest, to find one stale result in that many calls."""
+"""Number of calls in a row that are checked one by one: for a large size only as many as fill a
+repeat, but for the smallest size always all, to find one stale result in that many calls."""
 
 
 def sweep_s(promise: BusbwPromise, collective: str, line: BusbwAtLineRate, ranks: int) -> float:

@@ -25,9 +25,10 @@ _SHARE = 0.9
 
 
 def by_rank(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
-    """The `numbers` of each rank, by rank, the same on all. Every rank gives equally many, not 0.
+    """The `numbers` of each rank, by rank; the same on every rank.
 
-    Returns after every rank has called it, so it is also a barrier. Integers are exact up to 2^53.
+    All ranks give equally many numbers, at least one. Returns after every rank has called it, so it
+    is also a barrier. Integers are exact up to 2^53.
     """
     if not numbers:
         raise ValueError("no numbers: ranks that exchange nothing do not wait for each other")

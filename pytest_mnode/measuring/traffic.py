@@ -1,7 +1,7 @@
 """Interfaces and RDMA devices that nodes sent over; each byte counts once. Pure, without torch.
 
-A bond and its links both count the bytes of the links, and so do a VLAN and the NIC below it, and
-an InfiniBand port and the IP interface on it.
+A bond and its links count the same bytes, and so do a VLAN and the NIC below it, and an InfiniBand
+port and the IP interface on it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SentByNode:
     lower_devices: LowerDevices = field(default_factory=dict)
 
     def own_bytes(self, network: Network | None = None) -> dict[str, int]:
-        """Bytes each interface sent. Of devices that count the same bytes, the one of `network`
-        keeps them, else the uppermost."""
+        """Bytes each interface sent. If several count the same bytes, the uppermost of them in
+        `network` keeps these, or else the uppermost of all."""
         known = {*self.sent_bytes, *itertools.chain.from_iterable(self.lower_devices.values())}
         named = [n for n in known if network is not None and network.has_interface(n)]
         return own_bytes(self.sent_bytes, self.lower_devices, named)

@@ -89,8 +89,6 @@ class KubernetesEngine:
             shlex.join([*program, "show", *place]), shlex.join([*program, "delete", *place])
         )
 
-    # Nodes.
-
     def capacity(self) -> Capacity:
         """Nodes on which a rank's pod can run; free are those with room for it."""
         there = [view for view in self._views() if view.suits(self._given["spec"])]
@@ -104,8 +102,6 @@ class KubernetesEngine:
 
     def _views(self) -> list[NodeView]:
         return served_views(self._api, {RUN_LABEL: self.run_id})
-
-    # Gangs.
 
     def submit(self, request: GangRequest) -> tuple[str, ...]:
         """See Engine."""
@@ -176,8 +172,6 @@ class KubernetesEngine:
         for job in jobs:
             for resource in (self._kind.root, *self._kind.beside):
                 delete(self._api, self._api.path(resource.plural, self._versions[resource], job))
-
-    # Looks.
 
     def observe(self) -> Look:
         """See Engine."""

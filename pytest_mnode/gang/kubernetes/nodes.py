@@ -89,7 +89,7 @@ class NodeView:
         )
 
     def taken(self, spec: Object) -> str:
-        """Why a pod with this spec cannot run there, without this run's pods; "" if it can."""
+        """Why a pod with this spec cannot run there, not counting our pods; "" if it can."""
         if self.node.get("spec", {}).get("unschedulable"):
             return "cordoned"
         ready = conditions(self.node).get("Ready")

@@ -37,8 +37,8 @@ class Trial:
 def only_restorer(without: Sequence[float], whole: float, enough: float) -> int | None:
     """The only node whose absence restores the rate; None if there is no such single node. Pure.
 
-    without: rates by node left out. whole: rate of all nodes. enough: promised rate. Leaving out
-    any other node must not gain half as much.
+    without: rates by node left out. whole: rate of all nodes. enough: promised rate. The absence of
+    any other node must gain less than half as much.
     """
     best = max(range(len(without)), key=lambda node: without[node])
     others = [rate for node, rate in enumerate(without) if node != best]

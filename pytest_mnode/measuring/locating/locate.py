@@ -50,7 +50,7 @@ class SlowLinks:
     """Culprits of a slow fabric; the same on every rank.
 
     culprit: all culprits in words; None without one. slowest: the slowest link with its rate.
-    cut_off: what the budget did not suffice for; empty if for all. silent: links that gave no
+    cut_off: what did not fit into the budget; empty if all did. silent: links that gave no
     reading, in words. all_slow: whether all pairs are below the bound, which is no fault if the
     collective reached it. bound_mbits_s: rate that a link must carry. paths: number of ordered
     pairs of nodes. unmeasured: why some paths or NICs were not measured, with counts; empty if all

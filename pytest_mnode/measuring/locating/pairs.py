@@ -61,7 +61,7 @@ class Rails:
 
     @property
     def nics_each(self) -> int:
-        """Number of NICs that the rank of a rail uses; the rate of a rail is a multiple of it."""
+        """Number of NICs that the rank of a rail uses; the rail must carry as much as that many."""
         return max(1, self.nics_per_node // self.world.local_size)
 
     def rank(self, node: int, rail: int) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pytest_mnode.measuring.locating.rounds import Reading
 
 STANDS_OUT = 0.8
-"""A link is slow below the bound and below this fraction of the rate of healthy links."""
+"""A link is slow below both the bound and this fraction of the rate of healthy links."""
 _FURTHER = 0.6
 """A path of a slow node is slow by itself below this fraction of the node's rate with others. A
 reading of a slow link may be up to a third too high, if data queued up while a receiver waited for

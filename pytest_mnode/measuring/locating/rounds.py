@@ -94,7 +94,7 @@ def group_sizes(nodes: int) -> list[int]:
 def both_ways(
     pairs: Iterable[Pair], rails: tuple[int, ...], tests: int, stage: str
 ) -> tuple[Round, Round]:
-    """One round per direction: data would share a direction with acknowledgements otherwise."""
+    """A round per direction: both at once would share a direction with acknowledgements."""
     there = tuple(Flow(a, b, rails) for a, b in pairs)
     back = tuple(Flow(flow.receiver, flow.sender, rails) for flow in there)
     return Round(there, tests, stage), Round(back, 0, stage)
@@ -103,7 +103,7 @@ def both_ways(
 def at_once(
     groups: Iterable[Sequence[int]], rails: tuple[int, ...], stage: str
 ) -> tuple[Round, ...]:
-    """Rounds of the rings of all groups at the same time; groups share no node. One test each."""
+    """Rounds of the rings of all groups at the same time, one test per group. No node is in two."""
     rings = [matchings for group in groups if (matchings := ring(group))]
     rounds: list[Round] = []
     for step in range(max(map(len, rings), default=0)):
@@ -113,7 +113,7 @@ def at_once(
 
 
 def packed(flows: Iterable[Flow]) -> list[list[Flow]]:
-    """The flows in few lists (first fit), each with no node twice."""
+    """The flows in few lists, by first fit; no list has a node twice."""
     lists: list[list[Flow]] = []
     busy: list[set[int]] = []
     for flow in flows:

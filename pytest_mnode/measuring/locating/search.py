@@ -39,7 +39,7 @@ _PAIRED_UP_TO = 4
 _MOST_PATHS = 64
 """More slow paths than this point to another fault, so further ones stay suspected."""
 _FEW_PATHS = 8
-"""Up to this number, slow paths are tried alone at once; more are first measured again together."""
+"""Up to this number, slow paths are tried alone; more are first measured again together."""
 _ALONE_PAIRS = 4
 """Number of pairs tried alone before the whole fabric is named."""
 _CONTROLS = 3

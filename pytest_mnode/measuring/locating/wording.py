@@ -187,7 +187,7 @@ def silent_links(rates: Rates, names: Names) -> str:
 
 
 def cut_off(rates: Rates, budget_s: float) -> str:
-    """What the budget did not suffice for, in words."""
+    """What did not fit into the budget, in words."""
     total, measured = rates.nodes * (rates.nodes - 1), rates.paths_measured
     if measured < total:
         return f"not all paths were measured within {budget_s:g} s: {measured} of {total}"

@@ -63,7 +63,7 @@ class ToolPlacement:
 
 
 def locate(machine: Machine, name: str) -> tuple[ToolPlacement, Locality | None]:
-    """A placement with only the surroundings of an RDMA device, and these surroundings or None."""
+    """A placement with the CPUs and memory near an RDMA device, and these as a Locality or None."""
     device = next((one for one in machine.rdma or () if one.name == name), None)
     if device is None:
         return ToolPlacement(place=name, unknown=f"this node shows no RDMA device {name}"), None

@@ -33,11 +33,11 @@ _SERVER_END_S, _FAILED_END_S = 10.0, 2.0
 """Time for a server to end after its client, or after one that failed: then it may wait for another
 client. A server that is killed later does not report where it ran."""
 _MOST_REPEATS = 4
-"""If a pair is noisy, at most this many times the promised repeats are made."""
+"""If a pair is noisy, at most this many times `repeats` runs are made."""
 _RETRY_S = 0.3
 _POLL_S = 0.05
 _SPARE_S = 80.0
-"""Time beyond the measured: interpreters, queue pairs, memory registration, results."""
+"""Time besides the measured duration: interpreters, queue pairs, registration, results."""
 _BESIDE_NIC = ("-P", "-m", "pytest_mnode.measuring.tools.beside_nic")
 
 
