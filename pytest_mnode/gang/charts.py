@@ -10,7 +10,7 @@ from pytest_mnode.gang.window import Window
 def allocation(window: Window) -> Timeline:
     """The chart of a round: states of gangs above, nodes below, labelled with their gangs.
 
-    A stretch is shown from its first look to the first look after it.
+    A stretch is shown from its first observation to the first observation after it.
     """
     began = window.began_s
     spans: list[Span] = []

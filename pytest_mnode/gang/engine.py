@@ -83,24 +83,25 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Observation:
     """One observation of the scheduler and of the heartbeats.
 
-    asked_s, answered_s: the records were true at some moment in between, by the controller's clock.
-    records: all jobs of this run by id; None if the scheduler did not answer, with the reason in
-    `why`. beats: heartbeats since the previous look. unreadable: number of lines that are no
-    heartbeats. passed: changes that the scheduler reported by itself since the previous look, if it
-    does that; these have no heartbeats. reported: whether this look is one of those. complete:
-    whether `passed` has all changes since the previous answer.
+    requested_s, answered_s: the records were true at some moment in between, by the controller's
+    clock. records: all jobs of this run by id; None if the scheduler did not answer, with the
+    reason in `why`. beats: heartbeats since the previous observation. unreadable: number of lines
+    that are no heartbeats. reported_changes: changes that the scheduler reported by itself since
+    the previous observation, if it does that; these have no heartbeats. reported: whether this
+    observation is one of those. complete: whether `reported_changes` has all changes since the
+    previous answer.
     """
 
-    asked_s: float
+    requested_s: float
     answered_s: float
     records: Mapping[str, JobRecord] | None
     beats: tuple[Heartbeat, ...] = ()
     unreadable: int = 0
     why: str = ""
-    passed: tuple[Look, ...] = ()
+    reported_changes: tuple[Observation, ...] = ()
     reported: bool = False
     complete: bool = False
 
@@ -132,9 +133,9 @@ class Engine(Protocol):
         Each rank has a node of its own. Raises Refused, ClusterError.
         """
 
-    def observe(self) -> Look:
+    def observe(self) -> Observation:
         """Observe all jobs of this run, including one whose submission was not answered. Never
-        raises: if the scheduler does not answer, the look has the reason."""
+        raises: if the scheduler does not answer, the observation has the reason."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """End these jobs, running or waiting. A job that is over is no error."""

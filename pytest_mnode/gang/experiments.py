@@ -184,7 +184,7 @@ def race(stage: Stage, title: str) -> Round:
 def _never_starts(watch: Watch, gangs: list[Gang], stage: Stage) -> bool:
     """Whether no gang was whole for longer than promised, so that more waiting is useless."""
     states = [watch.state(gang) for gang in gangs if gang.size > 1]
-    waited_s = watch.looks[-1].answered_s - watch.looks[0].asked_s
+    waited_s = watch.observations[-1].answered_s - watch.observations[0].requested_s
     return State.WHOLE not in states and State.OVER not in states and waited_s > stage.turn_s
 
 
@@ -267,8 +267,8 @@ def _runs(watch: Watch, gang: Gang, restarts: int) -> bool:
         return False
     heard = {
         (beat.job, beat.rank)
-        for look in watch.looks
-        for beat in look.beats
+        for observation in watch.observations
+        for beat in observation.beats
         if beat.job in gang.jobs and beat.restarts == last.restarts
     }
     return len(heard) >= gang.size

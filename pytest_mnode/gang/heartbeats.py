@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
-from pytest_mnode.gang.engine import Heartbeat, Look
+from pytest_mnode.gang.engine import Heartbeat, Observation
 from pytest_mnode.gang.timeline import BLIND_S
 from pytest_mnode.gang.window import KEY, Window
 from pytest_mnode.spec.gang import GangCriterion
@@ -144,47 +144,47 @@ def clocks_off(windows: Iterable[Window], promise: GangCriterion) -> dict[str, f
     off: dict[str, float] = {}
     for window in windows:
         submitted = {job: gang.submitted_s for gang in window.gangs for job in gang.jobs}
-        for look, read_s in _when_read(window.looks):
-            for beat in look.beats:
+        for observation, read_s in _when_read(window.observations):
+            for beat in observation.beats:
                 ahead = max(0.0, beat.at_s - read_s)
                 by = ahead or min(0.0, beat.at_s - submitted.get(beat.job, beat.at_s))
                 if abs(by) > promise.clock_skew_s:
                     off[beat.node] = max(off.get(beat.node, 0.0), by, key=abs)
-        for node, behind_s in _behind(window.looks):
+        for node, behind_s in _behind(window.observations):
             if behind_s > promise.clock_skew_s:
                 off[node] = max(off.get(node, 0.0), -behind_s, key=abs)
     return off
 
 
-def _behind(looks: Sequence[Look]) -> Iterator[tuple[str, float]]:
+def _behind(observations: Sequence[Observation]) -> Iterator[tuple[str, float]]:
     """The node of each rank, and the least time by which all of its heartbeats came late.
 
-    A heartbeat arrived after the answer of one look and before the request of the next. A
-    difference of clocks must explain all heartbeats of a rank. Those of a single look prove
+    A heartbeat arrived after the answer of one observation and before the request of the next. A
+    difference of clocks must explain all heartbeats of a rank. Those of a single observation prove
     nothing, because they may have been delayed together.
     """
     least: dict[RankKey, float] = {}
     most: dict[RankKey, float] = {}
-    looks_of: dict[RankKey, set[float]] = {}
+    observations_of: dict[RankKey, set[float]] = {}
     before_s = -math.inf
-    for look, read_s in _when_read(looks):
-        for beat in look.beats:
+    for observation, read_s in _when_read(observations):
+        for beat in observation.beats:
             rank = (beat.job, beat.restarts, beat.rank, beat.node)
             least[rank] = max(least.get(rank, -math.inf), before_s - beat.at_s)
             most[rank] = min(most.get(rank, math.inf), read_s - beat.at_s)
-            looks_of.setdefault(rank, set()).add(look.asked_s)
-        before_s = look.answered_s
+            observations_of.setdefault(rank, set()).add(observation.requested_s)
+        before_s = observation.answered_s
     for rank, behind_s in least.items():
-        if behind_s <= most[rank] and len(looks_of[rank]) > 1:
+        if behind_s <= most[rank] and len(observations_of[rank]) > 1:
             yield rank[3], behind_s
 
 
-def _when_read(looks: Sequence[Look]) -> Iterator[tuple[Look, float]]:
-    """Each look with heartbeats, and the latest time at which they were read: the request of the
-    next look."""
-    looks = [look for look in looks if not look.reported]
-    for look, later in zip_longest(looks, looks[1:]):
-        yield look, look.answered_s + BLIND_S if later is None else later.asked_s
+def _when_read(observations: Sequence[Observation]) -> Iterator[tuple[Observation, float]]:
+    """Each observation with heartbeats, and the latest time at which they were read: the request of
+    the next observation."""
+    observations = [observation for observation in observations if not observation.reported]
+    for observation, later in zip_longest(observations, observations[1:]):
+        yield observation, observation.answered_s + BLIND_S if later is None else later.requested_s
 
 
 def clock_note(off: Mapping[str, float], nodes: Iterable[str], promise: GangCriterion) -> str:

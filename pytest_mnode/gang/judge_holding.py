@@ -19,7 +19,7 @@ _ALL_OR_NONE = "a gang has all of its nodes or none"
 def parts_held(window: Window, promise: GangCriterion) -> Measurement:
     """The longest time that any gang held some but not all of its nodes.
 
-    Inconclusive if looks are too far apart to tell whether that was longer than `settle`.
+    Inconclusive if observations are too far apart to tell whether that was longer than `settle`.
     """
     settle_s = promise.settle_s or 0.0
     source = f"{KEY}.settle" if settle_s else f"{_ALL_OR_NONE} ({KEY}.settle left out)"
@@ -42,7 +42,8 @@ def parts_held(window: Window, promise: GangCriterion) -> Measurement:
             value = surely if settle_s and too_long else longest.at_most_s
         else:
             value = None
-            note = f"between {longest.at_least_s:.2f} and {longest.at_most_s:.2f} s, by looks"
+            least, most = longest.at_least_s, longest.at_most_s
+            note = f"between {least:.2f} and {most:.2f} s: observations were too far apart"
         if note and not too_long:
             value = None
         over = [pair for pair in parts if pair[0].at_least_s > settle_s > 0]
@@ -58,13 +59,13 @@ def _part(window: Window, gang: Gang, one: Stretch) -> str:
 
 
 def held_twice(window: Window) -> Measurement:
-    """Nodes that two jobs of the experiment held at the same look, although each job requests
-    whole nodes."""
+    """Nodes that two jobs of the experiment held at the same observation, although each job
+    requests whole nodes."""
     names = window.names_of_jobs
     twice = []
-    for look in window.looks:
+    for observation in window.observations:
         holders: dict[str, list[str]] = {}
-        for record in (look.records or {}).values():
+        for record in (observation.records or {}).values():
             if record.phase is Phase.HOLDING:
                 for node in record.nodes:
                     holders.setdefault(node, []).append(names.get(record.job, record.job))
@@ -80,7 +81,7 @@ def left_in_the_queue(window: Window) -> list[Measurement]:
     """Jobs that were still there after all jobs had been cancelled, and nodes that were not
     released."""
     source = f"all of it is gone {KEY}.next_within after it was cancelled"
-    last = window.looks[-1] if window.looks else None
+    last = window.observations[-1] if window.observations else None
     silent = ""
     if last is None or last.records is None:
         reason = f": {last.why}" if last else ""
@@ -118,7 +119,7 @@ def states(window: Window) -> list[Measurement]:
 
 def _statuses(window: Window, gang: Gang, one: Stretch) -> str:
     """The scheduler's words during a state, each with its duration if there were several."""
-    within = [seen for seen in window.seen(gang) if one.began_s <= seen.look.answered_s]
+    within = [seen for seen in window.seen(gang) if one.began_s <= seen.observation.answered_s]
     parts = [
         part
         for part in stretches(within, one.before_s, by_status)
@@ -131,7 +132,7 @@ def _statuses(window: Window, gang: Gang, one: Stretch) -> str:
 
 def longest_unseen(window: Window) -> Measurement:
     """The longest time without an answer of the scheduler; recorded, not judged."""
-    return Measurement("longest time between two looks", window.longest_unseen_s, "s")
+    return Measurement("longest time between two observations", window.longest_unseen_s, "s")
 
 
 def _blind(window: Window) -> str:
@@ -139,7 +140,7 @@ def _blind(window: Window) -> str:
     longest = window.longest_unseen_s
     if longest is not None and longest <= BLIND_S:
         return ""
-    whys = [look.why for look in window.looks if look.why]
+    whys = [observation.why for observation in window.observations if observation.why]
     reason = f": {whys[-1]}" if whys else ""
     if longest is None:
         return f"{window.title}: the scheduler did not answer twice{reason}"

@@ -36,11 +36,13 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     bound, within = at_most(limit), f"{KEY}.lost_within"
     who = window.who(gang)
     # Later changes are the effect of clearing up.
-    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]
     restarts = _restarts_at(seen, lost.at_s)
-    left = next((one.look.answered_s for one in seen if _is_off(one, lost.at_s, restarts)), None)
+    left = next(
+        (one.observation.answered_s for one in seen if _is_off(one, lost.at_s, restarts)), None
+    )
     if left is None:
-        waited = seen[-1].look.answered_s - lost.at_s if seen else 0.0
+        waited = seen[-1].observation.answered_s - lost.at_s if seen else 0.0
         late = waited > limit
         state = seen[-1].state.value if seen else "not seen"
         note = f"{who}: still {state} {waited:.1f} s after {lost.node} died"
@@ -68,11 +70,11 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     if fate != "cancelled" and promise.node_loss != "cancelled":
         again_s = next(
             (
-                one.look.answered_s
+                one.observation.answered_s
                 for one in seen
                 if one.state is State.WHOLE
                 and one.restarts > restarts
-                and one.look.answered_s >= left
+                and one.observation.answered_s >= left
             ),
             None,
         )
@@ -94,17 +96,18 @@ def starts_that_lost_a_node(lost: Lost) -> dict[int, float]:
 
 
 def _restarts_at(seen: Sequence[Sighting], at_s: float) -> int:
-    """Number of restarts at this time, by the last look before it. It may be above 0 already,
-    because a prolog may have ended the first start."""
-    return next((one.restarts for one in reversed(seen) if one.look.answered_s <= at_s), 0)
+    """Number of restarts at this time, by the last observation before it. It may be above 0
+    already, because a prolog may have ended the first start."""
+    return next((one.restarts for one in reversed(seen) if one.observation.answered_s <= at_s), 0)
 
 
 def _is_off(one: Sighting, at_s: float, restarts: int) -> bool:
-    """Whether a look after the loss shows the gang off its nodes, or with nodes for a new start.
+    """Whether an observation after the loss shows the gang off its nodes, or with nodes for a new
+    start.
 
     A gang that is being terminated may already have the number of the next start.
     """
-    if one.look.asked_s < at_s:
+    if one.observation.requested_s < at_s:
         return False
     anew = one.restarts > restarts and one.state is not State.ENDING
     return anew or one.state in (State.WAITING, State.OVER)
@@ -115,7 +118,7 @@ def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
 
     "requeued" if it was whole again, with a heartbeat of every rank, before clearing up began.
     """
-    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]
     if not seen:
         return "not seen any more", True
     last = seen[-1]

@@ -62,7 +62,7 @@ def _not_waiting(window: Window, large: Gang, has_reason: bool) -> str:
         return f"{window.title}: it was never seen"
     if window.first(large, State.WHOLE) or window.beats(large):
         return f"{window.who(large)}: it ran, so that it was not larger than the cluster"
-    last = [one for one in window.seen(large) if one.look.answered_s <= window.over_s][-1:]
+    last = [one for one in window.seen(large) if one.observation.answered_s <= window.over_s][-1:]
     if last and last[0].state is State.OVER and not has_reason:
         # The scheduler's words may mean a refusal, or the end of a job that began.
         return f"{window.who(large)}: over before it was cancelled: {last[0].status}"
@@ -118,7 +118,7 @@ def _time_to_start(
         value, note = None, f"{window.who(gang)}: there never was room, because another ran on"
     elif whole is not None:
         value = surely_within(whole.before_s - since[1], whole.first.answered_s - since[0], limit)
-        note = "" if value is not None else f"{window.who(gang)}: looks were too far apart"
+        note = "" if value is not None else f"{window.who(gang)}: observations were too far apart"
     else:
         waited = window.known_until_s - since[1]
         value = waited if waited > limit and not window.beats(gang) else None

@@ -34,13 +34,13 @@ def ranks_out_of_time(
     """Ranks that ran before their gang was whole, while it waited again, or after it was over.
 
     Heartbeats have the times of their node's clock, records those of the controller's. A difference
-    that `clock_skew` or the time between two looks explains does not count. A rank on a node in
-    `off`, whose clock differs by more (see `clocks_off`), is inconclusive.
+    that `clock_skew` or the time between two observations explains does not count. A rank on a node
+    in `off`, whose clock differs by more (see `clocks_off`), is inconclusive.
     """
     early: list[str] = []
     late: list[str] = []
     unknown = _unreadable(window)
-    dark = blind_gaps(window.looks, window.began_s)
+    dark = blind_gaps(window.observations, window.began_s)
     for gang in window.gangs:
         states = window.states(gang)
         times = _whole_times(states, promise)
@@ -72,7 +72,7 @@ def _was(one: Stretch, gang: Gang) -> str:
 
 
 def _whole_times(states: Sequence[Stretch], promise: GangCriterion) -> list[tuple[float, float]]:
-    """Times when a gang may have been whole: as seen, or unseen between two looks."""
+    """Times when a gang may have been whole: as seen, or unseen between two observations."""
     allowed = [State.WHOLE, State.ENDING, *([State.PART] if promise.settle_s else [])]
     skew = promise.clock_skew_s
     times = [(s.before_s - skew, s.latest_s + skew) for s in states if s.state in allowed]
@@ -249,7 +249,7 @@ def ranks_to_their_end(
 
 def starts_ended(window: Window, gang: Gang) -> list[int]:
     """Starts that were whole and ended before clearing up began, not by the experiment."""
-    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]
     whole = sorted({one.restarts for one in seen if one.state is State.WHOLE})
     over = bool(seen) and seen[-1].state is State.OVER
     return [restarts for restarts in whole if over or seen[-1].restarts > restarts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.gang.engine import Look
+from pytest_mnode.gang.engine import Observation
 from pytest_mnode.gang.timeline import Gang, Sighting, State
 from pytest_mnode.gang.window import (
     KEY,
@@ -58,7 +58,9 @@ def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequ
     freeing = [window.gang(name) for name in freed]
     before = tuple(one for one in freeing if one in holders or _ran_first(window, one, gang))
     held = [_whole_at(window, one) for one in holders]
-    waited = [seen for seen in window.seen(gang) if all(id(seen.look) in whole for whole in held)]
+    waited = [
+        seen for seen in window.seen(gang) if all(id(seen.observation) in whole for whole in held)
+    ]
     if not waited:
         why = f"{window.title}: {second} was never seen beside what filled the room"
     elif any(seen.state is State.WHOLE for seen in waited):
@@ -74,9 +76,10 @@ def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequ
 def _ran_first(window: Window, one: Gang, other: Gang) -> bool:
     """Whether `one` had nodes, or came and went unseen, before `other` was whole."""
     whole = window.first(other, State.WHOLE)
-    until_s = window.over_s if whole is None else whole.first.asked_s
+    until_s = window.over_s if whole is None else whole.first.requested_s
     return any(
-        seen.look.asked_s < until_s or (seen.look.asked_s == until_s and seen.state is State.OVER)
+        seen.observation.requested_s < until_s
+        or (seen.observation.requested_s == until_s and seen.state is State.OVER)
         for seen in window.seen(one)
         if seen.state in (State.WHOLE, State.ENDING, State.OVER)
     )
@@ -95,7 +98,7 @@ def race_turn(window: Window, names: Sequence[str]) -> Turn:
     if all(start == never for start in starts.values()):
         return Turn(gang, ())
     whole_before = set.union(*(_whole_at(window, one) for one in others))
-    overlap = [seen for seen in window.seen(gang) if id(seen.look) in whole_before]
+    overlap = [seen for seen in window.seen(gang) if id(seen.observation) in whole_before]
     if any(seen.state is State.WHOLE for seen in overlap):
         why = f"{window.title}: {' and '.join(names)} were whole at once: there was room for both"
     elif not overlap:
@@ -112,7 +115,7 @@ def _blocked(window: Window, gang: Gang, waited: Sequence[Sighting]) -> str:
 
 
 def _whole_at(window: Window, gang: Gang) -> set[int]:
-    return {id(seen.look) for seen in window.seen(gang) if seen.state is State.WHOLE}
+    return {id(seen.observation) for seen in window.seen(gang) if seen.state is State.WHOLE}
 
 
 def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Measurement]:
@@ -121,7 +124,8 @@ def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Meas
     second, room = turn.second, _room(window, turn)
     whole = {gang.name: window.first(gang, State.WHOLE) for gang in (second, *turn.before)}
     absent = [gang for gang in window.real if gang.name in whole and whole[gang.name] is None]
-    # Gangs that were never seen whole but whose ranks ran: they came and went between two looks.
+    # Gangs that were never seen whole but whose ranks ran: they came and went between two
+    # observations.
     unseen = [g for g in absent if window.beats(g) and window.first(g, State.PART) is None]
     since_s = room[1] if room else 0.0
     blocked = {g.name: window.blocked(g, since_s if g == second else 0.0) for g in absent}
@@ -157,18 +161,19 @@ def _time_to_start(
         waited = window.known_until_s - room[1]
         value = waited if waited > promise.next_within_s else None
         return value, f"{window.who(second)} did not start in {waited:.1f} s"
-    # At most, it lasted from the last look without room to the first look with the gang whole.
+    # At most, it lasted from the last observation without room to the first observation with the
+    # gang whole.
     least, most = whole.before_s - room[1], whole.first.answered_s - room[0]
     value = surely_within(least, most, promise.next_within_s)
     note = f"{window.who(second)} started at {whole.began_s - window.began_s:+.1f} s"
     if value is None:
-        note += f", {max(0.0, least):.1f} to {most:.1f} s after there was room, by looks"
+        note += f", {max(0.0, least):.1f} to {most:.1f} s after there was room"
     return value, note
 
 
 def _long_enough(window: Window, promise: GangCriterion) -> bool:
     """Whether the window was long enough to conclude that a gang never starts."""
-    last = [look for look in window.looks if look.records is not None]
+    last = [observation for observation in window.observations if observation.records is not None]
     return bool(last) and last[-1].answered_s - window.began_s > promise.next_within_s
 
 
@@ -178,7 +183,8 @@ def _never_ran(window: Window, gang: Gang) -> str:
 
 
 def _room(window: Window, turn: Turn) -> tuple[float, float] | None:
-    """Times of the last look without room and of the first with room; None if there was none."""
+    """Times of the last observation without room and of the first with room; None if there was
+    none."""
     if not turn.before:
         return None
     over_at: list[tuple[float, float]] = []
@@ -192,14 +198,14 @@ def _room(window: Window, turn: Turn) -> tuple[float, float] | None:
 
 def over_between(window: Window, gang: Gang) -> tuple[float, float] | None:
     """The two moments between which a gang ended; None if only clearing up ended it."""
-    before: Look | None = None
+    before: Observation | None = None
     span: tuple[float, float] | None = None
     for one in window.seen(gang):
-        if one.look.asked_s >= window.over_s:
+        if one.observation.requested_s >= window.over_s:
             break
         if one.state is not State.OVER:
             span = None  # an answer had omitted the gang, which was not over
         elif span is None:
-            span = (before or one.look).asked_s, one.look.answered_s
-        before = one.look
+            span = (before or one.observation).requested_s, one.observation.answered_s
+        before = one.observation
     return span

@@ -106,7 +106,8 @@ def _sum(some: Sequence[Measurement]) -> Measurement:
 
 
 def _recorded(windows: Sequence[Window]) -> list[Measurement]:
-    """Measurements not judged: states with durations, small jobs, and times between looks."""
+    """Measurements not judged: states with durations, small jobs, and times between
+    observations."""
     unseen = [judge_holding.longest_unseen(window) for window in windows]
     recorded = [max(unseen, key=lambda one: one.value or 0.0)]
     small = [(w, gang) for w in windows for gang in w.gangs if gang.name == SMALL]
@@ -123,7 +124,7 @@ def _recorded(windows: Sequence[Window]) -> list[Measurement]:
 
 def _why_no_start(window: Window, gang: Gang) -> str:
     over = (one for one in window.seen(gang) if one.state is State.OVER)
-    ended = next((one for one in over if one.look.answered_s <= window.over_s), None)
+    ended = next((one for one in over if one.observation.answered_s <= window.over_s), None)
     if ended is not None:
-        return f"it came and went between two looks: {ended.status}"
+        return f"it came and went between two observations: {ended.status}"
     return "it was not seen to start, and its ranks were heard" if window.beats(gang) else _NO_START

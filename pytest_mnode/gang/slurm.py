@@ -23,7 +23,7 @@ from pytest_mnode.gang.engine import (
     Capacity,
     GangRequest,
     JobRecord,
-    Look,
+    Observation,
     Phase,
     Refused,
 )
@@ -166,7 +166,8 @@ class SlurmEngine:
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
         there = self._target.unreserved(self._slurm.nodes(nodes))
-        # Only jobs on these nodes: listing all jobs of a large cluster would delay the next look.
+        # Only jobs on these nodes: listing all jobs of a large cluster would delay the next
+        # observation.
         text = self._slurm.run(
             *("squeue", "--all", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"),
             *(f"--nodelist={','.join(nodes)}", ON),
@@ -212,15 +213,15 @@ class SlurmEngine:
             raise ClusterError(f"sbatch: {answer.strip()!r} is no job id")
         return job
 
-    def observe(self) -> Look:
+    def observe(self) -> Observation:
         asked = time.time()
         try:
             jobs = self._slurm.jobs(self._job_name)
             records = {str(job.job_id): record_of(job) for job in jobs}
         except ClusterError as error:
-            return Look(asked, time.time(), None, *self.heartbeats.read(), why=str(error))
+            return Observation(asked, time.time(), None, *self.heartbeats.read(), why=str(error))
         answered = time.time()
-        return Look(asked, answered, records, *self.heartbeats.read())
+        return Observation(asked, answered, records, *self.heartbeats.read())
 
     def cancel(self, jobs: Sequence[str]) -> None:
         self._slurm.cancel(*map(int, jobs))

@@ -1,4 +1,4 @@
-"""The record of one round of an experiment: gangs, looks and notes. Pure."""
+"""The record of one round of an experiment: gangs, observations and notes. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 
-from pytest_mnode.gang.engine import Heartbeat, Look
+from pytest_mnode.gang.engine import Heartbeat, Observation
 from pytest_mnode.gang.timeline import (
     Gang,
     Sighting,
@@ -34,7 +34,7 @@ def only_blocked(waits: Iterable[Sighting]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One round, from the first submission to the last look.
+    """One round, from the first submission to the last observation.
 
     title: such as "race 2". gangs: all submitted gangs and plain jobs. problem: why the round
     proves nothing; "" if it does. notes: (time, event), in order. not_free: nodes that were free at
@@ -45,7 +45,7 @@ class Window:
 
     title: str
     gangs: tuple[Gang, ...]
-    looks: tuple[Look, ...]
+    observations: tuple[Observation, ...]
     problem: str = ""
     notes: tuple[tuple[float, str], ...] = ()
     not_free: tuple[str, ...] | None = ()
@@ -55,25 +55,26 @@ class Window:
 
     @property
     def began_s(self) -> float:
-        """Time of the first submission or the first look."""
-        return min([g.submitted_s for g in self.gangs] + [look.asked_s for look in self.looks])
+        """Time of the first submission or the first observation."""
+        requested = [one.requested_s for one in self.observations]
+        return min([gang.submitted_s for gang in self.gangs] + requested)
 
     @property
     def over_s(self) -> float:
         """Time when clearing up began; no waiting gang was cancelled before."""
         cleared = [at for at, text in self.notes if text == CLEARED]
-        return cleared[0] if cleared else max(look.answered_s for look in self.looks)
+        return cleared[0] if cleared else max(one.answered_s for one in self.observations)
 
     @property
     def known_until_s(self) -> float:
         """Time of the scheduler's last answer before clearing up began."""
-        answered = [look.answered_s for look in self.looks if look.records is not None]
+        answered = [one.answered_s for one in self.observations if one.records is not None]
         return min(self.over_s, max(answered, default=self.began_s))
 
     @property
     def longest_unseen_s(self) -> float | None:
         """See `timeline.longest_unseen_s`."""
-        return longest_unseen_s(self.looks, self.began_s)
+        return longest_unseen_s(self.observations, self.began_s)
 
     @property
     def real(self) -> tuple[Gang, ...]:
@@ -90,7 +91,7 @@ class Window:
 
     def seen(self, gang: Gang) -> list[Sighting]:
         """The sightings of a gang, in order."""
-        return sightings(gang, self.looks)
+        return sightings(gang, self.observations)
 
     def states(self, gang: Gang) -> list[Stretch]:
         """The states of a gang, in order."""
@@ -98,7 +99,8 @@ class Window:
 
     def beats(self, gang: Gang, restarts: int | None = None) -> list[Heartbeat]:
         """Heartbeats of a gang's ranks, in one start; in all if `restarts` is None."""
-        beats = [beat for look in self.looks for beat in look.beats if beat.job in gang.jobs]
+        every = (beat for one in self.observations for beat in one.beats)
+        beats = [beat for beat in every if beat.job in gang.jobs]
         return [beat for beat in beats if restarts in (None, beat.restarts)]
 
     def first(self, gang: Gang, state: State) -> Stretch | None:
@@ -110,7 +112,7 @@ class Window:
         waits = [
             one
             for one in self.seen(gang)
-            if one.state is State.WAITING and one.look.answered_s >= since_s
+            if one.state is State.WAITING and one.observation.answered_s >= since_s
         ]
         return only_blocked(waits)
 
@@ -132,7 +134,7 @@ class Window:
     @property
     def unreadable(self) -> int:
         """Number of lines that were no heartbeats."""
-        return sum(look.unreadable for look in self.looks)
+        return sum(observation.unreadable for observation in self.observations)
 
 
 def counted(

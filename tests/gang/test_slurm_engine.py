@@ -244,8 +244,8 @@ def test_heartbeats_that_cannot_be_read_are_counted(
     with engine_of(tmp_path) as engine:
         (engine.directory / "1.0.0.beats").mkdir()
         (engine.directory / "1.0.1.beats").write_text("beat 1 0 1 n1 1700000000.0\n")
-        look = engine.observe()
-        assert ([beat.rank for beat in look.beats], look.unreadable) == ([1], 1)
+        observation = engine.observe()
+        assert ([beat.rank for beat in observation.beats], observation.unreadable) == ([1], 1)
         (engine.directory / "1.0.0.beats").rmdir()
         monkeypatch.setattr(Path, "glob", lambda *_: (tmp_path / "none").read_text())
         assert engine.observe().unreadable == 1

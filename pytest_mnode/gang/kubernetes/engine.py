@@ -1,8 +1,8 @@
 """The engine for Kubernetes: a gang is a root object with one pod per node.
 
-Each look lists the run's root objects and pods, so that its time is known; changes of pods between
-looks come from a watch. Ranks print their heartbeats. All objects of a run have a common label, by
-which they are found, and deleted by `cleanup` even if the controller dies.
+Each observation lists the run's root objects and pods, so that its time is known; changes of pods
+between observations come from a watch. Ranks print their heartbeats. All objects of a run have a
+common label, by which they are found, and deleted by `cleanup` even if the controller dies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.gang.engine import Capacity, GangRequest, JobRecord, Look, Refused
+from pytest_mnode.gang.engine import Capacity, GangRequest, JobRecord, Observation, Refused
 from pytest_mnode.gang.kubernetes import rank_pod
 from pytest_mnode.gang.kubernetes.cleanup import delete
 from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain
@@ -173,24 +173,28 @@ class KubernetesEngine:
             for resource in (self._kind.root, *self._kind.beside):
                 delete(self._api, self._api.path(resource.plural, self._versions[resource], job))
 
-    def observe(self) -> Look:
+    def observe(self) -> Observation:
         """See Engine."""
         asked = time.time()
         try:
             roots = self._root_states()
             answer = self._api.request("GET", self._api.path("pods"), query=self._ours)
         except ClusterError as error:
-            return Look(asked, time.time(), None, *self._streams.heartbeats(), why=str(error))
+            return Observation(
+                asked, time.time(), None, *self._streams.heartbeats(), why=str(error)
+            )
         answered = time.time()
         pods = {pod.name: pod for pod in map(GangPod.read, answer["items"])}
         versions = {name: pod.version for name, pod in pods.items()}
         events, every = self._streams.events(versions, _REPORTED_S)
         newest = int(answer["metadata"]["resourceVersion"])
-        passed = tuple(replace(p, complete=every) for p in self._passed(events, newest, asked))
+        reported = self._reported_changes(events, newest, asked)
+        changes = tuple(replace(one, complete=every) for one in reported)
         self._known, self._roots = pods, roots
-        look = Look(asked, answered, records_of(roots, pods), *self._streams.heartbeats())
+        heartbeats = self._streams.heartbeats()
+        observation = Observation(asked, answered, records_of(roots, pods), *heartbeats)
         self._read_s = time.time()
-        return replace(look, passed=passed, complete=every)
+        return replace(observation, reported_changes=changes, complete=every)
 
     @property
     def _ours(self) -> dict[str, str]:
@@ -215,9 +219,11 @@ class KubernetesEngine:
             for state in (kind.state(root, quoted.get(name)),)
         }
 
-    def _passed(self, events: Sequence[PodEvent], newest: int, asked: float) -> Iterator[Look]:
-        """A look for each change of records that the watch reported since the last list, with the
-        words of the root objects in that list."""
+    def _reported_changes(
+        self, events: Sequence[PodEvent], newest: int, asked: float
+    ) -> Iterator[Observation]:
+        """An observation for each change of records that the watch reported since the last list,
+        with the words of the root objects in that list."""
         # A gang created since then is waiting; any other without a root object was deleted.
         known, roots = dict(self._known), {**dict.fromkeys(self._made, RootState()), **self._roots}
         self._made = []
@@ -226,7 +232,7 @@ class KubernetesEngine:
         for event in events:
             pod, old = event.pod, known.get(event.pod.name)
             if pod.version > newest:
-                self._early.append(event)  # newer than this list, so it belongs to the next look
+                self._early.append(event)  # newer than this list: part of the next observation
                 continue
             if old is not None and pod.version <= old.version:
                 continue
@@ -236,7 +242,7 @@ class KubernetesEngine:
             records = records_of(roots, known)
             if records != before:
                 at_s = min(max(event.at_s, self._read_s), asked)
-                yield Look(at_s, at_s, records, reported=True)
+                yield Observation(at_s, at_s, records, reported=True)
             before = records
 
     def close(self) -> None:

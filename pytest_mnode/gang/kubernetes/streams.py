@@ -1,4 +1,4 @@
-"""Changes of a run's pods between two looks, and the heartbeats that ranks print."""
+"""Changes of a run's pods between two observations, and the heartbeats that ranks print."""
 
 from __future__ import annotations
 
