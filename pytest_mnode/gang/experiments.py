@@ -51,9 +51,8 @@ class Plan:
         size = promise.nodes or max(2, len(free) // 2 + 1)
         if len(free) < size:
             raise UsageError(
-                f"{len(free)} of {len(wanted)} nodes are free, and a gang has {size}; the "
-                "experiment needs nodes that nobody holds, also not the allocation that this run "
-                "is in: run it from a login node"
+                f"{len(free)} of {len(wanted)} nodes are free, and a gang needs {size}; nodes "
+                "in the allocation of this run are not free: run it from a login node"
             )
         # Room for one gang and, if nodes suffice, for plain jobs at the same time.
         return cls(free[: 2 * size - 1], size, promise.seed)
@@ -138,23 +137,23 @@ def filled(stage: Stage, title: str) -> Round:
 
     def conduct(watch: Watch) -> None:
         holding = [watch.submit(stage.filler(name, nodes)) for name, nodes in fillers.items()]
-        watch.until(lambda: not watch.waits(holding), promise.next_within_s)
-        if not watch.are(holding, State.WHOLE):
-            watch.problem = f"{title}: the room could not be filled: {watch.statuses(holding)}"
+        watch.until(lambda: not watch.any_waiting(holding), promise.next_within_s)
+        if not watch.all_in_state(holding, State.WHOLE):
+            watch.problem = f"{title}: the nodes could not be filled: {watch.statuses(holding)}"
             return
         free = len(set(stage.engine.capacity().free) & set(plan.arena))
-        watch.note(f"room filled, {free} nodes free")
+        watch.note(f"nodes filled, {free} nodes free")
         if free != plan.size - 1:
             watch.problem = (
-                f"{title}: {free} nodes free beside what fills the room, and not {plan.size - 1}: "
-                "somebody else uses these nodes"
+                f"{title}: {free} nodes are free beside the jobs that fill the others, expected "
+                f"{plan.size - 1}: others use these nodes"
             )
             return
         names = plan.order(title, ["B", SMALL])
         second = [watch.submit(request) for request in stage.gangs(names)]
         watch.watch(promise.waits_s)
         watch.cancel(gang for gang in holding if gang.name == first)
-        watch.until(lambda: watch.are(second, State.OVER), stage.turn_s + promise.runs_s)
+        watch.until(lambda: watch.all_in_state(second, State.OVER), stage.turn_s + promise.runs_s)
 
     window = stage.watched(title, conduct)
     if window.problem or len(window.gangs) < len(fillers) + 2:
@@ -172,7 +171,8 @@ def race(stage: Stage, title: str) -> Round:
         every = [watch.submit(request) for request in stage.gangs(names)]
         limit_s = 2 * (stage.turn_s + promise.runs_s)
         watch.until(
-            lambda: watch.are(every, State.OVER) or _never_starts(watch, every, stage), limit_s
+            lambda: watch.all_in_state(every, State.OVER) or _never_starts(watch, every, stage),
+            limit_s,
         )
 
     window = stage.watched(title, conduct)
@@ -200,7 +200,7 @@ def oversize(stage: Stage, title: str) -> Window:
             watch.note(f"{LARGE} ({size} nodes) {REFUSED}{refused}")
         others = [watch.submit(stage.gang("B")), watch.submit(stage.small())]
         limit_s = 2 * stage.turn_s + stage.promise.runs_s
-        watch.until(lambda: watch.are(others, State.OVER), limit_s)
+        watch.until(lambda: watch.all_in_state(others, State.OVER), limit_s)
 
     return stage.watched(title, conduct)
 
@@ -221,15 +221,15 @@ def lose_a_node(stage: Stage, title: str, power: PowerSwitch) -> Lost:
         last = watch.last(gang)
         if last is None or not _runs(watch, gang, last.restarts):
             watch.problem = (
-                f"{title}: the gang did not run, or sent no heartbeats, so that it could lose no "
-                f"node: {watch.statuses([gang])}"
+                f"{title}: the gang did not run or sent no heartbeats, so no node was switched "
+                f"off: {watch.statuses([gang])}"
             )
             return
         restarts = last.restarts
         node = plan.order(title, sorted(watch.held(gang)))[0]
         try:
             at = stage.clock.now()
-            watch.expect_away(node)
+            watch.ignore_absence(node)
             watch.during(lambda: power("off", node))
             lost.append((node, at))
             watch.note(f"{node} switched off")

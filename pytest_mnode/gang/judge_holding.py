@@ -80,12 +80,12 @@ def held_twice(window: Window) -> Measurement:
 def left_in_the_queue(window: Window) -> list[Measurement]:
     """Jobs that were still there after all jobs had been cancelled, and nodes that were not
     released."""
-    source = f"all of it is gone {KEY}.next_within after it was cancelled"
+    source = f"no job is left {KEY}.next_within after all were cancelled"
     last = window.observations[-1] if window.observations else None
     silent = ""
     if last is None or last.records is None:
         reason = f": {last.why}" if last else ""
-        silent = f"{window.title}: the scheduler did not answer in the end{reason}"
+        silent = f"{window.title}: the scheduler did not answer at the end{reason}"
     names = window.names_of_jobs
     left = [
         f"{window.title}: {names.get(record.job, _UNANSWERED)} ({record.job}), {record.status}"
@@ -94,9 +94,9 @@ def left_in_the_queue(window: Window) -> list[Measurement]:
     ]
     unknown = ""
     if window.not_free is None:
-        unknown = f"{window.title}: the nodes were not shown"
+        unknown = f"{window.title}: the scheduler did not list its nodes"
     elif window.taken:
-        unknown = f"{window.title}: somebody else has {listed(window.taken)}"
+        unknown = f"{window.title}: others use {listed(window.taken)}"
     nodes = [f"{window.title}: {node}" for node in window.not_free or ()]
     return [counted(_LEFT, left, source, silent), counted(NOT_BACK, nodes, source, unknown)]
 
@@ -143,5 +143,6 @@ def _blind(window: Window) -> str:
     whys = [observation.why for observation in window.observations if observation.why]
     reason = f": {whys[-1]}" if whys else ""
     if longest is None:
-        return f"{window.title}: the scheduler did not answer twice{reason}"
-    return f"{window.title}: nothing was seen for {longest:.1f} s (at most {BLIND_S:g}){reason}"
+        return f"{window.title}: the scheduler answered fewer than two requests{reason}"
+    limit = f"(at most {BLIND_S:g} s)"
+    return f"{window.title}: the scheduler gave no answer for {longest:.1f} s {limit}{reason}"

@@ -13,8 +13,8 @@ from pytest_mnode.spec.gang import GangCriterion
 
 OFF = "time from the death of a node until its gang is off all nodes"
 FATE = "gangs neither requeued nor cancelled whole when a node had died"
-AGAIN = "time from there until it runs again, whole"
-OLD = "ranks of the start that lost a node that ran on"
+AGAIN = "time until the requeued gang runs whole again"
+OLD = "ranks still running after their gang lost a node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     late_ranks = dict.fromkeys(
         f"{who}: rank {b.rank} on {b.node}" for b in beats if b.at_s > left + promise.clock_skew_s
     )
-    whole = "a gang is taken down whole"
+    whole = "all ranks of a gang are terminated"
     outlived = counted(OLD, late_ranks, whole, unknown and f"{window.title}: {unknown}")
     judged = [Measurement(OFF, off_s, "s", bound, within, f"{who} on {lost.node}"), outlived]
     fate, known = _fate(window, gang, restarts)
@@ -120,7 +120,7 @@ def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
     """
     seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]
     if not seen:
-        return "not seen any more", True
+        return "not shown any more", True
     last = seen[-1]
     shown = f"{last.state.value}, {last.status}"
     if window.problem and last.state in (State.WAITING, State.ENDING):
@@ -129,9 +129,9 @@ def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
         return ("cancelled" if last.state is State.OVER else shown), True
     if last.state is not State.WHOLE:
         others = listed(window.others) if last.state is State.WAITING else ""
-        why = f"; somebody else uses its nodes: {others}" if others else ""
+        why = f"; others use its nodes: {others}" if others else ""
         return f"requeued and then {shown}{why}", not others
     heard = {(beat.job, beat.rank) for beat in window.beats(gang, last.restarts)}
     if len(heard) < gang.size:
-        return f"requeued, and {len(heard)} of {gang.size} ranks heard of that start", False
+        return f"requeued, but {len(heard)} of {gang.size} ranks sent heartbeats", False
     return "requeued", True

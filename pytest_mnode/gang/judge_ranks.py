@@ -20,11 +20,11 @@ from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.gang import GangCriterion
 
 WAITING = "ranks of waiting gangs that ran"
-AFTER = "ranks that ran on after their gang"
+AFTER = "ranks still running after their gang was over"
 ELSEWHERE = "ranks on nodes that their gang did not hold"
 ALONE = "longest time that ranks of a gang ran without all others"
-UNHEARD = "gangs of which not all ranks ran at once, and to their end"
-_TO_THE_END = "a gang that was whole, and that nobody cancelled, ran"
+UNHEARD = "gangs whose ranks did not all run concurrently to completion"
+_TO_THE_END = "a whole gang that nobody cancels runs to completion"
 _WHOLE_ONLY = "ranks of a gang run while it is whole"
 
 
@@ -50,7 +50,8 @@ def ranks_out_of_time(
                 unknown = unknown or f"{window.title}: {clock_note(off, [node], promise)}"
                 continue
             if any(_within(b, dark) for b in outside):
-                unknown = unknown or f"{window.who(gang)}: ranks ran while nothing was seen"
+                why = f"{window.who(gang)}: ranks ran while the scheduler did not answer"
+                unknown = unknown or why
                 outside = [b for b in outside if not _within(b, dark)]
             if not outside:
                 continue
@@ -61,7 +62,7 @@ def ranks_out_of_time(
             when = "before it was submitted" if now is None else f"while it was {_was(now, gang)}"
             text = f"{window.who(gang)}: rank {rank} on {node}, {how} {when}"
             (late if over else early).append(text)
-    source = f"{_WHOLE_ONLY} (give or take {KEY}.clock_skew {promise.clock_skew_s:g} s)"
+    source = f"{_WHOLE_ONLY} (tolerance: {KEY}.clock_skew {promise.clock_skew_s:g} s)"
     return [counted(WAITING, early, source, unknown), counted(AFTER, late, source, unknown)]
 
 
@@ -99,7 +100,7 @@ def ranks_elsewhere(window: Window) -> Measurement:
             if restarts in known and (restarts, node) not in held
         ]
         wrong += [f"{window.who(gang)}: {text}" for text in _on_one_node(window, gang)]
-    return counted(ELSEWHERE, wrong, "ranks run where their gang holds nodes, one on each")
+    return counted(ELSEWHERE, wrong, "each rank has a node of its own, which its gang holds")
 
 
 def _on_one_node(window: Window, gang: Gang) -> list[str]:
@@ -236,14 +237,14 @@ def ranks_to_their_end(
                     (s.status for s in window.seen(gang) if s.restarts == restarts and s.failed), ""
                 )
                 text = (
-                    f"{window.who(gang)}: {len(heard)} of {gang.size} ranks heard, "
-                    f"{len(ended)} of them to their end"
+                    f"{window.who(gang)}: {len(heard)} of {gang.size} ranks sent heartbeats, "
+                    f"{len(ended)} of them to completion"
                 )
                 (wrong if failed else unknown).append(f"{text}; {failed}" if failed else text)
             elif why := clock_note(off, (beat.node for beat in beats), promise):
                 unknown.append(f"{window.title}: {why}")
             elif not any(distinct(some.ranks) >= gang.size for some in presences(spans(beats))):
-                wrong.append(f"{window.who(gang)}: its {gang.size} ranks never ran at once")
+                wrong.append(f"{window.who(gang)}: its {gang.size} ranks never ran concurrently")
     return counted(UNHEARD, wrong, _TO_THE_END, listed(unknown), note=listed(unknown))
 
 

@@ -62,11 +62,11 @@ def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequ
         seen for seen in window.seen(gang) if all(id(seen.observation) in whole for whole in held)
     ]
     if not waited:
-        why = f"{window.title}: {second} was never seen beside what filled the room"
+        why = f"{window.title}: {second} was never seen while the other jobs held their nodes"
     elif any(seen.state is State.WHOLE for seen in waited):
         why = (
-            f"{window.title}: {second} was whole while the room was to be filled: there was more "
-            "room than the scheduler reported"
+            f"{window.title}: {second} was whole while the other jobs held their nodes: more nodes "
+            "were free than the scheduler reported"
         )
     else:
         why = _blocked(window, gang, waited)
@@ -102,7 +102,7 @@ def race_turn(window: Window, names: Sequence[str]) -> Turn:
     if any(seen.state is State.WHOLE for seen in overlap):
         why = f"{window.title}: {' and '.join(names)} were whole at once: there was room for both"
     elif not overlap:
-        why = f"{window.title}: {last} was never seen while another had its nodes"
+        why = f"{window.title}: {last} was never seen while another gang had its nodes"
     else:
         why = _blocked(window, gang, overlap)
     return Turn(gang, others, why)
@@ -130,7 +130,7 @@ def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Meas
     since_s = room[1] if room else 0.0
     blocked = {g.name: window.blocked(g, since_s if g == second else 0.0) for g in absent}
     guilty = [gang for gang in absent if gang not in unseen and not blocked[gang.name]]
-    innocent = [f"{window.who(g)} was never seen whole, and its ranks ran" for g in unseen]
+    innocent = [f"{window.who(g)} was never seen whole, but its ranks ran" for g in unseen]
     innocent += [window.blocked_note(g, blocked[g.name]) for g in absent if blocked[g.name]]
     culprits = [_never_ran(window, gang) for gang in guilty]
     never = counted(NEVER, culprits, _TURNS, innocent[0] if innocent else "")
@@ -156,7 +156,7 @@ def _time_to_start(
     second = turn.second
     whole = window.first(second, State.WHOLE)
     if room is None:
-        return None, f"{window.title}: there never was room again"
+        return None, f"{window.who(second)}: there was never room for it"
     if whole is None:
         waited = window.known_until_s - room[1]
         value = waited if waited > promise.next_within_s else None

@@ -27,7 +27,7 @@ def judged_rounds(rounds: Sequence[Round], promise: GangCriterion) -> list[Measu
         judged = _of_any_window(window, promise, off, {})
         if one.turn is None:
             why = window.problem or f"{window.title}: cut short"
-            source = "each round is conducted to its end"
+            source = "each round runs to its end"
             judged.append(Measurement.unknown(judge_turns.NOT_TRIED, why, source=source))
         else:
             judged += judge_turns.judged_turn(window, one.turn, promise)
@@ -126,5 +126,7 @@ def _why_no_start(window: Window, gang: Gang) -> str:
     over = (one for one in window.seen(gang) if one.state is State.OVER)
     ended = next((one for one in over if one.observation.answered_s <= window.over_s), None)
     if ended is not None:
-        return f"it came and went between two observations: {ended.status}"
-    return "it was not seen to start, and its ranks were heard" if window.beats(gang) else _NO_START
+        return f"it started and ended between two observations: {ended.status}"
+    return (
+        "its start was not seen, but its ranks sent heartbeats" if window.beats(gang) else _NO_START
+    )

@@ -93,7 +93,8 @@ def others_of(
     }
     for job in jobs:
         if job.runs and job.name != ours:
-            found |= dict.fromkeys(job.nodes, f"job {job.job_id} of {job.user or 'somebody'}")
+            user = job.user or "an unknown user"
+            found |= dict.fromkeys(job.nodes, f"job {job.job_id} of {user}")
     return {node: found[node] for node in nodes if node in found}
 
 
@@ -150,8 +151,8 @@ class SlurmEngine:
             self.directory = Path(tempfile.mkdtemp(prefix=".mnode-gang-", dir=shared))
         except OSError as error:
             raise UsageError(
-                f"no directory for heartbeats in {shared}: {error.strerror}; give one that all "
-                "nodes see, --mnode-shared-dir"
+                f"no directory for heartbeats in {shared}: {error.strerror}; give a directory that "
+                "all nodes see by --mnode-shared-dir"
             ) from None
         self.heartbeats = HeartbeatFiles(self.directory)
         self._submitted = self._unanswered = False
@@ -210,7 +211,7 @@ class SlurmEngine:
         self._unanswered = False
         job = answer.strip().partition(";")[0]
         if not job.isdigit():
-            raise ClusterError(f"sbatch: {answer.strip()!r} is no job id")
+            raise ClusterError(f"sbatch: {answer.strip()!r} is not a job id")
         return job
 
     def observe(self) -> Observation:
@@ -232,8 +233,8 @@ class SlurmEngine:
         code = self._cleanup.wait(_CLEANUP_LIMIT_S)
         if code != 0 and self._submitted:
             raise ClusterError(
-                f"jobs named {self._job_name} may be left: scancel did not end them, and is tried "
-                f"on for an hour; or run scancel --name={self._job_name}"
+                f"jobs named {self._job_name} may be left: scancel did not end them, and is "
+                f"retried for an hour; or run scancel --name={self._job_name}"
             )
 
 

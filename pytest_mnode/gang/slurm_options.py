@@ -106,7 +106,8 @@ def _names(options: Sequence[str], long: str, short: str) -> tuple[str, ...]:
     text = option_of(options, long, short) or ""
     if "/" in text:
         raise UsageError(
-            f"--mnode-slurm-args: {long}={text}: a file is not read here; accepted: names, n[01-16]"
+            f"--mnode-slurm-args: {long}={text}: a file of names is not supported; accepted: "
+            "names, n[01-16]"
         )
     return expand(text)
 
@@ -117,8 +118,8 @@ def features_of(constraint: str) -> tuple[frozenset[str], ...]:
         return ()
     if re.search(r"[\[\]()*]", constraint) or ("|" in constraint and re.search("[&,]", constraint)):
         raise UsageError(
-            f"constraint {constraint}: which nodes have it cannot be counted here; accepted: "
-            "features joined by &, or by |"
+            f"constraint {constraint}: its nodes cannot be counted; accepted: features joined by "
+            "&, or by |"
         )
     alternatives = [re.split("[&,]", part) for part in constraint.split("|")]
     return tuple(frozenset(filter(None, map(str.strip, some))) for some in alternatives)
@@ -159,9 +160,8 @@ class Requirements:
         for word in options:
             if match := _UNCOUNTED.fullmatch(word):
                 raise UsageError(
-                    f"--mnode-slurm-args: {match[1] or match[2]}: which nodes can have it cannot "
-                    "be counted; accepted: --gpus-per-node, --gres, --mem, "
-                    "--cpus-per-task"
+                    f"--mnode-slurm-args: {match[1] or match[2]}: its nodes cannot be counted; "
+                    "accepted: --gpus-per-node, --gres, --mem, --cpus-per-task"
                 )
         gpus = option_of(options, "--gpus-per-node") or ""
         listed = [f"gpu:{one}" for one in filter(None, gpus.split(","))]
@@ -207,7 +207,7 @@ def _gres(text: str, option: str, accepted: str) -> tuple[str, str | None, int]:
     name, *rest = text.removeprefix("gres/").split(":")
     count = rest.pop() if rest and rest[-1].isdigit() else "1"
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or len(rest) > 1 or not all(rest):
-        raise UsageError(f"--mnode-slurm-args: {option}: not read; accepted: {accepted}")
+        raise UsageError(f"--mnode-slurm-args: {option}: invalid; accepted: {accepted}")
     return name, rest[0] if rest else None, int(count)
 
 
@@ -217,12 +217,12 @@ def _mbytes(options: Sequence[str]) -> float:
         return 0.0
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
     if match is None:
-        raise UsageError(f"--mnode-slurm-args: --mem={text}: not read; accepted: 64G, 512000M")
+        raise UsageError(f"--mnode-slurm-args: --mem={text}: invalid; accepted: 64G, 512000M")
     return int(match[1]) * _UNITS[match[2] or "M"]
 
 
 def _cpus(options: Sequence[str]) -> int:
     text = option_of(options, "--cpus-per-task", "-c")
     if text is not None and not text.isdigit():
-        raise UsageError(f"--mnode-slurm-args: --cpus-per-task={text}: not read; accepted: 16")
+        raise UsageError(f"--mnode-slurm-args: --cpus-per-task={text}: invalid; accepted: 16")
     return int(text or 0)

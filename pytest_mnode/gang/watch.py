@@ -88,7 +88,7 @@ class Watch:
         self._notes.append((self._clock.now(), text))
         progress(f"{self._title}: {text}")
 
-    def expect_away(self, node: str) -> None:
+    def ignore_absence(self, node: str) -> None:
         """From now on, ignore that this node is away: the experiment switches it off."""
         self._switched_off.add(node)
 
@@ -103,7 +103,7 @@ class Watch:
         """Observe once, after the pause since the previous observation."""
         began = self._clock.now()
         if began - self._others_requested_s > _OTHERS_EVERY_S:
-            self._ask_who_else(self._arena)
+            self._other_users(self._arena)
         if self._observations:
             self._clock.sleep(max(0.0, self._pause_s - (self._clock.now() - began)))
         observation = self._engine.observe()
@@ -153,11 +153,11 @@ class Watch:
         last = self.last(gang)
         return () if last is None else last.nodes
 
-    def are(self, gangs: Iterable[Gang], state: State) -> bool:
+    def all_in_state(self, gangs: Iterable[Gang], state: State) -> bool:
         """Whether all of these gangs are in this state."""
         return all(self.state(gang) is state for gang in gangs)
 
-    def waits(self, gangs: Iterable[Gang]) -> bool:
+    def any_waiting(self, gangs: Iterable[Gang]) -> bool:
         """Whether any of these gangs waits, or was not seen yet."""
         return any(self.state(gang) in (None, State.WAITING) for gang in gangs)
 
@@ -176,7 +176,7 @@ class Watch:
 
     def clear_up(self, free_before: Iterable[str], limit_s: float) -> None:
         """Cancel all jobs, and watch until jobs and ranks are gone and the nodes are free again."""
-        self._ask_who_else(self._arena)
+        self._other_users(self._arena)
         # Noted first, because a watch reports the effects while the request is still running.
         self.note(CLEARED)
         try:
@@ -189,7 +189,7 @@ class Watch:
         wanted = set(free_before)
         while True:
             missing = self._missing(wanted)
-            taken = self._ask_who_else(missing) if missing else {}
+            taken = self._other_users(missing) if missing else {}
             if missing is not None:
                 missing = tuple(node for node in missing if node not in taken)
             if missing == () or self._clock.now() >= end:
@@ -216,7 +216,7 @@ class Watch:
         records = self._observations[-1].records
         return records is not None and all(r.phase is Phase.OVER for r in records.values())
 
-    def _ask_who_else(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
+    def _other_users(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
         """Other users of these nodes, or why they are away; {} if the scheduler does not answer."""
         self._others_requested_s = self._clock.now()
         try:

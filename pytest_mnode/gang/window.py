@@ -118,7 +118,7 @@ class Window:
 
     def blocked_note(self, gang: Gang, why: str) -> str:
         """A note about a blocked gang."""
-        return f"{self.who(gang)} waited for something else than nodes: {why}"
+        return f"{self.who(gang)} was blocked by something other than nodes: {why}"
 
     def status(self, gang: Gang) -> str:
         """The scheduler's words for a gang: for its failure, or the last before it was over."""
@@ -153,7 +153,7 @@ def unless_others(window: Window, judged: Iterable[Measurement]) -> list[Measure
     away, because that may have delayed or prevented a start."""
     if not window.others:
         return list(judged)
-    why = f"{window.title}: these nodes were not there for it: {listed(window.others)}"
+    why = f"{window.title}: these nodes were used by others or unavailable: {listed(window.others)}"
     return [
         replace(one, value=None, note=why) if one.verdict is Verdict.FAIL else one for one in judged
     ]

@@ -96,7 +96,7 @@ def test_a_gang_that_waits_for_a_limit_does_not_wait_for_nodes(considered: float
     assert found == {
         NOT_TRIED: (
             UNKNOWN,
-            f" | race 1: B waited for something else than nodes: PENDING ({LIMIT})",
+            f" | race 1: B was blocked by something other than nodes: PENDING ({LIMIT})",
         )
     }
     observations = watched(

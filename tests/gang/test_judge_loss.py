@@ -73,7 +73,7 @@ def test_a_start_that_is_whole_by_the_records_only(ranks: int) -> None:
     assert {name: found[name][0] for name in (FATE, AGAIN, ALONE)} == dict.fromkeys(
         (FATE, AGAIN, ALONE), UNKNOWN
     )
-    assert f"requeued, and {ranks} of 3 ranks heard of that start" in found[FATE][1]
+    assert f"requeued, but {ranks} of 3 ranks sent heartbeats" in found[FATE][1]
 
 
 def test_ranks_of_the_next_start_come_together() -> None:

@@ -64,7 +64,7 @@ def test_a_gang_that_ran_was_not_larger_than_the_cluster() -> None:
         text = reason_given(runs, beats)
         assert text is not None
         assert text[0] == UNKNOWN
-        assert "it ran, so that it was not larger than the cluster" in text[1]
+        assert "it ran, so it was not larger than the cluster" in text[1]
     assert reason_given(lambda t: {"9": waits("9") if t < 120 else over("9")}, heard) is not None
 
 

@@ -59,7 +59,7 @@ def test_gangs_that_are_over_without_a_heartbeat(text: str, expected: str) -> No
     shown = both(course("1", 101, 101.6, text), course("2", 102, 102.6, text))
     found = raced(watched(shown, [], 106), 103.0)
     assert found[UNHEARD][0] == expected
-    assert "race 1: A: 0 of 3 ranks heard, 0 of them to their end" in found[UNHEARD][1]
+    assert "race 1: A: 0 of 3 ranks sent heartbeats, 0 of them to completion" in found[UNHEARD][1]
     assert (text in found[UNHEARD][1]) == (expected == FAIL)
     assert found[ALONE][0] == UNKNOWN
 
@@ -67,7 +67,9 @@ def test_gangs_that_are_over_without_a_heartbeat(text: str, expected: str) -> No
 def test_a_rank_that_did_not_run_to_its_end() -> None:
     beats = [b for b in RACED if (b.job, b.rank, b.what) != ("2", 1, "end")]
     found = raced(watched(RACE, beats, 118), 115.0)
-    assert found == {UNHEARD: (UNKNOWN, " | race 1: B: 3 of 3 ranks heard, 2 of them to their end")}
+    assert found == {
+        UNHEARD: (UNKNOWN, " | race 1: B: 3 of 3 ranks sent heartbeats, 2 of them to completion")
+    }
 
 
 def test_a_gang_that_clearing_up_ended_owes_no_end() -> None:
@@ -86,7 +88,7 @@ def test_ranks_one_after_another() -> None:
     ]
     found = raced(watched(shown, beats, 138), 135.0)
     assert found[UNHEARD][0] == FAIL
-    assert "race 1: A: its 3 ranks never ran at once" in found[UNHEARD][1]
+    assert "race 1: A: its 3 ranks never ran concurrently" in found[UNHEARD][1]
 
 
 @pytest.mark.parametrize(("by", "text"), [(30.0, "+29."), (-3.0, "-3.0 s or more")])
@@ -210,7 +212,7 @@ def test_a_small_job_that_came_and_went_between_two_looks(heard: bool) -> None:
     beats += [replace(b, job="3") for b in ran("1", 0, 101.0, 101.2)] if heard else []
     measurements = judged_race(watched(shown, beats, 118), 115.0, gangs=(A, B, small))
     [note] = [f.note for f in measurements if f.name == "race 1: small: time to its start"]
-    assert note == "it came and went between two observations: COMPLETED"
+    assert note == "it started and ended between two observations: COMPLETED"
 
 
 def test_a_small_job_that_did_not_start() -> None:

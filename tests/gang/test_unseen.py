@@ -72,7 +72,7 @@ def test_after_the_last_answer(since: float) -> None:
     found = raced(observations, 115.0)
     assert {verdict for verdict, _ in found.values()} == {UNKNOWN}, found
     assert {PARTS, TWICE} <= found.keys()
-    assert "nothing was seen for" in found[PARTS][1]
+    assert "gave no answer for" in found[PARTS][1]
     assert (WAITING in found) == (since < 113.0)
 
 
@@ -90,7 +90,7 @@ def test_before_the_first_answer() -> None:
             PARTS: UNKNOWN,
             TWICE: UNKNOWN,
         }
-        assert "nothing was seen for 19." in found[PARTS][1]
+        assert "gave no answer for 19." in found[PARTS][1]
 
 
 def test_times_without_an_answer_have_two_ends() -> None:

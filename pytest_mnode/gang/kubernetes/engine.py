@@ -164,7 +164,7 @@ class KubernetesEngine:
         there = self._api.request("GET", "/api/v1/nodes")["items"]
         labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in there}
         if missing := [node for node in nodes if HOST_NAME not in labels.get(node, {})]:
-            raise ClusterError(f"{missing[0]} has no label {HOST_NAME}, by which pods are placed")
+            raise ClusterError(f"{missing[0]} has no label {HOST_NAME}, which node affinity needs")
         return [labels[node][HOST_NAME] for node in nodes]
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -253,7 +253,7 @@ class KubernetesEngine:
         if code != 0 and self._submitted:
             raise ClusterError(
                 f"objects labelled {self._selector} may be left in namespace {self._api.namespace};"
-                " their deletion is tried on for an hour"
+                " their deletion is retried for an hour"
             )
 
 

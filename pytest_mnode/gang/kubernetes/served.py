@@ -28,8 +28,8 @@ def api_version(api: Api, group: str, plural: str) -> str:
         resources = api.request("GET", f"/apis/{version}")["resources"]
         if any(one["name"] == plural for one in resources):
             return str(version)
-    has = f"only {', '.join(versions)}" if versions else "nothing of that group"
-    raise UsageError(f"this Kubernetes has no {plural} of {group}: it serves {has}")
+    has = f"only {', '.join(versions)}" if versions else "no version of that group"
+    raise UsageError(f"this cluster has no {plural} of {group}: it serves {has}")
 
 
 def served_views(api: Api, ours: Mapping[str, str]) -> list[NodeView]:
