@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pytest_mnode.measurement import Bound
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, chosen_algorithm, group_for
 from pytest_mnode.measuring.collectives import COLLECTIVES
-from pytest_mnode.measuring.locating.leave_one_out import slow_in_company
+from pytest_mnode.measuring.locating.leave_one_out import slow_in_collectives
 from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
 from pytest_mnode.measuring.nic_counters import Counted
 from pytest_mnode.measuring.ranks import by_rank
@@ -224,7 +224,7 @@ def _culprit(
     instead = off_fabric(found.traffic, spec.fabric)
     before = known.explaining(world, instead) if known is not None else None
     if before is not None:
-        print(f"# culprit as found when {before.collective} was measured")
+        print(f"# culprit found earlier, when {before.collective} was measured")
         return before.culprit, True
     slow_below_mbits_s = promise.nic_mbits_s(spec.fabric)
     links = find_slow_links(
@@ -232,14 +232,15 @@ def _culprit(
     )
     culprit = str(links) if links.culprit is not None else ""
     if links.faults == 0:
-        culprit = _in_company(world, spec, promise, device, budget_s - links.effort.spent_s)
+        left_s = budget_s - links.effort.spent_s
+        culprit = _slow_in_collectives(world, spec, promise, device, left_s)
     # A search without a culprit is not kept: it cannot explain a fault that came later.
     if known is not None and culprit:
         known.keep(world, instead, culprit, short.sweep.measured.collective.value)
     return culprit or str(links), bool(culprit)
 
 
-def _in_company(
+def _slow_in_collectives(
     world: World, spec: Spec, promise: BusbwPromise, device: torch.device, budget_s: float
 ) -> str:
     """The node that slows collectives although its pairs are fast; "" if none is found."""
@@ -247,4 +248,4 @@ def _in_company(
     promise = (fabric.all_reduce_busbw if fabric else None) or promise
     bound = promise.bound_gbytes_s(spec.fabric)
     size_bytes = promise.plateau_sizes_bytes[-1]
-    return slow_in_company(world, size_bytes, bound.limit - bound.tolerance, device, budget_s)
+    return slow_in_collectives(world, size_bytes, bound.limit - bound.tolerance, device, budget_s)

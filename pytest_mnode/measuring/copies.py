@@ -79,7 +79,7 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
     nothing = nothing_far(machine, allowed)
     everywhere = gathered(nothing)
     if all(everywhere):
-        not_promised(f"nothing to measure: {everywhere[0]}")
+        not_promised(f"no far memory to measure: {everywhere[0]}")
     rank = rank_name(world, world.rank)
     rates = CopyRates(rank, why=nothing)
     for turn in range(world.local_size):
@@ -107,28 +107,28 @@ def nothing_far(machine: Numa, allowed: frozenset[int] | None) -> str:
         return ""
     few = len(_with_memory(machine, None))
     if few > 1:
-        return f"of {few} NUMA nodes with memory this process may use {len(found)}"
+        return f"this process may use {len(found)} of {few} NUMA nodes with memory"
     return "this machine has memory on one NUMA node, so none is far"
 
 
 def copy_nodes(machine: Numa, allowed: frozenset[int] | None, home: int | None) -> CopyNodes | str:
     """The NUMA nodes nearest to and farthest from NUMA node `home`; or why they are unknown."""
     if home is None:
-        return "the NUMA node of its accelerator is not known"
+        return "the NUMA node of this rank's accelerator is unknown"
     those = _with_memory(machine, allowed)
     distances = {n: machine.distance(home, n) for n in those}
     known = {n: distance for n, distance in distances.items() if distance is not None}
     if home in those:
         known.setdefault(home, 10)
     if len(known) < 2:
-        return f"how far memory is from NUMA node {home} is not known"
+        return f"the distance of memory from NUMA node {home} is unknown"
     near = min(known, key=lambda n: (known[n], n != home))
     far = max(known, key=lambda n: (known[n], n != near))
     node = machine.node(home)
     if node is None or not node.cpus:
-        return f"the CPUs of NUMA node {home} are not known"
+        return f"the CPUs of NUMA node {home} are unknown"
     if known[near] == known[far]:
-        return f"no memory is farther from NUMA node {home} than other"
+        return f"all memory is equally far from NUMA node {home}"
     return CopyNodes(near, far, node.cpus)
 
 
@@ -142,7 +142,8 @@ def buffer_bytes(wanted: int, cpus: Cpus, machine: Numa, found: CopyNodes | str)
         node = machine.node(number)
         if node is not None and node.free_bytes is not None and node.free_bytes < _FREE * size:
             free_mib, need_mib = node.free_bytes >> 20, _FREE * size >> 20
-            return size, f"NUMA node {number} has {free_mib} MiB free, and {need_mib} are needed"
+            room = f"NUMA node {number} has {free_mib} MiB free"
+            return size, f"{room}, but {need_mib} MiB are needed"
     return size, ""
 
 

@@ -125,7 +125,8 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
             torch.set_num_threads(1)
         work, why = _first_call(task)
         if not all(has for [has] in by_rank([float(work is not None)], device)):
-            row = RankRate(rank, None, why or "not measured, because another rank cannot be")
+            why = why or "not measured, because another rank could not be measured"
+            row = RankRate(rank, None, why)
             return Comparison(task.name, task.unit, promise, task.floor, gathered(row), "")
         assert work is not None
         sampler = _sampler(work.on)
@@ -141,7 +142,7 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
     rows = gathered(row)
     how = f"median of {max(len(one.repeats) for one in rows)}"
     if shared:
-        how += ", one rank at a time, because nodes share a machine; what others of it took is "
+        how += ", one rank at a time, because nodes share a machine; time that others took is "
     how += "left out" if shared else ", all ranks at once"
     return Comparison(task.name, task.unit, promise, task.floor, rows, how, shared)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pytest_mnode.measurement import listed
 from pytest_mnode.measuring.checked_calls import votes
-from pytest_mnode.measuring.naming import rank_name, whose
+from pytest_mnode.measuring.naming import culprit_of, rank_name
 from pytest_mnode.measuring.ranks import by_rank
 from pytest_mnode.rank.world import World
 
@@ -69,7 +69,7 @@ class Sums:
     def culprit(self) -> str | None:
         """The rank whose result, or whose values in all results, are wrong; None if none is."""
         receivers = [rank for rank, count in enumerate(self.by_rank or ()) if count]
-        return whose(self.world, receivers, self.senders)
+        return culprit_of(self.world, receivers, self.senders)
 
 
 def sums(world: World, dtype: str, device: torch.device) -> Sums:
@@ -101,7 +101,7 @@ def exchange(world: World, device: torch.device) -> Exchange:
     turn. Raises ValueError for one rank.
     """
     if world.size < 2:
-        raise ValueError("one rank has no other to exchange with; give two nodes or more")
+        raise ValueError("one rank has no partner to exchange with; give two nodes or more")
     wrong = [0] * world.size
     rounds = math.ceil(_TURNS / (world.size - 1))
     for turn, distance in itertools.product(range(rounds), range(1, world.size)):

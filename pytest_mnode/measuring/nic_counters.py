@@ -87,7 +87,7 @@ def carriers(carried: Mapping[str, int]) -> tuple[tuple[str, ...] | None, str]:
     nics = ports or tuple(name for name in busy if name != "lo")
     if nics:
         return nics, ""
-    return None, "only lo carried it" if busy else "no counter shows what it sent"
+    return None, "only lo carried its traffic" if busy else "no byte counter shows its traffic"
 
 
 def _send_to_next_node(world: World, device: torch.device) -> None:

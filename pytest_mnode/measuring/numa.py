@@ -73,7 +73,7 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
     """
     promise = promised(spec, question.source.split()[0])
     if question is Question.NIC and len(world.nodes) < 2:
-        not_promised("one node sends nothing over a NIC")
+        not_promised("one node alone sends nothing over a NIC")
     mine = binding.of_this_rank()
     # The backend starts its threads and allocates its memory in the first collective.
     working_set = torch.ones(_WORKING_SET, device=device)
@@ -107,7 +107,7 @@ def _ran() -> str:
     process = read_process()
     threads = process.threads if process is not None else None
     ran = {thread.last_cpu for thread in threads or () if thread.last_cpu is not None}
-    return f"{len(threads or ())} threads ran last on CPUs {format_cpulist(ran) or 'not known'}"
+    return f"{len(threads or ())} threads ran last on CPUs {format_cpulist(ran) or 'unknown'}"
 
 
 def _cannot_show(question: Question, machine: Machine, bound: Binding) -> str:
@@ -115,7 +115,9 @@ def _cannot_show(question: Question, machine: Machine, bound: Binding) -> str:
     if not bound.shown.emulated:
         return ""
     if question is Question.MEMORY and not all(n.memory_bytes for n in machine.numa.nodes):
-        return "on the rack: this machine has memory on fewer NUMA nodes than sockets are shown"
+        return (
+            "on the rack: this machine has memory on fewer NUMA nodes than the rack shows sockets"
+        )
     if question is Question.CORES and bound.shared_with:
         cpus = sum(len(node.cpus or ()) for node in machine.numa.nodes)
         return f"on the rack: {cpus} CPUs are too few for ranks to have cores of their own"
@@ -175,7 +177,7 @@ def _facts(
     unknown = {"nics": why} if why else {}
     if accelerator is None:
         unknown["accelerator"] = (
-            "ranks compute on CPUs, so there is no accelerator to be near to"
+            "ranks compute on CPUs, so they have no accelerator"
             if device.type == "cpu"
             else f"torch has no PCI address of {device}"
         )

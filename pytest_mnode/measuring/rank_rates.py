@@ -167,7 +167,7 @@ def _waiting(spent: Spent, shared: bool, node: str) -> list[str]:
     parts.append((others_s, f"by other processes of {node} on its CPUs{busiest}"))
     if not shared:
         rest_s = min(spent.delayed_s or 0.0, spent.idle_s) - others_s
-        parts.append((rest_s, "waiting for a CPU, with no process seen that had it"))
+        parts.append((rest_s, "waiting for a CPU that no observed process used"))
     of_s = spent.own_s if shared else spent.wall_s
     return [
         f"kept from running {part_s / of_s:.0%} of its time {what}"

@@ -270,7 +270,7 @@ def too_large(needed_bytes: int, free_bytes: Sequence[float]) -> str | None:
         return None
     gib, rank = 1 << 30, free_bytes.index(least)
     return (
-        f"needs {needed_bytes / gib:.3g} GiB on every rank, and rank {rank} may take no more than "
+        f"needs {needed_bytes / gib:.3g} GiB on every rank, but rank {rank} may allocate only "
         f"{least / gib:.3g} GiB"
     )
 

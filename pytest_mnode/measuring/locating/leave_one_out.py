@@ -66,7 +66,7 @@ def named_by(trials: Iterable[Trial], enough: float) -> tuple[int, Trial] | None
     return None
 
 
-def slow_in_company(
+def slow_in_collectives(
     world: World, size_bytes: int, enough_gbytes_s: float, device: torch.device, budget_s: float
 ) -> str:
     """The only node without which all_reduce reaches its rate, in words; "" if there is none.
@@ -114,6 +114,6 @@ def slow_in_company(
     node, best = found
     name = world.nodes[node]
     return (
-        f"{name}, slow only in company: every pair of nodes keeps the rate, and so does all_reduce "
-        f"without {name} ({best.without[node]:.4g} GB/s; with it {best.whole:.4g})"
+        f"{name}, slow only in collectives: every pair of nodes keeps the rate, and so does "
+        f"all_reduce without {name} ({best.without[node]:.4g} GB/s; with it {best.whole:.4g})"
     )

@@ -19,7 +19,7 @@ from pytest_mnode.measuring.locating.wording import (
     corrupters,
     culprits,
     cut_off,
-    silent_links,
+    links_without_reading,
     slowest_link,
     unmeasured_paths,
 )
@@ -83,7 +83,7 @@ class SlowLinks:
 
     @property
     def _nobody(self) -> str:
-        why = "pairs keep the rate by themselves"
+        why = "every measured pair keeps the rate"
         if self.all_slow:
             why = "no outlier, all pairs are equally slow"
         return f"no culprit: {why} (slowest {self.slowest})"
@@ -95,8 +95,8 @@ class SlowLinks:
             return ""
         low, high = self.diagnosis.unsteady_mbits_s
         return (
-            "pairs of nodes do not keep a rate: with nothing else on the fabric the same pair "
-            f"carried {low:.0f} and {high:.0f} Mbit/s; free the nodes of other work and run again"
+            "pairs of nodes do not keep a rate: alone on the fabric, the same pair carried "
+            f"{low:.0f} and {high:.0f} Mbit/s; free the nodes of other work and run again"
         )
 
     @property
@@ -210,7 +210,7 @@ def conclude(
         cut_off="" if spent_budget_s is None else cut_off(rates, spent_budget_s),
         effort=effort,
         all_slow=all_slow,
-        silent=silent_links(rates, names),
+        silent=links_without_reading(rates, names),
         bound_mbits_s=rates.slow_below_mbits_s,
         paths=rates.nodes * (rates.nodes - 1),
         paths_measured=rates.paths_measured,
@@ -233,7 +233,7 @@ def _printing(names: Names) -> Callable[[int, Round, Sequence[Reading]], None]:
     """A function that prints a line per round; pytest shows it live with -s, else on failure."""
 
     def report(count: int, step: Round, readings: Sequence[Reading]) -> None:
-        progress(f"locating who is slow, round {count + 1}", 0, 0)
+        progress(f"locating slow nodes, round {count + 1}", 0, 0)
         slowest = min(readings, key=lambda reading: reading.mbits_s)
         print(
             f"locate: round {count} ({step.stage}), {len(step.flows)} pairs at once, slowest "

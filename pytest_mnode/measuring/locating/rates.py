@@ -38,7 +38,7 @@ class Rates:
         self.best_alone = np.full((rails, nodes, nodes), np.nan)
         self.times_alone = np.zeros((rails, nodes, nodes), dtype=np.int32)
         self._alone: dict[tuple[int, int, int], list[float]] = {}
-        self.in_vain = np.zeros((rails, nodes, nodes), dtype=np.bool_)
+        self.failed_tries = np.zeros((rails, nodes, nodes), dtype=np.bool_)
         """Links that at least once gave no rate when they were tried."""
         self.wrong = np.zeros((nodes, nodes), dtype=np.bool_)
         """Paths that changed data at least once, by sender and receiver."""
@@ -56,7 +56,7 @@ class Rates:
             link = rail, reading.sender, reading.receiver
             self.wrong[link[1:]] |= reading.wrong
             if not 0 < rate < np.inf:
-                self.in_vain[link] = True
+                self.failed_tries[link] = True
                 continue
             _raise(self.best, link, rate)
             _raise(self.tx, (rail, reading.sender), rate)
@@ -86,7 +86,7 @@ class Rates:
     @property
     def silent(self) -> NDArray[np.bool_]:
         """Links that were tried and never gave a reading."""
-        silent: NDArray[np.bool_] = self.in_vain & ~np.isfinite(self.best)
+        silent: NDArray[np.bool_] = self.failed_tries & ~np.isfinite(self.best)
         return silent
 
     @property

@@ -165,7 +165,7 @@ def _suspected(found: Diagnosis, names: Names) -> list[str]:
     return [f"suspected, not confirmed: {every}"] if every else []
 
 
-def silent_links(rates: Rates, names: Names) -> str:
+def links_without_reading(rates: Rates, names: Names) -> str:
     """Links without a reading: nodes none of whose links gave one, then other paths; or ""."""
     silent, spoke = rates.silent, np.isfinite(rates.best)
     missing: list[str] = []
@@ -191,7 +191,7 @@ def cut_off(rates: Rates, budget_s: float) -> str:
     total, measured = rates.nodes * (rates.nodes - 1), rates.paths_measured
     if measured < total:
         return f"not all paths were measured within {budget_s:g} s: {measured} of {total}"
-    return f"not all was confirmed within {budget_s:g} s"
+    return f"not all suspects were confirmed within {budget_s:g} s"
 
 
 def unmeasured_paths(

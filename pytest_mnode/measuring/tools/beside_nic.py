@@ -183,7 +183,7 @@ def _watched(program: subprocess.Popen[bytes], placed: ToolPlacement) -> ToolPla
             if peer and peer == before:
                 program.kill()
                 program.wait()
-                words = f"{peer} answered no connection within {_CONNECT_LIMIT_S:g} s"
+                words = f"{peer} did not answer a connection within {_CONNECT_LIMIT_S:g} s"
                 return replace(placed, problem=words)
         for pid in (program.pid, *descendants(program.pid)):
             process = read_process(pid)

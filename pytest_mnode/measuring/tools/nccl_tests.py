@@ -99,9 +99,9 @@ def run(
     tests = read_nccl_tests(output)
     test = tests[0] if len(tests) == 1 else None
     if done.returncode is None:
-        why = f"not over after {promise.limit_s:g} s"
+        why = f"did not end within {promise.limit_s:g} s"
     elif test is None:
-        why = f"{len(tests)} tables" if tests else _last_line(output) or "nothing printed"
+        why = f"{len(tests)} tables" if tests else _last_line(output) or "no output"
     else:
         why = test.why_incomplete or _elsewhere(test, len(nodes), ranks_per_node) or ""
     if not why and done.returncode and test is not None and not test.wrong:
@@ -113,7 +113,7 @@ def _elsewhere(test: NcclTest, nodes: int, ranks_per_node: int) -> str | None:
     if test.hosts and len(test.hosts) < nodes:
         return f"ran on {len(test.hosts)} of {nodes} nodes ({', '.join(test.hosts)})"
     if test.groups > 1:
-        return f"ran in {test.groups} groups apart from each other"
+        return f"ran in {test.groups} separate groups"
     if test.ranks not in (0, nodes * ranks_per_node):
         return f"ran over {test.ranks} of {nodes * ranks_per_node} ranks"
     return None
@@ -165,7 +165,7 @@ def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measureme
             wrong,
             "",
             equals(0),
-            "as nccl-tests checks them",
+            "as nccl-tests checks results",
             culprit=f"wrong values: {where or wrong}" if wrong else None,
             note=run.why or ("" if wrong is not None else "results were not checked (-c 0)"),
         )

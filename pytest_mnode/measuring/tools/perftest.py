@@ -98,12 +98,12 @@ def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement
         ):
             who = f"{promise.program} {side} on {node}"
             if placed is None or placed.near_cpus is None:
-                why = placed.unknown if placed else "it reported nothing"
+                why = placed.unknown if placed else "the program sent no report"
                 unknown.append(f"{who}: {why}")
             elif words := list(_off(placed)):
                 far.append(f"{who}: {', '.join(words)}; expected beside {placed.place}")
             elif placed.cpus is None or not placed.memory_bytes:
-                unknown.append(f"{who}: where it ran was not seen")
+                unknown.append(f"{who}: its CPUs and memory were not observed")
     return Measurement(
         f"{promise.program} processes off their NIC's NUMA node",
         len(far) if far or (ran and not unknown) else None,
@@ -111,7 +111,7 @@ def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement
         equals(0),
         "fabric: binding nic",
         listed(far) or None,
-        listed(far or unknown) or ("" if ran else "none measured anything"),
+        listed(far or unknown) or ("" if ran else "no program measured a value"),
     )
 
 

@@ -252,7 +252,7 @@ def _judged(
     if len(values) != 1 or values[0] is None:
         return None, f"no {'average' if rates else 'latency'} in its table"
     if rates and found.bidirectional is None:
-        return None, "no title above its table: whether it adds up both directions is open"
+        return None, "no title above its table, so it is unknown whether it adds up both directions"
     # A bidirectional program prints the sum of both directions.
     return values[0] / 2 if found.bidirectional else values[0], ""
 
