@@ -1,8 +1,8 @@
 """pytest plugin of the benchmarks: writes every report, with its time, as a line of JSON.
 
-`-p benchmarks.programs.recorder`. For pytest-mnode it also stamps the moment in which the
-controller learns of a rank's death. In a rank of pytest-mnode it does nothing: the controller's
-report is the report.
+It is loaded by `-p benchmarks.programs.recorder`. For pytest-mnode it also stamps the moment when
+the controller learns of a rank's death. In a rank of pytest-mnode it does nothing, because only the
+controller's report counts.
 """
 
 from __future__ import annotations

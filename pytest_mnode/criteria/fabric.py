@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.detection import smallest_loss, smallest_share_wrong
 from pytest_mnode.measurement import Curve, Measurement, at_most, equals
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
-from pytest_mnode.measuring.naming import whose
+from pytest_mnode.measuring.naming import culprit_of
 from pytest_mnode.measuring.traffic import off_fabric
 from pytest_mnode.spec.bandwidth import busbw_formula
 from pytest_mnode.spec.quantity import SIZE
@@ -119,7 +119,7 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
                 "",
                 equals(0),
                 "whole numbers, sent or added up, are exact",
-                whose(found.world, row.wrong_ranks, row.wrong_senders),
+                culprit_of(found.world, row.wrong_ranks, row.wrong_senders),
                 f"{row.checked} calls checked",
                 detection=smallest_share_wrong(row.checked),
             )
