@@ -1,4 +1,4 @@
-"""`--mnode-budget`: after it no further test starts."""
+"""`--mnode-budget`: no test starts after the budget is spent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Budget:
-    """pytest plugin: ends a run between two tests, with what was not run. Time counts from here."""
+    """pytest plugin: ends a run between two tests and names the tests that were not run.
+
+    The budget starts when the plugin is created.
+    """
 
     def __init__(self, run: Run, budget_s: float) -> None:
         self._run, self._budget_s = run, budget_s

@@ -1,9 +1,9 @@
 """Drives one test, or one function, through the ranks of a world.
 
 Setup and body run in all ranks at once. Teardown starts when all ranks have ended their bodies, and
-the test is over when each rank has torn down and then still answers. A first failure starts a short
-grace in which the other ranks may end by themselves, and a longer one while one of them runs, which
-takes its time on busy cores; the ranks that have not ended by then are asked for their stacks.
+the test is over when each rank has torn down and then still answers. The first failure starts a
+short grace period in which the other ranks may end by themselves; it is extended while one of them
+runs, because cores may be busy. Then the stacks of the ranks that have not ended are taken.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from pytest_mnode.protocol.rank_messages import (
 from pytest_mnode.protocol.world import WorldInfo
 
 LOOK_S = 0.5
-"""When the calls of ranks that do not end are first compared; the wait doubles each time."""
+"""Delay before the calls of ranks are first compared; it doubles after each comparison."""
 MOST_LOOK_S = 16.0
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 PONG_LIMIT_S = 5.0
 
 
 class Conductor(RankTalk):
-    """Runs one test, or one function, in a world that is this client's."""
+    """Runs one test, or one function, in a world of this client."""
 
     def __init__(
         self,
@@ -51,20 +51,20 @@ class Conductor(RankTalk):
         console: Console | None = None,
         still_s: float = math.inf,
     ) -> None:
-        """still_s: how long no rank may make a call of torch.distributed in the body of a test."""
+        """still_s: end a test's body if no rank calls torch.distributed for so many seconds."""
         super().__init__(client, world, timeout_s, console)
         self._limit: tuple[float, Limit] | None = None
-        """The least that ranks asked for beside `timeout_s`, and when it ends."""
+        """The shortest limit that ranks requested besides `timeout_s`: its end, and the message."""
         self._look_at, self._look_s = math.inf, LOOK_S
         self._look_number = 0
         self._still_s, self._still_limit_s = still_s, math.inf
-        """How long calls may stand still in any test body, and in the wait that goes on."""
+        """Limits without a new call, in seconds: in a test's body, and in the current wait."""
         self._moved_at = math.inf
-        """When the calls of all ranks were first seen as they are now."""
+        """When the calls of the ranks last changed, as far as looks have shown."""
         self._looked: dict[int, str | None] = {}
         """The calls of each rank at the last look."""
         self._absent: set[int] = set()
-        """Ranks that others wait for in a collective, by the last look."""
+        """Ranks that others waited for in a collective at the last look."""
         self._unanswered: set[str] = set()
         """Nodes that have not answered the last look."""
         self._ended: set[int] = set()
@@ -80,7 +80,7 @@ class Conductor(RankTalk):
         keep: str | None = None,
         shared_tmp: str = "",
     ) -> Outcome:
-        """Run a test from setup to teardown; the arguments are those of RunItem."""
+        """Run a test from setup to teardown. Arguments: see RunItem."""
         where = self.ordinal, self.client.name
         order = RunItem(*where, nodeid, next_nodeid, keep_group, keep, shared_tmp)
         with self._watched(nodeid):
@@ -95,7 +95,7 @@ class Conductor(RankTalk):
         return self.outcome
 
     def run_function(self, message: CallFunction | EndFixtures) -> Outcome:
-        """Call a function in all ranks, or end fixtures there."""
+        """Call a function in all ranks, or tear down fixtures there."""
         with self._watched("a function"):
             self.client.tell_ranks(self.world, message)
             self._hear_earlier()
@@ -107,7 +107,7 @@ class Conductor(RankTalk):
 
     @contextlib.contextmanager
     def _watched(self, what: str) -> Iterator[None]:
-        """A user who interrupts sees where the ranks are."""
+        """Show the user where the ranks are if Ctrl-C interrupts the block."""
         if self._console is None:
             yield
             return
@@ -131,12 +131,12 @@ class Conductor(RankTalk):
         self._wait(lambda s: s.torn is not None, limit_s, "teardown")
 
     def _hear_earlier(self) -> None:
-        """What came of this world while another world of this client was waited for."""
+        """Apply messages of this world that arrived while this client waited for another world."""
         for message in self.client.take_aside(self.world.id):
             self._take(message)
 
     def _wait(self, settled: Settled, limit_s: float, phase: str) -> None:
-        """Until all living ranks are settled, or the limit or the grace is over."""
+        """Wait until all live ranks are settled, or until the limit or the grace period ends."""
         deadline = self._now() + limit_s
         self._look_at, self._look_s = self._now() + LOOK_S, LOOK_S
         self._moved_at = self._now()
@@ -169,11 +169,11 @@ class Conductor(RankTalk):
         if any(state.phase != "setup" for state in self.states.values()):
             for state in open_ranks:
                 if state.stuck_in == "setup" and state.stack is None:
-                    # It gave no answer: it is taken to be as far as the others are.
+                    # It did not answer, so it is assumed to be as far as the others.
                     state.stuck_in = "call"
 
     def _has_more_grace(self, waiting: set[int], settled: Settled) -> bool:
-        """Whether a rank that is waited for still runs: only one that sleeps may wait in vain."""
+        """Extend the grace period if an awaited rank still runs; only a sleeping one may hang."""
         outcome, grace_s = self.outcome, self.outcome.grace_s
         if outcome.hopeless or outcome.stood_still or grace_s >= rank_talk.MOST_GRACE_S:
             return False
@@ -191,7 +191,7 @@ class Conductor(RankTalk):
         match message:
             case StackTexts(world=world, look=int(look)) if world == self.world.id:
                 ranks: Iterable[int] = ()
-                if look == self._look_number:  # else of a test before
+                if look == self._look_number:  # otherwise the look of an earlier test
                     ranks = self._hearing.hear_stacks(message)
                     self._unanswered.discard(message.node)
                     self._running.update(message.running)
@@ -207,7 +207,7 @@ class Conductor(RankTalk):
     # Calls, compared while ranks do not end.
 
     def _look(self) -> None:
-        """Ask for the records of calls; which ranks have ended is settled before they are read."""
+        """Request the records of calls; the set of ended ranks is fixed before they are read."""
         now = self._now()
         still_at = self._moved_at + self._still_limit_s
         self._look_at = now + self._look_s if now >= still_at else min(now + self._look_s, still_at)
@@ -219,9 +219,9 @@ class Conductor(RankTalk):
         self.client.take_stacks(self.world, self._look_number)
 
     def _end_if_hopeless(self, now: float) -> None:
-        """When all nodes have answered: end a test whose ranks can never go on.
+        """Once all nodes have answered, end a test whose ranks can never continue.
 
-        Two equal answers show that no rank went on in between.
+        Two equal answers show that no rank made progress in between.
         """
         if self._unanswered:
             return
@@ -239,14 +239,14 @@ class Conductor(RankTalk):
             self.outcome.stood_still, self._grace_end = True, now
 
     def _compare(self) -> None:
-        """Whether no rank made a call since the last comparison."""
+        """Note whether no rank made a call since the last comparison."""
         seen = {rank: s.calls for rank, s in self.states.items()}
         self.outcome.still, self._looked = seen == self._looked, seen
         if not self.outcome.still:
             self._moved_at = self._now()
 
     def _learn_calls(self) -> None:
-        """Ask for the calls of a test that failed, unless they came with the stacks."""
+        """Request the calls of a failed test, unless they came with the stacks."""
         if any(s.failed_at is not None and not s.stuck_in for s in self.states.values()):
             self._look_once()
 
@@ -259,13 +259,13 @@ class Conductor(RankTalk):
     # The end.
 
     def _last_words(self) -> None:
-        """A rank that ended after its last report must not have passed."""
+        """Check that every rank still answers: one that ended after its report has not passed."""
         self._send_to(self._alive(), Ping(self.ordinal))
         self._grace_end = None
         silent = waited_for(self.states.values(), _has_answered)
         self._wait_for(silent, _has_answered, PONG_LIMIT_S)
         if self._console is not None and self._console.shows_live:
-            self._look_once()  # what ranks printed is shown before nodes answer
+            self._look_once()  # nodes send the remaining live output before they answer
         if not silent:
             return
         for rank in silent:
