@@ -1,4 +1,4 @@
-"""What a test left behind in its rank: child processes, threads, process groups, memory."""
+"""Resources that a test leaks in its rank: child processes, threads, process groups, memory."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ HOST_MEMORY_LIMIT_BYTES = 256 * 2**20
 DEVICE_MEMORY_LIMIT_BYTES = 32 * 2**20
 _SETTLE_S = 0.2
 _SHOWN = 80
-"""Characters of a command."""
+"""Most characters shown of a command."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HELPER_THREADS = frozenset({LAST_GROUP, "tqdm_monitor", "InductorSubproc", "fsspecIO"})
 _HELPER_PROCESSES = (
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
     "torch/_inductor/compile_worker",
 )
-"""What libraries start once and keep for the life of their process: the next test uses it too."""
+"""Threads and processes that libraries start once and keep, because the next test uses them too."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 @dataclass(frozen=True, slots=True)
 class Things:
-    """What a rank holds at one moment, or the difference of two moments."""
+    """The resources of a rank at one moment, or the difference of two moments."""
 
     children: frozenset[int] = frozenset()
     threads: frozenset[int] = frozenset()
     groups: frozenset[str] = frozenset()
-    """Process groups; a world can be rid of those itself."""
+    """Names of process groups; a world can destroy those itself."""
     timers: frozenset[int] = frozenset()
     host_bytes: int = 0
     device_bytes: int = 0
@@ -65,13 +65,13 @@ class Things:
         )
 
     def without(self, gone: Things) -> Things:
-        """This less what must be gone. Memory that was freed may still be the process's."""
+        """These without `gone`; memory stays, because freed memory may still be the process's."""
         less = self - gone
         return replace(less, host_bytes=self.host_bytes, device_bytes=self.device_bytes)
 
 
 def things(own_group: object) -> Things:
-    """What this process holds now; `own_group` is the process group that is not the test's."""
+    """This process's resources now, without `own_group`, which is not the test's."""
     return Things(
         frozenset(_children()),
         frozenset(_threads()),
@@ -83,7 +83,7 @@ def things(own_group: object) -> Things:
 
 
 def left_since(allowed: Things, own_group: object, may_leave: Sequence[str]) -> Things:
-    """What is here and is not allowed, after what is about to end had a moment to do so.
+    """Resources beyond `allowed`, after those that are about to end had a moment to do so.
 
     may_leave: patterns of names of threads and of commands of child processes, "memory", "alarm".
     """
@@ -114,7 +114,7 @@ def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
 
 
 def lines(left: Things, allowed: Things) -> list[str]:
-    """Lines for the user, one for each thing; process groups are none of the user's concern."""
+    """Lines for the user, one per resource; process groups do not concern the user."""
     names = _threads() if left.threads else {}
     return [
         *(f"child process {pid} ({_command(pid)[:_SHOWN]})" for pid in sorted(left.children)),
@@ -125,8 +125,8 @@ def lines(left: Things, allowed: Things) -> list[str]:
 
 
 def _children() -> list[int]:
-    """Children that run; one that has ended and was not waited for holds nothing."""
-    try:  # one system call where there are none, as after nearly every test
+    """Running child processes; a zombie holds no resources."""
+    try:  # one system call if there are none, as after nearly every test
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return []
@@ -135,7 +135,7 @@ def _children() -> list[int]:
 
 
 def _threads() -> dict[int, str]:
-    """Names of the threads that run Python, however they were started, by ident; no helpers."""
+    """Names by ident of all threads that run Python, without helpers, however they started."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = {ident: names.get(ident, f"{ident:#x}") for ident in sys._current_frames()}
     return {ident: name for ident, name in found.items() if name not in _HELPER_THREADS}
