@@ -79,7 +79,7 @@ def main() -> None:
         # Processes that the controller started on nodes would outlive it if a node is this machine.
         processes.end_started_with(RUN, order.run_id)
         shutil.rmtree(order.run_dir, ignore_errors=True)
-        # On another machine the controller's commands may have created files under its run_dir.
+        # On another machine, commands may have made files at the path of the controller's run_dir.
         if order.remote and not Path(order.run_id, "hub").exists():
             shutil.rmtree(order.run_id, ignore_errors=True)
 

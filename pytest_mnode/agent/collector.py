@@ -39,10 +39,10 @@ _MORE_TO_COME = 2
 
 @dataclass(frozen=True)
 class Unfit:
-    """A collector that no rank can be forked from ends with this message.
+    """Last message of a collector that no rank can be forked from.
 
-    files: the files that cause this, as far as known, each with the reason; a collector without
-    them may replace it.
+    files: the files that cause this, as far as known, each with the reason. Without them, another
+    collector may be fit.
     """
 
     files: dict[str, str]
@@ -60,7 +60,7 @@ class Collector:
         self.tries = tries
 
     def run(self, collect: Collect) -> None:
-        """Entry of the forked process; never returns."""
+        """Entry point of the forked process; never returns."""
         from pytest_mnode.rank import entry
         from pytest_mnode.rank.trial import Trial
 

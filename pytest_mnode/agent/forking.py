@@ -22,11 +22,8 @@ def fork_launcher(
     rank_main: RankMain,
     others: Sequence[Pipe] = (),
 ) -> LauncherForked:
-    """Fork the elastic launcher of `message` and report it.
-
-    source: pipe from which the message and its descriptors came. others: further pipes that the
-    child closes.
-    """
+    """Fork the elastic launcher. source: pipe of the message and its descriptors, which the child
+    closes. others: further pipes that the child closes."""
     launch, namespace_pid = message.launch, message.namespace_pid
     to_agent, store = take_fds(message, source)
     server_pid = os.getpid()
@@ -51,7 +48,7 @@ def fork_launcher(
 
 
 def take_fds(message: ForkLauncher, source: Pipe) -> tuple[int, int | None]:
-    """The descriptors of a message: its pipe to the agent, and its store's socket on node 0."""
+    """The descriptors of a message: its pipe to the agent and, on the first node, its store."""
     return source.fds.popleft(), source.fds.popleft() if message.launch.node_rank == 0 else None
 
 

@@ -36,7 +36,7 @@ class Budget:
         over = time.monotonic() - self._started_s >= self._budget_s
         if over and nextitem is not None and not self._run.ended:
             left = f"the budget of {DURATION.text(self._budget)}"
-            if not hasattr(item.config, "workerinput"):  # a worker of pytest-xdist knows its own
+            if not hasattr(item.config, "workerinput"):  # a pytest-xdist worker knows only its own
                 items = item.session.items
                 left += _not_run(items[items.index(nextitem) :], len(items))
             self._run.end(left)

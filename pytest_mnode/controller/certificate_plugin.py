@@ -149,7 +149,7 @@ class CertificatePlugin:
 
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """Record a path that cannot be written, and go on with the others."""
+        """Record a path that cannot be written, and continue with the others."""
         try:
             yield
         except OSError as error:

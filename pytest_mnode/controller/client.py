@@ -36,7 +36,7 @@ ANSWER_LIMIT_S = 450.0
 
 
 class Client:
-    """One per pytest process; used by its main thread only."""
+    """A client of the hub; one per pytest process, used by its main thread only."""
 
     def __init__(self, name: str, line: PeerLine) -> None:
         self.name = name

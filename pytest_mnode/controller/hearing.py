@@ -17,7 +17,7 @@ RankMessage = PhaseReport | BodyDone | TornDown | Pong | Returned
 class Hearing:
     """Updates the state of every rank; the cost of a message does not depend on the rank count.
 
-    on_failure, on_death: called when the other ranks need no longer end the test.
+    on_failure, on_death: called when the other ranks can no longer be expected to end the test.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ _ATTRIBUTE = "mnode_suite_properties"
 
 
 def attach(report: pytest.TestReport, recorded: Sequence[tuple[str, Any]]) -> None:
-    """Add properties to a report, which also reaches the process that writes junit from workers."""
+    """Add properties to a report, which pytest-xdist sends to the process that writes junit."""
     if recorded:
         setattr(report, _ATTRIBUTE, [list(one) for one in recorded])
 

@@ -25,7 +25,7 @@ _NO_LEASE = "the nodes of a test were given back when it ended: no world can be 
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """The settings and the spec's facts for starting ranks.
+    """The settings and facts of the spec with which ranks are started.
 
     accelerators: number per node that the spec promises. idle_worlds: most idle worlds per node;
     each uses host memory, and much device memory. fabric: names and patterns of fabric interfaces.

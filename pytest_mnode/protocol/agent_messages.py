@@ -11,10 +11,7 @@ from pytest_mnode.protocol.world import WorldInfo
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """What an agent needs to know of one of its nodes.
-
-    namespace_pid: a process in the node's namespaces; None if the node has none of its own.
-    """
+    """A node, for its agent. namespace_pid: a process in the namespaces that are the node."""
 
     name: str
     index: int
@@ -66,11 +63,10 @@ class BindingOrder:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start the ranks of one node of a world.
+    """Start the ranks of one node of a world. accelerators: number promised by the spec.
 
-    accelerators: the number that the spec promises for the node.
-    own_imports: files that each rank imports for itself; if empty, ranks are forked from the
-    collector, which has imported all shareable files.
+    own_imports: files that each rank imports for itself; if empty, ranks are forked with all other
+    files imported.
     """
 
     node: str
@@ -104,9 +100,8 @@ class StopWorld:
 class TakeStacks:
     """Request the stacks of a node's ranks.
 
-    look: if not None, the answer repeats this number and holds, instead of stacks, the ranks'
-    places, their calls, and which of them run. native: if not empty, the answer holds only the C
-    stacks of these ranks.
+    look: if given, the answer repeats it and holds places, calls and running ranks, not stacks.
+    native: if not empty, the answer holds only the C stacks of these ranks.
     """
 
     node: str
@@ -132,10 +127,7 @@ class AgentFailed:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """Ranks can be started on a node.
-
-    store_port: port of the store of the next world whose first node this is.
-    """
+    """Ranks can be started on a node. store_port: for the next world whose first node it is."""
 
     node: str
     store_port: int
@@ -185,10 +177,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Progress:
-    """The last test that a rank began, and its phase.
-
-    ordinal: None before the rank's first test. phase: "after" once the test has ended.
-    """
+    """The last test that a rank began (None: none yet) and its phase, "after" once it has ended."""
 
     ordinal: int | None = None
     phase: str = ""
@@ -259,10 +248,7 @@ class AgentOrder:
 
 @dataclass(frozen=True)
 class ForkServerReady:
-    """Torch is imported and the tests are collected.
-
-    own_imports: the files that were not imported, each with the reason.
-    """
+    """Torch is imported and tests are collected. own_imports: files left out, with the reasons."""
 
     own_imports: dict[str, str] = field(default_factory=dict)
 
@@ -276,8 +262,7 @@ class ForkServerFailed:
 class ForkLauncher:
     """Fork the elastic launcher of a node's part of a world, in the namespaces of the node.
 
-    The message carries two descriptors: the launcher's pipe to the agent and, for the first node,
-    the listening socket of the store.
+    Its descriptors: the launcher's pipe to the agent and, on the first node, the listening store.
     """
 
     launch: Launch

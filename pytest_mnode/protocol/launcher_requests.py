@@ -21,14 +21,14 @@ class LauncherRequest:
 
 @dataclass(frozen=True, slots=True)
 class DescribeRun(LauncherRequest):
-    """Returns the run's nodes and what they share: a `launchers.nodes.RunDescription`."""
+    """Request for the run's nodes and what they share: a `launchers.nodes.RunDescription`."""
 
     does: ClassVar[str] = "describe the run"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCommands(LauncherRequest):
-    """Returns the local commands, one per node, that run `argv` there: a list of argument lists."""
+    """Request for the local commands, one per node, that run `argv` there: lists of arguments."""
 
     nodes: tuple[str, ...]
     argv: tuple[str, ...]
@@ -58,7 +58,7 @@ class PowerOn(SwitchPower):
 
 @dataclass(frozen=True, slots=True)
 class LinkRates(LauncherRequest):
-    """Returns the rates last set on a node's link, in Mbit/s: (send rate, receive rate)."""
+    """Request for the rates last set on a node's link, in Mbit/s: (send rate, receive rate)."""
 
     node: str
     link: str
@@ -115,7 +115,7 @@ class SetLinkPresent(LauncherRequest):
 
 @dataclass(frozen=True, slots=True)
 class SlurmNames(LauncherRequest):
-    """Returns a dict: Slurm's name of each node by the node's name in this run."""
+    """Request for a dict: Slurm's name of each node, by the node's name in this run."""
 
     does: ClassVar[str] = "say what Slurm calls a node"
     offered_by: ClassVar[str] = "slurm"

@@ -144,10 +144,8 @@ def end_of_output(fd: int, keep_in: Path | None) -> str:
 
 
 def nccl_causes(path: Path, start: int = 0) -> str:
-    """Lines of NCCL's own log, from byte `start` on, that explain a failure.
-
-    A rank does not print this log.
-    """
+    """Lines of NCCL's own log, which ranks do not print, from byte `start` on, that explain a
+    failure."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, path.stat().st_size - _NCCL_BYTES))

@@ -51,11 +51,8 @@ class ToTerminal:
 
 @dataclass(frozen=True)
 class OpenTerminal(ToTerminal):
-    """Open a terminal for a rank.
-
-    size: lines and columns of a pseudo-terminal; None: two pipes, because the user's own input is
-    no terminal.
-    """
+    """Open a terminal for a rank. size: lines and columns; None: two pipes instead, because the
+    user's own input is no terminal."""
 
     size: tuple[int, int] | None = None
 

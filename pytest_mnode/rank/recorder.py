@@ -65,7 +65,7 @@ _LIST_ITEMS = 16
 _GROUP_CHARS, _ARGUMENT_BYTES, _PLACE_BYTES = 200, 120, 60
 """Room in a slot for these texts, beside numbers and names."""
 _SHORT_S = 600.0
-"""NCCL's default timeout, the shortest of all backends; a test may rely on a shorter one."""
+"""NCCL's default timeout, the shortest default; a test may expect a shorter timeout to expire."""
 
 
 class Recorder:

@@ -132,7 +132,7 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The step of all ranks. differ: ranks drew different examples; the test cannot go on.
+    """The step of all ranks. differ: ranks drew different examples; the test cannot continue.
 
     failed: ranks in which the example failed. origin: text that distinguishes this failure.
     ended: ranks that have ended the test. well: all of these ended it without an error.
