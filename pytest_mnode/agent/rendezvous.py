@@ -13,7 +13,7 @@ from pytest_mnode.protocol.agent_messages import Launch
 
 
 class Rendezvous(RendezvousHandler):
-    """Returns the group rank, world size and store that the hub decided."""
+    """A rendezvous that returns the group rank, world size and store decided by the hub."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch

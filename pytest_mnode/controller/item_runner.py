@@ -105,7 +105,7 @@ class ItemRunner:
         return outcome
 
     def _asked_later(self, need: WorldRequest) -> Later:
-        """A function that measures in place of failed ranks, without a lease: they may hold it."""
+        """Measures in place of failed ranks, without a lease, because they may still hold it."""
         run, ask = self._run, need.on_failure
         return None if ask is None else lambda: ask(run.all_nodes(), run.spec)
 

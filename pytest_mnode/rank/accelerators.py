@@ -71,7 +71,7 @@ def home_of(shown: SysfsView, address: str | None) -> int | None:
 def accelerator_address(shown: SysfsView, local_rank: int) -> str | None:
     """PCI address of a rank's accelerator, such as "0000:17:00.0"; None if there is none.
 
-    On the rack it is the address that the node shows. Otherwise CUDA is initialized here.
+    On the rack it is the address that the node shows. Otherwise this initializes CUDA.
     """
     if shown.accelerators:
         return shown.accelerators[local_rank % len(shown.accelerators)]

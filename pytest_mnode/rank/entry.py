@@ -60,7 +60,7 @@ def prepare() -> None:
     process_group.install()
     shared_test.install()
     _share_torch_handler()
-    in_order_of_matching()  # cached here, so that a rank with a failed test need not compute it
+    in_order_of_matching()  # cached here: others would wait while a rank that failed computes it
 
 
 def _share_torch_handler() -> None:

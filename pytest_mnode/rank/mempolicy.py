@@ -24,7 +24,7 @@ def prefer(numa_node: int) -> None:
 
 @contextlib.contextmanager
 def only(numa_node: int) -> Iterator[None]:
-    """Allocate pages that this thread first touches in this block only on this NUMA node.
+    """Place pages that this thread first touches in this block on this NUMA node, or nowhere.
 
     Afterwards pages come from the node where the thread runs, or from the node last preferred.
     """
