@@ -145,7 +145,7 @@ class Agent:
             self._heard = self._clock.now()
             self._from_hub(self.line.socket.recv_multipart()[-1])
         if self._hub_is_silent():
-            sys.stderr.write(f"nothing heard of the controller for {_SILENCE_S:g} s\n")
+            sys.stderr.write(f"no message from the controller for {_SILENCE_S:g} s\n")
             return False
         if self.fork_server.fileno() in ready:
             self._from_fork_server()
@@ -248,7 +248,7 @@ class Agent:
         leads = launch.node_rank == 0
         store = self._stores.pop(launch.node, None) if leads else None
         if leads and store is None:
-            self._send(PartLost(launch.node, launch.world.id, "it has no port for a store"))
+            self._send(PartLost(launch.node, launch.world.id, "no port for the store"))
             return
         ours, theirs = Pipe.pair()
         fds = [theirs.fileno(), *([store.fileno()] if store is not None else [])]
@@ -257,7 +257,7 @@ class Agent:
         except (BrokenPipeError, ConnectionResetError):
             pass  # it ended; handling its EOF fails this world too
         except OSError as error:
-            self._send(PartLost(launch.node, launch.world.id, f"no fork server: {error}"))
+            self._send(PartLost(launch.node, launch.world.id, f"fork server unreachable: {error}"))
         else:
             self.parts[launch.node, launch.world.id] = WorldPart(
                 launch, ours, entry.namespace_pid is not None

@@ -172,7 +172,7 @@ class WatchfulAgent(LocalElasticAgent):
     def _report(self, local: int, worker_group: WorkerGroup) -> None:
         self._take_outputs()  # a rank sends them before it does anything else
         pid = self._pids.pop(local)  # a dead rank has no stacks to take
-        # WNOWAIT reads the status without reaping, which is the launcher's job, if it gets there.
+        # WNOWAIT does not reap the rank. waitpid below does, so that RUSAGE_CHILDREN includes it.
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert info is not None
         exited = info.si_code == os.CLD_EXITED

@@ -109,7 +109,7 @@ class ForkServer:
         if found := lost():
             raise WorldError(
                 f"{found}, after torch was imported; ranks are forked from this process and would "
-                "lack it: see sitecustomize, .pth files and PYTHONSTARTUP of this Python"
+                "not have it; check sitecustomize, .pth files and PYTHONSTARTUP of this Python"
             )
         if self.order.remote:  # temporary files of ranks there are removed with the run
             collect = replace(collect, basetemp=f"{self.order.run_dir}/tmp")
@@ -157,7 +157,9 @@ class ForkServer:
                     return own | more
                 case Unfit(more):
                     if tries and not more.keys() & files:
-                        raise WorldError("the collector of tests is unfit for forks")
+                        raise WorldError(
+                            "ranks cannot be forked from the process that collects tests"
+                        )
                     own |= more
                     tries = True
                 case ForkServerFailed(text):

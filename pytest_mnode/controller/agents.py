@@ -204,10 +204,10 @@ class Agents:
             remote = not self.launcher.shared_kernel
             limit = _FIRST_WORD_S if remote and not agent.known else limit_s
             if now - agent.heard > limit:
-                found[number] = f"nothing heard of it for {limit:.0f} s"
+                found[number] = f"no message for {limit:.0f} s"
                 if remote and not agent.known:
                     endpoint = self.place_of_run.endpoints[self.nodes[number][0].name]
-                    found[number] += f"; does a firewall keep it from {endpoint}, this machine?"
+                    found[number] += f"; check that no firewall blocks {endpoint} on this machine"
         return found
 
     def ended(self) -> dict[int, str]:

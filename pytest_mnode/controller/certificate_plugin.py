@@ -74,7 +74,7 @@ class CertificatePlugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if "criterion" not in report.keywords:
             if str(report.when) == "???":  # the report of a dead worker, without keywords
-                self._broken_off.append(f"the end of a worker in {report.nodeid}")
+                self._broken_off.append(f"the end of a pytest-xdist worker in {report.nodeid}")
             return
         test = report.nodeid
         if test.startswith("::"):  # a file outside of the root directory, given on its own
@@ -231,7 +231,7 @@ def _painted(terminal: Any, text: str) -> str:
     return text if colour is None else str(terminal.markup(text, bold=True, **{colour: True}))
 
 
-_CUT_OFF = "it was interrupted before it ended"
+_CUT_OFF = "the test was interrupted before it ended"
 _SILENT = f"{NOT_PROMISED} by the spec"
 
 

@@ -47,7 +47,9 @@ class RanksCoverage:
         lost = [rank for rank, data in sent.items() if data is None]
         if lost:
             who = outcome.places(lost)
-            self._warn(f"coverage lacks what {who} ran in this test: it did not end there", nodeid)
+            self._warn(
+                f"coverage lacks data of {who} for this test, which did not end there", nodeid
+            )
         have = [data for data in sent.values() if data is not None]
         problems = [data.problem for data in have if data.problem]
         try:
@@ -55,7 +57,7 @@ class RanksCoverage:
         except Exception as error:  # data of another coverage release, or of another kind
             problems.append(str(error))
         for problem in dict.fromkeys(problems):
-            self._warn(f"coverage lacks what ranks ran in this test: {problem}", nodeid)
+            self._warn(f"coverage lacks data of ranks for this test: {problem}", nodeid)
 
     def _add(self, sent: Iterable[CoverageData]) -> None:
         from coverage import CoverageData as Data

@@ -46,8 +46,8 @@ def on_free_nodes(settings: Settings) -> Settings:
     if len(free) < FEWEST_NODES:
         named = f": {free[0].name}" if free else ""
         raise UsageError(
-            f"{_FLAG}: {count(len(free))} free{named}{others}; {FEWEST_NODES} are needed: try "
-            "again later, or give a number and wait in the queue"
+            f"{_FLAG}: {count(len(free))} free{named}{others}; {FEWEST_NODES} are needed; try "
+            "again later, or give a number to wait in the queue"
         )
     most = min(most, spec.nodes or most)
     known = earlier_runs(settings.history_dir, spec.digest()).certificates
@@ -129,8 +129,8 @@ def _with_room(spec: Spec, options: KubernetesOptions) -> tuple[list[FreeNode], 
         views = served_views(Api(options.context, options.namespace), {RUN_LABEL: ""})
     except ApiError as error:
         raise ClusterError(
-            f"{_FLAG}: nodes and the pods of all namespaces must be listed: {error}; or give a "
-            "number"
+            f"{_FLAG}: cannot list nodes and the pods of all namespaces: {error}; give a number "
+            "of nodes instead"
         ) from None
     there = [view for view in views if view.suits(pod)]
     taken = {view.name: why for view in there if (why := view.taken(pod))}

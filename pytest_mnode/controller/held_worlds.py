@@ -140,7 +140,7 @@ class HeldWorlds:
         run, world = self._run, held.world
         del self._held[kind]
         keep = Keep(chain, held.widest if chain else None)
-        label = f"the end of fixtures of {held.chain[-1].nodeid or 'the session'}"
+        label = f"the teardown of fixtures of {held.chain[-1].nodeid or 'the session'}"
         try:
             client = run.have_client()
             lease = client.lease(len(world.nodes), False, label, world.nodes)

@@ -122,10 +122,10 @@ class Leases:
 
 
 def _too_few(request: LeaseNodes, wanted: int, total: int, lost: Sequence[NodeState]) -> Refused:
-    text = f"{request.label} needs {count(wanted)} and the run has {total}"
+    text = f"{request.label} needs {count(wanted)}, but the run has {total}"
     if lost:
         return _lost(request, text, lost)
-    text += f"; ask for more with --mnode-nodes={wanted}"
+    text += f"; give --mnode-nodes={wanted}"
     return Refused(request.seq, "ClusterError", text)
 
 

@@ -169,7 +169,9 @@ def new_log_dir(parent: Path) -> Path:
                 return made.absolute()
     except OSError as error:
         raise UsageError(f"--mnode-log-dir={parent}: {error.strerror}") from None
-    raise UsageError(f"--mnode-log-dir={parent}: {name} to {name}-999 are taken; name another")
+    raise UsageError(
+        f"--mnode-log-dir={parent}: {name} to {name}-999 already exist; choose another directory"
+    )
 
 
 def _short_temporary_directory() -> str:

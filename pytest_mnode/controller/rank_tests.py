@@ -108,7 +108,7 @@ class RankTests:
         if call.excinfo is not None and call.excinfo.value is not self._raised:
             return pytest.TestReport.from_item_and_call(item, call)  # another plugin raised it
         if report is None and call.when == "call" and not item.config.getoption("setuponly"):
-            return error_report(item, "its ranks gave no report of the body of this test")
+            return error_report(item, "its ranks sent no report of the body of this test")
         return report or pytest.TestReport.from_item_and_call(item, call)
 
     @pytest.hookimpl(trylast=True)
@@ -140,7 +140,10 @@ class Guard:
         self._reported.discard(item.nodeid)
         result = yield
         if marks.runs_in_ranks(item) and item.nodeid not in self._reported:
-            text = f"no report of this test came: {_takers(item.config)} may have taken it away"
+            text = (
+                f"pytest received no report of this test; {_takers(item.config)} may have "
+                "suppressed it"
+            )
             item.ihook.pytest_runtest_logreport(report=error_report(item, text))
         return result
 
@@ -156,7 +159,7 @@ class Guard:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for nodeid in self._never_begun:
-            terminalreporter.write_line(f"mnode: {nodeid} was selected and never ran", red=True)
+            terminalreporter.write_line(f"mnode: {nodeid} was selected but never ran", red=True)
 
 
 def _takers(config: pytest.Config) -> str:

@@ -122,7 +122,7 @@ class Run:
         try:
             if not isinstance(pool.launcher, Rack):
                 found = f"{pool.launcher.name} ({pool.reason})"
-                raise UsageError(f"only the rack can have faults, and the launcher is {found}")
+                raise UsageError(f"faults need the rack, but the launcher is {found}")
             inject(pool.launcher, self.settings.faults)
         except MnodeError as error:
             self.close()

@@ -20,7 +20,7 @@ LAUNCH_LIMIT_S = 60.0
 _IMPORT_LIMIT_S = 120.0
 """Launch limit of a world whose ranks import modules."""
 _MOST_FILES = 8
-_NO_LEASE = "the nodes of a test were given back when it ended: no world can be opened on them"
+_NO_LEASE = "the test has ended and its nodes are released, so no world can be opened on them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class Worlds:
         for why in dict.fromkeys(new.values()):
             names = [os.path.relpath(f, rootdir) for f in sorted(new) if new[f] == why]
             self.notices.append(
-                f"{listed(names, most=_MOST_FILES)}: {why}; ranks that are forked would lack it, "
-                "so each rank imports this for itself, which takes longer. Start it in a fixture "
-                "or in a test, and ranks are forked again"
+                f"{listed(names, most=_MOST_FILES)}: {why}; forked ranks would not have it, so "
+                "each rank imports these files itself (slower). To fork ranks again, start it in "
+                "a fixture or test, not at import"
             )
 
     def open(self) -> None:
@@ -258,7 +258,7 @@ class Worlds:
                 missing = sorted(set(range(world.info.shape.size)) - world.hello)
                 places = ", ".join(world.info.place(rank) for rank in missing)
                 limit = f"{_limit_s(world.info):.0f} s"
-                self._launch_failed(world, f"{places} did not come up in {limit}")
+                self._launch_failed(world, f"{places} did not start within {limit}")
 
     def fail_all(self, text: str) -> None:
         """Report to all clients with a world, or waiting for one, that the pool has failed."""

@@ -41,8 +41,8 @@ class XdistController:
         spec = node.gateway.spec
         if not spec.popen or spec.via:
             raise pytest.UsageError(
-                f"--tx: {spec} is no process of this machine, and only those have nodes; give -n, "
-                "and name other machines as nodes by --mnode-hostfile"
+                f"--tx: {spec} is not a process of this machine, and only such processes can use "
+                "nodes; use -n, and list other machines as nodes in --mnode-hostfile"
             )
         try:
             pool = run.make_pool()

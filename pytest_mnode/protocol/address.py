@@ -18,7 +18,7 @@ def towards(address: str) -> str:
             probe.connect(where)
             return str(probe.getsockname()[0]).partition("%")[0]
     except OSError as error:
-        raise ClusterError(f"no way from this machine to {address}: {error.strerror}") from None
+        raise ClusterError(f"no route from this machine to {address}: {error.strerror}") from None
 
 
 def family_of(address: str) -> socket.AddressFamily:

@@ -62,7 +62,7 @@ class LinkRates(LauncherRequest):
 
     node: str
     link: str
-    does: ClassVar[str] = "say how fast a node's link is"
+    does: ClassVar[str] = "report the rate of a node's link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,12 @@ class SetLinkPresent(LauncherRequest):
     node: str
     link: str
     present: bool
-    does: ClassVar[str] = "take a node's link away or give it back"
+    does: ClassVar[str] = "remove or restore a node's link"
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNames(LauncherRequest):
     """Request for a dict: Slurm's name of each node, by the node's name in this run."""
 
-    does: ClassVar[str] = "say what Slurm calls a node"
+    does: ClassVar[str] = "report Slurm's names of nodes"
     offered_by: ClassVar[str] = "slurm"

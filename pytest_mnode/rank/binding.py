@@ -76,7 +76,7 @@ def inherited_areas() -> frozenset[int]:
 def of_this_rank() -> Binding:
     """The binding of this process. Raises RuntimeError outside of ranks."""
     if _current is None:
-        raise RuntimeError("this process is not a rank, so nobody bound it")
+        raise RuntimeError("this process is not a rank and has no binding")
     return _current
 
 
@@ -99,7 +99,7 @@ def _why_not(order: BindingOrder) -> str:
     if order.mode == "none":
         return "--mnode-numa-bind=none"
     if order.mode == "auto" and not order.shown.emulated and order.start.cpus is None:
-        return order.shown.missing or "torchrun binds nobody unless asked to"
+        return order.shown.missing or "torchrun does not bind ranks by default"
     return ""
 
 
@@ -134,7 +134,7 @@ def _bind(
 def _given(cpus: tuple[int, ...], cores: Mapping[int, tuple[Core, ...]]) -> Share:
     """The share of a rank that its launcher binds."""
     if not cpus:
-        return Share((), None, why="its node bound none of its ranks")
+        return Share((), None, why="the launcher binds no ranks on this node")
     numa_nodes = [number for number, of in cores.items() for core in of if cpus[0] in core]
     return Share(cpus, numa_nodes[0] if numa_nodes else None)
 
@@ -189,7 +189,7 @@ def shares(
         if home is None:
             every.append(Share((), None, why=f"the NUMA node of its {what} is not known"))
         elif not near:
-            why = f"none of the CPUs of NUMA node {home}, its {what}'s, may be used here"
+            why = f"this rank may use no CPU of NUMA node {home}, where its {what} is"
             every.append(Share((), home, why=why))
         else:
             beside = [other for other, node in enumerate(homes) if node == home]

@@ -141,7 +141,7 @@ class Examples:
         if decision.failed or not decision.well:
             return FailedElsewhereError()
         if decision.ended:
-            text = f"{ranks_text(decision.ended)} had tried all examples when others had not"
+            text = f"{ranks_text(decision.ended)} had tried all examples, but other ranks had not"
         else:
             text = "ranks drew different values"
         return pytest.fail.Exception(

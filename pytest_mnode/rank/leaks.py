@@ -156,7 +156,7 @@ def _memory(allowed: Things, left: Things) -> list[str]:
         if grown > HOST_MEMORY_LIMIT_BYTES:
             lines.append(
                 f"{grown / 2**20:.0f} MiB of memory (more than "
-                f"{HOST_MEMORY_LIMIT_BYTES / 2**20:.0f} MiB is taken for a leak)"
+                f"{HOST_MEMORY_LIMIT_BYTES / 2**20:.0f} MiB counts as a leak)"
             )
     if left.device_bytes > DEVICE_MEMORY_LIMIT_BYTES:
         gc.collect()

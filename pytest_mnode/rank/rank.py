@@ -51,7 +51,7 @@ class Rank:
     def tell(self, message: Any) -> None:
         """Send a message to the client that gave the last order."""
         if os.getpid() != self.pid:
-            self.child_left("what it was forked in")
+            self.child_left("the code that forked it")
         self.line.send(self.reply_to, message)
 
     def say_progress(self, text: str, done: int | None, total: int | None) -> None:

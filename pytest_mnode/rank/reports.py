@@ -160,7 +160,7 @@ class Recorded:
 
         def record(name: str, value: object) -> None:
             if not isinstance(name, str):
-                raise TypeError(f"record_testsuite_property: name={name!r} is no string")
+                raise TypeError(f"record_testsuite_property: name={name!r} is not a string")
             self._properties.append((name, plain(value)))
 
         return record

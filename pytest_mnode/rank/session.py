@@ -106,11 +106,11 @@ class RankSession:
 
     @pytest.hookimpl
     def pytest_internalerror(self, excrepr: object) -> None:
-        self.fail(f"pytest failed where the ranks collect:\n{excrepr}")
+        self.fail(f"pytest failed in the process that collects the tests:\n{excrepr}")
 
     @pytest.hookimpl
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self.fail(f"pytest was ended where the ranks collect: {excinfo.value}")
+        self.fail(f"pytest was stopped in the process that collects the tests: {excinfo.value}")
 
     def _capture(self, method: str) -> None:
         if (manager := self.config.pluginmanager.getplugin("capturemanager")) is not None:
@@ -192,7 +192,7 @@ class RankSession:
         has_body = runs_body and self._reported.get("setup") == "passed"
         due = ["setup", *(["call"] if has_body else []), "teardown"]
         silent = [_PHASE_WORDS[when] for when in due if when not in self._reported]
-        return f"no report of the {' and the '.join(silent)} came from pytest" if silent else ""
+        return f"pytest made no report of the {' and the '.join(silent)}" if silent else ""
 
     def _take_held(self) -> tuple[PhaseReport, ...]:
         held, self._held = self._held, []
@@ -201,8 +201,8 @@ class RankSession:
     def _not_collected(self, order: RunItem) -> TornDown:
         assert self.rank is not None
         broken = "; these could not be collected there:\n" + "\n".join(self.broken)
-        text = f"{order.nodeid} was collected by the controller but not where the ranks are" + (
-            broken if self.broken else "; are the parameters the same in every process?"
+        text = f"{order.nodeid} was collected by the controller but not in the ranks" + (
+            broken if self.broken else "; check that its parameters are equal in every process"
         )
         return TornDown(self.rank.world.rank, order.ordinal, problem=text)
 

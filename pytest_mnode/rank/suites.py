@@ -139,8 +139,8 @@ class Suites:
         cuda: Any = torch.cuda
         if cuda.is_initialized():
             raise RuntimeError(
-                "this test expects its process to end, so that it needs a new one, and this rank "
-                "has used its device before; give the mnode mark reuse='fresh'"
+                "this test expects its process to end, so it needs a new process, but this rank "
+                "has already used its device; give the mnode mark reuse='fresh'"
             )
         context = multiprocessing.get_context("fork")
         here, there = context.Pipe()

@@ -69,7 +69,7 @@ def test_a_lost_node_is_named() -> None:
     [(_, answer)] = desk.answers()
     assert isinstance(answer, Refused)
     assert answer.node == "node2"
-    text = "test of a needs 4 nodes and the run has 4, of which node2 is lost: powered off"
+    text = "test of a needs 4 nodes, but the run has 4, of which node2 is lost: powered off"
     assert answer.text == text
 
 
