@@ -36,10 +36,10 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
     read = {rank: call_record.read(of.calls) for rank, of in files.items()}
     records = {rank: text for rank, text in read.items() if text is not None}
     places = {rank: read_progress(files[rank].progress) for rank in pids}
-    if order.look is not None:
+    if order.poll_id is not None:
         running = tuple(rank for rank, pid in pids.items() if processes.is_running(pid))
         return StackTexts(
-            node, world.id, places=places, calls=records, look=order.look, running=running
+            node, world.id, places=places, calls=records, poll_id=order.poll_id, running=running
         )
     texts = _python_stacks(files, pids)
     return StackTexts(

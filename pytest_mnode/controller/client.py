@@ -44,7 +44,7 @@ class Client:
         self.ordinals = itertools.count(1)
         self._seq = itertools.count(1)
         self._inbox: deque[Any] = deque()
-        self._aside: list[Death | PartLost] = []
+        self._deferred: list[Death | PartLost] = []
 
     def tell(self, message: Any) -> None:
         """Send a message to the hub."""
@@ -62,14 +62,14 @@ class Client:
             return self._inbox.popleft()
         return self.line.receive(timeout_s)
 
-    def set_aside(self, message: Death | PartLost) -> None:
+    def defer(self, message: Death | PartLost) -> None:
         """Keep a message of a world that the caller does not wait for now."""
-        self._aside.append(message)
+        self._deferred.append(message)
 
-    def take_aside(self, world: str) -> list[Death | PartLost]:
-        """The messages of this world that were set aside, oldest first."""
-        kept = [m for m in self._aside if m.world == world]
-        self._aside = [m for m in self._aside if m.world != world]
+    def take_deferred(self, world: str) -> list[Death | PartLost]:
+        """The messages of this world that were deferred, oldest first."""
+        kept = [m for m in self._deferred if m.world == world]
+        self._deferred = [m for m in self._deferred if m.world != world]
         return kept
 
     def lease(
@@ -132,10 +132,10 @@ class Client:
         client, but not its nodes."""
         self.tell(CloseWorld(world.id, reusable, new_group, held))
 
-    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
+    def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
         """Request stacks and calls of all ranks (see TakeStacks): one StackTexts per node."""
         for node in world.nodes:
-            self.tell(TakeStacks(node, world.id, look))
+            self.tell(TakeStacks(node, world.id, poll_id))
 
     def take_native_stacks(self, world: WorldInfo, node: str, ranks: tuple[int, ...]) -> None:
         """Request the C stacks of ranks of a node: one StackTexts with nothing else."""

@@ -31,7 +31,7 @@ class Hearing:
         self._records: dict[str, str] = {}
         """Records of calls and stacks; equal ones of many ranks are kept once."""
 
-    def hear_rank(self, message: RankMessage, now: float) -> int:
+    def apply_rank(self, message: RankMessage, now: float) -> int:
         """Apply a message; returns its rank."""
         state = self.outcome.states[message.rank]
         match message:
@@ -58,7 +58,7 @@ class Hearing:
                     self._on_failure()
         return message.rank
 
-    def hear_death(self, death: Death, now: float) -> Iterable[int]:
+    def apply_death(self, death: Death, now: float) -> Iterable[int]:
         """Apply a death; returns the rank, or nothing if its death is already known."""
         state = self.outcome.states.get(death.rank)
         if state is None or state.death is not None:
@@ -70,7 +70,7 @@ class Hearing:
         self._on_death()
         return (death.rank,)
 
-    def hear_lost(self, message: PartLost, now: float) -> list[int]:
+    def apply_lost(self, message: PartLost, now: float) -> list[int]:
         """Apply the loss of a node; returns the ranks that are gone with it."""
         gone = [
             state
@@ -82,7 +82,7 @@ class Hearing:
         self._on_failure()
         return [state.rank for state in gone]
 
-    def hear_stacks(self, message: StackTexts) -> Iterable[int]:
+    def apply_stacks(self, message: StackTexts) -> Iterable[int]:
         """Apply a node's stacks and calls; returns the ranks whose Python or C stack arrived."""
         states = self.outcome.states
         for rank, record in message.calls.items():

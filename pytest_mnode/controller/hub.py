@@ -160,7 +160,7 @@ class Hub(Exchange):
                 root = self.collect.rootdir if self.collect else "/"
                 self.worlds.import_in_ranks(files, root)
             case NodeReady(name, port):
-                self.nodes[name].came(port)
+                self.nodes[name].mark_booted(port)
                 self._suspects.pop(name, None)
                 self.desk.grant()
                 self.worlds.open()
@@ -247,7 +247,7 @@ class Hub(Exchange):
         state = self.nodes.get(name)
         if state is None or state.lost:
             return
-        state.went(reason)
+        state.mark_lost(reason)
         if not self.launcher.shared_kernel:
             self.agents.drop(state.agent)
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
@@ -285,7 +285,7 @@ class Hub(Exchange):
         state = self.nodes[name]
         if not state.lost and name not in self._suspects:
             return  # it was on, or is already booting
-        state.boots()
+        state.mark_booting()
         self._suspects.pop(name, None)
         self._boot_deadline = self._now() + BOOT_LIMIT_S
         if self.launcher.shared_kernel:

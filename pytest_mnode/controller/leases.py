@@ -30,13 +30,13 @@ class NodeState:
     lost: str = ""
     up: bool = False
 
-    def went(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         self.lost, self.up, self.booted, self.store_port = reason, False, False, None
 
-    def boots(self) -> None:
-        self.went("")
+    def mark_booting(self) -> None:
+        self.mark_lost("")
 
-    def came(self, store_port: int) -> None:
+    def mark_booted(self, store_port: int) -> None:
         self.lost, self.booted, self.store_port = "", True, store_port
 
 

@@ -105,13 +105,13 @@ class RankTalk:
         match message:
             case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
                 if message.ordinal == self.ordinal:
-                    return (self._hearing.hear_rank(message, now),)
+                    return (self._hearing.apply_rank(message, now),)
             case Death(world=world) if world == self.world.id:
-                return self._hearing.hear_death(message, now)
+                return self._hearing.apply_death(message, now)
             case PartLost(world=world) if world == self.world.id:
-                return self._hearing.hear_lost(message, now)
+                return self._hearing.apply_lost(message, now)
             case StackTexts(world=world) if world == self.world.id:
-                return self._hearing.hear_stacks(message)
+                return self._hearing.apply_stacks(message)
             case AskDebugger(ordinal=ordinal) if ordinal == self.ordinal:
                 return self._debug(message)
             case LiveOutput(world=world) if world == self.world.id and self._console is not None:
@@ -120,7 +120,7 @@ class RankTalk:
             case RankProgress(ordinal=ordinal) if ordinal == self.ordinal:
                 progress(message.text, message.done, message.total)
             case Death() | PartLost():
-                self.client.set_aside(message)
+                self.client.defer(message)
         return ()
 
     def _start_grace(self, grace_s: float) -> None:

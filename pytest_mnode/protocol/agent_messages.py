@@ -100,13 +100,13 @@ class StopWorld:
 class TakeStacks:
     """Request the stacks of a node's ranks.
 
-    look: if given, the answer repeats it and holds places, calls and running ranks, not stacks.
+    poll_id: if given, the answer repeats it and holds places, calls and running ranks, not stacks.
     native: if not empty, the answer holds only the C stacks of these ranks.
     """
 
     node: str
     world: str
-    look: int | None = None
+    poll_id: int | None = None
     native: tuple[int, ...] = ()
 
 
@@ -190,8 +190,8 @@ class StackTexts:
     outputs: end of what the test had printed; states: why there is no stack, if known;
     places: the test and phase that each rank was in, which may be ahead of the rank's reports;
     calls: each rank's record of collectives, for call_record.parse; kernel: where each rank's
-    threads are in the kernel; native: C stacks; look: as in the TakeStacks that this answers;
-    running: ranks that run or wait for a core, only in the answer to a look.
+    threads are in the kernel; native: C stacks; poll_id: as in the TakeStacks that this answers;
+    running: ranks that run or wait for a core, only in the answer to a poll.
     """
 
     node: str
@@ -203,7 +203,7 @@ class StackTexts:
     calls: dict[int, str] = field(default_factory=dict)
     kernel: dict[int, str] = field(default_factory=dict)
     native: dict[int, str] = field(default_factory=dict)
-    look: int | None = None
+    poll_id: int | None = None
     running: tuple[int, ...] = ()
 
 

@@ -30,8 +30,8 @@ class LeakCheck:
     def __init__(self, groups: GroupKeeper, wide: WideFixtures) -> None:
         self._groups = groups
         self._wide = wide
-        self._before = leaks.Things()
-        self._of_fixtures: dict[pytest.FixtureDef[Any], leaks.Things] = {}
+        self._before = leaks.Resources()
+        self._of_fixtures: dict[pytest.FixtureDef[Any], leaks.Resources] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
@@ -41,20 +41,20 @@ class LeakCheck:
         __tracebackhide__ = True
         if fixturedef.scope == "function":
             return (yield)
-        before = self._things()
+        before = self._resources()
         try:
             return (yield)
         finally:
-            self._of_fixtures[fixturedef] = self._things() - before
+            self._of_fixtures[fixturedef] = self._resources() - before
 
     @pytest.hookimpl
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if (its_own := self._of_fixtures.pop(fixturedef, None)) is not None:
-            self._before = self._before.without(its_own)
+            self._before = self._before.minus(its_own)
 
     def begin(self) -> None:
         """Note the rank's resources before a test."""
-        self._before = self._things()
+        self._before = self._resources()
         # This includes the memory of existing fixtures, which must not count twice.
         for fixturedef, its_own in self._of_fixtures.items():
             self._of_fixtures[fixturedef] = replace(its_own, host_bytes=0, device_bytes=0)
@@ -63,7 +63,7 @@ class LeakCheck:
         """Find a test's leaks. Process groups are none, because nobody destroys those of a device
         mesh, and `Fabric.launch()` keeps its group. They are destroyed here, or with the ranks.
         """
-        left = leaks.left_since(self._allowed, self._groups.made, may_leave(item))
+        left = leaks.leaked_since(self._allowed, self._groups.made, may_leave(item))
         # Keys of destroyed groups stay in the store of the default group, so that group is renewed
         # too. If a wide-scope fixture is built on it, the groups live as long as the fixture.
         wide = self._wide.built_on_group or any(h.groups for h in self._of_fixtures.values())
@@ -76,12 +76,12 @@ class LeakCheck:
 
     def found(self) -> list[str]:
         """Leaks of fixtures that were torn down between tests, as lines for the user."""
-        left = leaks.left_since(self._allowed, self._groups.made, ())
+        left = leaks.leaked_since(self._allowed, self._groups.made, ())
         return leaks.lines(left, self._allowed)
 
     @property
-    def _allowed(self) -> leaks.Things:
+    def _allowed(self) -> leaks.Resources:
         return sum(self._of_fixtures.values(), self._before)
 
-    def _things(self) -> leaks.Things:
-        return leaks.things(self._groups.made)
+    def _resources(self) -> leaks.Resources:
+        return leaks.resources(self._groups.made)

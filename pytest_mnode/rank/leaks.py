@@ -33,7 +33,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 @dataclass(frozen=True, slots=True)
-class Things:
+class Resources:
     """The resources of a rank at one moment, or the difference of two moments."""
 
     children: frozenset[int] = frozenset()
@@ -44,8 +44,8 @@ class Things:
     host_bytes: int = 0
     device_bytes: int = 0
 
-    def __sub__(self, other: Things) -> Things:
-        return Things(
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(
             self.children - other.children,
             self.threads - other.threads,
             self.groups - other.groups,
@@ -54,8 +54,8 @@ class Things:
             self.device_bytes - other.device_bytes,
         )
 
-    def __add__(self, other: Things) -> Things:
-        return Things(
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(
             self.children | other.children,
             self.threads | other.threads,
             self.groups | other.groups,
@@ -64,15 +64,15 @@ class Things:
             self.device_bytes + other.device_bytes,
         )
 
-    def without(self, gone: Things) -> Things:
+    def minus(self, gone: Resources) -> Resources:
         """These without `gone`; memory stays, because freed memory may still be the process's."""
         less = self - gone
         return replace(less, host_bytes=self.host_bytes, device_bytes=self.device_bytes)
 
 
-def things(own_group: object) -> Things:
+def resources(own_group: object) -> Resources:
     """This process's resources now, without `own_group`, which is not the test's."""
-    return Things(
+    return Resources(
         frozenset(_children()),
         frozenset(_threads()),
         frozenset(_groups(own_group)),
@@ -82,22 +82,22 @@ def things(own_group: object) -> Things:
     )
 
 
-def left_since(allowed: Things, own_group: object, may_leave: Sequence[str]) -> Things:
+def leaked_since(allowed: Resources, own_group: object, may_leave: Sequence[str]) -> Resources:
     """Resources beyond `allowed`, after those that are about to end had a moment to do so.
 
     may_leave: patterns of names of threads and of commands of child processes, "memory", "alarm".
     """
     end = time.monotonic() + _SETTLE_S
     while True:
-        left = things(own_group) - allowed
+        left = resources(own_group) - allowed
         if may_leave:
-            left = _less(left, may_leave)
+            left = _without_tolerated(left, may_leave)
         if not (left.children or left.threads) or time.monotonic() > end:
             return left
         time.sleep(0.01)
 
 
-def _less(left: Things, may_leave: Sequence[str]) -> Things:
+def _without_tolerated(left: Resources, may_leave: Sequence[str]) -> Resources:
     names = _threads()
     return replace(
         left,
@@ -113,7 +113,7 @@ def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def lines(left: Things, allowed: Things) -> list[str]:
+def lines(left: Resources, allowed: Resources) -> list[str]:
     """Lines for the user, one per resource; process groups do not concern the user."""
     names = _threads() if left.threads else {}
     return [
@@ -148,7 +148,7 @@ def _groups(own_group: object) -> list[str]:
     return [str(name) for group, name in module._world.pg_names.items() if group is not own_group]
 
 
-def _memory(allowed: Things, left: Things) -> list[str]:
+def _memory(allowed: Resources, left: Resources) -> list[str]:
     lines = []
     if left.host_bytes > HOST_MEMORY_LIMIT_BYTES:
         gc.collect()

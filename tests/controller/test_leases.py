@@ -64,7 +64,7 @@ def test_who_measures_is_alone() -> None:
 
 def test_a_lost_node_is_named() -> None:
     desk = leases()
-    desk.nodes["node2"].went("powered off")
+    desk.nodes["node2"].mark_lost("powered off")
     ask(desk, "a", 4)
     [(_, answer)] = desk.answers()
     assert isinstance(answer, Refused)
