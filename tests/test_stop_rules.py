@@ -188,7 +188,7 @@ def test_a_test_that_was_interrupted_has_not_passed(pytester: pytest.Pytester) -
         "test_interrupted": "error",
     }
     assert mesh["verdict"] == "inconclusive"
-    assert cases["test_interrupted"]["message"] == "it was interrupted before it ended"
+    assert cases["test_interrupted"]["message"] == "the test was interrupted before it ended"
 
 
 def test_neither_a_failure_nor_a_hang_that_passed_stops_the_rest(ran: InnerRun) -> None:

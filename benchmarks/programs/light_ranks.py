@@ -169,9 +169,9 @@ class _Cluster:
             StackTexts(
                 message.node,
                 message.world,
-                texts if message.look is None else {},
+                texts if message.poll_id is None else {},
                 calls={r: _calls(r == self.last, hangs[r]) for r in hangs},
-                look=message.look,
+                poll_id=message.poll_id,
             ),
         )
 

@@ -49,13 +49,13 @@ def _stamp_deaths() -> None:
     from pytest_mnode.controller.hearing import Hearing
     from pytest_mnode.protocol.agent_messages import Death
 
-    hear = Hearing.hear_death
+    hear = Hearing.apply_death
 
     def heard(self: Hearing, death: Death, now: float) -> Iterable[int]:
         _write({"death_seen": time.time()})
         return hear(self, death, now)
 
-    Hearing.hear_death = heard  # type: ignore[method-assign]
+    Hearing.apply_death = heard  # type: ignore[method-assign]
 
 
 def _write(data: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""allure-pytest: one result per test, with a step per rank for what allure has of it there."""
+"""allure-pytest: one result per test, with a step per rank that holds the rank's own result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LISTENER = "allure_listener"
 
 
 def add_ranks(config: pytest.Config, outcome: Outcome) -> None:
-    """Add the ranks of the test that runs now to its result."""
+    """Add a step for each rank to the allure result of the running test."""
     test = _result_of_test(config)
     if test is None:
         return
@@ -22,7 +22,7 @@ def add_ranks(config: pytest.Config, outcome: Outcome) -> None:
     for rank, state in outcome.states.items():
         step = TestStepResult(
             name=f"rank {rank} on {state.node}",
-            status=Status.BROKEN,  # what a rank has that gave no result
+            status=Status.BROKEN,  # stays if the rank sent no result
             start=int(outcome.started * 1000),
             stop=int(outcome.stopped * 1000),
         )
@@ -37,7 +37,7 @@ def add_ranks(config: pytest.Config, outcome: Outcome) -> None:
 
 
 def set_times(config: pytest.Config, start_s: float, stop_s: float) -> None:
-    """Of the test that runs now: when its ranks ran it, in seconds since 1970."""
+    """Set when ranks began and ended the running test, in seconds since 1970."""
     test = _result_of_test(config)
     if test is not None:
         test.start, test.stop = int(start_s * 1000), int(stop_s * 1000)
