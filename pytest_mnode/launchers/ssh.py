@@ -20,7 +20,7 @@ from pytest_mnode.spec import Spec
 
 @dataclass(slots=True)
 class SshHost:
-    """socket: file name of its connection's. why: it cannot be used; "" where it can."""
+    """A host. socket: file name of its control socket. why: reason why it is unusable, or ""."""
 
     host: Host
     socket: str
@@ -28,10 +28,10 @@ class SshHost:
 
 
 class Ssh(RemoteLauncher):
-    """These hosts; their power is switched by the spec's commands. Thread-safe.
+    """Nodes reached by ssh; the spec's commands switch their power. Thread-safe.
 
-    unused: names of hosts of the hostfile that the run does not need. The others: see
-    RemoteLauncher; sockets are in run_dir, where that is short enough.
+    unused: names of hosts in the hostfile that the run does not need. Other parameters: see
+    RemoteLauncher. Control sockets are in run_dir if its path is short enough.
     """
 
     name = "ssh"
@@ -56,11 +56,11 @@ class Ssh(RemoteLauncher):
         self._connections = Connections(self._lose)
 
     def start(self) -> None:
-        """Connect to all hosts at once, and have each report. Raises ClusterError."""
+        """Connect to all hosts at once, and collect a report of each. Raises ClusterError."""
         try:
             remove = self._prepare()
-            # Made just before the daemon starts that is to remove it.
-            # OpenSSH reads the path as a line of its configuration, where blanks and quotes count.
+            # The directory is made just before the daemon that removes it starts.
+            # OpenSSH parses the path as a configuration value: blanks and quotes are special.
             odd = not set(self._run_dir).isdisjoint(" \t\"'\\")
             if odd or len(self._run_dir) > LONGEST_SOCKET_PATH - len("/s0000"):
                 self._socket_dir = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
@@ -92,7 +92,7 @@ class Ssh(RemoteLauncher):
         return f"{self._socket_dir}/{self._hosts[target].socket}"
 
     def _connect(self, targets: Sequence[str], limit_s: float) -> dict[str, str]:
-        """Make connections, and wait for them; the reasons of those that failed."""
+        """Open connections and wait for them; reasons of the failed ones, by host."""
         masters = {t: (self._ssh.master(t, self._socket(t)), self._socket(t)) for t in targets}
         problems = self._connections.connect(masters, limit_s)
         with self._lock:
@@ -101,7 +101,7 @@ class Ssh(RemoteLauncher):
         return problems
 
     def _lose(self, target: str, why: str) -> None:
-        """Called from a thread of the connections."""
+        """Called from the thread of `Connections`."""
         why = f"the connection was lost: {why}"
         with self._lock:
             self._hosts[target].why = self._hosts[target].why or why
@@ -121,13 +121,13 @@ class Ssh(RemoteLauncher):
         self._connections.end(target)
 
     def _power_on(self, node: Node) -> None:
-        """A node that only lost its connection is connected again, and not switched."""
+        """Reconnect a node that only lost its connection, without switching its power."""
         switched_off = self._hosts[self._host_of(node.name)].why == POWERED_OFF
         if switched_off or self._problem_with(node, CONNECT_S) is not None:
             super()._power_on(node)
 
     def _problem_with(self, node: Node, limit_s: float) -> str | None:
-        """Connects again. The fabric may still be on its way up: tests judge that."""
+        """Reconnect and collect a report. The fabric may still be coming up: tests judge that."""
         target = self._host_of(node.name)
         if problems := self._connect([target], max(1.0, min(CONNECT_S, limit_s))):
             return problems[target]

@@ -1,4 +1,4 @@
-"""The run's allocation: the one that it runs in, or one that it asks for and holds."""
+"""The run's allocation: the one that it runs in, or one that it requests and holds."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _CLOSE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """An allocation. names: its nodes, in Slurm's order."""
+    """A granted allocation. names: its nodes, in Slurm's order."""
 
     job_id: int
     names: tuple[str, ...]
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Granted:
-        """From Slurm's variables; UsageError that names the one that is missing or wrong."""
+        """Read from Slurm's variables. Raises UsageError that names a missing or invalid one."""
         job = environ.get("SLURM_JOB_ID", "")
         if not (job.isascii() and job.isdigit()):
             raise UsageError(f"SLURM_JOB_ID={job}: accepted: the number of an allocation")
@@ -46,24 +46,24 @@ class Granted:
 
 
 def on_first(granted: Granted, on: Sequence[str]) -> Granted:
-    """The same allocation, with these of its nodes before the others."""
+    """The same allocation, with those of its nodes that `on` names before the others."""
     names = [name for name in granted.names if name in on]
     return replace(granted, names=tuple(dict.fromkeys((*names, *granted.names))))
 
 
 class Allocation(Protocol):
-    """Where a run's nodes come from; `daemon` is to be started before `get`."""
+    """Source of a run's nodes; `daemon` must be started before `get`."""
 
     daemon: CleanupDaemon
 
     def get(self, nodes: int) -> Granted:
-        """At least so many nodes; ClusterError that names what is missing."""
+        """At least `nodes` nodes. Raises ClusterError that names what is missing."""
 
     def gone(self) -> str | None:
-        """Why the allocation ended, if that is known here; None while it lasts."""
+        """Why the allocation ended; None while it lasts, or if this object cannot know."""
 
     def close(self) -> None:
-        """Give the allocation back, if the run asked for it."""
+        """Release the allocation, if the run requested it."""
 
 
 @dataclass(slots=True)
@@ -85,18 +85,18 @@ class Surrounding:
         return granted
 
     def gone(self) -> str | None:
-        """None: whether it is still there is Slurm's to say."""
+        """None: only Slurm knows whether the allocation still exists."""
         return None
 
     def close(self) -> None:
-        """Nothing: it is not ours."""
+        """Do nothing: the run did not request this allocation."""
 
 
 class Held:
-    """The run's own allocation, held by salloc and given back however this process ends.
+    """The run's own allocation, held by salloc and released however this process ends.
 
-    arguments: the user's, for salloc. gpus_per_node: asked for where the arguments do not mention
-    GPUs.
+    arguments: the user's arguments for salloc. gpus_per_node: requested unless the arguments
+    mention GPUs.
     """
 
     def __init__(self, slurm: Slurm, arguments: Sequence[str] = (), gpus_per_node: int = 0) -> None:
@@ -142,7 +142,7 @@ class Held:
         return self._ended
 
     def close(self) -> None:
-        """See Allocation; returns when it is given back, or Slurm does not answer."""
+        """See Allocation. Returns when it is released, or when Slurm does not answer in time."""
         if not self._asked:
             return
         self._asked = False
@@ -160,7 +160,7 @@ class Held:
         self._asked = True
 
     def _next(self, timeout_s: float) -> Granted | None:
-        """Take in the daemon's next event."""
+        """Process the daemon's next event; the allocation, if it was granted."""
         try:
             event = self._events.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
@@ -203,7 +203,7 @@ class Held:
             raise ClusterError(f"slurm: {count(nodes)} asked for: {missing}")
 
     def _there(self) -> tuple[NodeState, ...] | None:
-        """The cluster's nodes; None where they are not needed, or Slurm does not answer."""
+        """The cluster's nodes; None if they are not needed, or if Slurm does not answer."""
         if not self._gpus_per_node:
             return None
         try:

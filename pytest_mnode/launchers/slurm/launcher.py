@@ -1,4 +1,4 @@
-"""Nodes of a Slurm allocation: the one the run is in, or one of its own; commands are its steps."""
+"""Nodes of a Slurm allocation: the surrounding one or the run's own; commands are job steps."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pytest_mnode.spec import Spec
 
 
 class Slurm(RemoteLauncher):
-    """N nodes of an allocation; their power is switched by the spec's commands. Thread-safe.
+    """N nodes of an allocation; the spec's commands switch their power. Thread-safe.
 
-    arguments: for salloc, outside of an allocation. on: names of the nodes to use; (): any. The
-    others: see RemoteLauncher.
+    arguments: for salloc, only outside an allocation. on: names of the nodes to use; () for any.
+    Other parameters: see RemoteLauncher.
     """
 
     name = "slurm"
@@ -73,7 +73,7 @@ class Slurm(RemoteLauncher):
         return self.job_id
 
     def start(self) -> None:
-        """Have the nodes, and have each report. Raises ClusterError that names what is missing."""
+        """Get the nodes, and a report of each. Raises ClusterError that names what is missing."""
         try:
             daemon = self.allocation.daemon
             daemon.start([self._run_dir])
@@ -103,7 +103,7 @@ class Slurm(RemoteLauncher):
         self._watch.start(self._hosts_by_name)
 
     def _check_gpus(self, states: Mapping[str, slurm.NodeState], names: Sequence[str]) -> None:
-        """Ranks without accelerators would fail with a less helpful message."""
+        """Raise ClusterError now: ranks without accelerators fail with a less helpful message."""
         promised = self._spec.accelerators.per_node
         others = [state for name, state in states.items() if name not in names]
         job = self.slurm.job(self._job) if promised else None
@@ -111,7 +111,7 @@ class Slurm(RemoteLauncher):
             raise ClusterError(why)
 
     def ask(self, request: LauncherRequest) -> Any:
-        """See Launcher: power, and Slurm's names."""
+        """See Launcher. Power, and Slurm's node names."""
         if isinstance(request, SlurmNames):
             return dict(self._hosts_by_name)
         return super().ask(request)
@@ -126,8 +126,8 @@ class Slurm(RemoteLauncher):
             self._watch.note(node.name, POWERED_OFF)
 
     def _power_on(self, node: Node) -> None:
-        """Slurm takes a node that it has called DOWN out of the allocation, and does not put it
-        back: the node must be up again within SlurmdTimeout."""
+        """The node must be up again within SlurmdTimeout: Slurm removes a node that it reports as
+        DOWN from the allocation for good."""
         super()._power_on(node)
         if self._watch is not None:
             self._watch.note(node.name, None)
@@ -136,7 +136,7 @@ class Slurm(RemoteLauncher):
         name = self._host_of(node.name)
         try:
             job, states = self.slurm.job(self._job), self.slurm.nodes([name])
-        except ClusterError as error:  # it is asked again
+        except ClusterError as error:  # the caller tries again
             return str(error)
         if (why := not_back(job, self._job, node.name, name, states)) is not None:
             return why
