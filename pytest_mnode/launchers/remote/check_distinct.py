@@ -13,7 +13,7 @@ def check_distinct(
 ) -> dict[str, str]:
     """Problems between nodes, one line each, by the names that the user or Slurm gave them.
 
-    addresses: where other nodes reach each node.
+    addresses: by the same names, the address at which other nodes reach each node.
     """
     problems: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -41,7 +41,7 @@ def check_distinct(
 
 
 def _same_name(first: str, known: NodeReport, report: NodeReport) -> str:
-    """One machine has one boot id; the rack's nodes share it, and differ by name."""
+    """One machine has one boot id; the rack's nodes share one, but differ by name."""
     if None in (known.boot, report.boot):
         return (
             f"it calls itself {report.hostname}, as {first} does: one machine, or two of one name"
@@ -52,7 +52,7 @@ def _same_name(first: str, known: NodeReport, report: NodeReport) -> str:
 
 
 def _needs_a_scope(address: str) -> bool:
-    """IPv4's link-local addresses need none."""
+    """Link-local IPv4 addresses need no scope."""
     found = _number(address)
     return found is not None and found.version == 6 and found.is_link_local
 
@@ -66,7 +66,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _number(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """None for a name."""
+    """None if `address` is a host name."""
     try:
         return ipaddress.ip_address(address)
     except ValueError:
