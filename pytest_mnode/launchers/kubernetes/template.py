@@ -1,4 +1,4 @@
-"""The user's manifest of pods, or one made of the spec."""
+"""The user's manifest of pods, or one made from the spec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 
 
 def read_manifest(options: KubernetesOptions, gpus: int) -> dict[str, Any]:
-    """The object of --mnode-k8s-template; without one, a pod template with so many GPUs.
+    """The object of --mnode-k8s-template; without one, a pod template with `gpus` GPUs.
 
     Raises UsageError.
     """
