@@ -34,7 +34,7 @@ class Parameter:
 class Fault:
     """One kind of fault.
 
-    function: takes the rack, the nodes and a value per parameter (None where not given); returns
+    function: takes the rack, the nodes and a value per parameter (None if not given); returns
         the undo.
     nodes: number of nodes that it takes, joined by "+".
     """

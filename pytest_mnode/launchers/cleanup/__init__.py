@@ -1,4 +1,4 @@
-"""The cleanup daemon: it outlives the controller, and ends everything that a launcher started.
+"""The cleanup daemon: it ends everything that a launcher started, however the controller ends.
 
 `client` is the controller's side. `daemon` is the program; it runs a task for each resource that
 would outlive the controller (`ssh_connections`, `salloc`, `rack`), and removes directories at the

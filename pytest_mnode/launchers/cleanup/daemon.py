@@ -126,7 +126,7 @@ class Daemon:
 
     def end(self) -> None:
         """End all tasks; remove directories, unless SIGTERM left them to the controller."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut this short
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt this
         for task in self.tasks.values():
             task.end()
         if self.terminated:

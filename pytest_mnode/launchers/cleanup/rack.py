@@ -58,7 +58,7 @@ class RackTask:
             os.close(self._pidfd)
             self._pid = None
             cgroups.remove_all(os.getpid())
-        self._channel.close()  # the controller sees its end
+        self._channel.close()  # the controller notices the end of the channel
 
 
 def _fork_first(channel: socket.socket, setup: Setup) -> int:

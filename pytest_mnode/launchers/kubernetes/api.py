@@ -88,7 +88,6 @@ class Api:
         return str(self._settings.host).rstrip("/")
 
     def _tls(self) -> ssl.SSLContext | None:
-        """TLS settings from the configuration."""
         if not self.host.startswith("https"):
             return None
         found = ssl.create_default_context(cafile=self._settings.ssl_ca_cert or None)

@@ -31,7 +31,7 @@ _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
 class PodState:
     """State of a pod.
 
-    uid: with the number of container restarts, because a restart also ends the processes in it.
+    uid: includes the number of container restarts, because a restart also ends its processes.
     index: index in its Job; None if its kind has none. ready: whether its main process runs.
     problem: why it is not ready, as the scheduler or kubelet reports it; "" if neither does.
     hopeless: whether waiting does not mend the problem. over: why it will not run any more; ""

@@ -48,7 +48,7 @@ class Relays:
         self._kept: dict[str, asyncio.Task[None]] = {}
 
     def start(self, host: str) -> asyncio.Future[None]:
-        """Relay connections from the host's pod to here; the result is done after the first try."""
+        """Relay connections from the host's pod to here; the future is done after the first try."""
         tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kept[host] = asyncio.ensure_future(self._keep(host, tried))
         return tried
@@ -58,7 +58,7 @@ class Relays:
             kept.cancel()
 
     async def _keep(self, host: str, tried: asyncio.Future[None]) -> None:
-        """Relay again after each break, while the pod exists. Between, the node is lost."""
+        """Relay again after each break, while the pod exists. The node is lost meanwhile."""
         pod, reached = self._pods.hosts[host], True
 
         def opened(port: int) -> None:
@@ -81,7 +81,7 @@ class Relays:
             _done(tried)
 
     async def _run(self, pod: str, port: int, opened: Callable[[int], None]) -> str:
-        """Relay until that ends; the reason of its end. port: loopback port of the pod, or 0."""
+        """Relay until that ends; the reason of its end. port: port in the pod, 0 for any."""
         relay, running = Relay(self._port), None
         try:
             command = await self._start_exec(pod=pod, argv=[*self._argv, str(port)])

@@ -1,4 +1,4 @@
-"""How remote_exec gets onto a node: its source, its order, and the file with the way to each node.
+"""How remote_exec gets onto a node: its source, its order, and a file with a command for each node.
 
 Only the standard library: remote_proxy runs without site-packages.
 """
@@ -50,9 +50,9 @@ def as_sent(text: str) -> str:
 def config(daemon: int | None, commands: Mapping[str, Sequence[str]], bridge: str = "") -> str:
     """Text of remote_proxy's CONFIG, made before the run raises its limit of open files.
 
-    daemon: pid of the cleanup daemon, which ends with the run. commands: by host, the local command
-    that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node.
-    bridge: path of its socket; "" if there is none.
+    daemon: pid of the cleanup daemon; the run ends with it. commands: by host, the local command
+    that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node. bridge: path of its
+    socket; "" if there is none.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = {"daemon": daemon, "commands": dict(commands), "open_files": soft, "bridge": bridge}

@@ -1,4 +1,4 @@
-"""A command that the bridge runs, which is the run's only program with access to its nodes.
+"""A command that the bridge runs. The bridge is the run's only program with access to its nodes.
 
 The bridge gets the command and three pipes over its socket, as ssh passes its standard streams to
 the master of a connection. Only the standard library: remote_proxy runs without site-packages.

@@ -1,4 +1,4 @@
-"""Base class of launchers for other machines: remote_proxy's commands, reports, and power."""
+"""Base class of launchers for other machines: commands by remote_proxy, reports, and power."""
 
 from __future__ import annotations
 

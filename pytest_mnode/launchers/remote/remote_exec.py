@@ -79,7 +79,7 @@ class RemoteExec:
     def over(self) -> bool:
         now = time.monotonic()
         if self.gone_since is not None:
-            # The connection is gone: over when the command has ended, or its time to end has.
+            # The connection is gone: over when the command has ended, or after GRACE_S.
             return not self.child or self.status is not None or now > self.gone_since + GRACE_S
         return self.reported and not self.out
 

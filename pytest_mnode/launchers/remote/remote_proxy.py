@@ -1,6 +1,6 @@
 """Local process that represents a command on a node: `remote_proxy.py CONFIG HOST COMMAND…`.
 
-Run by its path, without site-packages. CONFIG is a file with the way to each node
+Run by its path, without site-packages. CONFIG is a file with a command for each node
 (bootstrap.config). The command gets the caller's environment, working directory and standard
 streams over the connection, never in an argument list. The exit status is the command's, or 128 +
 signal; 255, with one line on standard error, if the node was not reached or the connection lost.

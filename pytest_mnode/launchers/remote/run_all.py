@@ -20,7 +20,7 @@ REPORT_LIMIT_S = 60.0
 REPORTS_AT_ONCE = 64
 """Each report also runs an interpreter on this machine, and too many slow each other down."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
-"""Limits of a message's lines, and of the characters of names in a line."""
+"""Most lines of a message, and most characters of node names in a line."""
 _FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
 """Programs are polled, because a descriptor per process may exceed the limit of open files."""
 

@@ -1,4 +1,4 @@
-"""Frames between remote_proxy and remote_exec, and the limits after which each gives up the other.
+"""Frames between remote_proxy and remote_exec, and the heartbeats that show a lost connection.
 
 Only the standard library: the text of this file is sent to nodes with remote_exec's.
 """

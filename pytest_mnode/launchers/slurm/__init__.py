@@ -1,7 +1,7 @@
 """Output of Slurm's commands as values (jobs, nodes, host lists), and running these commands.
 
-The parsers are pure. `launcher` starts commands in an allocation; callers that have jobs submit
-them.
+The parsers are pure. `launcher` starts commands in an allocation; submitting jobs is left to
+callers.
 """
 
 from pytest_mnode.launchers.hosts import compress, expand

@@ -1,4 +1,4 @@
-"""Nodes of an allocation that the run still has, judged by Slurm's jobs and nodes, and watched."""
+"""Nodes that the run still has, by Slurm's jobs and nodes, and a thread that watches them."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class NodeState:
 
     @property
     def up(self) -> bool:
-        """Whether the job that has it can start commands on it, even if no other job can get it,
-        such as a drained node."""
+        """Whether the job that has it can start commands on it. A drained node is up, although no
+        other job can get it."""
         return not self.lost and not {self.state, *self.flags} & (_AWAY | _OFF)
 
     @property
