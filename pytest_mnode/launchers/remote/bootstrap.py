@@ -51,8 +51,8 @@ def config(daemon: int | None, commands: Mapping[str, Sequence[str]], bridge: st
     """Text of remote_proxy's CONFIG, made before the run raises its limit of open files.
 
     daemon: pid of the cleanup daemon; the run ends with it. commands: by host, the local command
-    that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node. bridge: path of its
-    socket; "" if there is none.
+    that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node.
+    bridge: path of its socket; "" if there is none.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = {"daemon": daemon, "commands": dict(commands), "open_files": soft, "bridge": bridge}
