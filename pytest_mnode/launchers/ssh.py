@@ -20,11 +20,11 @@ from pytest_mnode.spec import Spec
 
 @dataclass(slots=True)
 class SshHost:
-    """A host. socket: file name of its control socket. why: reason why it is unusable, or ""."""
+    """A host. socket: file name of its control socket. reason: why it is unusable, or ""."""
 
     host: Host
     socket: str
-    why: str = "not started"
+    reason: str = "not started"
 
 
 class Ssh(RemoteLauncher):
@@ -97,14 +97,14 @@ class Ssh(RemoteLauncher):
         problems = self._connections.connect(masters, limit_s)
         with self._lock:
             for target in targets:
-                self._hosts[target].why = problems.get(target, "")
+                self._hosts[target].reason = problems.get(target, "")
         return problems
 
     def _lose(self, target: str, why: str) -> None:
         """Called from the thread of `Connections`."""
         why = f"the connection was lost: {why}"
         with self._lock:
-            self._hosts[target].why = self._hosts[target].why or why
+            self._hosts[target].reason = self._hosts[target].reason or why
         for name in [name for name, host in self._hosts_by_name.items() if host == target]:
             self._watchers.lost(name, why)
 
@@ -112,17 +112,17 @@ class Ssh(RemoteLauncher):
         with self._lock:
             if self._closed:
                 return "the run is over"
-            return self._hosts[self._host_of(node.name)].why
+            return self._hosts[self._host_of(node.name)].reason
 
     def _went_off(self, node: Node) -> None:
         target = self._host_of(node.name)
         with self._lock:
-            self._hosts[target].why = POWERED_OFF
+            self._hosts[target].reason = POWERED_OFF
         self._connections.end(target)
 
     def _power_on(self, node: Node) -> None:
         """Reconnect a node that only lost its connection, without switching its power."""
-        switched_off = self._hosts[self._host_of(node.name)].why == POWERED_OFF
+        switched_off = self._hosts[self._host_of(node.name)].reason == POWERED_OFF
         if switched_off or self._problem_with(node, CONNECT_S) is not None:
             super()._power_on(node)
 
@@ -138,7 +138,7 @@ class Ssh(RemoteLauncher):
             why = None if now == (node.name, node.address) else f"it is {now[0]} at {now[1]} now"
         if why is not None:
             with self._lock:
-                self._hosts[target].why = why
+                self._hosts[target].reason = why
         return why
 
     def _give_back(self) -> None:

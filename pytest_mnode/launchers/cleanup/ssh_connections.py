@@ -42,7 +42,7 @@ class Connection:
     up: bool = False
     tries: int = 0
     since: float = 0.0
-    why: str = ""
+    reason: str = ""
 
     @property
     def errors(self) -> Path:
@@ -138,17 +138,17 @@ class SshConnections:
         late = time.monotonic() > one.until
         if one.program is None:
             if late:
-                self._failed(name, one.why)
+                self._failed(name, one.reason)
         elif one.ended():
             code, lines = one.reap(), one.messages()
-            one.why = why_no_connection(lines) or f"ssh ended with status {code}"
+            one.reason = why_no_connection(lines) or f"ssh ended with status {code}"
             if one.up:
                 del self.held[name]
-                self._report(name, ended=one.why)
+                self._report(name, ended=one.reason)
             elif was_dropped(lines) and one.tries < TRIES and not late:
                 one.since = time.monotonic() + AGAIN_S
             else:
-                self._failed(name, one.why)
+                self._failed(name, one.reason)
         elif not one.up and one.socket.exists():
             one.up = True
             self._report(name, up=True)

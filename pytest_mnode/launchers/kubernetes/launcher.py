@@ -77,7 +77,7 @@ class Kubernetes(RemoteLauncher):
         """By lost host, where its new pod is, if that is on another node."""
         self._relay_ports: dict[str, int] | None = None
         self._news = threading.Condition()
-        self._deaf = False
+        self._events_ended = False
         """Whether the bridge has stopped sending events."""
         self._bridge_why = ""
         self._events: socket.socket | None = None
@@ -133,7 +133,9 @@ class Kubernetes(RemoteLauncher):
         """See Launcher."""
         with self._news:
             self._ask_bridge({"relay": port})
-            self._news.wait_for(lambda: self._relay_ports is not None or self._deaf, RELAY_S)
+            self._news.wait_for(
+                lambda: self._relay_ports is not None or self._events_ended, RELAY_S
+            )
             if self._relay_ports is None:
                 why = self._bridge_why or f"not within {RELAY_S:g} s"
                 raise ClusterError(f"kubernetes: no way from pods to here: {why}")
@@ -220,7 +222,7 @@ class Kubernetes(RemoteLauncher):
         except (OSError, ValueError):
             pass
         with self._news:
-            self._deaf = True
+            self._events_ended = True
             self._news.notify_all()
 
     def _note(self, event: Mapping[str, Any]) -> None:
@@ -272,7 +274,7 @@ class Kubernetes(RemoteLauncher):
             if self._spec.power is not None and time.monotonic() > end:
                 super()._power_on(node)
                 return
-            if time.monotonic() > end or self._closed or self._deaf:
+            if time.monotonic() > end or self._closed or self._events_ended:
                 raise ClusterError(f"{node.name} was not back {REPLACED_S:g} s later: {problem}")
             time.sleep(0.5)
 

@@ -151,7 +151,7 @@ class RemoteLauncher(Launcher):
         nodes = []
         for index, (host, report) in enumerate(reports.items()):
             self._hosts_by_name[report.hostname] = host
-            self._package_dirs[host] = report.place or ""
+            self._package_dirs[host] = report.package_dir or ""
             nodes.append(node_from_report(index, addresses[host], report, self._spec))
         return tuple(nodes)
 

@@ -39,7 +39,7 @@ try:
     import pytest_mnode
     found["version"] = pytest_mnode.__version__
     root = os.path.dirname(pytest_mnode.__file__)
-    found["place"], digest = root, hashlib.sha256()
+    found["package_dir"], digest = root, hashlib.sha256()
     for folder, names, files in sorted(os.walk(root)):
         for name in sorted(f for f in files if f.endswith(".py")):
             path = os.path.join(folder, name)
@@ -72,8 +72,8 @@ class NodeReport:
     directory: whether the requested directory exists. token: content of the requested file; None if
     it cannot be read. networks: addresses by interface. connection: sshd's SSH_CONNECTION: address
     and port of the client, then of the server. boot: the kernel's boot id; None if unknown.
-    version, code, place: this package's version, digest of its files, and directory on the node;
-    None if it cannot be imported, with the reason in `missing`.
+    version, code, package_dir: this package's version, digest of its files, and directory on the
+    node; None if it cannot be imported, with the reason in `missing`.
     """
 
     hostname: str
@@ -86,7 +86,7 @@ class NodeReport:
     boot: str | None
     version: str | None = None
     code: str | None = None
-    place: str | None = None
+    package_dir: str | None = None
     missing: str | None = None
 
     @property
@@ -156,7 +156,7 @@ def read(output: str) -> NodeReport | None:
 
 def problem(report: NodeReport, ours: Here, directory: str) -> str | None:
     """Why a node cannot be used, in one line; None if it can."""
-    installed = f"pytest-mnode {report.version} in {report.place} there"
+    installed = f"pytest-mnode {report.version} in {report.package_dir} there"
     if report.missing is not None or report.version is None:
         return (
             f"pytest_mnode cannot be imported by {report.executable} there ({report.missing}); "

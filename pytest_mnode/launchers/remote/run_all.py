@@ -62,8 +62,8 @@ def run_all(
                         )
                     )
             what = files
-            ended = _ends(running, started + limit_s)
-            _end(running)
+            ended = _end_times(running, started + limit_s)
+            _kill_all(running)
             over = time.monotonic()
             return [
                 CommandResult(
@@ -78,10 +78,10 @@ def run_all(
     except OSError as error:
         raise ClusterError(f"{what}: {error.strerror}") from None
     finally:
-        _end(running)
+        _kill_all(running)
 
 
-def _ends(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
+def _end_times(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
     """End time of each program, by its number, without programs that still ran at `end`."""
     ended: dict[int, float] = {}
     wait_s, late = _FIRST_POLL_S, False
@@ -96,7 +96,7 @@ def _ends(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, 
     return ended
 
 
-def _end(programs: Sequence[subprocess.Popen[bytes]]) -> None:
+def _kill_all(programs: Sequence[subprocess.Popen[bytes]]) -> None:
     for program in programs:
         program.kill()
     for program in programs:

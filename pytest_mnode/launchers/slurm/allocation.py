@@ -67,7 +67,7 @@ class Allocation(Protocol):
 
 
 @dataclass(slots=True)
-class Surrounding:
+class CurrentAllocation:
     """The allocation that the controller runs in."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -92,7 +92,7 @@ class Surrounding:
         """Do nothing: the run did not request this allocation."""
 
 
-class Held:
+class OwnAllocation:
     """The run's own allocation, held by salloc and released however this process ends.
 
     arguments: the user's arguments for salloc. gpus_per_node: requested unless the arguments
@@ -124,7 +124,7 @@ class Held:
                 if granted is not None:
                     return self._enough(granted, nodes)
                 if self._ended is not None:
-                    why = f"{self._ended}{self._who_asked()}"
+                    why = f"{self._ended}{self._gpus_option_reason()}"
                     raise ClusterError(f"slurm: no {count(nodes)}: {why}")
                 if time.monotonic() >= deadline:
                     raise ClusterError(self._too_late(nodes, limit_s))
@@ -154,7 +154,7 @@ class Held:
             self._next(end - time.monotonic())
 
     def _start(self, nodes: int) -> None:
-        self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._there())
+        self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._cluster_nodes())
         command = salloc(self.name, nodes, self._arguments, self._gpus)
         self.daemon.order(allocate=self.name, argv=command)
         self._asked = True
@@ -202,7 +202,7 @@ class Held:
         if missing is not None:
             raise ClusterError(f"slurm: {count(nodes)} asked for: {missing}")
 
-    def _there(self) -> tuple[NodeState, ...] | None:
+    def _cluster_nodes(self) -> tuple[NodeState, ...] | None:
         """The cluster's nodes; None if they are not needed, or if Slurm does not answer."""
         if not self._gpus_per_node:
             return None
@@ -211,7 +211,7 @@ class Held:
         except ClusterError:
             return None
 
-    def _who_asked(self) -> str:
+    def _gpus_option_reason(self) -> str:
         """Why the request has an option that the user did not give."""
         if not self._gpus:
             return ""

@@ -1,4 +1,4 @@
-"""Nodes of a Slurm allocation: the surrounding one or the run's own; commands are job steps."""
+"""Nodes of a Slurm allocation: the current one or the run's own; commands are job steps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.launchers.slurm.allocation import (
     Allocation,
+    CurrentAllocation,
     Granted,
-    Held,
-    Surrounding,
+    OwnAllocation,
     on_first,
 )
 from pytest_mnode.launchers.slurm.allocation_state import Watch, not_back, present, too_few_gpus
@@ -51,11 +51,13 @@ class Slurm(RemoteLauncher):
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
         super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
         self.slurm = slurm.Slurm()
-        self.allocation: Allocation = Surrounding()
+        self.allocation: Allocation = CurrentAllocation()
         self.held = "SLURM_JOB_ID" not in os.environ
         """Whether the allocation is the run's own."""
         if self.held:
-            self.allocation = Held(self.slurm, on_nodes(arguments, on), spec.accelerators.per_node)
+            self.allocation = OwnAllocation(
+                self.slurm, on_nodes(arguments, on), spec.accelerators.per_node
+            )
         elif arguments:
             job = os.environ["SLURM_JOB_ID"]
             raise UsageError(

@@ -15,7 +15,12 @@ import pytest
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm import allocation as module
-from pytest_mnode.launchers.slurm.allocation import Granted, Held, Surrounding, on_first
+from pytest_mnode.launchers.slurm.allocation import (
+    CurrentAllocation,
+    Granted,
+    OwnAllocation,
+    on_first,
+)
 
 # Grants at once, or after its "--begin" of a million years; notes how it ended.
 SALLOC = f"""#!{sys.executable}
@@ -65,16 +70,16 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "notes"
 
 
-Make = Callable[..., Held]
+Make = Callable[..., OwnAllocation]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
     """make(arguments, gpus): an allocation whose daemon runs."""
-    made: list[Held] = []
+    made: list[OwnAllocation] = []
 
-    def make(arguments: Sequence[str] = (), gpus_per_node: int = 0) -> Held:
-        made.append(Held(Slurm(), arguments, gpus_per_node))
+    def make(arguments: Sequence[str] = (), gpus_per_node: int = 0) -> OwnAllocation:
+        made.append(OwnAllocation(Slurm(), arguments, gpus_per_node))
         made[-1].daemon.start([])
         return made[-1]
 
@@ -102,9 +107,9 @@ def test_chosen_nodes_of_an_allocation_come_before_the_others() -> None:
 
 def test_reads_the_surrounding_allocation() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]"}
-    assert Surrounding(environ).get(2) == Granted(7, ("n0", "n1"))
+    assert CurrentAllocation(environ).get(2) == Granted(7, ("n0", "n1"))
     with pytest.raises(ClusterError) as error:
-        Surrounding(environ).get(4)
+        CurrentAllocation(environ).get(4)
     assert str(error.value) == (
         "slurm: 4 nodes asked for, and allocation 7 has 2: n0, n1; missing: 2; "
         "allocate them with --nodes=4"
@@ -122,7 +127,7 @@ def test_reads_the_surrounding_allocation() -> None:
 )
 def test_says_what_is_wrong_with_slurms_variables(environ: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("[", r"\[")):
-        Surrounding(environ).get(1)
+        CurrentAllocation(environ).get(1)
 
 
 def test_an_allocation_is_held_and_given_back(make: Make, notes: Path) -> None:
@@ -202,8 +207,8 @@ def test_no_salloc(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 OWNER = """
 import sys, time
 from pytest_mnode.launchers.slurm import Slurm
-from pytest_mnode.launchers.slurm.allocation import Held
-held = Held(Slurm(), sys.argv[1:])
+from pytest_mnode.launchers.slurm.allocation import OwnAllocation
+held = OwnAllocation(Slurm(), sys.argv[1:])
 held.daemon.start([])
 held.get(2)
 print("granted", flush=True)

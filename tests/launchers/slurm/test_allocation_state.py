@@ -12,7 +12,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import Watchers
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
 from pytest_mnode.launchers.slurm import allocation_state as module
-from pytest_mnode.launchers.slurm.allocation import Granted, Surrounding
+from pytest_mnode.launchers.slurm.allocation import CurrentAllocation, Granted
 from pytest_mnode.launchers.slurm.allocation_state import Watch, lost, present, too_few_gpus
 
 IDLE, DOWN = NodeState("n0", "ALLOCATED"), NodeState("n1", "DOWN", reason="Not responding")
@@ -131,7 +131,7 @@ class AnsweringSlurm(Slurm):
         return tuple(self.states.values())
 
 
-class Ended(Surrounding):
+class Ended(CurrentAllocation):
     why: str | None = None
 
     def gone(self) -> str | None:
