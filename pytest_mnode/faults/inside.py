@@ -41,14 +41,14 @@ def replace(path: str) -> None:
 def edit(path: str) -> None:
     """Overwrite a file that is already private to the node with standard input."""
     if str(Path(path).resolve()) not in _mount_points():
-        sys.exit(f"{path} is not the node's own")
+        sys.exit(f"{path} is not private to the node")
     Path(path).write_bytes(sys.stdin.buffer.read())
 
 
 def write(path: str) -> None:
     """Write standard input to a file in a file system that is the node's own."""
     if str(Path(path).parent) not in _mount_points():
-        sys.exit(f"{path} is not in a file system of the node's own")
+        sys.exit(f"{path} is not in a file system that is private to the node")
     Path(path).write_bytes(sys.stdin.buffer.read())
 
 

@@ -102,7 +102,7 @@ def busy_neighbour(rack: Rack, node: Node, count: int | None) -> Undo:
         with process.stdout as output:
             if not output.readline():
                 undo()
-                raise ClusterError(f"{node.name}: a process that spins ended at once")
+                raise ClusterError(f"{node.name}: a busy process ended right after its start")
     return undone_once(rack, undo)
 
 
@@ -198,7 +198,7 @@ def _limited(rack: Rack, node: Node, kind: int, limit: int) -> Undo:
     """
     before = resource.prlimit(rack.pid_of(node), kind)
     if before[0] != resource.RLIM_INFINITY and limit >= before[0]:
-        raise UsageError(f"{node.name}: {limit} would lower nothing; it has {before[0]}")
+        raise UsageError(f"{node.name}: {limit} does not lower the limit, which is {before[0]}")
 
     def undo() -> None:
         for pid in processes_of(rack, node):

@@ -106,7 +106,7 @@ def _parse_one(text: str) -> Injection:
     # The last value may contain colons.
     words = text.split(":", 1 + len(found.parameters) if found.parameters else -1)
     if len(words) > 2 + len(found.parameters):
-        raise UsageError(f"fault {text!r}: more than it takes; accepted: {found.form}")
+        raise UsageError(f"fault {text!r}: too many values; accepted: {found.form}")
     nodes = tuple(words[1].split("+")) if len(words) > 1 else ()
     if len(nodes) != found.nodes or not all(nodes) or len(set(nodes)) < len(nodes):
         what = "one node" if found.nodes == 1 else f"{found.nodes} different nodes joined by +"

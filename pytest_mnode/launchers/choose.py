@@ -65,19 +65,19 @@ def choose(
         raise UsageError(unused)
     if by_slurm(wanted):
         run_dir = cleanup_dirs[0] if cleanup_dirs else ""
-        why = f"inside of job {job}" if job else "asked for"
+        why = f"inside of job {job}" if job else "requested"
         return _slurm(settings, nodes, spec, run_dir, root), why
     if by_ssh(wanted, settings.hostfile):
-        why = "asked for" if wanted == "ssh" else f"hostfile {settings.hostfile}"
+        why = "requested" if wanted == "ssh" else f"hostfile {settings.hostfile}"
         return _ssh(settings, nodes, spec, cleanup_dirs[0], root), why
     if by_kubernetes(wanted, kubernetes):
-        why = kubernetes.given or "inside of a pod" if wanted == "auto" else "asked for"
+        why = kubernetes.given or "inside of a pod" if wanted == "auto" else "requested"
         return _kubernetes(settings, nodes, spec, cleanup_dirs[0], root), why
     if wanted == "local":
-        return Local(nodes), "asked for"
+        return Local(nodes), "requested"
     reason = Rack.unavailable()
     if reason is None:
-        why = "asked for" if wanted == "rack" else "no cluster was named"
+        why = "requested" if wanted == "rack" else "no cluster was named"
         return _rack(nodes, spec, cleanup_dirs), why
     if wanted == "rack":
         raise UsageError(f"--mnode-launcher=rack: {reason}; use local, or allow namespaces")
@@ -107,10 +107,11 @@ def _unused(settings: Settings, in_job: bool, spec: Spec) -> str | None:
     given = f"--mnode-slurm-args={' '.join(args)}"
     if wanted == "auto" and file is None:
         return (
-            f"{given}: this is outside of an allocation; add --mnode-launcher=slurm to ask for one"
+            f"{given}: this run is outside of an allocation; add --mnode-launcher=slurm to request "
+            "one"
         )
     by = f"--mnode-launcher={wanted}" if wanted != "auto" else f"--mnode-hostfile={file}"
-    return f"{given}: nothing is asked of Slurm with {by}; leave one of them out"
+    return f"{given}: Slurm is not used with {by}; leave one of them out"
 
 
 def _slurm(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -> Launcher:
@@ -147,12 +148,12 @@ def _ssh(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -
     from pytest_mnode.launchers.ssh import Ssh
 
     if settings.hostfile is None:
-        raise UsageError("--mnode-launcher=ssh: which nodes? name them by --mnode-hostfile=FILE")
+        raise UsageError("--mnode-launcher=ssh: no nodes given: use --mnode-hostfile=FILE")
     hosts = read_hostfile(settings.hostfile)
     if len(hosts) < nodes:
         names = ", ".join(host.name for host in hosts)
         raise UsageError(
-            f"{nodes} nodes are needed, and {settings.hostfile} names {len(hosts)}: {names}; add "
+            f"{nodes} nodes are needed, but {settings.hostfile} names {len(hosts)}: {names}; add "
             f"hosts to it, or give --mnode-nodes={len(hosts)}"
         )
     used = hosts_on(settings.hostfile, settings.on)[:nodes]

@@ -155,7 +155,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         raise UsageError(f"{path}: not UTF-8; {ACCEPTED}") from None
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(f"{path}: {reason}; accepted: a file with a host a line") from None
+        raise UsageError(f"{path}: {reason}; accepted: a file with one host per line") from None
     return parse_hosts(text, str(path))
 
 

@@ -145,7 +145,9 @@ class Nodes:
         argv = [self.python, "-I", "-S", "-c", FREE_PORT % self.address(node)]
         [found] = self.run(argv, node)
         if not found.ok:
-            lines = found.stderr.strip().splitlines() or ["the command for it did not end in time"]
+            lines = found.stderr.strip().splitlines() or [
+                "the command that looks for one did not end in time"
+            ]
             raise ClusterError(f"no free port was found on {node}: {lines[-1]}")
         return int(found.stdout)
 

@@ -135,7 +135,7 @@ class Ssh(RemoteLauncher):
         why = problems.get(target)
         if (report := reports.get(target)) is not None:
             now = (report.hostname, self._address(target, report))
-            why = None if now == (node.name, node.address) else f"it is {now[0]} at {now[1]} now"
+            why = None if now == (node.name, node.address) else f"it is now {now[0]} at {now[1]}"
         if why is not None:
             with self._lock:
                 self._hosts[target].reason = why

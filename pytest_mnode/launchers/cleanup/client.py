@@ -113,15 +113,15 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
             process.wait(_KILL_S)
         except subprocess.TimeoutExpired:
             raise TimeLimitError(
-                f"cleanup process (pid {process.pid}) still there {_KILL_S:g} s after SIGKILL"
+                f"cleanup process (pid {process.pid}) still runs {_KILL_S:g} s after SIGKILL"
             ) from None
 
 
 @dataclass(slots=True)
 class _Connection:
-    """A connection. why: reason why it is down, "" if it is up. answered: whether that is known."""
+    """A connection. reason: why it is down, "" if it is up. answered: whether that is known."""
 
-    why: str = "no connection in time"
+    reason: str = "no connection in time"
     answered: bool = False
 
 
@@ -159,7 +159,7 @@ class Connections:
         held = [self._held[name] for name in masters]
         with self._news:
             self._news.wait_for(lambda: all(one.answered for one in held), limit_s + _SLACK_S)
-            return {name: self._held[name].why for name in masters if self._held[name].why}
+            return {name: self._held[name].reason for name in masters if self._held[name].reason}
 
     def end(self, name: str) -> None:
         """End a connection; it does not count as lost."""
@@ -182,15 +182,15 @@ class Connections:
     def _answered(self, name: str, why: str) -> None:
         with self._news:
             if (held := self._held.get(name)) is not None:
-                held.why, held.answered = why, True
+                held.reason, held.answered = why, True
             self._news.notify_all()
 
     def _lose(self, name: str, why: str) -> None:
         with self._news:
             held = self._held.get(name)
-            was_up = held is not None and held.answered and not held.why
+            was_up = held is not None and held.answered and not held.reason
             if held is not None and (was_up or not held.answered):
-                held.why, held.answered = why, True
+                held.reason, held.answered = why, True
             self._news.notify_all()
         if was_up:
             self._on_lost(name, why)

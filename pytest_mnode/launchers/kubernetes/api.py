@@ -73,7 +73,7 @@ class Api:
                 found = (IN_POD / "namespace").read_text().strip()
         except config.ConfigException as error:
             named = f"--mnode-k8s-context={context}: " if context else ""
-            raise UsageError(f"{named}no way to a Kubernetes: {_line(error)}") from None
+            raise UsageError(f"{named}no usable Kubernetes configuration: {_line(error)}") from None
         self.namespace = namespace or found
         self.tls = self._tls()
         """None if the server has no TLS; made once, because that reads all authorities."""
@@ -127,7 +127,9 @@ class Api:
             try:
                 return json.loads(response.data)
             except _broken_off() as error:
-                raise ApiError(0, f"{self.host}: its answer broke off: {_line(error)}") from None
+                raise ApiError(
+                    0, f"{self.host}: its answer is incomplete: {_line(error)}"
+                ) from None
 
     def watch(self, path: str, query: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
         """Events as (type, object), until the server ends the watch, or the connection breaks.

@@ -137,8 +137,8 @@ class Kubernetes(RemoteLauncher):
                 lambda: self._relay_ports is not None or self._events_ended, RELAY_S
             )
             if self._relay_ports is None:
-                why = self._bridge_why or f"not within {RELAY_S:g} s"
-                raise ClusterError(f"kubernetes: no way from pods to here: {why}")
+                why = self._bridge_why or f"no relay within {RELAY_S:g} s"
+                raise ClusterError(f"kubernetes: pods cannot reach this machine: {why}")
             ports = self._relay_ports
         names = {host: name for name, host in self._hosts_by_name.items()}
         lost = {name: self._lost.get(h, "") for h, name in names.items() if h not in ports}
@@ -212,7 +212,7 @@ class Kubernetes(RemoteLauncher):
             if (first := by_node.setdefault(pod["node"], pod["pod"])) != pod["pod"]:
                 raise ClusterError(
                     f"kubernetes: pods {first} and {pod['pod']} are both on {pod['node']}; a run "
-                    "needs one pod per node: leave podAntiAffinity to it"
+                    "needs one pod per node: remove podAntiAffinity from the template"
                 )
 
     def _hear(self, events: Iterator[Mapping[str, Any]]) -> None:
@@ -248,7 +248,7 @@ class Kubernetes(RemoteLauncher):
             self._watchers.lost(names[event["lost"]], event["why"])
 
     def _bridge_ended(self, _: str, why: str) -> None:
-        self._bridge_why = f"the way to the API server ended: {why}"
+        self._bridge_why = f"the connection to the API server ended: {why}"
         for name, host in self._hosts_by_name.items():
             self._lost.setdefault(host, self._bridge_why)
             self._watchers.lost(name, self._lost[host])

@@ -54,7 +54,7 @@ def pod_template(given: Mapping[str, Any]) -> Manifest:
     manifest = as_workload(copy.deepcopy(dict(given)), "")
     templates = list(_templates(manifest.get("spec", {})))
     if not templates:
-        raise UsageError(f"kind {manifest.get('kind')}: no pod template in it; accepted: {KINDS}")
+        raise UsageError(f"kind {manifest.get('kind')} has no pod template; accepted: {KINDS}")
     return templates[0]
 
 
@@ -76,7 +76,7 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
         selector = f"jobset.sigs.k8s.io/jobset-name={metadata['name']}"
         return PodsOfRun(manifest, selector, "node")
     if not templates:
-        raise UsageError(f"kind {kind}: no pod template in it; accepted: {KINDS}")
+        raise UsageError(f"kind {kind} has no pod template; accepted: {KINDS}")
     for template in templates:
         _fill(template, run_id, wait)
     _set_count(manifest, nodes)
@@ -158,8 +158,8 @@ def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     templates = list(_templates(manifest.get("spec", {})))
     if not templates:
         raise UsageError(
-            f"--mnode-nodes=free: kind {manifest.get('kind')}: no pod template in it, whose nodes "
-            "could be chosen; accepted: --mnode-nodes=N"
+            f"--mnode-nodes=free: kind {manifest.get('kind')} has no pod template, which would "
+            "limit its pods to free nodes; accepted: --mnode-nodes=N"
         )
     for template in templates:
         affinity = template["spec"].setdefault("affinity", {}).setdefault("nodeAffinity", {})
@@ -204,7 +204,7 @@ def _set_count(manifest: Manifest, nodes: int) -> None:
         policy.setdefault("activeDeadlineSeconds", MOST_RUN_S)
         policy.setdefault("ttlSecondsAfterFinished", KEPT_S)
     else:
-        raise UsageError(f"kind {kind}: not known; accepted: {KINDS}")
+        raise UsageError(f"kind {kind} is not supported; accepted: {KINDS}")
 
 
 def _set_job(spec: Manifest, nodes: int, *, own_end: bool = True) -> None:

@@ -73,7 +73,7 @@ class Relays:
             while self._pods.is_there(host, pod.uid):
                 why = await self._run(pod.name, self.ports.get(host, 0), opened)
                 if reached and self._pods.is_there(host, pod.uid):
-                    self._report({"lost": host, "why": f"no way from its pod to here: {why}"})
+                    self._report({"lost": host, "why": f"its pod cannot reach this machine: {why}"})
                     reached = False
                 _done(tried)
                 await asyncio.sleep(AGAIN_S)

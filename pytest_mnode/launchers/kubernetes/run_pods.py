@@ -46,7 +46,7 @@ class RunPods:
         if host is not None and not self.hosts[host].over:
             why = pod.over or (DELETED if deleted else "")
             if pod.uid != self.hosts[host].uid:
-                why = pod.before or "another pod of its name took its place"
+                why = pod.before or "another pod of the same name replaced it"
             if why:
                 self.hosts[host] = replace(self.hosts[host], ready=False, over=why)
                 events.append({"lost": host, "why": why})
@@ -68,15 +68,17 @@ class RunPods:
         """Reasons by pod; the object `what` has the reason of pods that were not created."""
         hopeless = self.hopeless()
         reasons = {
-            pod.name: pod.over or pod.problem or "it does not run yet, and nothing says why"
+            pod.name: pod.over
+            or pod.problem
+            or "it does not run yet, and Kubernetes gives no reason"
             for pod in (hopeless or self.seen.values())
             if not pod.ready
         }
         missing = self._nodes - len(self.seen)
         if missing > 0 and not hopeless:
-            why = "; ".join(events) or "and nothing says why"
+            why = "; ".join(events) or "Kubernetes gives no reason"
             were = "pod was" if missing == 1 else "pods were"
-            reasons[what] = f"{missing} {were} not made: {why}"
+            reasons[what] = f"{missing} {were} not created: {why}"
         return reasons
 
     def _settle(self) -> list[Event]:

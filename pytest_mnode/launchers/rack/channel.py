@@ -92,7 +92,7 @@ class RackChannel:
                 return reply
             if reply.id < 0:
                 self._replies.put(reply)  # for the next request
-                raise ClusterError(f"{what}: the rack is gone{self._daemon.last_words()}")
+                raise ClusterError(f"{what}: the rack has ended{self._daemon.last_words()}")
 
     def _listen(self) -> None:
         for data in packets(self._channel, PACKET_BYTES):

@@ -62,7 +62,7 @@ def guard_command(arguments: Sequence[str], mask: set[int], alive: int) -> NoRet
         alive_read, alive_write = os.pipe()
         child = os.fork()
     except (FileNotFoundError, ProcessLookupError):
-        fail(125, f"{where}: gone, or booted again since this command was made")
+        fail(125, f"{where}: the node is off, or was booted again after this command was made")
     except OSError as error:
         fail(125, f"{where}: cannot enter: {error.strerror} ({error.filename or 'fork'})")
     if child == 0:

@@ -83,7 +83,9 @@ class Rack(Launcher):
         if management is None:
             management = Link("mgmt0", fabric.rate_mbit_s / 10, fabric.mtu)
         if layout is not None and not shown_at:
-            raise UsageError("rack: sockets to show, and no directory for it: give shown_at")
+            raise UsageError(
+                "rack: a layout of sockets needs a directory for its sysfs: give shown_at"
+            )
         machine = tuple(numa_cores()) if layout is not None else ()
         place = str(Path(shown_at).absolute()) if shown_at else ""
         self.plan = Plan(nodes, fabric, management, shm_bytes, layout, machine, place)
@@ -118,7 +120,7 @@ class Rack(Launcher):
             self._first = (pid, namespaces.process_start(pid))
         except OSError as error:
             self.close()
-            raise ClusterError(f"rack: gone right after its start: {error}") from error
+            raise ClusterError(f"rack: ended right after its start: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -143,7 +145,7 @@ class Rack(Launcher):
         slot = self._slot(node)
         with self._lock:
             if slot.pid is None:
-                raise NodeLostError(node.name, f"{node.name} is not there: {slot.reason}")
+                raise NodeLostError(node.name, f"{node.name} is unavailable: {slot.reason}")
             return slot.pid
 
     def rank_start(self, node: Node) -> RankStart:
@@ -253,7 +255,9 @@ class Rack(Launcher):
             if slot.outside is None and self._first is not None:
                 slot.outside = namespaces.child_outside(self._first[0], pid)
             if slot.outside is None:
-                raise NodeLostError(node.name, f"{node.name} is not there: its first process ended")
+                raise NodeLostError(
+                    node.name, f"{node.name} is unavailable: its first process ended"
+                )
             return slot.outside
 
     def _on_event(self, event: Booted | Lost | None) -> None:

@@ -34,7 +34,7 @@ class Link:
                 f"link name {self.name!r}: needs 1 to {MAX_LINK_NAME} letters and digits"
             )
         if self.name == "lo":
-            raise UsageError("link name 'lo': every node has its own already")
+            raise UsageError("link name 'lo': reserved for the loopback interface")
         check_rate(self.name, self.rate_mbit_s)
         if not 576 <= self.mtu <= 9216:
             raise UsageError(f"link {self.name}: mtu {self.mtu}: needs 576 to 9216 bytes")
@@ -66,7 +66,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
-            raise UsageError(f"rack: {self.nodes} nodes: needs 1 to {MAX_NODES} (one /24 a link)")
+            raise UsageError(f"rack: {self.nodes} nodes: needs 1 to {MAX_NODES} (one /24 per link)")
         if self.fabric.name == self.management.name:
             raise UsageError(f"rack: both links are named {self.fabric.name!r}")
         # tmpfs takes 0 as no limit, and a size beyond 63 bits would wrap around.

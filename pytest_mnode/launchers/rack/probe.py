@@ -109,7 +109,7 @@ def reason(error: OSError, rootless: bool) -> str:
     if error.errno == errno.ENOSPC:
         return f"{text} (a limit under /proc/sys/user is reached)"
     if error.errno in (errno.EPERM, errno.EACCES):
-        return f"{text} (a container without the right to make namespaces?)"
+        return f"{text} (containers often lack the right to create namespaces)"
     return text
 
 

@@ -174,7 +174,8 @@ class RackInit:
             poll.register(boot.report, select.POLLIN)
             if not poll.poll(max(0, left * 1000)):
                 raise TimeoutError(
-                    f"{self._plan.node_name(boot.node)} not up in {BOOT_LIMIT_S:g} s, at {last}"
+                    f"{self._plan.node_name(boot.node)} was not up after {BOOT_LIMIT_S:g} s; "
+                    f"last step: {last}"
                 )
             data = os.read(boot.report, 4096)
             if not data:
@@ -193,7 +194,7 @@ class RackInit:
         # A first process can be reaped only when everything else on its node is dead.
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"processes still there {KILL_LIMIT_S:g} s after SIGKILL")
+                raise TimeoutError(f"processes still run {KILL_LIMIT_S:g} s after SIGKILL")
             time.sleep(0.001)
         self._switch.unplug(node)
 

@@ -73,7 +73,7 @@ def why_not(machine: Sequence[NumaCores], layout: Layout) -> str | None:
     cpus = sum(len(core) for memory in machine for core in memory.cores)
     if cpus >= layout.sockets:
         return None
-    return f"{layout.sockets} sockets need as many CPUs, and this machine lets us use {cpus}"
+    return f"{layout.sockets} sockets need as many CPUs, but this process may use {cpus}"
 
 
 def board(machine: Sequence[NumaCores], layout: Layout, node: int, nodes: int) -> Board:

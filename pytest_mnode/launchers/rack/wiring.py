@@ -115,7 +115,7 @@ class Switch:
             if not ports:
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError(f"switch port {min(ports)} carries nothing yet")
+                raise TimeoutError(f"switch port {min(ports)} does not forward yet")
             time.sleep(0.002)
 
     def cut(self, index: int) -> None:

@@ -31,7 +31,9 @@ class Bridged:
             order = json.dumps({"exec": host, "argv": argv}).encode() + b"\n"
             socket.send_fds(self._bridge, [order], [stdin, stdout, stderr])
         except OSError as error:
-            os.write(stderr, f"the run's way to its nodes has ended: {error.strerror}".encode())
+            os.write(
+                stderr, f"the run's connection to its nodes has ended: {error.strerror}".encode()
+            )
         for fd in (stdin, stdout, stderr):
             os.close(fd)
 

@@ -24,18 +24,18 @@ def check_distinct(
             problems[given] = _same_name(first, reports[first], report)
         elif len(reports) > 1 and _is_loopback(address):
             problems[given] = (
-                f"its address is {address}, which is every node's own; name it by one at which "
-                "the other nodes reach it"
+                f"its address {address} is a loopback address; name it by an address at which the "
+                "other nodes reach it"
             )
         elif _needs_a_scope(address):
             problems[given] = (
-                f"its address is {address}, which is good on one link only, by the name that each "
-                "machine has for that link; name it by one at which the other nodes reach it"
+                f"its address {address} is link-local and needs a scope id, which differs between "
+                "machines; name it by an address at which the other nodes reach it"
             )
         elif (first := taken.setdefault(address, given)) != given:
             problems[given] = (
-                f"its address is {address}, and so is {first}'s; ranks need one that is its own, "
-                "at which the other nodes reach it"
+                f"its address {address} is also {first}'s; ranks need an address of this node "
+                "alone, at which the other nodes reach it"
             )
     return problems
 
@@ -44,11 +44,12 @@ def _same_name(first: str, known: NodeReport, report: NodeReport) -> str:
     """One machine has one boot id; the rack's nodes share one, but differ by name."""
     if None in (known.boot, report.boot):
         return (
-            f"it calls itself {report.hostname}, as {first} does: one machine, or two of one name"
+            f"its host name {report.hostname} is also {first}'s: the same machine, or a duplicate "
+            "name"
         )
     if known.boot == report.boot:
-        return f"it is one machine with {first}: {report.hostname}"
-    return f"it calls itself {report.hostname}, as {first} does; give them names of their own"
+        return f"it is the same machine as {first}: {report.hostname}"
+    return f"its host name {report.hostname} is also {first}'s; give each machine a unique name"
 
 
 def _needs_a_scope(address: str) -> bool:

@@ -53,7 +53,7 @@ class RemoteLauncher(Launcher):
         for node in nodes:
             self._host_of(node.name)
             if why := self._why_gone(node):
-                raise NodeLostError(node.name, f"{node.name} is not there: {why}")
+                raise NodeLostError(node.name, f"{node.name} is unavailable: {why}")
         return [self._proxy_command(self._host_of(node.name), argv) for node in nodes]
 
     def ask(self, request: LauncherRequest) -> Any:

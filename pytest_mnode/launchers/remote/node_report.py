@@ -156,25 +156,25 @@ def read(output: str) -> NodeReport | None:
 
 def problem(report: NodeReport, ours: Here, directory: str) -> str | None:
     """Why a node cannot be used, in one line; None if it can."""
-    installed = f"pytest-mnode {report.version} in {report.package_dir} there"
+    installed = f"pytest-mnode {report.version} in {report.package_dir}"
     if report.missing is not None or report.version is None:
         return (
-            f"pytest_mnode cannot be imported by {report.executable} there ({report.missing}); "
-            "install pytest-mnode for it, or name another by --mnode-python"
+            f"pytest_mnode cannot be imported by {report.executable} ({report.missing}); install "
+            "pytest-mnode for it, or name another Python with --mnode-python"
         )
     if _minor(report.python) != _minor(ours.python):
         return (
-            f"{report.executable} there is Python {report.python}, here it is {ours.python}; name "
-            "one of the same minor version by --mnode-python"
+            f"{report.executable} is Python {report.python}, but the controller's is "
+            f"{ours.python}; name a Python of the same minor version with --mnode-python"
         )
     if report.version != ours.version:
-        return f"{installed}, {ours.version} here; install the same version"
+        return f"{installed}, but {ours.version} on the controller; install the same version"
     if report.code != ours.code:
-        return f"{installed} is other code than here; install the same"
+        return f"{installed}: its code differs from the controller's; install the same build"
     if not report.directory:
         return (
-            f"no directory {directory} there, from where pytest was started; tests must be at the "
-            "same path on every node"
+            f"no directory {directory}, in which pytest was started; tests must be at the same "
+            "path on every node"
         )
     return None
 

@@ -224,13 +224,13 @@ def why_it_ended(code: int | None, printed: Sequence[str], greeted: bool) -> str
     if code == 255:
         return last or "ssh ended and printed nothing"
     how = f"status {code}" if code is not None else "no status"
-    return f"no Python started there ({how}{': ' * bool(last)}{last})"
+    return f"Python did not start on the node ({how}{': ' * bool(last)}{last})"
 
 
 def why_given_up(limit_s: float, printed: Sequence[str], greeted: bool) -> str:
     """The reason to give up a node that sent nothing for `limit_s` seconds."""
     if greeted:
-        return f"the connection was lost: nothing heard for {limit_s:g} s"
+        return f"the connection was lost: no data for {limit_s:g} s"
     last = _last(printed)
     return f"no answer within {limit_s:g} s{': ' * bool(last)}{last}"
 
@@ -242,7 +242,7 @@ def _slurm_message(printed: Sequence[str]) -> str | None:
         if not program.startswith("slurmstepd"):  # from 23.11 on, the node's name follows
             continue
         if text.startswith("execve(): "):
-            return f"no Python started there ({text})"
+            return f"Python did not start on the node ({text})"
         if text.startswith("*** "):
             return f"Slurm says {text.strip('* ')}"
     return None

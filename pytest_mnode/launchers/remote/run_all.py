@@ -131,8 +131,8 @@ def why_no_report(outcome: CommandResult, limit_s: float) -> str:
         return f"no answer within {limit_s:g} s"
     lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
     last = lines[-1].removeprefix(f"{outcome.node}: ") if lines else "it printed nothing"
-    if "no Python started there" in last or outcome.returncode in (126, 127):
-        return f"{last}; name the Python of the nodes by --mnode-python"
+    if "Python did not start on the node" in last or outcome.returncode in (126, 127):
+        return f"{last}; name the Python of the nodes with --mnode-python"
     return last
 
 

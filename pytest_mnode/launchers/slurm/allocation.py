@@ -40,7 +40,8 @@ class Granted:
         nodes = environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))
         if not nodes:
             raise UsageError(
-                f"SLURM_JOB_ID={job}, but no SLURM_JOB_NODELIST: is this inside an allocation?"
+                f"SLURM_JOB_ID={job} is set, but no SLURM_JOB_NODELIST; start pytest inside an "
+                "allocation, or unset SLURM_JOB_ID"
             )
         return cls(int(job), expand(nodes))
 
@@ -78,7 +79,7 @@ class CurrentAllocation:
         granted = Granted.read(self.environ)
         if len(granted.names) < nodes:
             raise ClusterError(
-                f"slurm: {count(nodes)} asked for, and allocation {granted.job_id} has "
+                f"slurm: {count(nodes)} requested, but allocation {granted.job_id} has "
                 f"{len(granted.names)}: {', '.join(granted.names)}; "
                 f"missing: {nodes - len(granted.names)}; allocate them with --nodes={nodes}"
             )
@@ -125,7 +126,7 @@ class OwnAllocation:
                     return self._enough(granted, nodes)
                 if self._ended is not None:
                     why = f"{self._ended}{self._gpus_option_reason()}"
-                    raise ClusterError(f"slurm: no {count(nodes)}: {why}")
+                    raise ClusterError(f"slurm: {count(nodes)} not allocated: {why}")
                 if time.monotonic() >= deadline:
                     raise ClusterError(self._too_late(nodes, limit_s))
                 if time.monotonic() >= look:
@@ -182,8 +183,8 @@ class OwnAllocation:
     def _enough(self, granted: Granted, nodes: int) -> Granted:
         if len(granted.names) < nodes:
             raise ClusterError(
-                f"slurm: {count(nodes)} asked for, and Slurm gave {len(granted.names)}: "
-                f"{', '.join(granted.names)}; is there another --nodes in --mnode-slurm-args?"
+                f"slurm: {count(nodes)} requested, but Slurm allocated {len(granted.names)}: "
+                f"{', '.join(granted.names)}; remove any --nodes from --mnode-slurm-args"
             )
         return granted
 
@@ -200,7 +201,7 @@ class OwnAllocation:
             why = job.reason or "no reason given"
             progress(f"allocation {job.job_id} waits in the queue ({why})")
         if missing is not None:
-            raise ClusterError(f"slurm: {count(nodes)} asked for: {missing}")
+            raise ClusterError(f"slurm: {count(nodes)} requested: {missing}")
 
     def _cluster_nodes(self) -> tuple[NodeState, ...] | None:
         """The cluster's nodes; None if they are not needed, or if Slurm does not answer."""
@@ -216,16 +217,16 @@ class OwnAllocation:
         if not self._gpus:
             return ""
         return (
-            f" ({self._gpus[0]} is asked for since the spec has accelerators.per_node; say --gpus "
-            "or --gres in --mnode-slurm-args to ask otherwise)"
+            f" ({self._gpus[0]} is requested because the spec sets accelerators.per_node; set "
+            "--gpus or --gres in --mnode-slurm-args to override it)"
         )
 
     def _too_late(self, nodes: int, limit_s: float) -> str:
-        text = f"slurm: no {count(nodes)} within {limit_s:g} s"
+        text = f"slurm: {count(nodes)} not allocated within {limit_s:g} s"
         try:
             job = self._slurm.job(self._job) if self._job is not None else None
             if job is not None:
                 text += f": job {job.job_id} is {job.state} ({job.reason or 'no reason given'})"
         except ClusterError as error:
             text += f"; {error}"
-        return text + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"
+        return text + "; set --immediate=SECONDS in --mnode-slurm-args to wait longer"

@@ -30,8 +30,8 @@ def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> t
         return there[:wanted]
     missing = ", ".join(f"{name} ({why})" for name, why in bad.items())
     raise ClusterError(
-        f"slurm: {count(wanted)} asked for, and allocation {granted.job_id} has {len(there)} that "
-        f"are up: {', '.join(there) or 'none'}; missing: {missing}"
+        f"slurm: {count(wanted)} requested, but allocation {granted.job_id} has {len(there)} up: "
+        f"{', '.join(there) or 'none'}; missing: {missing}"
     )
 
 
@@ -57,8 +57,8 @@ def too_few_gpus(
     if held >= per_node * len(states) + besides:
         return None
     return (
-        f"slurm: allocation {job.job_id} has {held} GPUs on {count(len(job.nodes))}, and the "
-        f"spec promises {per_node} per node; ask for them with --gpus-per-node={per_node}"
+        f"slurm: allocation {job.job_id} has {held} GPUs on {count(len(job.nodes))}, but the "
+        f"spec promises {per_node} per node; request them with --gpus-per-node={per_node}"
     )
 
 
@@ -72,8 +72,8 @@ def not_back(
     """
     if job is not None and job.runs and name not in job.nodes:
         raise ClusterError(
-            f"{own} was down for so long that Slurm took it out of allocation {job_id} "
-            "(SlurmdTimeout); it stays out until another one is given"
+            f"{own} was down for so long that Slurm removed it from allocation {job_id} "
+            "(SlurmdTimeout); only a new allocation can have it again"
         )
     return next((f"Slurm says {state.text}" for state in states if not state.up), None)
 
@@ -97,7 +97,7 @@ def lost(
         if state is not None and state.lost:
             found[own] = f"Slurm says {state.text}"
         elif job.runs and name not in job.nodes:
-            found[own] = f"Slurm took it out of allocation {job_id}"
+            found[own] = f"Slurm removed it from allocation {job_id}"
     return found
 
 

@@ -40,7 +40,10 @@ def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] 
     """
     refused = [word for word in arguments if word.startswith("--no-shell")]
     if refused:
-        raise UsageError(f"--mnode-slurm-args: {refused[0]}: the allocation is held by a command")
+        raise UsageError(
+            f"--mnode-slurm-args: {refused[0]}: not allowed, because a command of salloc holds the "
+            "allocation"
+        )
     ours = [
         *(f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"),
         "--wait-all-nodes=1",  # else salloc grants nodes that still boot, and no step starts there

@@ -61,7 +61,9 @@ class Slurm:
     def unavailable() -> str | None:
         """Why Slurm cannot be used here, in one line; None if its commands exist."""
         missing = [p for p in ("srun", "salloc", "sbatch", "scontrol") if shutil.which(p) is None]
-        return f"no Slurm here: {', '.join(missing)} not found in PATH" if missing else None
+        return (
+            f"Slurm is not installed: {', '.join(missing)} not found in PATH" if missing else None
+        )
 
     def run(self, *argv: str, timeout_s: float | None = None, text_in: str | None = None) -> str:
         """Standard output of a command.
@@ -85,7 +87,9 @@ class Slurm:
                 env={name: value for name, value in around.items() if value is not None},
             )
         except FileNotFoundError:
-            raise SlurmError(program, 127, "no such command here; is Slurm installed?") from None
+            raise SlurmError(
+                program, 127, "no such command on this machine; install Slurm"
+            ) from None
         except OSError as error:
             raise SlurmError(program, 126, f"cannot be run: {error.strerror}") from None
         except subprocess.TimeoutExpired:

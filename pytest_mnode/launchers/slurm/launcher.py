@@ -61,8 +61,8 @@ class Slurm(RemoteLauncher):
         elif arguments:
             job = os.environ["SLURM_JOB_ID"]
             raise UsageError(
-                f"--mnode-slurm-args={' '.join(arguments)}: this is inside of allocation {job} "
-                "already, which is used as it is; leave them out, or run outside of it"
+                f"--mnode-slurm-args={' '.join(arguments)}: this run is inside allocation {job}, "
+                "which they cannot change; leave them out, or run outside of it"
             )
         self.granted: Granted | None = None
         self._count = nodes
@@ -145,7 +145,7 @@ class Slurm(RemoteLauncher):
         reports, problems = self._reports([name])
         if (report := reports.get(name)) is None:
             return problems[name]
-        return None if report.hostname == node.name else f"it is {report.hostname} now"
+        return None if report.hostname == node.name else f"its host name is now {report.hostname}"
 
     def _give_back(self) -> None:
         if self._watch is not None:

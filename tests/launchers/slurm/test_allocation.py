@@ -111,7 +111,7 @@ def test_reads_the_surrounding_allocation() -> None:
     with pytest.raises(ClusterError) as error:
         CurrentAllocation(environ).get(4)
     assert str(error.value) == (
-        "slurm: 4 nodes asked for, and allocation 7 has 2: n0, n1; missing: 2; "
+        "slurm: 4 nodes requested, but allocation 7 has 2: n0, n1; missing: 2; "
         "allocate them with --nodes=4"
     )
 
@@ -143,7 +143,8 @@ def test_an_allocation_is_held_and_given_back(make: Make, notes: Path) -> None:
 
 
 def test_fewer_nodes_than_asked_for_are_given_back(make: Make, notes: Path) -> None:
-    with pytest.raises(ClusterError, match=r"^slurm: 3 nodes asked for, and Slurm gave 2: n0, n1;"):
+    message = "^slurm: 3 nodes requested, but Slurm allocated 2: n0, n1;"
+    with pytest.raises(ClusterError, match=message):
         make().get(3)
     assert lines(notes)[1:] == ["given back after 0"]
 
@@ -151,19 +152,21 @@ def test_fewer_nodes_than_asked_for_are_given_back(make: Make, notes: Path) -> N
 def test_a_refusal_says_why(make: Make, notes: Path) -> None:
     with pytest.raises(ClusterError) as error:
         make(["--bad"]).get(2)
-    assert str(error.value) == ("slurm: no 2 nodes: Job submit/allocate failed: Invalid account")
+    assert str(error.value) == (
+        "slurm: 2 nodes not allocated: Job submit/allocate failed: Invalid account"
+    )
 
 
-def test_a_refusal_says_who_asked_for_gpus(make: Make, notes: Path) -> None:
+def test_a_refusal_says_why_gpus_were_requested(make: Make, notes: Path) -> None:
     scontrol = notes.parent / "bin" / "scontrol"
     scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
     with pytest.raises(ClusterError) as error:
         make(["--bad"], 8).get(2)
     assert "--gpus-per-node=8" in lines(notes)[0]
     assert str(error.value) == (
-        "slurm: no 2 nodes: Job submit/allocate failed: Invalid account (--gpus-per-node=8 is "
-        "asked for since the spec has accelerators.per_node; say --gpus or --gres in "
-        "--mnode-slurm-args to ask otherwise)"
+        "slurm: 2 nodes not allocated: Job submit/allocate failed: Invalid account "
+        "(--gpus-per-node=8 is requested because the spec sets accelerators.per_node; set --gpus "
+        "or --gres in --mnode-slurm-args to override it)"
     )
 
 
@@ -178,7 +181,7 @@ def test_a_request_that_waits_too_long_is_withdrawn(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "queue_limit_s", lambda _: 3.0)
-    with pytest.raises(ClusterError, match=r"within 3 s: job 7 is PENDING \(Resources\); say "):
+    with pytest.raises(ClusterError, match=r"within 3 s: job 7 is PENDING \(Resources\); set "):
         make(["--begin"]).get(2)
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
@@ -193,14 +196,16 @@ def test_what_even_an_empty_cluster_does_not_have_is_not_waited_for(
         make(["--begin"]).get(2)
     assert texts == ["allocation 7 waits in the queue (Resources)"]
     assert str(error.value) == (
-        "slurm: 2 nodes asked for: partition all has 1 usable of 2 nodes; missing: n1 (DOWN)"
+        "slurm: 2 nodes requested: partition all has 1 usable of 2 nodes; missing: n1 (DOWN)"
     )
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
 
 def test_no_salloc(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ClusterError, match=r"^slurm: no 2 nodes: No such file or directory$"):
+    with pytest.raises(
+        ClusterError, match=r"^slurm: 2 nodes not allocated: No such file or directory$"
+    ):
         make().get(2)
 
 
