@@ -138,7 +138,10 @@ def test_the_default_asks_for_what_the_spec_promises() -> None:
     ("given", "message"),
     [
         ({"kind": "Service", "spec": {}}, "kind Service has no pod template; accepted: Pod"),
-        ({"kind": "Deployment", "spec": {"template": {"spec": pod()}}}, "kind Deployment is not sup"),
+        (
+            {"kind": "Deployment", "spec": {"template": {"spec": pod()}}},
+            "kind Deployment is not sup",
+        ),
     ],
 )
 def test_other_objects_are_refused(given: dict[str, Any], message: str) -> None:
