@@ -180,7 +180,7 @@ def test_nodes_that_cannot_be_had_when_workers_start_are_one_line(tmp_path: Path
         *("-n2", "--mnode-nodes=2", "--mnode-launcher=slurm", "--mnode-spec=spec.yaml"),
         env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
     )
-    assert "ERROR: slurm: no 2 nodes: no controller here" in run.output, run.output
+    assert "ERROR: slurm: 2 nodes not allocated: no controller here" in run.output, run.output
     assert "INTERNALERROR" not in run.output
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
 

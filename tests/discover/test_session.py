@@ -72,7 +72,7 @@ class OneOff(Nodes):
     ) -> list[list[str]]:
         if nodes != "node1":
             return [[]]
-        raise NodeLostError("node1", "node1 is not there: powered off")
+        raise NodeLostError("node1", "node1 is unavailable: powered off")
 
     def run(
         self,
@@ -93,7 +93,7 @@ def test_a_node_that_is_off_does_not_hide_the_others() -> None:
     seen = look_at(OneOff(), "rack", "no cluster was named")
     assert [node.name for node in seen.shown] == ["node0", "node2"]
     [off] = seen.silent
-    assert (off.name, off.problem) == ("node1", "node1 is not there: powered off")
+    assert (off.name, off.problem) == ("node1", "node1 is unavailable: powered off")
     assert seen.emulated
 
 
