@@ -1,4 +1,4 @@
-"""Is every rank as fast by itself as the others? Judges of what `measuring.devices` found. Pure."""
+"""Judges the speed and the results of single ranks, which `measuring.devices` measured. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.results_of_ranks import SameSteps
 
 LARGEST_CHECKED = 2048
-"""Rows of a product that is checked: checking costs the host as much as the device gains."""
+"""Largest size of a checked product: a check costs the host as much as the device gains."""
 
 
 def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> list[Measurement]:
-    """Whether products are right. wrong: by rank, as `measuring.wrong_products` returns it."""
+    """Whether products are right. wrong: wrong rows by rank, from `measuring.wrong_products`."""
     bad = [f"{rank} ({count})" for rank, count in wrong.items() if count]
     failed = [rank for rank, count in wrong.items() if count is None]
     return [
@@ -36,7 +36,7 @@ def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> li
 
 
 def judge_steps(found: SameSteps) -> list[Measurement]:
-    """Whether ranks computed the same training steps, and which did not."""
+    """Whether all ranks computed the same training steps, and which ranks did not."""
     wrong, disagreeing = found.wrong, found.unresolved
     failed = [f"{row.name}: {row.why}" for row in found.rows if row.why]
     each = max((len(row.models) for row in found.rows), default=0)
@@ -60,7 +60,7 @@ def judge_steps(found: SameSteps) -> list[Measurement]:
 
 
 def judge_rates(found: Comparison) -> list[Measurement]:
-    """The slowest rank against the others, and against what is promised in any case."""
+    """The slowest rank compared with the other ranks, and with the absolute promises."""
     bound, unknown = found.bound, [row for row in found.rows if row.rate is None]
     slowest = min((row.rate for row in found.rows if row.rate is not None), default=None)
     note = "; ".join(f"{row.name}: {row.why}" for row in unknown[:4])
@@ -111,7 +111,7 @@ def _floor(
     floor: float | None,
     how: str,
 ) -> Measurement:
-    """The slowest rank; judged where a floor is promised."""
+    """The rate of the slowest rank, judged only if a floor is promised."""
     known = {rank: rate for rank, rate in rates.items() if rate is not None}
     low = [f"{n} ({rate:.4g} {found.unit})" for n, rate in known.items() if rate < (floor or 0)]
     return Measurement(
@@ -126,7 +126,7 @@ def _floor(
 
 
 def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> list[Measurement]:
-    """GPUs that were held back while they worked, and their clocks."""
+    """GPUs whose clocks were throttled under load, and the lowest SM clock."""
     most, least = promise.slowed_at_most_fraction, promise.at_least_sm_clock_mhz
     shares = {rank: load.share_slowed for rank, load in loads.items()}
     known = [share for share in shares.values() if share is not None]
@@ -161,7 +161,7 @@ def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> lis
 
 
 def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
-    """PCIe links of GPUs that are slower under load than card and slot can."""
+    """GPUs whose PCIe link under load is below the generation of card and slot."""
     read = {rank: (x.pcie_generation, x.full_pcie_generation) for rank, x in loads.items()}
     slow = [
         f"{rank} (PCIe {now} of {full})"

@@ -1,4 +1,4 @@
-"""Is a rank's own memory on the NUMA node of its accelerator?"""
+"""Judges whether a rank's own memory is on the NUMA node of its accelerator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MIB = 1 << 20
 
 
 def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -> Measurement:
-    """The share of a rank's own pages (heap, stacks, anonymous) that are near its accelerator.
+    """The fraction of a rank's own pages (heap, stacks, anonymous) that is near its accelerator.
 
-    Files and shared memory do not count: they lie where the first process touched them.
+    Files and shared memory do not count: they lie near the process that touched them first.
     """
     expected = f"the NUMA node of {rank.anchor}"
 

@@ -1,4 +1,4 @@
-"""Does a rank send over the NIC that is nearest to its accelerator?"""
+"""Judges whether a rank sends over the NIC nearest to its accelerator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAME_NODE = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Far:
-    """How far a NIC is: between two bounds where it is not known. words: such as "PIX"."""
+    """Distance of a NIC; `least` and `most` differ if it is not known. words: such as "PIX"."""
 
     name: str
     least: _Key
@@ -37,15 +37,14 @@ def judge_nics(
     candidates: Sequence[str],
     beside: Sequence[str | None] = (),
 ) -> Measurement:
-    """How many NICs a rank uses that are farther than the nearest: PCI path, then NUMA distance.
+    """Number of used NICs that are farther than the nearest, by PCI path, then by NUMA distance.
 
-    Several that are equally near are equally good. A bond or VLAN is what is below it.
-    A NIC whose NUMA node is not known can be no nearer than another host bridge of the same node:
-    where that decides it is decided, else inconclusive.
+    NICs that are equally near are equally good. A bond or VLAN counts as the devices below it.
+    A NIC whose NUMA node is not known can be no nearer than another host bridge of the same NUMA
+    node: if that bound does not decide, the measurement is inconclusive.
 
-    candidates: NICs among which to look; without any it is not known which is nearest. beside: PCI
-    addresses of accelerators of the node: a NIC that is on another socket than each of them is near
-    to none, so it fails.
+    candidates: NICs that the rank could use; if empty, the nearest is not known. beside: PCI
+    addresses of the node's accelerators: a NIC on another socket than all of them fails.
     """
     reason = _why_unknown(rank, candidates)
     if reason is not None or not rank.nics:
@@ -86,7 +85,7 @@ def _far(machine: Machine, rank: RankPlacement, name: str) -> _Far:
     if not bounds:
         words = "no such device, or none below it"
         return _Far(name=name, least=_NEAREST, most=_FARTHEST, words=words)
-    # Of a bond, the farthest link counts: traffic takes any.
+    # The farthest link of a bond counts: traffic may take any link.
     return max(
         (_Far(name=name, least=least, most=most, words=words) for least, most, words in bounds),
         key=lambda far: (far.most, far.least),
@@ -191,8 +190,8 @@ def _sockets(machine: Machine, address: str | None) -> frozenset[int]:
 
 
 def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str, ...]:
-    """NICs of the fabric that are not known to be down: RDMA ports where those are used, or where
-    nobody knows what is used and RDMA is promised."""
+    """Fabric NICs that are not known to be down: RDMA ports if `used` has some, or is empty and
+    RDMA is promised; else interfaces."""
     fabric = spec.fabric
     if any(":" in name for name in used) or (not used and fabric.kind != "ethernet"):
         devices = machine.rdma or ()
@@ -203,9 +202,9 @@ def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str,
 
 
 def sending_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str, ...]:
-    """Of interfaces that count the same bytes, one: the bond, not its links.
+    """One of the interfaces that count the same bytes: the bond, not its links.
 
-    Where the spec names only one of them, that one.
+    If the spec names only one of these interfaces, that one.
     """
     named = {name for name in used if spec.fabric.has_interface(name)}
     lower = lower_devices_of(machine.interfaces or (), ())

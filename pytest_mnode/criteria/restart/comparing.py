@@ -1,4 +1,4 @@
-"""Two runs beside each other, number by number, and the samples that a run saw. Pure."""
+"""Compares two runs number by number, and checks the samples that a run saw. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How equal two runs have to be.
+    """The largest allowed difference between two runs.
 
-    relative: of losses; 0: bit by bit, and then parameters too. source: where it comes from.
-    same_ranks: both have as many ranks, so that what belongs to a rank can be compared.
+    relative: of losses; 0 means that losses and parameters are equal bit by bit. source: where the
+    tolerance comes from. same_ranks: both have as many ranks, so state per rank can be compared.
     """
 
     relative: float
@@ -35,7 +35,7 @@ class Tolerance:
         return self.relative == 0 and self.same_ranks
 
     def accepts(self, one: float, other: float) -> bool:
-        """Whether two losses are equal enough; NaN equals nothing, and infinity only itself."""
+        """Whether two losses agree; NaN equals nothing, and infinity equals only itself."""
         if self.relative == 0 or not (isfinite(one) and isfinite(other)):
             return one == other
         return abs(one - other) <= self.relative * max(abs(one), abs(other))
@@ -43,7 +43,7 @@ class Tolerance:
     def differences(
         self, one: Mapping[int, StepRecord], other: Mapping[int, StepRecord]
     ) -> Iterator[str]:
-        """How the same step of two runs differs, one line per rank and number."""
+        """Differences in one step of two runs, one line per rank and number."""
         for rank in sorted(one.keys() & other.keys()):
             a, b = one[rank], other[rank]
             where = f"rank {rank} on {b.node}"
@@ -59,7 +59,7 @@ class Tolerance:
 
 
 def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> list[Measurement]:
-    """Numbers that differ from the uninterrupted run, over all steps that both did."""
+    """Numbers that differ from the uninterrupted run, over the steps of both runs."""
     pairs = list(_pairs(whole, cut, tolerance.same_ranks))
 
     def differing(
@@ -107,7 +107,7 @@ def _relative_distance(one: float, other: float) -> float:
 def _pairs(
     whole: LossCurve, cut: LossCurve, same_ranks: bool
 ) -> Iterator[tuple[int, StepRecord, StepRecord]]:
-    """Records of the same step and rank; any rank's with another number, as losses are of all."""
+    """Records of the same step and rank; of any rank if sizes differ: losses are of all ranks."""
     for step in sorted(whole.keys() & cut.keys()):
         for rank in sorted(cut[step]):
             other = whole[step].get(rank) if same_ranks else whole[step][min(whole[step])]
@@ -132,7 +132,7 @@ def _other_samples(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> Me
 def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) -> list[Measurement]:
     """Final parameters, optimiser state and learning rate of each rank, compared bit by bit.
 
-    With a tolerance, or another number of ranks, digests say nothing: only ends are counted then.
+    With a tolerance, or another number of ranks, digests say nothing: only ends are counted.
     """
     missing = [f"rank {rank}" for rank in range(cut.size) if _end(cut, rank) is None]
     source = tolerance.source
@@ -169,8 +169,8 @@ def samples_not_seen_once(
 ) -> Measurement:
     """Samples that an epoch did not see exactly once, over all ranks.
 
-    samples: of one epoch. consumed: by the whole run. An unfinished epoch may miss as many samples
-    as it left, but none may come twice.
+    samples: of one epoch. consumed: by the whole run. An unfinished epoch may lack the samples that
+    it did not reach, but none may occur twice.
     """
     seen: dict[int, dict[int, list[str]]] = {}
     for one in effective:
@@ -202,7 +202,7 @@ def samples_not_seen_once(
 
 
 def compared_parameters(one: Parameters, other: Parameters, tolerance: Tolerance) -> Measurement:
-    """The largest difference of final parameters, relative to the largest of them."""
+    """The largest difference of final parameters, relative to the largest parameter."""
     import numpy as np
 
     name, bound = "final parameters, largest difference", at_most(tolerance.relative)
@@ -219,7 +219,7 @@ def compared_parameters(one: Parameters, other: Parameters, tolerance: Tolerance
         key for key in one if not (np.isfinite(one[key]).all() and np.isfinite(other[key]).all())
     ]
     if odd:
-        # A difference from NaN or infinity has no size: it counts as all of the value.
+        # A difference from NaN or infinity has no size: it counts as 1.0, the whole value.
         note = f"not finite: {listed(odd)}"
         return Measurement(name, 1.0, "", bound, source, odd[0], note)
     largest = max((float(np.abs(value).max(initial=0.0)) for value in one.values()), default=0.0)

@@ -1,4 +1,4 @@
-"""A checkpoint of one number of ranks, from which other numbers of ranks go on."""
+"""Resumes a checkpoint on other numbers of ranks than the number that saved it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SOURCE = "checkpoints are loaded by any number of ranks"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Ranks on nodes."""
+    """Nodes, and the number of ranks on each."""
 
     nodes: tuple[str, ...]
     per_node: int
@@ -44,10 +44,10 @@ class Size:
 
 
 def sizes(nodes: Sequence[str], per_node: int, doubled: bool) -> tuple[Size, list[Size]]:
-    """Where a checkpoint is saved, and where it is resumed: on half and twice as many ranks.
+    """The size that saves a checkpoint, and the sizes that resume it: half and twice as many ranks.
 
-    doubled: whether a node can have twice as many ranks. Where ranks would share accelerators, half
-    of the nodes save, and all of them and a quarter resume.
+    doubled: whether a node can have twice as many ranks. If not, because ranks would share
+    accelerators, half of the nodes save, and all of them and a quarter resume.
     """
     names = tuple(nodes)
     half = Size(names[: max(1, len(names) // 2)], per_node)
@@ -61,10 +61,10 @@ def sizes(nodes: Sequence[str], per_node: int, doubled: bool) -> tuple[Size, lis
 def judge_other_sizes(
     promise: RestartCriterion, cluster: Cluster, spec: Spec, base: Path
 ) -> list[Measurement]:
-    """Save on some ranks, kill them, and go on with half and twice as many, in warm ranks.
+    """Save on some ranks, kill them, and resume on half and twice as many, in warm ranks.
 
-    Compared with an uninterrupted run of the first size; without dropout, whose masks each rank
-    draws for itself.
+    The result is compared with an uninterrupted run of the first size; without dropout, because
+    each rank draws its own masks.
     """
     shared = run_files.shared_directory(cluster, spec, base)
     if isinstance(shared, str):

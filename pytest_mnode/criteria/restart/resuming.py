@@ -1,4 +1,4 @@
-"""How a run was killed and came back: completely, from the right checkpoint, in time. Pure.
+"""Judges the kill of a run and its return: complete, from the right checkpoint, in time. Pure.
 
 The histories here begin with the incarnation that was killed.
 """
@@ -14,7 +14,7 @@ from pytest_mnode.measurement import Measurement, at_least, at_most, equals, lis
 
 EVERY_STEP = "a resumed run does each step once, from the newest complete checkpoint on"
 _CLOCK_TOLERANCE_S = 5.0
-"""Clocks of nodes may differ, and a step be seen late over a shared file system, by this much."""
+"""Clocks of nodes may differ by this much, or a shared file system may show a step so late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,27 @@ class StoreListing:
 
     @property
     def newest(self) -> int:
-        """The newest complete one; 0 where there is none: to begin anew loses nothing then."""
+        """The newest complete step; 0 if there is none: a restart from step 0 loses nothing."""
         return max(self.complete, default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class KillReport:
-    """One kill, and what followed.
+    """One kill and what followed.
 
-    what: in words, such as "SIGKILL of rank 1 on node1". at: wall clock, s; clock: whose.
-    incarnation: number of the one that it ended, from 0. incarnations: how many there were at the
-    next kill; None: it was the last kill of the run.
-    listing: None where the store could not be seen between the kill and the next incarnation.
+    what: the kill in words, such as "SIGKILL of rank 1 on node1". at: wall-clock time of the kill,
+    s; clock: whose clock that is. incarnation: number of the incarnation that it ended, from 0.
+    incarnations: how many there were at the next kill; None if this was the last kill of the run.
+    listing: None if the store could not be listed between the kill and the next incarnation.
     alive: "pid on node" of processes of the killed incarnation that ran while the next one
-    trained; None where that is not known.
-    came_back: whether it trained again, and after the last kill to its end; None where that could
-    not be seen; ended_how: how it ended instead, or why it was not seen.
-    preempted: it was asked to end, and may lose nothing; late: nodes on which it had to be killed
-    when the time to save was over. in_writing: the step whose checkpoint was being written.
-    missed: why there was no kill; then nothing else counts.
+    trained; None if not known.
+    came_back: whether the job trained again, and after the last kill to its end; None if that could
+    not be seen; ended_how: how the job ended instead, or why it was not seen.
+    preempted: the job was asked to end, and may lose nothing; late: nodes on which it had to be
+    killed when the time to save was over. in_writing: the step whose checkpoint was being written.
+    missed: why there was no kill; then no other field counts.
     between_s: shortest and longest time from the kill until all ranks had done a step again, by
-    the controller's monotonic clock; None where it did not see that.
+    the controller's monotonic clock; None if it did not see that step.
     """
 
     what: str
@@ -116,8 +116,8 @@ def judge_kill(cut: History, kill: KillReport) -> Iterator[Measurement]:
 def judge_loading(cut: History, kill: KillReport, began: float | None) -> Iterator[Measurement]:
     """Whether all ranks loaded the newest complete checkpoint, and it was of this run.
 
-    began: when the run was started first, by the wall clock of rank 0, which also dates
-    checkpoints; None where that is not known.
+    began: time of the first start of the run, by the wall clock of rank 0, which also dates
+    checkpoints; None if not known.
     """
     killed, resumed = cut.incarnations[0], cut.incarnations[1]
     yield _lost_steps(killed, resumed, kill)
@@ -161,7 +161,7 @@ def completed(incarnation: Incarnation) -> set[int]:
 
 
 def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement:
-    """How much later than the start of the run the loaded checkpoint was saved."""
+    """Seconds from the start of the run until the loaded checkpoint was saved."""
     name, source = "loaded checkpoint saved after the start", "it is of this run, and not left over"
     saved = [own.start.saved_at for own in resumed.by_rank.values()]
     times = [time for time in saved if time is not None]
@@ -173,9 +173,9 @@ def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement
 
 
 def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Measurement:
-    """Seconds from the kill until all ranks had done a step again, by the clocks of both.
+    """Seconds from the kill until all ranks had done a step again, by the clocks of their nodes.
 
-    Where the controller saw that step, its own clock has to agree with these: a clock that is wrong
+    If the controller saw that step, its own clock has to agree with these clocks: a wrong clock
     decides nothing.
     """
     back = [one for one in cut.incarnations[1:] if one.first_step_ended() is not None]
