@@ -1,4 +1,4 @@
-"""What made n nodes lose time against one: causes, each with its seconds, kind and culprit.
+"""Causes of the time that n nodes lose compared with one: seconds, kind and culprit of each.
 
 Pure. Every part of the loss along the slowest rank of each step goes to one cause, so that causes
 add up to the loss.
@@ -19,7 +19,7 @@ NETWORK, FABRIC, OVERLAP, COMMUNICATION = "network", "fabric", "overlap", "commu
 CONTENTION, UNMEASURED = "contention", "unmeasured"
 STRAGGLER, SKEW, COMPUTE, REST = "straggler", "skew", "compute", "rest"
 OWNED = (NETWORK, FABRIC, OVERLAP, STRAGGLER, "input", "checkpoint")
-"""Kinds that have a culprit; others may come from whatever else runs."""
+"""Kinds of cause that have a culprit; other kinds may come from unrelated processes."""
 _OWN = {
     "input": ("waits", "wait", "for input"),
     "optimiser": ("takes", "take", "longer to optimise"),
@@ -27,23 +27,23 @@ _OWN = {
     "rest": ("takes", "take", "that is unattributed"),
 }
 _NAMED_FROM = 0.5
-"""Of what is lost beyond what all lose: a rank that is slower by this part is named."""
+"""A rank is named if it is slower by this fraction of the loss that not all ranks share."""
 _NOTHING = 1e-3
-"""Of a step: nobody is named for losing less."""
+"""Fraction of a step: no rank is named for a smaller loss."""
 _LISTED_FROM = 0.1
-"""Of the loss: smaller causes are not listed, except the largest of all."""
+"""Fraction of the loss: smaller causes are not listed, except the largest one."""
 _HIDDEN = 0.5
-"""Of the gradients' way, as far as computing lasts: what has to be hidden to be overlapped."""
+"""Fraction of the transfer time that compute can hide: if less is hidden, nothing overlaps."""
 
 Of = Callable[[RankMeans], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """kind: of `spec.scaling.AllowedCause`, or "network", "unmeasured" or "rest". seconds: of each
-    step.
+    """A cause of loss. kind: of `spec.scaling.AllowedCause`, or "network", "unmeasured" or "rest".
 
-    text: what happens, with numbers. culprit: node, rank, NIC or setting; None where nobody's.
+    seconds: per step. text: what happens, with numbers. culprit: node, rank, NIC or setting; None
+    if there is none.
     """
 
     kind: str
@@ -60,8 +60,8 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """The causes of the loss on `found.count` nodes, largest first.
 
-    baseline: what the fabric does with nothing else going on, None where that is
-    not known. instead: see network.instead_of.
+    baseline: times of all-reduces while nothing else runs; None if not known. instead: see
+    network.instead_of.
     """
     lost = dict(zip(PARTS, found.lost_on_path, strict=True))
     ideal = dict(zip(PARTS, found.path_ideal, strict=True))
@@ -76,16 +76,16 @@ def causes_of(
 
 
 def describe(causes: Sequence[Cause], lost_s: float) -> str:
-    """The causes that matter in words, largest first."""
+    """The causes that are worth listing, in words, largest first."""
     worth = [c for i, c in enumerate(causes) if not i or c.seconds >= _LISTED_FROM * lost_s]
     return "; ".join(cause.text for cause in worth)
 
 
 def explained(causes: Sequence[Cause], allowed: Sequence[str], lost_s: float) -> float:
-    """Part of the loss that allowed causes account for, 0 to 1.
+    """Fraction of the loss that allowed causes account for, 0 to 1.
 
-    What a cause gains does not pay for what another loses: the whole is the larger of the loss and
-    of all that is lost anywhere.
+    A gain does not offset the loss of another cause: the whole is the larger of the loss and the
+    sum of all causes that lose.
     """
     whole = max(lost_s, sum(max(0.0, cause.seconds) for cause in causes))
     if whole <= 0:
@@ -94,11 +94,11 @@ def explained(causes: Sequence[Cause], allowed: Sequence[str], lost_s: float) ->
 
 
 def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
-    """What all ranks take longer than one node alone, what some mostly take beyond that, and what
-    the slowest of a step takes beyond those.
+    """Compute time that all ranks lose compared with one node, that slow ranks lose beyond it, and
+    that the slowest rank of a step loses beyond both.
 
-    The usual rank is compared with the usual rank of one node. What is uneven inside one node costs
-    nothing against it: so much of the other two was there before.
+    The usual rank is compared with the usual rank of one node. Unevenness that one node has alone
+    is not lost: that much of the other two was there before.
     """
     usual = usual_s(found.ranks, _compute)
     alone_s = usual_s(found.alone, _compute)
@@ -164,7 +164,7 @@ def _communicating(
     instead: tuple[str, str | None] | None,
     promise: ScalingCriterion,
 ) -> Iterator[Cause]:
-    """Exposed communication: on the wrong network, slow, as much as the fabric needs, and more."""
+    """Exposed communication: on the wrong network, slow, needed by the fabric, or beyond that."""
     exposed = f"collectives exposed {_ms(lost_s)} a step"
     hidden = found.hidden_fraction
     hid = "" if hidden is None else f"; {hidden:.0%} of communication is hidden"
@@ -201,7 +201,7 @@ def _communicating(
 
 
 def _not_overlapped(found: Attribution) -> bool:
-    """Whether little of what computing could have hidden was hidden; False where not known."""
+    """Whether little of the transfer that compute could hide was hidden; False if not known."""
     if found.sent_s is None or found.hidden_s is None:
         return False
     return found.hidden_s < _HIDDEN * min(found.sent_s, found.backward_s)
@@ -218,8 +218,8 @@ def _times(one_s: float, other_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlowRanks:
-    """Nodes all of whose ranks take longer, and ranks of other nodes. seconds: of the slowest.
-    usual_s: of the others."""
+    """Slow ranks, or nodes of which all ranks are slow. seconds: of the slowest rank. usual_s: of
+    the others."""
 
     names: tuple[str, ...]
     seconds: float
@@ -236,22 +236,22 @@ class SlowRanks:
 
 
 def usual_s(ranks: Sequence[RankMeans], of: Of) -> float:
-    """The median of the faster half."""
+    """The median time of the faster half of the ranks."""
     times = sorted(map(of, ranks))
     return median(times[: (len(times) + 1) // 2])
 
 
 def uneven_s(ranks: Sequence[RankMeans], of: Of) -> float:
-    """By how much the slowest takes longer than is usual."""
+    """Seconds that the slowest rank takes beyond the usual time."""
     return max(map(of, ranks)) - usual_s(ranks, of)
 
 
 def slow(
     ranks: Sequence[RankMeans], of: Of, more_s: float, mostly: Of | None = None
 ) -> SlowRanks | None:
-    """Who takes so much longer than is usual; None where nobody does.
+    """Ranks that take at least `more_s` beyond the usual time; None if there are none.
 
-    mostly: what a rank takes at least in most of its steps, where once in a while is not enough.
+    mostly: time that a rank takes at least in most steps, if it is not enough to be slow at times.
     """
     usual = usual_s(ranks, of)
     late = [rank for rank in ranks if (mostly or of)(rank) - usual >= more_s]

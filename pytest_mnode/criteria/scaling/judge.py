@@ -1,4 +1,4 @@
-"""A scaling job judged: efficiency against its bound, parts of the steps, and the network. Pure."""
+"""Judges a scaling job: efficiency against its bound, parts of the steps, and the network. Pure."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from pytest_mnode.spec.scaling import ScalingCriterion
 
 _KEY = "criteria.scaling"
 _LEAST_LOSS = 0.005
-"""Of a step: a smaller loss is given no cause."""
+"""Fraction of a step: a smaller loss is given no cause."""
 PART_NAMES = (
     *("computing", "communication", "input", "optimiser", "checkpoint", "rest"),
     "waiting for the slowest",
 )
-"""For readers, by the order of SPLIT."""
+"""Names of the parts for readers, in the order of SPLIT."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountResult:
-    """One number of nodes beside its promise.
+    """The result for one number of nodes.
 
-    measured: by the median step; row: what is judged, by the mean where the median hides a loss.
-    baseline: None for one rank, and where the fabric was not measured. explained: part of the loss
-    due to allowed causes. bound: what the efficiency has to reach; source: why that
-    much. no_answer: why the result is inconclusive; empty where it is not. cpu_wait_s: per step,
-    how long threads of the median rank waited for a CPU; None where that is not known.
+    measured: by the median step; row: as it is judged, by the mean if the median hides a loss.
+    baseline: None for one rank, or if the fabric was not measured. explained: fraction of the loss
+    due to allowed causes. bound: efficiency that has to be reached; source: of the bound.
+    no_answer: why the result is inconclusive; empty if it is not. cpu_wait_s: time per step for
+    which threads of the median rank waited for a CPU; None if not known.
     """
 
     measured: Throughput
@@ -62,23 +62,23 @@ class CountResult:
 
     @property
     def holds(self) -> bool | None:
-        """None where there is no answer."""
+        """Whether the efficiency reaches its bound; None if there is no answer."""
         return None if self.no_answer else self.row.efficiency >= self.bound
 
     @property
     def not_attributed(self) -> float:
-        """Part of the step by which the parts of the mean rank miss the loss that is judged."""
+        """Fraction of the step by which the parts of the mean rank differ from the judged loss."""
         return abs(self.row.lost_s - sum(self.parts.lost)) / self.row.step_s
 
     @property
     def diffuse(self) -> bool:
-        """Whether the bound would be kept but for causes that have no culprit."""
+        """Whether the bound would be reached without the causes that have no culprit."""
         owned_s = sum(max(0.0, cause.seconds) for cause in self.causes if cause.kind in OWNED)
         return self.row.ideal_s / (self.row.ideal_s + owned_s) >= self.bound
 
     @property
     def description(self) -> str:
-        """Causes in words, largest first; empty where next to nothing is lost."""
+        """Causes in words, largest first; empty if next to nothing is lost."""
         if self.row.lost_s <= _LEAST_LOSS * self.row.step_s:
             return ""
         return describe(self.causes, self.row.lost_s)
@@ -86,7 +86,7 @@ class CountResult:
 
 @dataclass(frozen=True, slots=True)
 class ScalingResult:
-    """A scaling job judged. slow_links: who slows the fabric, in words, where that was searched."""
+    """The result of a scaling job. slow_links: in words; None if they were not searched."""
 
     spec: Spec
     promise: ScalingCriterion
@@ -124,7 +124,7 @@ class ScalingResult:
 
 
 def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion) -> ScalingResult:
-    """Judge what a job measured, for each number of nodes."""
+    """Judge the timings of a job, for each number of nodes."""
     rows = throughputs(timings, seed=plan.seed)
     counts = tuple(_judge_count(row, timings, plan, spec, promise) for row in rows)
     sent = sent_in_steps(timings.trained, timings)
@@ -132,7 +132,7 @@ def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion
 
 
 def judge_efficiency(found: ScalingResult) -> list[Measurement]:
-    """Throughput of each number of nodes, and its part of so many times one node's."""
+    """Measurements of the throughput and the efficiency of each number of nodes."""
     measurements = []
     for one in found.counts:
         row, count, how = one.row, nodes(one.row.count), found.how
@@ -165,7 +165,7 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
 
 
 def judge_parts(found: ScalingResult) -> list[Measurement]:
-    """Whether the parts of each rank's steps add up, and those of the loss against one node."""
+    """Whether the parts of each rank's steps, and of the loss compared with one node, add up."""
     most = found.promise.parts_within
     bound, unit, source = at_most(most), "of the step", f"{_KEY}.parts_within {most:g}"
     measurements = []
@@ -199,14 +199,14 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
 
 
 def lost_parts(parts: Attribution) -> dict[str, float]:
-    """The parts of the loss of the mean rank, seconds, by their names for readers."""
+    """The parts of the loss of the mean rank, in seconds, by their names for readers."""
     return dict(zip(PART_NAMES, parts.lost, strict=True))
 
 
 def _judge_count(
     measured: Throughput, timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion
 ) -> CountResult:
-    """Judge one number of nodes: by the median step, or by the mean where that hides a loss."""
+    """Judge one number of nodes by the median step, or by the mean if the median hides a loss."""
     row = measured.judged_by(promise.parts_within)
     parts = attribute(timings, row)
     baseline = baseline_over(timings, row.count, spec)
@@ -225,7 +225,7 @@ def _judge_count(
 
 
 def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[float, str]:
-    """Full efficiency, or less of it where allowed causes explain the loss."""
+    """The bound and its source: full efficiency, or less if allowed causes explain the loss."""
     full, least = promise.at_least_efficiency, promise.explained_from
     source = f"{_KEY}.at_least_efficiency {full:g}"
     allowed = ", ".join(promise.allowed_causes) or "none"
@@ -238,7 +238,7 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
 
 
 def _no_answer(one: CountResult, promise: ScalingCriterion) -> str:
-    """Why what was measured is no answer; "" where it is one."""
+    """Why the measured efficiency is no answer; "" if it is one."""
     row = one.row
     if not row.known(promise.at_most_uncertainty, one.bound):
         return (
@@ -261,7 +261,7 @@ def _no_answer(one: CountResult, promise: ScalingCriterion) -> str:
 
 
 def _wrong_device(timings: JobTimings, spec: Spec) -> str:
-    """What the job was trained on, where that is not what the spec has."""
+    """How the device of the job contradicts the spec; "" if it does not."""
     there = spec.accelerators.per_node
     if (timings.device != "cpu") == bool(there):
         return ""

@@ -1,4 +1,4 @@
-"""What a scaling job found, for readers: rows by number of nodes, rows by rank, and the causes."""
+"""Text tables of a scaling job: rows by number of nodes, rows by rank, and the causes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_RANKS = 16
 
 
 def table(found: ScalingResult) -> str:
-    """Lines of text: scaling, where the time of a step goes, and each rank's step."""
+    """Text tables: scaling, where the time of a step goes, and each rank's step."""
     timings, promise = found.timings, found.promise
     model = promise.model
     lines = [
