@@ -1,9 +1,9 @@
 """Splits a step on n nodes, and its loss compared with one node, into parts. Pure.
 
-Ranks keep step, so a step takes as long as its slowest rank. A rank waits in collectives for two
-reasons: the time that the collectives need, and the time until the slowest rank arrives. No clocks
-are compared to separate the two: in each step the rank that waits least is the slowest, its wait is
-what the collectives need, and any longer wait of another rank is waiting for the slowest rank.
+Ranks run in lockstep, so a step takes as long as its slowest rank. A rank waits in collectives for
+two reasons: the time that the collectives need, and the time until the slowest rank arrives. No
+clocks are compared to separate the two: in each step the rank that waits least is the slowest, its
+wait is what the collectives need, and any longer wait of a rank is waiting for the slowest rank.
 
 Along the slowest rank of each step the parts add up to the step without any such waiting, so that
 the loss compared with one node splits into parts that each have one cause.

@@ -169,7 +169,7 @@ def settled(timings: JobTimings, promise: ScalingCriterion, *, seed: int = 0) ->
 
 
 def _too_noisy(row: Throughput, promise: ScalingCriterion) -> bool:
-    """Whether rounds hide more than the bound lets go, where the efficiency keeps it."""
+    """Whether noise hides more loss than the bound tolerates, for an efficiency that meets it."""
     full, least = promise.at_least_efficiency, promise.explained_from
     found = row.detection(full if row.efficiency >= full else least, promise)
     return found is not None and found.blurred

@@ -1,4 +1,4 @@
-"""One rank's NCCL log against the promise: network, devices, GPUDirect, GIDs, warnings."""
+"""Judges one rank's NCCL log: network, devices, GPUDirect, GIDs, warnings."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SHOWN, _WARNING_SHOWN = 120, 160
 
 @dataclass(slots=True)
 class RankChannels:
-    """The channels in one rank's log, beside the promise.
+    """The channels in one rank's log, compared with the promise.
 
-    nccl_version: of the rank's log, or of another rank's. own: its part of a log that ranks may
-    share. channels: its network channels.
+    nccl_version: from the rank's log, or from another rank's. own: the rank's part of a log that
+    ranks may share. channels: the rank's network channels.
     """
 
     spec: Spec
@@ -66,7 +66,7 @@ class RankChannels:
 
     @property
     def whole(self) -> bool:
-        """Whether no line is known to be missing: what the log does not contain is not there."""
+        """Whether no line is known to be missing, so that what is not logged did not happen."""
         if self.log is None or self.own is None or not self.identified:
             return False
         return self.own.complete is not False and not (self.log.truncated or self.log.unknown_lines)
@@ -108,7 +108,7 @@ class RankChannels:
             )
 
     def _chosen(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
-        """The network that NCCL chose, where no channel is logged."""
+        """The network that NCCL chose, if no channel is logged."""
         providers = log.providers_of(own.process)
         promised = NetworkKind.SOCKETS if self.spec.fabric.kind == "ethernet" else NetworkKind.RDMA
         for name in log.networks_of(own.process):
@@ -226,7 +226,7 @@ class RankChannels:
             yield self.about.against(Case.GID_TYPE, text)
 
     def _failed_for_all(self, log: NcclLog) -> Iterator[Remark]:
-        """Final failures in a log that does not tell its ranks apart: they are of every rank."""
+        """Final failures in a log that does not identify its ranks: they count for every rank."""
         for warn in log.warnings:
             cause = failure(warn) if warn.recovered is False else None
             if cause is not None:
@@ -256,7 +256,7 @@ def _networks(channels: Sequence[Channel]) -> str:
 def ucx_off_fabric(
     configs: Sequence[UcxConfig], spec: Spec, rank: RankTransport
 ) -> Iterator[Remark]:
-    """Where UCX reaches other nodes by something else than the fabric."""
+    """Remarks on UCX where it reaches other nodes over another network than the fabric."""
     about = About(ProofFact.LOGGED, rank.node, rank.rank)
     kind, fabric = spec.fabric.kind, ", ".join(spec.fabric.interfaces)
     for config in configs:

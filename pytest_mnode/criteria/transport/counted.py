@@ -1,4 +1,4 @@
-"""Third and fourth fact: what the fabric's NICs carried, and that all other NICs were quiet."""
+"""Judges facts three and four: bytes of the fabric's NICs, and quiet on all other NICs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOPBACK = "lo"
 def counted(
     facts: Evidence, spec: Spec, promise: TransportPromise, expected: ExpectedBytes
 ) -> Iterator[Remark]:
-    """Whether the NICs of the fabric sent what the algorithm must move, each its share."""
+    """Whether the fabric's NICs sent the bytes that the algorithm must move, each its share."""
     for node in facts.nodes:
         yield from _counted_on(node, facts, spec, promise, expected)
 
@@ -34,7 +34,7 @@ def quiet(
 def measured_bytes(
     facts: Evidence, spec: Spec, promise: TransportPromise, expected: ExpectedBytes
 ) -> list[Measurement]:
-    """Bytes on the fabric of the nodes that sent least and most, and past it on each node."""
+    """Bytes on the fabric of the nodes that sent least and most; bytes off it on each node."""
     sent = {node.name: _sent_on_fabric(node, spec) for node in facts.nodes}
     known = {name: count for name, count in sent.items() if count is not None}
     found = []
@@ -69,7 +69,7 @@ def measured_bytes(
 
 
 def _sent_on_fabric(node: NodeTraffic, spec: Spec) -> int | None:
-    """Bytes that the fabric's NICs of a node sent together; None where one is not known."""
+    """Bytes that the fabric's NICs of a node sent together; None if one is not known."""
     fabric = node.carriers(spec, rdma=is_rdma(spec), of_fabric=True)
     if fabric is None or any(nic.sent_bytes is None for nic in fabric):
         return None
@@ -77,7 +77,7 @@ def _sent_on_fabric(node: NodeTraffic, spec: Spec) -> int | None:
 
 
 def _busiest_elsewhere(node: NodeTraffic, spec: Spec) -> Carrier | None:
-    """Of the other NICs of a node, loopback included, the one that carried most."""
+    """The NIC outside the fabric, loopback included, that carried most."""
     return max(_others(node, spec), key=lambda nic: nic.carried_bytes, default=None)
 
 
@@ -168,7 +168,7 @@ def _idle_rails(
 
 
 def _instead(node: NodeTraffic, spec: Spec, expected: ExpectedBytes) -> str:
-    """The NIC that carried the traffic instead, where there is one; of RoCE, its interface."""
+    """Text on the NIC that carried the traffic instead, or ""; of RoCE, its interface."""
     below = [name for port in node.fabric_ports(spec) for name in node.netdevs_of(port)]
     interfaces = node.carriers(spec, rdma=False, of_fabric=False) or []
     own = [nic for nic in interfaces if is_rdma(spec) and nic.name in below]
@@ -214,7 +214,7 @@ def _quiet_on(
 
 
 def _others(node: NodeTraffic, spec: Spec) -> list[Carrier]:
-    """NICs over which traffic could go elsewhere; not those that carry the fabric's own bytes."""
+    """NICs over which traffic could leave the fabric; not those that carry the fabric's bytes."""
     interfaces = node.carriers(spec, rdma=False, of_fabric=False) or []
     ports = node.carriers(spec, rdma=True, of_fabric=False) or []
     if not is_rdma(spec):

@@ -1,4 +1,4 @@
-"""Why NCCL left RDMA, or uses the wrong kind of address: the likeliest cause first."""
+"""Finds why NCCL left RDMA, or uses a wrong type of GID: the likeliest cause first."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def failure(warn: Warn) -> tuple[Case, str] | None:
 def wrong_gids(
     gids: Sequence[NcclGid], ports: Sequence[Port], roce_version: str, nccl_version: str | None
 ) -> Iterator[str]:
-    """Contradictions to GIDs of `roce_version`, in words.
+    """GIDs in use that are not of `roce_version`, in words.
 
     gids: as one rank logged them. ports: of the fabric, on its node. nccl_version: of a rank that
-    takes GID 0 where its version does so; None where a setting names another, or no RDMA is used.
+    takes the default GID of its version; None if a setting names one, or RDMA is not used.
     """
     logged = {_version(gid.roce_version) for gid in gids} - {None, roce_version}
     if logged:
@@ -114,7 +114,7 @@ def wrong_gids(
 
 
 def _used(gids: Sequence[NcclGid], ports: Sequence[Port]) -> dict[tuple[int, str], list[str]]:
-    """Ports by index and type of the GIDs that connections are logged with."""
+    """Ports by index and type of the GIDs that the log shows for connections."""
     found: dict[tuple[int, str], dict[str, None]] = {}
     for gid in gids:
         for port in ports:

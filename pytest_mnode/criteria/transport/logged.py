@@ -1,4 +1,4 @@
-"""Second fact: what ranks run on, by NCCL's log, by gloo's connections, or by UCX's log."""
+"""Judges the second fact: the network that ranks use, by logs of NCCL or UCX or connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_mnode.spec.models import Spec
 
 
 def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
-    """What ranks run on: NCCL by its log, gloo by its connections, others by UCX's log."""
+    """The network of ranks: of NCCL by its log, of gloo by its connections, else by UCX's log."""
     if facts.backend == "gloo":
         return list(_connected(facts, spec))
     if facts.backend != "nccl":
@@ -34,7 +34,7 @@ def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
 def _of_node(
     node: NodeTraffic, ranks: Sequence[RankChannels], facts: Evidence, spec: Spec
 ) -> Iterator[Remark]:
-    """What only all ranks of a node show: that a channel leaves it, and over which rails."""
+    """Remarks that need all ranks of a node: whether a channel leaves it, and over which rails."""
     about = About(ProofFact.LOGGED, node.name)
     if not ranks:
         yield about.missing(Case.NO_LOG, "no rank of this node reported what it runs on")
@@ -61,7 +61,7 @@ def _rails(
     *,
     all_ranks: bool,
 ) -> Iterator[Remark]:
-    """RDMA devices that channels of a node's ranks run on, against those of the fabric."""
+    """RDMA devices that channels of a node's ranks run on, compared with those of the fabric."""
     about = About(ProofFact.LOGGED, node.name)
     by_pci = {device.pci_address: device.name for device in node.machine.rdma or ()}
     used: dict[str, None] = {}
@@ -105,7 +105,7 @@ def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
     paths: dict[str, None] = {}
     for channel in one.own.channels:
         ends = [nodes.get(rank) for rank in (channel.sender, channel.receiver) if rank is not None]
-        # Ranks of a channel are those of its communicator: only the world's are known here.
+        # A channel has ranks of its communicator: only those of the world are known here.
         if channel.crosses_network or channel.comm not in world or None in ends:
             continue
         if any(name != one.node.name for name in ends):
@@ -117,7 +117,7 @@ def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
 
 
 def _beside_others(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
-    """The remarks; those of a fallback name the nodes that did not fall back."""
+    """The remarks, but those of a fallback name the nodes that did not fall back."""
     fallen = {remark.node for remark in found if remark.fallback}
     others = [node.name for node in facts.nodes if node.name not in fallen]
     if not fallen or not others:
@@ -134,7 +134,7 @@ def _beside_others(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
 def _connected(facts: Evidence, spec: Spec) -> Iterator[Remark]:
     """Whether connections between ranks of different nodes are bound to the fabric.
 
-    A connection between ranks is one that both have, with its ends swapped: a rank's connection to
+    A connection between ranks is one that both have, with swapped ends: a rank's connection to
     the store, or a test's own, has no such other end. Every rank whose neighbour in the ring is on
     another node must have a connection to it.
     """
@@ -191,7 +191,7 @@ def _not_connected(
 
 
 def _over_ucx(facts: Evidence, spec: Spec) -> Iterator[Remark]:
-    """What ranks of a backend over UCX (MPI, UCC) run on."""
+    """The network of ranks whose backend runs over UCX (MPI, UCC)."""
     for rank in facts.ranks:
         configs = rank.log.ucx if rank.log is not None else ()
         if not configs:

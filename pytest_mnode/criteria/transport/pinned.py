@@ -1,4 +1,4 @@
-"""First fact: what the settings of every rank pin, against what the spec promises."""
+"""Judges the first fact: the settings of every rank, compared with the spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_mnode.spec.models import Spec
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """One rank's settings beside the promise."""
+    """One rank's settings, to be compared with the promise."""
 
     spec: Spec
     roce_version: str
@@ -44,7 +44,7 @@ class _Rank:
         return self.rank.environment.get(name, self.rank.logged_settings.get(name))
 
     def shown(self, name: str) -> str:
-        """NAME=value, with the file where it does not come from the environment."""
+        """NAME=value, with the file if the value is not from the environment."""
         file = self.rank.settings_of_files.get(name)
         if name not in self.rank.environment:
             file = "its log"
@@ -59,7 +59,7 @@ class _Rank:
 
 
 def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
-    """Variables of each rank that send traffic elsewhere, and those in which ranks differ."""
+    """Variables of each rank that send traffic elsewhere, and variables that differ by rank."""
     found: list[Remark] = []
     for rank in facts.ranks:
         own = rank.log.nccl_version if rank.log else None
@@ -178,7 +178,7 @@ def _gids(one: _Rank) -> Iterator[Remark]:
 
 
 def _ports(node: NodeTraffic, spec: Spec, roce_version: str) -> Iterator[Remark]:
-    """Ports of the fabric with another protocol than promised, or without a GID of RoCE's."""
+    """Fabric ports with another protocol than promised, or without a GID of that RoCE version."""
     about, wanted = About(ProofFact.PINNED, node.name), spec.fabric.protocol
     others: dict[str | None, list[str]] = {}
     for port in node.fabric_ports(spec):
@@ -211,7 +211,7 @@ def _interfaces(one: _Rank) -> Iterator[Remark]:
         return
     fabric = one.spec.fabric
     nics = [nic for nic in one.node.machine.interfaces if nic.name != "lo"]
-    # NCCL passes over interfaces without an address, as the links of a bond are.
+    # NCCL skips interfaces without an address, such as the links of a bond.
     names = [nic.name for nic in nics if nic.addresses] or [nic.name for nic in nics]
     taken = Selection.of(written).taken(names)
     if not any(fabric.has_interface(name) for name in taken):
@@ -263,7 +263,7 @@ def _fabric(spec: Spec) -> str:
 
 
 def _differing(ranks: Sequence[RankTransport]) -> Iterator[Remark]:
-    """Each rank that has another value than most ranks in what must be equal on all."""
+    """Each rank whose value differs from most ranks, for variables that must be equal on all."""
     for name in MUST_BE_EQUAL:
         holders: dict[str | None, list[RankTransport]] = {}
         for rank in ranks:

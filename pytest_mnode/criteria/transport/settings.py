@@ -15,11 +15,12 @@ MUST_BE_EQUAL = (
     *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CROSS_NIC", "NCCL_NVLS_ENABLE"),
     *("NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_TC", "NCCL_IB_SL", "FI_PROVIDER"),
 )
-"""Ranks that differ in one of these do not run the same way. Names of interfaces and devices, and
-indices of GIDs, may differ between nodes."""
+"""Variables that must be equal on all ranks, or ranks do not run the same way. Names of interfaces
+and devices, and indices of GIDs, may differ between nodes."""
 GID_CHOSEN_SINCE = (2, 21)
-"""Earlier versions take GID 0 unless a setting names another; since then NCCL takes one of the RoCE
-version that is set. Source: NCCL user guide, NCCL_IB_GID_INDEX and NCCL_IB_ROCE_VERSION_NUM."""
+"""Earlier versions take GID 0 unless a setting names another; since then NCCL takes a GID of the
+RoCE version that is set. Source: NCCL user guide, NCCL_IB_GID_INDEX and
+NCCL_IB_ROCE_VERSION_NUM."""
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _DISTANCES = {"LOC": 0, "NVL": 0, "NVB": 0, "C2C": 0, "PIX": 1, "PXB": 2, "PHB": 3, "SYS": 4}
 
@@ -32,7 +33,7 @@ def of_networks(environment: Mapping[str, str]) -> dict[str, str]:
 def number(value: str | None) -> int | None:
     """A number as NCCL reads it, by strtoll; None for an empty value, which NCCL ignores.
 
-    Decimal, 0x… or 0…; anything behind it is ignored, and a word is 0: NCCL_NVLS_ENABLE=true is
+    Decimal, 0x… or 0…; text after it is ignored, and a word is 0: NCCL_NVLS_ENABLE=true is
     off.
     Source: NCCL, src/misc/param.cc, ncclLoadParam.
     """
@@ -108,8 +109,8 @@ _ALL = _RDMA | {"ethernet"}
 class CostRule:
     """A variable, and which of its values cost speed.
 
-    costs: whether a value costs speed that is neither empty nor the default. kinds: of fabric.
-    defaults: first version of NCCL, and the value. since, before: versions that read the variable.
+    costs: whether a value that is neither empty nor the default costs speed. kinds: of fabric.
+    defaults: first NCCL version, and its default. since, before: versions that read the variable.
     """
 
     name: str
@@ -249,7 +250,7 @@ ProcessGroupNCCL documentation; gloo's Device; fi_efa(7).
 
 
 def cost(name: str, value: str, kind: str, nccl: str | None) -> str | None:
-    """What a setting costs on a fabric of this kind; None where it costs nothing.
+    """What a setting costs on a fabric of this kind; None if it costs nothing.
 
     nccl: NCCL's version. Where it is None, a value that is the default of any version costs
     nothing, nor does a variable that newer versions do not read.
