@@ -1,4 +1,4 @@
-"""What a store holds on disk: names of checkpoints, manifests, and why one is refused. No torch."""
+"""The layout of a store on disk: names, manifests, and reasons for refusal. No torch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ COMPLETE = "COMPLETE"
 CUT_SHORT = f"no {COMPLETE}: writing it was cut short"
 STALE = "a file system that is stale, or not the one that all nodes share"
 PARTIAL = ".partial"
-"""The end of the name of a directory that is being written or removed, or was left by a kill."""
+"""Suffix of a directory that is being written or removed, or was left by a kill."""
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})\.(\d{1,9})-[0-9a-f]{8}(\.partial)?", re.ASCII)
 _NFS_PLACEHOLDER = ".nfs"
-"""NFS renames a file that is removed while open to a name that begins so, until it is closed."""
+"""Prefix of the name that NFS gives to a file that is removed while open, until it is closed."""
 
 
 class RefusedError(Exception):
     """A checkpoint cannot be used; the text is the reason, one line.
 
-    usable: by a job of its world size, or once all ranks see it. half_read: some of it is in the
-    state already.
+    usable: a job of its world size can use it, or any job once all ranks see it. half_read: some of
+    it is in the state already.
     """
 
     def __init__(self, reason: str, *, usable: bool = False, half_read: bool = False) -> None:
@@ -51,9 +51,9 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The files of a checkpoint by name, and where they come from.
+    """The files of a checkpoint by name, and their origin.
 
-    saved_at: seconds since the epoch. own: it holds a private part of each rank. nodes: by rank.
+    saved_at: seconds since the epoch. own: it has a private part of each rank. nodes: by rank.
     """
 
     model_config = _STRICT
@@ -93,7 +93,7 @@ class Manifest(BaseModel):
 
 
 def seal(manifest_text: bytes) -> bytes:
-    """The content of COMPLETE, byte for byte, beside a manifest of this text."""
+    """The content of COMPLETE, byte for byte, for a manifest of this text."""
     return f"sha256 {hashlib.sha256(manifest_text).hexdigest()} {MANIFEST}\n".encode()
 
 
@@ -106,7 +106,7 @@ def order(name: str) -> tuple[int, int, str] | None:
 def new_name(step: int, existing: Iterable[str]) -> str:
     """A name for a new checkpoint of this step, which sorts after the existing ones.
 
-    Its random digits keep a rank of a killed run that still writes away from the new files.
+    The random digits keep a rank of a killed run that still writes from touching the new files.
     """
     keys = (order(name) for name in existing)
     attempts = [key[1] for key in keys if key is not None and key[0] == step]
@@ -115,9 +115,9 @@ def new_name(step: int, existing: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint, or what is left of one.
+    """A checkpoint, or the rest of one.
 
-    reason: why it may not be used, in one line; None where it is complete. usable: it is whole, and
+    reason: why it may not be used, in one line; None if it is complete. usable: it is whole, and
     may be used by a job of its world size, or once all ranks see it.
     """
 
@@ -128,7 +128,7 @@ class Found:
 
     @property
     def step(self) -> int:
-        """By the name of its directory."""
+        """The step of the checkpoint, by the name of its directory."""
         return int(self.path.name.removeprefix("step-").partition(".")[0])
 
     @property
@@ -140,12 +140,12 @@ class Found:
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """Those that are names of checkpoints, complete or not."""
+    """The names of checkpoints among `names`, complete or not."""
     return [name for _, _, name in sorted(filter(None, map(order, names)), reverse=True)]
 
 
 def list_names(directory: Path) -> list[str]:
-    """Names of all checkpoints, newest first; none where there is no directory. Raises OSError."""
+    """Names of all checkpoints, newest first; empty if there is no directory. Raises OSError."""
     try:
         return newest_first(path.name for path in directory.iterdir())
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def survey(directory: Path, verify: bool = False) -> list[Found]:
     """Every checkpoint, complete or not, in the order of `list_names`.
 
     Compares names, sizes, manifest and COMPLETE; with `verify` also the digest of every file.
-    Raises OSError where the directory cannot be listed.
+    Raises OSError if the directory cannot be listed.
     """
     return [examine(directory / name, verify) for name in list_names(directory)]
 
@@ -180,7 +180,7 @@ def examine(path: Path, verify: bool = False) -> Found:
 
 
 def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
-    """Which of these files have another content than was written, with the reason; reads all."""
+    """The files whose content is not what was written, with the reason; reads all of them."""
     wrong = []
     for name in names:
         try:
@@ -212,14 +212,14 @@ def _sealed_manifest(path: Path) -> Manifest:
 
 
 def _read_regular(path: Path) -> bytes:
-    """The content of a file; a link, pipe or device may lead elsewhere, or block."""
+    """The content of a plain file: a link may lead elsewhere, and a pipe or device may block."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise RefusedError(f"{path.name} is not a plain file")
     return path.read_bytes()
 
 
 def _check_names_and_sizes(path: Path, manifest: Manifest) -> None:
-    """Raise RefusedError where names, kinds or sizes are not those of the manifest."""
+    """Raise RefusedError if names, kinds or sizes are not those of the manifest."""
     with os.scandir(path) as entries:
         there = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     for name, entry in manifest.files.items():

@@ -1,4 +1,4 @@
-"""Loading the newest checkpoint that is proven whole, the same on all ranks."""
+"""Loads the newest checkpoint that is proven whole, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _LOOK_AGAIN_S = 0.2
 class Loaded:
     """The checkpoint that all ranks loaded.
 
-    saved_at: seconds since the epoch. world_size: of the ranks that saved it. refused: newer ones.
-    own: what this rank gave as its own when it was saved; None where it gave nothing, or the world
-    has another size now.
+    saved_at: seconds since the epoch. world_size: of the ranks that saved it. refused: newer
+    checkpoints. own: this rank's private part when it was saved; None if there is none, or if the
+    world has another size now.
     """
 
     step: int
@@ -53,7 +53,7 @@ class Loaded:
 def load(
     directory: Path, state: dict[str, Any], ranks: Ranks, settle_s: float, reshard: bool
 ) -> tuple[Loaded | None, tuple[Found, ...]]:
-    """See Store.load. The second value: those that were refused, newest first."""
+    """See Store.load. The second value: refused checkpoints, newest first."""
     refused: tuple[Found, ...] = ()
     half_read = False
     for path in _seen_by_any(directory, ranks):
@@ -87,9 +87,9 @@ def _seen_by_any(directory: Path, ranks: Ranks) -> list[Path]:
 
 
 def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
-    """The manifest that all ranks see. Raises RefusedError where they do not.
+    """The manifest that all ranks see. Raises RefusedError if they do not see the same one.
 
-    Looks again while some do and others do not.
+    Checks again, for `settle_s`, while some ranks see it and others do not.
     """
     end = time.monotonic() + settle_s
     while True:
@@ -112,7 +112,7 @@ def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
 
 
 def _check_digests(path: Path, manifest: Manifest, ranks: Ranks) -> None:
-    """Raise RefusedError where a file was changed; each rank reads a share of them."""
+    """Raise RefusedError if a file was changed; each rank reads a share of the files."""
     largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name].bytes, name))
     share = largest_first[ranks.rank :: ranks.size]
     if text := ranks.by_rank(ranks.gather(", ".join(wrong_files(path, manifest, share)))):
@@ -120,7 +120,7 @@ def _check_digests(path: Path, manifest: Manifest, ranks: Ranks) -> None:
 
 
 def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -> Any:
-    """Fill the state; this rank's own part. Raises RefusedError where it is half read."""
+    """Fill the state; return this rank's own part. Raises RefusedError if it is half read."""
     has_own = manifest.own and manifest.world_size == ranks.size
     mine = str(ranks.rank)
     asked: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A state with the state_dict() of those of its values that have one."""
+    """A state in which values that have a state_dict() are replaced by it."""
     return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
 
 
@@ -160,7 +160,7 @@ def _hand_over(state: dict[str, Any], loaded: dict[str, Any]) -> None:
 
 
 def _check_nothing_is_lost(directory: Path, refused: Sequence[Found], half_read: bool) -> None:
-    """Loading nothing is right at the first start, and wrong where a good one is there."""
+    """Loading nothing is right at the first start, and wrong if a good checkpoint is there."""
     usable = [one for one in refused if one.usable]
     if usable:
         raise CheckpointError(
