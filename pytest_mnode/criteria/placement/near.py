@@ -85,8 +85,8 @@ def beside_nic(
 ) -> RankPlacement:
     """`rank`, which has no accelerator, with the NUMA node of a fabric NIC as its anchor.
 
-    patterns: names and patterns of the fabric's interfaces. If there are several NICs, the rank
-    gets the one where it runs; else the `local_size` ranks of the node get them in order.
+    patterns: names and patterns of the fabric's interfaces. Of several NICs, the rank gets
+    the one on the NUMA node where it runs; else the `local_size` ranks get them in order.
     """
     nics = fabric_nics(patterns, machine.interfaces or (), machine.rdma or ())
     runs_on = machine.numa.nodes_of(rank.cpus or ())

@@ -182,7 +182,7 @@ def _across_sockets(machine: Machine, one: str | None, other: str | None) -> boo
 
 
 def _sockets(machine: Machine, address: str | None) -> frozenset[int]:
-    """Sockets of the CPUs on a function's NUMA node; empty where not known."""
+    """Sockets of the CPUs on a function's NUMA node; empty if not known."""
     function = machine.pci.function(address)
     node = machine.numa.node(function.numa_node if function else None)
     cpus = node.cpus or frozenset() if node else frozenset()

@@ -16,7 +16,7 @@ _KEPT, _REDONE, _LOADING, _SAVING = "trains", "trains, lost by the kill", "loads
 def kill_timeline(
     kill: str, history: History, report: KillReport, events: Sequence[JobEvent]
 ) -> Timeline | None:
-    """What ranks did from the killed start to the start after it; of many ranks, the first.
+    """Timeline of ranks from the killed start to the start after it; of many ranks, the first.
 
     Times are by the clocks of the nodes, which differ a little. None if there was no kill.
     """

@@ -38,7 +38,7 @@ class Incarnation:
 
     @property
     def loaded(self) -> int:
-        """The step that it resumed from, the lowest of all ranks; 0 if it began anew."""
+        """The step that it resumed from, the lowest of all ranks; 0 if it did not resume."""
         return min(own.start.loaded or 0 for own in self.by_rank.values())
 
     @property

@@ -182,7 +182,7 @@ class KillRun:
 
 
 def _alive(job: LaunchedJob, killed: Incarnation) -> list[str] | None:
-    """Processes of a killed incarnation that still run; None if not known."""
+    """Processes of a killed incarnation that still run, none on a lost node; None if not known."""
     try:
         return job.alive(killed.processes)
     except ClusterError:

@@ -14,7 +14,7 @@ from pytest_mnode.measurement import Measurement, at_least, at_most, equals, lis
 
 EVERY_STEP = "a resumed run does each step once, from the newest complete checkpoint on"
 _CLOCK_TOLERANCE_S = 5.0
-"""Clocks of nodes may differ by this much, or a shared file system may show a step so late."""
+"""Clocks of nodes may differ by this much, and a shared file system may show a step this late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement
 
 
 def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Measurement:
-    """Seconds from the kill until all ranks had done a step again, by the clocks of their nodes.
+    """Seconds from the kill until all ranks had done a step again, by the clocks of both nodes.
 
     If the controller saw that step, its own clock has to agree with these clocks: a wrong clock
     decides nothing.

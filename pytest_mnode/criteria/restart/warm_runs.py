@@ -59,7 +59,7 @@ def last_line(error: RankError) -> str:
 
 
 def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[str, Any] | None:
-    """In ranks: resume, train to step `until`, then die by SIGKILL; None: train and end normally.
+    """In ranks: resume, train to step `until`, then die by SIGKILL; None: train to the end.
 
     Rank 0 returns the final parameters by name, as arrays; the others None.
     """

@@ -71,9 +71,9 @@ class Attribution:
     node, scaled to the work that a node has in these steps. step_s: mean of the typical steps, near
     the judged step time; ideal_s: of the steps of one node, scaled likewise: nothing is lost in it.
     parts: of the mean rank, in the order of SPLIT; ideal: of one node. path, path_ideal: along the
-    slowest rank of each step, in the order of PARTS. sent_s, hidden_s: time for which gradients
-    were in transfer along the path, and hidden; None if not known. backward_s: time that could have
-    hidden them.
+    slowest rank of each step, in the order of PARTS. sent_s, hidden_s: times for which gradients
+    were in transfer, and hidden, along the path; None if not known. backward_s: time that could
+    have hidden them.
     """
 
     count: int

@@ -33,7 +33,7 @@ _NOTHING = 1e-3
 _LISTED_FROM = 0.1
 """Fraction of the loss: smaller causes are not listed, except the largest one."""
 _HIDDEN = 0.5
-"""Fraction of the transfer time that compute can hide: if less is hidden, nothing overlaps."""
+"""Fraction of the transfer time that compute can hide: with less, collectives do not overlap."""
 
 Of = Callable[[RankMeans], float]
 
@@ -85,7 +85,7 @@ def explained(causes: Sequence[Cause], allowed: Sequence[str], lost_s: float) ->
     """Fraction of the loss that allowed causes account for, 0 to 1.
 
     A gain does not offset the loss of another cause: the whole is the larger of the loss and the
-    sum of all causes that lose.
+    sum of all causes that lose time.
     """
     whole = max(lost_s, sum(max(0.0, cause.seconds) for cause in causes))
     if whole <= 0:
@@ -98,7 +98,7 @@ def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
     that the slowest rank of a step loses beyond both.
 
     The usual rank is compared with the usual rank of one node. Unevenness that one node has alone
-    is not lost: that much of the other two was there before.
+    is no loss, and is subtracted from the other two.
     """
     usual = usual_s(found.ranks, _compute)
     alone_s = usual_s(found.alone, _compute)
@@ -251,7 +251,7 @@ def slow(
 ) -> SlowRanks | None:
     """Ranks that take at least `more_s` beyond the usual time; None if there are none.
 
-    mostly: time that a rank takes at least in most steps, if it is not enough to be slow at times.
+    mostly: time that a rank takes at least in most steps; given if rare slow steps do not count.
     """
     usual = usual_s(ranks, of)
     late = [rank for rank in ranks if (mostly or of)(rank) - usual >= more_s]

@@ -33,7 +33,7 @@ _Rounds = Mapping[int, Sequence[NDArray[np.float64]]]
 _Middle = Callable[..., Any]
 """np.median or np.mean of steps along an axis."""
 _MOST_GROUPS = 16
-"""Random groups of a round that steps are drawn from: more take long, and change little."""
+"""Most random groups of a round to draw steps from: more would take long, and change little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +199,10 @@ def _step_s(rounds: _Rounds, middle: _Middle) -> float:
 def _interval(
     alone: _Rounds, over: _Rounds, share: float, middle: _Middle, seed: int
 ) -> tuple[float, float]:
-    """Resample rounds, and steps within them, with replacement; the same rounds for both sides.
+    """Confidence interval: rounds, and steps in them, resampled; the same rounds for both sides.
 
-    Source: Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8
-    (hierarchical data).
+    Drawn with replacement. Source: Davison and Hinkley, "Bootstrap Methods and their Application",
+    1997, section 3.8 (hierarchical data).
     """
     source = np.random.default_rng(seed)
     numbers = sorted(set(over) & set(alone))
@@ -224,7 +224,7 @@ def _resampled(
     middle: _Middle,
     source: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Step time of each resample; its steps are drawn too. drawn: rounds, (resamples, rounds)."""
+    """Step time of each resample, with steps drawn at random. drawn: rounds (resamples, rounds)."""
     least = min(len(of_round) for of_round in rounds)
     chosen = source.choice(least, min(least, _MOST_GROUPS), replace=False)
     times = np.array([[of_round[int(i)] for i in chosen] for of_round in rounds])

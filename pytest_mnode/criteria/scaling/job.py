@@ -27,7 +27,7 @@ class JobOnce:
         self._result: ScalingResult | MnodeError | None = None
 
     def result(self, cluster: Cluster, spec: Spec, budget_s: float) -> ScalingResult:
-        """Run the job at the first call. Each call raises the error that the job raised."""
+        """Run the job at the first call. Each call raises the error of a job that failed."""
         if self._result is None:
             try:
                 self._result = run_job(cluster, spec, budget_s=budget_s)

@@ -238,7 +238,7 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
 
 
 def _no_answer(one: CountResult, promise: ScalingCriterion) -> str:
-    """Why the measured efficiency is no answer; "" if it is one."""
+    """Why the measured efficiency is inconclusive; "" if it is not."""
     row = one.row
     if not row.known(promise.at_most_uncertainty, one.bound):
         return (

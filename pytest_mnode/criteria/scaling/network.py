@@ -33,7 +33,7 @@ class CollectiveBaseline:
     line_fraction: float
 
     def exposed_s(self, backward_s: float) -> float:
-        """Seconds that are exposed in any case: the last bucket, or the time beyond backward."""
+        """Seconds exposed in any case: the last bucket, or all buckets beyond `backward_s`."""
         return max(self.last_s, self.all_s - backward_s)
 
 
@@ -97,7 +97,7 @@ def judge_network(
     sent: Sequence[SentByNode], spec: Spec, promise: ScalingCriterion
 ) -> list[Measurement]:
     """Whether the bytes of the steps went over the fabric's NICs. The node that sent the largest
-    fraction over others counts, because in a sum one node of many does not show."""
+    fraction over other NICs counts, because in a sum one node of many does not show."""
     fabric, most = spec.fabric, promise.elsewhere_fraction
     shares = {one.node: one.share(fabric) for one in sent}
     elsewhere = {node: 1 - share for node, share in shares.items() if share is not None}

@@ -130,7 +130,7 @@ def counts_up_to(nodes: int) -> tuple[int, ...]:
 def groups_of(count: int, nodes: int, offset: int) -> tuple[Group, ...]:
     """As many disjoint groups of `count` neighbours in the ring of nodes as fit, from `offset` on.
 
-    Fewer than `count` nodes may be left over, and stay idle; with another `offset` they are others.
+    Fewer than `count` nodes may be left over, and stay idle; `offset` decides which nodes.
     Nodes of a group are in ascending order, as torch numbers their ranks.
     """
     return tuple(

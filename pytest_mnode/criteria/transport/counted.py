@@ -34,7 +34,7 @@ def quiet(
 def measured_bytes(
     facts: Evidence, spec: Spec, promise: TransportPromise, expected: ExpectedBytes
 ) -> list[Measurement]:
-    """Bytes on the fabric of the nodes that sent least and most; bytes off it on each node."""
+    """Bytes on the fabric of the nodes that sent least and most, and off it of each node."""
     sent = {node.name: _sent_on_fabric(node, spec) for node in facts.nodes}
     known = {name: count for name, count in sent.items() if count is not None}
     found = []
@@ -168,7 +168,7 @@ def _idle_rails(
 
 
 def _instead(node: NodeTraffic, spec: Spec, expected: ExpectedBytes) -> str:
-    """Text on the NIC that carried the traffic instead, or ""; of RoCE, its interface."""
+    """Text on the NIC that carried the traffic instead, or ""; RoCE interfaces count too."""
     below = [name for port in node.fabric_ports(spec) for name in node.netdevs_of(port)]
     interfaces = node.carriers(spec, rdma=False, of_fabric=False) or []
     own = [nic for nic in interfaces if is_rdma(spec) and nic.name in below]

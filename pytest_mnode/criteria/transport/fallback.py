@@ -68,7 +68,7 @@ def _reasons(
 
 
 def failure(warn: Warn) -> tuple[Case, str] | None:
-    """What failed, with the remedy; None where NCCL recovered or the warning has no root cause."""
+    """What failed, with the remedy; None if NCCL recovered or the warning has no root cause."""
     if warn.recovered:
         return None
     found = causes(f"NCCL WARN {warn.text}")

@@ -1,4 +1,4 @@
-"""Judges the second fact: the network that ranks use, by logs of NCCL or UCX or connections."""
+"""Judges fact two: the network of ranks, by NCCL's log, gloo's connections or UCX's log."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
     paths: dict[str, None] = {}
     for channel in one.own.channels:
         ends = [nodes.get(rank) for rank in (channel.sender, channel.receiver) if rank is not None]
-        # A channel has ranks of its communicator: only those of the world are known here.
+        # A channel names ranks of its own communicator: only those of the world are known here.
         if channel.crosses_network or channel.comm not in world or None in ends:
             continue
         if any(name != one.node.name for name in ends):
@@ -117,7 +117,7 @@ def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
 
 
 def _beside_others(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
-    """The remarks, but those of a fallback name the nodes that did not fall back."""
+    """The remarks; those on a fallback also name the nodes that did not fall back."""
     fallen = {remark.node for remark in found if remark.fallback}
     others = [node.name for node in facts.nodes if node.name not in fallen]
     if not fallen or not others:

@@ -107,7 +107,7 @@ class NodeTraffic:
         return port.netdevs or (device.netdevs if device else ())
 
     def carriers(self, spec: Spec, *, rdma: bool, of_fabric: bool) -> list[Carrier] | None:
-        """RDMA ports (else interfaces) that belong to the fabric, or do not; None if not known."""
+        """RDMA ports if `rdma`, else interfaces, of the fabric or not; None if not known."""
         if rdma:
             if self.machine.rdma is None:
                 return None

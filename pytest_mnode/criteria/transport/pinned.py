@@ -1,4 +1,4 @@
-"""Judges the first fact: the settings of every rank, compared with the spec."""
+"""Judges fact one: the settings of every rank, compared with the spec."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def is_off(value: str | None) -> bool:
 
 
 def distance(value: str | None) -> int | None:
-    """NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL as 0 to 4; None where NCCL ignores it, such as "loc".
+    """NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL as 0 to 4; None if NCCL ignores it, such as "loc".
 
     Source: NCCL, src/graph/paths.cc, ncclGetLevel.
     """
@@ -66,7 +66,7 @@ def distance(value: str | None) -> int | None:
 
 
 def version_numbers(text: str | None) -> tuple[int, ...] | None:
-    """(2, 27, 5) for "2.27.5+cuda12.9"; None where it is no version."""
+    """(2, 27, 5) for "2.27.5+cuda12.9"; None if it is no version."""
     found = re.match(r"\d+(?:\.\d+)+", text or "")
     return tuple(map(int, found[0].split("."))) if found else None
 
@@ -252,7 +252,7 @@ ProcessGroupNCCL documentation; gloo's Device; fi_efa(7).
 def cost(name: str, value: str, kind: str, nccl: str | None) -> str | None:
     """What a setting costs on a fabric of this kind; None if it costs nothing.
 
-    nccl: NCCL's version. Where it is None, a value that is the default of any version costs
+    nccl: NCCL's version. If it is None, a value that is the default of any version costs
     nothing, nor does a variable that newer versions do not read.
     """
     version = version_numbers(nccl)
@@ -282,7 +282,7 @@ def is_default(name: str, value: str | None) -> bool:
 
 
 def why_silent(settings: Mapping[str, str]) -> str:
-    """Why NCCL's log may lack channels, with the remedy; empty where the settings are right."""
+    """Why NCCL's log may lack channels, with the remedy; empty if the settings are right."""
     level = settings.get("NCCL_DEBUG", "")
     if level.upper() not in ("INFO", "TRACE"):
         shown = f"NCCL_DEBUG={level}" if level else "NCCL_DEBUG is not set"

@@ -55,9 +55,9 @@ class Store:
             checkpoint is not complete yet.
 
         When it returns, the checkpoint is complete and on the disk, and old ones are removed.
-        Raises CheckpointError with the same text on all ranks if any cannot write: its files are
-        removed, and all older checkpoints stay. If a rank dies, the others raise the error of
-        their process group.
+        Raises CheckpointError with the same text on all ranks if any cannot write: the new
+        checkpoint is removed, and all older ones stay. If a rank dies, the others raise the error
+        of their process group.
         """
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks
         from pytest_mnode.reference_job.checkpoint.saving import save
