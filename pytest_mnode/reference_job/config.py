@@ -144,7 +144,7 @@ class JobConfig:
 
     @property
     def holding(self) -> Path:
-        """A file that exists from when the checkpoint of `hold_checkpoint` is held open on."""
+        """File that appears when the checkpoint of `hold_checkpoint` is held open, and stays."""
         return Path(self.directory) / "HOLDING"
 
     def local_batch(self, ranks: int) -> int:

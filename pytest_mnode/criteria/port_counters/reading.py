@@ -36,9 +36,9 @@ class PortReading:
 def read(patterns: Sequence[str], root: Path = Path("/")) -> PortReading:
     """Counters of interfaces and RDMA devices that match a pattern, and of the devices below them.
 
-    A pattern that names an interface also names its RDMA device, and the reverse. Only these two
-    parts of a machine are read: this program starts twice per criterion on every node, and reading
-    the whole machine would take most of that time.
+    A pattern that names an interface also names its RDMA device, and the reverse. These two
+    parts of a machine are read by their own readers: this program starts twice per criterion on
+    every node, and the model of a whole machine would take most of the time of a start.
     """
 
     def named(*names: str) -> bool:
@@ -69,7 +69,7 @@ def _of_port(port: rdma.Port) -> Counters:
 
 
 def _tcp(root: Path) -> Counters:
-    """TCP segment counters; of two lines with one prefix, the first has the names."""
+    """TCP segment counters; each prefix has two lines, first the names and then the values."""
     found: Counters = {}
     for file, head, wanted in (
         ("snmp", "Tcp:", ("OutSegs", "RetransSegs")),

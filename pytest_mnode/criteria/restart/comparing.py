@@ -21,7 +21,7 @@ Parameters = Mapping[str, Any]
 class Tolerance:
     """The largest allowed difference between two runs.
 
-    relative: of losses; 0 means that losses and parameters are equal bit by bit. source: where the
+    relative: of losses; 0 requires losses and parameters equal bit by bit. source: where the
     tolerance comes from. same_ranks: both have as many ranks, so state per rank can be compared.
     """
 

@@ -173,7 +173,7 @@ def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement
 
 
 def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Measurement:
-    """Seconds from the kill until all ranks had done a step again, by the clocks of both nodes.
+    """Seconds from the kill until all ranks had done a step again, by the clocks of both events.
 
     If the controller saw that step, its own clock has to agree with these clocks: a wrong clock
     decides nothing.

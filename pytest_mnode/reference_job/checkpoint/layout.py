@@ -29,7 +29,7 @@ _NFS_PLACEHOLDER = ".nfs"
 class RefusedError(Exception):
     """A checkpoint cannot be used; the text is the reason, one line.
 
-    usable: a job of its world size can use it, or any job once all ranks see it. half_read: some of
+    usable: it can be used by a job of its world size, or once all ranks see it. half_read: some of
     it is in the state already.
     """
 
@@ -115,7 +115,7 @@ def new_name(step: int, existing: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint, or the rest of one.
+    """A checkpoint, or the remains of one.
 
     reason: why it may not be used, in one line; None if it is complete. usable: it is whole, and
     may be used by a job of its world size, or once all ranks see it.
