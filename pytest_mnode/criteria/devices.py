@@ -72,7 +72,7 @@ def judge_rates(found: Comparison) -> list[Measurement]:
             at_least(bound.limit if bound else 0.0),
             bound.source if bound else "at_least_fraction × the median of ranks",
             _slow_ranks(found, bound) if bound else None,
-            note or (found.how if bound else "one rank has no other to be compared with"),
+            note or (found.how if bound else "a single rank has no other rank to be compared with"),
             detection=found.detection,
         )
     ]
@@ -119,7 +119,7 @@ def _floor(
         min(known.values()) if known and len(known) == len(rates) else None,
         found.unit,
         None if floor is None else at_least(floor),
-        f"what each rank is promised to reach, {how}" if floor else "",
+        f"promised rate of each rank, {how}" if floor else "",
         "; ".join(low) or None,
         how,
     )
@@ -134,13 +134,13 @@ def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> lis
     mute = [rank for rank, share in shares.items() if share is None]
     measurements = [
         Measurement(
-            f"{name}, samples under load with a clock held back",
+            f"{name}, samples under load with a throttled clock",
             100 * max(known) if held or (known and not mute) else None,
             "%",
             at_most(100 * most),
             f"matmul.slowed_at_most_fraction {most:g}",
             "; ".join(held) or None,
-            f"NVML reports nothing of {', '.join(mute)}" if mute else "",
+            f"NVML reports no throttling data for {', '.join(mute)}" if mute else "",
         )
     ]
     if least is None:
@@ -174,7 +174,7 @@ def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
         None if mute and not slow else len(slow),
         "",
         equals(0),
-        "the most that card and slot can (NVML)",
+        "the highest generation of both card and slot (NVML)",
         "; ".join(slow) or None,
-        f"NVML does not report that of {', '.join(mute)}" if mute else "",
+        f"NVML does not report the generation for {', '.join(mute)}" if mute else "",
     )

@@ -83,7 +83,7 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             equals(0),
             f"each pair, alone, carries {found.bound_mbits_s:.4g} Mbit/s (at_least_fraction "
             "less tolerance_fraction × fabric.line_rate of the NICs of a rank), or "
-            f"{STANDS_OUT:g} of what the fast pairs carry",
+            f"{STANDS_OUT:g} of the rate of the fast pairs",
             found.culprit or found.silent or found.cut_off or None,
             f"{found}; {found.effort}",
         ),
@@ -97,11 +97,11 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             + unmeasured,
         ),
         Measurement(
-            "paths that change what is sent",
+            "paths that corrupt the data sent",
             found.corrupt_paths if found.slowest else None,
             "",
             equals(0),
-            "what arrives is what was sent, whatever checksums say",
+            "received data must equal the data sent, even if checksums match",
             found.corrupter,
         ),
     ]
@@ -118,7 +118,7 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
                 row.wrong,
                 "",
                 equals(0),
-                "whole numbers, sent or added up, are exact",
+                "copies and sums of whole numbers are exact",
                 whose(found.world, row.wrong_ranks, row.wrong_senders),
                 f"{row.checked} calls checked",
                 detection=smallest_share_wrong(row.checked),
@@ -163,7 +163,7 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
     if one.algorithm.physical and ceiling is not None:
         measurements.append(
             Measurement(
-                f"{name} beside what NICs carry",
+                f"{name} against the ceiling of the NICs",
                 busbw,
                 "GB/s",
                 at_most(ceiling, _PAST_PHYSICS * ceiling),
@@ -184,11 +184,11 @@ def _judge_traffic(found: Busbw) -> Measurement:
     past = [100 * (1 - share) for share in shares if share is not None]
     judged = fabric.kind == "ethernet"  # not every RDMA port counts bytes
     return Measurement(
-        "sent past the fabric, by the node that did most",
+        "bytes sent on other networks, by the node that sent most",
         max(past) if past and len(past) == len(shares) else None,
         "%",
         at_most(_MOST_PAST_PERCENT) if judged else None,
-        "fabric.interfaces: what is measured is the fabric only if the bytes went over it",
+        "fabric.interfaces: busbw measures the fabric only if the bytes went over it",
         found.culprit or off_fabric(found.traffic, fabric),
         ", ".join(f"{node.node} mostly {node.carrier}" for node in senders),
     )

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     torch.use_deterministic_algorithms(config.deterministic)
     device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))  # meet() checks it
     meet(config.meet_s)
-    trainer = Trainer(config, _place(dist), device, stop_requested=stop)
+    trainer = Trainer(config, _world(dist), device, stop_requested=stop)
     trainer.resume()
     while trainer.finished_steps < config.steps and not trainer.preempted:
         trainer.step()
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if trainer.finished_steps >= config.steps else EXIT_PREEMPTED
 
 
-def _place(dist: Any) -> Any:
+def _world(dist: Any) -> Any:
     """This rank's World, with the nodes' own host names."""
     from pytest_mnode.rank.world import World
 

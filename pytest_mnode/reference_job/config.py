@@ -92,7 +92,9 @@ class JobConfig:
         if self.width % self.heads:
             _refuse("width", self.width, f"a multiple of heads={self.heads}")
         if self.samples % self.global_batch:
-            wanted = f"a multiple of global_batch={self.global_batch}, so that each is seen once"
+            wanted = (
+                f"a multiple of global_batch={self.global_batch}, so that each sample is seen once"
+            )
             _refuse("samples", self.samples, wanted)
         if self.global_batch % self.accumulation:
             _refuse(
@@ -109,7 +111,7 @@ class JobConfig:
         except ValueError as error:
             raise UsageError(f"{path}: not JSON: {error}") from None
         except RecursionError:
-            raise UsageError(f"{path}: not a run's description: nested too deeply") from None
+            raise UsageError(f"{path}: not the config of a run: nested too deeply") from None
         try:
             return cls.from_dict(given)
         except UsageError as error:
@@ -119,11 +121,11 @@ class JobConfig:
     def from_dict(cls, given: Any) -> Self:
         """A config from keys and values. Raises UsageError for a key that is unknown or missing."""
         if not isinstance(given, Mapping):
-            raise UsageError(f"a run is described by an object of keys, not by {given!r:.60}")
+            raise UsageError(f"the config of a run is a JSON object, not {given!r:.60}")
         known = {field.name for field in fields(cls)}
         for key in given:
             if key not in known:
-                raise UsageError(f"unknown key {key!r}; known are {', '.join(sorted(known))}")
+                raise UsageError(f"unknown key {key!r}; known keys are {', '.join(sorted(known))}")
         if "directory" not in given:
             raise UsageError("key 'directory' is missing: the directory of the run")
         return cls(**given)
@@ -172,7 +174,7 @@ def _check(name: str, kind: str, value: Any) -> None:
     accepted = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}[kind]
     wrong_bool = isinstance(value, bool) and kind != "bool"
     if wrong_bool or not isinstance(value, accepted):
-        words = {"int": "a whole number", "float": "a number", "str": "a text"}
+        words = {"int": "a whole number", "float": "a number", "str": "a string"}
         _refuse(name, value, words.get(kind, "true or false"))
     if kind == "int" and value > _MOST:
         _refuse(name, f"a number of {value.bit_length()} bits", "less than 2**63")

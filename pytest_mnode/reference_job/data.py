@@ -119,7 +119,7 @@ class Feed:
             if name != "consumed" and state[name] != here:
                 raise UsageError(
                     f"{name}={here}: the checkpoint is of a run with {name}={state[name]}; give "
-                    "the same, or a directory of its own"
+                    "the same value, or another directory"
                 )
         self._go_to(state["consumed"])
 

@@ -1,7 +1,7 @@
 """The device that a rank trains on, and the slowdown of an emulated device.
 
 A node of the rack has its own /dev/shm. The faults `slow_device` and `slow_input` write a number
-there, which a job with emulated compute applies; on real accelerators these files are not read.
+there: a job with emulated compute applies the factor, and every job applies the pause.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def device_of(config: JobConfig, local_rank: int) -> torch.device:
     if accelerator is None or not torch.accelerator.is_available():
         if config.device == "accelerator":
             raise EnvironmentContractError(
-                f"torch {torch.__version__} shows no accelerator, and the job is to train on one; "
-                "look at the driver, at CUDA_VISIBLE_DEVICES, and whether this build of torch is "
-                "one for CPUs"
+                f"torch {torch.__version__} shows no accelerator, and the job must train on one; "
+                "check the driver, CUDA_VISIBLE_DEVICES, and whether this build of torch is only "
+                "for CPUs"
             )
         return torch.device("cpu")
     device = torch.device(accelerator.type, local_rank)

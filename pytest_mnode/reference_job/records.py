@@ -225,7 +225,7 @@ def record_of(line: str) -> StartRecord | StepRecord | CheckpointRecord | EndRec
     given = json.loads(line)
     kind = given.get("kind") if isinstance(given, dict) else None
     if not isinstance(kind, str) or kind not in _READERS:
-        raise ValueError("no record of a kind that is known")
+        raise ValueError("not a record of a known kind")
     try:
         found: StartRecord | StepRecord | CheckpointRecord | EndRecord
         found = _READERS[kind].validate_json(line, strict=True)

@@ -55,13 +55,13 @@ class Trainer:
     def __init__(
         self,
         config: JobConfig,
-        place: World,
+        world: World,
         device: torch.device,
         *,
         group: Any = None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.config, self.place, self.device = config, place, device
+        self.config, self.world, self.device = config, world, device
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.finished_steps = 0
@@ -82,7 +82,7 @@ class Trainer:
         seed_all(config.seed, 1 + self.rank)  # dropout differs by rank
         # A run without checkpoints cannot resume after a node loss, but may be timed: no syncs.
         stored = config.checkpoint_every > 0
-        self.records = RecordFile(config.records, self.rank, self.ranks, place.node, stored)
+        self.records = RecordFile(config.records, self.rank, self.ranks, world.node, stored)
         self.store: Store | None = None
         if config.checkpoint_every:
             self.store = Store(config.checkpoints, keep=config.keep)
@@ -151,7 +151,7 @@ class Trainer:
             saved = self.store.save(
                 self._state(),
                 step=self.finished_steps,
-                world=self.place,
+                world=self.world,
                 group=self.group,
                 own=random_states(self.device),
                 before_commit=self._hold,
@@ -191,7 +191,7 @@ class Trainer:
 
     def _load(self, store: Store) -> Loaded | None:
         state = self._state()
-        loaded = store.load(state, world=self.place, group=self.group, reshard=self.config.reshard)
+        loaded = store.load(state, world=self.world, group=self.group, reshard=self.config.reshard)
         if loaded is None:
             # get_state_dict took an optimiser step with a learning rate of 0, and counted it: AdamW
             # would begin with its second step.

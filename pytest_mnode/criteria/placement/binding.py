@@ -24,7 +24,7 @@ def judge_cpus(machine: Machine, rank: RankPlacement) -> Measurement:
     """
     local = near(machine, rank)
     if isinstance(local, str):
-        why = f"not known which CPUs are local to {rank.anchor}: {local}"
+        why = f"it is not known which CPUs are local to {rank.anchor}: {local}"
         return _cpus_answer(rank, None, None, online(machine, rank.cpus), why)
     cpus = online(machine, rank.cpus)
     if not cpus:
@@ -75,7 +75,7 @@ def judge_cores(
         why = f"the affinity of threads of rank {format_cpulist(unread)} could not be read"
         return _cores_answer(rank, None, own, why)
     if others and not own <= {cpu.number for cpu in machine.cpus.cpus if cpu.siblings}:
-        return _cores_answer(rank, None, own, "which CPUs share a core is not known")
+        return _cores_answer(rank, None, own, "it is not known which CPUs share a core")
     return _cores_answer(rank, 0, own, "shares no core" if others else "is alone on its node")
 
 
@@ -171,7 +171,7 @@ def _cores_answer(
     found = f"CPUs {format_cpulist(cpus)}" if cpus else "not known"
     why = f"may run on {found}, {what}" if cpus else what
     if sharing:
-        why += "; give each rank of a node CPUs of its own, no core split between two of them"
+        why += "; give each rank of a node its own CPUs, and split no core between ranks"
     return rank.answer(
         Question.CORES,
         sharing,

@@ -32,7 +32,7 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
         )
 
     def unknown(reason: str) -> Measurement:
-        why = f"not known where its memory should be or is: {reason}; expected {expected}"
+        why = f"its memory placement cannot be judged: {reason}; expected {expected}"
         return answer(None, "not known", why)
 
     local = near(machine, rank)
@@ -50,14 +50,14 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
         return unknown(rank.unknown.get("memory_bytes") or "its numa_maps could not be read")
     total = sum(memory.values())
     if not total:
-        return unknown(rank.unknown.get("memory_bytes") or "it has no page of its own")
+        return unknown(rank.unknown.get("memory_bytes") or "it has no private page")
     share = sum(size for node, size in memory.items() if node in nodes) / total
     found = _by_node(memory)
     why = f"{share:.1%} of its memory is near: {found}; expected {expected}"
     if share < least_fraction:
         why += (
-            f"; start it with its memory bound, such as numactl --membind={local.numa_node}:"
-            " binding within the process moves no page that it has already"
+            f"; bind its memory before it starts, such as numactl --membind={local.numa_node}:"
+            " a process that binds itself does not move its existing pages"
         )
     return answer(share, found, why)
 

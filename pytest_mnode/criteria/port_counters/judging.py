@@ -120,7 +120,7 @@ def _ports(
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else str(after)
     if before.boot != after.boot:
-        return "it was started anew, and its counters with it"
+        return "it was restarted, and so were its counters"
     names = dict.fromkeys((*before.ports, *after.ports))
     if not names.keys() - {TCP}:
         return f"no port of {', '.join(fabric.interfaces)}"

@@ -125,8 +125,10 @@ def _other_samples(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> Me
         )
         if one != other:
             new = sorted(set(other) - set(one))
-            wrong.append(f"step {step}: samples {new[:4] or 'missing'} that it had not")
-    return Measurement.none_allowed("steps of other samples", wrong, tolerance.source)
+            wrong.append(
+                f"step {step}: samples {new[:4] or 'missing'} that the other run did not use"
+            )
+    return Measurement.none_allowed("steps with other samples", wrong, tolerance.source)
 
 
 def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) -> list[Measurement]:
@@ -136,7 +138,7 @@ def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) ->
     """
     missing = [f"rank {rank}" for rank in range(cut.size) if _end(cut, rank) is None]
     source = tolerance.source
-    found = [Measurement.none_allowed("ranks that did not come to the end", missing, source)]
+    found = [Measurement.none_allowed("ranks that did not finish", missing, source)]
     if not tolerance.exact:
         return found
     ends = [(rank, _end(whole, rank), _end(cut, rank)) for rank in range(cut.size)]
@@ -147,7 +149,7 @@ def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) ->
         ("lr", "final learning rates that differ"),
     ):
         if not both:
-            why = "no rank came to the end in both"
+            why = "no rank finished in both runs"
             found.append(Measurement.unknown(name, why, source=source))
             continue
         wrong = [
@@ -184,7 +186,7 @@ def samples_not_seen_once(
         in_epoch = seen.pop(epoch, {})
         for sample, places in sorted(in_epoch.items()):
             if not 0 <= sample < samples:
-                wrong.append(f"sample {sample} of epoch {epoch}: there is none")
+                wrong.append(f"sample {sample} of epoch {epoch}: no such sample")
             elif len(places) > 1:
                 times = f"{len(places)} times, {', '.join(places)}"
                 wrong.append(f"sample {sample} of epoch {epoch}: {times}")
@@ -192,7 +194,7 @@ def samples_not_seen_once(
             missing = sorted(set(range(samples)) - in_epoch.keys())
             wrong += [f"sample {sample} of epoch {epoch}: not seen" for sample in missing]
         elif len(in_epoch) != left:
-            wrong.append(f"epoch {epoch}: {len(in_epoch)} samples in place of {left}")
+            wrong.append(f"epoch {epoch}: {len(in_epoch)} samples instead of {left}")
     wrong += [f"epoch {epoch}: beyond the end of the run" for epoch in sorted(seen)]
     return Measurement.none_allowed(
         "samples not seen exactly once",
@@ -212,9 +214,9 @@ def compared_parameters(one: Parameters, other: Parameters, tolerance: Tolerance
         return Measurement.unknown(name, why, expected=bound, source=source)
 
     if one.keys() != other.keys() or not one:
-        return unknown(f"only in one: {sorted(one.keys() ^ other.keys())}")
+        return unknown(f"parameters of only one run: {sorted(one.keys() ^ other.keys())}")
     if any(one[key].shape != other[key].shape for key in one):
-        return unknown("of other shapes")
+        return unknown("the parameters of both runs differ in shape")
     odd = [
         key for key in one if not (np.isfinite(one[key]).all() and np.isfinite(other[key]).all())
     ]

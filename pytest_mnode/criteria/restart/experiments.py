@@ -111,7 +111,7 @@ def judge_killed(
     """All measurements of one kill."""
     if isinstance(killed, str):
         name = "kills that the job did not come back from"
-        source = "a job goes on from a directory that all nodes share"
+        source = "a job resumes from a directory that all nodes share"
         return [Measurement.unknown(name, killed, source=source)]
     terms = killed.plan.terms(kill, promise)
     found = judge(killed.whole, killed.history, killed.report, terms)
@@ -152,7 +152,7 @@ def uninterrupted(
         node = planned.observer_node
         with run_files.run_directory(cluster, node, shared, "whole") as directory:
             config = planned.whole(directory)
-            progress("a run that nobody kills", 0, 0)
+            progress("uninterrupted run", 0, 0)
             final = warm_runs.finished(cluster, config, planned.nodes, planned.per_node)
             run_files.read_history(cluster, node, directory, kept)
         why = ""

@@ -95,7 +95,7 @@ class KillRun:
         ranks = self.plan.ranks_after(kill)
         back, unseen, seen_between = self._await(job, ranks, 0, started + 1, patience)
         result = job.poll()
-        how = _how_ended(job, result) if result else f"nothing in {patience:g} s"
+        how = _how_ended(job, result) if result else f"no new step within {patience:g} s"
         return replace(
             report,
             incarnation=started - 1,
@@ -140,7 +140,7 @@ class KillRun:
         if not sent:
             result = _end_of(job)
             state = _how_ended(job, result) if result is not None else "the job had not ended"
-            return _missed(f"no process was there to get a signal; {state}")
+            return _missed(f"there was no process to signal; {state}")
         first = min(sent, key=lambda event: event.time_s)
         if kill != "preemption":
             what += f" on {first.node}"

@@ -69,18 +69,18 @@ class KillReport:
     between_s: tuple[float, float] | None = None
 
 
-def came_back(cut: History, kill: KillReport, unfit: str = "") -> Measurement:
-    """Whether the job trained again by itself. unfit: why that cannot be judged."""
+def came_back(cut: History, kill: KillReport, not_comparable: str = "") -> Measurement:
+    """Whether the job trained again by itself. not_comparable: why that cannot be judged."""
     name = "kills that the job did not come back from"
     source = "torchrun restarts ranks, the launcher requeues jobs"
     started = len(cut.incarnations)
-    if unfit or kill.came_back is None:
-        return Measurement.unknown(name, unfit or kill.ended_how, source=source)
+    if not_comparable or kill.came_back is None:
+        return Measurement.unknown(name, not_comparable or kill.ended_how, source=source)
     culprits = []
     if started < 2:
         culprits = [f"no rank trained again after {kill.what}; {kill.ended_how}".rstrip("; ")]
     elif not kill.came_back:
-        culprits = [f"started again after {kill.what}, and did not go on: {kill.ended_how}"]
+        culprits = [f"started again after {kill.what}, and did not continue: {kill.ended_how}"]
     more = f", at the start number {started - 1} after it" if started > 2 else ""
     note = "" if culprits else "; ".join([f"after {kill.what}{more}", *kill.notes])
     return Measurement.none_allowed(name, culprits, source, note=note)
@@ -89,26 +89,30 @@ def came_back(cut: History, kill: KillReport, unfit: str = "") -> Measurement:
 def judge_kill(cut: History, kill: KillReport) -> Iterator[Measurement]:
     """Whether the kill was complete, and hit what it was meant to hit."""
     name = "processes that outlived the kill"
-    source = "what is left of a killed run writes over the one that follows"
+    source = "a process left from a killed run may overwrite files of the next run"
     if kill.alive is None:
-        yield Measurement.unknown(name, "not found out whether there were any", source=source)
+        yield Measurement.unknown(name, "the processes could not be listed", source=source)
     else:
         note = f"of {sum(map(len, cut.incarnations[0].processes.values()))} ranks"
         yield Measurement.none_allowed(name, kill.alive, source, note=note)
     if kill.preempted:
-        source = "a job that is told to end saves and ends in the time it is given"
-        name = "nodes killed when the time to save was over"
+        source = "a job that is asked to end saves and ends within the grace time"
+        name = "nodes where the job was killed after the grace time"
         yield Measurement.none_allowed(name, kill.late, source)
     if kill.in_writing is not None:
         unfinished = kill.listing.unfinished if kill.listing is not None else ()
         hit = any(step == kill.in_writing for step, _ in unfinished)
-        seen = "its directory was there, not complete" if hit else "no unfinished one was found"
+        seen = (
+            "its directory existed and was not complete"
+            if hit
+            else "no unfinished checkpoint was found"
+        )
         yield Measurement(
             "kills that missed the writing of a checkpoint",
             0 if hit else None,
             "",
             equals(0),
-            "only a kill in the middle of writing shows that half a checkpoint is not used",
+            "only a kill in the middle of writing shows that an unfinished checkpoint is not used",
             note=f"checkpoint of step {kill.in_writing}: {seen}",
         )
 
@@ -135,18 +139,18 @@ def judge_loading(cut: History, kill: KillReport, began: float | None) -> Iterat
 
 def _lost_steps(killed: Incarnation, resumed: Incarnation, kill: KillReport) -> Measurement:
     if kill.preempted:
-        name, newest = "steps lost though it was told to end", killed.last_step
+        name, newest = "steps lost although the job was asked to end", killed.last_step
     else:
         name = "steps lost beyond the newest complete checkpoint"
         if kill.listing is None:
-            why = "the store was not seen between the kill and the next start"
+            why = "the checkpoints were not listed between the kill and the next start"
             return Measurement.unknown(name, why, source=EVERY_STEP)
         newest = max([kill.listing.newest, *completed(killed)])
     lost = newest - resumed.loaded
     refused = listed(text for own in resumed.by_rank.values() for text in own.start.refused)
     loaded = _shown(resumed.loaded or None)
     culprit = (
-        f"the resume: it went on from {loaded}, and step {newest} was "
+        f"the resume: it continued from {loaded}, and step {newest} was "
         + ("finished" if kill.preempted else "saved")
         + (f"; refused {refused}" if refused else "")
     )
@@ -162,11 +166,14 @@ def completed(incarnation: Incarnation) -> set[int]:
 
 def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement:
     """Seconds from the start of the run until the loaded checkpoint was saved."""
-    name, source = "loaded checkpoint saved after the start", "it is of this run, and not left over"
+    name, source = (
+        "loaded checkpoint saved after the start",
+        "the checkpoint is of this run, not of an earlier one",
+    )
     saved = [own.start.saved_at for own in resumed.by_rank.values()]
     times = [time for time in saved if time is not None]
     if len(times) < len(saved) or began is None:
-        why = "nothing was loaded" if began is not None else "rank 0 did not say when it started"
+        why = "nothing was loaded" if began is not None else "rank 0 recorded no start time"
         return Measurement.unknown(name, why, unit="s", expected=at_least(0), source=source)
     culprit = f"{_shown(resumed.loaded)}, which is older than the run"
     return Measurement(name, min(times) - began, "s", at_least(0), source, culprit)
@@ -184,15 +191,17 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
     note = f"kill by the clock of {kill.clock}, step by that of the slowest rank"
     least, most = kill.between_s or (0.0, math.inf)
     if seconds is not None and kill.between_s is None and seconds < 0:
-        note += f", which is {-seconds:.3g} s before the kill: these clocks differ, set them right"
+        note += (
+            f", which is {-seconds:.3g} s before the kill: these clocks differ, synchronise them"
+        )
         seconds = None
     elif (
         seconds is not None
         and not least - _CLOCK_TOLERANCE_S <= seconds <= most + _CLOCK_TOLERANCE_S
     ):
         note += (
-            f"; by these {seconds:.3g} s, by the controller's own {least:.1f} to {most:.1f} s: "
-            f"{_slowest_node(back[0])}'s clock, or that of {kill.clock}, is wrong: set it right"
+            f"; these clocks give {seconds:.3g} s, the controller's {least:.1f} to {most:.1f} s: "
+            f"{_slowest_node(back[0])}'s clock, or that of {kill.clock}, is wrong: synchronise it"
         )
         seconds = None
     return Measurement(
@@ -201,7 +210,7 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
         "s",
         None if within_s is None else at_most(within_s),
         "" if within_s is None else "criteria.restart.within",
-        f"the way back from {kill.what}",
+        f"the recovery from {kill.what}",
         note,
     )
 

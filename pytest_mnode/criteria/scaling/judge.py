@@ -18,7 +18,7 @@ from pytest_mnode.criteria.scaling.efficiency import Throughput, throughputs
 from pytest_mnode.criteria.scaling.network import (
     CollectiveBaseline,
     baseline_over,
-    instead_of,
+    off_fabric_nics,
     sent_in_steps,
 )
 from pytest_mnode.criteria.scaling.plan import Plan, nodes
@@ -45,8 +45,8 @@ class CountResult:
     measured: by the median step; row: as it is judged, by the mean if the median hides a loss.
     baseline: None for one rank, or if the fabric was not measured. explained: fraction of the loss
     due to allowed causes. bound: efficiency that has to be reached; source: of the bound.
-    no_answer: why the result is inconclusive; empty if it is not. cpu_wait_s: time per step for
-    which threads of the median rank waited for a CPU; None if not known.
+    inconclusive_reason: why the result is inconclusive; empty if it is not. cpu_wait_s: time per
+    step for which threads of the median rank waited for a CPU; None if not known.
     """
 
     measured: Throughput
@@ -58,12 +58,12 @@ class CountResult:
     bound: float
     source: str
     cpu_wait_s: float | None
-    no_answer: str = ""
+    inconclusive_reason: str = ""
 
     @property
     def holds(self) -> bool | None:
         """Whether the efficiency reaches its bound; None if there is no answer."""
-        return None if self.no_answer else self.row.efficiency >= self.bound
+        return None if self.inconclusive_reason else self.row.efficiency >= self.bound
 
     @property
     def not_attributed(self) -> float:
@@ -119,7 +119,9 @@ class ScalingResult:
     def how(self) -> str:
         """What was trained, for the note of a measurement."""
         declared_s = self.promise.compute_s
-        compute = "" if declared_s is None else f", emulated compute {declared_s * 1e3:g} ms a step"
+        compute = (
+            "" if declared_s is None else f", emulated compute {declared_s * 1e3:g} ms per step"
+        )
         return f"{self.promise.kind} scaling, {self.promise.parallel}{compute}"
 
 
@@ -148,13 +150,15 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
         measurements.append(
             Measurement(
                 f"efficiency, {count}",
-                None if one.no_answer else row.efficiency,
+                None if one.inconclusive_reason else row.efficiency,
                 "",
                 at_least(one.bound),
                 one.source,
                 culprit or None,
-                "; ".join(filter(None, (one.no_answer, _interval(found, one), how))),
-                detection=None if one.no_answer else row.detection(one.bound, found.promise),
+                "; ".join(filter(None, (one.inconclusive_reason, _interval(found, one), how))),
+                detection=None
+                if one.inconclusive_reason
+                else row.detection(one.bound, found.promise),
             )
         )
     full = found.promise.at_least_efficiency
@@ -173,18 +177,18 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
         worst, count = one.parts.worst_missed, nodes(one.row.count)
         measurements.append(
             Measurement(
-                f"parts beside the step time, {count}",
+                f"step time that differs from its parts, {count}",
                 worst.missed,
                 unit,
                 bound,
                 source,
                 f"rank {worst.rank} on {worst.node}",
-                f"rank {worst.rank} of {len(one.parts.ranks)}, which misses it most",
+                f"rank {worst.rank} of {len(one.parts.ranks)}, whose parts miss its step most",
             )
         )
         if one.row.count == 1:
             continue
-        name, note = f"loss not attributed, {count}", one.description or "next to nothing is lost"
+        name, note = f"loss not attributed, {count}", one.description or "almost nothing is lost"
         measurements.append(Measurement(name, one.not_attributed, unit, bound, source, note=note))
         measurements += [
             Measurement(f"{name}, {count}", seconds * 1e3, "ms", note="more than on one node")
@@ -213,15 +217,17 @@ def _judge_count(
     causes: tuple[Cause, ...] = ()
     if row.count > 1:
         sent = sent_in_steps(timings.over(row.count), timings)
-        causes = causes_of(parts, baseline, instead_of(spec.fabric, sent), promise)
+        causes = causes_of(parts, baseline, off_fabric_nics(spec.fabric, sent), promise)
     share = explained(causes, promise.allowed_causes, max(row.lost_s, parts.lost_s))
     bound, source = _bound(row, share, promise)
     waited_s = timings.cpu_wait_s(row.count)
     found = CountResult(measured, row, parts, baseline, causes, share, bound, source, waited_s)
     if row.count == 1:
         return found
-    no_answer = _wrong_device(timings, spec) or plan.missing_from(timings, row.count)
-    return replace(found, no_answer=no_answer or _no_answer(found, promise))
+    inconclusive_reason = _wrong_device(timings, spec) or plan.missing_from(timings, row.count)
+    return replace(
+        found, inconclusive_reason=inconclusive_reason or _inconclusive_reason(found, promise)
+    )
 
 
 def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[float, str]:
@@ -237,13 +243,13 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
     return least, f"{_KEY}.explained_from {least:g}, as {reason}"
 
 
-def _no_answer(one: CountResult, promise: ScalingCriterion) -> str:
+def _inconclusive_reason(one: CountResult, promise: ScalingCriterion) -> str:
     """Why the measured efficiency is inconclusive; "" if it is not."""
     row = one.row
     if not row.known(promise.at_most_uncertainty, one.bound):
         return (
-            f"known to ± {row.uncertainty:.3f} only, at_most_uncertainty is "
-            f"{promise.at_most_uncertainty:g}: steps differ too much"
+            f"the uncertainty is ± {row.uncertainty:.3f}, at_most_uncertainty is "
+            f"{promise.at_most_uncertainty:g}: step times vary too much"
         )
     may_be_excused = promise.explained_from <= row.efficiency < one.bound
     on_the_fabric = all(cause.kind != NETWORK for cause in one.causes)
@@ -253,9 +259,9 @@ def _no_answer(one: CountResult, promise: ScalingCriterion) -> str:
     shared, waited_s = promise.compute_s is not None, one.cpu_wait_s or 0.0
     if shared and row.efficiency < one.bound and one.diffuse and waited_s > row.lost_s / 2:
         return (
-            f"nodes share this machine's processors, and the threads of a rank had none for "
-            f"{waited_s * 1e3:.0f} ms of a step, of which {row.lost_s * 1e3:.0f} ms are lost with "
-            f"nobody to blame"
+            f"nodes share this machine's processors: the threads of a rank waited for one for "
+            f"{waited_s * 1e3:.0f} ms per step, and {row.lost_s * 1e3:.0f} ms per step are lost "
+            "without a culprit"
         )
     return ""
 
@@ -265,7 +271,7 @@ def _wrong_device(timings: JobTimings, spec: Spec) -> str:
     there = spec.accelerators.per_node
     if (timings.device != "cpu") == bool(there):
         return ""
-    has = f"{there} accelerators a node" if there else "no accelerators"
+    has = f"{there} accelerators per node" if there else "no accelerators"
     return f"trained on {timings.device}, spec has {has}"
 
 

@@ -79,7 +79,7 @@ def sent_in_steps(trained: Sequence[GroupSteps], timings: JobTimings) -> tuple[S
     )
 
 
-def instead_of(fabric: Network, sent: Sequence[SentByNode]) -> tuple[str, str | None] | None:
+def off_fabric_nics(fabric: Network, sent: Sequence[SentByNode]) -> tuple[str, str | None] | None:
     """The NICs that carried the bytes instead of the fabric, and the culprit, in words; None if
     there are none, or if counters do not show the bytes that each node had to send."""
     if any(one.share(fabric) is None for one in sent):
@@ -111,10 +111,10 @@ def judge_network(
         over = f"other NICs than {'+'.join(fabric.interfaces)}"
         culprit = off_fabric(sent, fabric) or f"{worst} sent {fraction:.0%} over {over}"
     elif elsewhere:
-        note = f"no counter of {', '.join(unseen)} shows what it had to send: {note}"
+        note = f"no counter of {', '.join(unseen)} shows the bytes that it had to send: {note}"
     else:
         least = sum(one.least_bytes for one in sent)
         note = f"no counter shows the {least / 1e6:.0f} MB that were sent"
-    name = "sent past the fabric during the steps"
+    name = "bytes sent on other networks during the steps"
     source = f"criteria.scaling.elsewhere_fraction {most:g}"
     return [Measurement(name, fraction, "of the bytes", at_most(most), source, culprit, note)]

@@ -73,7 +73,7 @@ class Program:
     def _train(self, turn: Turn) -> tuple[GroupSteps | None, dict[str, Any]]:
         """Train this rank's part of a turn; return its own steps, and the sizes of its model."""
         where = f"round {turn.round + 1}, {turn.count} nodes"
-        self._no_answer(turn.groups)
+        self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
         if mine is None:
             self._meet(where)
@@ -147,7 +147,7 @@ class Program:
         gradient_bytes, buckets = sizes[0]
         last = buckets[-1] if buckets else gradient_bytes
         progress(f"all-reduces over {nodes(turn.count)}", 0, 0)
-        self._no_answer(turn.groups)
+        self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
         found: list[AllReduceTime] = []
         self._meet(f"all-reduces over {turn.count} nodes")
@@ -206,7 +206,7 @@ class Program:
         each = self.world.local_size
         return tuple(node * each + local for node in group for local in range(each))
 
-    def _no_answer(self, groups: Sequence[Group]) -> None:
+    def _make_groups(self, groups: Sequence[Group]) -> None:
         """Create the process groups of these nodes, once for all rounds. All ranks create all of
         them, because torch numbers groups by how many a rank has created."""
         for group in groups:

@@ -51,14 +51,14 @@ def _reasons(
     own = rank.own_log
     providers = log.providers_of(own.process) if own else ()
     if providers and all(provider_network(p) is NetworkKind.SOCKETS for p in providers):
-        yield Case.SOCKETS, f"libfabric took the provider {', '.join(providers)}"
+        yield Case.SOCKETS, f"libfabric chose the provider {', '.join(providers)}"
     plugin = settings.get("NCCL_NET_PLUGIN", "")
     if efa and plugin.lower() == "none":
         yield Case.NET_CHOSEN, f"NCCL_NET_PLUGIN={plugin}"
     uses = (use for use in log.networks if own is None or use.process == own.process)
     failed = [use.name for use in uses if use.failed]
     if failed:
-        yield Case.SOCKETS, f"its network plugin {', '.join(failed)} could not be set up"
+        yield Case.SOCKETS, f"its network plugin {', '.join(failed)} could not be initialised"
     for none in log.no_device:
         if own is None or none.process == own.process:
             there = f", though there is {', '.join(node.devices)}" if node.devices else ""

@@ -26,9 +26,9 @@ def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
         read = [RankChannels(spec, roce_version, node, rank, facts.nccl_version) for rank in ranks]
         for one in read:
             found += one.remarks()
-            found += _past_the_network(one, facts)
+            found += _bypassing_nics(one, facts)
         found += _of_node(node, read, facts, spec)
-    return _beside_others(found, facts)
+    return _with_unaffected_nodes(found, facts)
 
 
 def _of_node(
@@ -37,18 +37,18 @@ def _of_node(
     """Remarks that need all ranks of a node: whether a channel leaves it, and over which rails."""
     about = About(ProofFact.LOGGED, node.name)
     if not ranks:
-        yield about.missing(Case.NO_LOG, "no rank of this node reported what it runs on")
+        yield about.inconclusive(Case.NO_LOG, "no rank of this node reported its network")
         return
     most = max(sum(rank.node == other.name for rank in facts.ranks) for other in facts.nodes)
     if len(ranks) < most:
-        text = f"{len(ranks)} ranks of this node reported what they run on, {most} of others"
-        yield about.missing(Case.NO_LOG, text)
+        text = f"{len(ranks)} ranks of this node reported their network, {most} of another node"
+        yield about.inconclusive(Case.NO_LOG, text)
     known = [one for one in ranks if one.own is not None]
-    past = any(True for one in ranks for _ in _past_the_network(one, facts))
+    past = any(True for one in ranks for _ in _bypassing_nics(one, facts))
     if known and not past and not any(one.channels for one in ranks):
         why = why_silent(known[0].rank.environment)
         text = "no channel that leaves the node is logged" + (f": {why}" if why else "")
-        yield about.missing(Case.NO_LOG, text)
+        yield about.inconclusive(Case.NO_LOG, text)
     if is_rdma(spec):
         yield from _rails(node, ranks, facts, spec, all_ranks=len(ranks) == most)
 
@@ -76,13 +76,13 @@ def _rails(
         # A PCI address without a known device shows no rail.
         unnamed = unnamed or not all_named or any(name.count(":") > 1 for name in devices)
     if unnamed and spec.fabric.kind != "efa":  # libfabric lists no adapters: counters decide
-        yield about.missing(Case.UNREADABLE, "the log does not name the devices of channels")
+        yield about.inconclusive(Case.UNREADABLE, "the log does not name the devices of channels")
     if unnamed or not used:
         return
     if stray := [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]:
         fabric = ", ".join(spec.fabric.interfaces)
         text = f"channels run over {', '.join(stray)}, not of the fabric ({fabric})"
-        yield about.against(Case.STRAY_RAIL, text)
+        yield about.fail(Case.STRAY_RAIL, text)
     ours = [name for name in used if name not in stray]
     expected = facts.rails_expected(spec)
     if all_ranks and all(one.whole for one in ranks) and 0 < len(ours) < expected:
@@ -93,10 +93,10 @@ def _rails(
         ]
         without = f", none over {', '.join(idle)}" if idle else ""
         text = f"channels run over {len(ours)} of {expected} rails ({', '.join(ours)}){without}"
-        yield about.against(Case.RAIL_DOWN, text)
+        yield about.fail(Case.RAIL_DOWN, text)
 
 
-def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
+def _bypassing_nics(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
     """Channels to ranks of other nodes that no network carries: NVLink between nodes (MNNVL)."""
     if one.own is None:
         return
@@ -112,11 +112,11 @@ def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
             paths[channel.detail] = None
     if paths:
         why = " (NVLink between nodes)" if any("MNNVL" in path for path in paths) else ""
-        text = f"channels to other nodes run over {', '.join(paths)}{why}, past the fabric"
-        yield one.about.against(Case.NOT_ON_FABRIC, text)
+        text = f"channels to other nodes bypass the fabric: they run over {', '.join(paths)}{why}"
+        yield one.about.fail(Case.NOT_ON_FABRIC, text)
 
 
-def _beside_others(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
+def _with_unaffected_nodes(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
     """The remarks; those on a fallback also name the nodes that did not fall back."""
     fallen = {remark.node for remark in found if remark.fallback}
     others = [node.name for node in facts.nodes if node.name not in fallen]
@@ -142,7 +142,7 @@ def _connected(facts: Evidence, spec: Spec) -> Iterator[Remark]:
     for rank in facts.ranks:
         about = About(ProofFact.LOGGED, rank.node, rank.rank)
         if rank.connections is None:
-            yield about.missing(Case.UNREADABLE, "no connections are known")
+            yield about.inconclusive(Case.UNREADABLE, "no connections are known")
             continue
         peers = {
             (own, remote): owners[remote, own]
@@ -162,14 +162,14 @@ def _bound(
             continue
         interface = node.interface_of(address)
         if interface is None:
-            text = f"a connection is bound to {address}, an address of no known interface"
-            yield about.missing(Case.UNREADABLE, text)
+            text = f"a connection is bound to {address}, whose interface is not known"
+            yield about.inconclusive(Case.UNREADABLE, text)
         elif not spec.fabric.has_interface(interface):
             wrong[interface] = None
     if wrong:
         over, fabric = ", ".join(wrong), ", ".join(spec.fabric.interfaces)
         text = f"connections to other nodes are bound to {over}, not to the fabric ({fabric})"
-        yield about.against(Case.WRONG_INTERFACE, text)
+        yield about.fail(Case.WRONG_INTERFACE, text)
 
 
 def _not_connected(
@@ -186,7 +186,7 @@ def _not_connected(
         ):
             where = f"rank {neighbour.rank} on {neighbour.node}"
             text = f"no connection to its neighbour, {where}, was found"
-            yield about.missing(Case.UNREADABLE, text)
+            yield about.inconclusive(Case.UNREADABLE, text)
             return
 
 
@@ -196,9 +196,9 @@ def _over_ucx(facts: Evidence, spec: Spec) -> Iterator[Remark]:
         configs = rank.log.ucx if rank.log is not None else ()
         if not configs:
             text = (
-                f"not known what the {facts.backend} backend runs on; where that is UCX, set "
-                "UCX_LOG_LEVEL=info and UCX_LOG_FILE=FILE.%h.%p"
+                f"it is not known which network the {facts.backend} backend uses; if it uses UCX, "
+                "set UCX_LOG_LEVEL=info and UCX_LOG_FILE=FILE.%h.%p"
             )
             about = About(ProofFact.LOGGED, rank.node, rank.rank)
-            yield about.missing(Case.UNKNOWN_NETWORK, text)
+            yield about.inconclusive(Case.UNKNOWN_NETWORK, text)
         yield from ucx_off_fabric(configs, spec, rank)

@@ -21,7 +21,7 @@ class ProofFact(StrEnum):
 
 _QUESTIONS = {
     ProofFact.PINNED: "settings of ranks that send traffic elsewhere",
-    ProofFact.LOGGED: "ranks or nodes that run on something else",
+    ProofFact.LOGGED: "ranks or nodes that use another network",
     ProofFact.COUNTED: "nodes whose fabric did not carry the expected bytes",
     ProofFact.QUIET: "other NICs that were not quiet",
 }
@@ -83,11 +83,11 @@ class About:
     node: str | None = None
     rank: int | None = None
 
-    def against(self, case: Case, text: str, *, fallback: bool = False) -> Remark:
+    def fail(self, case: Case, text: str, *, fallback: bool = False) -> Remark:
         """A remark that contradicts the promise."""
         return Remark(self.fact, Verdict.FAIL, case, text, self.node, self.rank, fallback)
 
-    def missing(self, case: Case, text: str) -> Remark:
+    def inconclusive(self, case: Case, text: str) -> Remark:
         """A remark on a reading that is missing, so that the fact is not proven."""
         return Remark(self.fact, Verdict.INCONCLUSIVE, case, text, self.node, self.rank)
 

@@ -142,7 +142,7 @@ SETTINGS = (
         "NCCL_P2P_DISABLE", _from_to(1, 1), "no direct copies between accelerators", defaults=_OFF
     ),
     CostRule("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", defaults=_OFF),
-    CostRule("NCCL_P2P_LEVEL", _up_to(3), "direct copies only that near"),
+    CostRule("NCCL_P2P_LEVEL", _up_to(3), "direct copies only up to this distance"),
     CostRule("NCCL_SHM_DISABLE", is_on, "no shared memory", defaults=_OFF),
     CostRule("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", since=(2, 17)),
     CostRule(
@@ -153,17 +153,19 @@ SETTINGS = (
         defaults=(((2, 18), "0"), ((2, 19), "-2")),
     ),
     CostRule("NCCL_NVB_DISABLE", is_on, "no path over another GPU", defaults=_OFF, since=(2, 11)),
-    CostRule("NCCL_PXN_DISABLE", is_on, "no NIC of another GPU", defaults=_OFF, since=(2, 12)),
+    CostRule(
+        "NCCL_PXN_DISABLE", is_on, "no use of another GPU's NIC", defaults=_OFF, since=(2, 12)
+    ),
     CostRule(
         "NCCL_PXN_C2C",
         is_off,
-        "no NIC of another GPU over C2C",
+        "no use of another GPU's NIC over C2C",
         since=(2, 27),
         defaults=(((2, 27), "0"), ((2, 28), "1")),
     ),
     # GPUDirect RDMA
-    CostRule("NCCL_NET_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _RDMA),
-    CostRule("NCCL_IB_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _VERBS),
+    CostRule("NCCL_NET_GDR_LEVEL", _up_to(1), "GPUDirect only up to this distance", _RDMA),
+    CostRule("NCCL_IB_GDR_LEVEL", _up_to(1), "GPUDirect only up to this distance", _VERBS),
     CostRule(
         "NCCL_NET_GDR_READ",
         is_off,
@@ -182,7 +184,7 @@ SETTINGS = (
     CostRule("NCCL_DMABUF_ENABLE", is_off, "no dma-buf", _RDMA, since=(2, 13)),
     CostRule("NCCL_IB_CUDA_SUPPORT", is_off, "no GPUDirect", _VERBS, before=(2, 4)),
     # InfiniBand and RoCE
-    CostRule("NCCL_IB_HCA", _is_set, "chosen RDMA devices only", _VERBS),
+    CostRule("NCCL_IB_HCA", _is_set, "only the listed RDMA devices", _VERBS),
     CostRule(
         "NCCL_IB_GID_INDEX",
         _is_set,
@@ -206,7 +208,7 @@ SETTINGS = (
         frozenset({"infiniband"}),
         since=(2, 16),
     ),
-    CostRule("NCCL_IB_MERGE_NICS", is_off, "ports of one card apart", _VERBS, since=(2, 20)),
+    CostRule("NCCL_IB_MERGE_NICS", is_off, "ports of one card not merged", _VERBS, since=(2, 20)),
     # What NCCL would choose
     CostRule("NCCL_ALGO", _is_set, "one algorithm", since=(2, 5)),
     CostRule("NCCL_PROTO", _lacks_a_protocol, "one protocol", since=(2, 5)),
@@ -219,13 +221,13 @@ SETTINGS = (
     CostRule("NCCL_MIN_CTAS", _from_to(2, 1 << 20), "many thread blocks", since=(2, 17)),
     CostRule("NCCL_NTHREADS", _from_to(1, 255), "fewer threads than any default"),
     CostRule("NCCL_BUFFSIZE", _from_to(1, (1 << 22) - 1), "buffers below the default of 4 MiB"),
-    CostRule("NCCL_CROSS_NIC", _is_set, "rails by hand", defaults=(((), "2"),)),
-    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction by hand", defaults=_OFF),
+    CostRule("NCCL_CROSS_NIC", _is_set, "rails set by hand", defaults=(((), "2"),)),
+    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction set by hand", defaults=_OFF),
     CostRule("NCCL_TOPO_FILE", _is_set, "another topology than the machine's"),
     CostRule("NCCL_GRAPH_FILE", _is_set, "another graph than NCCL would search"),
     CostRule("NCCL_TUNER_PLUGIN", _is_set, "a tuner", _ALL - {"efa"}),
     CostRule("NCCL_TUNER_PLUGIN", _one_of("none"), "no tuner of EFA's plugin", frozenset({"efa"})),
-    CostRule("NCCL_HOSTID", _is_set, "hosts that NCCL takes for others"),
+    CostRule("NCCL_HOSTID", _is_set, "another identity of the host"),
     CostRule("NCCL_LAUNCH_MODE", _one_of("group"), "launches in groups"),
     # Checks and logs
     CostRule("NCCL_CHECK_POINTERS", is_on, "checks in every call", defaults=_OFF),

@@ -22,21 +22,21 @@ _BUFFER_BYTES = 1 << 20
 _WRITABLE = "let the user of the job write there, on every node"
 _DIRECTORY = "give the run a directory"
 _REMEDIES = {
-    errno.ENOSPC: "free room there, or give the run another directory",
+    errno.ENOSPC: "free space there, or give the run another directory",
     errno.EDQUOT: "raise the quota, or give the run another directory",
     errno.EROFS: "mount it writable on every node",
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
     errno.ENOTDIR: _DIRECTORY,
     errno.EEXIST: _DIRECTORY,
-    errno.ENOENT: "was it removed meanwhile, does another run use this directory?",
+    errno.ENOENT: "check whether it was removed, or another run uses this directory",
     errno.ESTALE: "mount the file system again on that node",
     errno.EIO: "the storage fails: see the kernel's log on that node",
 }
 
 
 def write_error(error: BaseException, directory: Path) -> str:
-    """An error of writing to a store in one line: what, where, free room, and the remedy."""
+    """An error of writing to a store in one line: what, where, free space, and the remedy."""
     if not isinstance(error, OSError) or error.errno is None:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     text = f"cannot write to {directory}: {os.strerror(error.errno)}"
@@ -47,11 +47,11 @@ def write_error(error: BaseException, directory: Path) -> str:
 
 
 def free_text(directory: Path) -> str:
-    """ "1.5 MB free", or that the free room is not known."""
+    """ "1.5 MB free", or that the free space is not known."""
     for existing in (directory, *directory.parents):
         with contextlib.suppress(OSError):
             return f"{shutil.disk_usage(existing).free / 1e6:.1f} MB free"
-    return "free room not known"
+    return "free space not known"
 
 
 def sync_directory(path: Path) -> None:

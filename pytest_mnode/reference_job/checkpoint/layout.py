@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 FORMAT = 1
 MANIFEST = "manifest.json"
 COMPLETE = "COMPLETE"
-CUT_SHORT = f"no {COMPLETE}: writing it was cut short"
-STALE = "a file system that is stale, or not the one that all nodes share"
+CUT_SHORT = f"no {COMPLETE}: writing it was interrupted"
+STALE = "the file system is stale, or not the one that all nodes share"
 PARTIAL = ".partial"
 """Suffix of a directory that is being written or removed, or was left by a kill."""
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})\.(\d{1,9})-[0-9a-f]{8}(\.partial)?", re.ASCII)
@@ -29,14 +29,16 @@ _NFS_PLACEHOLDER = ".nfs"
 class RefusedError(Exception):
     """A checkpoint cannot be used; the text is the reason, one line.
 
-    usable: it can be used by a job of its world size, or once all ranks see it. half_read: some of
-    it is in the state already.
+    usable: it can be used by a job of its world size, or once all ranks see it. partially_loaded:
+    some of it is in the state already.
     """
 
-    def __init__(self, reason: str, *, usable: bool = False, half_read: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, usable: bool = False, partially_loaded: bool = False
+    ) -> None:
         super().__init__(reason)
         self.usable = usable
-        self.half_read = half_read
+        self.partially_loaded = partially_loaded
 
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -70,7 +72,7 @@ class Manifest(BaseModel):
     @classmethod
     def _known_format(cls, value: int) -> int:
         if value != FORMAT:
-            raise ValueError(f"it is of format {value}, and format {FORMAT} is read here")
+            raise ValueError(f"it has format {value}, and only format {FORMAT} is supported")
         return value
 
     @property
@@ -168,7 +170,7 @@ def examine(path: Path, verify: bool = False) -> Found:
     try:
         manifest = _sealed_manifest(path)
         if manifest.step != Found(path, None).step:
-            raise RefusedError(f"it is of step {manifest.step}: moved or renamed")
+            raise RefusedError(f"it is of step {manifest.step}: its directory was moved or renamed")
         _check_names_and_sizes(path, manifest)
         if verify:
             wrong = wrong_files(path, manifest, manifest.files)
@@ -201,7 +203,7 @@ def _sealed_manifest(path: Path) -> Manifest:
     try:
         sealed = _read_regular(path / COMPLETE)
     except FileNotFoundError:
-        raise RefusedError(CUT_SHORT if path.is_dir() else f"it is not there: {STALE}") from None
+        raise RefusedError(CUT_SHORT if path.is_dir() else f"it does not exist: {STALE}") from None
     try:
         text = _read_regular(path / MANIFEST)
     except FileNotFoundError:
@@ -231,4 +233,4 @@ def _check_names_and_sizes(path: Path, manifest: Manifest) -> None:
             raise RefusedError(f"{name} has {there[name].st_size} of {entry.bytes} bytes")
     for name in sorted(there.keys() - manifest.files.keys() - {MANIFEST, COMPLETE}):
         if not name.startswith(_NFS_PLACEHOLDER):
-            raise RefusedError(f"it holds {name}, which {MANIFEST} does not name")
+            raise RefusedError(f"it contains {name}, which {MANIFEST} does not name")

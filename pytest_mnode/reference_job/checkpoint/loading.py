@@ -55,22 +55,22 @@ def load(
 ) -> tuple[Loaded | None, tuple[Found, ...]]:
     """See Store.load. The second value: refused checkpoints, newest first."""
     refused: tuple[Found, ...] = ()
-    half_read = False
+    partially_loaded = False
     for path in _seen_by_any(directory, ranks):
         try:
             manifest = _agree_on(path, ranks, settle_s)
             size = manifest.world_size
             if not reshard and size != ranks.size:
-                why = f"it is of {size} ranks, and these are {ranks.size} (reshard accepts it)"
+                why = f"{size} ranks saved it, and this job has {ranks.size} (reshard accepts it)"
                 raise RefusedError(why, usable=True)
             _check_digests(path, manifest, ranks)
             own = _read(state, path, manifest, ranks)
         except RefusedError as error:
             refused += (Found(path, str(error), usable=error.usable),)
-            half_read = half_read or error.half_read
+            partially_loaded = partially_loaded or error.partially_loaded
         else:
             return Loaded(manifest.step, path, manifest.saved_at, size, refused, own), refused
-    _check_nothing_is_lost(directory, refused, half_read)
+    _check_nothing_is_lost(directory, refused, partially_loaded)
     return None, refused
 
 
@@ -82,7 +82,7 @@ def _seen_by_any(directory: Path, ranks: Ranks) -> list[Path]:
             lambda error: f"cannot list {directory}: {getattr(error, 'strerror', error)}",
         )
     except StageError as error:
-        raise CheckpointError(f"no checkpoint can be looked for: {error}") from None
+        raise CheckpointError(f"no checkpoint can be found: {error}") from None
     return [directory / name for name in newest_first(set().union(*seen))]
 
 
@@ -102,7 +102,7 @@ def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
             break
         time.sleep(_LOOK_AGAIN_S)
     if not any(bad):
-        other = f"another manifest than rank 0 on {ranks.nodes[0]} sees: {STALE}"
+        other = f"its manifest is not the one that rank 0 on {ranks.nodes[0]} sees: {STALE}"
         bad = ["" if proof == seen[0][1] else other for _, proof, _ in seen]
     if any(bad):
         alike = len(set(bad)) == 1
@@ -138,10 +138,10 @@ def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -
         text, who = one_line(cause), f"rank {rank} of {ranks.size}"
         if error.args[0] != "plan":
             why = f"reading it failed on {who}: {text}"
-            raise RefusedError(why, half_read=True) from None
+            raise RefusedError(why, partially_loaded=True) from None
         raise CheckpointError(
-            f"{path} is whole, and does not fit this job: {text} ({who}); it was written with "
-            f"torch {manifest.torch}. Give the job that it is of, or another directory"
+            f"{path} is complete, and does not fit this job: {text} ({who}); it was written with "
+            f"torch {manifest.torch}. Resume the job that saved it, or give another directory"
         ) from None
     return asked[OWN][mine][0] if has_own else None
 
@@ -159,16 +159,18 @@ def _hand_over(state: dict[str, Any], loaded: dict[str, Any]) -> None:
             state[key] = loaded[key]
 
 
-def _check_nothing_is_lost(directory: Path, refused: Sequence[Found], half_read: bool) -> None:
+def _check_nothing_is_lost(
+    directory: Path, refused: Sequence[Found], partially_loaded: bool
+) -> None:
     """Loading nothing is right at the first start, and wrong if a good checkpoint is there."""
     usable = [one for one in refused if one.usable]
     if usable:
         raise CheckpointError(
-            f"no checkpoint of {directory} may be used, and starting anew would lose what "
-            f"is there: {'; '.join(map(str, usable))}"
+            f"no checkpoint of {directory} can be used, and a new start would lose them: "
+            f"{'; '.join(map(str, usable))}"
         )
-    if half_read:
+    if partially_loaded:
         raise CheckpointError(
-            f"no checkpoint of {directory} could be read, and the state is no longer as "
-            f"it was: {'; '.join(map(str, refused))}"
+            f"no checkpoint of {directory} could be read, and the state is partially "
+            f"overwritten: {'; '.join(map(str, refused))}"
         )

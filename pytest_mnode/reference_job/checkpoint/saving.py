@@ -77,13 +77,13 @@ def save(
     if step < 0:
         raise UsageError(f"step={step}: steps count from 0")
     if OWN in state:
-        raise UsageError(f"the key {OWN!r} of a state is taken: give it as own=")
+        raise UsageError(f"the key {OWN!r} of a state is reserved: give it as own=")
 
     def error_text(error: Exception) -> str:
         return str(error) if isinstance(error, CheckpointError) else write_error(error, directory)
 
     began = time.monotonic()
-    given = ranks.gather((step, "without one" if own is None else "with a part of its own"))
+    given = ranks.gather((step, "without own=" if own is None else "with own="))
     step, own_text = given[0]
     plain_state: dict[str, Any] = {}
     written: list[Path] = []
@@ -191,8 +191,8 @@ def _discard(directory: Path, written: Sequence[Path]) -> str:
     with contextlib.suppress(OSError):
         for found in survey(directory):
             if found.complete:
-                return f"{text}The one before is kept: {found.path}"
-    return f"{text}There is no other"
+                return f"{text}The previous checkpoint is kept: {found.path}"
+    return f"{text}There is no other checkpoint"
 
 
 def _remove_old(saved: Path, keep: int, damaged: Collection[str]) -> list[str]:
@@ -200,7 +200,9 @@ def _remove_old(saved: Path, keep: int, damaged: Collection[str]) -> list[str]:
     try:
         found = survey(saved.parent)
     except OSError as error:
-        return [f"old checkpoints stay, {saved.parent} cannot be listed: {error.strerror}"]
+        return [
+            f"old checkpoints were not removed, {saved.parent} cannot be listed: {error.strerror}"
+        ]
     return _removed(outdated(found, saved, keep, damaged))
 
 

@@ -211,7 +211,7 @@ def test_an_old_one_that_cannot_be_removed_is_reported(
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (removed("COMPLETE"), "no COMPLETE: writing it was cut short"),
+        (removed("COMPLETE"), "no COMPLETE: writing it was interrupted"),
         (truncated(SHARD, 100), f"{SHARD} has 100 of"),
         (
             flipped(SHARD, 99),
@@ -220,10 +220,13 @@ def test_an_old_one_that_cannot_be_removed_is_reported(
         (flipped(".metadata", 99), ".metadata is not what was written"),
         (flipped("manifest.json", 9), "manifest.json is not the one that COMPLETE"),
         (removed(SHARD), f"{SHARD} is missing"),
-        (lambda p: (p / "__1_0.distcp").touch(), "it holds __1_0.distcp, which manifest.json"),
+        (lambda p: (p / "__1_0.distcp").touch(), "it contains __1_0.distcp, which manifest.json"),
         (lambda p: rewrite(p, b"{"), "manifest.json is not readable: "),
-        (replaced(b'"format": 1', b'"format": 2'), "it is of format 2, and format 1 is read here"),
-        (other_size, "it is of 4 ranks, and these are 1 (reshard accepts it)"),
+        (
+            replaced(b'"format": 1', b'"format": 2'),
+            "it has format 2, and only format 1 is supported",
+        ),
+        (other_size, "4 ranks saved it, and this job has 1 (reshard accepts it)"),
     ],
 )
 def test_refused_with_its_reason_and_the_one_before_is_used(
