@@ -390,7 +390,7 @@ def test_more_bytes_than_the_algorithm_moves() -> None:
     counts = dict.fromkeys((device("ethernet", r) for r in range(RAILS)), moved("ethernet", facts))
     proof = judged("ethernet", carried(facts, "birch1", counts))
     assert proof.cases == {Case.TOO_MANY_BYTES}
-    assert "something else used it" in proof.culprit
+    assert "other traffic used it" in proof.culprit
 
 
 @pytest.mark.parametrize(("version", "judged_it"), [("2.20.5", False), ("2.21.5", True)])
