@@ -71,7 +71,7 @@ def test_bad_calls_are_refused(tmp_path: Path) -> None:
         Store(tmp_path, keep=0)
     with pytest.raises(UsageError, match="step=-1: steps count from 0"):
         save(Store(tmp_path), -1)
-    with pytest.raises(UsageError, match="the key 'own_by_rank' of a state is taken"):
+    with pytest.raises(UsageError, match="the key 'own_by_rank' of a state is reserved"):
         Store(tmp_path).save({"own_by_rank": 1}, step=1, world=ALONE)
     four = World(0, 4, 0, 4, "node0", ("node0",))
     with pytest.raises(UsageError, match="of 4 ranks needs a process group"):
@@ -268,9 +268,7 @@ def test_a_start_after_nothing_but_damage_is_a_first_start(tmp_path: Path) -> No
 def test_what_is_whole_is_not_started_over(tmp_path: Path) -> None:
     store = Store(tmp_path)
     other_size(save(store, 1))
-    with pytest.raises(
-        CheckpointError, match=r"starting anew would lose what is there: .* 4 ranks"
-    ):
+    with pytest.raises(CheckpointError, match=r"a new start would lose them: .* 4 ranks"):
         store.load(state(0), world=ALONE)
     assert store.load(state(0), world=ALONE, reshard=True) is not None
 
@@ -279,7 +277,7 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save(store, 1)
     wide: dict[str, Any] = {"model": {"weight": torch.zeros(8, 9)}}
-    with pytest.raises(CheckpointError, match="whole, and does not fit this job: Size mismatch"):
+    with pytest.raises(CheckpointError, match="complete, and does not fit this job: Size mismatch"):
         store.load(wide, world=ALONE)
     other: dict[str, Any] = {"model": {"bias": torch.zeros(8)}}
     with pytest.raises(CheckpointError, match=r"Missing key in checkpoint state_dict: model\.bias"):

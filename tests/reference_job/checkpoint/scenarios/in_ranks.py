@@ -87,7 +87,7 @@ def test_a_rank_that_is_behind_is_named(store: Store, world: World) -> None:
         shutil.rmtree(behind.directory / older.name)
     dist.barrier()
     with pytest.raises(
-        CheckpointError, match=f"would lose what is there: {newer.name}: rank 2 of 4 on node2"
+        CheckpointError, match=f"would lose them: {newer.name}: rank 2 of 4 on node2"
     ):
         load(mine, world)
 
