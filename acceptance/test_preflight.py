@@ -41,11 +41,11 @@ def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure)
 
 @pytest.fixture
 def ask_storage(ask: NodeJudgement) -> NodeJudgement:
-    """The same; where a test has it, the paths of storage are looked at."""
+    """The same as `ask`; the survey reads the paths of storage if a test requests this fixture."""
     return ask
 
 
-# No group of ranks forms past a link that is down; that it is slow is for the fabric to say.
+# No process group forms over a link that is down; the fabric criterion judges a slow link.
 @stops_all
 def test_interfaces_are_up(ask: NodeJudgement) -> None:
     """Do the interfaces that the spec names exist on this node, and are they up?"""
@@ -70,7 +70,7 @@ def test_every_node_is_reached(ask: NodeJudgement) -> None:
 
 
 def test_names_are_found(ask: NodeJudgement) -> None:
-    """Does this node look up the names and addresses of all nodes quickly and rightly?"""
+    """Does this node look up the names and addresses of all nodes quickly and correctly?"""
     ask("preflight.names", names.look_ups)
 
 
@@ -114,7 +114,7 @@ def test_kernel_log_has_no_failures(ask: NodeJudgement) -> None:
 
 
 def test_pcie_links_are_full(ask: NodeJudgement) -> None:
-    """Do this node's accelerators and NICs have the PCIe width and speed that card and slot can?"""
+    """Do this node's accelerators and NICs have the PCIe width and speed of card and slot?"""
     ask("preflight.pcie", devices.pcie)
 
 
@@ -183,7 +183,7 @@ def test_disks_have_room(ask: NodeJudgement) -> None:
 # Last, because it needs ranks: by now it is known that they can meet.
 @stops_all
 def test_ranks_find_their_environment(ask: NodeJudgement) -> None:
-    """Do this node's ranks find torchrun's variables, right and like all other ranks?"""
+    """Do this node's ranks find torchrun's variables, correct and consistent with all ranks?"""
     ask.ranks("preflight.environment", environment.contract)
 
 

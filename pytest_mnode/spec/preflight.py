@@ -45,7 +45,7 @@ class Reachable(Page):
 
 
 class Names(Page):
-    """Host names and addresses of all nodes are looked up quickly and rightly, on every node."""
+    """Host names and addresses of all nodes are resolved quickly and correctly, on every node."""
 
     within_s: Seconds = Field(1.0, alias="within")
     """One look-up, forward or reverse, takes no longer."""
@@ -182,8 +182,8 @@ class PreflightCriterion(Criterion):
     rdma: RdmaPromise | None = None
     kernel_log: KernelLogPromise | None = None
     pcie: Literal["full"] | None = None
-    """PCIe links of accelerators and of the fabric's NICs have the width that card and slot can;
-    those of NICs the speed too. An idle accelerator may run slower: `devices` judges it."""
+    """PCIe links of accelerators and of the fabric's NICs have the full width of card and slot;
+    links of NICs the full speed too. An idle accelerator may run slower: `devices` judges it."""
     cpus: Literal["near"] | None = None
     """A process may run on CPUs beside each accelerator that it has: its cpuset holds some."""
     gpudirect: Literal["peermem", "dma-buf", "either"] | None = None

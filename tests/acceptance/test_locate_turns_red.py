@@ -58,6 +58,6 @@ def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) 
     # A budget that all pairs keep, so that the limit of ranks that hang is near.
     args = ("-k", "every_path", fault, "--mnode-locate-budget=1")
     done = certify(tmp_path, *args, files=["test_fabric.py"])
-    changed = done.measurements("fabric")["paths that change what is sent"]
+    changed = done.measurements("fabric")["paths that corrupt the data sent"]
     assert (changed["verdict"], changed["culprit"]) == ("fail", "node2 fab0"), done.run.output
     assert 2 <= changed["value"] <= 6

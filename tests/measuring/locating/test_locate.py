@@ -311,7 +311,7 @@ def test_who_changes_what_is_sent(changed: list[tuple[int, int]], culprit: str |
     )
     names = Names(("node0", "node1", "node2", "node3"), "fab0", ("fab0",), None)
     links = module.conclude(rates, names, None, module.Effort(), "")
-    found = next(m for m in judge_slow_links(links) if m.name == "paths that change what is sent")
+    found = next(m for m in judge_slow_links(links) if m.name == "paths that corrupt the data sent")
     assert (found.value, found.culprit) == (len(changed), culprit)
     assert found.verdict is (Verdict.FAIL if changed else Verdict.PASS)
 
