@@ -1,6 +1,6 @@
-"""What a first spec promises of a cluster by its kind: bounds that no node shows. Pure.
+"""Bounds of a first spec that no node shows, by the kind of cluster. Pure.
 
-Each comes with what it follows from, so that an operator can put another in its place.
+Each comes with its reason, so that an operator can replace it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _PUBLISHED: dict[Kind, tuple[float, str]] = {
     ),
 }
 _TCP_PART = 0.9
-"""Of what TCP can carry: the rest is for acknowledgements, bursts and the ends of a message."""
+"""Fraction of TCP's payload rate: the rest is for acknowledgements, bursts and message ends."""
 _LEAST_MTU_BYTES = 68
-"""Of a network that carries IP (RFC 791); a smaller one has no room for TCP's headers."""
+"""Smallest MTU of IP networks (RFC 791); with a smaller one TCP's headers do not fit."""
 _SECONDS_ON_THE_WIRE = 0.2
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What bounds depend on.
+    """Facts of a cluster on which bounds depend.
 
-    managed, managed_mtu: there is a management network, and its MTU is known. numa_known: where
-    each accelerator sits. nvml: it answered on all nodes. remapped_rows, pcie_links, kernel_log:
-    all nodes show them. gpudirect, memlock: "" where not promised.
+    managed, managed_mtu: there is a management network, and its MTU is known. numa_known: the NUMA
+    node of each accelerator is known. nvml: NVML answered on all nodes. remapped_rows, pcie_links,
+    kernel_log: all nodes show them. gpudirect, memlock: "" if not promised.
     """
 
     nodes: int
@@ -68,7 +68,7 @@ class Machine:
 
 
 def criteria(machine: Machine) -> tuple[Entry, ...]:
-    """One entry a criterion that can be promised of such a cluster."""
+    """One entry for each criterion that can be promised for such a cluster."""
     found = [_preflight(machine), Entry("mesh", "{}", "Sums over all ranks are exact.")]
     if (placed := _numa(machine)) is not None:
         found.append(placed)
@@ -232,7 +232,7 @@ def _fabric(machine: Machine) -> Entry:
 
 
 def tcp_fraction(mtu_bytes: int, *, emulated: bool) -> tuple[float, str]:
-    """Part of an Ethernet line that an all-reduce over TCP reaches when all is well, and why."""
+    """Fraction of an Ethernet line rate that a healthy all-reduce over TCP reaches, and why."""
     mtu_bytes = max(mtu_bytes, _LEAST_MTU_BYTES)
     framing = bandwidth.ETHERNET_HEADER_BYTES if emulated else bandwidth.ETHERNET_WIRE_BYTES
     share = bandwidth.tcp_payload_share(mtu_bytes, framing_bytes=framing)
@@ -241,7 +241,7 @@ def tcp_fraction(mtu_bytes: int, *, emulated: bool) -> tuple[float, str]:
 
 
 def tcp_plateau_bytes(rate_mbits_s: float) -> int:
-    """A size that keeps a node's links busy long enough to be judged: a power of two."""
+    """A power of two in bytes that keeps a node's links busy long enough to be measured."""
     wanted = rate_mbits_s * 1e6 / 8 * _SECONDS_ON_THE_WIRE
     size = 1 << max(0, int(math.log2(max(1.0, wanted))))
     return min(max(size, _LEAST_BYTES), _MOST_BYTES)

@@ -1,4 +1,4 @@
-"""From what was found of a cluster to a first page of it. Pure."""
+"""First draft of a cluster's spec page, from the machines of its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A page, and what its maker should know of it.
+    """A page and its open points.
 
-    differences: what not all nodes show alike, a line each. missing: keys that the loader will ask
-    for, since nothing was seen to fill them in with. unread: what nodes have and could not be read.
+    differences: facts that differ between nodes, one line each. missing: keys that the loader
+    requires and no node shows. unread: parts of nodes that could not be read.
     """
 
     preface: tuple[str, ...]
@@ -42,7 +42,7 @@ class Draft:
     unread: tuple[str, ...] = ()
 
     def text(self, tried: Sequence[str] = ()) -> str:
-        """The page as YAML. tried: what came of putting it to the nodes, a paragraph each."""
+        """The page as YAML. tried: results of checking the nodes against it, one paragraph each."""
         differing = [f"- {line}" for line in self.differences]
         heading = ["Not all nodes show the same:"] if differing else []
         unread = [f"- could not be read: {line}" for line in self.unread]
@@ -50,7 +50,7 @@ class Draft:
 
 
 def draft(found: FoundCluster) -> Draft:
-    """A first page. Raises ValueError where no node showed anything."""
+    """A first page. Raises ValueError if no node could be read."""
     if not found.shown:
         raise ValueError("no node showed anything")
     cluster = Cluster(found)
@@ -78,7 +78,7 @@ def _unread(found: FoundCluster) -> Iterator[str]:
     named_by: dict[tuple[str, str], list[str]] = {}
     for node in found.shown:
         for part, why in machine_of(node).unread.items():
-            # Without NVML, or the right to read the log, less is promised; a hang is a defect.
+            # Without NVML, or permission to read the log, less is promised; a hang is a defect.
             if part not in _MAY_BE_UNREAD or why.startswith("no answer"):
                 named_by.setdefault((part, why), []).append(node.name)
     for (part, why), nodes in named_by.items():
@@ -126,7 +126,7 @@ def _criteria(cluster: Cluster) -> Entry:
 
 
 def _promises(cluster: Cluster) -> bounds.Machine | None:
-    """What bounds depend on; None where no fabric was seen."""
+    """Facts on which bounds depend; None if no fabric was seen."""
     wire, managed = cluster.usual("fabric"), cluster.usual("management")
     if wire is None:
         return None
@@ -161,21 +161,21 @@ def _promises(cluster: Cluster) -> bounds.Machine | None:
 
 
 def _usual(states: Iterable[bool | None]) -> bool | None:
-    """What most accelerators of all nodes are set to."""
+    """The setting of most accelerators of all nodes."""
     return agreed({str(index): state for index, state in enumerate(states)}).value
 
 
 def _shows_pcie_links(machine: Machine) -> bool:
-    """Whether there are links of accelerators and RDMA devices, and all of each is known."""
+    """Whether accelerators and RDMA devices have links, and every field of each link is known."""
     links = pci_links(machine, [device.name for device in machine.rdma or ()])
     return bool(links) and all(None not in astuple(link) for link in links)
 
 
 def _limits(cluster: Cluster) -> tuple[int | None, str | None, int | None]:
-    """Bytes of shared memory, locked memory as a page says it, and how many files can be open.
+    """Bytes of shared memory, locked memory as a page writes it, and the limit of open files.
 
-    None where no node shows it, or none has the majority. The least of all nodes would be that of
-    a broken one, and no other would be asked for more.
+    None if no node shows it, or no value is the most frequent. The minimum of all nodes is not
+    used: one broken node would lower the limit for all.
     """
     sizes = alike(_shm_bytes(machine_of(node)) for node in cluster.nodes)
     shm = cluster.of(
@@ -189,7 +189,7 @@ def _limits(cluster: Cluster) -> tuple[int | None, str | None, int | None]:
 
 
 def _shm_bytes(machine: Machine) -> int | None:
-    """Rounded down to GiB, or to MiB below that."""
+    """Size of /dev/shm, rounded down to GiB, or to MiB below 1 GiB."""
     size_bytes = machine.shm_bytes
     if size_bytes is None:
         return None
@@ -211,8 +211,8 @@ def _open_files(machine: Machine) -> int | None:
 
 
 def storage(cluster: Cluster) -> Entry:
-    """File systems that all nodes mount, for the operator to fill in what is kept where."""
-    # By path and kind: file servers spread nodes over their addresses.
+    """File systems that all nodes mount; the operator fills in what each is for."""
+    # The source is no part of the key: a file server may give nodes different addresses.
     mounts: dict[tuple[str, str], dict[str, str]] = {}
     for node in cluster.nodes:
         for mount in _shared_mounts(machine_of(node)):
@@ -237,13 +237,13 @@ def storage(cluster: Cluster) -> Entry:
 
 
 def _shared_mounts(machine: Machine) -> list[Mount]:
-    """File systems of the network, by path; of several at one path the last, which is on top."""
+    """Network file systems ordered by path; of several at one path the last, which is on top."""
     found = {mount.path: mount for mount in machine.mounts or () if mount.of_network}
     return [found[path] for path in sorted(found)]
 
 
 def _mounted(path: str, kind: str, having: Mapping[str, str]) -> str:
-    """A file system in words. having: its source by node."""
+    """Description of a file system. having: its source by node."""
     sources = list(dict.fromkeys(having.values()))
     if len(sources) == 1:
         return f"{path} ({kind} {sources[0]})"
@@ -252,7 +252,7 @@ def _mounted(path: str, kind: str, having: Mapping[str, str]) -> str:
 
 
 def gang(cluster: Cluster) -> tuple[Entry, ...]:
-    """What can be promised of a scheduler, as a comment; nothing without one."""
+    """The gang criterion, as a comment; empty without a scheduler."""
     if not scheduled(cluster):
         return ()
     why = "Left open: asked by itself, with nodes that are free; see docs/gang.md."
@@ -260,7 +260,7 @@ def gang(cluster: Cluster) -> tuple[Entry, ...]:
 
 
 def scheduler(cluster: Cluster) -> Entry:
-    """Who hands out nodes, where the run or the nodes show it."""
+    """The scheduler that allocates nodes, if the run or the nodes show it."""
     kind = cluster.of("scheduler", lambda machine: machine.scheduler)
     names = {key: scalar(name) for key, name in cluster.found.scheduler_names if key != "cluster"}
     used = cluster.found.launcher == "slurm"

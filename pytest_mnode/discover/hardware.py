@@ -1,4 +1,4 @@
-"""Entries of accelerators, of the fabric and of the management network. Pure."""
+"""Page entries for accelerators, the fabric and the management network. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RATED_BY: dict[str, str] = {
 
 
 def accelerators(cluster: Cluster) -> Entry:
-    """How many of which kind each node has, as most nodes show it."""
+    """Number, model and memory of the accelerators of a node, as most nodes show them."""
     count = cluster.of("accelerators", _count)
     if count.value is None or isinstance(count.value, str):
         cluster.missing.append("accelerators.per_node")
@@ -51,9 +51,10 @@ def accelerators(cluster: Cluster) -> Entry:
 
 
 def _count(machine: Machine) -> int | str | None:
-    """How many; in words where NVML shows fewer than there are: either number may be meant.
+    """Number of accelerators; a text if NVML shows fewer than PCI: either number may be correct.
 
-    A process in a job sees those that the job was given; one that fell off its bus nobody sees.
+    A process in a job sees only the job's accelerators; NVML does not show one that fell off the
+    bus.
     """
     if "pci" in machine.unread:
         return None
@@ -68,7 +69,7 @@ def _count(machine: Machine) -> int | str | None:
 
 
 def _of_all(read: Callable[[Accelerator], V | None]) -> Callable[[Machine], V | None]:
-    """What all accelerators of a node have; None where they differ or for one it is not known."""
+    """Reader of the value of all accelerators of a node; None if they differ or one is unknown."""
 
     def of_machine(machine: Machine) -> V | None:
         each = {read(one) for one in machine.accelerators or ()}
@@ -96,14 +97,14 @@ def _why_no_model(cluster: Cluster) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """How NICs can reach the memory of accelerators."""
+    """How NICs can access the memory of accelerators."""
 
     way: Literal["peermem", "dma-buf"]
     seen: str
 
 
 def gpudirect(cluster: Cluster) -> Direct | None:
-    """None where most nodes have none, or there are no accelerators."""
+    """GPUDirect of most nodes; None if they have none, or a node has no accelerators."""
     machines = [machine_of(node) for node in cluster.nodes]
     if not all(has_accelerators(one) for one in machines):
         return None
@@ -128,7 +129,7 @@ def _way(machine: Machine) -> str | None:
 
 
 def scheduled(cluster: Cluster) -> bool:
-    """Whether Slurm hands out the nodes, as the run or the nodes show."""
+    """Whether Slurm allocates the nodes, as the run or the nodes show."""
     answers = {machine_of(node).scheduler for node in cluster.nodes}
     return cluster.found.launcher == "slurm" or ("slurm" in answers and not cluster.found.emulated)
 
@@ -193,7 +194,7 @@ def _rate_bits_s(network: FoundNetwork) -> int | None:
 
 
 def _nothing(cluster: Cluster) -> str:
-    """Why no node shows a fabric; "" where one does."""
+    """Reason why no node shows a fabric; "" if a node shows one."""
     if any(found.fabric for found in cluster.networks.values()):
         return ""
     name, found = next(iter(cluster.networks.items()))
@@ -201,7 +202,7 @@ def _nothing(cluster: Cluster) -> str:
 
 
 def management(cluster: Cluster) -> Entry:
-    """The network for everything else, as most nodes show it; left out where not known."""
+    """The network for all other traffic, as most nodes show it; left out if unknown."""
     names = cluster.of_network("management", "interfaces", lambda m: m.interfaces, ", ".join)
     rate = cluster.of_network("management", "line rate", _rate_bits_s, RATE.text)
     mtu = cluster.of_network("management", "MTU", lambda m: m.mtu_bytes)

@@ -1,6 +1,6 @@
-"""Which of a node's interfaces make up its fabric, and which its management network. Pure.
+"""Assignment of a node's interfaces to its fabric and its management network. Pure.
 
-A guess from what is there, with its reason; the operator knows better.
+It is a guess, given with its reason, which the operator must confirm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS: dict[str, Kind] = {"InfiniBand": "infiniband", "RoCE": "roce", "EFA": "e
 
 
 def networks_of(node: FoundNode, shared: frozenset[str] = frozenset()) -> Networks:
-    """What a node shows. shared: addresses that other nodes have too, so that none is reached."""
+    """Networks of a node. shared: addresses that other nodes have too, and so reach no node."""
     machine = machine_of(node)
     fabric = _rdma_fabric(node, machine) or _ethernet_fabric(node, machine, shared)
     if fabric is None:
@@ -36,7 +36,7 @@ def networks_of(node: FoundNode, shared: frozenset[str] = frozenset()) -> Networ
 
 
 def shared_addresses(nodes: Iterable[FoundNode]) -> frozenset[str]:
-    """Addresses that more than one node has: those of containers' bridges, or of one machine."""
+    """Addresses that several nodes have, such as those of container bridges, or of one machine."""
     counted = Counter(
         address
         for node in nodes
@@ -46,7 +46,7 @@ def shared_addresses(nodes: Iterable[FoundNode]) -> frozenset[str]:
 
 
 def has_accelerators(machine: Machine) -> bool:
-    """Whether there are any, by NVML or by PCI."""
+    """Whether NVML or PCI shows accelerators."""
     return bool(machine.accelerators or machine.pci.accelerators)
 
 
@@ -64,7 +64,7 @@ def _wires(machine: Machine, nic: Interface) -> tuple[str, ...]:
 
 def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     if not has_accelerators(machine):
-        return None  # ranks on CPUs speak TCP
+        return None  # ranks on CPUs use TCP
     devices = {d.name: d for d in machine.rdma or () if not d.virtual}
     real = [port for port in machine.ports if port.device in devices]
     ports = [port for port in real if port.active and _kind(port) is not None]
@@ -108,7 +108,7 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     names = {name for port in chosen for name in devices[port.device].netdevs}
     own = [nic for nic in _nics(machine) if nic.name in names]
     addressed = bool(own) and all(nic.usable_address for nic in own)
-    # Nobody sets the MTU of IP over InfiniBand right where nobody uses it.
+    # The MTU of IP over InfiniBand is often left wrong where IP is not used.
     sized = own if addressed or kind != "infiniband" else []
     mtus = machine.active_mtus or {}
     sizes = [nic.mtu_bytes for nic in sized] or [mtus.get(port.name) for port in chosen]
@@ -130,13 +130,13 @@ def _kind(port: Port) -> Kind | None:
 
 
 def _is_made(device: RdmaDevice, machine: Machine) -> bool:
-    """Whether it is a virtual function (SR-IOV), whose wire is that of its physical function."""
+    """Whether it is a virtual function (SR-IOV), which shares its physical function's wire."""
     function = machine.pci.function(device.pci_address)
     return function is not None and function.physical_function is not None
 
 
 def _carries_control(device: RdmaDevice, node: FoundNode, machine: Machine) -> bool:
-    """Whether an interface of a device has the address for control, or one made of it."""
+    """Whether an interface of a device, or one built on it, has the address for control."""
     return any(
         node.address in nic.addresses and set(device.netdevs) & {nic.name, *_wires(machine, nic)}
         for nic in _nics(machine)
@@ -154,7 +154,7 @@ def _ethernet_fabric(
     chosen, spared = _apart(fastest, control)
     why = "the fastest interfaces that are up and have an address of their own"
     if not chosen or (chosen == control and any(rates[nic.name] is None for nic in others)):
-        # Their speed is not known; one that ranks need not be reached by is more likely.
+        # Their speed is unknown: one without the address for control is more likely the fabric.
         chosen = [nic for nic in others if rates[nic.name] is None] or others or control
         why = "interfaces that are up, with an address of their own; no rate sets them apart"
     if not chosen:
@@ -186,7 +186,7 @@ def _ethernet_fabric(
 
 
 def _links(machine: Machine, shared: frozenset[str]) -> list[Interface]:
-    """Interfaces that could carry something to another node."""
+    """Interfaces that could carry traffic to another node."""
     known = machine.by_name
     return [
         nic
@@ -202,9 +202,9 @@ def _links(machine: Machine, shared: frozenset[str]) -> list[Interface]:
 def _one_per_wire(
     machine: Machine, links: Sequence[Interface], control: str
 ) -> tuple[list[Interface], list[str]]:
-    """Interfaces that share no wire, and of the others on whose wire they are.
+    """One interface for each wire, and for every other interface a text that names its wire.
 
-    The one that has the address for control stands for its wire, else the one that has the device.
+    The interface with the address for control represents its wire, else the one with the device.
     """
     wires = {nic.name: _wires(machine, nic) for nic in links}
     ranked = sorted(
@@ -223,7 +223,7 @@ def _one_per_wire(
 
 
 def _covered(machine: Machine, fabric: FoundNetwork) -> tuple[str, ...]:
-    """Interfaces of a fabric, those of its RDMA devices too, and all on the same wires."""
+    """Interfaces of a fabric and of its RDMA devices, and all others on the same wires."""
     names = set(fabric.interfaces)
     own = [
         nic
@@ -237,7 +237,7 @@ def _covered(machine: Machine, fabric: FoundNetwork) -> tuple[str, ...]:
 
 
 def _control(node: FoundNode, machine: Machine) -> Interface | None:
-    """The interface that has the address for control."""
+    """The interface with the address for control."""
     return next((nic for nic in _nics(machine) if node.address in nic.addresses), None)
 
 
@@ -283,12 +283,12 @@ def _no_fabric(machine: Machine, shared: frozenset[str]) -> str:
 
 
 def _apart(links: list[T], taken: list[T]) -> tuple[list[T], list[T]]:
-    """Those that are not taken and those that are; all of them, and none, where no other is."""
+    """Links outside and inside `taken`; all of them and none if `taken` has all."""
     rest = [link for link in links if link not in taken]
     return (rest, [link for link in links if link in taken]) if rest else (links, [])
 
 
 def _only(values: Iterable[N | None]) -> N | None:
-    """The one value that all have; None where they differ or one is not known."""
+    """The common value; None if values differ or one is unknown."""
     found = set(values)
     return found.pop() if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""A pytest session that discovers in place of running tests: a plugin for that session alone."""
+"""Plugin of a pytest session that discovers the cluster instead of running tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLAG = "--mnode-discover"
 
 
 class DiscoveryRun(Protocol):
-    """What discovery needs of a run; the controller's session implements it."""
+    """Interface of a run that discovery needs; the controller's session implements it."""
 
     settings: Settings
     launcher: str
@@ -41,10 +41,10 @@ class DiscoveryRun(Protocol):
 
 
 class Discovery:
-    """pytest plugin: collects nothing, looks at the nodes of a run, and writes a page.
+    """pytest plugin: collects no tests, reads the nodes of a run, and writes a page.
 
-    The session ends with 0 where every node showed what it has, nothing is left to fill in and
-    nothing of the page is doubtful, else with 1; with pytest's usage error where there is no page.
+    The session's exit status is 0 if every node could be read, no key is left to fill in and the
+    page has no doubts, else 1; it is pytest's usage error if no page could be written.
     """
 
     def __init__(self, run: DiscoveryRun) -> None:
@@ -75,7 +75,7 @@ class Discovery:
             session.exitstatus = done
 
     def _discover(self) -> list[str]:
-        """Look and write; what was written, a line each."""
+        """Read the nodes and write the page; return the lines for the terminal."""
         pool = self._run.make_pool()
         nodes = self._run.all_nodes()
         found = look_at(nodes, self._run.launcher, self._run.reason)
@@ -100,12 +100,12 @@ class Discovery:
 
 
 def doubts_but_unconfirmed(spec: Spec) -> list[str]:
-    """What else is doubtful of a page than that nobody has confirmed it."""
+    """Doubts about a page, other than that it is not confirmed."""
     return doubts(spec.model_copy(update={"confirmed": True}))
 
 
 def complete(spec: Spec | None, found: FoundCluster, page: Draft, doubtful: Sequence[str]) -> bool:
-    """Whether a page only waits to be compared with what was bought. spec: it, where it loads."""
+    """Whether a page only needs to be confirmed. spec: the loaded page; None if it did not load."""
     return not (spec is None or found.silent or page.unread or doubtful)
 
 
@@ -118,7 +118,7 @@ def summary(
     *,
     doubtful: Sequence[str] = (),
 ) -> list[str]:
-    """What a terminal shows, a line each."""
+    """Lines for the terminal."""
     names = named([node.name for node in found.shown])
     lines = [f"mnode: launcher {found.launcher} ({found.reason}): {names} showed what they have"]
     lines += [f"mnode: {node.name} showed nothing: {node.problem}" for node in found.silent]
@@ -141,7 +141,7 @@ def summary(
 
 
 def _loaded(page: Draft, path: Path) -> tuple[Spec | None, str]:
-    """A page as a spec, or why it is none, without the path of a file that nobody keeps."""
+    """A page as a spec, or the error, without the path of the temporary file."""
     path.write_text(page.text(), encoding="utf-8")
     try:
         return load_spec(path), ""
@@ -152,7 +152,7 @@ def _loaded(page: Draft, path: Path) -> tuple[Spec | None, str]:
 
 
 def check_place(file: Path) -> None:
-    """Before anything is started. Raises UsageError where no new file can be written there."""
+    """Check before the run starts. Raises UsageError if `file` cannot be created."""
     if os.path.lexists(file):
         raise UsageError(f"{FLAG}={file}: it is there already; accepted: the name of a new file")
     folder = file.parent
@@ -163,7 +163,7 @@ def check_place(file: Path) -> None:
 
 
 def write_new(file: Path, text: str) -> None:
-    """Write a file that is not there; whole, or not at all. Raises UsageError."""
+    """Write a new file, completely or not at all. Raises UsageError."""
     try:
         with file.open("x", encoding="utf-8") as page:
             try:
@@ -178,7 +178,7 @@ def write_new(file: Path, text: str) -> None:
 
 
 def settings_to_discover(config: pytest.Config, settings: Settings) -> Settings:
-    """Settings of a run that discovers. Raises UsageError where it cannot."""
+    """Settings of a run that discovers. Raises UsageError if discovery is not possible."""
     if config.getoption("numprocesses", default=None):
         raise UsageError(f"{FLAG} runs no tests; accepted: without pytest-xdist's -n")
     assert settings.discover is not None
@@ -187,10 +187,10 @@ def settings_to_discover(config: pytest.Config, settings: Settings) -> Settings:
 
 
 def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
-    """How many nodes: as asked for, else all of the Slurm allocation or of the hostfile.
+    """Number of nodes: as requested, else all of the Slurm allocation or of the hostfile.
 
-    Without a cluster as few as any run has. Raises UsageError where Slurm is to be asked for nodes,
-    and nothing says for how many.
+    Without a cluster it is FEWEST_NODES. Raises UsageError if Slurm must allocate nodes and their
+    number is not given.
     """
     if settings.nodes is not None:
         return settings.nodes
