@@ -1,4 +1,4 @@
-"""Where ranks are while their test runs, or when it did not end: who waits, and who never came."""
+"""Where ranks are in a test that runs or did not end: which ranks wait, and which are absent."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump
 
 _IDENT = re.compile(r"0x[0-9a-fA-F]+")
 _LAST = 1e300
-"""As time of what has not ended: after all that happened."""
+"""Time of a failure that has not ended: later than all others."""
 
 
 def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
-    """Who is absent from a collective stands before those that wait in it.
+    """Failures of stuck ranks: ranks absent from a collective before those that wait in it.
 
-    explained: something else went wrong before, so that whoever is stuck is so because of it.
+    explained: whether an earlier failure explains why ranks are stuck.
     """
     at = {r: where_of_dump(s.stack or "") for r, s in outcome.states.items() if s.stuck_in}
     waiting = [rank for rank in at if at[rank].collective]
@@ -28,7 +28,8 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     if left and waiting:
         line = f"left the test without {_entering(at, waiting)}"
         failures.append(Failure(left, "call", line, text=line, time=_LAST))
-    # Stopped because another rank failed: that one began it, though its peer may seem lost to it.
+    # If ranks were stopped because another rank failed, that rank is the culprit, even if its error
+    # looks like a lost peer.
     after = not (outcome.timed_out or outcome.hopeless or outcome.stood_still)
     waits_for_it = explained or after or bool(absent or left)
     for ranks, victims in ((absent, explained), (waiting, waits_for_it)):
@@ -90,7 +91,7 @@ def _failure(
 
 
 def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str:
-    """Who waits in another collective than `here`."""
+    """Text of the ranks that wait in another collective than `here`."""
     by_collective: dict[str, list[int]] = {}
     for rank in waiting:
         by_collective.setdefault(str(at[rank].collective), []).append(rank)
@@ -100,20 +101,20 @@ def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str
 
 
 def stacks_of(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
-    """Stacks with whose they are, equal ones once."""
+    """Stacks headed by their ranks, equal ones merged."""
     texts = ((rank, _tidied(outcome.states[rank].stack or "none")) for rank in ranks)
     return _equal_once("stack", "stacks", texts, lambda text: _IDENT.sub("", text))
 
 
 def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
-    """Where threads are in the kernel, of ranks whose Python stacks have no line of the test."""
+    """Where threads are in the kernel, for ranks whose Python stack has no frame of the test."""
     states = ((rank, outcome.states[rank]) for rank in ranks)
     texts = ((r, "\n".join(filter(None, (s.kernel, s.native)))) for r, s in states if s.kernel)
     return _equal_once("threads", "threads", texts)
 
 
 def _outputs(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
-    """What ranks printed whose reports, with their output, will never come."""
+    """Outputs of ranks whose reports, which would contain them, will never arrive."""
     texts = ((rank, outcome.states[rank].output.rstrip()) for rank in ranks)
     return _equal_once("end of the output", "outputs", texts)
 
@@ -124,7 +125,7 @@ def _equal_once(
     texts: Iterable[tuple[int, str]],
     key: Callable[[str], str] = str,
 ) -> list[str]:
-    """Texts with equal keys once, under the ranks whose they are; then whose are not shown."""
+    """Texts headed by their ranks, those with equal keys merged; then the ranks not shown."""
     found: dict[str, tuple[list[int], str]] = {}
     for rank, text in texts:
         if text:
@@ -140,7 +141,7 @@ _tidied = functools.lru_cache(1024)(tidy)
 
 
 def whereabouts(outcome: Outcome) -> list[str]:
-    """Lines: ranks at the same place together, with their stacks; at most MOST_SHOWN places."""
+    """Lines with the ranks at each place and their stacks; at most MOST_SHOWN places."""
     groups: dict[str, list[int]] = {}
     for rank, state in outcome.states.items():
         groups.setdefault(_place(state), []).append(rank)
@@ -155,8 +156,8 @@ def whereabouts(outcome: Outcome) -> list[str]:
 
 
 def awaited(outcome: Outcome, absent: Collection[int]) -> str:
-    """The ranks that are waited for: those that have not ended this phase, or, where none has,
-    those that others wait for in a collective."""
+    """Text of the ranks that have not ended this phase, or, if none has, of those that others wait
+    for in a collective."""
     states = outcome.states
     there = [s for s in states.values() if not s.gone and not s.stuck_in]
     body = [s for s in there if not (s.body_done or s.returned or s.torn)]
