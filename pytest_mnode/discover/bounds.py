@@ -1,4 +1,4 @@
-"""Bounds of a first spec that no node shows, by the kind of cluster. Pure.
+"""Bounds that a first spec promises by the kind of cluster, because no node shows them. Pure.
 
 Each comes with its reason, so that an operator can replace it.
 """

@@ -36,7 +36,7 @@ def networks_of(node: FoundNode, shared: frozenset[str] = frozenset()) -> Networ
 
 
 def shared_addresses(nodes: Iterable[FoundNode]) -> frozenset[str]:
-    """Addresses that several nodes have, such as those of container bridges, or of one machine."""
+    """Addresses that several nodes have: of container bridges, or of a machine that they share."""
     counted = Counter(
         address
         for node in nodes

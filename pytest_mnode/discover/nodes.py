@@ -61,8 +61,8 @@ class FoundNode:
 class FoundCluster:
     """All nodes of a cluster as read. launcher, reason: how its nodes were reached.
 
-    emulated: what is not real, one line each. scheduler_names: names that a submission needs, by
-    key, from the controller's own allocation.
+    emulated: facts about emulated parts, one line each. scheduler_names: names that a submission
+    needs, by key, from the controller's own allocation.
     """
 
     nodes: tuple[FoundNode, ...]

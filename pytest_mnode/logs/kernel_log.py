@@ -194,7 +194,7 @@ def _severity(found: re.Match[str]) -> Severity | None:
     if groups.get("xid") and int(groups["xid"]) in XIDS_OF_PROGRAMS:
         return None
     corrected = (groups.get("aer") or "").startswith("Correct")
-    # Drivers call corrected Xids of NVLink and SXids so. AER's "Non-Fatal" was not corrected.
+    # Drivers call corrected NVLink Xids and SXids nonfatal. AER's "Non-Fatal" was not corrected.
     corrected |= re.search(r"\bNon-?fatal\b", found.string) is not None
     return Severity.CORRECTED if corrected else Severity.FAULT
 

@@ -15,7 +15,7 @@ _WORD_BYTES = 4
 _ROCE_PACKET_BYTES = 4096 + 14 + 40 + 8 + 12 + 16 + 4
 """Largest RDMA MTU plus the largest RoCE v2 headers on Ethernet."""
 _SEGMENT_BYTES = 1 << 16
-"""Most bytes that an interface counts as one packet: TCP leaves segmentation to the NIC."""
+"""Largest size that an interface counts as one packet: TCP leaves segmentation to the NIC."""
 _STUCK = (1 << 32) - 1
 """Largest value of a 32-bit counter, at which it stops."""
 _WORDS = {True: "port_xmit_data", False: "port_rcv_data"}
@@ -97,8 +97,8 @@ def bytes_below(packets: int, below_packets: int, below_bytes: int) -> int | Non
     """Bytes of a port that counts only packets, estimated from the interface that it sends over.
 
     All arguments are increases between the same two readings. Other packets on the interface are
-    ignored if there is at most one per 100 of the port's. None if there are more that could hold
-    more than one segment, or if the interface does not count the port's packets.
+    ignored if there is at most one per 100 of the port's. None if there are more and they could
+    hold more than one segment, or if the interface does not count the port's packets.
     """
     beside = below_packets - packets
     most = min(packets * _ROCE_PACKET_BYTES, below_bytes)
@@ -217,7 +217,7 @@ def rises(
 ) -> dict[str, int | None]:
     """Increase of each of these counters of a port, see `rise`.
 
-    Flushed completions, which mlx5 counts among completions with errors, are subtracted there.
+    mlx5 also counts flushed completions among completions with errors; they are subtracted.
     """
     found = {name: rise(name, before.get(name), after.get(name)) for name in names}
     for side in ("req", "resp"):

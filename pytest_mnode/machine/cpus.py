@@ -11,7 +11,7 @@ from pytest_mnode.machine import sysfs
 
 _RANGE = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", re.ASCII)
 _MOST = 1 << 16
-"""Above any kernel's NR_CPUS: a larger number is no CPU, and would only fill memory."""
+"""Above any kernel's NR_CPUS: a larger number is not a CPU, and would only fill memory."""
 
 
 def parse_cpulist(text: str | None) -> frozenset[int] | None:
@@ -48,7 +48,7 @@ def format_cpulist(numbers: Iterable[int]) -> str:
 
 
 def read_cpulist(path: Path) -> frozenset[int] | None:
-    """The CPU list in a file; None where it cannot be read."""
+    """The CPU list in a file; None if it cannot be read."""
     return parse_cpulist(sysfs.text(path))
 
 
@@ -85,7 +85,7 @@ class Cpus:
     cpus: tuple[Cpu, ...] = ()
 
     def cpu(self, number: int) -> Cpu | None:
-        """The CPU of this number; None where there is none."""
+        """The CPU with this number; None if there is none."""
         return next((cpu for cpu in self.cpus if cpu.number == number), None)
 
     def cores(self, numbers: Iterable[int]) -> frozenset[frozenset[int]]:

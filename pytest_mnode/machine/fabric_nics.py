@@ -22,7 +22,7 @@ class FabricNic:
 def fabric_nics(
     patterns: Sequence[str], interfaces: Sequence[Interface], devices: Sequence[RdmaDevice]
 ) -> tuple[FabricNic, ...]:
-    """NICs that match a pattern of `fabric.interfaces`, each once: RDMA devices if there are any.
+    """NICs that match a pattern of `fabric.interfaces`, each once: RDMA devices if any match.
 
     A bond or VLAN is replaced by the physical interfaces below it.
     """

@@ -54,13 +54,13 @@ def parse_mounts(table: str) -> tuple[Mount, ...]:
 
 
 def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...]:
-    """Mounts of this mount namespace. Raises OSError where the table cannot be read."""
+    """Mounts of this mount namespace. Raises OSError if the table cannot be read."""
     table = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
     return parse_mounts(table)
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that holds a path; None where none does."""
+    """The mount that contains a path; None if there is none."""
     real, best = os.path.realpath(path), None
     for mount in mounts:
         inside = real == mount.path or real.startswith(mount.path.rstrip("/") + "/")

@@ -49,7 +49,7 @@ def messages(data: bytes) -> tuple[list[tuple[int, bytes]], bool]:
 
 
 def _status(data: bytes) -> int:
-    """Errno with which the kernel ended the table early; 0 if it is complete or goes on.
+    """Errno with which the kernel ended the table; 0 if it is complete or more packets follow.
 
     Both an error and the end of a table begin with a status, which is negative or 0.
     """

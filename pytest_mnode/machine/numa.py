@@ -41,7 +41,7 @@ class Numa:
     nodes: tuple[NumaNode, ...] = ()
 
     def node(self, number: int | None) -> NumaNode | None:
-        """The node of this number; None where there is none."""
+        """The node with this number; None if there is none."""
         return next((node for node in self.nodes if node.number == number), None)
 
     def node_of_cpu(self, cpu: int) -> int | None:

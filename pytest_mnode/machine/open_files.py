@@ -22,7 +22,7 @@ def least(nodes: int, procs_per_node: int) -> int:
 
 
 def most(nodes: int, procs_per_node: int, idle_worlds: int) -> int:
-    """Most files open at once: idle worlds kept for later tests, one in use and one that ends."""
+    """Maximum of open files, with idle worlds kept for later tests, one in use and one ending."""
     return nodes * (procs_per_node * (idle_worlds + 2) + OF_A_NODE) + SLACK
 
 
@@ -41,7 +41,7 @@ def check(nodes: int, procs_per_node: int) -> None:
 def allow(nodes: int, procs_per_node: int, idle_worlds: int) -> int | None:
     """Raise this process's soft limit to the hard one if a run may need more files.
 
-    Returns the soft limit before; None if it was not changed.
+    Returns the previous soft limit; None if it was not changed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft in (hard, resource.RLIM_INFINITY) or most(nodes, procs_per_node, idle_worlds) <= soft:

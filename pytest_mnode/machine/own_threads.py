@@ -1,4 +1,4 @@
-"""Threads of this process that its forked children would lack, by the library that started them.
+"""Threads of this process that its forked children would lack, by Python name or library.
 
 A forked child has only the thread that called fork. Locks that other threads held stay locked in it
 for ever, and a pool of workers waits for workers that do not exist.

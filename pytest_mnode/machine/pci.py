@@ -123,7 +123,7 @@ class PciTree:
     functions: tuple[PciFunction, ...] = ()
 
     def function(self, address: str | None) -> PciFunction | None:
-        """The function at an address, however it is written; None where there is none."""
+        """The function at an address in any notation; None if there is none."""
         wanted = full_address(address)
         return next((f for f in self.functions if f.address == wanted), None)
 

@@ -20,7 +20,7 @@ UNKNOWN_GID = "unknown"
 _ZERO_GID = re.compile(r"[0:]*")
 _NO_GUID = re.compile(r"[0:]*")
 _REPRESENTS = re.compile(r"(?:c\d+)?pf\d+(?:(?:vf|sf)\d+)?")
-"""Port names of interfaces that represent functions at the NIC's switch; a wire's is p0."""
+"""Port names of interfaces that represent functions at the NIC's switch; a real port is p0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

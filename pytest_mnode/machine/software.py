@@ -151,7 +151,7 @@ def _head(path: Path) -> str:
 
 
 def torch_version() -> str | None:
-    """Version and commit of torch, without importing it; None where it is not installed."""
+    """Version and commit of torch, without importing it; None if it is not installed."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None

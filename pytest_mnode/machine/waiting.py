@@ -73,7 +73,7 @@ class Spent:
 
     @property
     def own_s(self) -> float:
-        """Time running, held back, or kept from a CPU by visible processes: no outside causes."""
+        """Time running, held back, or kept from a CPU by visible processes, not by others."""
         return self.cpu_s + self.held_back_s + min(self.idle_s, self.others_s)
 
 

@@ -16,7 +16,7 @@ from pytest_mnode.outcome.call_record import INSIDE, PENDING, RAISED, SLOTS, Cal
 from pytest_mnode.outcome.describe import ranks_text, waiting_text
 
 _KINDS = 4
-"""Most different calls of one number that are shown."""
+"""Maximum number of different calls shown for one call number."""
 _SHOWN = 3
 """Number of calls shown, up to the one that differs."""
 

@@ -10,7 +10,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.protocol.agent_messages import Death
 
 MOST_SHOWN = 16
-"""Most different failures, outputs or stacks in one report, to bound its size."""
+"""Maximum number of different failures, outputs or stacks in one report, to bound its size."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

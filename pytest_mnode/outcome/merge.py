@@ -26,7 +26,7 @@ from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
 from pytest_mnode.outcome.stuck import stuck_failures
 
 MOST_SECTIONS = 32
-"""Most different captured outputs in one report."""
+"""Maximum number of different captured outputs in one report."""
 _LINE_CHARS = 200
 _TELEMETRY = "c10d-NullHandler"
 
@@ -212,7 +212,7 @@ def _without_telemetry(text: str) -> str:
 
 
 def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], str]) -> RanksRepr:
-    """fine: returns the outcome of a rank that is in no failure."""
+    """fine: function from a rank that is in no failure to its outcome as text."""
     parts = []
     for number, failure in enumerate(failures[:MOST_SHOWN]):
         title = outcome.places(failure.ranks)

@@ -40,7 +40,7 @@ def raised(outcome: Outcome, reports: Reports) -> list[Failure]:
 def raised_in(
     when: str, failed: Mapping[int, pytest.TestReport], times: Mapping[int, float]
 ) -> list[Failure]:
-    """One Failure for equal errors in one phase; reports and their times by rank."""
+    """One Failure for all equal errors in one phase. failed, times: by rank."""
     lines = {rank: _crash_line(report) for rank, report in failed.items()}
     texts = {
         rank: (_victim_text(report, lines[rank]) if is_peer_lost(lines[rank]) else None)

@@ -77,7 +77,7 @@ class Collectives:
                 one.enqueued = int(enqueued.group(1))
 
     def causes(self) -> Iterator[Cause]:
-        """Per process group: ranks that called a different collective, came too late, or waited."""
+        """Causes by process group: ranks that called another collective, came late, or waited."""
         groups: dict[tuple[str | None, str | None], list[_Work]] = {}
         for work in self.works.values():  # groups of a mesh share name and ID: the GUID differs
             groups.setdefault((work.group, work.guid), []).append(work)
