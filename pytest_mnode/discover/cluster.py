@@ -59,7 +59,7 @@ def agreed(values: Mapping[str, V | None], text: Callable[[V], str] = str) -> Ag
         usual,
         tuple(n for n, value in values.items() if usual is not None and value == usual),
         tuple(
-            (node, "not known" if value is None else text(value))
+            (node, "unknown" if value is None else text(value))
             for node, value in values.items()
             if usual is None or value != usual
         ),
@@ -108,11 +108,11 @@ class Cluster:
         shared = shared_addresses(self.nodes) if len(self.nodes) > 1 else frozenset[str]()
         self.networks = {node.name: networks_of(node, shared) for node in self.nodes}
 
-    def of(
+    def fact(
         self, what: str, read: Callable[[Machine], V | None], text: Callable[[V], str] = str
     ) -> Agreed[V]:
         """A fact of each node's machine."""
-        return self._fact(what, {n.name: read(machine_of(n)) for n in self.nodes}, text)
+        return self._agreed(what, {n.name: read(machine_of(n)) for n in self.nodes}, text)
 
     def of_network(
         self,
@@ -126,9 +126,11 @@ class Cluster:
         for name, networks in self.networks.items():
             found = network_of(networks, network)
             values[name] = None if found is None else read(found)
-        return self._fact(f"{network} {what}", values, text)
+        return self._agreed(f"{network} {what}", values, text)
 
-    def _fact(self, what: str, values: dict[str, V | None], text: Callable[[V], str]) -> Agreed[V]:
+    def _agreed(
+        self, what: str, values: dict[str, V | None], text: Callable[[V], str]
+    ) -> Agreed[V]:
         found = agreed(values, text)
         if found.differences:
             usual = "" if found.value is None else f" (most: {text(found.value)})"

@@ -52,7 +52,7 @@ class Draft:
 def draft(found: FoundCluster) -> Draft:
     """A first page. Raises ValueError if no node could be read."""
     if not found.shown:
-        raise ValueError("no node showed anything")
+        raise ValueError("no node could be read")
     cluster = Cluster(found)
     entries = (
         *_head(found),
@@ -62,7 +62,7 @@ def draft(found: FoundCluster) -> Draft:
         storage(cluster),
         scheduler(cluster),
         _criteria(cluster),
-        Entry("certificate", "{valid_for: 7 days}", "How long its answers hold.", gap=True),
+        Entry("certificate", "{valid_for: 7 days}", "How long a certificate is valid.", gap=True),
     )
     return Draft(
         tuple(_preface(found)),
@@ -88,37 +88,37 @@ def _unread(found: FoundCluster) -> Iterator[str]:
 def _preface(found: FoundCluster) -> Iterator[str]:
     names = [node.name for node in found.shown]
     yield (
-        f"A first spec, made by --mnode-discover on {found.made_at} of what {len(names)} "
-        f"node{'s' * (len(names) != 1)} showed: {named(names)} (launcher {found.launcher}, "
+        f"A first spec, made by --mnode-discover on {found.made_at} from {len(names)} "
+        f"node{'s' * (len(names) != 1)}: {named(names)} (launcher {found.launcher}, "
         f"{found.reason})."
     )
     yield (
-        "It says what is there, which need not be what was bought: a NIC that is missing on every "
-        "node, or a link at half its rate, is written down as if it had to be so. Compare each "
-        "line with the order, put it right, and then say confirmed: true. Until then no run with "
-        "this page certifies."
+        "It describes what exists, which may differ from what was bought: a NIC that is missing on "
+        "every node, or a link at half its rate, is written down as if it were correct. Compare "
+        "each line with the order, correct it, and then set confirmed: true. Until then no run "
+        "with this page certifies."
     )
     for node in found.silent:
-        yield f"- {node.name} showed nothing: {node.problem}"
+        yield f"- {node.name} could not be read: {node.problem}"
 
 
 def _head(found: FoundCluster) -> Iterator[Entry]:
     cluster = dict(found.scheduler_names).get("cluster")
     name = cluster or f"discovered {found.made_at.partition(' ')[0]}"
-    yield Entry("name", scalar(name), "What the cluster is called.", gap=True)
-    yield Entry("confirmed", "false", f"{CONFIRM}, line by line; then say true.")
+    yield Entry("name", scalar(name), "Name of the cluster.", gap=True)
+    yield Entry("confirmed", "false", f"{CONFIRM}, line by line; then set true.")
     if found.emulated:
-        why = "Not real, and named on each certificate."
+        why = "Emulated parts, which each certificate names."
         yield Entry("emulated", "", why, items=found.emulated)
-    silent = f"; {named([n.name for n in found.silent])} showed nothing" if found.silent else ""
-    seen = f"As many as this run asked for, and {len(found.shown)} showed what they have{silent}."
+    silent = f", {named([n.name for n in found.silent])} could not" if found.silent else ""
+    seen = f"Number of nodes that this run requested; {len(found.shown)} could be read{silent}."
     yield Entry("nodes", str(len(found.nodes)), f"{seen} {CONFIRM}.")
 
 
 def _criteria(cluster: Cluster) -> Entry:
     about = (
-        "What follows no node shows: bounds that clusters of this kind keep when they are well. "
-        "Put what was promised to you in their place. What is left out is reported as not promised."
+        "No node shows these bounds: healthy clusters of this kind meet them. Replace them by what "
+        "was promised to you. What is left out is reported as not promised."
     )
     machine = _promises(cluster)
     entries = (Entry("mesh", "{}"),) if machine is None else bounds.criteria(machine)
@@ -132,7 +132,7 @@ def _promises(cluster: Cluster) -> bounds.Machine | None:
         return None
     machines = [machine_of(node) for node in cluster.nodes]
     shm, memlock, open_files = _limits(cluster)
-    numa_nodes = cluster.of("NUMA nodes", lambda one: len(one.numa.with_cpus) or None).value
+    numa_nodes = cluster.fact("NUMA nodes", lambda one: len(one.numa.with_cpus) or None).value
     on_pci = [function for one in machines for function in one.pci.accelerators]
     shown = [accelerator for one in machines for accelerator in one.accelerators or ()]
     direct = gpudirect(cluster) if wire.kind != "ethernet" else None
@@ -153,7 +153,7 @@ def _promises(cluster: Cluster) -> bounds.Machine | None:
         and all(None not in (one.remapped_rows_failed, one.remapped_rows_pending) for one in shown),
         pcie_links=all(map(_shows_pcie_links, machines)),
         kernel_log=all(one.kernel_log is not None for one in machines),
-        gpudirect=direct.way if direct is not None else "",
+        gpudirect=direct.mechanism if direct is not None else "",
         shm_bytes=shm,
         memlock=memlock or "",
         open_files=open_files,
@@ -178,14 +178,14 @@ def _limits(cluster: Cluster) -> tuple[int | None, str | None, int | None]:
     used: one broken node would lower the limit for all.
     """
     sizes = alike(_shm_bytes(machine_of(node)) for node in cluster.nodes)
-    shm = cluster.of(
+    shm = cluster.fact(
         "size of /dev/shm",
         lambda machine: None if (size := _shm_bytes(machine)) is None else sizes[size],
         lambda size: SIZE.text(size) if size else "less than 1 MiB",
     )
-    memlock = cluster.of("locked memory", _memlock)
+    memlock = cluster.fact("locked memory", _memlock)
     locked = None if memlock.value == _NONE else memlock.value
-    return shm.value, locked, cluster.of("open files", _open_files).value
+    return shm.value, locked, cluster.fact("open files", _open_files).value
 
 
 def _shm_bytes(machine: Machine) -> int | None:
@@ -223,13 +223,13 @@ def storage(cluster: Cluster) -> Entry:
             cluster.differences.append(f"{mounted}, and not on {named(lacking)}")
     shared = [mount for mount, having in mounts.items() if len(having) == len(cluster.nodes)]
     if not shared:
-        why = "Left out: no file system of the network is mounted on all nodes."
+        why = "Left out: no network file system is mounted on all nodes."
         form = "{datasets: /data, checkpoints: /checkpoints}"
         return Entry("storage", form, why, left_out=True, gap=True)
     seen = "; ".join(_mounted(*place, mounts[place]) for place in shared)
     why = (
-        f"Left out, since nothing says what is kept where. Mounted on all nodes: {seen}. Name "
-        "paths there, uncomment, and promise storage: {} under criteria.preflight."
+        f"Left out: the use of each file system is unknown. Mounted on all nodes: {seen}. Name "
+        "paths in them, uncomment, and promise storage: {} under criteria.preflight."
     )
     first = scalar(shared[0][0])
     form = mapped({"datasets": first, "checkpoints": first})
@@ -248,25 +248,25 @@ def _mounted(path: str, kind: str, having: Mapping[str, str]) -> str:
     if len(sources) == 1:
         return f"{path} ({kind} {sources[0]})"
     of = f"{len(sources)} sources: {named(sources, _MOST_SOURCES)}"
-    return f"{path} ({kind} from {of}; see that they are one file system)"
+    return f"{path} ({kind} from {of}; check that they are one file system)"
 
 
 def gang(cluster: Cluster) -> tuple[Entry, ...]:
     """The gang criterion, as a comment; empty without a scheduler."""
     if not scheduled(cluster):
         return ()
-    why = "Left open: asked by itself, with nodes that are free; see docs/gang.md."
+    why = "Left out: runs alone, and needs free nodes; see docs/gang.md."
     return (Entry("gang", "{}", why, left_out=True),)
 
 
 def scheduler(cluster: Cluster) -> Entry:
     """The scheduler that allocates nodes, if the run or the nodes show it."""
-    kind = cluster.of("scheduler", lambda machine: machine.scheduler)
+    kind = cluster.fact("scheduler", lambda machine: machine.scheduler)
     names = {key: scalar(name) for key, name in cluster.found.scheduler_names if key != "cluster"}
     used = cluster.found.launcher == "slurm"
     if scheduled(cluster):
-        how = "this run is in an allocation of it" if used else f"{kind.seen}: its sinfo answers"
+        how = "this run is in a Slurm allocation" if used else f"{kind.seen}: its sinfo answers"
         promised = {"kind": "slurm", **({"names": mapped(names)} if names else {})}
         return Entry("scheduler", mapped(promised), f"Seen: {how}. {CONFIRM}.", gap=True)
-    why = "Left out: this run is in no allocation, and no Slurm answers the nodes."
+    why = "Left out: this run has no Slurm allocation, and sinfo answers on no node."
     return Entry("scheduler", "{kind: slurm}", why, left_out=True, gap=True)

@@ -45,9 +45,9 @@ class Findings:
         """Paragraphs for the head of the page."""
         done = f"preflight was run with this page, and made {self.measured} measurements"
         if not self.broken and not self.unknown:
-            yield f"Then {done}: all nodes keep it."
+            yield f"Then {done}: all nodes meet it."
             return
-        yield f"Then {done}. Nodes do not keep all of it:"
+        yield f"Then {done}. Measurements that failed, or could not be made:"
         yield from (f"- {line}" for line in self.broken)
         yield from (f"- could not be measured: {line}" for line in self.unknown)
 

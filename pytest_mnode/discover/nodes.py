@@ -21,7 +21,7 @@ from pytest_mnode.machine.encoding import decode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.protocol.address import towards
 
-LOOK_LIMIT_S = 90.0
+READ_LIMIT_S = 90.0
 """Time limit for reading all nodes: interpreters start from file servers, and drivers are slow."""
 _LOOK_UP_LIMIT_S = 10.0
 """Time limit for looking up the names of all nodes: a name server may not answer."""
@@ -90,8 +90,8 @@ class FoundNetwork:
     interfaces: names of interfaces, or of RDMA devices. nics: number of ports that carry traffic.
     rate_mbits_s: of one NIC; None if unknown. mtu_bytes: of the interfaces, or of the RDMA ports if
     they have no interface (on InfiniBand, none with an address); None if unknown, or if they
-    differ. addressed: whether they have IP addresses. why: reason why these were chosen. aside:
-    interfaces and ports that were not chosen, with the reason.
+    differ. addressed: whether they have IP addresses. why: reason why these were chosen.
+    not_chosen: other interfaces and ports, with the reason.
     """
 
     kind: Kind
@@ -101,7 +101,7 @@ class FoundNetwork:
     mtu_bytes: int | None
     addressed: bool
     why: str
-    aside: tuple[str, ...] = ()
+    not_chosen: tuple[str, ...] = ()
     gid_types: tuple[str, ...] = ()
 
 
@@ -121,7 +121,7 @@ def machine_of(node: FoundNode) -> Machine:
     return node.machine
 
 
-def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
+def read_nodes(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
     """Machines of all nodes. A node that does not answer has a `problem`, and no machine."""
     emulated = _EMULATED.get(launcher, ()) if len(nodes.nodes) > 1 else ()
     # On an emulated node, the scheduler is that of the machine that emulates it.
@@ -138,7 +138,7 @@ def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
     found = {
         result.node: node_of(result, addresses.get(result.node, ""))
         for result in nodes.run(
-            argv, able, timeout=LOOK_LIMIT_S, env=survey.search_path(nodes.python)
+            argv, able, timeout=READ_LIMIT_S, env=survey.search_path(nodes.python)
         )
     }
     return FoundCluster(
@@ -155,11 +155,11 @@ def node_of(result: CommandResult, address: str) -> FoundNode:
     """The machine that a node printed; other output of its shell is ignored."""
     line = next((one for one in result.stdout.splitlines() if one.startswith("{")), None)
     if result.returncode is None:
-        problem = f"no answer within {LOOK_LIMIT_S:g} s"
+        problem = f"no answer within {READ_LIMIT_S:g} s"
     elif line is None:
         errors = result.stderr.strip().splitlines()
         last = errors[-1] if errors else "no message"
-        problem = f"its look ended with status {result.returncode}: {last}"
+        problem = f"reading it ended with status {result.returncode}: {last}"
     else:
         try:
             return FoundNode(result.node, address, decode(Machine, line))

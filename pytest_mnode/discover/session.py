@@ -13,7 +13,7 @@ import pytest
 from pytest_mnode.discover.cluster import named
 from pytest_mnode.discover.draft import Draft, draft
 from pytest_mnode.discover.findings import Findings, findings
-from pytest_mnode.discover.nodes import FoundCluster, look_at
+from pytest_mnode.discover.nodes import FoundCluster, read_nodes
 from pytest_mnode.discover.page import printable
 from pytest_mnode.errors import ClusterError, MnodeError, SpecError, UsageError
 from pytest_mnode.marks import FEWEST_NODES
@@ -78,10 +78,10 @@ class Discovery:
         """Read the nodes and write the page; return the lines for the terminal."""
         pool = self._run.make_pool()
         nodes = self._run.all_nodes()
-        found = look_at(nodes, self._run.launcher, self._run.reason)
+        found = read_nodes(nodes, self._run.launcher, self._run.reason)
         if not found.shown:
             reasons = "; ".join(f"{node.name}: {node.problem}" for node in found.silent[:4])
-            raise ClusterError(f"{FLAG}: no node showed what it has: {reasons}")
+            raise ClusterError(f"{FLAG}: no node could be read: {reasons}")
         page = draft(found)
         spec, refused = _loaded(page, pool.run_dir / "discovered.yaml")
         tried: list[str] = []
@@ -92,7 +92,7 @@ class Discovery:
             kept = findings(survey(nodes, spec, []), spec)
             tried = list(kept.paragraphs())
         elif not page.missing:
-            tried = [f"It cannot be loaded as it stands: {refused}"]
+            tried = [f"The page cannot be loaded: {refused}"]
         write_new(self._file, page.text(tried))
         doubtful = [] if spec is None else doubts_but_unconfirmed(spec)
         self._complete = complete(spec, found, page, doubtful)
@@ -120,21 +120,23 @@ def summary(
 ) -> list[str]:
     """Lines for the terminal."""
     names = named([node.name for node in found.shown])
-    lines = [f"mnode: launcher {found.launcher} ({found.reason}): {names} showed what they have"]
-    lines += [f"mnode: {node.name} showed nothing: {node.problem}" for node in found.silent]
+    lines = [f"mnode: launcher {found.launcher} ({found.reason}): read {names}"]
+    lines += [f"mnode: {node.name} could not be read: {node.problem}" for node in found.silent]
     lines += [f"mnode: nodes differ: {line}" for line in page.differences]
     lines += [f"mnode: could not be read: {line}" for line in page.unread]
     if kept is not None:
-        lines += [f"mnode: nodes do not keep the page: {line}" for line in kept.broken]
+        lines += [f"mnode: nodes do not meet the spec: {line}" for line in kept.broken]
         lines += [f"mnode: could not be measured: {line}" for line in kept.unknown]
     lines += [f"mnode: doubtful: {line}" for line in doubtful]
     lines.append(f"written: {file}")
     if page.missing:
-        lines.append(f"mnode: to be filled in before it loads: {', '.join(page.missing)}")
+        lines.append(
+            f"mnode: keys to fill in before the page can be loaded: {', '.join(page.missing)}"
+        )
     elif refused:
-        lines.append(f"mnode: to be put right before it loads: {refused}")
+        lines.append(f"mnode: the page cannot be loaded, correct it: {refused}")
     lines.append(
-        "mnode: compare it with what was bought, then say confirmed: true, and run with "
+        "mnode: compare the page with what was bought, then set confirmed: true, and run with "
         f"--mnode-spec={file}"
     )
     return lines
@@ -154,10 +156,12 @@ def _loaded(page: Draft, path: Path) -> tuple[Spec | None, str]:
 def check_place(file: Path) -> None:
     """Check before the run starts. Raises UsageError if `file` cannot be created."""
     if os.path.lexists(file):
-        raise UsageError(f"{FLAG}={file}: it is there already; accepted: the name of a new file")
+        raise UsageError(f"{FLAG}={file}: the file exists; accepted: the name of a new file")
     folder = file.parent
     if not folder.is_dir():
-        raise UsageError(f"{FLAG}={file}: no directory {folder}; accepted: a file in one that is")
+        raise UsageError(
+            f"{FLAG}={file}: no directory {folder}; accepted: a file in an existing one"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{FLAG}={file}: {folder} cannot be written to")
 
@@ -180,13 +184,13 @@ def write_new(file: Path, text: str) -> None:
 def settings_to_discover(config: pytest.Config, settings: Settings) -> Settings:
     """Settings of a run that discovers. Raises UsageError if discovery is not possible."""
     if config.getoption("numprocesses", default=None):
-        raise UsageError(f"{FLAG} runs no tests; accepted: without pytest-xdist's -n")
+        raise UsageError(f"{FLAG} runs no tests; leave out pytest-xdist's -n")
     assert settings.discover is not None
     check_place(settings.discover)
-    return replace(settings, nodes=nodes_to_look_at(settings, os.environ))
+    return replace(settings, nodes=node_count(settings, os.environ))
 
 
-def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
+def node_count(settings: Settings, environment: Mapping[str, str]) -> int:
     """Number of nodes: as requested, else all of the Slurm allocation or of the hostfile.
 
     Without a cluster it is FEWEST_NODES. Raises UsageError if Slurm must allocate nodes and their
@@ -199,7 +203,7 @@ def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
         count = environment.get("SLURM_JOB_NUM_NODES", "")
         if count.isascii() and count.isdigit() and int(count):
             return int(count)
-        raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")
+        raise UsageError(f"{FLAG}: the number of nodes is unknown; pass --mnode-nodes=N")
     if settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
         from pytest_mnode.launchers.hosts import read_hostfile
 
