@@ -93,29 +93,18 @@ def port_packets(port: Port, *, sent: bool = True) -> int | None:
     return (port.hw_counters or {}).get("sent_pkts" if sent else "rcvd_pkts")
 
 
-def bytes_below(packets: int, below_packets: int, below_bytes: int) -> int | None:
+def estimated_port_bytes(packets: int, netdev_packets: int, netdev_bytes: int) -> int | None:
     """Bytes of a port that counts only packets, estimated from the interface that it sends over.
 
     All arguments are increases between the same two readings. Other packets on the interface are
     ignored if there is at most one per 100 of the port's. None if there are more and they could
     hold more than one segment, or if the interface does not count the port's packets.
     """
-    beside = below_packets - packets
-    most = min(packets * _ROCE_PACKET_BYTES, below_bytes)
-    least = max(0, below_bytes - beside * _SEGMENT_BYTES)
-    known = 100 * beside <= packets or most - least <= _SEGMENT_BYTES
-    return most if beside >= 0 and known else None
-
-
-def grown(before: int | None, after: int | None) -> int | None:
-    """Increase of a counter; None if a reading lacks it, or it decreased, as after a reset."""
-    return None if before is None or after is None or after < before else after - before
-
-
-def grown_by(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Increase of each counter by name; counters with an unknown increase are absent."""
-    rises = {name: grown(before.get(name), count) for name, count in after.items()}
-    return {name: rise for name, rise in rises.items() if rise is not None}
+    other_packets = netdev_packets - packets
+    most = min(packets * _ROCE_PACKET_BYTES, netdev_bytes)
+    least = max(0, netdev_bytes - other_packets * _SEGMENT_BYTES)
+    known = 100 * other_packets <= packets or most - least <= _SEGMENT_BYTES
+    return most if other_packets >= 0 and known else None
 
 
 _BITS = {
@@ -161,7 +150,7 @@ _ERROR = re.compile(
 )
 
 
-class Means(StrEnum):
+class CounterMeaning(StrEnum):
     """Meaning of an increase of a counter.
 
     ERROR: a component is broken, or an operation was given up. LOSS: packets were lost, duplicated
@@ -180,19 +169,19 @@ def counts_the_link(counter: str) -> bool:
     return counter in _BITS
 
 
-def meaning(counter: str) -> Means:
+def meaning(counter: str) -> CounterMeaning:
     """Meaning of a counter's increase, by its name in `counters` or `hw_counters`; never raises.
 
     Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband; drivers/infiniband/hw.
     """
     name = counter.lower()  # irdma writes tcpRetransSegs and RxECNMrkd
     if _ORDERLY.fullmatch(name):
-        return Means.OTHER
+        return CounterMeaning.OTHER
     if _CONGESTION.fullmatch(name):
-        return Means.CONGESTION
+        return CounterMeaning.CONGESTION
     if _LOSS.fullmatch(name):
-        return Means.LOSS
-    return Means.ERROR if _ERROR.fullmatch(name) else Means.OTHER
+        return CounterMeaning.LOSS
+    return CounterMeaning.ERROR if _ERROR.fullmatch(name) else CounterMeaning.OTHER
 
 
 def in_use(name: str) -> bool:
@@ -200,38 +189,48 @@ def in_use(name: str) -> bool:
     return name.startswith("active_")
 
 
-def error_rises(before: Port, after: Port | None) -> dict[str, int | None]:
+def increase(before: int | None, after: int | None, counter: str = "") -> int | None:
+    """Increase of a counter; None if unknown: unread, reset, or at its largest value.
+
+    counter: its name in `counters` or `hw_counters`; "" if it has no largest value.
+    """
+    if before is None or after is None or after < before:
+        return None
+    full = (1 << _BITS[counter]) - 1 if counter in _BITS else None
+    if after == full and (before == full or meaning(counter) is not CounterMeaning.ERROR):
+        return None  # a counter at its largest value misses further events
+    return after - before
+
+
+def increases(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Increase of each count by interface or port; those with an unknown increase are absent."""
+    found = {name: increase(before.get(name), count) for name, count in after.items()}
+    return {name: by for name, by in found.items() if by is not None}
+
+
+def error_increases(before: Port, after: Port | None) -> dict[str, int | None]:
     """Increase of each counter of errors, and of packets that were lost and recovered.
 
-    None if unknown: the counter or the port cannot be read, or see `rise`.
+    None if unknown: the counter or the port cannot be read, or see `increase`.
     """
     first = {**(before.hw_counters or {}), **(before.counters or {})}
     last = {**(after.hw_counters or {}), **(after.counters or {})} if after else {}
     unreadable = {name.rpartition("/")[2] for name in before.unreadable if "counters/" in name}
-    found = rises(sorted({*first, *unreadable}), first, last)
-    return {name: by for name, by in found.items() if meaning(name) in (Means.ERROR, Means.LOSS)}
+    found = counter_increases(sorted({*first, *unreadable}), first, last)
+    judged = (CounterMeaning.ERROR, CounterMeaning.LOSS)
+    return {name: by for name, by in found.items() if meaning(name) in judged}
 
 
-def rises(
+def counter_increases(
     names: Iterable[str], before: Mapping[str, int | None], after: Mapping[str, int | None]
 ) -> dict[str, int | None]:
-    """Increase of each of these counters of a port, see `rise`.
+    """Increase of each of these counters of a port, see `increase`.
 
     mlx5 also counts flushed completions among completions with errors; they are subtracted.
     """
-    found = {name: rise(name, before.get(name), after.get(name)) for name in names}
+    found = {name: increase(before.get(name), after.get(name), name) for name in names}
     for side in ("req", "resp"):
         every, flushed = found.get(f"{side}_cqe_error"), found.get(f"{side}_cqe_flush_error")
         if every is not None and flushed is not None:
             found[f"{side}_cqe_error"] = max(0, every - flushed)
     return found
-
-
-def rise(name: str, before: int | None, after: int | None) -> int | None:
-    """Increase of a counter; None if unknown: unread, reset, or at its largest value."""
-    if before is None or after is None or after < before:
-        return None
-    full = (1 << _BITS[name]) - 1 if name in _BITS else None
-    if after == full and (before == full or meaning(name) is not Means.ERROR):
-        return None  # a counter at its largest value misses further events
-    return after - before
