@@ -54,7 +54,7 @@ def difference(calls: Calls, ended: Collection[int], *, still: bool) -> Differen
     )
 
 
-def is_hopeless(calls: Calls, ended: Collection[int]) -> bool:
+def is_deadlock(calls: Calls, ended: Collection[int]) -> bool:
     """Whether ranks that make no more calls can never continue."""
     caught = _caught(calls, ended)
     return bool(

@@ -130,7 +130,11 @@ def lost(outcome: Outcome) -> list[Failure]:
 
 
 def _problems(outcome: Outcome) -> list[Failure]:
-    problems = {r: s.torn.problem for r, s in outcome.states.items() if s.torn and s.torn.problem}
+    problems = {
+        r: s.torn_down.problem
+        for r, s in outcome.states.items()
+        if s.torn_down and s.torn_down.problem
+    }
 
     def make(rank: int) -> Failure:
         state, text = outcome.states[rank], problems[rank]
@@ -156,7 +160,7 @@ def _silent(outcome: Outcome) -> list[Failure]:
         if state.gone or state.stuck_in or state.failed_at is not None:
             continue
         line = ""
-        if state.torn is None or not state.pong:
+        if state.torn_down is None or not state.pong:
             line = "never reported the end of the test"
         elif ran and "call" not in state.reports and not _has_skipped(state):
             line = "did not run the test, which others did"
@@ -206,7 +210,7 @@ def _remedy(leak: str) -> str:
 def _leaks(outcome: Outcome) -> list[Failure]:
     by_leak: dict[str, dict[str, list[int]]] = {}
     for rank, state in outcome.states.items():
-        for leak in state.torn.leaks if state.torn else ():
+        for leak in state.torn_down.leaks if state.torn_down else ():
             alike = by_leak.setdefault(re.sub(r"\d+", "#", leak), {})
             alike.setdefault(leak, []).append(rank)
     nodes = outcome.nodes

@@ -246,9 +246,9 @@ def _fine(outcome: Outcome, rank: int) -> str:
     skips = [p for p in state.reports.values() if p.outcome == "skipped"]
     if skips:
         return "failed as expected" if any("wasxfail" in p.data for p in skips) else "skipped"
-    if "call" in state.reports and state.torn is not None:
+    if "call" in state.reports and state.torn_down is not None:
         return "passed"
-    stopped = state.stuck_in or (outcome.quit and not state.torn)
+    stopped = state.stuck_in or (outcome.quit and not state.torn_down)
     return "stopped before it ended the test" if stopped else "ended the test"
 
 

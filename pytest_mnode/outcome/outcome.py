@@ -39,11 +39,11 @@ class RankState:
     past_setup: bool = False
     """Whether it passed setup, whose report is sent together with that of the body."""
     body_done: bool = False
-    torn: TornDown | None = None
+    torn_down: TornDown | None = None
     pong: bool = False
     death: Death | None = None
     lost: str = ""
-    early: bool = False
+    died_before_test: bool = False
     """Whether it died before it began this test, of an earlier cause."""
     stack: str | None = None
     output: str = ""
@@ -62,7 +62,7 @@ class RankState:
     @property
     def phase(self) -> str:
         """The phase this rank is in, or was in when it last reported."""
-        if self.death is not None and self.death.phase and not self.early:
+        if self.death is not None and self.death.phase and not self.died_before_test:
             return "teardown" if self.death.phase == "after" else self.death.phase
         if "teardown" in self.reports or self.body_done:
             return "teardown"
@@ -86,9 +86,9 @@ class Outcome:
     """The grace period that applied, if a failure started one."""
     still: bool = False
     """Whether no rank made a call between the last two comparisons."""
-    hopeless: bool = False
+    deadlocked: bool = False
     """Whether the test was ended before its limit, because calls of ranks differ."""
-    stood_still: bool = False
+    stalled: bool = False
     """Whether the test was ended because no rank made a call for `limit_s`."""
     debugged: bool = False
     """Whether a rank stopped in the debugger, or asked to while another one was debugged."""
@@ -118,18 +118,19 @@ class Outcome:
                 s.failed_at is None
                 and not s.gone
                 and s.pong
-                and s.torn is not None
-                and not s.torn.leaks
-                and s.torn.reusable
+                and s.torn_down is not None
+                and not s.torn_down.leaks
+                and s.torn_down.reusable
                 for s in self.states.values()
             )
-            and len({s.torn.entered for s in self.states.values() if s.torn is not None}) == 1
+            and len({s.torn_down.entered for s in self.states.values() if s.torn_down is not None})
+            == 1
         )
 
     @property
     def new_group(self) -> bool:
         """Whether the next test in this world must get a new process group."""
-        ends = [end for s in self.states.values() for end in (s.torn, s.returned)]
+        ends = [end for s in self.states.values() for end in (s.torn_down, s.returned)]
         return any(end is not None and end.new_group for end in ends)
 
     @property
@@ -150,16 +151,16 @@ class Outcome:
     @property
     def ended(self) -> set[int]:
         """Ranks that ended the body of the test, or the function, neither failed nor skipped."""
-        reports = {rank: self.states[rank].reports.values() for rank in self.left}
+        reports = {rank: self.states[rank].reports.values() for rank in self.finished_body}
         return {r for r, sent in reports.items() if all(one.outcome == "passed" for one in sent)}
 
     @property
-    def left(self) -> set[int]:
+    def finished_body(self) -> set[int]:
         """Ranks that ended the body of the test, or the function, and did not fail."""
         return {
             rank
             for rank, s in self.states.items()
-            if (s.body_done or s.returned or s.torn)
+            if (s.body_done or s.returned or s.torn_down)
             and not (s.stuck_in or s.gone or s.failed_at is not None)
         }
 

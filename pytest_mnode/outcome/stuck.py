@@ -30,7 +30,7 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
         failures.append(Failure(left, "call", line, text=line, time=_LAST))
     # If ranks were stopped because another rank failed, that rank is the culprit, even if its error
     # looks like a lost peer.
-    after = not (outcome.timed_out or outcome.hopeless or outcome.stood_still)
+    after = not (outcome.timed_out or outcome.deadlocked or outcome.stalled)
     waits_for_it = explained or after or bool(absent or left)
     for ranks, victims in ((absent, explained), (waiting, waits_for_it)):
         by_place: dict[str, list[int]] = {}
@@ -65,11 +65,11 @@ def _failure(
     victim: bool,
 ) -> Failure:
     state, here = outcome.states[ranks[0]], at[ranks[0]]
-    if outcome.stood_still:
+    if outcome.stalled:
         limit = f"no rank made a call of torch.distributed for {outcome.limit_s:.3g} s"
     elif outcome.timed_out:
         limit = f"no end within {outcome.limit_s:g} s"
-    elif outcome.hopeless:
+    elif outcome.deadlocked:
         limit = "stopped, because the calls of the ranks differ"
     else:
         limit = f"stopped {outcome.grace_s:g} s after the first failure"
@@ -160,8 +160,8 @@ def awaited(outcome: Outcome, absent: Collection[int]) -> str:
     for in a collective."""
     states = outcome.states
     there = [s for s in states.values() if not s.gone and not s.stuck_in]
-    body = [s for s in there if not (s.body_done or s.returned or s.torn)]
-    waiting = [s.rank for s in body or there if s.torn is None and s.returned is None]
+    body = [s for s in there if not (s.body_done or s.returned or s.torn_down)]
+    waiting = [s.rank for s in body or there if s.torn_down is None and s.returned is None]
     if len(waiting) == len(states):
         waiting = [rank for rank in waiting if rank in absent] or waiting
     if not waiting or len(waiting) == len(states):
@@ -173,7 +173,7 @@ def _place(state: RankState) -> str:
     """One line, equal for ranks that do the same."""
     if state.gone:
         return "is gone"
-    if state.torn is not None or state.returned is not None:
+    if state.torn_down is not None or state.returned is not None:
         return "has ended"
     if not state.stack:
         return f"gave no stack{': ' if state.state else ''}{state.state}"

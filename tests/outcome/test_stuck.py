@@ -27,7 +27,7 @@ def test_equal_ranks_together() -> None:
     of = outcome(6)
     of.states[1].stack = stack(9)
     of.states[2].lost = "its node is lost"
-    of.states[3].torn = TornDown(3, 1)
+    of.states[3].torn_down = TornDown(3, 1)
     of.states[4].body_done = True
     of.states[5].stack, of.states[5].state = "", "its process is stopped (SIGSTOP)"
     text = "\n".join(whereabouts(of))
@@ -70,5 +70,5 @@ def test_who_is_waited_for() -> None:
     assert awaited(of, {0}) == "rank 2 of 3 on node2"
     of.states[2].lost = "its node is lost"
     assert awaited(of, set()) == "ranks 0-1 of 3 on node0,node1"
-    of.states[0].torn = of.states[1].torn = TornDown(0, 1)
+    of.states[0].torn_down = of.states[1].torn_down = TornDown(0, 1)
     assert awaited(of, set()) == ""
