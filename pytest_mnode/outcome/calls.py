@@ -128,7 +128,7 @@ def _left(
         call = next(c for c in calls[inside[0]] if (c.group, c.seq) == (group, seq))
         if len(inside) < len(left):
             line = f"called {call.text} {call.as_which} ({call.place}), " + (
-                f"without which {ranks_text(left)} ended the test"
+                f"but {ranks_text(left)} ended the test without it"
             )
             return Difference(inside, line, f"{line}\n\n{_history(calls, group, seq)}")
         line = (

@@ -64,7 +64,7 @@ def died_of(death: Death) -> str:
     if death.signal != signal.SIGKILL:
         return text
     peak = death.peak_rss_bytes
-    memory = f", its memory at most {peak / 2**20:.0f} MiB" if peak else ""
+    memory = f", peak memory {peak / 2**20:.0f} MiB" if peak else ""
     kills = death.oom_kills
     if kills.in_group:
         counted = f"OOM kills in {kills.group}: {kills.in_group}"

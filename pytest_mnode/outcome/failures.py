@@ -161,9 +161,9 @@ def _silent(outcome: Outcome) -> list[Failure]:
             continue
         line = ""
         if state.torn_down is None or not state.pong:
-            line = "never reported the end of the test"
+            line = "did not report the end of the test"
         elif ran and "call" not in state.reports and not _has_skipped(state):
-            line = "did not run the test, which others did"
+            line = "did not run the test, but other ranks did"
         if line:
             failures.append(Failure([rank], state.phase, line, text=line, time=outcome.stopped))
     return failures
@@ -200,7 +200,7 @@ _REMEDIES = {
 
 def _remedy(leak: str) -> str:
     kinds = (both for kind, both in _REMEDIES.items() if leak.startswith(kind))
-    do, pattern = next(kinds, ("let go of what holds it", "'memory'"))
+    do, pattern = next(kinds, ("release what holds it", "'memory'"))
     return (
         f"{do} before the test ends, or allow it: @pytest.mark.mnode(may_leave=PATTERN) or the ini "
         f"key mnode_may_leave, with a pattern of {pattern}"

@@ -219,7 +219,7 @@ def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], s
         if number == 0 and len(failures) > 1:
             title += ": first"
         elif failure.victim:
-            title += ": because of it"
+            title += ": caused by the first failure"
         parts.append(Part(title, failure.report, failure.text.rstrip()))
     if hidden := failures[MOST_SHOWN:]:
         ranks = {rank for failure in hidden for rank in failure.ranks}

@@ -75,7 +75,7 @@ class Where:
 
     def __str__(self) -> str:
         if self.reports:
-            return "the report of its own end of this test"
+            return "the creation of its report of this test"
         if self.frame is None:
             return "no Python frame of the test"
         code = f": {self.frame.code}" if self.frame.code else ""

@@ -26,7 +26,7 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     left = [] if explained else _left(outcome)
     failures: list[Failure] = []
     if left and waiting:
-        line = f"left the test without {_entering(at, waiting)}"
+        line = f"left the test without entering {_awaited_call(at, waiting)}"
         failures.append(Failure(left, "call", line, text=line, time=_LAST))
     # If ranks were stopped because another rank failed, that rank is the culprit, even if its error
     # looks like a lost peer.
@@ -47,10 +47,10 @@ def _left(outcome: Outcome) -> list[int]:
     return [r for r, s in outcome.states.items() if s.body_done and not s.stuck_in and not s.gone]
 
 
-def _entering(at: dict[int, Where], waiting: Sequence[int]) -> str:
+def _awaited_call(at: dict[int, Where], waiting: Sequence[int]) -> str:
     first = at[waiting[0]]
     place = first.frame.place if first.frame else "no frame of the test"
-    return f"entering the {_name(first)} ({place}) that {waiting_text(waiting)} in"
+    return f"the {_name(first)} ({place}) that {waiting_text(waiting)} in"
 
 
 def _name(where: Where) -> str:
@@ -75,12 +75,12 @@ def _failure(
         limit = f"stopped {outcome.grace_s:g} s after the first failure"
     others = _elsewhere(at, waiting, here)
     if not state.stack:
-        line = f"{limit}, and it gave no stack" + (f": {state.state}" if state.state else "")
+        line = f"{limit}, and no stack could be read" + (f": {state.state}" if state.state else "")
     elif here.collective:
         what = "" if here.collective == WAIT else f"in {here.collective} "
         line = f"{limit}: waits {what}at {here}" + (f", {others}" if others else "")
     elif waiting:
-        line = f"{limit}: absent, never {_entering(at, waiting)}; it is at {here}"
+        line = f"{limit}: did not enter {_awaited_call(at, waiting)}; it is at {here}"
     else:
         line = f"{limit}: it is at {here}"
     kernel = [] if here.frame or here.reports else _kernel(outcome, ranks)
@@ -176,7 +176,7 @@ def _place(state: RankState) -> str:
     if state.torn_down is not None or state.returned is not None:
         return "has ended"
     if not state.stack:
-        return f"gave no stack{': ' if state.state else ''}{state.state}"
+        return f"no stack could be read{': ' if state.state else ''}{state.state}"
     if state.body_done:
         return "has ended the body of the test, and waits for the other ranks"
     here = where_of_dump(state.stack)
