@@ -225,7 +225,7 @@ def read() -> Log:
                 return Log(parse(text), oldest)
         except (OSError, subprocess.SubprocessError) as error:
             why.append(str(error))
-    raise OSError("; ".join(why) or "no line of the kernel is shown")
+    raise OSError("; ".join(why) or "the log shows no line of the kernel")
 
 
 def _kmsg(path: str = "/dev/kmsg") -> str:

@@ -59,7 +59,7 @@ class Perftest:
             return "a row of results is damaged"
         if not (self.rates_gbits_s or self.typical_us):
             return "no row of results"
-        return None if self.closed else "cut off: nothing closes the table"
+        return None if self.closed else "cut off: the table has no closing line"
 
 
 def read_perftest(output: str | bytes) -> Perftest:

@@ -80,7 +80,7 @@ def read_nvml(nvml: Any = None) -> NvmlAnswer:
         try:
             nvml = importlib.import_module("pynvml")
         except Exception as error:  # a broken binding can raise anything
-            return NvmlAnswer(why=f"NVML cannot be asked: {error}; pip install nvidia-ml-py")
+            return NvmlAnswer(why=f"NVML cannot be used: {error}; pip install nvidia-ml-py")
     try:
         nvml.nvmlInit()
     except Exception as error:

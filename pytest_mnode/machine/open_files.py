@@ -34,7 +34,7 @@ def check(nodes: int, procs_per_node: int) -> None:
         raise ClusterError(
             f"{nodes} nodes with {procs_per_node} ranks each need {needed} open files "
             f"of this process, and this machine allows {hard} (nofile); raise its hard limit here "
-            "(ulimit -Hn, /etc/security/limits.conf, LimitNOFILE=), or take fewer nodes"
+            "(ulimit -Hn, /etc/security/limits.conf, LimitNOFILE=), or use fewer nodes"
         )
 
 

@@ -94,7 +94,7 @@ def native_frames(pid: int) -> str:
     It is read by gdb, which stops the process for some seconds.
     """
     if (gdb := shutil.which("gdb")) is None:
-        return "C stack: not known, install gdb on the node"
+        return "C stack: unknown; install gdb on the node"
     argv = [gdb, "-nx", "-batch", "-p", str(pid), "-ex", "bt"]
     try:
         done = subprocess.run(
@@ -108,13 +108,13 @@ def native_frames(pid: int) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"C stack: not known, gdb had not ended after {GDB_LIMIT_S:g} s"
+        return f"C stack: unknown; gdb did not end within {GDB_LIMIT_S:g} s"
     except OSError as error:  # built for another processor, or on a lost file server
-        return f"C stack: not known, {gdb} cannot be run: {error.strerror}"
+        return f"C stack: unknown; {gdb} cannot be run: {error.strerror}"
     if frames := backtrace(done.stdout):
         return "\n".join(["C stack, most recent call first:", *(f"  {frame}" for frame in frames)])
     why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
-    return f"C stack: not known, gdb: {why}"
+    return f"C stack: unknown; gdb: {why}"
 
 
 def backtrace(printed: str) -> list[str]:
@@ -133,7 +133,7 @@ def syscall_text(text: str, files: Mapping[int, str]) -> str:
     if not words:
         return "its system call cannot be read"
     if words[0] == "running":
-        return "runs, outside of the kernel"
+        return "runs in user space"
     if not words[0].isdigit():
         return "waits in the kernel outside of a system call"
     name = _NAMES.get(int(words[0]))

@@ -118,7 +118,7 @@ def gpus(
     }
 
 
-NO_NVML = "NVML cannot be asked"
+NO_NVML = "NVML cannot be used"
 
 
 def without_nvml(count: int = 0) -> dict[str, Any]:
