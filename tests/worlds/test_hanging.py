@@ -87,7 +87,7 @@ def test_different_collectives(ran: Scenario) -> None:
     assert case.first_line == "[rank 0 of 4 on local0: first]"
     victims = case.part("rank 0 of 4 on local0: caused by the first failure]")
     assert "dist.barrier(), but ranks 1-3 in all_gather_object" in victims
-    assert "but rank 0 in barrier" in case.part("ranks 1-3 of 4 on local1,local2,local3: because")
+    assert "but rank 0 in barrier" in case.part("ranks 1-3 of 4 on local1,local2,local3: caused by")
 
 
 def test_stopped_process(ran: Scenario) -> None:
