@@ -26,7 +26,8 @@ def add_ranks(config: pytest.Config, outcome: Outcome) -> None:
             start=int(outcome.started * 1000),
             stop=int(outcome.stopped * 1000),
         )
-        sent = state.torn.allure if state.torn is not None and state.torn.allure else {}
+        torn_down = state.torn_down
+        sent = torn_down.allure if torn_down is not None and torn_down.allure else {}
         for result in sent.get("results", ()):
             of_step = ("status", "statusDetails", "steps", "attachments", "start", "stop")
             for name in (name for name in of_step if name in result):

@@ -19,7 +19,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.hearing import waited_for
 from pytest_mnode.controller.rank_talk import RankTalk, Settled
-from pytest_mnode.outcome.calls import absent, is_hopeless
+from pytest_mnode.outcome.calls import absent, is_deadlock
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited
 from pytest_mnode.protocol.agent_messages import StackTexts
@@ -86,7 +86,7 @@ class Conductor(RankTalk):
         with self._watched(nodeid):
             self.client.tell_ranks(self.world, order)
             self._apply_deferred()
-            self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
+            self._wait(lambda s: s.body_done or s.torn_down is not None, self.timeout_s, "call")
             if self.outcome.stillborn or self.outcome.quit:
                 return self.outcome
             self._tear_down(keep is None)
@@ -128,7 +128,7 @@ class Conductor(RankTalk):
         )
         self._grace_end = None
         limit_s = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
-        self._wait(lambda s: s.torn is not None, limit_s, "teardown")
+        self._wait(lambda s: s.torn_down is not None, limit_s, "teardown")
 
     def _apply_deferred(self) -> None:
         """Apply messages of this world that arrived while this client waited for another world."""
@@ -159,7 +159,7 @@ class Conductor(RankTalk):
         self._still_limit_s = math.inf
         if self._grace_end is None or deadline <= self._grace_end:
             self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
-        elif self.outcome.stood_still:
+        elif self.outcome.stalled:
             self.outcome.timed_out, self.outcome.limit_s = phase, self._still_s
         open_ranks = [self.states[rank] for rank in sorted(waiting)]
         for state in open_ranks:
@@ -175,7 +175,7 @@ class Conductor(RankTalk):
     def _has_more_grace(self, waiting: set[int], settled: Settled) -> bool:
         """Extend the grace period if an awaited rank still runs; only a sleeping one may hang."""
         outcome, grace_s = self.outcome, self.outcome.grace_s
-        if outcome.hopeless or outcome.stood_still or grace_s >= rank_talk.MOST_GRACE_S:
+        if outcome.deadlocked or outcome.stalled or grace_s >= rank_talk.MOST_GRACE_S:
             return False
         self._poll_calls()
         answered_by = self._now() + rank_talk.GRACE_S
@@ -195,7 +195,7 @@ class Conductor(RankTalk):
                     ranks = self._hearing.apply_stacks(message)
                     self._unanswered.discard(message.node)
                     self._running.update(message.running)
-                    self._end_if_hopeless(self._now())
+                    self._end_if_deadlocked(self._now())
                 return ranks
             case Limit(ordinal=ordinal) if ordinal == self.ordinal:
                 end = self._now() + message.timeout_s
@@ -212,13 +212,13 @@ class Conductor(RankTalk):
         still_at = self._moved_at + self._still_limit_s
         self._poll_at = now + self._poll_s if now >= still_at else min(now + self._poll_s, still_at)
         self._poll_s = min(2 * self._poll_s, MOST_POLL_S)
-        self._ended = self.outcome.left
+        self._ended = self.outcome.finished_body
         self._unanswered = {s.node for s in self.states.values() if not s.lost}
         self._running.clear()
         self._poll_id = next(self.client.ordinals)
         self.client.take_stacks(self.world, self._poll_id)
 
-    def _end_if_hopeless(self, now: float) -> None:
+    def _end_if_deadlocked(self, now: float) -> None:
         """Once all nodes have answered, end a test whose ranks can never continue.
 
         Two equal answers show that no rank made progress in between.
@@ -228,15 +228,15 @@ class Conductor(RankTalk):
         self._compare()
         calls = self.outcome.calls
         self._absent = absent(calls) if self.outcome.still else set()
-        if self._grace_end is None and is_hopeless(calls, self._ended):
+        if self._grace_end is None and is_deadlock(calls, self._ended):
             if self.outcome.still:
-                self.outcome.hopeless, self._grace_end = True, now
+                self.outcome.deadlocked, self._grace_end = True, now
             else:
                 self._poll_at = now + POLL_S
         known = all(s.calls is not None for s in self.states.values() if not s.gone)
         overdue = self.outcome.still and known and now - self._moved_at >= self._still_limit_s
         if self._grace_end is None and overdue:
-            self.outcome.stood_still, self._grace_end = True, now
+            self.outcome.stalled, self._grace_end = True, now
 
     def _compare(self) -> None:
         """Note whether no rank made a call since the last comparison."""

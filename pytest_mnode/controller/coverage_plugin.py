@@ -103,5 +103,5 @@ def mapped(path: str, site: str) -> str:
 
 
 def _of(state: RankState) -> CoverageData | None:
-    last = state.torn or state.returned
+    last = state.torn_down or state.returned
     return last.coverage if last is not None else None

@@ -44,7 +44,7 @@ class Hearing:
             case TornDown():
                 for report in message.reports:
                     self._report(state, report, now)
-                state.torn = message
+                state.torn_down = message
                 if message.problem or message.leaks:
                     state.failed_at = state.failed_at or now
                 if message.problem:
@@ -64,8 +64,8 @@ class Hearing:
         if state is None or state.death is not None:
             return ()
         state.death, state.failed_at = death, state.failed_at or now
-        state.early = death.ordinal is not None and death.ordinal != self.ordinal
-        if state.early:
+        state.died_before_test = death.ordinal is not None and death.ordinal != self.ordinal
+        if state.died_before_test:
             self.outcome.stillborn.append(death)
         self._on_death()
         return (death.rank,)

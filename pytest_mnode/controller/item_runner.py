@@ -63,7 +63,7 @@ class ItemRunner:
             reports = self._reports.merged(item, outcome, self._asked_later(need))
         self._shared_tmp.end(shared_tmp, item, reports)
         for state in outcome.states.values():
-            for warning in state.torn.warnings if state.torn else ():
+            for warning in state.torn_down.warnings if state.torn_down else ():
                 self._warner.warn(*warning)
         return reports
 

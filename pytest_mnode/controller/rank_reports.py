@@ -52,7 +52,7 @@ class RankReports:
             if state.partial
         }
         reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
-        torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
+        torn = {r: s.torn_down for r, s in outcome.states.items() if s.torn_down is not None}
         measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
         charts = charts_of(t.charts for t in torn.values())
         failed = next((report for report in reports if report.failed), None)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.machine.counters import grown_by, sent_so_far
+from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.measuring.ranks import barrier, gathered, share_a_machine
 from pytest_mnode.measuring.traffic import SentByNode, lower_devices_here
 from pytest_mnode.rank.world import World
@@ -36,7 +36,7 @@ class Counted:
     def by_node(self, least_bytes: Sequence[int]) -> tuple[SentByNode, ...]:
         """Bytes sent, by node in the world's order, as `least_bytes` is. All ranks call this."""
         sent = Counter[str]()
-        for name, count in grown_by(self._before, self._after).items():
+        for name, count in increases(self._before, self._after).items():
             if name != _LOOPBACK or self._world.local_size == 1:
                 sent[name.partition(":")[0]] += count  # ports of one device together
         first_ranks = gathered((dict(sent), lower_devices_here()))[:: self._world.local_size]
@@ -74,7 +74,7 @@ def nics_of_this_rank(world: World, device: torch.device) -> tuple[tuple[str, ..
         barrier(device)
         if turn == world.local_rank:
             time.sleep(settle_s)
-            carried = grown_by(before, sent_so_far())
+            carried = increases(before, sent_so_far())
     return carriers(carried)
 
 

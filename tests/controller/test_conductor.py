@@ -207,7 +207,7 @@ def test_calls_that_differ_end_the_test_before_its_limit() -> None:
     stage = Stage(silent, silent)
     stage.records = [{}, {0: record(1, "[2]"), 1: record(1, "[3]")}]
     outcome = ran(stage, timeout_s=60)
-    assert outcome.hopeless
+    assert outcome.deadlocked
     assert not outcome.timed_out
     assert [s.stuck_in for s in outcome.states.values()] == ["setup", "setup"]
 
@@ -223,7 +223,7 @@ def test_a_call_without_a_rank_that_skipped_ends_before_the_limit(when: str) -> 
     stage = Stage(skips, silent)
     stage.records = [{0: "", 1: record(1, "[2]")}]
     outcome = ran(stage, timeout_s=5)
-    assert outcome.hopeless
+    assert outcome.deadlocked
     assert not outcome.timed_out
 
 
@@ -240,13 +240,13 @@ def test_calls_that_agree_wait_for_the_limit(first: dict[int, str], second: dict
     stage.records = [{r: record(1, s) for r, s in seen.items()} for seen in (first, second)]
     outcome = ran(stage, timeout_s=0.5)
     assert outcome.timed_out == "call"
-    assert not outcome.hopeless
+    assert not outcome.deadlocked
 
 
 def test_a_rank_that_makes_calls_is_not_given_up() -> None:
     stage = Stage(silent, silent)
     stage.records = [{0: record(n, "[2]"), 1: record(n, "[3]")} for n in range(1, 100)]
-    assert not ran(stage, timeout_s=0.5).hopeless
+    assert not ran(stage, timeout_s=0.5).deadlocked
 
 
 def test_ranks_that_stand_still_have_hung_before_the_limit() -> None:
@@ -254,7 +254,7 @@ def test_ranks_that_stand_still_have_hung_before_the_limit() -> None:
     alike = {rank: record(9, "[2]") for rank in (0, 1)}
     stage.records = [{rank: record(8, "[2]") for rank in (0, 1)}, alike]
     outcome = ran(stage, timeout_s=60, still_s=0.6)
-    assert (outcome.stood_still, outcome.timed_out, outcome.limit_s) == (True, "call", 0.6)
+    assert (outcome.stalled, outcome.timed_out, outcome.limit_s) == (True, "call", 0.6)
     [failure] = stuck_failures(outcome, explained=False)
     assert failure.line.startswith("no rank made a call of torch.distributed for 0.6 s")
 
@@ -276,7 +276,7 @@ def test_ranks_that_may_go_on_have_the_whole_limit(
     stage = Stage(silent, silent)
     stage.records = records
     outcome = ran(stage, timeout_s=1.5, still_s=0.5)
-    assert (outcome.stood_still, outcome.limit_s) == (False, 1.5)
+    assert (outcome.stalled, outcome.limit_s) == (False, 1.5)
 
 
 def test_the_answer_to_an_older_poll_is_ignored() -> None:
@@ -286,7 +286,7 @@ def test_the_answer_to_an_older_poll_is_ignored() -> None:
 
     stage = Late(silent, silent)
     stage.records = [{0: record(1, "[2]"), 1: record(1, "[3]")}]
-    assert not ran(stage, timeout_s=0.5).hopeless
+    assert not ran(stage, timeout_s=0.5).deadlocked
 
 
 class NoStacks(Stage):

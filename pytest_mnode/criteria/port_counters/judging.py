@@ -9,7 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
-from pytest_mnode.machine.counters import Means, counts_the_link, in_use, meaning, rises
+from pytest_mnode.machine.counters import (
+    CounterMeaning,
+    counter_increases,
+    counts_the_link,
+    in_use,
+    meaning,
+)
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.inventory import Fabric
 
@@ -57,7 +63,7 @@ def judge(
         _counted(port, counter)
         for port in ports
         for counter in port.rises
-        if _means(counter) is Means.ERROR
+        if _means(counter) is CounterMeaning.ERROR
         and not (kills and ":" in port.name and not counts_the_link(counter))
     )
     lost = {} if kills else dict(row for port in ports if (row := _lost(port)))
@@ -132,7 +138,7 @@ def _ports(
         if ":" not in name and not ethernet:
             rises = {counter: by for counter, by in rises.items() if counter not in _LOSSES}
         ports.append(_Port(node, name, rises))
-    if not any(_means(counter) is Means.ERROR for port in ports for counter in port.rises):
+    if not any(_means(counter) is CounterMeaning.ERROR for port in ports for counter in port.rises):
         return "no error counter of its fabric ports can be read"
     return ports
 
@@ -144,11 +150,11 @@ def _rises(before: Counters, after: Counters) -> dict[str, int | None]:
     back = any(b is not None and a is not None and a < b for b, a in both.values())
     if back or not before or not after:
         return dict.fromkeys(names)
-    return rises(names, before, after)
+    return counter_increases(names, before, after)
 
 
-def _means(counter: str) -> Means:
-    return Means.LOSS if counter in _LOSSES else meaning(counter)
+def _means(counter: str) -> CounterMeaning:
+    return CounterMeaning.LOSS if counter in _LOSSES else meaning(counter)
 
 
 def _counted(port: _Port, counter: str) -> tuple[str, int | None]:
@@ -161,7 +167,8 @@ def _lost(port: _Port) -> tuple[str, float | None] | None:
     rises = [
         by
         for counter, by in port.rises.items()
-        if _means(counter) is Means.LOSS and not counter.endswith("_bytes")  # EFA counts both
+        if _means(counter) is CounterMeaning.LOSS
+        and not counter.endswith("_bytes")  # EFA counts both
     ]
     if not rises:
         return None

@@ -23,7 +23,7 @@ from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.counters import grown_by, sent_so_far
+from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.measuring.ranks import backend_on, elapsed_s, finish
 from pytest_mnode.measuring.traffic import lower_devices_here
 from pytest_mnode.progress import progress
@@ -98,7 +98,7 @@ class Program:
             steps=(tuple(step for step, _ in steps),),
             samples=self.plan.group_batch(turn.count),
             tokens=self.plan.group_batch(turn.count) * trainer.config.context,
-            sent_bytes=(grown_by(before, after),),
+            sent_bytes=(increases(before, after),),
             cpu_wait_s=(grown(waited_s, waited_until_s),),
             lower_devices=(lower_devices_here(),),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pytest_mnode.machine.counters import bytes_below, grown_by, port_bytes, port_packets
+from pytest_mnode.machine.counters import estimated_port_bytes, increases, port_bytes, port_packets
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind, plain
 from pytest_mnode.machine.rdma import Port
@@ -77,7 +77,7 @@ class NodeTraffic:
             machine=machine,
             sent_bytes=_grown_bytes(before, machine, sent=True),
             received_bytes=_grown_bytes(before, machine, sent=False),
-            sent_packets=grown_by(_port_packets(before), _port_packets(machine)),
+            sent_packets=increases(_port_packets(before), _port_packets(machine)),
         )
 
     @property
@@ -170,15 +170,15 @@ def _short(gid_type: str) -> str:
 
 
 def _grown_bytes(before: Machine, after: Machine, *, sent: bool) -> dict[str, int]:
-    """Bytes by interface and port. For ports that count only packets, see `bytes_below`."""
-    grown = grown_by(_bytes(before, sent=sent), _bytes(after, sent=sent))
-    packets = grown_by(_port_packets(before, sent=sent), _port_packets(after, sent=sent))
-    below = grown_by(_packets(before, sent=sent), _packets(after, sent=sent))
+    """Bytes by interface and port. For ports that count packets, see `estimated_port_bytes`."""
+    grown = increases(_bytes(before, sent=sent), _bytes(after, sent=sent))
+    packets = increases(_port_packets(before, sent=sent), _port_packets(after, sent=sent))
+    below = increases(_packets(before, sent=sent), _packets(after, sent=sent))
     for port in after.ports:
         device = after.device(port.device)
         [netdev, *others] = (device and device.netdevs) or [""]
         if port.name in packets and port.name not in grown and not others and netdev in below:
-            count = bytes_below(packets[port.name], below[netdev], grown.get(netdev, 0))
+            count = estimated_port_bytes(packets[port.name], below[netdev], grown.get(netdev, 0))
             grown |= {} if count is None else {port.name: count}
     return grown
 

@@ -15,7 +15,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     why_unread,
 )
 from pytest_mnode.criteria.preflight.judges.links import ports
-from pytest_mnode.machine.counters import error_rises
+from pytest_mnode.machine.counters import error_increases
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
@@ -177,7 +177,7 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     unknown: list[str] = []
     there = ports(me, spec.fabric)
     for port in there:
-        rises = error_rises(port, after.get(port.name))
+        rises = error_increases(port, after.get(port.name))
         if not rises:
             unknown.append(f"{port.name} without error counters")
         unknown += [f"{port.name} {counter}" for counter, by in rises.items() if by is None]
