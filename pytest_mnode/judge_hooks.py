@@ -1,4 +1,4 @@
-"""How measurements of a test decide its outcome, in ranks and in the controller."""
+"""Hooks by which measurements decide a test's outcome, in ranks and in the controller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_mnode.skipping import ASKED
 
 
 class JudgeHooks:
-    """pytest plugin. in_rank: another process describes the reports."""
+    """pytest plugin. in_rank: the controller describes the reports, not this process."""
 
     def __init__(self, *, in_rank: bool) -> None:
         self._in_rank = in_rank
@@ -26,8 +26,8 @@ class JudgeHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """A measurement that breaks its bound fails the test, when its body has ended."""
-        __tracebackhide__ = True  # of what the item raises
+        """Fail the test after its body if a measurement breaks its bound."""
+        __tracebackhide__ = True  # hides this frame in tracebacks of the item
         result = yield
         __tracebackhide__ = False
         if marks.asks_for(item, "measure"):
@@ -43,8 +43,8 @@ class JudgeHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        """What could not be measured is an error: inconclusive never passes."""
-        __tracebackhide__ = True  # of what the item raises
+        """Report an error if a value could not be measured: inconclusive never passes."""
+        __tracebackhide__ = True  # hides this frame in tracebacks of the item
         result = yield
         __tracebackhide__ = False
         if marks.asks_for(item, "measure"):

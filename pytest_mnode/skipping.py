@@ -22,7 +22,7 @@ def not_promised(question: str = "") -> NoReturn:
 
 
 def promised(spec: Spec, key: str) -> Any:
-    """What the spec says under `key`, such as "restart.kills"; not promised where it says nothing.
+    """The spec's value for `key`, such as "restart.kills"; skips as not promised if it has none.
 
     key: below `criteria`, or else from the top of the spec. Raises AttributeError for a key that
     no spec can have.
@@ -37,7 +37,7 @@ def promised(spec: Spec, key: str) -> Any:
 
 
 ASKED: dict[str, None] = {}
-"""Keys that the test which runs has asked for, in order; `JudgeHooks` keeps them with the test."""
+"""Keys that the running test has requested, in order; `JudgeHooks` keeps them with the test."""
 
 
 def skip_reason(report: pytest.TestReport) -> str:
