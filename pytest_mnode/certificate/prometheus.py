@@ -13,11 +13,11 @@ from pytest_mnode.certificate.results import CriterionVerdict
 from pytest_mnode.path_rates import State
 
 Samples = Iterable[tuple[tuple[str, ...], float | None]]
-"""Values of labels, and the value of the sample; None has no sample."""
+"""Values of labels, and the value of the sample; None for no sample."""
 
 
 def _which(kind: type[StrEnum], actual: StrEnum, *labels: str) -> Samples:
-    """Of a verdict or state, the one that applies is 1."""
+    """One sample per member of `kind`: 1 for the actual one, 0 for the others."""
     return [((*labels, one.value), one is actual) for one in kind]
 
 
@@ -69,7 +69,7 @@ class _Metrics:
 
 
 def prometheus_text(certificate: Certificate) -> str:
-    """Prometheus' text format. What could not be measured has no sample."""
+    """Metrics in Prometheus' text format. A value that could not be measured has no sample."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Metrics(certificate))
     return generate_latest(registry).decode()
