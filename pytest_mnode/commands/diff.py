@@ -1,8 +1,8 @@
-"""Compare two certificates: what changed, what is noise, and what else is another.
+"""Compare two certificates: what changed, what is noise, and what else differs.
 
-A value changed where it moved by more than two runs without any change differ in 99 of 100, by the
-spread of its repeats or of its history: that of a file in the directory of --mnode-history is the
-files before it. The exit status is 0 where every verdict and state is the same, else 1.
+A value changed if it moved by more than two runs without any change differ in 99 of 100 cases, by
+the spread of its repeats or of its history: for a file in the directory of --mnode-history, the
+files before it. The exit status is 0 if every verdict and state is the same, else 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Judge the measurements of a certificate by another spec, without a new run.
 
-Prints the certificate that results, and what cannot be judged anew. The exit status is 0 where
+Prints the resulting certificate, and what cannot be judged anew. The exit status is 0 if
 every promise of the other spec is kept, else 1.
 """
 
