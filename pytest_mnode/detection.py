@@ -144,7 +144,7 @@ def smallest_excess(values: Sequence[float], most: float) -> Detection | None:
 
 
 def smallest_share_wrong(calls: int) -> Detection | None:
-    """Smallest share of wrong calls that these calls show at least one of with 99 %.
+    """Smallest share of wrong calls at which at least one of these calls is wrong with 99 %.
 
     All of n calls are right with probability (1 - p)^n, which is 1 % at p = 1 - 0.01^(1/n),
     about 4.6 / n. None if `calls` is 0.

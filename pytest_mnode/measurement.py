@@ -50,7 +50,7 @@ class Bound:
 
     @property
     def accepted(self) -> tuple[float, float]:
-        """Lowest and highest value that keep this bound; infinite where there is no such edge."""
+        """Lowest and highest value that keep this bound; infinite if there is no such edge."""
         low, high = self.limit - self.tolerance, self.limit + self.tolerance
         match self.relation:
             case Relation.AT_LEAST:
@@ -65,7 +65,7 @@ class Bound:
         return self.margin(value) >= 0
 
     def margin(self, value: float) -> float:
-        """Distance from `value` to the nearest edge; negative where the bound is broken."""
+        """Distance from `value` to the nearest edge; negative if the bound is broken."""
         low, high = self.accepted
         return min(value - low, high - value)
 
@@ -107,10 +107,10 @@ def equals(limit: float, tolerance: float = 0.0) -> Bound:
 class Measurement:
     """One measured value and the bound it is judged by.
 
-    value: None (or not finite) where it could not be measured: inconclusive, never a pass.
+    value: None (or not finite) if it could not be measured: inconclusive, never a pass.
     expected: None for a value that is only recorded, not judged.
     source: where the bound comes from, such as "fabric.line_rate_mbit_s 200 × 0.85".
-    culprit: node, NIC, rank or setting to blame where the bound is broken; dropped where it holds.
+    culprit: node, NIC, rank or setting to blame if the bound is broken; dropped if it holds.
     note: why a value is missing, or anything a reader should know.
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
     detection: the smallest fault that it would have shown; None if not known.
@@ -200,7 +200,7 @@ class Measurement:
 
     @property
     def margin(self) -> float | None:
-        """Distance to the bound in `unit`, negative where it is broken; None if not judged."""
+        """Distance to the bound in `unit`, negative if it is broken; None if not judged."""
         known, expected = self.known, self.expected
         return None if known is None or expected is None else expected.margin(known)
 

@@ -134,7 +134,7 @@ def has_ended(pid: int) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process has ended or is exiting, as a namespace's first process does for long."""
+    """Whether a process has ended or is exiting: a PID namespace's first process exits last."""
     fields = _stat(pid)
     return fields[0] in "XZ" or bool(int(fields[6]) & _PF_EXITING)
 

@@ -184,7 +184,7 @@ class Coverage:
         return f"{_percent(measured / total)} of paths" if self.paths and measured < total else ""
 
     def paths_in_words(self) -> str:
-        """Such as "12 of 12 measured (100 %); failed: node1→node3 (95 Mbit/s)"; "" without any."""
+        """Paths: "12 of 12 measured (100 %); failed: node1→node3 (95 Mbit/s)"; "" without any."""
         if not self.paths:
             return ""
         measured = self.measured_paths

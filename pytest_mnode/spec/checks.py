@@ -52,7 +52,7 @@ class GroupsCriterion(Criterion):
     @model_validator(mode="after")
     def _stays_inside_in_a_mesh(self) -> Self:
         if "inside_node" not in self.model_fields_set:
-            return self  # tp, where there is one
+            return self  # the default, tp, applies only to meshes that have it
         known = _PLANNED if self.meshes is None else tuple(dict.fromkeys(chain(*self.meshes)))
         for name in self.inside_node:
             if name not in known:

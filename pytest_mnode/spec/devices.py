@@ -23,7 +23,7 @@ class RankPromise(Page):
     slow: it is then a fraction of the fastest."""
     at_most_spreads: Positive | None = None
     """No rank is further below the median than this many times the spread: 1.4826 × the median
-    deviation, at least 1 % of the median. From eight ranks on; fewer do not show the usual spread."""
+    deviation, at least 1 % of the median. From eight ranks on; fewer do not show what is usual."""
     repeats: Some = 3
     """Timed runs, whose median is judged."""
 

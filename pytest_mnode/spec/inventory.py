@@ -77,7 +77,8 @@ class Fabric(Network):
     errors_at_most: Count = 0
     """By how much an error counter of a port may rise while one criterion runs."""
     lost_at_most_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.01
-    """Part of a port's packets, or of a node's TCP on ethernet, that is lost or sent again."""
+    """Part of a port's packets, or of a node's TCP packets on ethernet, that may be lost or sent
+    again while one criterion runs."""
 
     @property
     def protocol(self) -> str | None:

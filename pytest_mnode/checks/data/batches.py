@@ -22,7 +22,7 @@ class Step:
     """The input of one rank's optimiser in one step.
 
     samples, weights: of equal length: each sample in the gradient, and its weight; in a mean over
-    the global batch each weight is one over the batch. fed: samples that this rank computed since
+    the global batch each weight is 1 / its size. fed: samples that this rank computed since
     the step before, in order.
     """
 
@@ -39,7 +39,7 @@ class Step:
 def judge_batches(
     label: str, seen: Sequence[tuple[At, Sequence[Step]]], local: int, accumulation: int
 ) -> list[Measurement]:
-    """Judge whether each step takes an even gradient of `local` samples × ranks × micro-batches.
+    """Judge whether each step takes the mean over `local` samples × ranks × micro-batches.
 
     seen: the steps of every rank. local: samples of one rank's micro-batch. If ranks took different
     numbers of steps, steps of one number are not the same step, and nothing else is judged.

@@ -170,8 +170,8 @@ def exchange(
 
     at_once: run three of them in all groups, twice, all in progress together, and wait for them
     from last to first. groups: those of this rank, by name. expected: the groups of all ranks,
-    the same on each. All ranks start them in the same order, which NCCL requires. Calls are numbered by `expected`,
-    because members of one group may be in different numbers of other groups.
+    the same on each. All ranks start them in the same order, which NCCL requires. Calls are
+    numbered by `expected`, because members of one group may be in different numbers of others.
     """
     widest = max((len(ranks) for every in expected.values() for ranks in every), default=1)
 

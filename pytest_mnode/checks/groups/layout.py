@@ -1,4 +1,4 @@
-"""Meshes to try, and the ranks of their groups, computed without torch."""
+"""Meshes to try, and the ranks of their groups, computed independently of torch."""
 
 from __future__ import annotations
 
