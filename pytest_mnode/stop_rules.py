@@ -88,7 +88,7 @@ class StopRules:
             return None
         from pytest_mnode.certificate.results import NOT_RUN, criterion_name
 
-        criterion = criterion_name(item.path.name)  # an id has no file where the root has not
+        criterion = criterion_name(item.path.name)  # outside the rootdir an id has no file
         found = dict(self._found.get(criterion, {}))
         found.pop(item.nodeid, None)
         if marks.asks_for(item, marks.PORTS_FIXTURE):  # it explains hangs in its own criterion

@@ -106,7 +106,7 @@ class Certificate:
 
     @property
     def until(self) -> datetime:
-        """When the first pass of a node expires; if none has a pass, when the run's validity ends."""
+        """When the first pass of a node expires; if none has one, when the run's validity ends."""
         return self.coverage.until or self.run.end + timedelta(seconds=self.run.validity_s)
 
     @computed_field  # type: ignore[prop-decorator]

@@ -60,7 +60,7 @@ class _Specs:
         found = {}
         for word in _WORD.findall(source):
             below = [f"criteria.{key}.{word}" for key in asked]
-            # A single word is plain English, unless a key that the test requested has it below.
+            # A single word is plain English, unless a section that the test requested has that key.
             for key in (word, f"criteria.{word}") if "." in word else below:
                 if any(_is_below(leaf, key) for leaf in (*self.before, *self.after)):
                     found[key] = word

@@ -109,7 +109,7 @@ def _passed(certificate: Certificate) -> str:
 
 
 def _did_not_run_together(certificate: Certificate) -> list[str]:
-    """Reasons, with all criteria that did not run in a single one."""
+    """Reasons, of which one lists all criteria that did not run."""
     absent = [c for c in certificate.criteria if c.verdict is CriterionVerdict.DID_NOT_RUN]
     together = f"{listed([c.name for c in absent], 12, ', ')} did not run"
     alone = {c.reason for c in absent}

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 LONGEST = 8_000
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-# What XML 1.0 forbids (section 2.2), and the controls and non-characters it discourages.
+# Characters that XML 1.0 forbids (section 2.2), and controls and non-characters it discourages.
 _UNFIT = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufddf\ufffe\uffff"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 17))

@@ -35,7 +35,6 @@ class LaunchedJob(ABC):
 
     @property
     def _places(self) -> job_processes.Places:
-        """The places of its processes."""
         return self._cluster
 
     @property

@@ -117,7 +117,7 @@ def matrix(axes: Axes, chart: Matrix) -> None:
     broken = _broken(values, chart.expected)
     pixels[broken] = (0.80, 0.15, 0.15)
     axes.imshow(pixels, interpolation="none", aspect="equal")
-    if len(chart.rows) > FEW_NAMES:  # cells are hardly visible there
+    if len(chart.rows) > FEW_NAMES:  # a dot marks each, because cells are too small to see
         rows, columns = np.nonzero(broken)
         axes.scatter(columns, rows, s=12, color="#cc2626", linewidths=0)
     handles = []
