@@ -11,7 +11,7 @@ from typing import Literal
 PROBABILITY = 0.99
 
 _FEW = 4
-"""Most repeats for which the standard deviation is used: the MAD of 3 is the smaller of 2 gaps."""
+"""Up to this many repeats the standard deviation is used: the MAD of 3 is the smaller gap."""
 _FACTORS = {
     **{2: 31.4, 3: 6.21, 4: 3.40, 5: 9.87, 6: 5.51, 7: 5.21, 8: 3.77, 9: 3.69, 10: 3.01},
     **{12: 2.52, 15: 2.17, 20: 1.66, 30: 1.27, 50: 0.93},

@@ -41,7 +41,7 @@ class MatmulPromise(RankPromise):
     """Part of NVML's samples under load with a clock held back by heat, power brake or hardware.
     A device at its power limit (SwPowerCap) or without work (GpuIdle) is not held back."""
     at_least_sm_clock_mhz: Positive | None = None
-    """Least median SM clock of each GPU under load, such as 1400."""
+    """Lowest median SM clock of each GPU under load, in MHz, such as 1400."""
 
     @model_validator(mode="after")
     def _floors_are_measured(self) -> Self:

@@ -216,7 +216,7 @@ class TransportPromise(Page):
     """Part of these bytes, headers included, by which the counters may exceed them:
     acknowledgements, packets sent twice, other traffic between nodes."""
     elsewhere_fraction: Share = 0.02
-    """Most of these bytes that each other NIC may send. A link that carries more is not quiet."""
+    """Largest part of these bytes that each other NIC may send; a link with more is not quiet."""
     rail_fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.5
     """Part of its even share that each NIC of the fabric must carry at least."""
     roce_version: Literal["v1", "v2"] = "v2"

@@ -117,7 +117,7 @@ class KernelLogPromise(Page):
     """The kernel has logged no failure of a device since boot: GPUs (Xid), PCIe, NICs, memory."""
 
     corrected_at_most: Count = 100
-    """Corrected errors of PCIe (AER) and memory (EDAC)."""
+    """Number of corrected errors of PCIe (AER) and memory (EDAC) that is tolerated."""
     link_downs_at_most: Count = 3
     """How often one link that was up may go down; drivers do that while a node boots."""
 

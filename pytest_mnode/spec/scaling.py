@@ -51,7 +51,7 @@ class ReferenceModel(Page):
 
 
 class ScalingCriterion(Criterion):
-    """A training job over n nodes does n times the work of one; losses are explained."""
+    """A training job over n nodes does n times the work of one; losses are attributed."""
 
     at_least_efficiency: Annotated[Fraction, Field(le=1)] = 0.95
     """Throughput of n nodes, as a fraction of n times the throughput of one."""
@@ -86,8 +86,8 @@ class ScalingCriterion(Criterion):
     rounds: Annotated[int, Field(strict=True, ge=2)] = 3
     """How often all numbers of nodes take their turn, beginning at another node each time."""
     most_rounds: Annotated[int, Field(strict=True, ge=2)] = 8
-    """Most rounds: more rounds follow while the result is too uncertain, or noise exceeds what the
-    bound tolerates; a miss of at_least_efficiency takes three rounds."""
+    """Maximum number of rounds; more follow while the result is too uncertain, or noise exceeds
+    what the bound tolerates; a miss of at_least_efficiency takes three rounds."""
     at_most_uncertainty: _Part = 0.02
     """Half of the 95 % confidence interval of an efficiency; with more it is inconclusive."""
     parts_within: _Part = 0.02

@@ -21,11 +21,11 @@ _LONGEST_NAME = 36
 _WIDE = 8
 """Ratio of the last x to the first above which the axis is logarithmic."""
 FEW_CELLS = 10
-"""Most rows of a matrix whose cells show their values as text."""
+"""Maximum number of rows of a matrix whose cells show their values as text."""
 _MOST_CELLS = 128
-"""Most rows of a matrix that have cells of their own; more share cells."""
+"""Maximum number of rows of a matrix that have cells of their own; more share cells."""
 FEW_NAMES = 40
-"""Most rows of a matrix that show their names; most moments of a timeline that are shown."""
+"""Maximum number of named rows of a matrix, and of moments shown in a timeline."""
 
 
 def _name(text: str) -> str:

@@ -17,7 +17,7 @@ _WORST_FIRST = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2, None:
 _ORDER = tuple(CriterionVerdict)
 _MOST_TRENDS = 6
 MANY = 40
-"""Most entries of a list that is opened in print."""
+"""Maximum number of entries of a list that is opened in print."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT, Exec
 from pytest_mnode.launchers.node import CommandResult
 
 MOST_AT_ONCE = 32
-"""Most exec streams that are open at the same time."""
+"""Maximum number of exec streams that are open at the same time."""
 _OVER_S = 2.0
 _LOOK_S = 0.25
 _PRINTED_S = 5.0
