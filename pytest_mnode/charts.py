@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_mnode.installed import Asked, Installed
+from pytest_mnode.installed import Installed, RequestedKeys
 from pytest_mnode.measurement import Bound, Curve
 from pytest_mnode.path_rates import PathRates
 
@@ -160,7 +160,7 @@ class Map:
     kind: Literal["map"] = "map"
 
 
-Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates | Installed | Asked
+Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates | Installed | RequestedKeys
 """Every type that `measure.chart` accepts. A `Curve` is the bus bandwidth of a collective by size;
 `PathRates` go to the certificate's coverage, `Installed` to its facts,
-`Asked` to the promises of a case."""
+`RequestedKeys` to the promises of a case."""

@@ -41,9 +41,8 @@ class Detection:
 
     kind: "less" or "more" for a measured value; "wrong" for calls that are right or wrong.
     share: relative loss or excess of the value, or share of wrong calls. repeats: number of values
-    or calls. blur: largest relative difference of the medians of two such runs in 99 of 100 cases;
-    None for calls. tolerated: share of a sound cluster's value that the bound lets a cluster lose;
-    None if the promise names none.
+    or calls. blur: the values' `noise_share`; None for calls. tolerated: share of a sound cluster's
+    value that the bound lets a cluster lose; None if the promise names none.
     """
 
     kind: Literal["less", "more", "wrong"]
@@ -61,7 +60,7 @@ class Detection:
             )
 
     @property
-    def blurred(self) -> bool:
+    def too_noisy(self) -> bool:
         """Whether `blur` exceeds `tolerated`: a loss of twice the tolerated share might pass."""
         return self.blur is not None and self.tolerated is not None and self.blur > self.tolerated
 
@@ -75,15 +74,16 @@ class Detection:
     @property
     def doubt(self) -> str:
         """Why a value within its bound is inconclusive; "" if it is conclusive."""
-        if not self.blurred or self.blur is None or self.tolerated is None:
+        if not self.too_noisy or self.blur is None or self.tolerated is None:
             return ""
         return (
             f"too noisy: medians of {self.repeats} repeats differ by up to {100 * self.blur:.3g} %,"
-            f" and the bound lets {100 * self.tolerated:.3g} % go, so that twice as much might pass"
+            f" and the bound tolerates a loss of {100 * self.tolerated:.3g} %, so a loss of twice "
+            "that could pass"
         )
 
 
-def blur(values: Sequence[float], *, rounds_of_three: bool = False) -> float | None:
+def noise_share(values: Sequence[float], *, rounds_of_three: bool = False) -> float | None:
     """Largest relative difference of the medians of two such runs in 99 of 100 cases.
 
     values: one per repeat. None for a single value, which says nothing about its noise, for a
@@ -117,13 +117,13 @@ def smallest_loss(
     """Smallest relative loss of all values by which the median misses `least` with 99 %.
 
     With m as this run's median, a run that loses the share d has a median of m(1 - d) and noise: at
-    most m(1 - d)(1 + blur) in 99 of 100 cases. That is below `least` if d is more than
-    1 - least / (m (1 + blur)), which covers this run's margin and its blur. values,
-    rounds_of_three: as in `blur`. judged: the judged value if it is not the median of `values`; the
-    two may differ as much in another run, so their difference is added to the blur. None if `blur`
-    is None, or if the median misses `least` already or is not above 0.
+    most m(1 - d)(1 + noise) in 99 of 100 cases. That is below `least` if d is more than
+    1 - least / (m (1 + noise)), which covers this run's margin and its noise. values,
+    rounds_of_three: as in `noise_share`. judged: the judged value if it is not the median of
+    `values`; the two may differ as much in another run, so their difference is added to the noise.
+    None if `noise_share` is None, or if the median misses `least` already or is not above 0.
     """
-    unsure = blur(values, rounds_of_three=rounds_of_three)
+    unsure = noise_share(values, rounds_of_three=rounds_of_three)
     middle = statistics.median(values) if judged is None else judged
     if unsure is None or not middle >= least or middle <= 0:
         return None

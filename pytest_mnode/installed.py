@@ -36,7 +36,7 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedKeys:
     """Keys of the spec that a test requested by `promised`, such as "fabric.all_reduce_busbw"."""
 
     keys: tuple[str, ...]

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 
 from pytest_mnode import marks
-from pytest_mnode.skipping import ASKED
+from pytest_mnode.skipping import REQUESTED_KEYS
 
 
 class JudgeHooks:
@@ -18,7 +18,7 @@ class JudgeHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        ASKED.clear()
+        REQUESTED_KEYS.clear()
         if marks.asks_for(item, "measure"):
             from pytest_mnode.measure import forget
 
@@ -31,12 +31,12 @@ class JudgeHooks:
         result = yield
         __tracebackhide__ = False
         if marks.asks_for(item, "measure"):
-            from pytest_mnode.installed import Asked
+            from pytest_mnode.installed import RequestedKeys
             from pytest_mnode.measure import judged, kept_by, measure_of
             from pytest_mnode.measurement import Verdict
 
-            if ASKED:
-                measure_of(item, "").chart(Asked(tuple(ASKED)))
+            if REQUESTED_KEYS:
+                measure_of(item, "").chart(RequestedKeys(tuple(REQUESTED_KEYS)))
             if failing := judged(kept_by(item), Verdict.FAIL):
                 pytest.fail(failing, pytrace=False)
         return result

@@ -195,8 +195,8 @@ class Measurement:
             return Verdict.INCONCLUSIVE
         if not self.expected.holds(self.known):
             return Verdict.FAIL
-        blurred = self.detection is not None and self.detection.blurred
-        return Verdict.INCONCLUSIVE if blurred else Verdict.PASS
+        too_noisy = self.detection is not None and self.detection.too_noisy
+        return Verdict.INCONCLUSIVE if too_noisy else Verdict.PASS
 
     @property
     def margin(self) -> float | None:

@@ -279,7 +279,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _follows(item.config) and (why := marks.contradiction(item)):
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
-    if not _follows(item.config) and (why := item.config.stash[STOP_RULES].missing_for(item)):
+    if not _follows(item.config) and (why := item.config.stash[STOP_RULES].stop_reason(item)):
         pytest.fail(why, pytrace=False)
 
 

@@ -27,7 +27,7 @@ def promised(spec: Spec, key: str) -> Any:
     key: below `criteria`, or else from the top of the spec. Raises AttributeError for a key that
     no spec can have.
     """
-    ASKED[key] = None
+    REQUESTED_KEYS[key] = None
     value: Any = spec.criteria if hasattr(spec.criteria, key.split(".", maxsplit=1)[0]) else spec
     for name in key.split("."):
         value = getattr(value, name)
@@ -36,7 +36,7 @@ def promised(spec: Spec, key: str) -> Any:
     return value
 
 
-ASKED: dict[str, None] = {}
+REQUESTED_KEYS: dict[str, None] = {}
 """Keys that the running test has requested, in order; `JudgeHooks` keeps them with the test."""
 
 

@@ -82,7 +82,7 @@ class StopRules:
                 if report.nodeid in tests:
                     tests[report.nodeid].text = _shortened(", ".join(culprits))
 
-    def missing_for(self, item: pytest.Item) -> str | None:
+    def stop_reason(self, item: pytest.Item) -> str | None:
         """Why this test is stopped by an earlier failure, in one line; None if it may run."""
         if not self._found or item.get_closest_marker("criterion") is None:
             return None
@@ -102,7 +102,7 @@ class StopRules:
                 return None
         first, finding = next(iter(found.items()))
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        tried = f"; a small collective after it: {still}" if still else ""
+        tried = f"; trial collective after it: {still}" if still else ""
         return f"{NOT_RUN}{criterion_name(first)} failed ({finding.text}){more}{tried}"
 
 

@@ -117,7 +117,7 @@ def _spreads(certificate: Certificate) -> dict[Key, float]:
     }
 
 
-def surroundings(before: Certificate, after: Certificate) -> Iterator[str]:
+def environment_changes(before: Certificate, after: Certificate) -> Iterator[str]:
     """Other changes: of nodes, spec, launcher, versions, drivers, firmware and settings."""
     one, other = before.run, after.run
     for word, missing in (
@@ -186,8 +186,8 @@ def states(before: Certificate, after: Certificate) -> Iterator[str]:
 
 
 def changes(before: Certificate, after: Certificate) -> Iterator[str]:
-    """Changes by `surroundings`, then the values that changed most, without noise."""
-    yield from surroundings(before, after)
+    """Changes by `environment_changes`, then the values that changed most, without noise."""
+    yield from environment_changes(before, after)
     changed = [str(one) for one in compared(before, after) if one.kind is Kind.CHANGE]
     yield from changed[:_MOST_CHANGES]
     if (more := len(changed) - _MOST_CHANGES) > 0:

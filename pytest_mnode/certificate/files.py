@@ -1,6 +1,6 @@
 """A certificate's files, written whole or not at all and read back; its published schema.
 
-On reading, verdicts and margins are judged anew from the measurements.
+On reading, verdicts and margins are judged again from the measurements.
 """
 
 from __future__ import annotations

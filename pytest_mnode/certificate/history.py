@@ -99,10 +99,10 @@ class History:
         """Lines for a terminal."""
         yield f"history: {count(len(self.runs), 'run')} since {self.runs[0].date:%Y-%m-%d}"
         for node in self.failing:
-            yield f"again and again: {node} (last: {node.evidence})"
+            yield f"repeated failures: {node} (last: {node.evidence})"
         if changed := [str(trend) for trend in self.trends if trend.changed]:
             yield f"unusual: {listed(changed, 8)}"
         if self.since:
             yield f"since {self.runs[-2].date:%Y-%m-%d %H:%M}: {listed(self.since, 8)}"
         for why in self.left_out:
-            yield f"history without {why}"
+            yield f"left out of history: {why}"

@@ -3,7 +3,7 @@
 A bound's source names the keys of the spec that it is computed from: a product such as
 "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85". If such a key has another value, the bound
 changes by the same factor. A bound that is not such a product, or a measurement that was made in
-another way than the other spec requires, cannot be judged anew: inconclusive, never passed.
+another way than the other spec requires, cannot be judged again: inconclusive, never passed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Leaves = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A certificate's cases judged anew. undecided: what cannot be judged, each with the reason."""
+    """A certificate's cases judged again. undecided: what cannot be judged, and the reasons."""
 
     cases: tuple[CaseResult, ...]
     undecided: tuple[str, ...]
@@ -68,7 +68,7 @@ class _Specs:
         return found
 
 
-def rejudged(
+def rejudge(
     cases: Sequence[CaseResult], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Judged:
     """The cases judged by another spec. before, after: the specs as plain values by their keys."""
@@ -82,7 +82,7 @@ def rejudged(
     found, undecided = [], []
     for case in cases:
         if key := _promised_now(case, specs):
-            why = f"cannot be judged anew: {key} was not promised, and not measured"
+            why = f"cannot be judged again: {key} was not promised, and not measured"
             undecided.append(f"{criterion_name(case.test)}: {why}")
             found.append(replace(case, outcome="skipped", message=why))
             continue
@@ -111,7 +111,7 @@ def _promised_now(case: CaseResult, specs: _Specs) -> str:
 
 
 def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) -> Measurement:
-    """The measurement with its new bound; without a value if it cannot be judged anew."""
+    """The measurement with its new bound; without a value if it cannot be judged again."""
     if one.expected is None or not specs.changed:
         return one
     asked = _asked(case)
@@ -139,8 +139,8 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
     return replace(
         one,
         expected=Bound(one.expected.relation, limit),
-        source=f"{one.source}; judged anew: {values}",
-        detection=one.detection if one.detection and one.detection.blurred else None,
+        source=f"{one.source}; judged again: {values}",
+        detection=one.detection if one.detection and one.detection.too_noisy else None,
     )
 
 
@@ -179,7 +179,7 @@ def _with_unit(before: float, after: float, source: str) -> tuple[str, str]:
 
 
 def _undecided(one: Measurement, why: str) -> Measurement:
-    return replace(one, value=None, culprit=None, note=f"cannot be judged anew: {why}")
+    return replace(one, value=None, culprit=None, note=f"cannot be judged again: {why}")
 
 
 def _with(case: CaseResult, measurements: tuple[Measurement, ...]) -> CaseResult:
@@ -208,10 +208,10 @@ def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, value
 
 
-def judged_by(
+def rejudge_certificate(
     certificate: Certificate, spec: Spec, path: Path
 ) -> tuple[Certificate, tuple[str, ...]]:
-    """The certificate of the same measurements judged by `spec`, and what cannot be judged anew.
+    """The certificate of the same measurements judged by `spec`, and what cannot be judged again.
 
     Paths and earlier runs are left out, because they were judged by the other spec. Raises
     UsageError if the certificate does not contain the spec that it was judged by.
@@ -220,7 +220,7 @@ def judged_by(
     if not before:
         raise UsageError("the certificate does not have the spec that it was judged by")
     cases = [case for criterion in certificate.criteria for case in criterion.cases]
-    found = rejudged(cases, before, page_of(spec))
+    found = rejudge(cases, before, page_of(spec))
     run = replace(
         certificate.run,
         spec=facts_of(spec, path),

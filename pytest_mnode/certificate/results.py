@@ -99,7 +99,7 @@ def measurements_to_json(measurements: Sequence[Measurement]) -> list[dict[str, 
 
 
 def measurements_from_json(data: Sequence[dict[str, Any]]) -> tuple[Measurement, ...]:
-    """The inverse of `measurements_to_json`; verdict and margin are judged anew, not read."""
+    """The inverse of `measurements_to_json`; verdict and margin are judged again, not read."""
     return tuple(_MEASUREMENTS.validate_python(data))
 
 

@@ -92,9 +92,9 @@ def certificate_line(certificate: Certificate) -> str:
     if certificate.kept:
         date = certificate.until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
         by = f"until {date} (spec {run.spec.name}, {run.launcher} launcher)"
-        reasons = "".join(f"; the cluster is not: {reason}" for reason in certificate.reasons)
+        reasons = "".join(f"; cluster not certified: {reason}" for reason in certificate.reasons)
         if not certificate.coverage.nodes_by_state.passed:
-            return f"certified: {_passed(certificate)} alone, and no node, {by}{reasons}"
+            return f"certified: {_passed(certificate)} only, no node tested, {by}{reasons}"
         share = certificate.coverage.share_of_paths()
         return f"certified: {certificate.count}{', ' * bool(share)}{share} {by}{reasons}"
     not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED

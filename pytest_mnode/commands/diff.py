@@ -19,7 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from pytest_mnode.certificate.difference import Kind, compared, states, summary, surroundings
+    from pytest_mnode.certificate.difference import (
+        Kind,
+        compared,
+        environment_changes,
+        states,
+        summary,
+    )
     from pytest_mnode.certificate.kept import read_with_history
 
     before, after = read_with_history(options.before), read_with_history(options.after)
@@ -27,11 +33,11 @@ def run(options: argparse.Namespace) -> int:
         print(f"{one.run.end:%Y-%m-%d %H:%M} {one.verdict.value}: passed {one.count}")
     left_out = [why for one in (before, after) if one.history for why in one.history.left_out]
     for why in dict.fromkeys(left_out):
-        print(f"history without {why}")
+        print(f"left out of history: {why}")
     verdicts = list(states(before, after))
     found = compared(before, after)
     _section("verdicts and states", verdicts)
-    _section("what else is another", surroundings(before, after))
+    _section("other differences", environment_changes(before, after))
     shown = list(Kind) if options.all else [Kind.CHANGE, Kind.UNKNOWN]
     for kind in shown:
         _section(kind.value, (str(one) for one in found if one.kind is kind))

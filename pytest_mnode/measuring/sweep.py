@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.detection import blur
+from pytest_mnode.detection import noise_share
 from pytest_mnode.measurement import Curve, Point
 from pytest_mnode.measuring.checked_calls import Timed, votes, wrong_here
 from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prepared
@@ -141,8 +141,8 @@ def sweep(
 
     sizes_bytes: nccl-tests' meaning of a collective's size. warmup: calls before the first that is
     timed, at each size. repeats: timed runs of as many calls as fill `REPEAT_S`. group: over all
-    ranks, the default one unless given. tolerated: by size, the blur (`detection.blur`) of a median
-    that is good enough; where it is more, repeats are added. Raises ValueError for one rank.
+    ranks, the default one unless given. tolerated: by size, the `noise_share` of a
+    median that is good enough; where it is more, repeats are added. Raises ValueError for one rank.
     """
     ranks = dist.get_world_size()
     if ranks < 2:
@@ -237,7 +237,7 @@ class _Run:
         """Whether as many repeats again are wanted."""
         if not times_s or self.tolerated is None:
             return not times_s
-        unsure = blur([1 / time_s for time_s in times_s])
+        unsure = noise_share([1 / time_s for time_s in times_s])
         most = max(_LEAST_MOST_REPEATS, _MOST_REPEATS * self.repeats)
         return (unsure is None or unsure > self.tolerated) and len(times_s) < most
 

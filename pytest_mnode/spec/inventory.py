@@ -44,7 +44,7 @@ class Network(Page):
     interfaces: tuple[Interface, ...] = Field(min_length=1)
     """Names or shell patterns (fab0, mlx5_*) of the interfaces, or of the RDMA devices."""
     line_rate_bits_s: BitsPerSecond = Field(alias="line_rate")
-    """Of one NIC, in each direction, such as 400 Gbit/s."""
+    """Line rate of one NIC in each direction, such as 400 Gbit/s."""
 
     @property
     def line_rate_gbits_s(self) -> float:

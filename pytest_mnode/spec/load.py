@@ -115,7 +115,7 @@ def _needed(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     section = _model_in(field.annotation)
     about = (field_docs(within).get(key) or (section and section.__doc__) or "").partition("\n")[0]
     empty = section and not any(field.is_required() for field in section.model_fields.values())
-    return f"; needed: {about.rstrip('.')}{', or {} where nothing is to be set' if empty else ''}"
+    return f"; needed: {about.rstrip('.')}{', or {} to keep all defaults' if empty else ''}"
 
 
 class _Loader(yaml.SafeLoader):

@@ -53,12 +53,13 @@ RATES = (
             "mesh: {}",
             "mesh:",
             "criteria.mesh: no value; needed: Does every rank meet and sum right?, "
-            "or {} where nothing is to be set",
+            "or {} to keep all defaults",
         ),
         (
             "200 Mbit/s",
             "",
-            "fabric.line_rate: no value; needed: Of one NIC, in each direction, such as 400 Gbit/s",
+            "fabric.line_rate: no value; needed: Line rate of one NIC in each direction, such as "
+            "400 Gbit/s",
         ),
         ("200 Mbit/s", "200", f"fabric.line_rate: 200 has no unit; {RATES}"),
         (

@@ -102,7 +102,7 @@ def judge_shards(
             f"{label}: ranks with more or fewer samples", uneven, "shards are equal", unsure=nothing
         ),
         Measurement.none_allowed(
-            f"{label}: samples that there are not",
+            f"{label}: indices outside the data set",
             foreign,
             f"indices 0 to {samples - 1}",
             unsure=nothing,
@@ -205,7 +205,7 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
             ": set_epoch was not called, or does nothing",
         ),
         (
-            f"{label}: times that a rank read unshuffled",
+            f"{label}: unshuffled epochs",
             "each epoch is shuffled",
             ascending,
             missing,

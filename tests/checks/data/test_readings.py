@@ -42,7 +42,7 @@ def judged(
 
 
 MISSING, TWICE = "samples that reached no rank", "samples read more than once"
-UNEVEN, FOREIGN = "ranks with more or fewer samples", "samples that there are not"
+UNEVEN, FOREIGN = "ranks with more or fewer samples", "indices outside the data set"
 
 
 def test_disjoint_and_complete() -> None:
