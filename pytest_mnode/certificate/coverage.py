@@ -280,7 +280,8 @@ def _by_this_clock(node: NodeCoverage, moment: datetime) -> NodeCoverage:
     """Drop a state dated after this run: after a wrong clock it would count for ever."""
     if node.date is None or node.date <= moment:
         return node
-    why = f"an earlier run of it ends after this one, {node.date:%Y-%m-%d %H:%M UTC}: a wrong clock"
+    end = f"{node.date:%Y-%m-%d %H:%M UTC}"
+    why = f"an earlier run that tested it ended after this run, {end}: a wrong clock"
     return replace(node, state=State.NOT_TESTED, date=None, until=None, evidence=why)
 
 

@@ -51,7 +51,7 @@ class _Metrics:
         states = [s for node in cover.nodes for s in _which(State, node.state, node.name)]
         yield "node_state", "State of a node.", ("node", "state"), states
         ends = [((node.name,), until.timestamp()) for node in cover.nodes if (until := node.until)]
-        yield "node_expiry_timestamp_seconds", "Until when a node's pass holds.", ("node",), ends
+        yield "node_expiry_timestamp_seconds", "Until when a node's pass expires.", ("node",), ends
         verdicts = [s for c in one.criteria for s in _which(CriterionVerdict, c.verdict, c.name)]
         yield "criterion_verdict", "Verdict.", ("criterion", "verdict"), verdicts
         labels = ("criterion", "test", "measurement", "unit", "where", "number")

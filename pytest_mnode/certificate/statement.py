@@ -46,7 +46,7 @@ def changes(statement: str, content: bytes, where: str) -> list[str]:
     try:
         now = json.loads(content)
     except (ValueError, RecursionError) as error:
-        return [f"it is no JSON any more ({error})"]
+        return [f"it is not valid JSON any more ({error})"]
     return list(_differences(signed, now, "")) or ["only its formatting"]
 
 

@@ -14,8 +14,14 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", type=Path, help="certificate.json, or its directory")
-    parser.add_argument("after", type=Path, help="the same of the later run")
-    parser.add_argument("--all", action="store_true", help="also what is noise or the same")
+    parser.add_argument(
+        "after", type=Path, help="certificate.json of the later run, or its directory"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also list values that did not change, or only within noise",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -62,7 +62,9 @@ def _run(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[by
     except subprocess.TimeoutExpired:
         raise UsageError(f"ssh-keygen did not end within {_LIMIT_S:g} s") from None
     if b"unknown option" in done.stderr:
-        raise UsageError("this ssh-keygen knows no signatures; install OpenSSH 8.1 or later")
+        raise UsageError(
+            "this ssh-keygen does not support signatures; install OpenSSH 8.1 or later"
+        )
     return done
 
 

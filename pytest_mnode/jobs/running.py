@@ -212,7 +212,7 @@ class RunningJob(LaunchedJob):
 
     def _where(self) -> str:
         if self._waiting_since is not None:
-            return f"the job waits for {', '.join(self._lost)} to be there again"
+            return f"the job waits for {', '.join(self._lost)} to come back"
         return f"the job still runs on {', '.join(self._still_running())}"
 
     def _printed(self, node: str, requeue: int) -> str:

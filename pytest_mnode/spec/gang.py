@@ -58,7 +58,7 @@ class GangCriterion(Criterion):
         if self.clock_skew_s >= self.runs_s:
             raise ValueError(
                 f"clock_skew {DURATION.text(self.clock_skew_s)} is no less than runs {runs}: "
-                "heartbeats would say nothing; accepted: less"
+                "heartbeats would prove nothing; accepted: less"
             )
         if self.nodes is not None and self.among is not None and self.nodes > len(self.among):
             raise ValueError(
@@ -74,7 +74,7 @@ class GangCriterion(Criterion):
         if self.runs_s < _FEWEST_RUN_S:
             yield (
                 f"criteria.gang.runs: {runs} is less than {DURATION.text(_FEWEST_RUN_S)}: "
-                "a gang comes and goes between two looks"
+                "a gang may start and end between two polls"
             )
         if self.settle_s is not None and self.settle_s >= self.runs_s:
             yield (

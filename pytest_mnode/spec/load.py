@@ -185,10 +185,10 @@ def _bad_key(node: yaml.Node | None, path: str, seen: set[int]) -> str | None:
             name, line = str(key.value), key.start_mark.line + 1
             dotted = f"{path}.{_plain(name)}" if path else _plain(name)
             if key.tag not in _KEY_TAGS:
-                return f"{dotted}: line {line}: this key is no text; accepted: text, or quote it"
+                return f"{dotted}: line {line}: this key is not text; accepted: text; quote the key"
             if name in lines:
                 return (
-                    f"{dotted}: key met twice, on lines {lines[name]} and {line}; "
+                    f"{dotted}: key given twice, on lines {lines[name]} and {line}; "
                     f"accepted: each key once"
                 )
             lines[name] = line

@@ -43,7 +43,7 @@ class Spec(Inventory):
         if accelerators and accelerators.per_node and scaling and scaling.compute_s is not None:
             raise ValueError(
                 f"scaling.compute: {scaling.compute_s:g} s, with accelerators.per_node "
-                f"{accelerators.per_node}: real accelerators compute for real; leave it out"
+                f"{accelerators.per_node}: real accelerators run the real computation; leave it out"
             )
         return criteria
 

@@ -198,7 +198,7 @@ class PreflightCriterion(Criterion):
     @classmethod
     def _once(cls, parts: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if parts is not None and len(set(parts)) < len(parts):
-            raise ValueError(f"[{', '.join(parts)}] names one twice; accepted: each once")
+            raise ValueError(f"[{', '.join(parts)}] lists one twice; accepted: each once")
         return parts
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
@@ -228,7 +228,7 @@ class PreflightCriterion(Criterion):
             if asked is None or "management" not in asked.networks:
                 continue
             if cluster.management is None:
-                yield f"{_KEY}.{key}.networks: management, of which the spec says nothing"
+                yield f"{_KEY}.{key}.networks: management, which the spec does not describe"
             elif key == "mtu" and cluster.management.mtu_bytes is None:
                 yield f"{_KEY}.mtu.networks: management, and management.mtu is not given"
 

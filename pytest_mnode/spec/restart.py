@@ -60,7 +60,7 @@ class RestartCriterion(Criterion):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if len(set(self.kills)) < len(self.kills):
-            raise ValueError(f"kills names one twice; accepted: each of {', '.join(KILLS)} once")
+            raise ValueError(f"kills lists one twice; accepted: each of {', '.join(KILLS)} once")
         if self.node_loss == "fewer" and "node" in self.kills and not self.resharded_tolerance:
             raise ValueError(
                 "node_loss fewer goes on with another number of ranks; accepted: with "

@@ -99,8 +99,8 @@ def _links(spec: Spec) -> Iterator[str]:
 def _words(spec: Spec) -> Iterator[str]:
     if not spec.confirmed:
         yield (
-            "confirmed: false: this page says what nodes showed, and nobody has compared it with "
-            "what was bought: no run with it certifies"
+            "confirmed: false: this spec was drafted from the nodes, and nobody has compared it "
+            "with what was bought: no run with it certifies"
         )
     if not spec.promised_criteria:
         yield f"criteria: none is promised; known are {', '.join(Criteria.model_fields)}"

@@ -114,7 +114,7 @@ class ScalingCriterion(Criterion):
                 f"accepted: at least as many"
             )
         if len(set(self.allowed_causes)) < len(self.allowed_causes):
-            raise ValueError("allowed_causes names one twice; accepted: each once")
+            raise ValueError("allowed_causes lists one twice; accepted: each once")
         return self
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:

@@ -53,7 +53,7 @@ def judge_batches(
     in_order = [] if uneven else list(zip(*(steps for _, steps in seen), strict=True))
     unseen = "" if in_order else "no step of the optimiser was seen"
     if uneven:
-        unseen = "ranks took unequally many steps"
+        unseen = "ranks took different numbers of steps"
     sizes, wrong_sizes, totals, unequal, unreduced = [], [], [], [], []
     earlier: set[int] = set()
     for number, steps in enumerate(in_order, 1):
@@ -82,8 +82,12 @@ def judge_batches(
             unreduced.append((at, "a gradient that most ranks do not have"))
         earlier.update(times.nonzero()[0].tolist())
     judged = (
-        ("gradients that are not the mean over the batch", "samples weigh one in all", totals),
-        ("gradients with samples that weigh otherwise", "all weigh alike", unequal),
+        (
+            "gradients that are not the mean over the batch",
+            "weights of samples add up to 1",
+            totals,
+        ),
+        ("gradients with unequal weights of samples", "all samples have the same weight", unequal),
         ("gradients unlike those of most ranks", "ranks step by the same gradient", unreduced),
     )
     return [

@@ -37,10 +37,10 @@ def judge_distinct(label: str, draws: Sequence[Digests]) -> Measurement:
     Two that draw the same from one kind of generator are wrong. Inconclusive if none are wrong, and
     a rank did not draw from a generator that others drew from.
     """
-    name = f"{label}: generators that draw what another draws"
+    name = f"{label}: generators that draw the same numbers as another"
     source = "each rank and each worker has a seed of its own"
     if len(draws) < 2:
-        return Measurement.unknown(name, "one rank has nobody to share with", source=source)
+        return Measurement.unknown(name, "a single rank has no other to share with", source=source)
     drawn: defaultdict[tuple[str, str], list[tuple[At, str]]] = defaultdict(list)
     for one in draws:
         for generator, digest in one.digests.items():
@@ -74,14 +74,14 @@ def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> 
 
 def judge_reproduced(label: str, first: Sequence[Digests], again: Sequence[Digests]) -> Measurement:
     """Judge whether every rank draws the same numbers in a second run with the same seed."""
-    name = f"{label}: generators that draw otherwise in a second run"
+    name = f"{label}: generators that draw different numbers in a second run"
     source = "numbers follow from the seed and the rank"
     return _between(name, source, (first, again), operator.ne, "others from")
 
 
 def judge_depends(label: str, one: Sequence[Digests], other: Sequence[Digests]) -> Measurement:
     """Judge whether another seed gives every rank other numbers."""
-    name = f"{label}: generators that the seed does not reach"
+    name = f"{label}: generators that do not depend on the seed"
     source = "another seed gives other numbers"
     return _between(name, source, (one, other), operator.eq, "the same from")
 
@@ -158,7 +158,9 @@ def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
     ]
     unsure = ""
     if not names or len(able) < 2:
-        unsure = "one rank has nobody to compare with" if names else "there is no file to compare"
+        unsure = (
+            "a single rank has no other to compare with" if names else "there is no file to compare"
+        )
     source = "the same data set on every node"
     return [
         Measurement.none_allowed(
@@ -167,7 +169,7 @@ def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
             source,
         ),
         Measurement.none_allowed(
-            f"{label}: files that ranks read otherwise than most",
+            f"{label}: files that a rank reads differently from most",
             texts,
             source,
             unsure=unsure,

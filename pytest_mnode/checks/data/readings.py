@@ -198,8 +198,8 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
     found = []
     for name, source, odd, lacking, cause in (
         (
-            f"{label}: times that a rank read in the order of an earlier epoch",
-            "each epoch is shuffled anew: set_epoch",
+            f"{label}: epochs read in the order of an earlier epoch",
+            "each epoch has an order of its own: set_epoch",
             repeats,
             missing + alone,
             ": set_epoch was not called, or does nothing",
@@ -219,7 +219,7 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
         texts = texts_by_who(
             ((at, f"{', '.join(of_rank)}{cause}") for at, of_rank in who.items()), len(by_rank)
         )
-        few = f"shuffles of so few samples may be so, give each rank {ENOUGH}"
+        few = f"correct shuffles of so few samples may look like this; give each rank {ENOUGH}"
         unsure = filter(None, [listed(lacking), *([listed(texts), few] if odd else [])])
         found.append(
             Measurement.none_allowed(name, texts, source, count=len(sure))
@@ -265,7 +265,7 @@ def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) 
         elif not then:
             nothing.append(f"{at} read nothing")
     return Measurement.none_allowed(
-        f"{label}: ranks that read otherwise",
+        f"{label}: ranks that read differently",
         differing,
         "order follows from seed and epoch",
         unsure=listed(nothing) if first else "no rank read the first time",

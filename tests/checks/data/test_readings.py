@@ -211,7 +211,7 @@ def test_what_an_honest_shuffle_of_few_may_be_is_inconclusive() -> None:
     assert (unshuffled.value, unshuffled.culprit) == (None, None)
     assert unshuffled.note == (
         "rank 0 on node0: epoch 0 in the order of the data set; "
-        "shuffles of so few samples may be so, give each rank 16"
+        "correct shuffles of so few samples may look like this; give each rank 16"
     )
     again, _ = judge_orders("", [readings([1, 0, 3, 2]), readings([1, 0, 3, 2], epoch=1)])
     assert again.value is None
