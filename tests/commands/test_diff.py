@@ -116,7 +116,7 @@ def test_a_damaged_file_before_them_is_named(
 ) -> None:
     kept[1].write_text("{")
     assert main(["diff", str(kept[0]), str(kept[-1])]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "without" in line]
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "history" in line]
     assert line.startswith(f"left out of history: {kept[1]}: no JSON")
 
 

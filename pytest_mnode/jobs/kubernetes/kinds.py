@@ -97,8 +97,8 @@ def of_engine(given: Mapping[str, Any], engine: str | None, queue: str | None) -
         return dict(given)
     if engine == "trainjob":
         raise UsageError(
-            "scheduler.engine trainjob: the pods of a TrainJob are those of a runtime of the "
-            "cluster; give --mnode-k8s-template of kind TrainJob, which names it"
+            "scheduler.engine trainjob: a TrainJob takes its pods from a runtime of the "
+            "cluster; give --mnode-k8s-template of kind TrainJob that names the runtime"
         )
     template = pod_template(manifest)
     labels = dict(manifest.get("metadata", {}).get("labels") or {})
