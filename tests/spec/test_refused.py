@@ -94,7 +94,7 @@ REFUSED = [
     ("gang.partial", "true", "unknown key"),
     ("gang", "{runs: 5 s, together: 5 s}", "together 5 s is no less than runs 5 s: ranks that"),
     ("gang.together", "1 h", "together 1 h is no less than runs 15 s"),
-    ("gang.clock_skew", "1 h", "clock_skew 1 h is no less than runs 15 s: heartbeats would say"),
+    ("gang.clock_skew", "1 h", "clock_skew 1 h is no less than runs 15 s: heartbeats would prove"),
     ("gang", "{nodes: 3, among: [a, b]}", "nodes 3 is more than the 2 nodes of among; accepted"),
     # preflight
     ("preflight.clocks", "{}", "skew: missing"),
