@@ -99,11 +99,11 @@ def shards(
 
 
 def orders(promise: DataCriterion, world: World) -> list[Measurement]:
-    """Judge whether each epoch has an order of its own, and the same one when it is begun anew."""
+    """Judge whether each epoch has an order of its own, and the same one when it is begun again."""
     first, again = (_epochs(promise, world, EPOCHS) for _ in range(2))
     return [
         *judge_orders(f"{EPOCHS} epochs", first),
-        *(judge_again(f"epoch {i} begun anew", first[i], again[i]) for i in range(EPOCHS)),
+        *(judge_again(f"epoch {i} begun again", first[i], again[i]) for i in range(EPOCHS)),
     ]
 
 

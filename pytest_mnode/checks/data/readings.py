@@ -84,7 +84,7 @@ def judge_shards(
     return [
         Measurement.none_allowed(
             f"{label}: samples that reached no rank",
-            [*causes, f"{numbered('sample', missing)} reached nobody"] if absent else [],
+            [*causes, f"{numbered('sample', missing)} reached no rank"] if absent else [],
             f"{samples} samples, of which {left_out} may be left out",
             count=absent,
             unsure=nothing or ("" if samples else "there is no sample that could be missing"),

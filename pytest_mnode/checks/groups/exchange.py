@@ -90,7 +90,7 @@ def difference(got: int, right: int) -> str:
     if right == _NOT_WRITTEN:
         return f"from rank {got // COUNT % _RANKS}, expected nothing"
     if got < 0:
-        return f"{got}, which nobody sends, expected from rank {sender}"
+        return f"{got}, which no rank sends, expected from rank {sender}"
     other = got // COUNT % _RANKS
     if other != sender:
         return f"from rank {other}, expected from rank {sender}"
