@@ -76,7 +76,7 @@ def test_an_option(pytester: pytest.Pytester, args: list[str], line: str) -> Non
     ("change", "line"),
     [
         ("nodez: 4", "ERROR: *spec.yaml: nodez: *"),
-        ("name: x\nname: y", "ERROR: *spec.yaml: name: key met twice*"),
+        ("name: x\nname: y", "ERROR: *spec.yaml: name: key given twice*"),
         ("nodes: [", "ERROR: *spec.yaml: *line *"),
     ],
 )

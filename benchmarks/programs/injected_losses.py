@@ -37,7 +37,7 @@ def test_losses(cluster: Cluster, spec: Spec, capfd: pytest.CaptureFixture[str])
         node = cluster.nodes[trial % len(cluster.nodes)]
         healthy = _rates(world, promise)
         limit = smallest_loss(healthy, least, promise.tolerated_fraction)
-        if limit is None or limit.blurred:
+        if limit is None or limit.too_noisy:
             continue
         found: dict[float, bool] = {}
         for factor in FACTORS:

@@ -31,7 +31,7 @@ from pytest_mnode.certificate.run_facts import UNCONFIRMED
 from pytest_mnode.certificate.text import Recorded, fit, recorded_from
 from pytest_mnode.controller.narrowing import Narrowing
 from pytest_mnode.controller.session import ENDED
-from pytest_mnode.installed import Asked, Installed
+from pytest_mnode.installed import Installed, RequestedKeys
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
@@ -275,9 +275,11 @@ def _result(test: str, case: _Case) -> CaseResult:
         message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
-        charts=tuple(one for one in charts if not isinstance(one, PathRates | Installed | Asked)),
+        charts=tuple(
+            one for one in charts if not isinstance(one, PathRates | Installed | RequestedKeys)
+        ),
         paths=tuple(one for one in charts if isinstance(one, PathRates)),
-        promises=tuple(key for one in charts if isinstance(one, Asked) for key in one.keys),
+        promises=tuple(key for one in charts if isinstance(one, RequestedKeys) for key in one.keys),
         facts=tuple(f for one in charts if isinstance(one, Installed) for f in one.facts),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,

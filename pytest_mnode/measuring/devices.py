@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 
-from pytest_mnode.detection import blur
+from pytest_mnode.detection import noise_share
 from pytest_mnode.machine.nvml import LoadSampler
 from pytest_mnode.machine.waiting import Spent, read_waiting, spent_between, total
 from pytest_mnode.measuring.naming import rank_name
@@ -201,7 +201,8 @@ def _rounds(
     for number in range(ROUNDS):
         rates = repeated(promise.repeats)
         noisy = (
-            not shared and (blur(rates, rounds_of_three=True) or 0) > 1 - promise.at_least_fraction
+            not shared
+            and (noise_share(rates, rounds_of_three=True) or 0) > 1 - promise.at_least_fraction
         )
         if number == 0 and any(one for [one] in by_rank([float(noisy)], device)):
             rates += repeated(3 * promise.repeats)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.detection import blur
+from pytest_mnode.detection import noise_share
 from pytest_mnode.measurement import Curve, Point
 from pytest_mnode.measuring.checked_calls import Timed, votes, wrong_here
 from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prepared
@@ -142,8 +142,8 @@ def sweep(
 
     sizes_bytes: sizes as nccl-tests defines them. warmup: untimed calls before the timed ones, at
     each size. repeats: timed runs, each of as many calls as fill `REPEAT_S`. group: a group of all
-    ranks; None for the default one. tolerated: by size, the largest acceptable blur of a median
-    (`detection.blur`); repeats are added while it is larger. Raises ValueError for one rank.
+    ranks; None for the default one. tolerated: by size, the largest acceptable
+    `detection.noise_share` of a median; repeats are added while it is larger. Raises ValueError for one rank.
     """
     ranks = dist.get_world_size()
     if ranks < 2:
@@ -238,7 +238,7 @@ class _Run:
         """Whether another `repeats` repeats are needed."""
         if not times_s or self.tolerated is None:
             return not times_s
-        unsure = blur([1 / time_s for time_s in times_s])
+        unsure = noise_share([1 / time_s for time_s in times_s])
         most = max(_LEAST_MOST_REPEATS, _MOST_REPEATS * self.repeats)
         return (unsure is None or unsure > self.tolerated) and len(times_s) < most
 

@@ -160,7 +160,9 @@ def test_what_no_node_tells_is_left_out_and_the_loader_asks_for_it(tmp_path: Pat
     page = draft(mute)
     assert page.missing == ("fabric.line_rate",)
     assert "# line_rate: 400 Gbit/s" in page.text()
-    with pytest.raises(SpecError, match=r"fabric\.line_rate: missing; needed: Of one NIC"):
+    with pytest.raises(
+        SpecError, match=r"fabric\.line_rate: missing; needed: Line rate of one NIC"
+    ):
         loaded(page, tmp_path)
     filled = page.text().replace("# line_rate: 400 Gbit/s", "line_rate: 10 Gbit/s")
     path = tmp_path / "filled.yaml"

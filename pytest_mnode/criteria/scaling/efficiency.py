@@ -172,7 +172,7 @@ def _too_noisy(row: Throughput, promise: ScalingCriterion) -> bool:
     """Whether noise hides more loss than the bound tolerates, for an efficiency that meets it."""
     full, least = promise.at_least_efficiency, promise.explained_from
     found = row.detection(full if row.efficiency >= full else least, promise)
-    return found is not None and found.blurred
+    return found is not None and found.too_noisy
 
 
 def _by_round(trained: Sequence[GroupSteps]) -> dict[int, list[NDArray[np.float64]]]:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import IO, TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.survey import search_path
-from pytest_mnode.detection import blur
+from pytest_mnode.detection import noise_share
 from pytest_mnode.logs.perftest import Perftest, read_perftest
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measuring.tools.beside_nic import STARTED, ToolPlacement
@@ -104,7 +104,7 @@ def run_pairs(
 def _too_noisy(found: Iterable[PairResult], promise: Promise) -> bool:
     """Whether the noise of a pair could hide a loss larger than the bound tolerates."""
     tolerated = promise.tolerated_fraction
-    unsure = [blur(pair.repeats) for pair in found if pair.repeats]
+    unsure = [noise_share(pair.repeats) for pair in found if pair.repeats]
     return tolerated is not None and any(one is not None and one > tolerated for one in unsure)
 
 
