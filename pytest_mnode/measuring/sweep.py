@@ -143,7 +143,8 @@ def sweep(
     sizes_bytes: sizes as nccl-tests defines them. warmup: untimed calls before the timed ones, at
     each size. repeats: timed runs, each of as many calls as fill `REPEAT_S`. group: a group of all
     ranks; None for the default one. tolerated: by size, the largest acceptable
-    `detection.noise_share` of a median; repeats are added while it is larger. Raises ValueError for one rank.
+    `detection.noise_share` of a median; repeats are added while it is larger. Raises ValueError for
+    one rank.
     """
     ranks = dist.get_world_size()
     if ranks < 2:
