@@ -135,8 +135,7 @@ class Coverage:
 
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of passed nodes between which no run has measured a path; a single group if paths
-        connect all, () if no run has measured any."""
+        """Groups of passed nodes with no measured path between them; () if no path was measured."""
         tables = [block.rates for block in self.paths]
         return parts(self.names(State.PASSED), tables) if tables else ()
 

@@ -44,9 +44,9 @@ class CountResult:
 
     measured: by the median step; row: as it is judged, by the mean if the median hides a loss.
     baseline: None for one rank, or if the fabric was not measured. explained: fraction of the loss
-    due to allowed causes. bound: efficiency that has to be reached; source: of the bound.
-    inconclusive_reason: why the result is inconclusive; empty if it is not. cpu_wait_s: time per
-    step for which threads of the median rank waited for a CPU; None if not known.
+    due to allowed causes. bound: required efficiency; source: of the bound. unknown_why: why the
+    result is inconclusive; "" if it is not. cpu_wait_s: time per step for which threads of the
+    median rank waited for a CPU; None if not known.
     """
 
     measured: Throughput
@@ -58,12 +58,12 @@ class CountResult:
     bound: float
     source: str
     cpu_wait_s: float | None
-    inconclusive_reason: str = ""
+    unknown_why: str = ""
 
     @property
     def holds(self) -> bool | None:
         """Whether the efficiency reaches its bound; None if there is no answer."""
-        return None if self.inconclusive_reason else self.row.efficiency >= self.bound
+        return None if self.unknown_why else self.row.efficiency >= self.bound
 
     @property
     def not_attributed(self) -> float:
@@ -118,11 +118,11 @@ class ScalingResult:
     @property
     def how(self) -> str:
         """What was trained, for the note of a measurement."""
-        declared_s = self.promise.compute_s
-        compute = (
-            "" if declared_s is None else f", emulated compute {declared_s * 1e3:g} ms per step"
+        how = f"{self.promise.kind} scaling, {self.promise.parallel}"
+        compute_s = self.promise.compute_s
+        return (
+            how if compute_s is None else f"{how}, emulated compute {compute_s * 1e3:g} ms per step"
         )
-        return f"{self.promise.kind} scaling, {self.promise.parallel}{compute}"
 
 
 def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion) -> ScalingResult:
@@ -150,15 +150,13 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
         measurements.append(
             Measurement(
                 f"efficiency, {count}",
-                None if one.inconclusive_reason else row.efficiency,
+                None if one.unknown_why else row.efficiency,
                 "",
                 at_least(one.bound),
                 one.source,
                 culprit or None,
-                "; ".join(filter(None, (one.inconclusive_reason, _interval(found, one), how))),
-                detection=None
-                if one.inconclusive_reason
-                else row.detection(one.bound, found.promise),
+                "; ".join(filter(None, (one.unknown_why, _interval(found, one), how))),
+                detection=None if one.unknown_why else row.detection(one.bound, found.promise),
             )
         )
     full = found.promise.at_least_efficiency
@@ -224,10 +222,8 @@ def _judge_count(
     found = CountResult(measured, row, parts, baseline, causes, share, bound, source, waited_s)
     if row.count == 1:
         return found
-    inconclusive_reason = _wrong_device(timings, spec) or plan.missing_from(timings, row.count)
-    return replace(
-        found, inconclusive_reason=inconclusive_reason or _inconclusive_reason(found, promise)
-    )
+    unknown_why = _wrong_device(timings, spec) or plan.missing_from(timings, row.count)
+    return replace(found, unknown_why=unknown_why or _unknown_why(found, promise))
 
 
 def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[float, str]:
@@ -243,7 +239,7 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
     return least, f"{_KEY}.explained_from {least:g}, as {reason}"
 
 
-def _inconclusive_reason(one: CountResult, promise: ScalingCriterion) -> str:
+def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
     """Why the measured efficiency is inconclusive; "" if it is not."""
     row = one.row
     if not row.known(promise.at_most_uncertainty, one.bound):

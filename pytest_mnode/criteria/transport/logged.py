@@ -124,7 +124,7 @@ def _with_unaffected_nodes(found: Sequence[Remark], facts: Evidence) -> list[Rem
         return list(found)
     alone = "alone, " if len(fallen) == 1 else ""
     return [
-        replace(remark, text=f"{alone}{remark.text}; not so {', '.join(others)}")
+        replace(remark, text=f"{alone}{remark.text} (no fallback on {', '.join(others)})")
         if remark.fallback
         else remark
         for remark in found

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_mnode.certificate.node_states import blamed
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic
 from pytest_mnode.criteria.transport.remarks import Case, ProofFact
 from pytest_mnode.logs.nccl_log import read_nccl_log
@@ -58,7 +59,7 @@ def test_no_device(kind: str) -> None:
     logged = proof.text(Verdict.FAIL, ProofFact.LOGGED)
     assert logged.startswith(
         f"ranks 8-15 on birch1: alone, channels run over NET/Socket (mgmt0) instead of {kind}: "
-        "the node has no RDMA device; not so birch0, birch2"
+        "the node has no RDMA device (no fallback on birch0, birch2)"
     )
     counted = proof.text(Verdict.FAIL, ProofFact.COUNTED)
     assert counted.startswith("birch1: no RDMA device of the fabric (mlx5_[0-7]); mgmt0 sent ")
@@ -282,9 +283,10 @@ def test_one_node_alone_on_tcp(nodes: int) -> None:
     assert proof.verdict is Verdict.FAIL
     others = ", ".join(f"birch{n}" for n in range(nodes) if n != 1)
     assert (
-        "alone, channels run over NET/Socket (mgmt0) instead of roce: the log does not show why; "
-        f"not so {others}" in proof.culprit
+        "alone, channels run over NET/Socket (mgmt0) instead of roce: the log does not show why "
+        f"(no fallback on {others})" in proof.culprit
     )
+    assert blamed(proof.culprit, [node.name for node in facts.nodes]) == ({"birch1"}, [])
     assert {r.node for r in proof.remarks if r.verdict is Verdict.FAIL} == {"birch1"}
 
 

@@ -130,7 +130,7 @@ def test_each_nic_of_a_group_counts_as_a_rail(nics: int) -> None:
 def test_the_one_node_on_tcp_is_named() -> None:
     assert _against(_remarks("one-node-on-tcp-2.24", "infiniband", 6, None)) == (
         "ranks 4-5 on larch03: alone, channels run over NET/Socket (eno1) instead of infiniband: "
-        "NCCL says libibverbs could not be opened; not so larch01, larch02"
+        "NCCL says libibverbs could not be opened (no fallback on larch01, larch02)"
     )
 
 
