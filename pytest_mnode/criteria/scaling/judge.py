@@ -45,8 +45,7 @@ class CountResult:
     measured: by the median step; row: as it is judged, by the mean if the median hides a loss.
     baseline: None for one rank, or if the fabric was not measured. explained: fraction of the loss
     due to allowed causes. bound: required efficiency; source: of the bound. unknown_why: why the
-    result is inconclusive; "" if it is not. cpu_wait_s: time per step for which threads of the
-    median rank waited for a CPU; None if not known.
+    result is inconclusive; "" if it is not. cpu_wait_s: per step, for the median rank's threads.
     """
 
     measured: Throughput
