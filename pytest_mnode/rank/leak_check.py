@@ -50,7 +50,10 @@ class LeakCheck:
     @pytest.hookimpl
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if (its_own := self._of_fixtures.pop(fixturedef, None)) is not None:
-            self._before = self._before.without(its_own)
+            before = self._before.without(its_own)
+            # What it took in this test: the group's device and libraries stay with the process.
+            host_bytes = before.host_bytes + its_own.host_bytes
+            self._before = replace(before, host_bytes=host_bytes)
 
     def begin(self) -> None:
         """Before a test."""
