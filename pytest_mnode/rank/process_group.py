@@ -71,15 +71,21 @@ class GroupKeeper:
 
     def missing_accelerators(self) -> str:
         """What this node lacks of the accelerators that its ranks need; "" where nothing."""
-        least = self.promised or int(self.backend in _BACKENDS_OF_DEVICES)
-        needed = min(least, self.world.local_size)
+        size, on_devices = self.world.local_size, self.backend in _BACKENDS_OF_DEVICES
+        promised = min(self.promised, size)
+        needed = size if on_devices else promised
         if not needed or (found := _accelerators()[1]) >= needed:
             return ""
-        if not self.promised:
+        if found < promised:
+            return (
+                f"accelerators.per_node: {self.promised} promised, {found} found by torch; check "
+                "the driver, CUDA_VISIBLE_DEVICES and torch's build there, or correct the spec"
+            )
+        if not found:
             return f"backend {self.backend}: 0 accelerators found; give --mnode-backend=gloo"
         return (
-            f"accelerators.per_node: {self.promised} promised, {found} found by torch; check the "
-            "driver, CUDA_VISIBLE_DEVICES and torch's build there, or correct the spec"
+            f"backend {self.backend}: {size} ranks and {found} found by torch, and each rank needs "
+            f"an accelerator of its own; give --mnode-procs-per-node={found}"
         )
 
     def get(self) -> Any:

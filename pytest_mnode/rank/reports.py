@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import DistError
 
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.outcome import stacks
@@ -105,12 +106,13 @@ def plain_warning(message: warnings.WarningMessage) -> tuple[bytes, str, str, in
 
 
 def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Leave the inside of torch out where a peer was lost: to show it takes half a second."""
+    """Leave the inside of torch out where a peer was lost, or its communication failed: to show it
+    takes half a second, and some hundred lines of init_process_group."""
     try:
-        is_victim = is_peer_lost(str(excinfo.value))
+        inside = isinstance(excinfo.value, DistError) or is_peer_lost(str(excinfo.value))
     except Exception:  # whatever a user's class does when printed
-        is_victim = False
-    if not is_victim:
+        inside = False
+    if not inside:
         return
     last, frame = None, excinfo.value.__traceback__
     while frame is not None:
