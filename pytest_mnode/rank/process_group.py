@@ -34,6 +34,20 @@ def _accelerators() -> tuple[str, int]:
     return kind.type, torch.cuda.device_count() if cuda else torch.accelerator.device_count()
 
 
+def _tell_ranks(group: Any, size: int) -> None:
+    """Tell the backends of a default group which ranks it has.
+
+    torch does so for all other groups, and knows it by itself of the first one of a process. In a
+    later one split_group crashes, which makes the groups of a DeviceMesh on NCCL.
+
+    Source: torch, ProcessGroupNCCL::groupRanks and split; seen with 2.11.
+    """
+    for kind in group._device_types:
+        options = getattr(group._get_backend(kind), "options", None)
+        if getattr(options, "global_ranks_in_group", None) == []:
+            options.global_ranks_in_group = list(range(size))  # type: ignore[union-attr]
+
+
 def connection(timeout: timedelta | None = None) -> TCPStore:
     """A new connection to the store of the world."""
     return TCPStore(
@@ -110,6 +124,7 @@ class GroupKeeper:
             device_id=self.device if self.device.type == "cuda" else None,
         )
         self.made = dist.group.WORLD
+        _tell_ranks(self.made, self.world.size)
         return self.made
 
     def _connect(self) -> Any:
