@@ -1,1 +1,1 @@
-"""The acceptance suite: one question a file, one case of it a test."""
+"""The acceptance suite: one question per file, one case of the question per test."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
 
-if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
-    import torch._dynamo  # DDP takes more than a second for it, in every rank by itself
+if "torch" in sys.modules:  # in the fork server, but not in the controller
+    import torch._dynamo  # DDP imports it, which takes each rank more than a second
 
     import pytest_mnode.checks.data.checks  # noqa: F401  once for all ranks
 
@@ -37,7 +37,7 @@ needs_group = pytest.mark.usefixtures("process_group")
 
 @pytest.fixture
 def promise(spec: Spec) -> DataCriterion:
-    """What to try it with."""
+    """The promise of the data criterion."""
     return promised(spec, "data")  # type: ignore[no-any-return]
 
 

@@ -35,7 +35,7 @@ COLLECTIVES = (
 
 @pytest.fixture
 def known(tmp_path_factory: pytest.TempPathFactory) -> bench.KnownCulprits:
-    """Who was found to blame before in this run, kept where the ranks of all worlds find it."""
+    """Culprits that this run found before, stored where the ranks of all worlds find them."""
     return bench.KnownCulprits(tmp_path_factory.getbasetemp().parents[1])
 
 

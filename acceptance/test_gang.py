@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
-pytestmark = pytest.mark.criterion(without_nodes=True)  # it needs them free
+pytestmark = pytest.mark.criterion(without_nodes=True)  # gangs need free nodes
 
 
 @pytest.fixture

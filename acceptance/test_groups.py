@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
     from pytest_mnode.spec import Spec
 
-if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
+if "torch" in sys.modules:  # in the fork server, but not in the controller
     import pytest_mnode.checks.groups.check  # noqa: F401  once for all ranks
 
 pytestmark = [
     pytest.mark.criterion,
     pytest.mark.stops("groups", only_hung=True),
-    pytest.mark.mnode(min_procs_per_node=2),  # or no group could stay inside a node
+    pytest.mark.mnode(min_procs_per_node=2),  # with fewer, no group could stay inside a node
 ]
 needs_group = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
 def layouts(world: World, spec: Spec) -> tuple[groups.Layout, ...]:
-    """Meshes over the nodes given: those that the spec names, else dp, tp and pp as they fit."""
+    """Meshes over the given nodes: those that the spec names, else dp, tp and pp as they fit."""
     promise = promised(spec, "groups")
     try:
         return groups.layouts(promise, world)

@@ -68,7 +68,7 @@ def test_sum_is_right(
         sum(wrong),
         equals=0,
         source="a sum of whole numbers is exact",
-        culprit=bench.whose(world, [r for r, count in enumerate(wrong) if count], senders),
+        culprit=bench.culprit_of(world, [r for r, count in enumerate(wrong) if count], senders),
         detection=smallest_share_wrong(limits.CHECKED_CALLS),
     )
 

@@ -19,7 +19,7 @@ from pytest_mnode.criteria.preflight.judges import (
     storage,
     system,
 )
-from pytest_mnode.criteria.preflight.survey_fixture import Ask
+from pytest_mnode.criteria.preflight.survey_fixture import NodeJudgement
 
 if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
@@ -34,164 +34,164 @@ stops_speed = pytest.mark.stops("fabric")
 
 
 @pytest.fixture
-def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure) -> Ask:
+def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure) -> NodeJudgement:
     """Judges this test's node by a key of the spec."""
-    return Ask(request.node, spec, node, measure)
+    return NodeJudgement(request.node, spec, node, measure)
 
 
 @pytest.fixture
-def ask_storage(ask: Ask) -> Ask:
-    """The same; where a test has it, the paths of storage are looked at."""
+def ask_storage(ask: NodeJudgement) -> NodeJudgement:
+    """The same as `ask`; the survey reads the paths of storage if a test requests this fixture."""
     return ask
 
 
-# No group of ranks forms past a link that is down; that it is slow is for the fabric to say.
+# No process group forms over a link that is down; the fabric criterion judges a slow link.
 @stops_all
-def test_interfaces_are_up(ask: Ask) -> None:
+def test_interfaces_are_up(ask: NodeJudgement) -> None:
     """Do the interfaces that the spec names exist on this node, and are they up?"""
     ask("preflight.interfaces", links.interfaces)
 
 
-def test_interfaces_run_at_their_speed(ask: Ask) -> None:
+def test_interfaces_run_at_their_speed(ask: NodeJudgement) -> None:
     """Do this node's interfaces run at the line rate promised?"""
     ask("preflight.speed", links.speed)
 
 
 @stops_all
-def test_first_node_is_reached(ask: Ask) -> None:
+def test_first_node_is_reached(ask: NodeJudgement) -> None:
     """Does this node reach the first one, where ranks meet (MASTER_ADDR)?"""
     ask("preflight.reachable", reach.master)
 
 
 @stops_all
-def test_every_node_is_reached(ask: Ask) -> None:
+def test_every_node_is_reached(ask: NodeJudgement) -> None:
     """Does this node reach every other on each network, both ways?"""
     ask("preflight.reachable", reach.peers)
 
 
-def test_names_are_found(ask: Ask) -> None:
-    """Does this node look up the names and addresses of all nodes quickly and rightly?"""
+def test_names_are_found(ask: NodeJudgement) -> None:
+    """Does this node look up the names and addresses of all nodes quickly and correctly?"""
     ask("preflight.names", names.look_ups)
 
 
-def test_interfaces_have_their_mtu(ask: Ask) -> None:
+def test_interfaces_have_their_mtu(ask: NodeJudgement) -> None:
     """Do this node's interfaces have the MTU of their network?"""
     ask("preflight.mtu", links.interface_mtu)
 
 
 @stops_all
-def test_full_size_packets_pass(ask: Ask) -> None:
+def test_full_size_packets_pass(ask: NodeJudgement) -> None:
     """Do packets of full size pass between this node and every other?"""
     ask("preflight.mtu", packets.path_mtu)
 
 
 @stops_all
-def test_payloads_arrive_unchanged(ask: Ask) -> None:
+def test_payloads_arrive_unchanged(ask: NodeJudgement) -> None:
     """Does what this node sends to others and receives from them arrive as it was sent?"""
     ask("preflight.payload", corruption.payload)
 
 
-def test_clocks_agree(ask: Ask) -> None:
+def test_clocks_agree(ask: NodeJudgement) -> None:
     """Does this node's clock agree with the others'?"""
     ask("preflight.clocks", names.clocks)
 
 
 @pytest.mark.parametrize("part", system.PARTS)
-def test_nodes_are_the_same(ask: Ask, part: Any) -> None:
+def test_nodes_are_the_same(ask: NodeJudgement, part: Any) -> None:
     """Does this node have the same code, versions, driver, firmware and kernel as the others?"""
     ask("preflight.same", lambda survey, spec, node: system.same(survey, spec, node, part))
 
 
 @pytest.mark.stops("mesh", "fabric", "numa", "devices", "accelerators")
-def test_accelerators_are_as_promised(ask: Ask) -> None:
+def test_accelerators_are_as_promised(ask: NodeJudgement) -> None:
     """Does this node have the accelerators promised, in the state promised?"""
     ask("preflight.accelerators", devices.accelerators)
 
 
-def test_kernel_log_has_no_failures(ask: Ask) -> None:
+def test_kernel_log_has_no_failures(ask: NodeJudgement) -> None:
     """Has this node's kernel logged no failing device since boot?"""
     ask("preflight.kernel_log", devices.kernel_log)
 
 
-def test_pcie_links_are_full(ask: Ask) -> None:
-    """Do this node's accelerators and NICs have the PCIe width and speed that card and slot can?"""
+def test_pcie_links_are_full(ask: NodeJudgement) -> None:
+    """Do this node's accelerators and NICs have the PCIe width and speed of card and slot?"""
     ask("preflight.pcie", devices.pcie)
 
 
 @stops_speed
-def test_rdma_ports_are_active(ask: Ask) -> None:
+def test_rdma_ports_are_active(ask: NodeJudgement) -> None:
     """Are this node's RDMA ports there, ACTIVE, and with a GID of the right type?"""
     ask("preflight.rdma", rdma.rdma_ports)
 
 
 @stops_speed
-def test_rdma_devices_can_be_opened(ask: Ask) -> None:
+def test_rdma_devices_can_be_opened(ask: NodeJudgement) -> None:
     """May a process on this node open as many of the fabric's RDMA devices as promised?"""
     ask("preflight.rdma", rdma.rdma_opened)
 
 
-def test_rdma_errors_stand_still(ask: Ask) -> None:
+def test_rdma_errors_stand_still(ask: NodeJudgement) -> None:
     """Do the error counters of this node's RDMA ports stand still?"""
     ask("preflight.rdma.errors_at_most", rdma.rdma_errors)
 
 
-def test_cpus_are_beside_accelerators(ask: Ask) -> None:
+def test_cpus_are_beside_accelerators(ask: NodeJudgement) -> None:
     """May a process on this node run on CPUs beside each of its accelerators?"""
     ask("preflight.cpus", cpus.cpus_near)
 
 
-def test_gpudirect_is_there(ask: Ask) -> None:
+def test_gpudirect_is_there(ask: NodeJudgement) -> None:
     """Does this node have a way for NICs to reach the memory of accelerators?"""
     ask("preflight.gpudirect", rdma.gpudirect)
 
 
-def test_storage_can_be_used(ask_storage: Ask) -> None:
+def test_storage_can_be_used(ask_storage: NodeJudgement) -> None:
     """Can this node read the paths promised, and write where a job has to?"""
     ask_storage("preflight.storage", storage.usable)
 
 
-def test_storage_is_shared(ask_storage: Ask) -> None:
+def test_storage_is_shared(ask_storage: NodeJudgement) -> None:
     """Does this node see on shared paths what the other nodes write there?"""
     ask_storage("preflight.storage", storage.shared)
 
 
-def test_datasets_are_the_same(ask_storage: Ask) -> None:
+def test_datasets_are_the_same(ask_storage: NodeJudgement) -> None:
     """Does this node read the same datasets as the others?"""
     ask_storage("preflight.storage", storage.sample)
 
 
-def test_shared_memory_suffices(ask: Ask) -> None:
+def test_shared_memory_suffices(ask: NodeJudgement) -> None:
     """Is this node's /dev/shm as large and as free as promised?"""
     ask("preflight.limits", system.shared_memory)
 
 
-def test_memory_can_be_locked(ask: Ask) -> None:
+def test_memory_can_be_locked(ask: NodeJudgement) -> None:
     """May a process on this node lock as much memory as promised?"""
     ask("preflight.limits", system.locked_memory)
 
 
-def test_files_can_be_open(ask: Ask) -> None:
+def test_files_can_be_open(ask: NodeJudgement) -> None:
     """May a process on this node have as many files open as promised?"""
     ask("preflight.limits", system.open_files)
 
 
-def test_disks_have_room(ask: Ask) -> None:
+def test_disks_have_room(ask: NodeJudgement) -> None:
     """Is there as much room on this node's disks as promised?"""
     ask("preflight.disk", system.disk)
 
 
 # Last, because it needs ranks: by now it is known that they can meet.
 @stops_all
-def test_ranks_find_their_environment(ask: Ask) -> None:
-    """Do this node's ranks find torchrun's variables, right and like all other ranks?"""
+def test_ranks_find_their_environment(ask: NodeJudgement) -> None:
+    """Do this node's ranks find torchrun's variables, correct and consistent with all ranks?"""
     ask.ranks("preflight.environment", environment.contract)
 
 
-def test_nothing_ties_the_hands_of_backends(ask: Ask) -> None:
+def test_nothing_ties_the_hands_of_backends(ask: NodeJudgement) -> None:
     """Is every NCCL, gloo and torch override on this node on the spec's allow-list?"""
     ask.ranks("preflight.environment", environment.overrides)
 
 
-def test_ranks_name_rdma_devices_that_are_there(ask: Ask) -> None:
+def test_ranks_name_rdma_devices_that_are_there(ask: NodeJudgement) -> None:
     """Is every name in NCCL_IB_HCA of this node's ranks an RDMA device that they can open?"""
     ask.ranks("preflight.environment", environment.devices)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.criterion
 
 @pytest.fixture
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kept for all tests of the session: each run is made once."""
+    """Directory that is kept for all tests of the session, so that each run is made once."""
     return tmp_path_factory.getbasetemp()
 
 
@@ -50,8 +50,8 @@ def test_checkpoints_cost_no_more_than_promised(
     measure.record(experiments.judge_checkpoints(promise, cluster, spec, base))
 
 
-# Last: a scheduler may not give a node back that was lost. All kills fall on one run, and only
-# the first of these tests needs nodes.
+# These tests are last, because a scheduler may not return a lost node. All kills fall on one run,
+# and only the first of these tests needs nodes.
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_killed_job_comes_back_and_loses_nothing(
     kill: Kill, take_cluster: Callable[[], Cluster], spec: Spec, base: Path, measure: Measure

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measure import Measure
     from pytest_mnode.spec import Spec
 
-if "torch" in sys.modules:  # where ranks are forked from; in the controller it is not
+if "torch" in sys.modules:  # in the fork server, but not in the controller
     import pytest_mnode.criteria.scaling.program  # noqa: F401
 
 pytestmark = pytest.mark.criterion
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.criterion
 
 @pytest.fixture(scope="session")
 def job() -> JobOnce:
-    """One job answers all questions."""
+    """The one job that answers all questions."""
     return JobOnce()
 
 
 @pytest.fixture
 def found(cluster: Cluster, spec: Spec, job: JobOnce, pytestconfig: pytest.Config) -> ScalingResult:
-    """What the training job measured on 1, 2, 4, … of these nodes."""
+    """The result of the training job on 1, 2, 4, … of these nodes."""
     promised(spec, "scaling")
     if len(cluster.nodes) < 2:
         pytest.skip("one node scales to nothing; give --mnode-nodes=2 or more")

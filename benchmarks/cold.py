@@ -1,9 +1,9 @@
 """Cold start: from the start of the command to the end of the first distributed test's body.
 
-For us that is a pytest run of one file with one test, its nodes plain processes on loopback; the
-peer is torchrun of a script that does the same. Both import torch from the same files, which a
-first run of each (not counted) has brought into the page cache. `whole command` is until the
-command's own end, when nothing of it is left.
+For pytest-mnode that is a pytest run of one file with one test, whose nodes are plain processes on
+loopback; the peer is torchrun with a script that does the same. Both import torch from the same
+files, which a first run of each (not counted) has brought into the page cache. `whole command` is
+the time until the command ends, with no process of it left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LIMIT_S = 120.0
 
 
 def measure(repeats: int, ranks: tuple[int, ...] = (2, 4)) -> str:
-    """The table."""
+    """The table, for a terminal."""
     rows = []
     for count in ranks:
         first: dict[str, list[float]] = {}

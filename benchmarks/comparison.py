@@ -1,10 +1,10 @@
-"""`python -m benchmarks.comparison`: one fault after another through every peer.
+"""`python -m benchmarks.comparison`: runs one fault after another with every peer.
 
-Two ranks on loopback over gloo. In each run rank 1 commits one fault in the first of two tests, and
-the second test is a trivial one. Every peer that takes a limit for a test gets the same
-(`--limit`); a run that has not ended by the hard limit is killed with all it started, and counts as
-never ended. One run a cell. Reports are those of pytest in each of the peer's pytest processes,
-recorded as they come; seconds are from the fault to the report. Writes docs/comparison.md.
+Each run has two ranks on loopback over gloo. Rank 1 has one fault in the first of two tests; the
+second test is trivial. Every peer that has a time limit per test gets the same (`--limit`); a run
+that has not ended by the hard limit is killed with all its processes, and counts as never ended.
+Each cell is one run. Reports are those of pytest in each of the peer's pytest processes, recorded
+as they are made; seconds are from the fault to the report. It writes docs/comparison.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a death costs: until it is seen, until it is reported, until the next test's body begins.
+"""Times from a rank's death until it is seen, reported, and until the next test's body begins.
 
-Rank 1 stamps the time and calls os._exit(3), in one variant with the other ranks inside an
-all-reduce, in the other after it. Then the controller learns of it (`seen`: the moment the
-conductor of the test knows), the test is reported, and the next test begins in new processes,
-which is checked by their pids. Stamps are time.time() of one kernel.
+Rank 1 stamps the time and calls os._exit(3), in one variant while the other ranks are inside an
+all-reduce, in the other after it. `seen` is the moment when the conductor of the test learns of the
+death. Then the test is reported, and the next test begins in new processes, which is checked by
+their pids. All stamps are time.time() of one kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIANTS = {
 
 
 def measure(repeats: int, ranks: tuple[int, ...] = (2, 4)) -> str:
-    """The table."""
+    """The table, for a terminal."""
     peer = peers.mnode_recorded(60.0)
     rows = []
     for count in ranks:

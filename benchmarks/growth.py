@@ -1,12 +1,12 @@
-"""How the controller grows with the number of ranks.
+"""Cost of the controller by the number of ranks.
 
-One light client speaks the protocol for all nodes and ranks, over the real channel with its
-encryption, so that the controller alone is measured:
+One light client speaks the protocol for all nodes and ranks, over the real, encrypted channel, so
+that only the controller is measured:
 
-- the time of a warm test that passes, and the controller's CPU time in it,
-- the time of a test in which every rank fails in a way of its own,
+- the time of a warm test that passes, and the controller's CPU time during it,
+- the time of a test in which every rank fails with a different error,
 - the time from the limit of a test until its hang is reported with the one rank that is absent,
-- the most memory that the controller had.
+- the controller's peak memory.
 
 The client and the controller share the cores of this machine.
 """
@@ -26,12 +26,16 @@ from benchmarks import peers, table
 LIMIT_S = 2.0
 _RUN_LIMIT_S = 900.0
 SIZES = ((8, 8), (64, 8), (512, 8))
-"""Nodes and ranks per node."""
+"""(nodes, ranks per node)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One size. hang_s: from the limit of the test to its report. named: the absent rank was."""
+    """Results of one size.
+
+    hang_s: from the test's limit to the report of its hang. named: whether that names the absent
+    rank.
+    """
 
     ranks: int
     warm_s: tuple[float, ...]
@@ -44,7 +48,7 @@ class Growth:
 
 
 def measure(repeats: int, sizes: tuple[tuple[int, int], ...] = SIZES) -> str:
-    """The table."""
+    """The table, for a terminal."""
     rows = []
     for nodes, per_node in sizes:
         found = run(nodes, per_node, repeats)

@@ -1,7 +1,7 @@
-"""Runs one command under a hard limit and leaves nothing of it behind.
+"""Runs one command under a hard time limit and leaves no process of it behind.
 
-The command gets a session of its own, dies with this process, and whatever it started comes back
-to this process when its parent ends (PR_SET_CHILD_SUBREAPER), so that nothing escapes the end.
+The command has a session of its own and dies with this process. This process adopts its
+descendants when their parents end (PR_SET_CHILD_SUBREAPER), so that none escapes the final kill.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SETTLE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a command ended. Times are `time.time()` seconds, the clock its processes stamp with.
+    """The end of a command. Times are `time.time()` seconds, the clock of its processes' stamps.
 
-    code: exit status, None where the limit ended it.
-    left: command names of processes that outlived it and had to be killed.
+    code: exit status; None if the limit ended it.
+    left: command lines of processes that outlived it and had to be killed.
     """
 
     code: int | None
@@ -38,7 +38,7 @@ class Finished:
 
 
 def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str], cwd: Path) -> Finished:
-    """Run `argv` with `env` over this process's environment, output in a file of `cwd`."""
+    """Run `argv` with `env` added to this process's environment, and output to a file in `cwd`."""
     processes.adopt_orphans()
     parent = os.getpid()
     path = cwd / "output.txt"
@@ -68,7 +68,7 @@ def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str], cwd: Path) 
 
 
 def _survivors() -> list[str]:
-    """Names of what still runs below this process once the command's own exits have settled."""
+    """Descendants of this process that still run after those that are exiting have ended."""
     end = time.monotonic() + _SETTLE_S
     while True:
         processes.reap()

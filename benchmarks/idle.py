@@ -1,8 +1,8 @@
-"""What the plugin costs a pytest run that needs no rank.
+"""Cost of the plugin in a pytest run that needs no rank.
 
-pytest over one test that passes at once, with the plugin and without it (`-p no:mnode`), in turns;
-the cost is the median of the differences within a turn. The module time is what `python -X
-importtime` says of `pytest_mnode.plugin` once pytest itself is imported, the median of as many
+pytest runs one test that passes immediately, with the plugin and without it (`-p no:mnode`), in
+turns; the cost is the median of the differences within a turn. The module time is that of
+`pytest_mnode.plugin` in `python -X importtime` after pytest is imported, the median of as many
 runs.
 """
 
@@ -19,7 +19,7 @@ from benchmarks import table
 
 
 def measure(repeats: int) -> str:
-    """The table."""
+    """The table, for a terminal."""
     with tempfile.TemporaryDirectory(prefix="mnode-bench-") as folder:
         (Path(folder) / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -1,4 +1,4 @@
-"""What a peer made of one fault, read from what its pytest processes reported."""
+"""Judges how a peer reported one fault, from the reports of its pytest processes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from benchmarks.peers import Ran
 
 _FAULTY, _NEXT = "_faulty", "_following"
-# Ways in which the peers name a rank.
+# The peers name a rank in different ways.
 _RANK = re.compile(r"\b(?:rank|ranks|process)[\s:=#]*\[?(\d+)", re.IGNORECASE)
 _FRAME = re.compile(r"^(?:\w+ = |\S+\.py:\d+|\s{4,}|>|E?\s*File )")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One fault under one peer.
+    """Result of one fault with one peer.
 
     outcome: of the faulty test: passed, failed, skipped, or "no report".
-    seconds: from the fault in rank 1 to that report; None where there is none.
-    named: the first rank that the report names; None where it names none.
-    following: outcome of the next test, "not run" where it has none.
-    ending: how the run as a whole ended: its exit code, or that it never did.
-    left: how many processes outlived it.
+    seconds: from the fault in rank 1 to that report; None without a report.
+    named: the first rank that the report names; None if it names none.
+    following: outcome of the next test; "not run" if it has none.
+    ending: end of the whole run: its exit code, or that it never ended.
+    left: number of processes that outlived it.
     """
 
     outcome: str
@@ -36,7 +36,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """For a cell of the table."""
+        """Text of a cell in the table."""
         when = "" if self.seconds is None else f" in {self.seconds:.1f} s"
         named = "no rank named" if self.named is None else f"names rank {self.named}"
         parts = [f"**{self.outcome}**{when}", named if self.outcome == "failed" else ""]
@@ -59,7 +59,7 @@ def cell(ran: Ran, limit_s: float) -> Cell:
 
 
 def _outcome(reports: list[Mapping[str, Any]]) -> tuple[str, Mapping[str, Any] | None]:
-    """Of all phases in all pytest processes: any failure fails; else the last call counts."""
+    """Outcome of all phases in all pytest processes: a failure, else a skip, else the last call."""
     for outcome in ("failed", "skipped"):
         for report in reports:
             if report["outcome"] == outcome:
@@ -75,7 +75,7 @@ def _following(ran: Ran) -> str:
 
 
 def _named(text: str) -> int | None:
-    """The first rank named in prose; source lines and frames of a traceback are not prose."""
+    """The first rank named in prose, which excludes source lines and traceback frames."""
     for line in text.splitlines():
         if not _FRAME.match(line) and (match := _RANK.search(line)):
             return int(match.group(1))

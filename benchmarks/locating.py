@@ -1,6 +1,6 @@
-"""What locating costs on simulated clusters; `python -m benchmarks.locating` writes it to its page.
+"""Cost of locating on simulated clusters; `python -m benchmarks.locating` writes it to its page.
 
-Times are not simulated: what is counted are tests and rounds, and who was missed or wrongly named.
+Times are not simulated: it counts tests, rounds, missed faults and wrongly named culprits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAF = 16
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of many cases: tests and rounds by case, and how many cases went wrong."""
+    """Tests and rounds by case, and the numbers of cases with missed faults or wrong culprits."""
 
     tests: tuple[int, ...]
     rounds: tuple[int, ...]
@@ -36,7 +36,7 @@ class Cost:
 
     @property
     def cell(self) -> str:
-        """Median and most tests, and rounds."""
+        """Median and maximum of tests, and of rounds."""
         return (
             f"{np.median(self.tests):.0f} / {max(self.tests)} in "
             f"{np.median(self.rounds):.0f} / {max(self.rounds)}"
@@ -46,7 +46,7 @@ class Cost:
 def cost(
     nodes: int, faults: int, cases: int, kinds: Sequence[str], noise: Noise, *, anywhere: bool
 ) -> Cost:
-    """Search random clusters; anywhere: paths are between any two nodes, and all pairs tried."""
+    """Search random clusters. anywhere: paths are between any nodes, and all pairs are tried."""
     found = []
     for seed in range(cases):
         wrong = random_faults(nodes, RAILS, faults, kinds, seed, on_ring=not anywhere)

@@ -1,4 +1,4 @@
-"""Does a run find the loss that a healthy run says it would have found? Injected, and counted."""
+"""Injects the losses that a healthy run states as detectable, and counts those detected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRIAL_S = 60.0
 
 
 def measure(trials: int) -> str:
-    """The table; or why there is none."""
+    """The table, for a terminal; or why there is none."""
     title = "Losses on one node of the rack around the limit that a healthy run states (all_reduce)"
     head = ("loss, in limits", "found", "of")
     if reason := Rack.unavailable():
@@ -27,7 +27,7 @@ def measure(trials: int) -> str:
     options = ("-q", "-p", "no:cacheprovider", "--mnode-launcher=rack", "--mnode-nodes=4")
     limit_s = _TRIAL_S * (trials + 2)
     with tempfile.TemporaryFile("w+") as output:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the trials that are over count
+        with contextlib.suppress(subprocess.TimeoutExpired):  # completed trials count
             subprocess.run(
                 [sys.executable, "-m", "pytest", *options, f"--mnode-timeout={limit_s:g}", program],
                 env={**os.environ, "TRIALS": str(trials)},

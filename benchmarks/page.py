@@ -1,4 +1,4 @@
-"""How long the certificate's page of 512 nodes takes to open in headless Chromium."""
+"""Time to open the certificate's page of 512 nodes in headless Chromium."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ HARNESS = """<!doctype html><pre id=out></pre>
   out.textContent = JSON.stringify({took_ms: performance.now() - began, height});
 "></iframe>
 """
-"""Its height is known only once all of it is laid out."""
+"""The height forces a complete layout of the page."""
 
 
 def measure(repeats: int, nodes: int = 512) -> str:
-    """The table; or why there is none."""
+    """The table, for a terminal; or why there is none."""
     title = f"The page of {nodes} nodes in headless Chromium (opens in under 2 s is asked)"
     if shutil.which(browser.PROGRAM) is None:
         return table.terminal(title, ("", ""), [("no chromium on the PATH", "")])
@@ -57,5 +57,5 @@ def _shown_s(directory: Path, page: str) -> float:
 
 
 def _ms(seconds: list[float]) -> tuple[str, str]:
-    """As a difference of two runs it may be below 0."""
+    """Milliseconds, which may be below 0, because they are differences of two runs."""
     return f"{statistics.median(seconds) * 1e3:.0f}", table.spread_ms(seconds)

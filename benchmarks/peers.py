@@ -1,4 +1,4 @@
-"""The ways to run a distributed test that are compared, each as a command line."""
+"""The compared tools that run distributed tests, each as a command line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks import guard
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "benchmarks" / "programs"
-# Neither this project's settings nor its conftest.py have a part in what is measured.
+# This project's settings and conftest.py must not affect the measurement.
 _NEUTRAL = ("-c", os.devnull, "--noconftest", "-p", "no:cacheprovider")
 _RECORD = ("-p", "benchmarks.programs.recorder")
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """One line of `bodies.stamp`; `time` by time.time()."""
+    """One line of `bodies.stamp`. time: by time.time()."""
 
     what: str
     rank: int
@@ -35,7 +35,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One command, what it stamped and what the recorder wrote."""
+    """One command, with its stamps and the recorder's records."""
 
     finished: guard.Finished
     stamps: tuple[Stamp, ...]
@@ -47,7 +47,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`argv(ranks)` runs this peer's program; `needs` are the modules without which it cannot."""
+    """A compared tool. argv: command line by number of ranks. needs: required modules."""
 
     name: str
     argv: Callable[[int], Sequence[str]]
@@ -57,7 +57,7 @@ class Peer:
 
     @property
     def missing(self) -> str:
-        """What keeps it from running here; empty where nothing does."""
+        """Required modules and programs that are not installed; empty if all are."""
         modules = [name for name in self.needs if importlib.util.find_spec(name) is None]
         absent = [name for name in self.programs if which(name) is None]
         return ", ".join(modules + absent)
@@ -72,7 +72,7 @@ class Peer:
         own_limit_s: float = 60.0,
         extra: Sequence[str] = (),
     ) -> Ran:
-        """Run it once. `own_limit_s` is the limit that the peer is given where it takes one."""
+        """Run the peer once. own_limit_s: time limit per test for a peer that has one."""
         with _folder() as folder:
             env = {
                 "PYTHONPATH": str(ROOT),
@@ -117,7 +117,7 @@ def _records(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def which(program: str) -> str | None:
-    """Beside this interpreter first, then on PATH."""
+    """Path of a program: next to this interpreter, else on PATH; None if not found."""
     own = str(Path(sys.executable).parent)
     return shutil.which(program, path=os.pathsep.join((own, os.environ.get("PATH", ""))))
 
@@ -137,7 +137,7 @@ def _torchrun(ranks: int) -> list[str]:
 
 
 def mnode(reuse: str, *options: str) -> Peer:
-    """Ourselves, one rank a node, on loopback like the peers."""
+    """pytest-mnode with one rank per node, on loopback like the other peers."""
 
     def argv(ranks: int) -> Sequence[str]:
         own = (f"--mnode-nodes={ranks}", "--mnode-launcher=local", f"--mnode-reuse={reuse}")
@@ -147,13 +147,13 @@ def mnode(reuse: str, *options: str) -> Peer:
 
 
 def mnode_recorded(limit_s: float) -> Peer:
-    """Ourselves with every report recorded."""
+    """pytest-mnode with every report recorded."""
     peer = mnode("warm", f"--mnode-timeout={limit_s:g}", *_RECORD)
     return Peer("pytest-mnode", peer.argv)
 
 
 def adopted(name: str, program: str) -> Peer:
-    """A program of test classes that start processes of their own, in our worlds instead."""
+    """Test classes that start processes themselves, run in worlds of pytest-mnode instead."""
 
     def argv(ranks: int) -> Sequence[str]:
         own = (f"--mnode-nodes={ranks}", "--mnode-launcher=local")

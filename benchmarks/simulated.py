@@ -1,4 +1,4 @@
-"""A fabric of numbers: what pairs would read on a cluster of any size, with faults and noise."""
+"""A simulated fabric: readings of pairs on a cluster of any size, with faults and noise."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pytest_mnode.measuring.locating.search import EVERY_PAIR_UP_TO, search
 LINE_MBITS_S = 1000.0
 BOUND_MBITS_S = 850.0
 HEALTHY_MBITS_S = 956.0
-"""What TCP carries of the line at an MTU of 1500."""
+"""Rate of TCP on the line at an MTU of 1500."""
 KINDS = ("node", "tx", "rx", "rail", "rail tx", "rail rx", "path", "one-way path")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: `mbits_s` instead of the healthy rate. other: the far end of a path."""
+    """A fault. mbits_s: rate instead of the healthy one. other: second end of a path, else None."""
 
     kind: str
     node: int
@@ -31,7 +31,7 @@ class Fault:
     mbits_s: float
 
     def slows(self, sender: int, receiver: int, rail: int) -> bool:
-        """Whether it is in the way of this link."""
+        """Whether the fault affects this link."""
         if self.rail not in (None, rail):
             return False
         if self.other is not None:
@@ -45,11 +45,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What readings are wrong by.
+    """Errors of readings.
 
-    spread: standard deviation, as a part of the rate. disturbed: how many readings of all something
-    else slows to 0.3 to 0.9. leaf: so many neighbours share a switch on which a slow flow slows all
-    others, as lossless fabrics do; 0 for none.
+    spread: standard deviation, as a share of the rate. disturbed: share of readings that something
+    else slows to 0.3 to 0.9 of the rate. leaf: number of neighbours that share a switch, on which a
+    slow flow slows all others, as in lossless fabrics; 0 for none.
     """
 
     spread: float = 0.04
@@ -58,7 +58,7 @@ class Noise:
 
 
 class Fabric:
-    """Answers rounds as a cluster would, and counts them."""
+    """A simulated cluster that measures rounds, and counts them."""
 
     def __init__(
         self, nodes: int, rails: int, faults: Sequence[Fault], noise: Noise, seed: int
@@ -77,7 +77,7 @@ class Fabric:
                 self._by_node.setdefault(node, []).append(fault)
 
     def measure(self, step: Round) -> list[Reading]:
-        """Readings of a round; raises AssertionError where the round makes no sense."""
+        """Readings of a round. Raises AssertionError for an invalid round."""
         ends = [node for flow in step.flows for node in (flow.sender, flow.receiver)]
         assert len(ends) == len(set(ends)), f"a node twice in {step}"
         assert not step.alone or len(step.flows) == 1, f"not alone: {step}"
@@ -108,7 +108,7 @@ class Fabric:
     def _spread_congestion(
         self, links: Sequence[tuple[Flow, int]], rates: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Of each rail by itself: rails have switches of their own."""
+        """Rates slowed by congestion, per rail, because each rail has its own switches."""
         leaf = self._noise.leaf
         switches = [
             [(node // leaf, rail) for node in (flow.sender, flow.receiver)] for flow, rail in links
@@ -123,9 +123,9 @@ class Fabric:
 def random_faults(
     nodes: int, rails: int, count: int, kinds: Sequence[str], seed: int, *, on_ring: bool
 ) -> list[Fault]:
-    """`count` faults on different nodes, none at the end of another's path.
+    """`count` faults on different nodes, none at an end of another's path.
 
-    on_ring: paths are between neighbours in the order of nodes.
+    on_ring: whether paths are only between neighbours in the order of nodes.
     """
     random = np.random.default_rng(seed)
     found: list[Fault] = []
@@ -148,7 +148,7 @@ def random_faults(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How a search went. missed: not confirmed, or not wholly. wrong: confirmed, and untrue."""
+    """Result of a search. missed: faults not fully confirmed. wrong: confirmed but untrue."""
 
     missed: tuple[Fault, ...]
     wrong: tuple[str, ...]
@@ -158,7 +158,7 @@ class Case:
 
 
 def locate(fabric: Fabric, time_is_up: Callable[[Fabric, Round], bool] | None = None) -> Case:
-    """Search the fabric, to the end or until `time_is_up` before a round."""
+    """Search the fabric to the end, or until `time_is_up` is true before a round."""
     rates = Rates(fabric.nodes, fabric.rails, BOUND_MBITS_S)
     steps = search(rates)
     complete: bool | None = None
@@ -178,7 +178,7 @@ def locate(fabric: Fabric, time_is_up: Callable[[Fabric, Round], bool] | None = 
 
 
 def before_all_pairs(fabric: Fabric, step: Round) -> bool:
-    """Ends a search of many nodes where the groups are done, and only unlikely paths are left."""
+    """Whether only the final stage, pairs not yet measured, is left in a search of many nodes."""
     return step.stage == "all pairs" and fabric.nodes > EVERY_PAIR_UP_TO
 
 

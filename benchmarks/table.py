@@ -1,4 +1,4 @@
-"""Tables for the terminal and for Markdown, and the few statistics they hold."""
+"""Tables for the terminal and for Markdown, and the statistics in their cells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def terminal(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns by width, the first one left-aligned."""
+    """A table with aligned columns, the first one left-aligned."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -28,12 +28,12 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def ms(values: Sequence[float]) -> str:
-    """Median of seconds, in milliseconds."""
+    """Median of `values` in seconds, as milliseconds."""
     return number(statistics.median(values) * 1e3) if values else "-"
 
 
 def spread_ms(values: Sequence[float]) -> str:
-    """Tenth to ninetieth percentile of seconds, in milliseconds."""
+    """10th to 90th percentile of `values` in seconds, as milliseconds."""
     if len(values) < 2:
         return "-"
     cuts = statistics.quantiles(values, n=10, method="inclusive")
@@ -41,7 +41,7 @@ def spread_ms(values: Sequence[float]) -> str:
 
 
 def ratio(values: Sequence[float], to: Sequence[float]) -> str:
-    """Median over median."""
+    """Median of `values` divided by median of `to`."""
     if not values or not to:
         return "-"
     return f"{statistics.median(values) / statistics.median(to):.2f} ×"

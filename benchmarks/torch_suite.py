@@ -1,7 +1,7 @@
-"""Tests of torch's own distributed suite, by torch's own runner and in worlds of two nodes.
+"""Tests of torch's own distributed suite, with torch's own runner and in worlds of two nodes.
 
-Every test is run once in each way, with two ranks and gloo. Seconds are those of pytest's junit:
-set-up, body and teardown of a test, with the processes that it starts.
+Every test runs once in each way, with two ranks and gloo. Seconds are those of pytest's junit:
+setup, body and teardown of a test, with the processes that it starts.
 
 `python -m benchmarks.torch_suite` writes the section of docs/existing-suites.md.
 """
@@ -27,7 +27,7 @@ PAGE = peers.ROOT / "docs" / "existing-suites.md"
 HEADING = "## torch's own suite, test by test\n"
 RANKS = NODES = 2
 LIMIT_S = 90
-"""Of a faulty test, in both ways: torch's own counts the start of its processes."""
+"""Time limit of a faulty test in both ways; torch's runner includes the start of processes."""
 TESTS = (
     *("get_rank", "get_backend", "Backend_enum_class", "destroy_group", "get_rank_size_group"),
     *("barrier", "barrier_full_group", "broadcast", "reduce_sum", "reduce_full_group_max"),
@@ -54,7 +54,7 @@ _WORLDS = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a test ended, with the first words of why."""
+    """The end of a test. why: message of its failure or skip."""
 
     outcome: str
     seconds: float
@@ -62,7 +62,7 @@ class Ended:
 
 
 def run(ids: Sequence[str], way: Sequence[str], limit_s: int = 300) -> dict[str, Ended]:
-    """By name without "test_"."""
+    """Results of these tests, by name without "test_"."""
     program = str(peers.PROGRAMS / "torch_suite.py")
     env = {**os.environ, "BACKEND": "gloo", "WORLD_SIZE": str(RANKS)}
     env["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(limit_s)

@@ -1,34 +1,35 @@
 """Seconds per trivial distributed test.
 
-What counts is the period: from the body of one test to the body of the next, both in rank 0, as
-the bodies themselves stamp it. All that a test costs is in it (teardown of the last, reports, new
-processes or groups where the peer makes them, set-up of the next), and nothing that is paid once a
-run. It is the same clock and the same line of code for every peer, and gives a value per test, so
-that a median and a spread can be given. The first three periods of a run are left out: there,
-everybody still warms up. `torchrun per test` has no test runner: its period is that of a loop that
-starts one torchrun after another.
+The measured period is the time from the body of one test to the body of the next, both in rank 0,
+as stamped by the bodies. It includes all costs of a test (teardown of the previous test, reports,
+new processes or groups if the peer makes them, setup of the next test), and no cost that is paid
+once per run. It has the same clock and the same line of code for every peer, and gives a value per
+test, so that a median and a spread can be computed. The first three periods of a run are left out,
+because peers warm up then. `torchrun per test` has no test runner: its period is that of a loop
+that starts one torchrun after another.
 
-torch's test cases run by unittest, as torch runs them; we run by pytest, and the same files "in
-worlds" too. Peers take turns within a round, and rounds are repeated, so that a disturbance hits
-all of them.
+torch's test cases run with unittest, as in torch; pytest-mnode runs with pytest, and also runs the
+same files "in worlds". Peers take turns within a round, and rounds are repeated, so that a
+disturbance hits all of them.
 
 A warm test costs more than one of MultiProcContinuousTest, which sends each rank the name of a test
-and waits for one word. What each part of it pays for, in µs of a test in two ranks (lower quartiles
-of 240 tests on two busy cores, each part up to the rank that ended it last). Then pytest's handlers
-of log records were attached once per test, which took a patch of pytest and is no longer done:
+and waits for one word. The table shows what each part of it costs and why, in µs of a test in two
+ranks (lower quartiles of 240 tests on two busy cores, each part up to the rank that ended it last).
+At that time pytest's log handlers were attached once per test, which needed a patch of pytest and
+is no longer done:
 
 | part | µs | pays for |
 | --- | --- | --- |
 | pytest in the controller | 460 | hooks of plugins, reports, the terminal, once per test |
-| nodes and a world are lent and given back | 310 | no test gets nodes or ranks of another one |
+| nodes and a world are leased and returned | 310 | no test gets nodes or ranks of another one |
 | the order reaches the ranks | 120 | |
-| files, record of calls, look for leaks | 110 | a crash, a hang or a leak is of this test |
-| pytest's set-up in each rank | 330 | fixtures, parameters, captured output, log records |
+| files, record of calls, check for leaks | 110 | a crash, hang or leak belongs to this test |
+| pytest's setup in each rank | 330 | fixtures, parameters, captured output, log records |
 | body | 530 | |
 | all bodies have ended, and ranks know | 270 | no rank is torn down under the others |
 | pytest's teardown in each rank | 130 | |
-| second look for leaks, last report | 110 | a process, thread or group that is left is an error |
-| the controller has it | 140 | a verdict of every rank |
+| second check for leaks, last report | 110 | a process, thread or group left behind is an error |
+| the controller has all reports | 140 | a verdict of every rank |
 | each rank answers once more | 170 | every rank was alive after the last teardown |
 | reports are merged | 180 | one report, with the ranks and the first failure |
 
@@ -51,7 +52,7 @@ _LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`tests` of a run by peer, and how often each run is repeated."""
+    """Numbers of tests per run, of quick and of slow peers; rounds: repeats of each run."""
 
     rounds: int
     quick: int
@@ -82,7 +83,7 @@ class _Row:
 
 
 def measure(plan: Plan) -> str:
-    """The table."""
+    """The table, for a terminal."""
     rows = {
         (n, peer.name): _Row(peer.missing, missing=bool(peer.missing))
         for n in plan.ranks
@@ -105,7 +106,7 @@ def measure(plan: Plan) -> str:
 
 
 def _periods(peer: peers.Peer, ranks: int, tests: int) -> tuple[list[float], str]:
-    """(seconds from body to body, what went wrong)."""
+    """Seconds from body to body, and the problem of a failed run or ""."""
     begins: list[float] = []
     if peer.one_test_a_command:
         warm_up = 0

@@ -1,9 +1,9 @@
 """Whole commands by wall clock: one trivial test, and 200 of them.
 
-A command is timed from its start to its own end: what a person waits for. All peers run the same
-body in four ranks on loopback, and a run counts only if every test of it ran and passed. Peers take
-turns within a round, so that a disturbance hits all of them; the first round, which brings files
-into the page cache, is not counted.
+A command is timed from its start to its end, which is the time that a person waits. All peers run
+the same body in four ranks on loopback, and a run counts only if all of its tests ran and passed.
+Peers take turns within a round, so that a disturbance hits all of them; the first round, which
+brings files into the page cache, is not counted.
 
 `python -m benchmarks.wall_clock` writes the section of docs/comparison.md.
 """
@@ -26,7 +26,7 @@ from benchmarks import peers, table
 
 PAGE = peers.ROOT / "docs" / "comparison.md"
 HEADING = "## By wall clock\n"
-"""Begins the section, which goes on to the end of the page."""
+"""Heading of the section, which extends to the end of the page."""
 RANKS = 4
 TESTS = (1, 200)
 PEERS: Sequence[peers.Peer] = (peers.mnode("warm"), peers.TORCHRUN_PLAIN, peers.CONTINUOUS)
@@ -35,7 +35,7 @@ _LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of each run of `tests` tests by one peer, and why there are none or fewer."""
+    """Seconds of each run of `tests` tests by one peer. problem: why runs are missing."""
 
     tests: int
     peer: str
@@ -71,7 +71,7 @@ def _of(tests: int, repeats: int) -> list[Times]:
 
 
 def _problem(ran: peers.Ran, tests: int) -> str | None:
-    """What is wrong with a run; None where all its tests ran and passed."""
+    """The problem of a run; None if all its tests ran and passed."""
     ended = len(ran.times("end"))
     if ran.finished.code == 0 and ended == tests:
         return None

@@ -1,11 +1,11 @@
-"""What collectives move on the rack, against what iperf3 moves over the same link.
+"""Busbw of collectives on the rack, compared with iperf3 over the same link.
 
-Two nodes or more of the embedded rack, its links shaped as ever; all traffic stays in its
-namespaces. In turns, in the same rack: iperf3 from the first node to the second over the fabric,
-one way and both ways at once; a gloo all-reduce over all nodes (busbw = 2(n-1)/n x S/t, nccl-tests'
-PERFORMANCE.md); a send from the first node to the second (busbw = S/t). A ring all-reduce sends and
-receives at once, so it is held against iperf3's both ways (mean of the two), a send against one
-way. Of the sizes the largest is printed, where both are on their plateau; the median of repeats.
+It needs two nodes or more of the embedded rack, with its links shaped as usual; all traffic stays
+in its namespaces. It measures in turns, in the same rack: iperf3 from the first node to the second
+over the fabric, one way and both ways at once; a gloo all-reduce over all nodes (busbw = 2(n-1)/n x
+S/t, nccl-tests' PERFORMANCE.md); a send from the first node to the second (busbw = S/t). A ring
+all-reduce sends and receives at once, so it is compared with iperf3 both ways (mean of the two), a
+send with one way. The size is large enough for the plateau; values are medians of repeats.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IPERF_PORT = 5201
 
 
 def measure(seconds: int, rounds: int, nodes: int = 4) -> str:
-    """The table; or why there is none."""
+    """The table, for a terminal; or why there is none."""
     title = "busbw on the rack"
     if reason := Rack.unavailable():
         return table.terminal(title, ("", ""), [("no rack here", reason)])
@@ -62,7 +62,7 @@ def _row(name: str, values: list[float], to: list[float]) -> tuple[str, str, str
 
 
 def _iperf3(rack: Rack, program: str, seconds: int, both: bool) -> list[float]:
-    """Mbit/s received, one value or, both ways at once, their mean."""
+    """Mbit/s received: one value, which is the mean of both directions if `both`."""
     server, client = rack.nodes[1], rack.nodes[0]
     address = str(server.fabric_address)
     serve = [program, "--server", "--one-off", "--bind", address, "--port", str(_IPERF_PORT)]
@@ -87,7 +87,7 @@ def _iperf3(rack: Rack, program: str, seconds: int, both: bool) -> list[float]:
 
 
 def _busbw(rack: Rack, seconds: int) -> dict[str, float]:
-    """Mbit/s of busbw by collective, from a job with one rank a node."""
+    """Busbw in Mbit/s by collective, from a job with one rank per node."""
     with tempfile.TemporaryDirectory(prefix="mnode-bench-") as folder:
         result = Path(folder) / "busbw.json"
         program = [sys.executable, str(peers.PROGRAMS / "wire_job.py"), str(result), str(seconds)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # typing's, without the milliseconds that its import costs
+TYPE_CHECKING = False  # stands for typing.TYPE_CHECKING, whose import costs milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
@@ -63,7 +63,7 @@ _HOME = {
 
 
 if not os.path.exists(f"{__path__[0]}/acceptance"):  # noqa: PTH110
-    # A clone has the suite beside this package: pytest_mnode.acceptance is found there too.
+    # A clone has acceptance/ beside this package; make it importable as pytest_mnode.acceptance.
     __path__.append(os.path.dirname(__path__[0]))  # noqa: PTH120
 
 

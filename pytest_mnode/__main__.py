@@ -1,4 +1,4 @@
-"""`python -m pytest_mnode COMMAND`: what needs no run of pytest."""
+"""`python -m pytest_mnode COMMAND`: commands that need no pytest run."""
 
 import sys
 

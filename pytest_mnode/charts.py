@@ -1,6 +1,6 @@
-"""What is measured over sizes, paths, nodes or time, as a picture needs it; recorded, not judged.
+"""Charts of values measured over sizes, paths, nodes or time; recorded, not judged.
 
-A few general kinds stand for every criterion. A certificate keeps the values; `certificate.page`
+All criteria share a few general kinds of charts. A certificate keeps the values; `certificate.page`
 draws them.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_mnode.installed import Asked, Installed
+from pytest_mnode.installed import Installed, RequestedKeys
 from pytest_mnode.measurement import Bound, Curve
 from pytest_mnode.path_rates import PathRates
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line: a name, and (x, y) with x rising."""
+    """A line: its name and its (x, y) points, in ascending order of x."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -32,7 +32,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Values over a number. x, y: what the axes show, with the unit in parentheses."""
+    """A line chart. x, y: labels of the axes, with the unit in parentheses."""
 
     title: str
     x: str
@@ -44,7 +44,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of every bar, in their order."""
+    """One part of every bar. values: one per bar, in the order of the bars."""
 
     name: str
     values: tuple[float, ...]
@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A bar for each label, stacked from parts; parts below 0 go down from the axis."""
+    """A bar chart: one bar per label, stacked from parts; negative parts extend below the axis."""
 
     title: str
     unit: str
@@ -67,9 +67,9 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Values by row and column. None: not measured; no cell is judged by itself.
+    """Values by row and column; None if not measured. No cell is judged by itself.
 
-    rows, columns: names, such as those of senders and receivers. expected: of every cell.
+    rows, columns: names, such as those of senders and receivers. expected: bound of every cell.
     """
 
     title: str
@@ -89,7 +89,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a lane in one state. text: more about it. Seconds since the chart began."""
+    """An interval of a lane in one state, in seconds since the chart's start. text: details."""
 
     lane: str
     start_s: float
@@ -100,7 +100,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened, in seconds since the chart's beginning."""
+    """An event, in seconds since the chart's start."""
 
     at_s: float
     text: str
@@ -108,9 +108,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was in which state when.
+    """The states of several lanes over time.
 
-    lanes: from the top. states: all that there may be, so that each has one colour in all charts.
+    lanes: from top to bottom. states: all possible states; each has one colour in all charts.
     """
 
     title: str
@@ -127,7 +127,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something in a place. kind: such as "rank" or "nic". good: None where nobody judged it."""
+    """A device or process in a place. kind: such as "rank" or "nic". good: None if not judged."""
 
     kind: str
     name: str
@@ -137,7 +137,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A part of a machine, such as a NUMA node, and what is in it."""
+    """A part of a machine, such as a NUMA node, with its items."""
 
     name: str
     items: tuple[Item, ...]
@@ -145,7 +145,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One machine, and what is where in it. names: of all machines that look like this."""
+    """The places of one machine. names: all machines that have this layout."""
 
     names: tuple[str, ...]
     places: tuple[Place, ...]
@@ -153,14 +153,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """What is where, by machine."""
+    """The layouts of all machines."""
 
     title: str
     layouts: tuple[Layout, ...]
     kind: Literal["map"] = "map"
 
 
-Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates | Installed | Asked
-"""Everything that `measure.chart` takes. A `Curve` is the bus bandwidth of a collective by size;
+Chart = Curve | Lines | Bars | Matrix | Timeline | Map | PathRates | Installed | RequestedKeys
+"""Every type that `measure.chart` accepts. A `Curve` is the bus bandwidth of a collective by size;
 `PathRates` go to the certificate's coverage, `Installed` to its facts,
-`Asked` to the promises of a case."""
+`RequestedKeys` to the promises of a case."""

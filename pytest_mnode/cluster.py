@@ -30,31 +30,31 @@ if TYPE_CHECKING:
 
 
 class NodesOfRun(Protocol):
-    """What tests and criteria need of the run; the controller's session implements it."""
+    """The run as tests and criteria use it; the controller's session implements it."""
 
     spec: Spec
     switched_off: set[str]
     """Nodes that tests powered off on purpose since the criterion began."""
 
     def all_nodes(self) -> Nodes:
-        """All nodes, without a lease."""
+        """All nodes of the run, without a lease."""
 
     def lease_cluster(self, item: pytest.Item) -> Cluster:
-        """The nodes that a test asks for, its own until the cluster is closed."""
+        """The nodes that a test requests, leased to it until the cluster is closed."""
 
     def ask_launcher(self, request: LauncherRequest) -> Any:
-        """The launcher's answer. Raises ClusterError where it cannot do that."""
+        """The launcher's answer to `request`. Raises ClusterError if the launcher cannot do it."""
 
     def open_world(
         self, lease: Lease, procs_per_node: int, fresh: bool, nodes: tuple[str, ...]
     ) -> WorldInfo:
-        """A world on nodes of the lease, its ranks up."""
+        """A world on `nodes` of the lease, with its ranks started."""
 
     def close_world(self, world: WorldInfo, reusable: bool, new_group: bool) -> None:
-        """Give a world back, to later tests if reusable. new_group: as WorldInfo has it."""
+        """Return a world; later tests may get it if `reusable`. new_group: see WorldInfo."""
 
     def release(self, lease: Lease) -> None:
-        """Give the nodes of a lease back."""
+        """Return the nodes of a lease."""
 
     def call_in_ranks(
         self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool, keep_group: bool
@@ -63,18 +63,18 @@ class NodesOfRun(Protocol):
 
 
 def nodes_of_run(config: pytest.Config) -> NodesOfRun:
-    """The run that this pytest process has."""
+    """The run of this pytest process."""
     run: NodesOfRun = config.stash[RUN]
     return run
 
 
 class Cluster(Nodes):
-    """The nodes of a controller-side test, its own until the test ends."""
+    """The nodes of a controller-side test, leased to it until the test ends."""
 
     def __init__(
         self, run: NodesOfRun, lease: Lease, procs_per_node: int, timeout_s: float
     ) -> None:
-        """timeout_s: of a function in ranks, where the call gives none."""
+        """timeout_s: limit of a function in ranks, unless the call gives one."""
         super().__init__(run.ask_launcher, lease.nodes, run.spec.accelerators.per_node)
         self._run = run
         self._lease = lease
@@ -87,7 +87,7 @@ class Cluster(Nodes):
 
     @property
     def procs_per_node(self) -> int:
-        """Ranks per node in this test, where nothing else is given."""
+        """Default number of ranks per node in this test."""
         return self._procs_per_node
 
     def world(
@@ -97,9 +97,9 @@ class Cluster(Nodes):
         *,
         fresh: bool = False,
     ) -> RankWorld:
-        """A world on the first `nodes` of this test's nodes, or on those named.
+        """A world on the first `nodes` nodes of this test, on the named ones, or on all if None.
 
-        Use it as a context manager, or leave it: it ends with the test.
+        Use it as a context manager, or let it end with the test.
         """
         names = self.nodes[:nodes] if isinstance(nodes, int) else self._names(nodes)
         if isinstance(nodes, int) and not 1 <= nodes <= len(self.nodes):
@@ -113,10 +113,10 @@ class Cluster(Nodes):
     def launch(self, job: Job | Sequence[str]) -> LaunchedJob:
         """Start a job by the torchrun command, with processes of its own on every node.
 
-        A plain sequence is a job's argv: a script and its arguments, on all nodes. Where Slurm gave
-        the nodes the job is submitted to it, unless it would never start beside this run: then it
-        runs as steps of the run's allocation, and its first event says so. Where nodes are pods of
-        a Kubernetes it gets pods of its own, in the same way.
+        A plain sequence is a job's argv: a script and its arguments, on all nodes. On Slurm nodes
+        the job is submitted to Slurm, unless it would never start beside this run: then it runs as
+        steps of the run's allocation, and its first event says so. On Kubernetes nodes the job gets
+        pods of its own by the same rule.
         """
         if not isinstance(job, Job):
             job = Job(job)
@@ -125,7 +125,7 @@ class Cluster(Nodes):
         return running
 
     def power_off(self, node: str) -> None:
-        """As a pulled plug. The node is booted again when the test ends, if not before."""
+        """Cut the power of a node. The node is booted again when the test ends, if not before."""
         self._run.switched_off.add(self._names(node)[0])
         self._ask(PowerOff(node))
         self._off.append(node)
@@ -137,13 +137,13 @@ class Cluster(Nodes):
             self._off.remove(node)
 
     def set_rate(self, node: str, link: str, rate_mbit_s: float) -> None:
-        """Change the rate of a node's link, at both ends; set back when the test ends."""
+        """Change the rate of a node's link at both ends; it is restored when the test ends."""
         before = self._ask(LinkRates(self._names(node)[0], link))
         self._ask(SetLinkRate(node, link, rate_mbit_s))
         self._rates.setdefault((node, link), before)
 
     def close(self) -> None:
-        """End what the test left running, undo what it changed, give the nodes back."""
+        """End the test's jobs and worlds, undo its changes and return its nodes."""
         try:
             self._undo()
         finally:
@@ -193,17 +193,17 @@ class RankWorld:
         group: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        """Call `function(*args, **kwargs)` in every rank; one result a rank, by rank.
+        """Call `function(*args, **kwargs)` in every rank; one result per rank, in rank order.
 
         A keyword-only parameter named `world` gets the rank's World. With `group` the default
-        process group is there. Raises RankError with every rank's account where one fails; the
+        process group is initialised. Raises RankError with every rank's outcome if one fails; the
         world cannot be used after that.
         """
         if self._closed or not self._clean:
             raise RankError("this world has ended; open another one")
         blob = cloudpickle.dumps((function, args, kwargs))
         limit = timeout or self._timeout_s
-        # Until all ranks have ended it: another plugin's limit may cut it short.
+        # Unclean until all ranks have returned: another plugin's limit may interrupt the call.
         self._clean = False
         outcome = self._run.call_in_ranks(
             self._info, blob, limit, group=group, keep_group=self._keep_group

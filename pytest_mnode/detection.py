@@ -1,4 +1,4 @@
-"""The smallest fault that a measurement would have shown, from its own noise. Pure."""
+"""The smallest fault that a measurement would have shown, computed from its noise. Pure."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Literal
 PROBABILITY = 0.99
 
 _FEW = 4
-"""Up to here the standard deviation is taken: the MAD of three is the lesser of two gaps."""
+"""Up to this many repeats the standard deviation is used: the MAD of 3 is the smaller gap."""
 _FACTORS = {
     **{2: 31.4, 3: 6.21, 4: 3.40, 5: 9.87, 6: 5.51, 7: 5.21, 8: 3.77, 9: 3.69, 10: 3.01},
     **{12: 2.52, 15: 2.17, 20: 1.66, 30: 1.27, 50: 0.93},
 }
-"""How many MADs of R repeats lie between their median and that of R others, at most, in 99 of 100.
+"""Largest distance, in MADs, between medians of two runs of R repeats in 99 of 100 cases, by R.
 
-Of `_FEW` repeats or fewer it is standard deviations. MAD is the median of the distances from the
-median: one disturbed repeat of five changes it little. By 400,000 draws of R + R values from a
-normal distribution for each R. Of values whose noise has longer tails, or one tail only, it is
-less: with 5 repeats 9.3 (Laplace), 6.9 (exponential). Few repeats tell little of their noise, hence
-the large numbers. For many the distance is z₀.₉₉ √2 σ √(π/2R) = 2.33 × 1.41 × 1.25 / √R × MAD /
-0.6745, by the variance of a median (Kendall and Stuart, The Advanced Theory of Statistics, 14.12)
-and the MAD of a normal distribution (Hampel, JASA 69, 1974).
+For `_FEW` repeats or fewer the unit is the standard deviation. The MAD is the median of the
+distances from the median: one disturbed repeat of five changes it little. Simulated by 400,000
+draws of R + R values from a normal distribution for each R. Noise with longer tails, or with one
+tail only, has smaller factors: with 5 repeats 9.3 (Laplace), 6.9 (exponential). Factors of few
+repeats are large because these say little about their noise. For many repeats the distance is
+z₀.₉₉ √2 σ √(π/2R) = 2.33 × 1.41 × 1.25 / √R × MAD / 0.6745, by the variance of a median (Kendall
+and Stuart, The Advanced Theory of Statistics, 14.12) and the MAD of a normal distribution (Hampel,
+JASA 69, 1974).
 """
 _OF_THREE_ROUNDS = {
     **{2: 58.4, 3: 9.23, 4: 4.56, 5: 14.5, 6: 7.42, 7: 7.01, 8: 4.90, 9: 4.79, 10: 3.78},
     **{12: 3.13, 15: 2.68, 20: 2.02, 30: 1.51, 50: 1.10},
 }
-"""The same for the best of three medians: a value that misses its bound is measured again, twice,
-and misses it only where all three do. By 300,000 draws for each R."""
+"""As `_FACTORS`, for the best of three medians: a value that misses its bound is measured twice
+more, and fails only if all three medians miss it. Simulated by 300,000 draws for each R."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The smallest fault that would have been found with `probability`, had it been there.
+    """The smallest fault that a measurement would have shown with `probability`.
 
-    kind: "less", "more": of the measured value; "wrong": of calls that are right or wrong.
-    share: how much less or more; of calls, how many are wrong. repeats: values, or calls, that it
-    follows from. blur: share by which medians of two such runs differ, at most, in 99 of 100; None
-    of calls. tolerated: share of what a sound cluster reaches that the bound lets go; None where
-    the promise names none.
+    kind: "less" or "more" for a measured value; "wrong" for calls that are right or wrong.
+    share: relative loss or excess of the value, or share of wrong calls. repeats: number of values
+    or calls. blur: the values' `noise_share`; None for calls. tolerated: share of a sound cluster's
+    value that the bound lets a cluster lose; None if the promise names none.
     """
 
     kind: Literal["less", "more", "wrong"]
@@ -60,34 +60,35 @@ class Detection:
             )
 
     @property
-    def blurred(self) -> bool:
-        """Whether noise hides more than the bound lets go: a loss of twice that might pass."""
+    def too_noisy(self) -> bool:
+        """Whether `blur` exceeds `tolerated`: a loss of twice the tolerated share might pass."""
         return self.blur is not None and self.tolerated is not None and self.blur > self.tolerated
 
     @property
     def text(self) -> str:
-        """Such as "8.1 % less", or "1 wrong call in 52", would have been found."""
+        """The smallest fault as text, such as "8.1 % less" or "1 wrong call in 52"."""
         if self.kind == "wrong":
             return f"1 wrong call in {max(1, math.floor(1 / self.share))}"
         return f"{100 * self.share:.3g} % {self.kind}"
 
     @property
     def doubt(self) -> str:
-        """Why nothing follows from a value within its bound; "" where something does."""
-        if not self.blurred or self.blur is None or self.tolerated is None:
+        """Why a value within its bound is inconclusive; "" if it is conclusive."""
+        if not self.too_noisy or self.blur is None or self.tolerated is None:
             return ""
         return (
             f"too noisy: medians of {self.repeats} repeats differ by up to {100 * self.blur:.3g} %,"
-            f" and the bound lets {100 * self.tolerated:.3g} % go, so that twice as much might pass"
+            f" and the bound tolerates a loss of {100 * self.tolerated:.3g} %, so a loss of twice "
+            "that could pass"
         )
 
 
-def blur(values: Sequence[float], *, rounds_of_three: bool = False) -> float | None:
-    """Share by which medians of two runs like this one differ, at most, in 99 of 100.
+def noise_share(values: Sequence[float], *, rounds_of_three: bool = False) -> float | None:
+    """Largest relative difference of the medians of two such runs in 99 of 100 cases.
 
-    values: one of each repeat. None for a single one, which says nothing of its noise, for 0, and
-    where one is not finite.
-    rounds_of_three: the best of three medians counts where the first one misses its bound.
+    values: one per repeat. None for a single value, which says nothing about its noise, for a
+    median of 0, and if a value is not finite.
+    rounds_of_three: whether the best of three medians counts if the first one misses its bound.
     """
     middle = statistics.median(values)
     if len(values) < 2 or not middle or not all(map(math.isfinite, values)):
@@ -98,7 +99,7 @@ def blur(values: Sequence[float], *, rounds_of_three: bool = False) -> float | N
 
 
 def scale(values: Sequence[float]) -> float:
-    """How far values scatter: their standard deviation where they are few, else their MAD."""
+    """Scatter of `values`: the standard deviation of up to `_FEW` values, else the MAD."""
     if len(values) <= _FEW:
         return statistics.stdev(values)
     middle = statistics.median(values)
@@ -113,16 +114,16 @@ def smallest_loss(
     judged: float | None = None,
     rounds_of_three: bool = False,
 ) -> Detection | None:
-    """How much less each value would have to be for the median to miss `least` with 99 %.
+    """Smallest relative loss of all values by which the median misses `least` with 99 %.
 
-    A run with a share d less has a median of m(1 - d), m being this run's, but for noise: at most
-    m(1 - d)(1 + blur) in 99 of 100. That is below `least` from d = 1 - least / (m (1 + blur)) on.
-    It has two parts: the margin that this run has, and its blur. values, rounds_of_three: as of
-    `blur`. judged: the value that is judged, where it is not the median of `values`: by as much as
-    the two differ another run's may differ too. None where `blur` is, and for a median that misses
-    `least` anyway, or is not above 0.
+    With m as this run's median, a run that loses the share d has a median of m(1 - d) and noise: at
+    most m(1 - d)(1 + noise) in 99 of 100 cases. That is below `least` if d is more than
+    1 - least / (m (1 + noise)), which covers this run's margin and its noise. values,
+    rounds_of_three: as in `noise_share`. judged: the judged value if it is not the median of
+    `values`; the two may differ as much in another run, so their difference is added to the noise.
+    None if `noise_share` is None, or if the median misses `least` already or is not above 0.
     """
-    unsure = blur(values, rounds_of_three=rounds_of_three)
+    unsure = noise_share(values, rounds_of_three=rounds_of_three)
     middle = statistics.median(values) if judged is None else judged
     if unsure is None or not middle >= least or middle <= 0:
         return None
@@ -132,9 +133,9 @@ def smallest_loss(
 
 
 def smallest_excess(values: Sequence[float], most: float) -> Detection | None:
-    """How much more each value would have to be for the median to exceed `most` with 99 %.
+    """Smallest relative excess of all values by which the median exceeds `most` with 99 %.
 
-    A time that is so much longer is a rate that is less: see `smallest_loss`. None for one of 0.
+    A longer time is a lower rate: see `smallest_loss`. None if `most` or a value is not above 0.
     """
     if most <= 0 or min(values) <= 0:
         return None
@@ -143,10 +144,10 @@ def smallest_excess(values: Sequence[float], most: float) -> Detection | None:
 
 
 def smallest_share_wrong(calls: int) -> Detection | None:
-    """Which share of calls must be wrong for one of these calls to be so with 99 %.
+    """Smallest share of wrong calls at which at least one of these calls is wrong with 99 %.
 
-    All of n calls are right with (1 - p)^n, which is 1 % at p = 1 - 0.01^(1/n), about 4.6 / n.
-    None for no call.
+    All of n calls are right with probability (1 - p)^n, which is 1 % at p = 1 - 0.01^(1/n),
+    about 4.6 / n. None if `calls` is 0.
 
     Source: Hanley and Lippman-Hand, "If nothing goes wrong, is everything all right?", JAMA 249,
     1983, whose rule of three is the same for 95 %.

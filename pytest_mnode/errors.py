@@ -4,14 +4,14 @@
     ├── UsageError             a setting or a file the user wrote is wrong
     │   └── SpecError          the page that says what the cluster promises
     ├── ClusterError           nodes could not be started, reached or kept
-    │   └── NodeLostError      a node was there and is gone
+    │   └── NodeLostError      a node that was there is gone
     ├── WorldError             ranks could not be started or did not answer
     │   ├── RankError          a function run in the ranks of a world failed in some
     │   └── EnvironmentContractError   RANK, WORLD_SIZE … are missing or contradict each other
     ├── CheckpointError        a checkpoint could not be written, or none may be used
     └── TimeLimitError         a wait reached its limit; names who did not arrive
 
-Messages are one line unless they carry a traceback of somebody else.
+Messages are one line unless they carry the traceback of other code.
 """
 
 from __future__ import annotations

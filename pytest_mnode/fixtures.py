@@ -1,4 +1,4 @@
-"""The fixtures: those of ranks live in ranks, `cluster` and `node` in the controller."""
+"""The fixtures: rank fixtures live in ranks, `cluster` and `node` in the controller."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SPEC: pytest.StashKey[Spec] = pytest.StashKey()
 
 
 def _rank(fixture: str) -> Rank:
-    """The rank that this process is. Its fixtures do not ask for `request`, which pytest makes anew
-    twice for each fixture of each test."""
+    """The rank of this process. Rank fixtures do not use `request`, because pytest creates it twice
+    for each fixture of each test."""
     if here.rank is None:
         pytest.fail(
             f"{fixture} lives in ranks, and this is the controller: a test or fixture that asks "
@@ -65,7 +65,7 @@ def local_rank(world: World) -> int:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """This rank's accelerator, by local rank; the CPU where the spec promises none."""
+    """This rank's accelerator, by local rank; the CPU if the spec promises no accelerators."""
     return _rank("device").groups.device
 
 
@@ -73,14 +73,14 @@ def device() -> torch.device:
 def process_group() -> Any:
     """The default process group, initialised over all ranks of the world.
 
-    A fixture of any scope may build on it; the ranks and the group live at least as long.
+    A fixture of any scope may depend on it; the ranks and the group outlive that fixture.
     """
     return _rank("process_group").groups.get()
 
 
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
-    """A directory of this test that all its ranks see, new and empty; `tmp_path` is each rank's."""
+    """A new, empty directory that all ranks of this test share; `tmp_path` is each rank's own."""
     _rank("shared_tmp_path")
     follower: Any = request.config.pluginmanager.getplugin("mnode-rank-session")
     if not follower.order.shared_tmp:
@@ -94,7 +94,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Records measured values with what is expected of them; see Measure.__call__."""
+    """Records measured values with their bounds; see Measure.__call__."""
     from pytest_mnode.measure import measure_of
 
     place = here.rank.world if here.rank is not None else None
@@ -104,12 +104,12 @@ def measure(request: pytest.FixtureRequest) -> Measure:
 
 @pytest.fixture(scope="session")
 def spec(request: pytest.FixtureRequest) -> Spec:
-    """The page of what the cluster promises."""
+    """The spec: the page that says what the cluster promises."""
     return spec_of(request.config)
 
 
 def spec_of(config: pytest.Config) -> Spec:
-    """The spec, in the controller as in a rank; where ranks are forked from, it is read once."""
+    """The spec, in the controller or a rank; the fork server reads it once for all its ranks."""
     if RUN in config.stash:
         return config.stash[RUN].spec  # type: ignore[no-any-return]
     if _SPEC not in config.stash:
@@ -121,16 +121,16 @@ def spec_of(config: pytest.Config) -> Spec:
 
 @pytest.fixture
 def cluster(take_cluster: Callable[[], Cluster]) -> Cluster:
-    """The nodes, from the controller: run commands, start worlds and jobs, switch power.
+    """The nodes, driven from the controller: run commands, start worlds and jobs, switch power.
 
-    All nodes, or as many as the mnode mark says, are this test's alone until it ends.
+    All nodes, or as many as the mnode mark says, are leased to this test alone until it ends.
     """
     return take_cluster()
 
 
 @pytest.fixture
 def take_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cluster]]:
-    """Gives `cluster` when it is called: for a test that may find out that it needs no nodes."""
+    """A function that returns `cluster`, for a test that may find out that it needs no nodes."""
     from pytest_mnode.controller.session import run_of
 
     taken: list[Cluster] = []
@@ -150,7 +150,7 @@ def take_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[[], Cluste
 
 @pytest.fixture(name=PORTS_FIXTURE)
 def _fabric_ports(request: pytest.FixtureRequest, spec: Spec) -> PortWatch:
-    """Counters of every fabric port since this file's first test; its test is the file's last."""
+    """Counters of every fabric port since this file's first test; its own test runs last."""
     from pytest_mnode.certificate.results import criterion_name
     from pytest_mnode.controller.session import run_of
     from pytest_mnode.skipping import not_promised
@@ -167,9 +167,9 @@ def _fabric_ports(request: pytest.FixtureRequest, spec: Spec) -> PortWatch:
 
 @pytest.fixture(name=NODE_FIXTURE)
 def _node(request: pytest.FixtureRequest) -> str:
-    """A node's name, in the controller: a test that asks for it runs once for each node.
+    """A node's name, in the controller: a test that uses this fixture runs once for each node.
 
-    The node is not this test's own: with `cluster` beside it, it is.
+    The node is leased to the test only if the test uses `cluster` too.
     """
     from pytest_mnode.controller.session import run_of
 
@@ -191,11 +191,11 @@ def _node(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(name=NODES_FIXTURE)
 def _mnode_nodes(request: pytest.FixtureRequest) -> int:
-    """How many nodes this variant of a test has; set by the mnode mark."""
+    """Number of nodes of this variant of a test; set by the mnode mark."""
     return int(request.param)
 
 
 @pytest.fixture(name=SIZE_FIXTURE)
 def _mnode_size(request: pytest.FixtureRequest) -> int:
-    """How many ranks this variant of a test has; set by the world_size of its class."""
+    """Number of ranks of this variant of a test; set by the world_size of its class."""
     return int(request.param)

@@ -1,7 +1,7 @@
-"""What a certificate keeps of a test besides what it measured.
+"""Facts that a certificate keeps of a test besides its measurements.
 
-What nodes have installed and set, grouped by value, tells what changed between two runs; the keys
-of the spec that the test asked for tell what its measurements follow from.
+Installed versions and settings of the nodes, grouped by value, show what changed between two runs;
+the spec keys that the test requested show the promises that its measurements are judged by.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that may change, such as the driver, a firmware or a kernel setting.
+    """One version or setting of the nodes, such as of the driver, a firmware or the kernel.
 
-    part: such as "firmware". item: such as "mlx5_0"; the part itself where it has one only. values:
-    (value, host list of the nodes that have it), the most frequent first.
+    part: such as "firmware". item: such as "mlx5_0"; equal to `part` if the part has only one item.
+    values: (value, host list of the nodes that have it), the most frequent first.
     """
 
     part: str
@@ -29,15 +29,15 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """Everything that a survey read, in the order of its parts."""
+    """All facts that a survey read, in the order of its parts."""
 
     facts: tuple[Fact, ...]
     kind: Literal["installed"] = "installed"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Keys of the spec that a test asked for by `promised`, such as "fabric.all_reduce_busbw"."""
+class RequestedKeys:
+    """Keys of the spec that a test requested by `promised`, such as "fabric.all_reduce_busbw"."""
 
     keys: tuple[str, ...]
     kind: Literal["asked"] = "asked"

@@ -1,4 +1,4 @@
-"""How measurements of a test decide its outcome, in ranks and in the controller."""
+"""Hooks by which measurements decide a test's outcome, in ranks and in the controller."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Generator
 import pytest
 
 from pytest_mnode import marks
-from pytest_mnode.skipping import ASKED
+from pytest_mnode.skipping import REQUESTED_KEYS
 
 
 class JudgeHooks:
-    """pytest plugin. in_rank: another process describes the reports."""
+    """pytest plugin. in_rank: the controller describes the reports, not this process."""
 
     def __init__(self, *, in_rank: bool) -> None:
         self._in_rank = in_rank
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        ASKED.clear()
+        REQUESTED_KEYS.clear()
         if marks.asks_for(item, "measure"):
             from pytest_mnode.measure import forget
 
@@ -26,25 +26,25 @@ class JudgeHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """A measurement that breaks its bound fails the test, when its body has ended."""
-        __tracebackhide__ = True  # of what the item raises
+        """Fail the test after its body if a measurement breaks its bound."""
+        __tracebackhide__ = True  # hides this frame in tracebacks of the item
         result = yield
         __tracebackhide__ = False
         if marks.asks_for(item, "measure"):
-            from pytest_mnode.installed import Asked
+            from pytest_mnode.installed import RequestedKeys
             from pytest_mnode.measure import judged, kept_by, measure_of
             from pytest_mnode.measurement import Verdict
 
-            if ASKED:
-                measure_of(item, "").chart(Asked(tuple(ASKED)))
+            if REQUESTED_KEYS:
+                measure_of(item, "").chart(RequestedKeys(tuple(REQUESTED_KEYS)))
             if failing := judged(kept_by(item), Verdict.FAIL):
                 pytest.fail(failing, pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        """What could not be measured is an error: inconclusive never passes."""
-        __tracebackhide__ = True  # of what the item raises
+        """Report an error if a value could not be measured: inconclusive never passes."""
+        __tracebackhide__ = True  # hides this frame in tracebacks of the item
         result = yield
         __tracebackhide__ = False
         if marks.asks_for(item, "measure"):

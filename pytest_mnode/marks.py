@@ -1,4 +1,4 @@
-"""Where the body of a test runs, by its `mnode` mark and its fixtures."""
+"""The place where a test's body runs, by its `mnode` mark and its fixtures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANK_FIXTURES = frozenset(
 CLUSTER_FIXTURE = "cluster"
 NODE_FIXTURE = "node"
 NODE_OF_TEST = pytest.StashKey[tuple[str]]()
-"""The one node that a test with that fixture runs for."""
+"""The node for which a test with the `node` fixture runs."""
 PORTS_FIXTURE = "fabric_ports"
 CONTROLLER_FIXTURES = (CLUSTER_FIXTURE, "take_cluster", NODE_FIXTURE, PORTS_FIXTURE)
 NODES_FIXTURE = "_mnode_nodes"
@@ -36,7 +36,7 @@ _COLLECTORS: dict[str, type[pytest.Collector]] = {
     "class": pytest.Class,
 }
 FEWEST_NODES = 2
-"""Nodes of a run in which nothing says how many tests need."""
+"""Number of nodes of a run if neither an option nor a mark gives one."""
 
 MARKER = (
     "mnode(nodes=N or [N, …], procs_per_node=G, min_procs_per_node=G, "
@@ -60,15 +60,15 @@ _ACCEPTED = (
 
 
 LimitOf = Callable[["Spec", Settings, int, int], float]
-"""Seconds, from spec, settings, nodes and ranks per node; never more than --mnode-timeout."""
+"""(spec, settings, nodes, ranks per node) -> seconds; never more than --mnode-timeout."""
 OnFailure = Callable[[Any, "Spec"], "list[Measurement]"]
-"""Measures in the controller what the ranks of a test failed of; gets all nodes of the run, as
+"""Measures in the controller why the ranks of a test failed; gets all nodes of the run, as
 `launchers.nodes.Nodes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldRequest:
-    """The world that a test asks for. nodes None: all; procs_per_node None: the run's default."""
+    """The world that a test requests. nodes: None for all. procs_per_node: None for the default."""
 
     nodes: int | None
     procs_per_node: int | None
@@ -76,12 +76,12 @@ class WorldRequest:
     timeout_s: float | LimitOf
     exclusive: bool
     min_procs_per_node: int = 1
-    """At least as many ranks per node, where they do not need an accelerator each."""
+    """Minimum number of ranks per node; it applies only if ranks run on CPUs."""
     on_failure: OnFailure | None = None
     still_s: float | LimitOf = math.inf
-    """How long no rank may make a call of torch.distributed."""
+    """Seconds without a torch.distributed call of any rank after which the test has hung."""
     size: int | None = None
-    """Ranks on all nodes, where the test's class says so and its mark does not."""
+    """Number of ranks on all nodes, if the test's class gives it and its mark does not."""
 
 
 def fixture_names(item: pytest.Item) -> Sequence[str]:
@@ -89,7 +89,7 @@ def fixture_names(item: pytest.Item) -> Sequence[str]:
 
 
 def asks_for(item: pytest.Item, name: str) -> bool:
-    """Whether this test gets our fixture of that name, and not another plugin's.
+    """Whether this test gets this plugin's fixture `name`, and not another plugin's.
 
     Many test suites have fixtures named `device` or `rank`.
     """
@@ -100,12 +100,12 @@ def asks_for(item: pytest.Item, name: str) -> bool:
 
 
 def _is_ours(definitions: Sequence[Any], name: str) -> bool:
-    """Whether the last of these fixtures, which overrides the others, is ours or uses ours."""
+    """Whether the last definition, which overrides the others, is this plugin's or uses it."""
     for definition in reversed(definitions):
         if definition.func.__module__ == "pytest_mnode.fixtures":
             return True
         if name not in definition.argnames:
-            return False  # overridden, without asking for ours underneath
+            return False  # overrides this plugin's fixture without using it
     return False
 
 
@@ -114,7 +114,7 @@ def _rank_fixtures(item: pytest.Item) -> list[str]:
 
 
 def controller_fixtures(item: pytest.Item) -> list[str]:
-    """The fixtures of a test that live in the controller."""
+    """The fixtures of a test that run in the controller."""
     return [name for name in CONTROLLER_FIXTURES if asks_for(item, name)]
 
 
@@ -133,9 +133,9 @@ def takes_nodes(item: pytest.Item) -> bool:
 
 
 def wide_fixtures_node(item: pytest.Item) -> pytest.Collector | None:
-    """The collector for which the widest fixture of this test lives that is built on ranks.
+    """The collector of the widest fixture of this test that depends on rank fixtures.
 
-    None where there is no such fixture wider than the test.
+    None if no such fixture is wider than the test.
     """
     known = getattr(item, "_fixtureinfo", None)
     definitions = {n: d[-1] for n, d in known.name2fixturedefs.items() if d} if known else {}
@@ -149,7 +149,7 @@ def wide_fixtures_node(item: pytest.Item) -> pytest.Collector | None:
 
 
 def _is_built_on_ranks(definition: Any, definitions: dict[str, Any], seen: frozenset[str]) -> bool:
-    """Whether a fixture that is not ours asks for one of a rank, itself or by others."""
+    """Whether a fixture of other code depends on a rank fixture, directly or indirectly."""
     if definition.func.__module__ == "pytest_mnode.fixtures":
         return False
     return any(
@@ -164,7 +164,7 @@ def _is_built_on_ranks(definition: Any, definitions: dict[str, Any], seen: froze
 
 
 def contradiction(item: pytest.Item) -> str | None:
-    """Why a test cannot run: it has fixtures of the controller and of ranks."""
+    """Why a test cannot run, if it uses fixtures of the controller and of ranks; else None."""
     mixed, own = _rank_fixtures(item), controller_fixtures(item)
     if mixed and own:
         return (
@@ -176,7 +176,7 @@ def contradiction(item: pytest.Item) -> str | None:
 
 
 def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
-    """Raises pytest.UsageError, one line, for a marker that makes no sense."""
+    """The world that a test requests. Raises pytest.UsageError, one line, for an invalid mark."""
     given: dict[str, Any] = {}
     for mark in reversed(list(item.iter_markers("mnode"))):  # the closest mark wins
         _check(item.nodeid, mark)
@@ -188,7 +188,7 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
             f"{item.nodeid}: @pytest.mark.mnode(nodes={nodes!r}): a method of unittest, or a mark "
             "given after collection, makes no variants; give one whole number of 1 or more"
         )
-    # Bodies that were written for processes of their own leave what they like in them.
+    # Tests written for processes of their own may leave any state behind in them.
     of_its_own = suite_of(getattr(item, "cls", None)) is Suite.PROCESSES
     size = None if "procs_per_node" in given else size_of(item)
     if size and nodes and size % nodes:
@@ -210,7 +210,7 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
 
 
 def may_leave(item: pytest.Item) -> list[str]:
-    """Patterns of what a test may leave behind in its rank, of its marks and of the run."""
+    """Patterns of leftovers that a test may leave in its rank, from its marks and the run."""
     found = list(may_leave_of(item.config))
     for mark in item.iter_markers("mnode"):
         given = mark.kwargs.get("may_leave", ())
@@ -258,7 +258,7 @@ def _is_count(value: object) -> bool:
 
 
 def parametrise_nodes(metafunc: pytest.Metafunc) -> None:
-    """`nodes=[1, 2, 4]` makes one test of each number."""
+    """Make one variant of a test for each number of `nodes=[1, 2, 4]`."""
     for mark in metafunc.definition.iter_markers("mnode"):
         nodes = mark.kwargs.get("nodes")
         if nodes is None:
@@ -273,7 +273,7 @@ def parametrise_nodes(metafunc: pytest.Metafunc) -> None:
 
 
 def parametrise_node(metafunc: pytest.Metafunc, settings: Settings) -> None:
-    """A test that asks for our `node` runs once for each node, as node0, node1, …"""
+    """Make one variant per node, node0, node1, …, of a test that uses the `node` fixture."""
     if not _is_ours(metafunc._arg2fixturedefs.get(NODE_FIXTURE, ()), NODE_FIXTURE):
         return
     marks = metafunc.definition.iter_markers("mnode")

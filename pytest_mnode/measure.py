@@ -1,4 +1,4 @@
-"""What tests measure, kept with the test and judged when its body has ended."""
+"""Measurements of tests, kept with the test and judged when its body has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHARTS = pytest.StashKey[list[Chart]]()
 
 
 class Measure:
-    """The `measure` fixture: call it with what was measured and what was expected."""
+    """The `measure` fixture: call it with a measured value and its bound."""
 
     def __init__(
         self, kept: list[Measurement], where: str, charts: list[Chart] | None = None
@@ -46,12 +46,12 @@ class Measure:
     ) -> Measurement:
         """Record a value, judged when the test's body has ended.
 
-        value: None where it could not be measured, which is inconclusive and never passes.
+        value: None if it could not be measured, which is inconclusive and never passes.
         at_least, at_most, equals: at most one of them, in `unit`, widened by `tolerance`.
-        source: where the bound comes from. culprit: what to blame where it is broken.
-        detection: the smallest fault that it would have shown, as `detection.smallest_loss` says.
-        Raises TypeError for more than one bound and for a value that is no number, ValueError for
-        a bound that cannot be judged.
+        source: where the bound comes from. culprit: node, NIC or rank to blame if it is broken.
+        detection: the smallest fault that it would have shown; see `detection.smallest_loss`.
+        Raises TypeError for more than one bound and for a value that is not a number, and
+        ValueError for a bound that cannot be judged.
         """
         measurement = Measurement(
             name=name,
@@ -68,15 +68,15 @@ class Measure:
         return measurement
 
     def record(self, measurements: Measurement | Iterable[Measurement]) -> None:
-        """Record what was judged elsewhere, to be judged with the test."""
+        """Record measurements made elsewhere; they are judged with the test."""
         given = [measurements] if isinstance(measurements, Measurement) else measurements
         self._kept.extend(replace(m, where=m.where or self._where) for m in given)
 
     def chart(self, *charts: Chart) -> None:
-        """Keep curves, matrices, timelines and such for the certificate and its page.
+        """Keep charts, such as curves and timelines, for the certificate and its page.
 
-        They are not judged: measure what is expected of them. Raises ValueError for a number that
-        is not finite, of which JSON has none.
+        Charts are not judged: record judged values as measurements. Raises ValueError for a number
+        that is not finite, because JSON has none.
         """
         for chart in charts:
             try:
@@ -107,7 +107,7 @@ def _bound(
 
 
 def measure_of(item: pytest.Item, where: str) -> Measure:
-    """The measure of a test; what it keeps goes with the test."""
+    """The Measure of a test; its values are kept in the test's stash."""
     return Measure(item.stash.setdefault(KEPT, []), where, item.stash.setdefault(CHARTS, []))
 
 
@@ -120,23 +120,23 @@ def charts_kept_by(item: pytest.Item) -> list[Chart]:
 
 
 def forget(item: pytest.Item) -> None:
-    """A test that runs again starts with nothing measured."""
+    """Drop the measurements and charts of a test before it runs again."""
     item.stash.setdefault(KEPT, []).clear()
     item.stash.setdefault(CHARTS, []).clear()
 
 
 def judged(measurements: list[Measurement], verdict: Verdict) -> str:
-    """Lines of the measurements with this verdict; "" where there are none.
+    """One line per measurement with this verdict; "" if there are none.
 
-    Without the rank that measured, which heads the report: equal lines of ranks are shown once.
+    Lines do not name the rank, which the report's heading names, so that equal lines show once.
     """
     return "\n".join(str(replace(m, where="")) for m in measurements if m.verdict is verdict)
 
 
 def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
-    """Measurements of all ranks, one for each name: the worst, which says which rank it was.
+    """The worst measurement of all ranks for each name; its `where` names the rank.
 
-    What all ranks agree on was measured by all of them.
+    `where` names all ranks if all of them measured the same.
     """
     best: dict[str, Measurement] = {}
     met: dict[str, list[Measurement]] = {}
@@ -150,7 +150,7 @@ def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
 
 
 def charts_of(by_rank: Iterable[Iterable[Chart]]) -> list[Chart]:
-    """Charts of all ranks, equal ones once: what is agreed was measured by all of them."""
+    """Charts of all ranks without duplicates: ranks that agree on values record equal charts."""
     return list(dict.fromkeys(chart for charts in by_rank for chart in charts))
 
 

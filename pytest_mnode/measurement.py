@@ -1,4 +1,4 @@
-"""The one result: a measurement, the bound it is judged by, and its verdict; curves beside it."""
+"""A measurement, the bound it is judged by and its verdict; curves of measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
 
 class Relation(StrEnum):
-    """How a measured value must stand to its bound."""
+    """The required relation of a measured value to its limit."""
 
     AT_LEAST = "at least"
     AT_MOST = "at most"
@@ -50,7 +50,7 @@ class Bound:
 
     @property
     def accepted(self) -> tuple[float, float]:
-        """Lowest and highest value that keep this bound; infinite where there is no such edge."""
+        """Lowest and highest value that keep this bound; infinite if there is no such edge."""
         low, high = self.limit - self.tolerance, self.limit + self.tolerance
         match self.relation:
             case Relation.AT_LEAST:
@@ -65,12 +65,12 @@ class Bound:
         return self.margin(value) >= 0
 
     def margin(self, value: float) -> float:
-        """Distance from `value` to the nearest edge; negative where the bound is broken."""
+        """Distance from `value` to the nearest edge; negative if the bound is broken."""
         low, high = self.accepted
         return min(value - low, high - value)
 
     def relative_margin(self, value: float) -> float | None:
-        """`margin` as a share of the limit; None where a pass has no room to lose: 0, or exact."""
+        """`margin` as a share of the limit; None for a limit of 0 and for an exact bound."""
         exact = self.relation is Relation.EQUALS and not self.tolerance
         return None if exact or not self.limit else self.margin(value) / abs(self.limit)
 
@@ -80,7 +80,7 @@ class Bound:
         return f"{self.relation.value} {limit} (tolerance {_digits(self.tolerance)})"
 
     def short(self, unit: str = "") -> str:
-        """The same in few columns, such as "≥ 170 ± 0 Mbit/s"."""
+        """Short form of `text`, such as "≥ 170 ± 0 Mbit/s"."""
         sign = {Relation.AT_LEAST: "≥", Relation.AT_MOST: "≤", Relation.EQUALS: "="}[self.relation]
         return f"{sign} {_digits(self.limit)} ± {_digits(self.tolerance)} {unit}".rstrip()
 
@@ -105,15 +105,15 @@ def equals(limit: float, tolerance: float = 0.0) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One measured value and what it is judged on.
+    """One measured value and the bound it is judged by.
 
-    value: None (or not finite) where it could not be measured: inconclusive, never a pass.
+    value: None (or not finite) if it could not be measured: inconclusive, never a pass.
     expected: None for a value that is only recorded, not judged.
     source: where the bound comes from, such as "fabric.line_rate_mbit_s 200 × 0.85".
-    culprit: node, NIC, rank or setting to blame where the bound is broken; dropped where it holds.
+    culprit: node, NIC, rank or setting to blame if the bound is broken; dropped if it holds.
     note: why a value is missing, or anything a reader should know.
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
-    detection: the smallest fault that it would have shown; None where that is not known.
+    detection: the smallest fault that it would have shown; None if not known.
 
     Raises TypeError for a value that is neither a number nor None.
     """
@@ -147,7 +147,7 @@ class Measurement:
     ) -> Self:
         """A value that could not be measured: inconclusive, with the reason.
 
-        expected: `equals(0)` where none is given, so that the missing value is never a pass.
+        expected: `equals(0)` if none is given, so that the missing value is never a pass.
         """
         return cls(name, None, unit, expected or equals(0), source, culprit, note=why)
 
@@ -162,9 +162,9 @@ class Measurement:
         unsure: str = "",
         note: str = "",
     ) -> Self:
-        """A count that must be zero: of the culprits named, or `count` where that is given.
+        """A count that must be zero: the number of `culprits`, or `count` if given.
 
-        unsure: why it may be more; then zero is inconclusive.
+        unsure: why the real count may be higher; a count of zero is then inconclusive.
         """
         named = list(culprits)
         value = len(named) if count is None else count
@@ -175,7 +175,7 @@ class Measurement:
 
     @property
     def known(self) -> float | None:
-        """The value; None for one that is not finite too: it could not be measured."""
+        """The value; None if it could not be measured: missing or not finite."""
         return self.value if self.value is not None and math.isfinite(self.value) else None
 
     @property
@@ -187,7 +187,7 @@ class Measurement:
     def verdict(self) -> Verdict | None:
         """Pass, fail or inconclusive; None for a value that is recorded and not judged.
 
-        A value within its bound is inconclusive where its noise hides more than the bound lets go.
+        A value within its bound is inconclusive if its noise exceeds what the bound tolerates.
         """
         if self.expected is None:
             return None
@@ -195,12 +195,12 @@ class Measurement:
             return Verdict.INCONCLUSIVE
         if not self.expected.holds(self.known):
             return Verdict.FAIL
-        blurred = self.detection is not None and self.detection.blurred
-        return Verdict.INCONCLUSIVE if blurred else Verdict.PASS
+        too_noisy = self.detection is not None and self.detection.too_noisy
+        return Verdict.INCONCLUSIVE if too_noisy else Verdict.PASS
 
     @property
     def margin(self) -> float | None:
-        """Distance to the bound in `unit`, negative where it is broken; None if not judged."""
+        """Distance to the bound in `unit`, negative if it is broken; None if not judged."""
         known, expected = self.known, self.expected
         return None if known is None or expected is None else expected.margin(known)
 
@@ -239,12 +239,12 @@ def listed(texts: Iterable[str], most: int = 4, separator: str = "; ") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One size. Times are of one call, over the repeats, each by its slowest rank.
+    """Results of one size. Times are of one call over the repeats, each of its slowest rank.
 
-    size_bytes: as moved, in nccl-tests' meaning of the collective's size.
-    time_p99_us: no more than one repeat in a hundred took longer; with fewer than a hundred
-    repeats that is the slowest. The bandwidths are those of the median. wrong: values that did not
-    come right, over all ranks.
+    size_bytes: size of the collective as nccl-tests defines it.
+    time_p99_us: at most one repeat in a hundred took longer; with fewer than a hundred repeats, the
+    slowest. The bandwidths follow from the median time. wrong: number of wrong values over all
+    ranks.
     """
 
     size_bytes: int
@@ -260,11 +260,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A collective over sizes, rising. A size that could not be measured has no point.
+    """A collective over ascending sizes. A size that could not be measured has no point.
 
-    collective: torch.distributed's name. algorithm: "ring" where a ring is known to have moved the
-    data, "default" where the library chose. backend: such as nccl. line_gbytes_s: bus bandwidth at
-    line rate. expected: of the bus bandwidth at each of `judged_bytes`, in GB/s.
+    collective: torch.distributed's name. algorithm: "ring" if a ring is known to have moved the
+    data, "default" if the library chose. backend: such as nccl. line_gbytes_s: bus bandwidth at
+    line rate. expected: bound of the bus bandwidth at each of `judged_bytes`, in GB/s.
     """
 
     collective: str
@@ -279,13 +279,13 @@ class Curve:
 
 
 def last_digit(values: Iterable[float]) -> float:
-    """Of finite values: one last digit of that printed with most, 0.01 of 9.99 and 10; else 0."""
+    """Smallest unit in the last printed digit of finite values: 0.01 for 9.99 and 10; 0 if none."""
     exponents = (Decimal(_digits(value)).as_tuple().exponent for value in values)
     return min((float(f"1e{exponent}") for exponent in exponents), default=0.0)
 
 
 def _number(what: str, value: Any) -> float:
-    """A plain int or float; scalars of numpy and torch are numbers too, text is not."""
+    """`value` as an int or float; numpy and torch scalars are accepted, text is not."""
     if type(value) in (int, float):
         return value  # type: ignore[no-any-return]
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
@@ -294,7 +294,7 @@ def _number(what: str, value: Any) -> float:
 
 
 def _digits(value: float) -> str:
-    """Whole numbers in full, so that 1234567 and 1234568 differ to the eye; else six digits."""
+    """Whole numbers in full, so that 1234567 and 1234568 print differently; else six digits."""
     if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
     return f"{value:.6g}"

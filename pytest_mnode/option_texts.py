@@ -1,4 +1,4 @@
-"""An option, and readers of the texts of options: each gives a value, or says what is accepted."""
+"""The Option class and parsers of option texts: each returns a value or raises a usage error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The text of an option and where it was given; a relative path starts from `directory`."""
+    """The text of an option and its origin; a relative path starts from `directory`."""
 
     where: str
     text: str
@@ -32,7 +32,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option; `initial` is the text where nobody gives one; see: the page of docs/ with more."""
+    """An option. initial: its default text. see: the page of docs/ with details."""
 
     name: str
     metavar: str
@@ -56,7 +56,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """As many nodes as are free, and `at_most` of them."""
+    """All nodes that are free, but at most `at_most` of them."""
 
     at_most: int
 
@@ -138,12 +138,12 @@ def path(given: Given) -> Path | None:
         return None
     try:
         return given.directory / Path(given.text).expanduser()
-    except RuntimeError as error:  # of "~name", where nobody has the name
+    except RuntimeError as error:  # "~name" of an unknown user
         raise given.wrong(f"a path ({error})") from None
 
 
 def new_file(given: Given) -> Path | None:
-    """A file that can be written: its directory is there, and it is no directory itself."""
+    """The path of a file in an existing directory; the path is not a directory itself."""
     found = path(given)
     if found is not None and (found.is_dir() or not found.parent.is_dir()):
         raise given.wrong("a file in a directory that exists", str(found))
@@ -156,6 +156,6 @@ def directory(given: Given) -> Path | None:
     try:
         if found is not None and found.exists() and not found.is_dir():
             raise given.wrong(accepted, str(found))
-    except OSError as error:  # the name is too long, or what is above it may not be read
+    except OSError as error:  # the name is too long, or a parent directory cannot be read
         raise given.wrong(f"{accepted} ({error.strerror})") from None
     return found

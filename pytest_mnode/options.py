@@ -1,7 +1,7 @@
 """Options and ini keys: each is described once, in `OPTIONS`.
 
-`python -m pytest_mnode.options` prints them as docs/tests.md has them. Imports nothing heavy: every
-pytest run pays for it.
+`python -m pytest_mnode.options` prints the table in docs/tests.md. Imports nothing slow: every
+pytest run imports this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_mnode import option_texts
 from pytest_mnode.option_texts import Given, Option
 
 RUN: pytest.StashKey[Any] = pytest.StashKey()
-"""Where a config keeps its run (controller.session.Run), once there is one."""
+"""Stash key of a config's run (controller.session.Run), once there is one."""
 
 LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm", "kubernetes")
 REUSE = ("warm", "group", "fresh")
@@ -26,10 +26,10 @@ BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the user asked for, by field of `OPTIONS`; None where nothing was given.
+    """The user's settings, by field of `OPTIONS`; None if nothing was given.
 
-    free_at_most: with `--mnode-nodes=free`, how many of the free nodes at most; None for a number.
-    on: names of the nodes to use, once the free ones are known; (): the launcher chooses.
+    free_at_most: most nodes to use with `--mnode-nodes=free`; None if that option is a number.
+    on: names of the nodes to use, once the free ones are known; () if the launcher chooses.
     """
 
     nodes: int | None = None
@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def certifies(self) -> bool:
-        """Whether a certificate is to be written somewhere, also of a run without ranks."""
+        """Whether a certificate is to be written, also for a run without ranks."""
         return bool(self.report_dir or self.history_dir or self.prometheus)
 
 
@@ -228,14 +228,14 @@ _LOCATE = "measure every path between two nodes, also of more than 64 nodes"
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Every option also as an ini key, `mnode_*`."""
+    """Add every option, and an ini key `mnode_*` for each."""
     group = parser.getgroup("mnode", "multi-node training clusters")
     for option in OPTIONS.values():
         group.addoption(
             option.flag, dest=option.ini_key, metavar=option.metavar, help=option.full_help
         )
         parser.addini(option.ini_key, f"as {option.flag}", default=option.initial)
-    # Without a value, or it would take the next word, often a path of tests, as its value.
+    # It has no value: an optional one would take the next word, often a path of tests.
     group.addoption("--mnode-locate", action="store_true", help=_LOCATE)
 
 
@@ -248,19 +248,19 @@ def read_settings(config: pytest.Config) -> Settings:
 
 
 def locate_budget_s(config: pytest.Config) -> float:
-    """How long to look for what slows the fabric; in ranks as in the controller."""
+    """Seconds to spend on locating slow links, in ranks and in the controller."""
     return option_texts.seconds(_given(config, OPTIONS["locate_budget_s"]))
 
 
 def may_leave_of(config: pytest.Config) -> tuple[str, ...]:
-    """Patterns of what every test may leave behind in its rank."""
+    """Patterns of leftovers that every test may leave in its rank."""
     option = OPTIONS["may_leave"]
     found: tuple[str, ...] = option.read(_given(config, option))
     return found
 
 
 def debug_rank_of(config: pytest.Config) -> int | None:
-    """The rank that is to be debugged, where one is named."""
+    """The rank to debug; None if not given."""
     option = OPTIONS["debug_rank"]
     found: int | None = option.read(_given(config, option))
     return found

@@ -1,8 +1,8 @@
-"""Other pytest plugins that matter to tests in ranks: which of their hooks run where.
+"""Selects which hooks of other pytest plugins run in the controller and which in ranks.
 
 A test in ranks goes through pytest's protocol twice, once in the controller and once in each rank.
-What a plugin does in setup, body and teardown is done in ranks, and what it puts around them
-(hook wrappers) is there in both; what it does with reports is done in the controller alone.
+A plugin's hooks of setup, body and teardown run in ranks, its wrappers around these hooks run in
+both, and its hooks of reports run in the controller alone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PHASES = (
 )
 _REPORTS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
 _RANKS_ALONE = "_hypothesis_pytestplugin"
-"""Its wrappers ask for the fixtures of a test, which are set up in ranks."""
+"""Its wrappers run in ranks alone: they need the test's fixtures, which are set up there."""
 _HOOKS = pytest.StashKey[dict[str, Any]]()
 
 
 def other_loops(manager: pytest.PytestPluginManager) -> dict[str, Any]:
-    """Plugins that run tests in a way of their own, such as several times, by name."""
+    """Plugins with their own loop for running tests, such as repeats, by name."""
     return {
         impl.plugin_name: impl.plugin
         for impl in manager.hook.pytest_runtest_protocol.get_hookimpls()
@@ -37,18 +37,18 @@ def other_loops(manager: pytest.PytestPluginManager) -> dict[str, Any]:
 
 
 def one_protocol(manager: pytest.PytestPluginManager) -> Any:
-    """pytest's own protocol inside the wrappers of all plugins, but no plugin's own loop.
+    """pytest's own protocol inside the wrappers of all plugins, without any plugin's own loop.
 
-    How often a test runs is for the controller to decide: it waits for each rank once.
+    The controller decides how often a test runs, because it waits for each rank once.
     """
     others = other_loops(manager).values()
     return manager.subset_hook_caller("pytest_runtest_protocol", others)
 
 
 def give_controller_hooks(items: Iterable[pytest.Item]) -> None:
-    """Leave of setup, body and teardown of these tests what other plugins put around them.
+    """Keep, of the setup, body and teardown hooks of these tests, other plugins' wrappers only.
 
-    That our own plugin for tests in ranks does what is inside is then all that is left.
+    Inside the wrappers only this package's plugin for tests in ranks is left.
     """
 
     def is_outside(impl: Any) -> bool:
@@ -59,15 +59,15 @@ def give_controller_hooks(items: Iterable[pytest.Item]) -> None:
 
 
 def give_rank_hooks(items: Iterable[pytest.Item]) -> None:
-    """Leave the reports of these tests to pytest and to us: others get them in the controller."""
+    """Limit report hooks to pytest and this package: others get reports in the controller."""
     items = list(items)
     for item in items:
-        _ = item.location  # found out once, and not in each rank
+        _ = item.location  # computed once here, not in each rank
     _give_hooks(items, _REPORTS, lambda impl: _is_of(impl.plugin, ("_pytest", "pytest_mnode")))
 
 
 def in_ranks(item: pytest.Item) -> bool:
-    """Whether a test has hooks given to it, in this process."""
+    """Whether the hooks of a test were replaced in this process."""
     return isinstance(item, _WithHooks)
 
 
@@ -98,7 +98,7 @@ def _give_hooks(
 
 
 class _WithHooks:
-    """Mixed into the class of a pytest item: plugins reach its hooks by no other way."""
+    """Mixin for the class of a pytest item, because hooks are reached only through its `ihook`."""
 
     __slots__ = ()
 
@@ -120,6 +120,6 @@ class _Relay:
 
 @cache
 def _class_of(kind: type[pytest.Item]) -> type[pytest.Item]:
-    """Looks the same: its name is in what pytest prints."""
+    """A subclass with the same name, because pytest prints the name."""
     space = {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return new_class(kind.__name__, (_WithHooks, kind), {}, lambda own: own.update(space))

@@ -1,4 +1,4 @@
-"""What every path between two nodes carried, small enough for hundreds of nodes."""
+"""Rates of every path between two nodes, in tables compact enough for hundreds of nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 
 class State(StrEnum):
-    """What is known of a node, a rail or a path."""
+    """The state of a node, a rail or a path."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -20,7 +20,7 @@ class State(StrEnum):
 
     @property
     def letter(self) -> str:
-        """In tables: p, f, s, or - for what was not tested."""
+        """The letter of this state in tables: p, f, s, or - if not tested."""
         return "-" if self is State.NOT_TESTED else self.value[0]
 
 
@@ -33,10 +33,10 @@ _RATES = re.compile(r"(?:\s*(?:-|\d+(?:\.\d+)?)(?!\S))*\s*")
 
 @dataclass(frozen=True, slots=True)
 class PathRates:
-    """Tables of a run; rows are in the order of `nodes`.
+    """Path and rail tables of a run; rows are in the order of `nodes`.
 
-    rails: names of the NICs, or groups of NICs, that every node has. bound_mbits_s: what a rail
-    must carry. states: a row per sender, with the letter (`State.letter`) of each receiver.
+    rails: names of the NICs, or groups of NICs, that every node has. bound_mbits_s: lowest accepted
+    rate of a rail. states: a row per sender, with the letter (`State.letter`) of each receiver.
     mbits_s: a row per sender, with whole Mbit/s per receiver on the path's slowest rail, or "-",
     separated by blanks. rail_states: a row per node, with a letter per rail. rail_mbits_s: a row
     per node, with the best rate of each rail's slower direction.
@@ -82,7 +82,7 @@ class PathRates:
 
 
 def parts(nodes: Iterable[str], tables: Iterable[PathRates]) -> tuple[tuple[str, ...], ...]:
-    """Groups of these nodes that paths connect, directly or by way of others; largest first."""
+    """Groups of `nodes` that paths connect, directly or through other nodes; largest first."""
     part = {name: [name] for name in nodes}
     left = len(part)
     for one, other in (pair for table in tables for pair in table.connected()):

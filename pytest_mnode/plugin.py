@@ -1,4 +1,4 @@
-"""pytest's hooks: where each test runs, and what is reported at the end.
+"""This package's pytest hooks: they place each test and report at the end.
 
 Every pytest run in an environment with this package loads this module. Modules that a run without
 ranks does not need are imported where they are used.
@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(WorkerErrors(), "mnode-worker-errors")
     config.stash[STOP_RULES] = stop_rules.StopRules()
     config.pluginmanager.register(config.stash[STOP_RULES], "mnode-stop-rules")
-    # Also without an option of ours: a run may be made once tests are collected, after -k.
+    # Needed without an --mnode option too: a run may be created once tests are collected.
     config.pluginmanager.register(Narrowing(), "mnode-narrowing")
     if settings.discover is not None:
         _discover_instead(config, settings)
@@ -85,7 +85,7 @@ def _check_faults(config: pytest.Config, settings: options.Settings) -> None:
 
 
 def _discover_instead(config: pytest.Config, settings: options.Settings) -> None:
-    """No test is run: a first spec is written from what the nodes have."""
+    """Run no test; write a first spec from the facts of the nodes."""
     from pytest_mnode.controller.session import Run
     from pytest_mnode.discover.session import Discovery, settings_to_discover
 
@@ -98,7 +98,7 @@ def _discover_instead(config: pytest.Config, settings: options.Settings) -> None
 
 
 def _follows(config: pytest.Config) -> bool:
-    """Whether this session is that of a fork server or a rank."""
+    """Whether this is the session of a fork server or a rank."""
     return config.pluginmanager.has_plugin("mnode-rank-session")
 
 
@@ -112,7 +112,7 @@ def _is_xdist_worker(config: pytest.Config) -> bool:
 
 
 def _run(config: pytest.Config) -> Run | None:
-    """The run of this process, where there is one; None in a rank."""
+    """The run of this process; None if there is none, and in a rank."""
     return None if _follows(config) else config.stash.get(options.RUN, None)
 
 
@@ -155,7 +155,7 @@ def _make_run(config: pytest.Config) -> Run:
 
 
 def _choose_free_nodes(config: pytest.Config) -> None:
-    """Ranks and workers of pytest-xdist read this process's options: they get the number."""
+    """Choose free nodes and set their number as the option that ranks and xdist workers read."""
     from pytest_mnode.controller.free_nodes import on_free_nodes
 
     settings = config.stash[SETTINGS] = on_free_nodes(config.stash[SETTINGS])
@@ -165,7 +165,7 @@ def _choose_free_nodes(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Nodes come up and torch is imported while pytest collects."""
+    """Start the nodes and the import of torch while pytest collects."""
     config = session.config
     run = _run(config)
     if run is None or _is_xdist_worker(config) or run.nodes is None:
@@ -195,7 +195,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Test modules of ranks import torch, here too."""
+    """Collect without garbage collection: test modules of ranks import torch here too."""
     if _run(session.config) is None:
         return (yield)
     from pytest_mnode.processes import made_to_stay
@@ -214,7 +214,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if _follows(config):
         if any(marks.asks_for(item, "spec") for item in session.items):
-            with contextlib.suppress(MnodeError):  # the fixture will say it
+            with contextlib.suppress(MnodeError):  # the fixture reports the error
                 spec_of(config)
         return
     if _only_shows(config):
@@ -223,7 +223,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not items:
         return
     for item in items:
-        marks.world_request(item, config.stash[SETTINGS])  # raises for a mark that makes no sense
+        marks.world_request(item, config.stash[SETTINGS])  # raises for an invalid mark
     run = _make_run(config)
     if not config.pluginmanager.has_plugin(RANK_TESTS):
         if any(marks.asks_for(item, marks.PORTS_FIXTURE) for item in items):
@@ -262,13 +262,13 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     run = _run(config)
     if run is None or (run.settings.nodes is not None and not run.holds_nodes):
         return []
-    # Only now it is known how many nodes the tests ask for.
+    # How many nodes the tests request is known only after collection.
     return [run.header()] if run.launcher else []
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """pytest-timeout's limit for a test in ranks: kept by the controller, which can name ranks."""
+    """Leave pytest-timeout's limit of a test in ranks to the controller, which can name ranks."""
     if (follower := item.config.pluginmanager.getplugin("mnode-rank-session")) is not None:
         follower.limit(settings.timeout, settings.func_only)
         return True
@@ -279,7 +279,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _follows(item.config) and (why := marks.contradiction(item)):
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
-    if not _follows(item.config) and (why := item.config.stash[STOP_RULES].missing_for(item)):
+    if not _follows(item.config) and (why := item.config.stash[STOP_RULES].stop_reason(item)):
         pytest.fail(why, pytrace=False)
 
 
@@ -294,6 +294,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if SETTINGS not in config.stash or _follows(config):
         return
     if (run := _run(config)) is not None:
-        # A second Ctrl-C ends this process at once; what is left ends without it.
+        # A second Ctrl-C ends this process at once; its remaining processes end by themselves.
         with contextlib.suppress(KeyboardInterrupt):
             run.close()

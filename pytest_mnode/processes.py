@@ -1,4 +1,4 @@
-"""Linux processes: names, ending with a parent, finding and ending trees of them."""
+"""Linux processes: naming, ending with a parent, finding and ending process trees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
 def set_name(name: str) -> None:
-    """The name that process listings show (15 bytes of it)."""
+    """Set the name that process listings show (its first 15 bytes)."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _libc.prctl(_PR_SET_NAME, ctypes.addressof(buffer), 0, 0, 0)
 
@@ -42,7 +42,7 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Pids of the direct children of all threads of `pid`; empty where it is gone."""
+    """Pids of the direct children of all threads of `pid`; empty if it is gone."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         if not _CHILDREN.exists():
@@ -63,7 +63,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Signal a process, if it is there. 0 stands for the caller's own group, and −1 for all."""
+    """Signal a process if it exists; never 0 (the caller's own group), −1 (all) or 1 (init)."""
     if pid <= 1:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -120,21 +120,21 @@ def end_started_with(variable: str, value: str, grace_s: float = 1.0, limit_s: f
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; those of a gone process where there is none."""
+    """Fields of /proc/PID/stat from the state on; state X and zeros if the process is gone."""
     try:
-        # The name before the state may hold anything, blanks and brackets too.
+        # The name before the state may contain any character, also blanks and brackets.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return ["X", *["0"] * 6]
 
 
 def has_ended(pid: int) -> bool:
-    """Whether nothing of a process runs any more, waited for or not."""
+    """Whether a process has ended, reaped or not."""
     return _stat(pid)[0] in "XZ"
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process has ended, or is on its way: its first process ends after a namespace."""
+    """Whether a process has ended or is exiting: a PID namespace's first process exits last."""
     fields = _stat(pid)
     return fields[0] in "XZ" or bool(int(fields[6]) & _PF_EXITING)
 
@@ -145,7 +145,7 @@ def is_running(pid: int) -> bool:
 
 
 def why_silent(pid: int) -> str:
-    """What keeps a process from answering, as far as the kernel knows; "" where nothing does."""
+    """Why a process does not answer, by its state in the kernel; "" if the state is no reason."""
     return {
         "T": "its process is stopped (SIGSTOP)",
         "t": "its process is stopped by a debugger",
@@ -157,10 +157,10 @@ def why_silent(pid: int) -> str:
 
 @contextlib.contextmanager
 def made_to_stay() -> Iterator[None]:
-    """What is made inside stays until this process ends: the garbage collector passes it over.
+    """Exempt all objects created inside from garbage collection until this process ends.
 
-    `import torch` makes 300,000 objects that stay. To look through them, while they are made and
-    when Python ends, is a third of the CPU time that a process pays for torch.
+    `import torch` creates 300,000 objects that stay. Scanning them, during the import and when
+    Python ends, takes a third of the CPU time that torch costs a process.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -175,9 +175,9 @@ def made_to_stay() -> Iterator[None]:
 def guard_forks() -> None:
     """Before each fork, wait until no thread is making or ending its Python thread state.
 
-    The child would inherit the lock of all thread states, and hang in os.fork: CPython before
-    3.11.10 (gh-112275). Threads of a process group take it, and workers of a DataLoader are forked
-    beside them: on busy cores, 4 of 100 worlds of four ranks hung.
+    Otherwise the child may inherit the lock of all thread states and hang in os.fork: CPython
+    before 3.11.10 (gh-112275). Threads of a process group take this lock, and workers of a
+    DataLoader are forked beside them: on busy cores, 4 of 100 worlds of four ranks hung.
     """
     if sys.version_info < (3, 11, 10):
         os.register_at_fork(before=sys._current_frames)  # takes that lock, and releases it
@@ -192,7 +192,7 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def run_and_exit(function: Callable[[], None]) -> NoReturn:
-    """In a forked child: call `function`, then end without the code it was forked from."""
+    """In a forked child: call `function`, then exit without returning to the parent's code."""
     code = 1
     try:
         function()

@@ -1,4 +1,4 @@
-"""Reports of tests in ranks: what a certificate needs of them, and what other plugins need."""
+"""Records on test reports for the certificate, and exceptions of ranks for other plugins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_mnode.charts import Chart
 from pytest_mnode.measurement import Measurement
 
 FURTHER = "mnode_further"
-"""Attribute of a report beside those of setup, body and teardown, such as that of a subtest."""
+"""Attribute of an extra report besides setup, body and teardown, such as a subtest's."""
 _ERROR = re.compile(r"(?:[\w.]*\.)?([A-Z]\w*)(?:: (.*))?$", re.DOTALL)
 
 
@@ -24,7 +24,7 @@ def describe(
     nodes: Sequence[str],
     charts: Sequence[Chart] = (),
 ) -> None:
-    """Attach to a test's last report what a certificate needs of it; survives pytest-xdist."""
+    """Attach the certificate's record to a test's last report; it survives pytest-xdist."""
     from pytest_mnode.certificate import measurement_properties
     from pytest_mnode.certificate.results import charts_to_json, measurements_to_json
 
@@ -60,9 +60,9 @@ def is_further(report: pytest.TestReport) -> bool:
 
 
 def raised_by(report: pytest.TestReport) -> BaseException:
-    """An exception for plugins that look on, of the name and text that the first rank's had.
+    """An exception for other plugins, with the name and text of the first rank's exception.
 
-    It is of Python's own class where there is one of that name, else only named so.
+    Its base is Python's own class of that name if there is one, else Exception.
     """
     if report.skipped and not hasattr(report, "wasxfail"):
         longrepr: Any = report.longrepr
@@ -80,6 +80,6 @@ def raised_by(report: pytest.TestReport) -> BaseException:
     kind = type(found[1], (base,), {"__module__": "builtins"})
     try:
         error: BaseException = kind(found[2] or "")
-    except TypeError:  # one that wants more than a text
+    except TypeError:  # its class requires more arguments than a text
         error = type(found[1], (Exception,), {})(found[2] or "")
     return error

@@ -22,12 +22,12 @@ def not_promised(question: str = "") -> NoReturn:
 
 
 def promised(spec: Spec, key: str) -> Any:
-    """What the spec says under `key`, such as "restart.kills"; not promised where it says nothing.
+    """The spec's value for `key`, such as "restart.kills"; skips as not promised if it has none.
 
     key: below `criteria`, or else from the top of the spec. Raises AttributeError for a key that
     no spec can have.
     """
-    ASKED[key] = None
+    REQUESTED_KEYS[key] = None
     value: Any = spec.criteria if hasattr(spec.criteria, key.split(".", maxsplit=1)[0]) else spec
     for name in key.split("."):
         value = getattr(value, name)
@@ -36,8 +36,8 @@ def promised(spec: Spec, key: str) -> Any:
     return value
 
 
-ASKED: dict[str, None] = {}
-"""Keys that the test which runs has asked for, in order; `JudgeHooks` keeps them with the test."""
+REQUESTED_KEYS: dict[str, None] = {}
+"""Keys that the running test has requested, in order; `JudgeHooks` keeps them with the test."""
 
 
 def skip_reason(report: pytest.TestReport) -> str:

@@ -18,9 +18,9 @@ MARKER = (
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files marked `criterion(without_nodes=True)`, then those marked `criterion(first=True)`.
+    """Tests in run order: `criterion(without_nodes=True)`, `criterion(first=True)`, all others.
 
-    A test of `fabric_ports` comes last of its file: it judges what the others did.
+    A test that uses `fabric_ports` comes last in its file: it judges what the others did.
     """
 
     def place(item: pytest.Item) -> int:
@@ -45,22 +45,23 @@ def without_nodes(item: pytest.Item) -> bool:
 
 @dataclass(slots=True)
 class _Finding:
-    """Why a test failed, in one line. hung: it reached its limit."""
+    """Why a test failed, in one line. hung: whether it reached its limit."""
 
     text: str
     hung: bool
 
 
 class StopRules:
-    """pytest plugin: notes failures of tests marked `stops`, and which tests they stop.
+    """pytest plugin: records failures of tests marked `stops`, and which tests they stop.
 
-    A hang may pass. After it each test that it would stop has a trial in its own shape, and runs
-    where that ends. After a second hang nothing is tried: trials do not show what makes tests hang.
+    A hang may be transient. After one hang each test that it would stop has a trial in its own
+    shape, and runs if the trial ends. After a second hang there are no trials: they do not show
+    what makes tests hang.
     """
 
     def __init__(self) -> None:
         self.trial: Callable[[pytest.Item], str] | None = None
-        """Why a trial for this test did not end; "" where it did. None: none can be made."""
+        """Returns why a test's trial did not end, "" if it did. None if no trial is possible."""
         self._stops: dict[str, list[pytest.Mark]] = {}
         self._found: dict[str, dict[str, _Finding]] = {}
 
@@ -71,26 +72,26 @@ class StopRules:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         hung = getattr(report, "mnode_hung", False)
         stopped = stopped_by(self._stops.get(report.nodeid, ()), hung=hung)
-        # What is inconclusive stops nothing; a hang may be in the making of a group as well.
+        # An inconclusive test stops nothing; a hang may also occur in setup, as a group is created.
         if stopped and report.failed and (hung or report.when == "call"):
             for criterion in stopped:
                 found = _Finding(_shortened(_finding(report)), hung)
                 self._found.setdefault(criterion, {})[report.nodeid] = found
-        elif culprits := _culprits(report):  # which come after the failure
+        elif culprits := _culprits(report):  # these come in a report after the failure
             for tests in self._found.values():
                 if report.nodeid in tests:
                     tests[report.nodeid].text = _shortened(", ".join(culprits))
 
-    def missing_for(self, item: pytest.Item) -> str | None:
-        """Why this test cannot be judged any more, in one line; None where it can."""
+    def stop_reason(self, item: pytest.Item) -> str | None:
+        """Why this test is stopped by an earlier failure, in one line; None if it may run."""
         if not self._found or item.get_closest_marker("criterion") is None:
             return None
         from pytest_mnode.certificate.results import NOT_RUN, criterion_name
 
-        criterion = criterion_name(item.path.name)  # an id has no file where the root has not
+        criterion = criterion_name(item.path.name)  # outside the rootdir an id has no file
         found = dict(self._found.get(criterion, {}))
         found.pop(item.nodeid, None)
-        if marks.asks_for(item, marks.PORTS_FIXTURE):  # a hang in its criterion is what it explains
+        if marks.asks_for(item, marks.PORTS_FIXTURE):  # it explains hangs in its own criterion
             found = {test: why for test, why in found.items() if criterion_name(test) != criterion}
         if not found:
             return None
@@ -101,7 +102,7 @@ class StopRules:
                 return None
         first, finding = next(iter(found.items()))
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        tried = f"; a small collective after it: {still}" if still else ""
+        tried = f"; trial collective after it: {still}" if still else ""
         return f"{NOT_RUN}{criterion_name(first)} failed ({finding.text}){more}{tried}"
 
 

@@ -1,6 +1,6 @@
-"""Test classes that start processes of their own, and what they ask of a world.
+"""Test classes that start processes of their own, and the worlds that they need.
 
-They are known by the names of their bases, so that nothing is imported to know them.
+Classes are recognised by the names of their bases, so that no base has to be imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DTENSOR = "torch.testing._internal.distributed._tensor.common_dtensor"
 
 
 class Suite(Enum):
-    """How the processes of a test class come and go."""
+    """The lifetime of a test class's processes."""
 
     PROCESSES = "new processes for each test"
     CONTINUOUS = "processes and a process group for the tests of a class"
@@ -36,7 +36,7 @@ _NEED_NO_WORLD = {
 
 
 def suite_of(cls: type | None) -> Suite | None:
-    """The kind of a test class; None for one that starts no processes."""
+    """The kind of a test class; None if it starts no processes."""
     if cls is None or needs_no_world(cls):
         return None
     found = (_BASES[name] for name in _names(cls) if name in _BASES)
@@ -45,12 +45,12 @@ def suite_of(cls: type | None) -> Suite | None:
 
 
 def needs_no_world(cls: type | None) -> bool:
-    """Whether the ranks of a test class are threads, or made up, in one process."""
+    """Whether the ranks of a test class are threads of one process, or simulated in it."""
     return cls is not None and not _NEED_NO_WORLD.isdisjoint(_names(cls))
 
 
 def give_groups(items: list[pytest.Item]) -> None:
-    """Have pytest set the default process group up for tests that find it made."""
+    """Have pytest set up the default process group for tests that expect one."""
     for item in items:
         cls: Any = getattr(item, "cls", None)
         if suite_of(cls) is Suite.DEEPSPEED and getattr(cls, "init_distributed", True):
@@ -64,7 +64,7 @@ def _names(cls: type) -> list[str]:
 
 
 def size_of(item: pytest.Item) -> int | None:
-    """Ranks that a test of such a class asks for; None where it leaves that open."""
+    """Number of ranks that a test of such a class requests; None if it requests none."""
     cls = getattr(item, "cls", None)
     if suite_of(cls) is None:
         return None
@@ -74,12 +74,12 @@ def size_of(item: pytest.Item) -> int | None:
     own = params.get(SIZE_FIXTURE) or getattr(method, "_required_world_size", None)
     try:
         size = int(own or (mark.args[0] if mark and mark.args else _declared(cls)))
-    except Exception as error:  # of a property, such as one that reads the environment
+    except Exception as error:  # raised by a property, such as one that reads the environment
         raise pytest.UsageError(
             f"{item.nodeid}: world_size of its class cannot be read ({error!r}); give the mnode "
             "mark nodes and procs_per_node, in the test module"
         ) from None
-    return size if size > 0 else None  # torch has -2 for "as many as there are devices"
+    return size if size > 0 else None  # torch uses -2 for "as many as there are devices"
 
 
 def _declared(cls: Any) -> Any:
@@ -88,7 +88,7 @@ def _declared(cls: Any) -> Any:
 
 
 def parametrise_sizes(metafunc: pytest.Metafunc) -> None:
-    """`world_size = [2, 4]`, as DeepSpeed has it, makes one test of each number."""
+    """Make one variant of a DeepSpeed test for each number of `world_size = [2, 4]`."""
     cls: Any = metafunc.cls
     if suite_of(cls) is not Suite.DEEPSPEED:
         return
@@ -100,5 +100,5 @@ def parametrise_sizes(metafunc: pytest.Metafunc) -> None:
 
 
 def spread(size: int, nodes: int) -> int:
-    """The most of `nodes` on which `size` ranks can be, equally many on each."""
+    """Largest number of nodes, at most `nodes`, that divide `size` ranks equally."""
     return max(count for count in range(1, nodes + 1) if size % count == 0)

@@ -1,4 +1,4 @@
-"""Aligned plain text: rows of any kind, and any list of measurements."""
+"""Plain-text tables of rows and of measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADINGS = ("measurement", "measured", "expected", "verdict", "culprit or note"
 
 
 def plain(text: str) -> str:
-    """The same text: a terminal without colours."""
+    """`text` itself, for a terminal without colours."""
     return text
 
 
@@ -29,8 +29,8 @@ def aligned(
 ) -> list[str]:
     """Lines of a table whose first row has the headings, and whose column VERDICT has verdicts.
 
-    width: columns of the terminal; longer cells are wrapped. None: as wide as it gets.
-    shrinks: columns that give way, with the least width of each: the widest first.
+    width: columns of the terminal; longer cells are wrapped. None if unlimited.
+    shrinks: columns that may shrink, with the least width of each; the widest shrinks first.
     paint: colours a verdict.
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -46,7 +46,7 @@ def aligned(
 def measurement_table(
     measurements: Iterable[Measurement], width: int | None = None, paint: Paint = plain
 ) -> list[str]:
-    """One row per measurement, equal ones of several ranks or nodes once, with their number."""
+    """One row per distinct measurement, with the number of equal ones."""
     counted: dict[tuple[str, ...], int] = {}
     for one in measurements:
         counted[_row(one)] = counted.get(_row(one), 0) + 1

@@ -1,4 +1,4 @@
-"""What a worker of pytest-xdist finds wrong while it collects: one line, as without workers."""
+"""Reports a usage error of a pytest-xdist worker's collection in one line, as without xdist."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 _OUTPUT = "mnode_usage_error"
-"""Key of its text, in what a worker tells the process that started it."""
+"""Key of the error's text in a worker's `workeroutput`."""
 
 
 class WorkerErrors:
-    """pytest plugin of workers, and of the process that starts them."""
+    """pytest plugin of xdist workers and of the xdist controller."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -24,6 +24,6 @@ class WorkerErrors:
 
     @pytest.hookimpl(optionalhook=True, trylast=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """A worker ended; without this, pytest-xdist says that no workers are left."""
+        """Raise a worker's usage error; pytest-xdist alone says only that no workers are left."""
         if text := (getattr(node, "workeroutput", None) or {}).get(_OUTPUT):
             raise pytest.UsageError(text)

@@ -41,10 +41,10 @@ NODES = "accepted: a whole number of 1 or more"
             "ERROR: --mnode-slurm-args=--partition='gpu: accepted: arguments as for a shell*",
         ),
         (["--mnode-shared-dir=file.txt"], "ERROR: --mnode-shared-dir=*file.txt: accepted: a dir*"),
-        (["--mnode-launcher=ssh", "--mnode-nodes=2"], "ERROR: --mnode-launcher=ssh: which nodes?*"),
+        (["--mnode-launcher=ssh", "--mnode-nodes=2"], "ERROR: --mnode-launcher=ssh: no nodes *"),
         (
             ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=none"],
-            "ERROR: *none: no such file or directory; accepted: a file with a host a line",
+            "ERROR: *none: no such file or directory; accepted: a file with one host per line",
         ),
         (
             ["--mnode-launcher=ssh", "--mnode-nodes=2", "--mnode-hostfile=file.txt"],
@@ -76,7 +76,7 @@ def test_an_option(pytester: pytest.Pytester, args: list[str], line: str) -> Non
     ("change", "line"),
     [
         ("nodez: 4", "ERROR: *spec.yaml: nodez: *"),
-        ("name: x\nname: y", "ERROR: *spec.yaml: name: key met twice*"),
+        ("name: x\nname: y", "ERROR: *spec.yaml: name: key given twice*"),
         ("nodes: [", "ERROR: *spec.yaml: *line *"),
     ],
 )

@@ -168,7 +168,7 @@ def test_lines_that_only_ranks_run_are_covered(
 
 def test_a_rank_that_died_is_named(covered: tuple[str, InnerRun, dict[str, Any]]) -> None:
     _, run, _ = covered
-    assert "coverage lacks what rank 1 of 2 on local1 ran in this test" in run.output, run.output
+    assert "coverage lacks data of rank 1 of 2 on local1 for this test" in run.output, run.output
     assert run.output.count("coverage lacks") == 1, run.output
 
 
@@ -220,7 +220,7 @@ def test_a_node_without_coverage_is_named(tmp_path: Path) -> None:
     )
     assert run.outcomes() == {"test_it": "passed"}, run.output
     why = "ModuleNotFoundError: import of coverage halted; None in sys.modules"
-    lost = f"coverage lacks what ranks ran in this test: {os.uname().nodename}: {why}"
+    lost = f"coverage lacks data of ranks for this test: {os.uname().nodename}: {why}"
     assert run.output.count(lost) == 1, run.output
 
 

@@ -13,7 +13,7 @@ from pytest_mnode.detection import (
     _FACTORS,
     _OF_THREE_ROUNDS,
     Detection,
-    blur,
+    noise_share,
     scale,
     smallest_excess,
     smallest_loss,
@@ -106,7 +106,7 @@ def test_the_limit_is_margin_and_noise() -> None:
     assert noisy is not None
     assert noisy.blur == pytest.approx(0.0987)  # 9.87 × MAD 1 / 100
     assert noisy.share == pytest.approx(1 - 0.8 / 1.0987)
-    assert not noisy.blurred
+    assert not noisy.too_noisy
 
 
 @pytest.mark.parametrize("repeats", [3, 4, 6])
@@ -145,7 +145,7 @@ def test_no_healthy_run_fails_and_few_are_too_noisy(repeats: int, percent: float
 
 
 def test_one_value_and_a_value_below_its_bound_say_nothing_of_losses() -> None:
-    assert blur([3.0]) is None
+    assert noise_share([3.0]) is None
     assert smallest_loss([100.0], 80.0) is None
     assert smallest_loss([70.0, 70.0, 70.0], 80.0) is None
 
@@ -172,8 +172,8 @@ def test_a_value_too_noisy_for_its_bound_is_inconclusive() -> None:
     one = Measurement("busbw", 100.0, "GB/s", at_least(85.0), detection=detection, culprit="nobody")
     assert one.verdict is Verdict.INCONCLUSIVE
     assert detection.doubt == (
-        "too noisy: medians of 5 repeats differ by up to 9.87 %, and the bound lets 5 % go, so "
-        "that twice as much might pass"
+        "too noisy: medians of 5 repeats differ by up to 9.87 %, and the bound tolerates a loss of "
+        "5 %, so a loss of twice that could pass"
     )
     assert detection.doubt in str(one)
     calm = Detection("less", 0.2, 5, blur=0.04, tolerated=0.05)
@@ -186,7 +186,7 @@ def test_a_value_too_noisy_for_its_bound_is_inconclusive() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_repeat_that_is_not_finite_says_nothing_of_noise(value: float) -> None:
     for values in ([value, 100.0, 101.0], [100.0, 101.0, 99.0, 100.0, value]):
-        assert blur(values) is None
+        assert noise_share(values) is None
         assert smallest_loss(values, 80.0, 0.1) is None
     with pytest.raises(ValueError, match="cannot be used; give None where"):
         Detection("less", 0.1, 5, value, 0.05)

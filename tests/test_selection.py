@@ -63,7 +63,7 @@ def test_what_fails_when_it_ends_behind_tests_in_ranks_is_an_error(mixed: InnerR
 
 def test_a_module_that_only_breaks_where_ranks_collect(mixed: InnerRun) -> None:
     assert mixed.outcomes()["test_breaks"] == "error"
-    assert "collected by the controller but not where the ranks are" in mixed.output
+    assert "collected by the controller but not in the ranks" in mixed.output
     assert "only here" in mixed.output
 
 
@@ -170,7 +170,7 @@ def test_as_many_nodes_as_are_asked_for_and_ranks_a_node_at_least_where_they_use
     run = run_pytest(tmp_path, "--mnode-launcher=local", *args)
     names = ("usual", "least", "least_of_the_cluster", "three", "all")
     assert run.outcomes() == {f"test_{name}": "passed" for name in names}, run.output
-    assert f"launcher local (asked for), 3 nodes × {usual} = {3 * usual} ranks" in run.output
+    assert f"launcher local (requested), 3 nodes × {usual} = {3 * usual} ranks" in run.output
 
 
 def test_accelerators_are_not_shared_to_have_more_ranks(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_test_that_was_interrupted_has_not_passed(pytester: pytest.Pytester) -
         "test_interrupted": "error",
     }
     assert mesh["verdict"] == "inconclusive"
-    assert cases["test_interrupted"]["message"] == "it was interrupted before it ended"
+    assert cases["test_interrupted"]["message"] == "the test was interrupted before it ended"
 
 
 def test_neither_a_failure_nor_a_hang_that_passed_stops_the_rest(ran: InnerRun) -> None:
@@ -229,7 +229,7 @@ def test_what_still_hangs_stops_the_rest_of_its_criterion(tmp_path: Path) -> Non
         "test_after": "error",
         "test_in_the_controller": "error",
     }, run.output
-    reason = "not run: mesh failed (node1 fab0); a small collective after it: [ranks 0-1 of 2 on"
+    reason = "not run: mesh failed (node1 fab0); trial collective after it: [ranks 0-1 of 2 on"
     assert run.output.count(reason) >= 2, run.output
     assert run.output.count("no end within 2 s: waits in all_reduce at trial.py") >= 2
 
@@ -238,7 +238,7 @@ def test_what_still_hangs_stops_the_rest_of_its_criterion(tmp_path: Path) -> Non
     ("hung", "trial", "reason"),
     [
         ([True], "", None),
-        ([True], "no end", "not run: mesh failed (node1); a small collective after it: no end"),
+        ([True], "no end", "not run: mesh failed (node1); trial collective after it: no end"),
         ([True], None, "not run: mesh failed (node1)"),
         ([True, True], "", "not run: mesh failed (node1) and 1 more"),  # trials show nothing
         ([False], "", "not run: mesh failed (node1)"),
@@ -261,5 +261,5 @@ def test_only_after_one_hang_a_trial_decides(
     rules._found["mesh"] = {
         f"test_mesh.py::test_{number}": _Finding("node1", one) for number, one in enumerate(hung)
     }
-    assert rules.missing_for(kept) == reason
+    assert rules.stop_reason(kept) == reason
     assert asked == (["test_kept"] if hung == [True] and trial is not None else [])

@@ -90,7 +90,7 @@ def test_nodes_are_never_shared_and_measuring_is_alone(run: InnerRun, directory:
 
 
 def test_more_nodes_than_there_are_is_one_line(run: InnerRun) -> None:
-    assert "test_too_many needs 5 nodes and the run has 4; ask for more with" in run.output
+    assert "test_too_many needs 5 nodes, but the run has 4; give --mnode-nodes=5" in run.output
 
 
 def test_reports_keep_their_form_across_processes(run: InnerRun) -> None:
@@ -180,7 +180,7 @@ def test_nodes_that_cannot_be_had_when_workers_start_are_one_line(tmp_path: Path
         *("-n2", "--mnode-nodes=2", "--mnode-launcher=slurm", "--mnode-spec=spec.yaml"),
         env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
     )
-    assert "ERROR: slurm: no 2 nodes: no controller here" in run.output, run.output
+    assert "ERROR: slurm: 2 nodes not allocated: no controller here" in run.output, run.output
     assert "INTERNALERROR" not in run.output
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
 
@@ -198,7 +198,9 @@ def test_workers_on_other_machines_have_no_nodes(tmp_path: Path) -> None:
         "--mnode-launcher=local",
         env={"PATH": f"{ssh.parent}:{os.environ['PATH']}"},
     )
-    line = "ssh=n7//python=python3 is no process of this machine, and only those have nodes; give"
+    line = (
+        "ssh=n7//python=python3 is not a process of this machine, and only such processes can use"
+    )
     assert line in run.output, run.output
     assert "INTERNALERROR" not in run.output
     assert run.returncode == pytest.ExitCode.USAGE_ERROR

@@ -1,5 +1,5 @@
-"""What the peers run: one trivial body and one set of faults, in the shape each peer wants.
+"""Programs that the peers run: one trivial body and one set of faults, in the form of each peer.
 
-Each file is a program of its own; MNODE_BENCH_* variables give how many ranks, tests and which
-fault; `bodies` holds what they all do, so that the peers differ in nothing else.
+Each file is a program; MNODE_BENCH_* variables give the number of ranks, the number of tests and
+the fault. `bodies` holds the code common to all, so that the peers differ in nothing else.
 """

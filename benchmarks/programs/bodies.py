@@ -1,4 +1,4 @@
-"""The bodies all peers run in their ranks, and the time stamps by which they are judged."""
+"""Test bodies that all peers run in their ranks, and the time stamps that judge them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ FOREVER_S = 3600.0
 
 
 def stamp(what: str, rank: int) -> None:
-    """Add one line, `what rank pid time.time()`, to the file that the benchmark reads."""
+    """Append a line, `what rank pid time.time()`, to the file that the benchmark reads."""
     line = f"{what} {rank} {os.getpid()} {time.time():.6f}\n"
     with Path(os.environ["MNODE_BENCH_STAMPS"]).open("a") as file:
         file.write(line)
 
 
 def join() -> None:
-    """A gloo group from the environment that torchrun, or a program that imitates it, sets."""
+    """Create a gloo group from the environment set by torchrun, or by a program like it."""
     dist.init_process_group("gloo", timeout=LIMIT)
 
 
 def meet(size: int) -> None:
-    """One all-reduce of one element, checked."""
+    """Run and check one all-reduce of one element."""
     x = torch.ones(1)
     dist.all_reduce(x)
     assert x.item() == size
 
 
 def trivial(rank: int, size: int) -> None:
-    """Rank and world size are right, and a sum over all ranks comes back right."""
+    """Check rank, world size, and a sum over all ranks."""
     if rank == 0:
         stamp("begin", rank)
     assert 0 <= rank < size == RANKS
@@ -61,7 +61,7 @@ def following(rank: int, size: int) -> None:
 
 
 def faulty(rank: int, size: int) -> None:
-    """Rank 1 does what MNODE_BENCH_FAULT says; the others do what a test does."""
+    """Rank 1 has the fault MNODE_BENCH_FAULT; the others behave like a test."""
     if rank == 1:
         stamp("fault", rank)
     FAULTS[FAULT](rank, size)
@@ -117,7 +117,7 @@ def _killed(rank: int, size: int) -> None:
 
 def _skip_one(rank: int, size: int) -> None:
     del size
-    if rank == 1:  # the one way to skip that pytest and unittest both know
+    if rank == 1:  # pytest and unittest both support this way to skip
         raise unittest.SkipTest("rank 1 has no such device")
 
 
@@ -142,9 +142,9 @@ FAULTS: dict[str, Callable[[int, int], None]] = {
 
 
 def add_methods(case: Any, method: Callable[[Callable[[int, int], None]], Any]) -> None:
-    """Give a TestCase its tests: the fault and the one after it, or TESTS trivial ones.
+    """Add tests to a TestCase: the faulty test and the following one, or TESTS trivial ones.
 
-    `method` makes a test method of a body.
+    method: turns a body into a test method.
     """
     bodies = [faulty, following] if FAULT else [trivial] * TESTS
     for number, body in enumerate(bodies):

@@ -1,8 +1,8 @@
-"""Losses around the limit that each healthy run states, injected on one node of the rack.
+"""Injects losses around the limit that each healthy run states, on one node of the rack.
 
-Run by benchmarks/losses.py. A trial is a healthy run of the size that the fabric criterion judges,
-with its repeats, and for each factor a run with one node's link slower by that many times the limit
-that the healthy run stated. Prints a line of JSON per trial.
+benchmarks/losses.py runs it. A trial is a healthy run of the size that the fabric criterion judges,
+with its repeats, and for each factor a run with one node's link slower by that factor times the
+limit that the healthy run stated. It prints a line of JSON per trial.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_mnode.spec import BusbwPromise, Spec
 
 FACTORS = (0.0, 0.5, 0.8, 1.0, 1.2)
-"""0: nothing is injected, and what is found is the noise of the machine."""
+"""With factor 0 no loss is injected, and any loss found is noise of the machine."""
 
 
 def test_losses(cluster: Cluster, spec: Spec, capfd: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +37,7 @@ def test_losses(cluster: Cluster, spec: Spec, capfd: pytest.CaptureFixture[str])
         node = cluster.nodes[trial % len(cluster.nodes)]
         healthy = _rates(world, promise)
         limit = smallest_loss(healthy, least, promise.tolerated_fraction)
-        if limit is None or limit.blurred:
+        if limit is None or limit.too_noisy:
             continue
         found: dict[float, bool] = {}
         for factor in FACTORS:
@@ -49,7 +49,7 @@ def test_losses(cluster: Cluster, spec: Spec, capfd: pytest.CaptureFixture[str])
 
 
 def _rates(world: RankWorld, promise: BusbwPromise) -> list[float]:
-    """Bus bandwidth of each repeat, as the criterion measures them."""
+    """Busbw of each repeat in GB/s, as the criterion measures it."""
 
     def measured() -> list[float]:
         import torch

@@ -1,4 +1,4 @@
-"""pytest plugin: nodes that one light client speaks for, and what each test cost the controller."""
+"""pytest plugin: nodes simulated by one light client, and the controller's cost of each test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Speaks the protocol for a whole cluster: one process for the agent and all ranks.
+"""Light client that speaks the protocol for a whole cluster: one process is agent and all ranks.
 
-Started by the hub in place of the agent, with its order on standard input. The ranks pass the
-test, except where its name says otherwise: in `hang` the last rank never enters the collective that
-all others wait in; in `differ` each rank raises an error of its own.
+The hub starts it in place of the agent, with the agent's order on standard input. Ranks pass a
+test, with two exceptions by its name: in `hang` the last rank never enters the collective in which
+all others wait; in `differ` each rank raises a different error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Cluster:
         self.poller = zmq.Poller()
         self.ranks: dict[Any, _LightRank] = {}
         self.changed = True
-        """Whether sockets were opened or closed since the poller was made."""
+        """Whether sockets were opened or closed since the poller was created."""
         self.by_node: dict[tuple[str, str], list[_LightRank]] = {}
         self.last = -1
         self.per_node = 1
@@ -169,15 +169,15 @@ class _Cluster:
             StackTexts(
                 message.node,
                 message.world,
-                texts if message.look is None else {},
+                texts if message.poll_id is None else {},
                 calls={r: _calls(r == self.last, hangs[r]) for r in hangs},
-                look=message.look,
+                poll_id=message.poll_id,
             ),
         )
 
 
 def _calls(absent: bool, hangs: bool) -> str:
-    """Twenty collectives, the last of which has not returned in a hang."""
+    """Record of 20 collectives; in a hang the last one has not returned."""
     made = 19 if absent else 20
     return "\n".join(
         SEPARATOR.join(
@@ -192,7 +192,7 @@ def _calls(absent: bool, hangs: bool) -> str:
 
 
 def _report(order: RunItem, rank: int, when: str) -> PhaseReport:
-    """As a rank sends one."""
+    """A report as a rank sends it."""
     failed = when == "call" and "differ" in order.nodeid
     times: dict[str, Any] = {"duration": 0.001, "start": time.time(), "stop": time.time()}
     if not failed:

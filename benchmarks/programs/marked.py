@@ -1,4 +1,4 @@
-"""pytest plugin: gives every test the mnode mark, as a conftest.py beside a suite would."""
+"""pytest plugin that gives every test the mnode mark, as a suite's conftest.py would."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """pytest plugin of the benchmarks: writes every report, with its time, as a line of JSON.
 
-`-p benchmarks.programs.recorder`. For pytest-mnode it also stamps the moment in which the
-controller learns of a rank's death. In a rank of pytest-mnode it does nothing: the controller's
-report is the report.
+It is loaded by `-p benchmarks.programs.recorder`. For pytest-mnode it also stamps the moment when
+the controller learns of a rank's death. In a rank of pytest-mnode it does nothing, because only the
+controller's report counts.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def _stamp_deaths() -> None:
     from pytest_mnode.controller.hearing import Hearing
     from pytest_mnode.protocol.agent_messages import Death
 
-    hear = Hearing.hear_death
+    hear = Hearing.apply_death
 
     def heard(self: Hearing, death: Death, now: float) -> Iterable[int]:
         _write({"death_seen": time.time()})
         return hear(self, death, now)
 
-    Hearing.hear_death = heard  # type: ignore[method-assign]
+    Hearing.apply_death = heard  # type: ignore[method-assign]
 
 
 def _write(data: dict[str, Any]) -> None:

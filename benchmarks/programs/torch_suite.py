@@ -40,7 +40,7 @@ def _in_rank_1(fault: Callable[[Callable[[], None]], None], test: Any) -> Any:
 
 
 class TestFaults(TestTorch):
-    """In place of torch's own, which would run here once more."""
+    """Three of torch's tests with a fault, under their own names, so that no test runs twice."""
 
     test_all_reduce_sum = _in_rank_1(_asserts, TestTorch.test_all_reduce_sum)
     test_broadcast = _in_rank_1(_sleeps, TestTorch.test_broadcast)

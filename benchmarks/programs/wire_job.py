@@ -1,4 +1,4 @@
-"""One rank of a job that measures busbw: argv is the file for the result, seconds a collective."""
+"""One rank of a job that measures busbw; arguments: file for the result, seconds per collective."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main() -> None:
     def send() -> None:
         if rank == 0:
             dist.send(x, 1)
-            dist.recv(x[:1], 1)  # a send is over when it has arrived
+            dist.recv(x[:1], 1)  # a send is complete when its data has arrived
         elif rank == 1:
             dist.recv(x, 0)
             dist.send(x[:1], 0)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _mbit_s(collective: Callable[[], None], seconds: float) -> float:
-    """Median of repeats; as many as fit into `seconds`, by rank 0's clock, three at least."""
+    """Median rate of the repeats within `seconds` of rank 0's clock, of at least three."""
     times: list[float] = []
     go_on = torch.ones(1)
     end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""torch's MultiProcContinuousTest: processes and group kept for all tests of a class."""
+"""torch's MultiProcContinuousTest: all tests of a class share processes and group."""
 
 import unittest
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`torchrun -m pytest`, and pytest-mpi under mpirun: one pytest a rank, a group for all tests."""
+"""`torchrun -m pytest`, and pytest-mpi under mpirun: a pytest per rank, one group for all tests."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from benchmarks.programs import bodies
 if "OMPI_COMM_WORLD_RANK" in os.environ:
     os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
     os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
-    pytestmark = pytest.mark.mpi  # without it pytest-mpi leaves a test out
+    pytestmark = pytest.mark.mpi  # without this mark pytest-mpi skips a test
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A plain script under torchrun: one test."""
+"""A plain script with one test, under torchrun."""
 
 import torch.distributed as dist
 

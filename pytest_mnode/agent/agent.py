@@ -1,7 +1,7 @@
 """The agent: the program that a launcher starts on a node, or once for all nodes of one kernel.
 
 It is light (no torch) and never blocks, so it notices at once when the controller is gone (its
-standard input ends) and ends everything below it. It carries messages between the hub and the
+standard input ends) and ends all processes below it. It carries messages between the hub and the
 processes below, has the fork server start each node's part of a world, and ends such parts.
 """
 
@@ -55,7 +55,7 @@ from pytest_mnode.protocol.world import BEAT, HUB, RUN
 
 _BEAT_S = 1.0
 _SILENCE_S = 15.0
-"""Without a message of a hub on another machine, which sends one every second."""
+"""Limit without a message from a hub on another machine, which sends one every second."""
 _ENDING_TURN_S = 0.02
 
 
@@ -76,16 +76,16 @@ def main() -> None:
         Agent(order, hub, server, pid).serve()
     finally:
         processes.kill_descendants()
-        # What the controller started on nodes would outlive it where a node is this very machine.
+        # Processes that the controller started on nodes would outlive it if a node is this machine.
         processes.end_started_with(RUN, order.run_id)
         shutil.rmtree(order.run_dir, ignore_errors=True)
-        # What the controller's commands made at the path of its own directory, on another machine.
+        # On another machine, commands may have made files at the path of the controller's run_dir.
         if order.remote and not Path(order.run_id, "hub").exists():
             shutil.rmtree(order.run_id, ignore_errors=True)
 
 
 def _fork_server(order: AgentOrder) -> tuple[Pipe, int]:
-    """The pipe to the fork server, which waits to be asked for, and its pid."""
+    """Pipe to the fork server, which waits for StartForkServer, and the fork server's pid."""
     ours, theirs = Pipe.pair()
     agent_pid = os.getpid()
     pid = os.fork()
@@ -122,7 +122,7 @@ class Agent:
             self._poller.register(source, zmq.POLLIN)
 
     def serve(self) -> None:
-        """Until standard input ends, or nothing is heard of a hub on another machine."""
+        """Serve until standard input ends, or a hub on another machine is silent."""
         while self.turn():
             self._reap()
 
@@ -132,7 +132,7 @@ class Agent:
                 self._fork_server_status = status
 
     def turn(self) -> bool:
-        """Wait for something to do, and do it; False where the controller is gone."""
+        """Wait for an event and handle it; False if the controller is gone."""
         now = time.monotonic()
         if now >= self._next_beat:
             self.line.send_bytes(HUB, self._beat)
@@ -145,7 +145,7 @@ class Agent:
             self._heard = self._clock.now()
             self._from_hub(self.line.socket.recv_multipart()[-1])
         if self._hub_is_silent():
-            sys.stderr.write(f"nothing heard of the controller for {_SILENCE_S:g} s\n")
+            sys.stderr.write(f"no message from the controller for {_SILENCE_S:g} s\n")
             return False
         if self.fork_server.fileno() in ready:
             self._from_fork_server()
@@ -170,7 +170,7 @@ class Agent:
                     self._end(part)
             case TakeStacks(node=node, world=world) | ToTerminal(node=node, world=world):
                 part = self.parts.get((node, world))
-                # One that does not read is stopped, and would give no stacks.
+                # A launcher that does not read its pipe is stopped and would send no stacks.
                 if part is not None and part.pipe.has_room():
                     with contextlib.suppress(OSError):
                         part.pipe.send_bytes(payload)
@@ -179,7 +179,7 @@ class Agent:
                 if self._ready:
                     self._offer(entry)
             case _:
-                with contextlib.suppress(OSError):  # it ended: how is read from its end
+                with contextlib.suppress(OSError):  # it ended; its EOF is handled elsewhere
                     self.fork_server.send_bytes(payload)
 
     def _from_fork_server(self) -> None:
@@ -224,14 +224,14 @@ class Agent:
         return f"{what}:\n{tail}" if tail else what
 
     def _offer(self, entry: NodeEntry) -> None:
-        """Listen for the store of the next world that is led from a node, and name its port."""
+        """Open the port for the store of the next world whose first node this is; report it."""
         try:
             pid = entry.namespace_pid
             with contextlib.nullcontext() if pid is None else namespaces.network_of(pid):
                 family = family_of(entry.address)
                 store = socket.create_server((entry.address, 0), family=family, backlog=2048)
         except OSError as error:
-            if entry.namespace_pid is None:  # the node is there
+            if entry.namespace_pid is None:  # the node itself exists
                 self._fail(f"{entry.name} cannot listen at its address {entry.address}: {error}")
             else:
                 self._send(NodeGone(entry.name))
@@ -242,22 +242,22 @@ class Agent:
         self._send(NodeReady(entry.name, store.getsockname()[1]))
 
     def _launch(self, launch: Launch) -> None:
-        # The controller may be another machine, where logs lie elsewhere.
+        # The controller may be on another machine, with another log directory.
         launch = replace(launch, world=replace(launch.world, log_dir=self.order.log_dir))
         entry = self.nodes[launch.node]
         leads = launch.node_rank == 0
         store = self._stores.pop(launch.node, None) if leads else None
         if leads and store is None:
-            self._send(PartLost(launch.node, launch.world.id, "it has no port for a store"))
+            self._send(PartLost(launch.node, launch.world.id, "no port for the store"))
             return
         ours, theirs = Pipe.pair()
         fds = [theirs.fileno(), *([store.fileno()] if store is not None else [])]
         try:
             self.fork_server.send(ForkLauncher(launch, entry.namespace_pid), fds)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it ended: how is read from its end, and fails this world too
+            pass  # it ended; handling its EOF fails this world too
         except OSError as error:
-            self._send(PartLost(launch.node, launch.world.id, f"no fork server: {error}"))
+            self._send(PartLost(launch.node, launch.world.id, f"fork server unreachable: {error}"))
         else:
             self.parts[launch.node, launch.world.id] = WorldPart(
                 launch, ours, entry.namespace_pid is not None
@@ -269,7 +269,7 @@ class Agent:
             self._offer(entry)
 
     def _from_part(self, part: WorldPart) -> None:
-        """Pass on what the elastic launcher of a part says, or its end."""
+        """Forward the messages of a part's elastic launcher to the hub, or report its end."""
         node, world = part.launch.node, part.launch.world.id
         try:
             for payload in part.pipe.receive():
@@ -279,7 +279,7 @@ class Agent:
             self._end(part)
             namespace_pid = self.nodes[node].namespace_pid
             if namespace_pid is not None and processes.is_ending(namespace_pid):
-                self._send(NodeGone(node))  # the launcher of nodes knows why
+                self._send(NodeGone(node))  # the nodes' launcher reports the reason
             else:
                 self._send(PartLost(node, world, "the elastic launcher of this node ended"))
 
@@ -290,7 +290,7 @@ class Agent:
         self._end_processes()
 
     def _end_processes(self) -> None:
-        """Kill what runs of the parts that are to end, in as many turns as that takes."""
+        """Kill the processes of ending parts, in as many turns as that takes."""
         self.ending = [part for part in self.ending if not part.has_ended()]
 
 

@@ -1,6 +1,7 @@
 """Imports the test modules in a process of its own, and forks the ranks that share these imports.
 
-A child of the fork server, which stays as it was: what a module starts on import is here alone.
+It is a child of the fork server, so that threads or devices that a module starts on import do not
+affect the fork server.
 """
 
 from __future__ import annotations
@@ -33,21 +34,25 @@ if TYPE_CHECKING:
 
 _REAP_S = 1.0
 _MORE_TO_COME = 2
-"""After so many forks, huge pages pay for themselves: some worlds need new ranks for each test."""
+"""Forks after which huge pages pay off, because some worlds need new ranks for each test."""
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """No rank can be forked from a collector, which ends: why, by file, as far as it knows.
+    """Last message of a collector that no rank can be forked from.
 
-    One without these files may take its place.
+    files: the files that cause this, as far as known, each with the reason. Without them, another
+    collector may be fit.
     """
 
     files: dict[str, str]
 
 
 class Collector:
-    """tries: each module is imported by a child first, and here only where that did no harm."""
+    """Collects the tests and forks ranks.
+
+    tries: import each module in a child first, and here only if the child stayed fit for forks.
+    """
 
     def __init__(self, order: AgentOrder, server: Pipe, *, tries: bool) -> None:
         self.order = order
@@ -55,7 +60,7 @@ class Collector:
         self.tries = tries
 
     def run(self, collect: Collect) -> None:
-        """Entry of the forked process; never returns."""
+        """Entry point of the forked process; never returns."""
         from pytest_mnode.rank import entry
         from pytest_mnode.rank.trial import Trial
 
@@ -78,11 +83,11 @@ class Collector:
         os._exit(0)
 
     def _serve(self, rank_main: RankMain, trial: Trial | None) -> None:
-        """Called by pytest's run loop, with everything collected: fork for ever."""
+        """Fork for ever; pytest's run loop calls this when all tests are collected."""
         if found := lost():
             self._unfit({} if trial is None else trial.all_files(f"after all imports: {found}"))
         gc.collect()
-        gc.freeze()  # a collection in a child would touch, and so copy, every page
+        gc.freeze()  # a garbage collection in a child would write to, and so copy, every page
         self.server.send(ForkServerReady(trial.found if trial else {}))
         forks, joined = 0, huge_pages.joined_one_by_one()
         while True:
@@ -100,7 +105,7 @@ class Collector:
 
 
 def lost() -> str:
-    """What of this process a forked child would lack, or could not use; "" where nothing."""
+    """Resources of this process that a forked child would lack or could not use; "" if none."""
     found = lost_by_fork()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

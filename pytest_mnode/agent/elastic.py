@@ -1,10 +1,10 @@
-"""One process per world and node: starts its ranks by torch's elastic agent, and watches them.
+"""The process per world and node that starts ranks by torch's elastic agent and watches them.
 
-`LocalElasticAgent` is what the torchrun command starts ranks with. Two things are ours: the
-rendezvous (the hub decides who is where, so there is nothing to negotiate) and the watch, which
-sees a death at once and keeps the other ranks running until the hub says stop. Left alone, torch's
-agent polls ten times a second and ends the neighbours of a dead rank before anyone could ask them
-where they were.
+The torchrun command starts ranks with the same `LocalElasticAgent`. Two parts are replaced: the
+rendezvous (the hub assigns group ranks, so there is nothing to negotiate) and the watch, which
+detects a death at once and keeps the other ranks running until the hub stops the world. By default,
+torch's agent polls ten times a second and ends the neighbours of a dead rank before their stacks
+could be taken.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ from pytest_mnode.protocol.terminal_messages import ToTerminal
 RankMain = Callable[[Launch, int, bool], None]
 """Starts a rank in a forked process: (launch, pid of its elastic launcher, bound by torch)."""
 _IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
-"""Has torch number ranks by node without asking a store: all nodes have as many ranks."""
+"""Makes torch number ranks by node without a store, because all nodes have as many ranks."""
 
 
 class WatchfulAgent(LocalElasticAgent):
-    """torch's agent of one node, with a watch that sees deaths at once and takes stacks."""
+    """torch's elastic agent of one node, with a watch that sees deaths at once and takes stacks."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class WatchfulAgent(LocalElasticAgent):
 
     @contextlib.contextmanager
     def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002  torch's signature
-        yield  # torch writes an event that nobody reads, with a look-up of this machine's name
+        yield  # torch would write an event that nobody reads, and look up this machine's name
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """As torch's, without its event for each rank, as above."""
+        """As in torch, but without an event for each rank (see record_duration)."""
         self._rendezvous(worker_group)
         for local, worker_id in self._start_workers(worker_group).items():
             worker_group.workers[local].id = worker_id
         worker_group.state = WorkerState.HEALTHY
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        os.environ.pop(_IDENTICAL)  # nothing for ranks
+        os.environ.pop(_IDENTICAL)  # not meant for ranks
         self._given, giving = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._given.setblocking(False)
         os.environ["MNODE_OUTPUT_FD"] = str(giving.fileno())
@@ -112,7 +112,7 @@ class WatchfulAgent(LocalElasticAgent):
         ids: dict[int, Any] = super()._start_workers(worker_group)
         giving.close()
         if self._store_fd is not None:
-            # Only now: its server thread must not be there when ranks are forked.
+            # Started after the fork: the server thread must not exist when ranks are forked.
             self._world_store = TCPStore(
                 self.launch.master_addr,
                 self.launch.master_port,
@@ -145,11 +145,11 @@ class WatchfulAgent(LocalElasticAgent):
         try:
             orders = self.agent.receive()
         except EOFError:
-            os._exit(0)  # the agent has ended, or wants this world no more: it kills what is left
+            os._exit(0)  # the agent has ended or ends this world, and kills the remaining processes
         for order in map(pickle.loads, orders):
             match order:
                 case TakeStacks():
-                    self._show_live()  # before the answer, which tells that it is shown
+                    self._show_live()  # before the answer, which implies that all output was sent
                     self.agent.send(rank_stacks.take(order, self.launch, self._pids))
                 case ToTerminal(rank=rank):
                     local = rank - self._first_rank
@@ -160,7 +160,7 @@ class WatchfulAgent(LocalElasticAgent):
             self.agent.send(news)
 
     def _take_outputs(self) -> bool:
-        """Hold what ranks have given of their output; False where no rank will give any."""
+        """Keep the output descriptors that ranks have sent; False if no rank will send more."""
         with contextlib.suppress(BlockingIOError):
             while given := take_output(self._given):
                 local, fds = given
@@ -170,9 +170,9 @@ class WatchfulAgent(LocalElasticAgent):
         return True
 
     def _report(self, local: int, worker_group: WorkerGroup) -> None:
-        self._take_outputs()  # it gave them before it did anything else
-        pid = self._pids.pop(local)  # the dead give no stacks
-        # Looked at, not reaped: reaping is the launcher's, if it ever gets there.
+        self._take_outputs()  # a rank sends them before it does anything else
+        pid = self._pids.pop(local)  # a dead rank has no stacks to take
+        # WNOWAIT does not reap the rank. waitpid below does, so that RUSAGE_CHILDREN includes it.
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert info is not None
         exited = info.si_code == os.CLD_EXITED
@@ -212,17 +212,17 @@ class WatchfulAgent(LocalElasticAgent):
 def main(
     order: AgentOrder, launch: Launch, agent: Pipe, store_fd: int | None, rank_main: RankMain
 ) -> None:
-    """Entry of the forked process: runs the launcher until the world is stopped."""
+    """Entry point of the forked process: run the launcher until the world is stopped."""
     processes.set_name("mnode-elastic")
     processes.adopt_orphans()
     world = launch.world
     user_tmp = os.environ.get("TMPDIR")
     scratch = Path(world.log_dir, world.id, launch.node)
     scratch.mkdir(parents=True, exist_ok=True)
-    # The launcher leaves temporary files behind when it is killed: keep them in our folder.
+    # The launcher leaves temporary files behind when it is killed; they go into this directory.
     tempfile.tempdir = os.environ["TMPDIR"] = str(scratch)
     for name, value in launch.env.items():
-        os.environ.setdefault(name, value)  # what the user pinned is left alone
+        os.environ.setdefault(name, value)  # values that the user set take precedence
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ[_IDENTICAL] = "1"
     elastic_pid = os.getpid()
@@ -247,12 +247,12 @@ def main(
         rank_main(launch, elastic_pid, by_torch)
 
     spec = WorkerSpec(
-        role="default",  # as the torchrun command, and not as its API
+        role="default",  # as the torchrun command sets it, not as its API does
         local_world_size=world.shape.procs_per_node,
         entrypoint=rank,
         rdzv_handler=Rendezvous(launch),
         max_restarts=0,
-        monitor_interval=0.001,  # the watch itself waits; torch wants more than 0
+        monitor_interval=0.001,  # the watch itself waits, but torch requires more than 0
         local_addr=launch.master_addr if launch.node_rank == 0 else None,
         **newer,
     )
@@ -266,9 +266,9 @@ def main(
 
 
 def numa_options(order: BindingOrder, local_size: int, default: Any) -> Any:
-    """torch's own NumaOptions where torch can do what is asked for; None: it is to do nothing.
+    """torch's NumaOptions if torch can bind as requested; None: torch must not bind.
 
-    default: what torch does unasked.
+    default: torch's own default options.
     """
     elsewhere = order.shown.emulated or order.start.cpus is not None
     if order.mode == "auto" and not elsewhere:

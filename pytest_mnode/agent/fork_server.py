@@ -1,8 +1,9 @@
 """Imports torch once, then has an elastic launcher forked for each part of a world.
 
 Stays single-threaded and never touches a device: both would break in a forked child. Test modules
-may do either when they are imported, so a child imports them, the collector, and forks the ranks
-of all that it can share. Ranks of the other modules are forked here and import them themselves.
+may do either when they are imported, so a child, the collector, imports them and forks the ranks of
+all modules that it can share. Ranks of the other modules are forked here and import them
+themselves.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _REAP_S = 1.0
 
 
 def main(order: AgentOrder, agent: Pipe) -> None:
-    """Entry of the forked process: waits until ranks are wanted, and never returns."""
+    """Entry point of the forked process: wait until ranks are needed; never returns."""
     processes.set_name("mnode-fork")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -61,7 +62,10 @@ def main(order: AgentOrder, agent: Pipe) -> None:
 
 
 class ForkServer:
-    """Imports torch, has a collector import the tests, and forks what imports them for itself."""
+    """Imports torch, has a collector import the tests, and forks ranks that import for themselves.
+
+    order: the agent's order. agent: the pipe to the agent.
+    """
 
     def __init__(self, order: AgentOrder, agent: Pipe) -> None:
         self.order = order
@@ -74,7 +78,7 @@ class ForkServer:
         self.agent.send(ForkServerFailed(text))
 
     def wait_for(self, kind: type[Any]) -> Any:
-        """The next message of this kind; others that came before it are kept for later."""
+        """The next message of this kind; messages that arrive before it are kept for later."""
         while True:
             for message in self._received:
                 if isinstance(message, kind):
@@ -84,7 +88,7 @@ class ForkServer:
 
     def import_torch(self) -> None:
         try:
-            # What ranks would import one by one after the fork, each for itself.
+            # Modules that otherwise each rank would import for itself after the fork.
             import encodings.idna  # noqa: F401
             import multiprocessing.popen_fork
             import multiprocessing.queues  # noqa: F401
@@ -101,13 +105,13 @@ class ForkServer:
         binding.memories()
 
     def serve(self, collect: Collect) -> None:
-        """Have the tests collected, then have ranks forked for ever."""
+        """Have the tests collected, then serve requests for ranks for ever."""
         if found := lost():
             raise WorldError(
                 f"{found}, after torch was imported; ranks are forked from this process and would "
-                "lack it: see sitecustomize, .pth files and PYTHONSTARTUP of this Python"
+                "not have it; check sitecustomize, .pth files and PYTHONSTARTUP of this Python"
             )
-        if self.order.remote:  # there, temporary files of ranks are removed with the run
+        if self.order.remote:  # temporary files of ranks there are removed with the run
             collect = replace(collect, basetemp=f"{self.order.run_dir}/tmp")
         os.chdir(collect.cwd)
         sys.path[:] = sys_path_here(collect.sys_path, self.order)
@@ -133,17 +137,17 @@ class ForkServer:
             self.agent.send(fork_launcher(self.order, message, self.agent, own, others))
             return
         fds = [fd for fd in take_fds(message, self.agent) if fd is not None]
-        # Of one that ended: how is read from its end.
+        # If the collector has ended, its EOF tells how.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._collector.send(message, fds)
         for fd in fds:
             os.close(fd)
 
     def _have_collected(self, collect: Collect) -> dict[str, str]:
-        """Start a collector that ranks can be forked from; the files that it had to leave out.
+        """Start a collector that ranks can be forked from; returns the files that it left out.
 
-        The first imports all. Where that makes it unfit for forks, the next tries each import in a
-        child; it too is replaced where conftest.py files did the harm.
+        The first collector imports all files. If that makes it unfit for forks, the next one tries
+        each import in a child; it too is replaced if conftest.py files made it unfit.
         """
         own: dict[str, str] = {}
         tries = False
@@ -153,7 +157,9 @@ class ForkServer:
                     return own | more
                 case Unfit(more):
                     if tries and not more.keys() & files:
-                        raise WorldError("the collector of tests is unfit for forks")
+                        raise WorldError(
+                            "ranks cannot be forked from the process that collects tests"
+                        )
                     own |= more
                     tries = True
                 case ForkServerFailed(text):
@@ -191,11 +197,11 @@ class ForkServer:
 
 
 def _end_as(status: int) -> NoReturn:
-    """End as the collector did: the agent reports how."""
+    """End as the collector ended, because the agent reports how the fork server ended."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        with contextlib.suppress(OSError):  # of SIGKILL, which nothing handles
+        with contextlib.suppress(OSError):  # raised for SIGKILL, which has no handler
             signal.signal(-code, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its own is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the collector's core dump is enough
         os.kill(os.getpid(), -code)
     os._exit(code)

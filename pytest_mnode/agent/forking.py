@@ -22,7 +22,8 @@ def fork_launcher(
     rank_main: RankMain,
     others: Sequence[Pipe] = (),
 ) -> LauncherForked:
-    """Fork it. source: where the message and its descriptors came from; others: to close too."""
+    """Fork the elastic launcher. source: pipe of the message and its descriptors, which the child
+    closes. others: further pipes that the child closes."""
     launch, namespace_pid = message.launch, message.namespace_pid
     to_agent, store = take_fds(message, source)
     server_pid = os.getpid()
@@ -47,7 +48,7 @@ def fork_launcher(
 
 
 def take_fds(message: ForkLauncher, source: Pipe) -> tuple[int, int | None]:
-    """The descriptors of a message: of its pipe to the agent, and of the store that it leads."""
+    """The descriptors of a message: its pipe to the agent and, on the first node, its store."""
     return source.fds.popleft(), source.fds.popleft() if message.launch.node_rank == 0 else None
 
 
@@ -56,7 +57,7 @@ def _inside(namespace_pid: int, function: Callable[[], None]) -> None:
     namespaces.enter(namespace_pid)
     outside = os.getpid()
     inside = os.fork()
-    if inside == 0:  # only a child is in the PID namespace
+    if inside == 0:  # only a child is inside the PID namespace
         processes.die_with_parent(outside)
         processes.run_and_exit(function)
     processes.close_all_but(set())

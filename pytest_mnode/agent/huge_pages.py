@@ -1,8 +1,8 @@
-"""Joins the pages of this process into huge ones, so that a fork has fewer entries to copy.
+"""Joins the pages of this process into huge pages, so that a fork copies fewer page table entries.
 
-A process that has imported torch has some 70,000 pages of its own, and a fork copies an entry for
-each: 9 ms, which the ranks of a world pay one after another. With huge pages it is 2.5 ms. What a
-child pays for the pages that it writes to is the same.
+A process that has imported torch has some 70,000 private pages, and a fork copies an entry for
+each: 9 ms per rank, one rank after another. With huge pages a fork takes 2.5 ms. The cost of the
+pages that a child writes to stays the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def joined_one_by_one() -> Iterator[bool]:
-    """Join the pages of 2 MiB at each step, in some milliseconds; True as long as there are more.
+    """Join the pages of 2 MiB at each step, which takes some milliseconds; yields True per step.
 
-    Nothing happens on kernels that cannot (before Linux 6.1), or where memory has no room for it.
+    A step has no effect on kernels without MADV_COLLAPSE (before Linux 6.1) or without free memory
+    for a huge page.
     """
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         if (match := _PRIVATE.match(line)) is not None:

@@ -1,4 +1,4 @@
-"""Hands on what the ranks of a node print, line by line, while they run."""
+"""Forwards the output of a node's ranks, line by line, while they run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_mnode.protocol.world import WorldInfo
 
 _CHUNK_BYTES = 1 << 16
 TURN_S = 0.1
-"""How often the files are read; a pipe would have ranks wait for a slow reader."""
+"""Interval between reads of the files; a pipe would make ranks wait for a slow reader."""
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _Followed:
     fd: int
     offset: int = 0
     rest: bytes = b""
-    """The begin of a line that is not whole yet."""
+    """The beginning of a line that is not complete yet."""
 
     def lines(self, last: bool) -> list[str]:
         data = self.rest
@@ -34,12 +34,12 @@ class _Followed:
 
 
 def _as_shown(line: bytes) -> str:
-    """What stands in the line at its end: a progress bar writes over it."""
+    """The final text of a line that a progress bar may have overwritten with carriage returns."""
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
 class LiveFiles:
-    """The files that ranks of a node's part of a world print into, where that is shown live."""
+    """The output files of the ranks of a node's part of a world, if output is shown live."""
 
     def __init__(self, world: WorldInfo) -> None:
         self._world = world
@@ -49,13 +49,13 @@ class LiveFiles:
         return bool(self._files)
 
     def follow(self, rank: int) -> None:
-        """From now on read this rank's file, if it has one."""
+        """Read this rank's file from now on, if it exists."""
         path = RankFiles(self._world, rank).live
         if path.exists():
             self._files[rank] = _Followed(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def news(self, dead: int | None = None) -> LiveOutput | None:
-        """What was printed since the last time; of a dead rank also its last, unended line."""
+        """Lines printed since the last call; of rank `dead` also its incomplete last line."""
         found = {rank: of.lines(rank == dead) for rank, of in self._files.items()}
         lines = {rank: its_lines for rank, its_lines in found.items() if its_lines}
         return LiveOutput(self._world.id, lines) if lines else None

@@ -1,8 +1,8 @@
-"""What an agent makes of its order: paths of this machine, a directory of its own.
+"""Adapts an agent's order to its machine: paths of this machine, a private directory.
 
-An agent holds a lock in its directory for as long as it lives. What one leaves whose machine loses
-its power, the next there removes. The lock's file names the machine, because directories for
-temporary files may be shared, and locks there need not be.
+An agent holds a lock in its directory for as long as it lives. If its machine loses power, the next
+agent there removes the directory. The lock's file names the machine, because directories for
+temporary files may be shared between machines without sharing locks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pytest_mnode.protocol.agent_messages import AgentOrder, NodeEntry
 _PREFIX = "mnode-"
 _HOLDER = "agent"
 _held: list[int] = []
-"""Descriptors of locks; closed by the end of this process only."""
+"""Descriptors of locks; only the end of this process closes them."""
 
 
 def read_order(text: str) -> AgentOrder:
@@ -34,7 +34,10 @@ def read_order(text: str) -> AgentOrder:
 
 
 def sys_path_here(given: Sequence[str], order: AgentOrder) -> list[str]:
-    """The controller's sys.path on this machine: the agent's own in place of its Python's part."""
+    """The controller's sys.path, with the entries of its Python replaced by those of the agent's.
+
+    It stays as it is if both run the same Python.
+    """
     if not order.prefixes:
         return list(given)
 
@@ -46,7 +49,7 @@ def sys_path_here(given: Sequence[str], order: AgentOrder) -> list[str]:
 
 
 def settled(order: AgentOrder) -> AgentOrder:
-    """The order of an agent on another machine, with a directory of its own there."""
+    """The order; on a machine other than the controller's, with a private directory there."""
     if not order.remote:
         return order
     run_dir = private_directory()
@@ -56,9 +59,9 @@ def settled(order: AgentOrder) -> AgentOrder:
 
 
 def private_directory() -> str:
-    """A new directory for temporary files, held by this process.
+    """A new directory for temporary files, locked by this process.
 
-    Directories of agents that were killed on this machine before they could tidy up are removed.
+    Also removes directories of agents that were killed on this machine before they could clean up.
     """
     remove_leftovers()
     made = tempfile.mkdtemp(prefix=_PREFIX)
@@ -67,19 +70,19 @@ def private_directory() -> str:
     os.write(lock, os.uname().nodename.encode())
     if _locked(lock):
         _held.append(lock)
-        unnamed.rename(unnamed.with_name(_HOLDER))  # from now on it may be asked who holds it
-    else:  # a file system without locks: the holder could not be found
+        unnamed.rename(unnamed.with_name(_HOLDER))  # now visible to remove_leftovers
+    else:  # a file system without locks cannot show whether the holder lives
         os.close(lock)
         unnamed.unlink()
     return made
 
 
 def remove_leftovers() -> None:
-    """Remove directories that agents of this user held on this machine and hold no more."""
+    """Remove directories whose agents, of this user on this machine, no longer hold them."""
     for holder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_HOLDER}"):
         try:
             lock = os.open(holder, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # another user's, or gone meanwhile
+        except OSError:  # another user's file, or removed meanwhile
             continue
         try:
             ours = os.fstat(lock).st_uid == os.geteuid()

@@ -1,4 +1,4 @@
-"""Messages between the processes of a node: over a socket pair, with descriptors where needed."""
+"""Messages between the processes of a node, over a socket pair, with descriptors if needed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MOST_FDS = 16
 
 
 class Pipe:
-    """One end. Who reads never waits for a writer that stopped in the middle of a message."""
+    """One end of a socket pair. A writer that stops in mid-message never blocks the reader."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._data = bytearray()
         self.fds: deque[int] = deque()
-        """Descriptors that came and were not taken yet, in their order."""
+        """Received descriptors that were not taken yet, in order of arrival."""
 
     @classmethod
     def pair(cls) -> tuple[Self, Self]:
@@ -37,7 +37,7 @@ class Pipe:
         return self._end.fileno()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        """Waits while the other end does not read."""
+        """Send a message; blocks while the socket buffer is full."""
         self.send_bytes(pickle.dumps(message), fds)
 
     def send_bytes(self, payload: bytes, fds: Sequence[int] = ()) -> None:
@@ -51,7 +51,10 @@ class Pipe:
         return bool(select.select([], [self._end], [], 0)[1])
 
     def receive(self) -> list[bytes]:
-        """Waits for bytes; the messages that they complete, if any. Raises EOFError at the end."""
+        """Wait for bytes and return the messages that they complete, if any.
+
+        Raises EOFError at the end of the stream.
+        """
         try:
             data, fds, _, _ = socket.recv_fds(self._end, _CHUNK_BYTES, _MOST_FDS)
         except ConnectionError:

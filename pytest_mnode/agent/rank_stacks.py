@@ -1,4 +1,4 @@
-"""What the ranks of a node are doing: their stacks, output and calls, asked for from outside."""
+"""The state of a node's ranks: their stacks, output and calls, read from outside the ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIMIT_S = 1.0
 
 
 def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> StackTexts:
-    """The answer of one node. local_pids: of the ranks that live, by local rank."""
+    """The answer of one node. local_pids: pids of the live ranks, by local rank."""
     node, world = launch.node, launch.world
     per_node = world.shape.procs_per_node
     first = launch.node_rank * per_node
@@ -32,14 +32,14 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
     if order.native:
         return StackTexts(node, world.id, native=_native(order.native, pids))
     files = {rank: RankFiles(world, rank) for rank in range(first, first + per_node)}
-    # Of every rank of this node, also of one that died.
+    # Records of every rank of this node, dead ranks included.
     read = {rank: call_record.read(of.calls) for rank, of in files.items()}
     records = {rank: text for rank, text in read.items() if text is not None}
     places = {rank: read_progress(files[rank].progress) for rank in pids}
-    if order.look is not None:
+    if order.poll_id is not None:
         running = tuple(rank for rank, pid in pids.items() if processes.is_running(pid))
         return StackTexts(
-            node, world.id, places=places, calls=records, look=order.look, running=running
+            node, world.id, places=places, calls=records, poll_id=order.poll_id, running=running
         )
     texts = _python_stacks(files, pids)
     return StackTexts(
@@ -55,7 +55,7 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
 
 
 def _python_stacks(files: Mapping[int, RankFiles], pids: Mapping[int, int]) -> dict[int, str]:
-    """What faulthandler writes in each rank, all asked at once; "" where it writes nothing."""
+    """The faulthandler dump of each rank, all requested at once; "" if a rank wrote none."""
     paths = {rank: files[rank].stacks for rank in pids}
     awaited = [rank for rank, pid in pids.items() if not processes.why_silent(pid)]
     for rank, pid in pids.items():
@@ -73,7 +73,7 @@ def _python_stacks(files: Mapping[int, RankFiles], pids: Mapping[int, int]) -> d
 
 
 def _native(wanted: tuple[int, ...], pids: Mapping[int, int]) -> dict[int, str]:
-    """C stacks of those ranks that live, all taken at the same time."""
+    """C stacks of the `wanted` ranks that live, all taken at the same time."""
     living = [rank for rank in wanted if rank in pids]
     with ThreadPoolExecutor() as pool:
         frames = pool.map(native_frames, (pids[rank] for rank in living))

@@ -1,4 +1,4 @@
-"""Where a node's launcher is in a world, as the hub decided: there is nothing to negotiate."""
+"""A rendezvous without negotiation, because the hub decides each node's place in a world."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_mnode.protocol.agent_messages import Launch
 
 
 class Rendezvous(RendezvousHandler):
-    """Group rank, world size and store as the hub decided them."""
+    """A rendezvous that returns the group rank, world size and store decided by the hub."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -23,7 +23,7 @@ class Rendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks are clients of the store of the first node's launcher, as under torchrun."""
+        """Whether ranks are clients of the first node's store: always, as under torchrun."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -1,4 +1,4 @@
-"""The terminal of a rank that is debugged, held outside of the rank."""
+"""The terminal of a debugged rank, held outside of the rank."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Terminal:
-    """A pseudo-terminal, or two pipes where the user's input is no terminal and ends by itself.
+    """A pseudo-terminal, or two pipes if the user's input is no terminal and ends by itself.
 
-    The rank opens `reads` and `writes`, paths of this process's descriptors: it has no way of its
-    own to them, and a node's file system need not name pseudo-terminals.
+    The rank opens `reads` and `writes`, /proc paths of this process's descriptors, because it did
+    not inherit the descriptors and a node's file system may lack the names of pseudo-terminals.
     """
 
     def __init__(self, order: OpenTerminal, pid: int) -> None:
-        """Raises OSError where the node has no pseudo-terminals."""
+        """Open the terminal. Raises OSError if the node has no pseudo-terminals."""
         self.place = order.world, order.rank
         self._pid = pid
         self._typed = bytearray()
@@ -43,9 +43,9 @@ class Terminal:
         if order.size is not None:
             self._ours, self._theirs = os.openpty()
             attributes = termios.tcgetattr(self._theirs)
-            attributes[_OUTPUT_FLAGS] &= ~termios.OPOST  # the user's own terminal does that
-            # The kernel reads a Ctrl-C some time after it was written, and would then drop what the
-            # rank has written since: its prompt.
+            attributes[_OUTPUT_FLAGS] &= ~termios.OPOST  # the user's terminal processes output
+            # The kernel handles a Ctrl-C some time after it was written, and without NOFLSH would
+            # then drop output that the rank has written since, such as its prompt.
             attributes[_LOCAL_FLAGS] |= termios.NOFLSH
             termios.tcsetattr(self._theirs, termios.TCSANOW, attributes)
             termios.tcsetwinsize(self._theirs, order.size)
@@ -63,11 +63,11 @@ class Terminal:
 
     @property
     def has_input(self) -> bool:
-        """Whether something is left that the rank has no room for."""
+        """Whether input is left that the rank's buffer had no room for."""
         return bool(self._typed)
 
     def type(self, data: bytes) -> None:
-        """Hand input on; b"" is its end. A Ctrl-C interrupts the rank as in its own terminal."""
+        """Forward input; b"" is its end. A Ctrl-C interrupts the rank as in its own terminal."""
         interrupts = self._is_tty and _INTERRUPT in data and self._interrupts()
         if interrupts:
             self._typed.clear()
@@ -80,11 +80,11 @@ class Terminal:
             processes.kill(self._pid, signal.SIGINT)
 
     def _interrupts(self) -> bool:
-        """False where a program of the rank reads Ctrl-C as a key."""
+        """Whether Ctrl-C sends SIGINT: False if a program of the rank reads it as a key."""
         return bool(termios.tcgetattr(self._theirs)[_LOCAL_FLAGS] & termios.ISIG)
 
     def pass_on(self) -> None:
-        """Write what the rank has room for."""
+        """Write as much input as the rank's buffer has room for."""
         with contextlib.suppress(BlockingIOError):
             while self._typed:
                 del self._typed[: os.write(self._input, self._typed)]
@@ -93,7 +93,7 @@ class Terminal:
             os.close(self._input)
 
     def read(self) -> Iterator[bytes]:
-        """What the rank wrote since the last time."""
+        """Output that the rank wrote since the last call."""
         with contextlib.suppress(BlockingIOError, OSError):
             while data := os.read(self.output, _CHUNK_BYTES):
                 yield data
@@ -105,10 +105,10 @@ class Terminal:
 
 
 class TerminalHolder:
-    """The terminal of the rank of a world's part that is debugged, if any."""
+    """Holds the terminal of the debugged rank of a world's part, if any."""
 
     def __init__(self, poll: select.poll, send: Callable[[Any], None]) -> None:
-        """poll: gets the descriptor to read. send: to the client whose test the rank runs."""
+        """poll: where the output descriptor is registered. send: sends to the test's client."""
         self._poll, self._send = poll, send
         self._held: Terminal | None = None
 
@@ -117,7 +117,7 @@ class TerminalHolder:
         return self._held is not None and self._held.has_input
 
     def obey(self, order: ToTerminal, pid: int | None) -> None:
-        """pid: of the rank, None where it has died."""
+        """Carry out an order. pid: the rank's pid, None if the rank has died."""
         match order:
             case OpenTerminal() if pid is not None:
                 self._open_for(order, pid)
@@ -127,7 +127,7 @@ class TerminalHolder:
                 self.close(order.rank)
 
     def _open_for(self, order: OpenTerminal, pid: int) -> None:
-        self._drop()  # one that nobody waited for any more
+        self._drop()  # an earlier terminal that nobody waits for any more
         try:
             held = self._held = Terminal(order, pid)
         except OSError as error:
@@ -138,14 +138,14 @@ class TerminalHolder:
         self._send(TerminalOpened(*held.place, held.reads, held.writes))
 
     def pass_on(self) -> None:
-        """Hand on what was typed and what the rank wrote."""
+        """Forward the user's input and the rank's output."""
         if (held := self._held) is not None:
             held.pass_on()
             for data in held.read():
                 self._send(TerminalOutput(*held.place, data))
 
     def close(self, rank: int) -> None:
-        """The end of this rank's terminal, if it is the one held."""
+        """Close this rank's terminal, if it is the one held."""
         held = self._held
         if held is None or held.place[1] != rank:
             return

@@ -1,4 +1,4 @@
-"""What an agent holds of one node's part of a world, and how such a part is ended."""
+"""An agent's state of one node's part of a world, and how such a part is ended."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.protocol.agent_messages import Launch
 
 LIMIT_S = 5.0
-"""How long to wait for processes that were killed."""
+"""How long to wait until killed processes have ended."""
 
 
 @dataclass(slots=True)
 class WorldPart:
     """A node's part of a world.
 
-    pid: of its first process; 0 until the fork server has reported it. enters: whether that process
-    only enters the namespaces of the node. end_by: when it is to have ended, once it is to end.
+    pid: its first process; 0 until the fork server has reported it. enters: whether that process
+    only enters the namespaces of the node. end_by: deadline once it must end (time.monotonic);
+    infinite before.
     """
 
     launch: Launch
@@ -29,18 +30,19 @@ class WorldPart:
     end_by: float = math.inf
 
     def end(self) -> None:
-        """Have `has_ended` kill it."""
+        """Set the deadline for `has_ended`, which kills the processes."""
         self.end_by = time.monotonic() + LIMIT_S
 
     def has_ended(self) -> bool:
-        """Kill what runs of it; whether nothing does any more. To be called until that is so.
+        """Kill the part's processes; whether all have ended. Call it until it returns True.
 
-        The elastic launcher comes last: it adopts the processes that lose their parents meanwhile.
+        The elastic launcher is killed last, because it adopts processes that lose their parents
+        meanwhile.
         """
         in_time = time.monotonic() < self.end_by
         if self.pid == 0 and in_time:
             return False
-        # In a node with namespaces the first process is the one that entered them.
+        # On a node with namespaces the first process only enters them; its child is the launcher.
         launchers = [self.pid, *(processes.children(self.pid) if self.enters else [])]
         below = [
             pid

@@ -32,7 +32,7 @@ _CONSISTENT: dict[str, Any] = {
     "then": {"properties": {"expiry": _TIME, "reasons": {"maxItems": 0}}},
     "else": {"properties": {"expiry": {"type": "null"}, "reasons": {"minItems": 1}}},
 }
-"""Only a certified run has an expiry, and nothing stands in its way."""
+"""Only a certified run has an expiry and no reasons."""
 
 
 class CertificateVerdict(StrEnum):
@@ -41,11 +41,11 @@ class CertificateVerdict(StrEnum):
     not certified: a criterion failed.
     incomplete: a promised criterion did not run, the run was cut short, or nothing is promised.
     inconclusive: a criterion could not be judged.
-    partly certified: all of that was well, and some nodes of the cluster have no unexpired pass, or
-    no path was measured between some of them and the others, or a path failed when it was last
+    partly certified: none of these applies, but some nodes of the cluster have no unexpired pass,
+    or no path was measured between some of them and the others, or a path failed when it was last
     measured.
-    certified: every promised criterion passed, so did every other that ran, every node of the
-    cluster has an unexpired pass, and measured paths, where there are any, connect all of them.
+    certified: every promised criterion and every other that ran passed, every node of the cluster
+    has an unexpired pass, and measured paths, if there are any, connect all nodes.
     """
 
     NOT_CERTIFIED = "not certified"
@@ -57,17 +57,17 @@ class CertificateVerdict(StrEnum):
 
 @dataclass(frozen=True, config=ConfigDict(title=_TITLE, json_schema_extra=_CONSISTENT))
 class Certificate:
-    """All verdicts of a run, with what they were judged on."""
+    """All verdicts of a run, with the data that they were judged on."""
 
     run: RunFacts
     criteria: tuple[CriterionResult, ...]
     coverage: Coverage
     installed: tuple[Fact, ...] = ()
-    """What the nodes of this run have installed and set; empty where preflight did not ask."""
+    """Installed versions and settings of this run's nodes; empty if preflight did not read them."""
     history: History | None = None
-    """Only of a run with --mnode-history."""
+    """None for a run without --mnode-history."""
     schema_version: Literal[4] = 4
-    """A key of certificate.json that is changed or removed needs a new version."""
+    """Changing or removing a key of certificate.json requires a new version."""
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -101,18 +101,18 @@ class Certificate:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def expiry(self) -> UtcTime | None:
-        """Until when the whole cluster is certified: its first pass expires; None if it is not."""
+        """When the first pass of a certified cluster expires; None if it is not certified."""
         return self.until if self.verdict is CertificateVerdict.CERTIFIED else None
 
     @property
     def until(self) -> datetime:
-        """When the first pass of a node expires; of a run that asked a scheduler only, its own."""
+        """When the first pass of a node expires; if none has one, when the run's validity ends."""
         return self.coverage.until or self.run.end + timedelta(seconds=self.run.validity_s)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Everything that stands in the way of a certificate, in the order of verdicts."""
+        """All reasons why the run is not certified, in the order of verdicts."""
 
         def of(verdict: CriterionVerdict) -> list[str]:
             return [c.reason for c in self.criteria if c.verdict is verdict and c.reason]
@@ -148,10 +148,10 @@ def build_certificate(
     not_promised: Mapping[str, str],
     earlier: Sequence[Coverage] = (),
 ) -> Certificate:
-    """The certificate of a run: promised criteria in their order, others that ran, not promised.
+    """The certificate of a run, with promised criteria first, then others that ran, then the rest.
 
-    `not_promised` maps a criterion to the spec's reason. One that is in both is promised.
-    earlier: what runs before this one found out about the same cluster, by the same spec.
+    `not_promised` maps a criterion to the spec's reason. A criterion that is in both is promised.
+    earlier: coverage by earlier runs of the same cluster against the same spec.
     """
     grouped: dict[str, list[CaseResult]] = {name: [] for name in promised}
     for case in cases:
@@ -178,7 +178,7 @@ def certificate_json(certificate: Certificate) -> dict[str, Any]:
 
 
 def certificate_schema() -> dict[str, Any]:
-    """JSON Schema of certificate.json, made from the models: no key is missing, and no other."""
+    """JSON Schema of certificate.json, from the models: all keys are required, others forbidden."""
     schema = _ADAPTER.json_schema(mode="serialization")
     for described in (schema, *schema["$defs"].values()):
         if properties := described.get("properties"):

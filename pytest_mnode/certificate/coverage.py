@@ -1,6 +1,6 @@
-"""What a certificate speaks of: the state of each node, rail and path, with date and evidence.
+"""Coverage of a certificate: the state of each node, rail and path, with date and evidence.
 
-`merged` adds what earlier runs of the same cluster found out. Pure.
+`merged` adds the states that earlier runs of the same cluster found. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytest_mnode.path_rates import PathRates, State, parts
 class RailCoverage:
     """A NIC of a node, or a group of NICs that one rank uses.
 
-    mbits_s: of its slower direction, with the best partner; None where that was not measured.
+    mbits_s: rate of the slower direction, with the best partner; None if not measured.
     """
 
     name: str
@@ -34,10 +34,10 @@ class RailCoverage:
 
 @dataclass(frozen=True)
 class NodeCoverage:
-    """What is known of a node.
+    """The state of a node.
 
-    date: end of the run that found it out; None for a node that no run tested. until: how long a
-    pass holds; None for what is no pass. evidence: what the state rests on, in words.
+    date: end of the run that found the state; None if no run tested the node. until: when a pass
+    expires; None if the state is not a pass. evidence: the reason for the state, in words.
     """
 
     name: str
@@ -50,7 +50,7 @@ class NodeCoverage:
 
 @dataclass(frozen=True)
 class PathCoverage:
-    """The paths that one run measured; a later run of the same path counts instead.
+    """The paths that one run measured; a later measurement of the same path replaces them.
 
     date: end of the run. evidence: how they were measured. See `PathRates` for the tables.
     """
@@ -62,7 +62,7 @@ class PathCoverage:
 
 @dataclass(frozen=True)
 class StateCounts:
-    """How many nodes, or ordered paths, are in each state."""
+    """Number of nodes, or of ordered paths, in each state."""
 
     passed: NonNegativeInt
     failed: NonNegativeInt
@@ -71,7 +71,7 @@ class StateCounts:
 
     @classmethod
     def of(cls, states: Iterable[State], total: int) -> StateCounts:
-        """Those of `total` that are not among `states` were not tested."""
+        """Counts of `states`; the rest of `total` were not tested."""
         found = Counter(states)
         passed, failed, suspect = (
             found[state] for state in (State.PASSED, State.FAILED, State.SUSPECT)
@@ -81,10 +81,10 @@ class StateCounts:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The cluster as far as it is known, of this run and of earlier ones.
+    """The states of the cluster's nodes and paths, from this run and earlier ones.
 
-    nodes: every node with a name. unnamed: further nodes that the spec counts and no run has seen:
-    not tested. paths: the latest run first; an ordered pair that is in none was not tested.
+    nodes: every node with a name. unnamed: number of further nodes of the spec that no run has
+    seen: not tested. paths: the latest run first; an ordered pair in none of them was not tested.
     """
 
     nodes: tuple[NodeCoverage, ...]
@@ -99,30 +99,30 @@ class Coverage:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def total_nodes(self) -> int:
-        """How many nodes the cluster has."""
+        """Number of nodes of the cluster."""
         return len(self.nodes) + self.unnamed
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def nodes_by_state(self) -> StateCounts:
-        """Of all nodes, those without a name too."""
+        """Counts of all nodes, including those without a name."""
         return StateCounts.of((node.state for node in self.nodes), self.total_nodes)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def total_paths(self) -> int:
-        """Ordered pairs of nodes."""
+        """Number of ordered pairs of nodes."""
         return self.total_nodes * (self.total_nodes - 1)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def paths_by_state(self) -> StateCounts:
-        """Of all ordered pairs."""
+        """Counts of all ordered pairs of nodes."""
         return StateCounts.of((state for _, _, state, _ in self.each_path()), self.total_paths)
 
     @property
     def all_passed(self) -> bool:
-        """Whether every node has an unexpired pass; not of a cluster of which no node is known."""
+        """Whether every node has an unexpired pass; False if the cluster has no known node."""
         return 0 < self.total_nodes == self.nodes_by_state.passed
 
     @property
@@ -130,27 +130,27 @@ class Coverage:
         """Whether a path failed when it was last measured."""
         letter = State.FAILED.letter
         if not any(letter in row for block in self.paths for row in block.rates.states):
-            return False  # soon known, of a large cluster too
+            return False  # a fast check, for a large cluster too
         return any(path[2] is State.FAILED for path in self.each_path())
 
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of passed nodes between which no run has measured a path; a single one where paths
-        connect all, none where no run has measured any."""
+        """Groups of passed nodes between which no run has measured a path; a single group if paths
+        connect all, () if no run has measured any."""
         tables = [block.rates for block in self.paths]
         return parts(self.names(State.PASSED), tables) if tables else ()
 
     @property
     def until(self) -> datetime | None:
-        """When the first pass expires; None where there is none."""
+        """When the first pass expires; None if there is none."""
         return min((node.until for node in self.nodes if node.until), default=None)
 
     def names(self, state: State) -> tuple[str, ...]:
-        """Nodes in this state, those without a name aside."""
+        """Names of the nodes in this state."""
         return tuple(node.name for node in self.nodes if node.state is state)
 
     def each_path(self) -> Iterator[tuple[str, str, State, float | None]]:
-        """Sender, receiver, state and Mbit/s of every path that a run tried, as the last found."""
+        """Sender, receiver, state and Mbit/s of every tried path, from its latest run."""
         seen: set[tuple[str, str]] = set()
         last = len(self.paths) - 1
         for number, block in enumerate(self.paths):
@@ -161,7 +161,7 @@ class Coverage:
                     yield path
 
     def nodes_in_words(self) -> str:
-        """Such as "passed: node[0-1]; failed: node2; not tested: node3 and 12 others"."""
+        """Nodes by state: "passed: node[0-1]; failed: node2; not tested: node3 and 12 others"."""
         found: dict[str, list[str]] = {state.value: [] for state in State}
         for node in self.nodes:
             # Tested in part, or with a pass that has expired.
@@ -175,16 +175,16 @@ class Coverage:
 
     @property
     def measured_paths(self) -> int:
-        """Ordered pairs whose path a run has measured."""
+        """Number of ordered pairs whose path a run has measured."""
         return self.total_paths - self.paths_by_state.not_tested
 
     def share_of_paths(self) -> str:
-        """Such as "46.6 % of paths"; "" where all are measured, or none is."""
+        """Measured share, such as "46.6 % of paths"; "" if all are measured, or none."""
         measured, total = self.measured_paths, self.total_paths
         return f"{_percent(measured / total)} of paths" if self.paths and measured < total else ""
 
     def paths_in_words(self) -> str:
-        """Such as "12 of 12 measured (100 %); failed: node1→node3 (95 Mbit/s)"; "" without any."""
+        """Paths: "12 of 12 measured (100 %); failed: node1→node3 (95 Mbit/s)"; "" without any."""
         if not self.paths:
             return ""
         measured = self.measured_paths
@@ -203,7 +203,7 @@ _MOST_NAMED = 4
 
 
 def _percent(share: float) -> str:
-    """Rounded down: 99.96 % is not all."""
+    """Rounded down, so that 99.96 % does not read as all."""
     return f"{int(share * 1000) / 10:g} %"
 
 
@@ -212,12 +212,12 @@ def _rate(mbits_s: float | None) -> str:
 
 
 def rate_text(mbits_s: float) -> str:
-    """Such as "95 Mbit/s" or "171 Gbit/s"."""
+    """A rate in a suitable unit, such as "95 Mbit/s" or "171 Gbit/s"."""
     return f"{mbits_s / 1000:.4g} Gbit/s" if mbits_s >= 10_000 else f"{mbits_s:.4g} Mbit/s"
 
 
 def oldest_first(nodes: Iterable[NodeCoverage]) -> list[NodeCoverage]:
-    """Those without a state come first, then those that were tested longest ago."""
+    """Nodes that are not tested first, then those that were tested longest ago."""
 
     def key(node: NodeCoverage) -> tuple[bool, float]:
         return node.state is not State.NOT_TESTED, node.date.timestamp() if node.date else 0.0
@@ -231,10 +231,10 @@ def merged(
     moment: datetime,
     oldest: datetime | None = None,
 ) -> Coverage:
-    """The latest that is known of each node and path; a pass that has expired is none.
+    """The latest state of each node and path; an expired pass does not count.
 
-    earlier: of the same cluster and spec, in any order. moment: the end of the latest run. oldest:
-    passes of paths from then or before have expired; None: none has.
+    earlier: coverage of the same cluster and spec, in any order. moment: the end of the latest run.
+    oldest: path passes of this date or before have expired; None if none has.
     """
     known: dict[str, NodeCoverage] = {}
     rails: dict[str, dict[str, RailCoverage]] = {}
@@ -277,10 +277,11 @@ def _without_passes(block: PathCoverage) -> PathCoverage:
 
 
 def _by_this_clock(node: NodeCoverage, moment: datetime) -> NodeCoverage:
-    """What an earlier run dates after this one would count for ever: a clock was wrong."""
+    """Drop a state dated after this run: after a wrong clock it would count for ever."""
     if node.date is None or node.date <= moment:
         return node
-    why = f"an earlier run of it ends after this one, {node.date:%Y-%m-%d %H:%M UTC}: a wrong clock"
+    end = f"{node.date:%Y-%m-%d %H:%M UTC}"
+    why = f"an earlier run that tested it ended after this run, {end}: a wrong clock"
     return replace(node, state=State.NOT_TESTED, date=None, until=None, evidence=why)
 
 
@@ -295,6 +296,6 @@ _NODES: TypeAdapter[list[NodeCoverage]] = TypeAdapter(list[NodeCoverage])
 
 
 def coverage_json(nodes: Sequence[NodeCoverage]) -> list[dict[str, Any]]:
-    """Plain values."""
+    """States of nodes as plain values."""
     data: list[dict[str, Any]] = _NODES.dump_python(list(nodes), mode="json")
     return data

@@ -1,4 +1,4 @@
-"""What changed between two certificates, and what is only noise. Pure."""
+"""Changes between two certificates, apart from noise. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST_CHANGES = 20
 
 
 class Kind(StrEnum):
-    """What a difference of two values says."""
+    """How two values of one measurement differ."""
 
     CHANGE = "changed"
-    """By more than its spread, or it is a count, which has none."""
+    """The value moved by more than its spread, or it is a count, which has no spread."""
     UNKNOWN = "differs, spread unknown"
     NOISE = "within its spread"
     SAME = "same"
@@ -32,8 +32,8 @@ class Kind(StrEnum):
 class Changed:
     """A measurement that both certificates have.
 
-    spread: by how much two runs without any change differ, at most, in 99 of 100, in the unit of
-    the values; None where neither the repeats nor the history tell it.
+    spread: largest difference of two runs without any change in 99 of 100 cases, in the unit of
+    the values; None if neither the repeats nor the history give it.
     """
 
     key: Key
@@ -44,7 +44,7 @@ class Changed:
 
     @property
     def share(self) -> float:
-        """By how much it rose, as a share of the value before; infinite from 0."""
+        """Rise as a share of the value before; infinite if that is 0 or a value is missing."""
         one, other = self.before.known, self.after.known
         if one is None or other is None:
             return float("inf")
@@ -52,8 +52,8 @@ class Changed:
 
     @property
     def better(self) -> bool | None:
-        """Whether its margin to the later bound grew, as the earlier one may be of another spec;
-        None where it is not judged."""
+        """Whether its margin to the later bound grew, as the earlier bound may be of another spec;
+        None if it is not judged or the margins are equal."""
         one, other, bound = self.before.known, self.after.known, self.after.expected
         if one is None or other is None or bound is None:
             return None
@@ -73,7 +73,7 @@ class Changed:
 
 
 def compared(before: Certificate, after: Certificate) -> list[Changed]:
-    """Every measurement of both, those that changed most first."""
+    """Every measurement that both certificates have, those that changed most first."""
     one, other = measurements_by_key(before), measurements_by_key(after)
     spreads = _spreads(before) | _spreads(after)
     found = [
@@ -100,7 +100,7 @@ def _compared(
     same = Changed(key, before, after, Kind.SAME, spread)
     if before.known == after.known and before.verdict == after.verdict:
         return same
-    # Without a unit, a value that is missing is no noise either.
+    # A missing value of a measurement without a unit is not noise either.
     if before.verdict != after.verdict or counted:
         return replace(same, kind=Kind.CHANGE)
     if spread is None or len(values) < 2:
@@ -110,15 +110,15 @@ def _compared(
 
 
 def _spreads(certificate: Certificate) -> dict[Key, float]:
-    """From a history, in the unit of the values."""
+    """Spreads from the certificate's history, in the unit of the values."""
     trends = certificate.history.trends if certificate.history else ()
     return {
         Key(one.test, one.name, one.which): one.spread for one in trends if one.spread is not None
     }
 
 
-def surroundings(before: Certificate, after: Certificate) -> Iterator[str]:
-    """What else is another: nodes, spec, launcher, versions, drivers, firmware, settings."""
+def environment_changes(before: Certificate, after: Certificate) -> Iterator[str]:
+    """Other changes: of nodes, spec, launcher, versions, drivers, firmware and settings."""
     one, other = before.run, after.run
     for word, missing in (
         ("gone", [n for n in one.nodes if n not in other.nodes]),
@@ -167,7 +167,7 @@ def _values(fact: Fact | None) -> str:
 
 
 def states(before: Certificate, after: Certificate) -> Iterator[str]:
-    """The run, criteria and nodes with another verdict or state."""
+    """Changed verdicts of the run and of criteria, and changed states of nodes."""
     if before.verdict is not after.verdict:
         yield f"the run: {before.verdict.value} → {after.verdict.value}"
     verdicts = {c.name: c.verdict for c in before.criteria}
@@ -186,8 +186,8 @@ def states(before: Certificate, after: Certificate) -> Iterator[str]:
 
 
 def changes(before: Certificate, after: Certificate) -> Iterator[str]:
-    """What else is another, then the values that changed most, without those within their noise."""
-    yield from surroundings(before, after)
+    """Changes by `environment_changes`, then the values that changed most, without noise."""
+    yield from environment_changes(before, after)
     changed = [str(one) for one in compared(before, after) if one.kind is Kind.CHANGE]
     yield from changed[:_MOST_CHANGES]
     if (more := len(changed) - _MOST_CHANGES) > 0:
@@ -195,7 +195,7 @@ def changes(before: Certificate, after: Certificate) -> Iterator[str]:
 
 
 def summary(found: list[Changed]) -> str:
-    """How many measurements are what, in one line."""
+    """Number of measurements of each kind, in one line."""
     counts = {kind: sum(one.kind is kind for one in found) for kind in Kind}
     parts = [f"{number} {kind.value}" for kind, number in counts.items() if number]
     return first_line(f"{count(len(found), 'measurement')} in both: {', '.join(parts) or 'none'}")

@@ -1,6 +1,6 @@
-"""A certificate's files: written whole or not at all, and read back; its schema as published.
+"""A certificate's files, written whole or not at all and read back; its published schema.
 
-Verdicts and margins are judged anew from what was measured, not read.
+On reading, verdicts and margins are judged again from the measurements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytest_mnode.errors import UsageError
 
 
 def write_report(directory: Path, certificate: Certificate) -> list[Path]:
-    """Write `certificate.json`, `.xml` and `.html` into `directory`, made if it is missing."""
+    """Write `certificate.json`, `.xml` and `.html` into `directory`, created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in (
@@ -32,11 +32,11 @@ def write_report(directory: Path, certificate: Certificate) -> list[Path]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, even after a loss of power."""
+    """Write a file; readers see the old file or the new one, even after a loss of power."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            # A lone surrogate, from output that was no UTF-8, cannot be encoded.
+            # A lone surrogate, from output that was not UTF-8, cannot be encoded.
             file.write(text.encode("utf-8", errors="replace"))
             file.flush()
             os.fsync(file.fileno())
@@ -61,9 +61,9 @@ VERSION = 4
 
 
 def read_certificate(path: Path) -> Certificate:
-    """The certificate of a file, or of a directory that `--mnode-report` wrote.
+    """The certificate in a file, or in a directory that `--mnode-report` wrote.
 
-    Raises UsageError, one line, for what is no certificate of this version.
+    Raises UsageError, one line, if the file is not a certificate of this version.
     """
     path = certificate_path(path)
     try:
@@ -73,15 +73,15 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def certificate_path(path: Path) -> Path:
-    """The file of a certificate that is named by itself or by its directory."""
+    """The path of a certificate's file, from the path of the file or of its directory."""
     try:
         return path / "certificate.json" if path.is_dir() else path
-    except OSError:  # such as a directory that may not be searched: who reads it says so
+    except OSError:  # such as a directory without search permission: reading it raises the error
         return path
 
 
 def content_of(path: Path, accepted: str = "a certificate.json") -> bytes:
-    """What a file has. Raises UsageError, one line, that says what is accepted."""
+    """The content of a file. Raises UsageError, one line, that names the accepted form."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -90,7 +90,7 @@ def content_of(path: Path, accepted: str = "a certificate.json") -> bytes:
 
 
 def parse_certificate(text: str, where: str) -> Certificate:
-    """The same of a text. where: heads the message of an error."""
+    """The certificate in a text. where: prefix of error messages."""
     try:
         data = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
@@ -100,7 +100,7 @@ def parse_certificate(text: str, where: str) -> Certificate:
         found = "no certificate" if version is None else f"schema version {version}"
         raise UsageError(f"{where}: {found}; accepted: a certificate.json of version {VERSION}")
     try:
-        return _READER.validate_json(text, strict=True)  # "180" is no number
+        return _READER.validate_json(text, strict=True)  # "180" is not a number
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))

@@ -1,4 +1,4 @@
-"""What changed over runs: trends of measurements, and nodes that fail again and again. Pure."""
+"""The history of runs: trends of measurements, and nodes that failed repeatedly. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pytest_mnode.launchers.node import count
 from pytest_mnode.measurement import listed
 
 FEWEST = 3
-"""Earlier values from which the spread of a measurement is estimated."""
+"""Fewest earlier values from which the spread of a measurement is estimated."""
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """One run. passed, total: nodes with a pass, and all nodes of the cluster, as of its end."""
+    """One run. passed, total: number of nodes with a pass at its end, and of all nodes."""
 
     date: UtcTime
     verdict: str
@@ -30,11 +30,12 @@ class PastRun:
 class Trend:
     """A measurement over runs.
 
-    values: oldest first, this run last; None where a run has none. usual: median of the earlier
-    ones that did not fail; None with fewer than 3. spread: how far a value usually lies from it, at
-    most, in the unit of the values (3 standard deviations, estimated from the median distance; at
-    least one last digit as printed, but for counts). changed: whether this run's value lies
-    further off. which: tells it from others of its name in its test; empty where there are none.
+    values: oldest first, this run last; None if a run has none. usual: median of the earlier values
+    that did not fail; None with fewer than 3. spread: the usual largest distance of a value from
+    `usual`, in the unit of the values (3 standard deviations, estimated from the median distance;
+    at least one last digit as printed, except for counts). changed: whether this run's value is
+    further away. which: distinguishes it from others of its name in its test; empty if there are
+    none.
     """
 
     test: str
@@ -48,7 +49,7 @@ class Trend:
 
     @property
     def label(self) -> str:
-        """Its name, which of its test's cases it is of, and which it is there."""
+        """Its name, with the case of its test and `which`."""
         return with_case(self.name, self.test, self.which)
 
     def __str__(self) -> str:
@@ -64,7 +65,7 @@ class Trend:
 
 @dataclass(frozen=True)
 class RepeatedFailure:
-    """A node that failed in several runs. tested: runs that took it. evidence: of the last one."""
+    """A node that failed in several runs. tested: runs with it. evidence: of the last failure."""
 
     node: str
     failed: NonNegativeInt
@@ -77,11 +78,11 @@ class RepeatedFailure:
 
 @dataclass(frozen=True)
 class History:
-    """The runs before this one that were certified against the same spec.
+    """This run and the earlier runs against the same spec.
 
-    runs: oldest first, this one last. trends: those that changed first, then by how much.
-    left_out: certificates that could not be read, and why. since: what is another than in the run
-    before this one: nodes, versions, drivers, settings, and values that moved by more than noise.
+    runs: oldest first, this one last. trends: changed ones first, then by size of the change.
+    left_out: certificates that could not be read, and why. since: changes since the run before this
+    one: nodes, versions, drivers, settings, and values that moved by more than noise.
     """
 
     runs: tuple[PastRun, ...]
@@ -95,13 +96,13 @@ class History:
             raise ValueError("a history without its runs, or a trend without values")
 
     def lines(self) -> Iterator[str]:
-        """For a terminal."""
+        """Lines for a terminal."""
         yield f"history: {count(len(self.runs), 'run')} since {self.runs[0].date:%Y-%m-%d}"
         for node in self.failing:
-            yield f"again and again: {node} (last: {node.evidence})"
+            yield f"repeated failures: {node} (last: {node.evidence})"
         if changed := [str(trend) for trend in self.trends if trend.changed]:
             yield f"unusual: {listed(changed, 8)}"
         if self.since:
             yield f"since {self.runs[-2].date:%Y-%m-%d %H:%M}: {listed(self.since, 8)}"
         for why in self.left_out:
-            yield f"history without {why}"
+            yield f"left out of history: {why}"

@@ -1,4 +1,4 @@
-"""The certificate as junit XML, for whatever shows test results, and measurements as properties."""
+"""The certificate as junit XML, for viewers of test results, and measurements as properties."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROPERTY = "mnode.measurement"
 
 
 def measurement_properties(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
-    """Properties for pytest's own junit: one line of JSON each, what is empty left out."""
+    """Properties for pytest's own junit: one line of JSON each, without empty values."""
     return [
         (
             PROPERTY,
@@ -35,8 +35,8 @@ def measurement_properties(measurements: Sequence[Measurement]) -> list[tuple[st
 def junit_text(certificate: Certificate) -> str:
     """One suite for the certificate's verdict, then one per criterion with a case per measurement.
 
-    fail is a failure; inconclusive and what did not run are errors; what is recorded only or not
-    promised is skipped, so that nothing counts as passed that was not judged.
+    A fail is a failure; inconclusive and not run are errors; recorded only and not promised are
+    skipped, so that nothing counts as passed that was not judged.
     """
     properties = {
         "verdict": certificate.verdict.value,
@@ -75,7 +75,7 @@ def _overall(certificate: Certificate) -> junit_xml.TestCase:
 
 
 def _cases(criterion: CriterionResult) -> Iterator[junit_xml.TestCase]:
-    """Never empty: a suite without a case would look like one without a fault."""
+    """Never empty: a suite without a case would look like one without a failure."""
     match criterion.verdict:
         case CriterionVerdict.NOT_PROMISED:
             out = _named(criterion.name, criterion.name)

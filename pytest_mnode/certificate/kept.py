@@ -1,4 +1,4 @@
-"""Certificates that are kept in a directory, `--mnode-history`; a file per run."""
+"""Certificates kept in the directory of `--mnode-history`, one file per run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_mnode.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class EarlierRuns:
-    """Certificates against one spec, oldest first. left_out: files that could not be read, why."""
+    """Certificates against one spec, oldest first. left_out: unreadable files, and why."""
 
     certificates: tuple[Certificate, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -24,8 +24,8 @@ class EarlierRuns:
 def earlier_runs(directory: Path | None, digest: str, before: str = "") -> EarlierRuns:
     """The latest certificates against the spec with this digest; none without a directory.
 
-    What cannot be read is no reason to lose the run that has just ended. before: name of a kept
-    file; it and those after it are left aside.
+    Unreadable files raise no error, which would lose the run that has just ended. before: name of
+    a kept file; it and those after it are left out.
     """
     if directory is None:
         return EarlierRuns()
@@ -48,7 +48,7 @@ def earlier_runs(directory: Path | None, digest: str, before: str = "") -> Earli
 
 
 def with_history(certificate: Certificate, earlier: EarlierRuns) -> Certificate:
-    """The certificate with its section of history."""
+    """The certificate with its history."""
     history = history_of(certificate, earlier.certificates, earlier.left_out)
     found = replace(certificate, history=history)
     if not earlier.certificates:
@@ -58,7 +58,7 @@ def with_history(certificate: Certificate, earlier: EarlierRuns) -> Certificate:
 
 
 def read_with_history(path: Path) -> Certificate:
-    """The certificate of a file or directory; a kept one with all trends of those kept before it.
+    """The certificate in a file or directory; one of `keep` with all trends of those before it.
 
     Raises UsageError as `read_certificate` does.
     """
@@ -71,7 +71,7 @@ def read_with_history(path: Path) -> Certificate:
 
 
 def keep(directory: Path, certificate: Certificate) -> Path:
-    """Write a certificate for later runs, without the history that they will see themselves."""
+    """Write a certificate for later runs, without its history, which they compute themselves."""
     path = directory / _kept_name(certificate)
     directory.mkdir(parents=True, exist_ok=True)
     replace_file(path, json_text(replace(certificate, history=None)))
@@ -79,6 +79,6 @@ def keep(directory: Path, certificate: Certificate) -> Path:
 
 
 def _kept_name(certificate: Certificate) -> str:
-    """By its end and its spec, so that names are in the order of the runs."""
+    """Named by the run's end and spec, so that names sort in the order of the runs."""
     end = certificate.run.end.astimezone(UTC)
     return f"{end:%Y%m%dT%H%M%S.%fZ}-{certificate.run.spec.digest[:8]}.json"

@@ -1,4 +1,4 @@
-"""What one run found out about each node, rail and path: who is blamed for what. Pure."""
+"""States of nodes, rails and paths after one run, from the culprits of its failures. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _UNSURE = re.compile(
 
 
 def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
-    """What one run found out.
+    """The coverage of one run.
 
-    A node has passed where every criterion passed, or failed only because of others, all named. It
-    is suspect where a criterion failed or was inconclusive and did not name who is to blame.
+    A node has passed if every criterion passed, or failed only because of other nodes, all named.
+    It is suspect if a criterion failed or was inconclusive and named no culprit.
 
-    The other end of a path to a node that failed is neither failed nor suspect: the failed node
-    explains the path, and a healthy node taken out for repair is one less to hand over. Nor has it
-    passed, for its own test did not: it is not tested until the failed node is repaired.
+    The other end of a path to a failed node is neither failed nor suspect: the failed node explains
+    the path, and a healthy node sent to repair is one less to hand over. It has not passed either,
+    because its own test did not pass: it is not tested until the failed node is repaired.
     """
     bad = _blamed_in(run, criteria)
     missing, met_by = _missing(run, criteria), _met_by(criteria)
@@ -56,7 +56,7 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
 
 
 def _missing(run: RunFacts, criteria: Sequence[CriterionResult]) -> str:
-    """Why nobody can have passed; empty where nothing promised was left out."""
+    """Why no node can have passed; empty if every promised criterion ran."""
     why = [f"cut short by {reason}" for reason in run.cut_short]
     why += [c.reason for c in criteria if c.verdict is CriterionVerdict.DID_NOT_RUN and c.reason]
     if not any(c.promised for c in criteria):
@@ -65,7 +65,7 @@ def _missing(run: RunFacts, criteria: Sequence[CriterionResult]) -> str:
 
 
 def _met_by(criteria: Sequence[CriterionResult]) -> dict[str, frozenset[str] | None]:
-    """Nodes with a test of each promised criterion; None: all, by a test that names no node."""
+    """Nodes with a test of each promised criterion; None for all, if a test names no node."""
     return {
         c.name: None
         if any(not case.nodes for case in c.judged)
@@ -76,7 +76,7 @@ def _met_by(criteria: Sequence[CriterionResult]) -> dict[str, frozenset[str] | N
 
 
 def _not_met(name: str, met_by: Mapping[str, frozenset[str] | None]) -> str:
-    """Promised criteria without a test on this node."""
+    """A reason that names the promised criteria without a test on this node; empty if none."""
     left_out = [n for n, nodes in met_by.items() if nodes is not None and name not in nodes]
     return f"no test of {', '.join(left_out)} ran on it" if left_out else ""
 
@@ -84,7 +84,7 @@ def _not_met(name: str, met_by: Mapping[str, frozenset[str] | None]) -> str:
 def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, tuple[State, str]]:
     """Nodes that failed, are suspect or were not tested, with the reason.
 
-    The worst counts, and of equal ones the first.
+    The worst state counts, and of equal states the first.
     """
     unmet = [
         (criterion, case)
@@ -111,7 +111,7 @@ def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, 
 
 
 def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict[str, State]:
-    """Nodes by what a case that did not pass shows of them. failed: by any case of the run."""
+    """States of nodes by one case that did not pass. failed: nodes that failed in any case."""
     took_part = set(case.nodes or names) & set(names)
     if case.stopped:
         return dict.fromkeys(took_part, State.NOT_TESTED)
@@ -119,7 +119,7 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
     found: list[tuple[State, set[str]]] = []
 
     def blame(culprit: str | None, state: State) -> bool:
-        """Whether it names anybody."""
+        """Record the state of the nodes that `culprit` names; returns whether there are any."""
         sure, paths = blamed(culprit, names)
         found.append((state, sure))
         found.extend((State.NOT_TESTED if n & failed else State.SUSPECT, n) for n in paths)
@@ -129,14 +129,14 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
         if not blame(culprit, named):
             found.append((State.SUSPECT, took_part))
     for one in case.measurements if case.verdict is CriterionVerdict.FAIL else ():
-        if one.verdict is Verdict.INCONCLUSIVE and one.culprit:  # not measured is no pass either
+        if one.verdict is Verdict.INCONCLUSIVE and one.culprit:  # not measured is not passed either
             blame(one.culprit, State.SUSPECT)
     found.sort(key=lambda one: _WORSE.index(one[0]))
     return {name: state for state, nodes in found for name in nodes}
 
 
 def _culprits(case: CaseResult) -> list[str | None]:
-    """What each measurement that decided a case blames; of the case where none decided."""
+    """Culprits of the measurements that decided a case; the case's own if none decided."""
     bad = [m.culprit for m in case.measurements if m.verdict == case.verdict.value]
     return [culprit or case.culprit for culprit in bad or [None]]
 
@@ -152,11 +152,11 @@ def _rails(rates: PathRates, node: str, date: datetime) -> Iterator[RailCoverage
 
 
 def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], list[set[str]]]:
-    """Nodes to blame, and those of which one may be: of two ends of a path neither is known to be
-    slow.
+    """Nodes to blame, and sets of nodes of which one may be to blame, such as the two ends of a
+    path.
 
-    What stands in brackets, or behind a node and a colon, is evidence ("alone with node0"), and
-    blames nobody.
+    Text in brackets, or after a node and a colon, is evidence ("alone with node0") and blames
+    nobody.
     """
     sure: set[str] = set()
     unsure: list[set[str]] = []

@@ -13,11 +13,11 @@ from pytest_mnode.certificate.results import CriterionVerdict
 from pytest_mnode.path_rates import State
 
 Samples = Iterable[tuple[tuple[str, ...], float | None]]
-"""Values of labels, and the value of the sample; None has no sample."""
+"""Values of labels, and the value of the sample; None for no sample."""
 
 
 def _which(kind: type[StrEnum], actual: StrEnum, *labels: str) -> Samples:
-    """Of a verdict or state, the one that applies is 1."""
+    """One sample per member of `kind`: 1 for the actual one, 0 for the others."""
     return [((*labels, one.value), one is actual) for one in kind]
 
 
@@ -51,7 +51,7 @@ class _Metrics:
         states = [s for node in cover.nodes for s in _which(State, node.state, node.name)]
         yield "node_state", "State of a node.", ("node", "state"), states
         ends = [((node.name,), until.timestamp()) for node in cover.nodes if (until := node.until)]
-        yield "node_expiry_timestamp_seconds", "Until when a node's pass holds.", ("node",), ends
+        yield "node_expiry_timestamp_seconds", "Until when a node's pass expires.", ("node",), ends
         verdicts = [s for c in one.criteria for s in _which(CriterionVerdict, c.verdict, c.name)]
         yield "criterion_verdict", "Verdict.", ("criterion", "verdict"), verdicts
         labels = ("criterion", "test", "measurement", "unit", "where", "number")
@@ -69,7 +69,7 @@ class _Metrics:
 
 
 def prometheus_text(certificate: Certificate) -> str:
-    """Prometheus' text format. What could not be measured has no sample."""
+    """Metrics in Prometheus' text format. A value that could not be measured has no sample."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Metrics(certificate))
     return generate_latest(registry).decode()

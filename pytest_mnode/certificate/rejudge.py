@@ -1,9 +1,9 @@
 """A certificate judged by another spec, from the same measurements, without a new run. Pure.
 
-A bound is tied to the spec by its source, which names the keys that it follows from: a product such
-as "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85". Where such a key has another value, the
-bound changes by the same factor. A bound that does not follow so, and a measurement that was made
-in another way than the other spec asks for, cannot be judged anew: inconclusive, never passed.
+A bound's source names the keys of the spec that it is computed from: a product such as
+"fabric.line_rate 200 Mbit/s × at_least_fraction 0.85". If such a key has another value, the bound
+changes by the same factor. A bound that is not such a product, or a measurement that was made in
+another way than the other spec requires, cannot be judged again: inconclusive, never passed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FACTOR = " × "
 _NO_INVENTORY = frozenset(
     ["criteria", "name", "confirmed", "emulated", "nodes", "not_promised", "certificate", "power"]
 )
-"""Parts of a spec that no measurement follows from, and what is looked at by itself."""
+"""Parts of a spec that no measurement depends on, and parts that are compared separately."""
 
 Leaves = Mapping[str, Any]
 """Values of a spec by dotted key, such as "criteria.fabric.all_reduce_busbw.repeats"."""
@@ -37,7 +37,7 @@ Leaves = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A certificate's cases judged anew. undecided: what cannot be, each with the reason."""
+    """A certificate's cases judged again. undecided: what cannot be judged, and the reasons."""
 
     cases: tuple[CaseResult, ...]
     undecided: tuple[str, ...]
@@ -56,11 +56,11 @@ class _Specs:
         self.changed = frozenset(k for k in keys if self.before.get(k) != self.after.get(k))
 
     def named(self, source: str, asked: Sequence[str]) -> dict[str, str]:
-        """Keys that a source names, and by which word: a leaf, or a part of the spec."""
+        """Keys that a source names, leaves or sections of the spec, each with the word for it."""
         found = {}
         for word in _WORD.findall(source):
             below = [f"criteria.{key}.{word}" for key in asked]
-            # A single word is a word of English, unless the test asked for what has such a key.
+            # A single word is plain English, unless a section that the test requested has that key.
             for key in (word, f"criteria.{word}") if "." in word else below:
                 if any(_is_below(leaf, key) for leaf in (*self.before, *self.after)):
                     found[key] = word
@@ -68,10 +68,10 @@ class _Specs:
         return found
 
 
-def rejudged(
+def rejudge(
     cases: Sequence[CaseResult], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Judged:
-    """before, after: the specs as plain values, by the keys that a page has."""
+    """The cases judged by another spec. before, after: the specs as plain values by their keys."""
     specs = _Specs(dict(_leaves(before)), dict(_leaves(after)))
     bounds = {
         key
@@ -82,7 +82,7 @@ def rejudged(
     found, undecided = [], []
     for case in cases:
         if key := _promised_now(case, specs):
-            why = f"cannot be judged anew: {key} was not promised, and not measured"
+            why = f"cannot be judged again: {key} was not promised, and not measured"
             undecided.append(f"{criterion_name(case.test)}: {why}")
             found.append(replace(case, outcome="skipped", message=why))
             continue
@@ -97,7 +97,7 @@ def rejudged(
 
 
 def _promised_now(case: CaseResult, specs: _Specs) -> str:
-    """The key that left a question open and has a value in the other spec; "" without one."""
+    """The key that was not promised and has a value in the other spec; "" if there is none."""
 
     def says(leaves: Leaves, key: str) -> bool:
         return any(
@@ -111,7 +111,7 @@ def _promised_now(case: CaseResult, specs: _Specs) -> str:
 
 
 def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) -> Measurement:
-    """The measurement with its new bound; without a value where there is none."""
+    """The measurement with its new bound; without a value if it cannot be judged again."""
     if one.expected is None or not specs.changed:
         return one
     asked = _asked(case)
@@ -139,15 +139,15 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
     return replace(
         one,
         expected=Bound(one.expected.relation, limit),
-        source=f"{one.source}; judged anew: {values}",
-        detection=one.detection if one.detection and one.detection.blurred else None,
+        source=f"{one.source}; judged again: {values}",
+        detection=one.detection if one.detection and one.detection.too_noisy else None,
     )
 
 
 def _limit(
     one: Measurement, bound: Bound, hits: Sequence[str], named: Mapping[str, str], specs: _Specs
 ) -> float | None:
-    """The new limit; None where the old one is no product of the keys that changed."""
+    """The new limit; None if the old one is not a product of the keys that changed."""
     formula = one.source.partition(";")[0].split(_FACTOR)
     limit = bound.limit
     for leaf in hits:
@@ -159,7 +159,7 @@ def _limit(
         if old:
             limit *= new / old
         elif len(formula) == 1 and limit == old:
-            limit = new  # such as of errors: none, and now three
+            limit = new  # such as a limit of errors that was 0 and is 3
         else:
             return None
     return limit if math.isfinite(limit) else None
@@ -170,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _with_unit(before: float, after: float, source: str) -> tuple[str, str]:
-    """Both values in the unit that the source has the first in; without one where it has none."""
+    """Both values in the unit that the source uses for the first; without one if it uses none."""
     one, other = Fraction(str(before)), Fraction(str(after))
     for kind in (RATE, SIZE, DURATION):
         if min(one, other) > 0 and kind.text(one) in source:
@@ -179,11 +179,11 @@ def _with_unit(before: float, after: float, source: str) -> tuple[str, str]:
 
 
 def _undecided(one: Measurement, why: str) -> Measurement:
-    return replace(one, value=None, culprit=None, note=f"cannot be judged anew: {why}")
+    return replace(one, value=None, culprit=None, note=f"cannot be judged again: {why}")
 
 
 def _with(case: CaseResult, measurements: tuple[Measurement, ...]) -> CaseResult:
-    """A test that failed by nothing but a measurement is as good as its measurements now."""
+    """The case with new measurements; they alone decide if only a measurement had failed it."""
     failing = [m for m in case.measurements if m.verdict is Verdict.FAIL]
     by_bound = bool(failing) and str(replace(failing[0], where="")) in case.message
     outcome = "passed" if case.outcome == "failed" and by_bound else case.outcome
@@ -192,7 +192,7 @@ def _with(case: CaseResult, measurements: tuple[Measurement, ...]) -> CaseResult
 
 
 def _asked(case: CaseResult) -> tuple[str, ...]:
-    """Keys of the spec that the test asked for, else all of its criterion's."""
+    """Keys of the spec that the test requested, else all of its criterion's."""
     return case.promises or (criterion_name(case.test),)
 
 
@@ -208,19 +208,19 @@ def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, value
 
 
-def judged_by(
+def rejudge_certificate(
     certificate: Certificate, spec: Spec, path: Path
 ) -> tuple[Certificate, tuple[str, ...]]:
-    """The certificate that the same measurements give by `spec`, and what cannot be judged anew.
+    """The certificate of the same measurements judged by `spec`, and what cannot be judged again.
 
-    Paths and earlier runs are left out: they were judged by the other spec. Raises UsageError for a
-    certificate that does not have the spec it was judged by.
+    Paths and earlier runs are left out, because they were judged by the other spec. Raises
+    UsageError if the certificate does not contain the spec that it was judged by.
     """
     before = certificate.run.spec.page
     if not before:
         raise UsageError("the certificate does not have the spec that it was judged by")
     cases = [case for criterion in certificate.criteria for case in criterion.cases]
-    found = rejudged(cases, before, page_of(spec))
+    found = rejudge(cases, before, page_of(spec))
     run = replace(
         certificate.run,
         spec=facts_of(spec, path),
@@ -242,11 +242,11 @@ def judged_by(
 
 
 def facts_of(spec: Spec, path: Path) -> SpecFacts:
-    """What a certificate keeps of its spec."""
+    """The facts about its spec that a certificate keeps."""
     return SpecFacts(spec.name, str(path), spec.digest(), page_of(spec))
 
 
 def page_of(spec: Spec) -> dict[str, object]:
-    """All values, defaults too, by the keys of a page; sizes in bytes, times in seconds."""
+    """All values of a spec by key, including defaults; sizes in bytes, times in seconds."""
     page: dict[str, object] = spec.model_dump(mode="json", by_alias=True)
     return page

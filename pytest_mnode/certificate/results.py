@@ -1,6 +1,6 @@
-"""Measurements, cases and criteria as a certificate has them: what became of each question.
+"""The results in a certificate: measurements, cases and criteria.
 
-These are pydantic dataclasses: the JSON schema of a certificate is made from them.
+These are pydantic dataclasses, because the JSON schema of a certificate is made from them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pytest_mnode.measurement import Bound, Measurement, Verdict
 from pytest_mnode.path_rates import PathRates
 
 Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
-"""How a test ended; "not promised" is a skip that says so (`not_promised`)."""
+"""How a test ended; "not promised" is a skip by `not_promised`."""
 NOT_RUN = "not run: "
-"""Begins the message of a test that the failure of another one stopped."""
+"""Prefix of the message of a test that was stopped by the failure of another test."""
 
 
 class CriterionVerdict(StrEnum):
-    """What became of a criterion, or of one of its cases. Only `PASS` counts for a certificate."""
+    """The verdict of a criterion, or of one of its cases. Only `PASS` counts for a certificate."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -78,7 +78,7 @@ class MeasurementRecord(BaseModel):
 
     @classmethod
     def of(cls, measurement: Measurement) -> MeasurementRecord:
-        """A value that is not finite becomes a note: JSON has no such numbers."""
+        """The record; a value that is not finite becomes a note, as JSON has no such numbers."""
         if measurement.value is not None and not math.isfinite(measurement.value):
             note = "; ".join(filter(None, [measurement.note, f"measured {measurement.value}"]))
             measurement = replace(measurement, value=None, note=note)
@@ -99,12 +99,12 @@ def measurements_to_json(measurements: Sequence[Measurement]) -> list[dict[str, 
 
 
 def measurements_from_json(data: Sequence[dict[str, Any]]) -> tuple[Measurement, ...]:
-    """The inverse; verdict and margin are judged anew, not read."""
+    """The inverse of `measurements_to_json`; verdict and margin are judged again, not read."""
     return tuple(_MEASUREMENTS.validate_python(data))
 
 
 def charts_to_json(charts: Sequence[Chart]) -> list[dict[str, Any]]:
-    """Plain values."""
+    """Charts as plain values."""
     data: list[dict[str, Any]] = _CHARTS.dump_python(list(charts), mode="json")
     return data
 
@@ -116,14 +116,14 @@ def charts_from_json(data: Sequence[dict[str, Any]]) -> tuple[Chart, ...]:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What became of one test.
+    """The result of one test.
 
     test: node id. question: first line of its docstring. message: why it did not pass.
-    culprit: what to blame where no measurement says so. nodes: where it ran.
-    charts: curves, matrices, timelines and such; recorded, never judged. paths: rates of all
-    paths, which the certificate has in its coverage, and not here too. facts: what nodes have
-    installed; the certificate has them by themselves. promises: keys of the spec it asked for.
-    recorded: what it recorded itself, never judged.
+    culprit: the culprit if no measurement names one. nodes: where it ran.
+    charts: curves, matrices, timelines and so on; recorded, never judged. paths: rates of all
+    paths, which the certificate writes only in its coverage. facts: installed versions and settings
+    of nodes, which the certificate writes only in `installed`. promises: keys of the spec that it
+    requested. recorded: values of its `record_property` calls, never judged.
     """
 
     test: str
@@ -155,19 +155,19 @@ class CaseResult:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was not run because another test failed: who is to blame is named there."""
+        """Whether it was not run because another test failed, which names the culprit."""
         return self.outcome == "error" and self.message.removeprefix("Failed: ").startswith(NOT_RUN)
 
     @property
     def worst(self) -> Measurement | None:
-        """The measurement that decided the verdict; None where none did."""
+        """The measurement that decided the verdict; None if none did."""
         verdict = self.verdict
         decisive = [m for m in self.measurements if _has(m, verdict)]
         return min(decisive, key=_relative_margin, default=None)
 
     @property
     def summary(self) -> str:
-        """In few words, the value that decided, else why the test did not pass."""
+        """The value that decided, in few words, else why the test did not pass."""
         if (worst := self.worst) is None:
             return first_line(self.message) or self.outcome
         doubt = worst.detection.doubt if worst.detection else ""
@@ -181,7 +181,7 @@ class CriterionResult:
     """One question of the suite: its cases, and whether the spec promises it.
 
     not_promised: the spec's reason not to promise it; it is then not judged, whatever ran.
-    Neither promised nor not promised is a criterion the spec is silent about: judged if it ran.
+    A criterion that the spec does not mention is neither: it is judged if it ran.
     """
 
     name: str
@@ -192,9 +192,9 @@ class CriterionResult:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> CriterionVerdict:
-        """The worst verdict of its cases, those aside that are not promised.
+        """The worst verdict of its promised cases.
 
-        A criterion that is promised and of which no case is, did not run.
+        A promised criterion without a promised case did not run.
         """
         if self.not_promised is not None:
             return CriterionVerdict.NOT_PROMISED
@@ -210,13 +210,13 @@ class CriterionResult:
 
     @property
     def deciding(self) -> tuple[CaseResult, ...]:
-        """The cases that have the criterion's verdict; none where it was not judged."""
-        verdict = self.verdict  # once: there are thousands of cases
+        """The cases that have the criterion's verdict; () if it was not judged."""
+        verdict = self.verdict  # computed once: there are thousands of cases
         return tuple(c for c in self.cases if c.verdict is verdict)
 
     @property
     def worst(self) -> CaseResult | None:
-        """The case to show: one that a measurement decided, by the least margin, comes first."""
+        """The case to show: the deciding one with the least margin, else one without a margin."""
 
         def rank(case: CaseResult) -> tuple[bool, float]:
             worst = case.worst
@@ -226,7 +226,7 @@ class CriterionResult:
 
     @property
     def culprits(self) -> tuple[str, ...]:
-        """Who is to blame, each once; nobody where it passed."""
+        """The culprits, each once; () if it passed."""
         if self.verdict is CriterionVerdict.PASS:
             return ()
         named = [
@@ -243,7 +243,7 @@ class CriterionResult:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def detects(self) -> tuple[str, ...]:
-        """What would have been found with 99 %: by the weakest of its bounds, by all its calls."""
+        """Faults it would have shown with 99 %: by its weakest bounds, and by all its calls."""
         weakest: dict[str, tuple[float, str]] = {}
         calls = 0
         for one in (m for case in self.judged for m in case.measurements):
@@ -260,7 +260,7 @@ class CriterionResult:
 
     @property
     def reason(self) -> str | None:
-        """Why this criterion stands in the way of a certificate; None where it does not."""
+        """Why this criterion prevents a certificate; None if it does not."""
         match self.verdict:
             case CriterionVerdict.DID_NOT_RUN:
                 return f"{self.name} did not run"
@@ -284,7 +284,7 @@ def _has(measurement: Measurement, verdict: CriterionVerdict) -> bool:
 
 
 def _relative_margin(measurement: Measurement) -> float:
-    """To sort by, worst first: a broken exact bound is worst of all, a kept one says least."""
+    """Sort key, worst first: a broken exact bound is first, a kept exact bound last."""
     if measurement.margin is None or measurement.expected is None or measurement.value is None:
         return 0.0
     relative = measurement.expected.relative_margin(measurement.value)

@@ -1,4 +1,4 @@
-"""What a certificate says about its run: where, on what, with which versions."""
+"""The facts about a run that its certificate keeps, such as nodes, spec and versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_mnode.launchers.node import count
 DEFAULT_VALIDITY_S = 7 * 24 * 3600.0
 
 UNCONFIRMED = "confirmed: false"
-"""Why a run certifies nothing: nobody has read its spec. The name of the spec follows."""
+"""Start of the reason why a run with an unconfirmed spec certifies nothing; a name follows."""
 
 
 def utc(moment: datetime) -> str:
@@ -45,9 +45,9 @@ class Commit:
 
 @dataclass(frozen=True)
 class SpecFacts:
-    """Which page was certified against; the digest tells two pages of one name apart.
+    """The spec that was certified against; the digest tells two specs of one name apart.
 
-    page: all of its values by key, so that the same measurements can be judged by another page.
+    page: all of its values by key, so that the same measurements can be judged by another spec.
     """
 
     name: str
@@ -58,7 +58,7 @@ class SpecFacts:
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of what judged; None for what is not installed."""
+    """Versions of the software that judged; None if not installed."""
 
     python: str
     kernel: str
@@ -71,11 +71,11 @@ class Versions:
 class RunFacts:
     """Everything about a run but its results.
 
-    nodes: those that were tested. cluster_nodes: how many the cluster has; None where the spec
-        names no number. not_covered: names of others, as far as they are known.
+    nodes: the tested nodes. cluster_nodes: number of nodes of the cluster; None if the spec
+        names no number. not_covered: known names of the other nodes.
     start, end: with a time zone (a ValueError without).
-    emulated: what was not real hardware, in words; None where everything was.
-    doubts: what is doubtful about the spec, one sentence each.
+    emulated: which hardware was emulated, in words; None if none was.
+    doubts: doubtful values of the spec, one sentence each.
     cut_short: why not every test of the suite was run, such as "-k mesh" or "interrupted"; a run
         that was cut short never certifies.
     validity_s: how long after `end` a certificate holds.
@@ -108,7 +108,7 @@ class RunFacts:
 
     @property
     def coverage(self) -> str:
-        """The same with names: "2 of 16 nodes: n[0-1]; not covered: n[2-3] and 12 others"."""
+        """`count` with names: "2 of 16 nodes: n[0-1]; not covered: n[2-3] and 12 others"."""
         names = f": {compress(self.nodes)}" if self.nodes else ""
         unnamed = max(0, (self.cluster_nodes or 0) - len(self.nodes) - len(self.not_covered))
         others = [compress(self.not_covered)] if self.not_covered else []
@@ -143,7 +143,7 @@ def git_commit(rootdir: Path) -> Commit | None:
 
 
 def _git(rootdir: Path, *argv: str) -> str | None:
-    # A hook of git runs with GIT_DIR set, which would outweigh the directory.
+    # A git hook runs with GIT_DIR set, which would override the directory.
     env = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE")}
     env["GIT_OPTIONAL_LOCKS"] = "0"
     try:

@@ -1,7 +1,7 @@
-"""A signed certificate: an in-toto statement about certificate.json, and what was changed since.
+"""A signed certificate: an in-toto statement about certificate.json, and later changes.
 
 The statement (https://in-toto.io/Statement/v1) names the file with its sha256, and its predicate is
-the certificate itself, so that `changes` can say which value was another one. Pure.
+the certificate itself, so that `changes` can name the values that differ. Pure.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def statement_text(name: str, content: bytes) -> str:
 
 
 def changes(statement: str, content: bytes, where: str) -> list[str]:
-    """What is another in the file than in the statement about it; empty where nothing is.
+    """Differences of the file from the statement about it; empty if there are none.
 
-    where: heads the message of the UsageError for a statement of another kind.
+    where: prefix of the message. Raises UsageError for a statement of another kind.
     """
     try:
         data = json.loads(statement)
@@ -46,7 +46,7 @@ def changes(statement: str, content: bytes, where: str) -> list[str]:
     try:
         now = json.loads(content)
     except (ValueError, RecursionError) as error:
-        return [f"it is no JSON any more ({error})"]
+        return [f"it is not valid JSON any more ({error})"]
     return list(_differences(signed, now, "")) or ["only its formatting"]
 
 
@@ -70,7 +70,7 @@ def _differences(signed: Any, now: Any, at: str) -> Iterator[str]:
 
 
 def _named(entries: list[Any]) -> dict[str, Any]:
-    """Entries by what they are called, such as a criterion's name, else by their number."""
+    """Entries by their names, such as a criterion's, else by their numbers."""
     found: dict[str, Any] = {}
     for number, entry in enumerate(entries):
         name = entry.get("name") or entry.get("test") if isinstance(entry, dict) else None

@@ -13,7 +13,7 @@ from pytest_mnode.measurement import Verdict, listed
 from pytest_mnode.table import Paint, aligned, measurement_table, plain
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
-# Columns that give way on a narrow terminal, and how far: their cells go on in further lines.
+# Least widths of the columns that shrink on a narrow terminal: their cells are wrapped.
 _SHRINKS = {1: 12, 2: 12, 4: 12}
 
 
@@ -28,9 +28,9 @@ def summary_lines(
     """Aligned plain text: the certificate's line, the criteria, doubts about the spec, what was
     covered, and the line again, since a terminal shows the end.
 
-    width: columns of the terminal; longer cells are wrapped. None: as wide as it gets.
-    every_measurement: with a table of all that was measured, by criterion. wraps: sentences end at
-    the width too, between words; not in a log, which is searched by line. paint: colours verdicts.
+    width: columns of the terminal; longer cells are wrapped. None if unlimited.
+    every_measurement: adds a table of all measurements of each criterion. wraps: sentences are
+    wrapped too; not for a log, which is searched by line. paint: colours verdicts.
     """
     fold = width if wraps else None
     rows = [_HEADINGS, *(_row(c) for c in certificate.criteria)]
@@ -58,7 +58,7 @@ def summary_lines(
 
 
 def _folded(lines: Sequence[str], width: int | None) -> list[str]:
-    """Lines of this width at most, but for longer words; what goes on is indented."""
+    """Lines of this width at most, except for longer words; continuations are indented."""
     if width is None:
         return list(lines)
     fold = textwrap.TextWrapper(
@@ -79,7 +79,7 @@ def _measurements(
 
 
 def _detected(criteria: Sequence[CriterionResult]) -> Iterator[str]:
-    """What each criterion would have shown at the least."""
+    """The smallest faults that each criterion would have shown."""
     for criterion in criteria:
         if criterion.detects:
             found = ", ".join(criterion.detects)
@@ -87,14 +87,14 @@ def _detected(criteria: Sequence[CriterionResult]) -> Iterator[str]:
 
 
 def certificate_line(certificate: Certificate) -> str:
-    """The verdict of the run in one line, with what it holds for or what stands in its way."""
+    """The verdict of the run in one line, with the nodes it holds for or the reasons against it."""
     run = certificate.run
     if certificate.kept:
         date = certificate.until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
         by = f"until {date} (spec {run.spec.name}, {run.launcher} launcher)"
-        reasons = "".join(f"; the cluster is not: {reason}" for reason in certificate.reasons)
+        reasons = "".join(f"; cluster not certified: {reason}" for reason in certificate.reasons)
         if not certificate.coverage.nodes_by_state.passed:
-            return f"certified: {_passed(certificate)} alone, and no node, {by}{reasons}"
+            return f"certified: {_passed(certificate)} only, no node tested, {by}{reasons}"
         share = certificate.coverage.share_of_paths()
         return f"certified: {certificate.count}{', ' * bool(share)}{share} {by}{reasons}"
     not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED
@@ -109,7 +109,7 @@ def _passed(certificate: Certificate) -> str:
 
 
 def _did_not_run_together(certificate: Certificate) -> list[str]:
-    """Reasons, with the criteria that did not run in one of them."""
+    """Reasons, of which one lists all criteria that did not run."""
     absent = [c for c in certificate.criteria if c.verdict is CriterionVerdict.DID_NOT_RUN]
     together = f"{listed([c.name for c in absent], 12, ', ')} did not run"
     alone = {c.reason for c in absent}
@@ -125,7 +125,7 @@ def _row(criterion: CriterionResult) -> tuple[str, str, str, str, str]:
 
 
 def _measured_and_expected(criterion: CriterionResult) -> tuple[str, str]:
-    """What was measured and what was expected: of the worst measurement, else of the tests."""
+    """Measured and expected value of the worst measurement, else texts about the tests."""
     if criterion.not_promised is not None:
         return first_line(criterion.not_promised), ""
     case = criterion.worst
@@ -138,5 +138,5 @@ def _measured_and_expected(criterion: CriterionResult) -> tuple[str, str]:
         met = f"{worst.measured} {worst.name}" if judged else case.summary
         return first_line(met), worst.expected.short(worst.unit)
     if criterion.verdict is CriterionVerdict.PASS and count > 1:
-        return f"{count} tests passed", ""  # of which none came near a bound that has room
+        return f"{count} tests passed", ""  # none of them has a margin to show
     return case.summary, case.question

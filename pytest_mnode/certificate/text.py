@@ -1,4 +1,4 @@
-"""What comes from tests made fit for a report: text without colours, values that JSON has."""
+"""Text and values of tests made fit for a report: without colours, and as JSON types."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-# A message longer than this keeps its end, where the error stands.
+# A message longer than this keeps its end, where the error is.
 LONGEST = 8_000
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-# What XML 1.0 forbids (section 2.2), and the controls and non-characters it discourages.
+# Characters that XML 1.0 forbids (section 2.2), and controls and non-characters it discourages.
 _UNFIT = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufddf\ufffe\uffff"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(1, 17))
@@ -30,28 +30,28 @@ def fit(text: str, longest: int = LONGEST) -> str:
 
 
 def with_case(name: str, test: str, which: str = "") -> str:
-    """A measurement, the case of its test, and which it is there: "clock skew (node2, 1 of 2)"."""
+    """A measurement's name with its case and `which`, such as "clock skew (node2, 1 of 2)"."""
     case = test.partition("[")[2].removesuffix("]")
     which = ", ".join(filter(None, [case, which]))
     return f"{name} ({which})" if which else name
 
 
 def first_line(text: str, longest: int = 500) -> str:
-    """The first line of `text` that says something, cut with an ellipsis."""
+    """The first line of `text` that is not blank, cut with an ellipsis."""
     line = next((line.strip() for line in fit(text).splitlines() if line.strip()), "")
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a test recorded by `record_property`; the name of what some ranks recorded has them."""
+    """A value of a test's `record_property`; if only some ranks recorded it, `name` has them."""
 
     name: str
     value: str | bool | int | float | None
 
 
 def recorded_from(properties: Sequence[tuple[str, Any]]) -> tuple[Recorded, ...]:
-    """Of a report, the tests' own; what JSON has no value for becomes text."""
+    """The test's own properties of a report; values without a JSON type become text."""
 
     def plain(value: Any) -> Any:
         finite = isinstance(value, float) and math.isfinite(value)

@@ -14,15 +14,15 @@ from pytest_mnode.measurement import Measurement, Verdict, last_digit
 from pytest_mnode.path_rates import State
 
 MOST_RUNS = 30
-"""Of earlier runs, the latest; more would say little and make certificates large."""
+"""Number of latest runs in a history; more would add little and make certificates large."""
 _MOST_TRENDS = 100
 _SIGMAS = 3.0
 _MAD_TO_SIGMA = 1.4826
 
 
 class Key(NamedTuple):
-    """A measurement over runs. which: tells it from others of its name in its test, such as
-    "rank 0 on node0" or "2 of 3"; empty where there are none."""
+    """A measurement over runs. which: distinguishes it from others of its name in its test, such as
+    "rank 0 on node0" or "2 of 3"; empty if there are none."""
 
     test: str
     name: str
@@ -36,7 +36,7 @@ def history_of(
     *,
     most_trends: int | None = _MOST_TRENDS,
 ) -> History:
-    """earlier: of the same spec, in any order. most_trends: None for all."""
+    """The history of a run. earlier: of the same spec, in any order. most_trends: None for all."""
     runs = [*sorted(earlier, key=lambda one: one.run.end)[-MOST_RUNS:], certificate]
     return History(
         tuple(
@@ -55,7 +55,7 @@ def history_of(
 
 
 def measurements_by_key(certificate: Certificate) -> dict[Key, Measurement]:
-    """All measurements, so that those of two runs can be compared."""
+    """All measurements by key, so that those of two runs can be compared."""
     found: dict[Key, Measurement] = {}
     for case in (case for criterion in certificate.criteria for case in criterion.cases):
         named = Counter(one.name for one in case.measurements)
@@ -64,7 +64,7 @@ def measurements_by_key(certificate: Certificate) -> dict[Key, Measurement]:
         for one in case.measurements:
             what = one.name, one.where
             met[what] += 1
-            # "of": where another run measured more or fewer, a number would mean another one.
+            # With "of", because "1" would be another one if another run measured more or fewer.
             number = f"{met[what]} of {alike[what]}" if alike[what] > 1 else ""
             which = ", ".join(filter(None, [one.where, number]))
             found[Key(case.test, one.name, which if named[one.name] > 1 else "")] = one
@@ -77,12 +77,12 @@ def is_count(unit: str, values: Sequence[float]) -> bool:
 
 
 def exceeds(distance: float, spread: float) -> bool:
-    """Whether a distance is more than the spread, and not by rounding: 0.8 - 0.7 is no 0.1."""
+    """Whether a distance is more than the spread, not only by rounding: 0.8 - 0.7 is not 0.1."""
     return distance > spread and not math.isclose(distance, spread)
 
 
 def _usual_and_spread(unit: str, values: Sequence[float], now: float) -> tuple[float, float] | None:
-    """Median, and how far values lie from it at most, but for one in some hundred; of 3 or more."""
+    """Median, and its distance that one value in some hundred exceeds; None for fewer than 3."""
     if len(values) < FEWEST:
         return None
     usual = statistics.median(values)
@@ -100,7 +100,7 @@ def _trends(runs: Sequence[Certificate]) -> tuple[Trend, ...]:
         values = tuple(None if m is None else m.known for m in same)
         if values[-1] is None or all(value is None for value in values[:-1]):
             continue
-        # Not those that failed: a fault that lasts for some nights is not what is usual.
+        # Failed values are left out: a fault that lasts for some nights is not usual.
         unfailed = [m.known for m in same[:-1] if m is not None and m.verdict is not Verdict.FAIL]
         known = [value for value in unfailed if value is not None]
         usual, spread = _usual_and_spread(now.unit, known, values[-1]) or (None, None)

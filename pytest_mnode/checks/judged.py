@@ -1,4 +1,4 @@
-"""What the judges of checks share: who says what in few words, and ranks unlike most."""
+"""Helpers of the judges of checks: texts grouped by rank, and ranks unlike most."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Which rank reports, and on which node."""
+    """The rank that reports, and its node."""
 
     rank: int
     node: str
@@ -23,9 +23,9 @@ class At:
 
 
 def texts_by_who(given: Iterable[tuple[object, str]], ranks: int) -> list[str]:
-    """Equal texts together, such as "all 8 ranks: 3 of 4".
+    """Equal texts merged, such as "all 8 ranks: 3 of 4".
 
-    given: (who, text), where each who is one of so many ranks.
+    given: (who, text), where each who is one of `ranks` ranks.
     """
     together: dict[str, dict[str, None]] = {}
     for who, text in given:
@@ -39,9 +39,9 @@ def texts_by_who(given: Iterable[tuple[object, str]], ranks: int) -> list[str]:
 def unlike_most(
     values: Iterable[tuple[At, T]], others: str = ", most ranks {}"
 ) -> list[tuple[At, T, str]]:
-    """Who has another value than most, that value, and `others` filled in with what most have.
+    """Ranks unlike most: the rank, its value, and `others` formatted with the value of most.
 
-    Where no value is that of most, all are returned, with "" for the text.
+    If no value is that of most ranks, all are returned, with "" as the text.
     """
     every = list(values)
     counted = Counter(value for _, value in every)

@@ -1,8 +1,8 @@
 """`python -m pytest_mnode COMMAND`: one module per command, named in `COMMANDS`.
 
 The module's docstring is its help. `add_arguments(parser)` declares its arguments; `run(options)`
-prints the answer and returns the exit status: 0, or 1 where the answer is no. A `UsageError` is
-printed as one line, and the status is 2. Modules import what is heavy inside `run`.
+prints the answer and returns the exit status: 0, or 1 if the answer is no. A `UsageError` is
+printed as one line, and the status is 2. Slow modules are imported inside `run`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from importlib import import_module
 from pytest_mnode.errors import MnodeError
 
 COMMANDS = ("expect", "nodes", "page", "diff", "judge", "sign", "verify")
-"""In the order in which --help lists them."""
+"""Names of the commands, in the order of --help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status of one command. arguments: those of the process if None."""
+    """Run one command; returns its exit status. arguments: those of the process if None."""
     parser = argparse.ArgumentParser(
         prog="python -m pytest_mnode", description="Work with certificates, without a run."
     )
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MnodeError as error:
         print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe early, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status

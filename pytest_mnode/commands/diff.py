@@ -1,8 +1,8 @@
-"""Compare two certificates: what changed, what is noise, and what else is another.
+"""Compare two certificates: what changed, what is noise, and what else differs.
 
-A value changed where it moved by more than two runs without any change differ in 99 of 100, by the
-spread of its repeats or of its history: that of a file in the directory of --mnode-history is the
-files before it. The exit status is 0 where every verdict and state is the same, else 1.
+A value changed if it moved by more than two runs without any change differ in 99 of 100 cases, by
+the spread of its repeats or of its history: for a file in the directory of --mnode-history, the
+files before it. The exit status is 0 if every verdict and state is the same, else 1.
 """
 
 from __future__ import annotations
@@ -14,12 +14,24 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", type=Path, help="certificate.json, or its directory")
-    parser.add_argument("after", type=Path, help="the same of the later run")
-    parser.add_argument("--all", action="store_true", help="also what is noise or the same")
+    parser.add_argument(
+        "after", type=Path, help="certificate.json of the later run, or its directory"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also list values that did not change, or only within noise",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    from pytest_mnode.certificate.difference import Kind, compared, states, summary, surroundings
+    from pytest_mnode.certificate.difference import (
+        Kind,
+        compared,
+        environment_changes,
+        states,
+        summary,
+    )
     from pytest_mnode.certificate.kept import read_with_history
 
     before, after = read_with_history(options.before), read_with_history(options.after)
@@ -27,11 +39,11 @@ def run(options: argparse.Namespace) -> int:
         print(f"{one.run.end:%Y-%m-%d %H:%M} {one.verdict.value}: passed {one.count}")
     left_out = [why for one in (before, after) if one.history for why in one.history.left_out]
     for why in dict.fromkeys(left_out):
-        print(f"history without {why}")
+        print(f"left out of history: {why}")
     verdicts = list(states(before, after))
     found = compared(before, after)
     _section("verdicts and states", verdicts)
-    _section("what else is another", surroundings(before, after))
+    _section("other differences", environment_changes(before, after))
     shown = list(Kind) if options.all else [Kind.CHANGE, Kind.UNKNOWN]
     for kind in shown:
         _section(kind.value, (str(one) for one in found if one.kind is kind))

@@ -1,7 +1,7 @@
-"""Print what bus bandwidth to expect of a cluster, for each collective and size.
+"""Print the bus bandwidth to expect of a cluster, for each collective and size.
 
-What the wire allows by the spec's line rate, what is usual, how both follow, and for a value that
-you measured the likeliest reasons for a shortfall.
+Prints the limit of the wire by the spec's line rate, the usual range, how both are derived, and
+for a value that you measured the likeliest reasons for a shortfall.
 """
 
 from __future__ import annotations

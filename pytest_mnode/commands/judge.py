@@ -1,6 +1,6 @@
 """Judge the measurements of a certificate by another spec, without a new run.
 
-Prints the certificate that results, and what cannot be judged anew. The exit status is 0 where
+Prints the resulting certificate, and what cannot be judged again. The exit status is 0 if
 every promise of the other spec is kept, else 1.
 """
 
@@ -20,19 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate import summary_lines, write_report
     from pytest_mnode.certificate.files import read_certificate
-    from pytest_mnode.certificate.rejudge import judged_by
+    from pytest_mnode.certificate.rejudge import rejudge_certificate
     from pytest_mnode.errors import UsageError
     from pytest_mnode.spec import load_spec
 
     certificate = read_certificate(options.certificate)
     spec = load_spec(options.spec)
-    found, undecided = judged_by(certificate, spec, options.spec)
+    found, undecided = rejudge_certificate(certificate, spec, options.spec)
     for line in summary_lines(found, shutil.get_terminal_size().columns):
         print(line)
     for what in undecided[:20]:
-        print(f"not judged anew: {what}")
+        print(f"not judged again: {what}")
     if len(undecided) > 20:
-        print(f"not judged anew: {len(undecided) - 20} more")
+        print(f"not judged again: {len(undecided) - 20} more")
     if options.report is not None:
         try:
             written = write_report(options.report, found)

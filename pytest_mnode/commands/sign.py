@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     from pytest_mnode.errors import UsageError
 
     path = certificate_path(options.certificate)
-    read_certificate(options.certificate)  # nothing else is signed
+    read_certificate(options.certificate)  # raises for anything but a certificate
     text = statement_text(path.name, path.read_bytes())
     signature = sign(text.encode(), options.key)
     statement = statement_path(path)

@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from pytest_mnode.errors import UsageError
 
 NAMESPACE = "pytest-mnode"
-"""What a signature is for, so that one made for something else does not count."""
+"""Purpose of a signature, so that one made for another purpose is not accepted."""
 _LIMIT_S = 300.0
-"""For somebody who types a passphrase or touches a security key."""
+"""Time for a user to type a passphrase or to touch a security key."""
 _SIGNER = "operator"
 
 
@@ -62,7 +62,9 @@ def _run(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[by
     except subprocess.TimeoutExpired:
         raise UsageError(f"ssh-keygen did not end within {_LIMIT_S:g} s") from None
     if b"unknown option" in done.stderr:
-        raise UsageError("this ssh-keygen knows no signatures; install OpenSSH 8.1 or later")
+        raise UsageError(
+            "this ssh-keygen does not support signatures; install OpenSSH 8.1 or later"
+        )
     return done
 
 

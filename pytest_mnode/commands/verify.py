@@ -1,6 +1,6 @@
 """Check that a certificate is as it was signed; else name what was changed.
 
-The exit status is 0 where the signature is that of the key and nothing was changed, else 1.
+The exit status is 0 if the signature is that of the key and nothing was changed, else 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts the agents through the launcher, and knows which nodes each of them serves."""
+"""Starts the agents through the launcher, and records which nodes each of them serves."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from pytest_mnode.protocol.world import RUN
 
 _STOP_LIMIT_S = 10.0
 _FIRST_WORD_S = 60.0
-"""For an agent on another machine: an interpreter, and a way to this one."""
+"""Limit for an agent on another machine to start its interpreter and connect to the hub."""
 _MOST_CHARS = 300
 _OF_COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
-"""Have coverage.py measure any Python: agents are none of the user's, and ranks start it."""
+"""Make coverage.py measure any Python. Removed: agents are not user code, and ranks start it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectories:
-    """Where a run keeps things on this machine, and where its hub is.
+    """Directories of a run on this machine, and the endpoint of its hub.
 
-    endpoints: by node, where that is not the same for all. logs_are_temporary: nobody named
-    log_dir. open_files: how many a process of this machine may have open but for this one; None
-    where that is no fewer.
+    endpoints: the hub's endpoint by node, if nodes differ. logs_are_temporary: the user named no
+    log_dir. open_files: limit of open files of this machine's processes except this one; None if
+    that limit is no lower than this process's.
     """
 
     endpoint: str
@@ -60,7 +60,7 @@ class _Agent:
 
 
 class Agents:
-    """One agent where all nodes share a kernel, else one per node."""
+    """The agents of a run: one if all nodes share a kernel, else one per node."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Agents:
         place: RunDirectories,
         send: Callable[[str, Any], None],
     ) -> None:
-        """send: a message to an agent, by its name on the switchboard."""
+        """send: sends a message to an agent, given its name on the switchboard."""
         self.launcher = launcher
         self._send = send
         self._standing: list[Any] = []
-        """What every agent is to know; one that is started later gets it too."""
+        """Messages for every agent, including agents that are started later."""
         self.keys = keys
         self.place_of_run = place
         self.clock = ListeningClock()
@@ -87,7 +87,7 @@ class Agents:
 
     @property
     def known(self) -> list[str]:
-        """Names, on the switchboard, of agents that were heard of."""
+        """Names, on the switchboard, of agents that have sent a message."""
         return [agent.peer for agent in self._agents if agent.known]
 
     def peer(self, number: int) -> str:
@@ -99,7 +99,7 @@ class Agents:
         return self._agents[number].incarnation == incarnation
 
     def open(self) -> Sequence[tuple[Node, ...]]:
-        """Start all agents; the nodes that each serves."""
+        """Start all agents; returns the nodes that each agent serves."""
         together = self.launcher.shared_kernel
         nodes = self.launcher.nodes
         self.nodes = [tuple(nodes)] if together else [(node,) for node in nodes]
@@ -107,8 +107,8 @@ class Agents:
         return self.nodes
 
     def open_again(self, number: int) -> Node:
-        """Start an agent anew, in place of one whose node was lost; the node, which has another
-        address where it is a pod that was replaced."""
+        """Start an agent in place of a lost node's agent; returns the node, whose address is new
+        if it is a pod that was replaced."""
         self.drop(number)
         node = self.launcher.nodes[number]
         self.nodes[number] = (node,)
@@ -133,9 +133,9 @@ class Agents:
         env = {**node_env(), "PYTHONUNBUFFERED": "1", RUN: self._own_id}
         for name in _OF_COVERAGE:
             env.pop(name, None)
-        # torchrun's rule: a rank is one of several on its machine unless the user says otherwise.
+        # As under torchrun: a rank shares its machine with others unless the user says otherwise.
         env.setdefault("OMP_NUM_THREADS", "1")
-        # Asking CUDA itself how many devices there are would spoil it for forked ranks.
+        # Counting devices through CUDA itself would initialize it and break it in forked ranks.
         env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         order = self._order(number, incarnation)
         log = agent_log(self.place_of_run.log_dir, number, incarnation)
@@ -146,10 +146,10 @@ class Agents:
                 stdout=file,
                 stderr=file,
                 env=env,
-                start_new_session=True,  # Ctrl-C is for the controller alone
+                start_new_session=True,  # Ctrl-C must reach only the controller
             )
         assert program.stdin is not None
-        with contextlib.suppress(OSError):  # it ended at once; its status shows how
+        with contextlib.suppress(OSError):  # it ended at once; its exit status tells why
             program.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             program.stdin.flush()
         return _Agent(program, log, self.clock.now(), order.peer, incarnation)
@@ -184,13 +184,13 @@ class Agents:
         )
 
     def tell_all(self, message: Any) -> None:
-        """To every agent, once it has been heard of: nothing can be sent to it before."""
+        """Send to every agent, to a new one after its first message: it is unreachable before."""
         self._standing.append(message)
         for peer in self.known:
             self._send(peer, message)
 
     def heard(self, number: int) -> None:
-        """Note a sign of life."""
+        """Note that an agent is alive."""
         agent = self._agents[number]
         agent.heard, first = self.clock.now(), not agent.known
         agent.known = True
@@ -198,20 +198,20 @@ class Agents:
             self._send(agent.peer, message)
 
     def silent(self, limit_s: float) -> dict[int, str]:
-        """Agents that have not been heard of for `limit_s`, in words."""
+        """Agents that sent nothing for `limit_s` seconds, each with a text for the user."""
         now, found = self.clock.now(), {}
         for number, agent in enumerate(self._agents):
             remote = not self.launcher.shared_kernel
             limit = _FIRST_WORD_S if remote and not agent.known else limit_s
             if now - agent.heard > limit:
-                found[number] = f"nothing heard of it for {limit:.0f} s"
+                found[number] = f"no message for {limit:.0f} s"
                 if remote and not agent.known:
                     endpoint = self.place_of_run.endpoints[self.nodes[number][0].name]
-                    found[number] += f"; does a firewall keep it from {endpoint}, this machine?"
+                    found[number] += f"; check that no firewall blocks {endpoint} on this machine"
         return found
 
     def ended(self) -> dict[int, str]:
-        """Agents that have ended, and how."""
+        """Agents that have ended, each with a text that says how."""
         codes = {number: agent.program.poll() for number, agent in enumerate(self._agents)}
         return {
             number: self._how(number, code) for number, code in codes.items() if code is not None
@@ -222,12 +222,12 @@ class Agents:
         if self.launcher.shared_kernel:
             return how
         last = self.last_words(number)
-        if code == 255 and last:  # what leads there says itself what happened
+        if code == 255 and last:  # ssh, or another program that connects, has printed the cause
             return last.partition(": ")[2] or last
         return f"{how}{': ' * bool(last)}{last}"
 
     def last_words(self, number: int) -> str:
-        """The last line of what an agent, or what leads to it, printed."""
+        """The last line that an agent, or the program that connects to its node, printed."""
         try:
             text = self._agents[number].log.read_text(errors="replace")[-4096:]
         except OSError:
@@ -236,12 +236,12 @@ class Agents:
         return lines[-1][:_MOST_CHARS] if lines else ""
 
     def place(self, agent: int) -> str:
-        """The nodes of an agent, in words."""
+        """The nodes of an agent, as text."""
         names = [node.name for node in self.nodes[agent]]
         return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
 
     def close(self) -> None:
-        """End all agents: their standard input ends, then, past the limit, they are killed."""
+        """End all agents by closing their standard input; kill those that miss the limit."""
         programs = [agent.program for agent in self._agents]
         for program in programs:
             if program.stdin is not None:
@@ -258,7 +258,7 @@ class Agents:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Kill what an agent left that could not clean up, by the variable it was started with."""
+        """Kill processes left by an agent that could not clean up, found by their RUN variable."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(RUN) == self._own_id:

@@ -1,4 +1,4 @@
-"""allure-pytest: one result per test, with a step per rank for what allure has of it there."""
+"""allure-pytest: one result per test, with a step per rank that holds the rank's own result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LISTENER = "allure_listener"
 
 
 def add_ranks(config: pytest.Config, outcome: Outcome) -> None:
-    """Add the ranks of the test that runs now to its result."""
+    """Add a step for each rank to the allure result of the running test."""
     test = _result_of_test(config)
     if test is None:
         return
@@ -22,11 +22,12 @@ def add_ranks(config: pytest.Config, outcome: Outcome) -> None:
     for rank, state in outcome.states.items():
         step = TestStepResult(
             name=f"rank {rank} on {state.node}",
-            status=Status.BROKEN,  # what a rank has that gave no result
+            status=Status.BROKEN,  # stays if the rank sent no result
             start=int(outcome.started * 1000),
             stop=int(outcome.stopped * 1000),
         )
-        sent = state.torn.allure if state.torn is not None and state.torn.allure else {}
+        torn_down = state.torn_down
+        sent = torn_down.allure if torn_down is not None and torn_down.allure else {}
         for result in sent.get("results", ()):
             of_step = ("status", "statusDetails", "steps", "attachments", "start", "stop")
             for name in (name for name in of_step if name in result):
@@ -37,7 +38,7 @@ def add_ranks(config: pytest.Config, outcome: Outcome) -> None:
 
 
 def set_times(config: pytest.Config, start_s: float, stop_s: float) -> None:
-    """Of the test that runs now: when its ranks ran it, in seconds since 1970."""
+    """Set when ranks began and ended the running test, in seconds since 1970."""
     test = _result_of_test(config)
     if test is not None:
         test.start, test.stop = int(start_s * 1000), int(stop_s * 1000)

@@ -1,4 +1,4 @@
-"""Results of pytest-benchmark in ranks, kept in the controller: each rank's as one of its own."""
+"""pytest-benchmark results of ranks, kept in the controller as one benchmark per rank."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 RESULTS = "mnode_benchmarks"
-"""Attribute of a merged report with the results of its ranks."""
+"""Attribute of a merged report that holds the benchmark results of its ranks."""
 
 
 def keep(config: pytest.Config, report: pytest.TestReport) -> None:
-    """Add what the ranks of a test measured to this process's benchmarks."""
+    """Add the results of a test's ranks to this process's benchmarks."""
     results = vars(report).pop(RESULTS, ())
     session: Any = getattr(config, "_benchmarksession", None)
     if not results or session is None:

@@ -1,4 +1,4 @@
-"""`--mnode-budget`: after it no further test starts."""
+"""`--mnode-budget`: no test starts after the budget is spent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Budget:
-    """pytest plugin: ends a run between two tests, with what was not run. Time counts from here."""
+    """pytest plugin: ends a run between two tests and names the tests that were not run.
+
+    The budget starts when the plugin is created.
+    """
 
     def __init__(self, run: Run, budget_s: float) -> None:
         self._run, self._budget_s = run, budget_s
@@ -33,7 +36,7 @@ class Budget:
         over = time.monotonic() - self._started_s >= self._budget_s
         if over and nextitem is not None and not self._run.ended:
             left = f"the budget of {DURATION.text(self._budget)}"
-            if not hasattr(item.config, "workerinput"):  # a worker of pytest-xdist knows its own
+            if not hasattr(item.config, "workerinput"):  # a pytest-xdist worker knows only its own
                 items = item.session.items
                 left += _not_run(items[items.index(nextitem) :], len(items))
             self._run.end(left)

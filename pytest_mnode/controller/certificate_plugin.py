@@ -1,4 +1,4 @@
-"""How a run ends: cases gathered from reports, the certificate written and shown."""
+"""The end of a run: cases are gathered from reports, the certificate is written and shown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pytest_mnode.certificate.run_facts import UNCONFIRMED
 from pytest_mnode.certificate.text import Recorded, fit, recorded_from
 from pytest_mnode.controller.narrowing import Narrowing
 from pytest_mnode.controller.session import ENDED
-from pytest_mnode.installed import Asked, Installed
+from pytest_mnode.installed import Installed, RequestedKeys
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.skipping import NOT_PROMISED, skip_reason
 from pytest_mnode.spec import doubts
@@ -52,12 +52,12 @@ class _Case:
 
     @property
     def cut_off(self) -> bool:
-        """Whether nothing says how the test ended: pytest reports no phase that Ctrl-C ends."""
+        """Whether the test's end is unknown: pytest does not report a phase that Ctrl-C ends."""
         return self.outcome == "passed" and not self.phases >= {"call", "teardown"}
 
 
 class CertificatePlugin:
-    """pytest plugin: listens to reports of criteria, and ends a run with a certificate."""
+    """pytest plugin: collects the reports of criteria and writes a certificate at the end."""
 
     def __init__(self, run: Run, narrowing: Narrowing) -> None:
         self.run = run
@@ -73,17 +73,17 @@ class CertificatePlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if "criterion" not in report.keywords:
-            if str(report.when) == "???":  # of a worker that died: without keywords
-                self._broken_off.append(f"the end of a worker in {report.nodeid}")
+            if str(report.when) == "???":  # the report of a dead worker, without keywords
+                self._broken_off.append(f"the end of a pytest-xdist worker in {report.nodeid}")
             return
         test = report.nodeid
-        if test.startswith("::"):  # a file outside of the root directory, asked for by itself
+        if test.startswith("::"):  # a file outside of the root directory, given on its own
             test = PurePath(report.location[0]).name + test
         case = self.cases.setdefault(test, _Case())
         case.duration_s += report.duration
         case.phases.add(str(report.when))
         case.facts = getattr(report, "mnode", case.facts)
-        case.recorded = recorded_from(report.user_properties)  # of all phases, in the last report
+        case.recorded = recorded_from(report.user_properties)  # the last report has all phases'
         outcome = _outcome(report)
         if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
             case.outcome, case.message = outcome, fit(_message(report))
@@ -91,12 +91,12 @@ class CertificatePlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Why a worker of pytest-xdist ended itself."""
+        """Note why a worker of pytest-xdist ended itself."""
         output = getattr(node, "workeroutput", None) or {}
         self.run.ended = self.run.ended or output.get(ENDED, "")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Called for Ctrl-C too, which says nothing, and for others' reasons to stop."""
+        """Note that the run was stopped, by its own decision or by Ctrl-C or another plugin."""
         self._ended_itself = bool(self.run.ended) and str(excinfo.value) == self.run.ended
         if not self._ended_itself:  # `pytest.exit` may end with any status
             self._broken_off.append("interrupted")
@@ -106,13 +106,13 @@ class CertificatePlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Build and write the certificate; a run that was to certify and did not, fails."""
+        """Build and write the certificate; fail a run that had to certify and did not."""
         run = self.run
         if not self.cases and run.settings.report_dir is None:
             return
         cases = [_result(test, case) for test, case in self.cases.items()]
         promised = run.spec.promised_criteria
-        # What an injected fault shows is no fact of the cluster.
+        # Results under an injected fault say nothing about the cluster.
         kept_in = None if run.settings.faults else run.settings.history_dir
         earlier = earlier_runs(kept_in, run.spec.digest())
         certificate = build_certificate(
@@ -149,7 +149,7 @@ class CertificatePlugin:
 
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """What cannot be written is named, and loses nothing else."""
+        """Record a path that cannot be written, and continue with the others."""
         try:
             yield
         except OSError as error:
@@ -159,7 +159,7 @@ class CertificatePlugin:
         config = session.config
         launcher = run.pool.launcher if run.pool else None
         nodes = tuple(n.name for n in launcher.nodes) if launcher else ()
-        # Nodes on the controller's own kernel are made for the run: there are no others.
+        # Nodes on the controller's own kernel are made for the run, so they are the whole cluster.
         made = len(nodes) if launcher and launcher.shared_kernel else None
         return RunFacts(
             launcher=run.launcher or "none",
@@ -223,7 +223,7 @@ _COLOURS = {
     **dict.fromkeys(("FAIL", "NOT certified"), "red"),
     **dict.fromkeys(("inconclusive", "incomplete", "did not run"), "yellow"),
 }
-"""Of verdicts, where the terminal has colours; what was not judged has none."""
+"""Colours of verdicts on a terminal with colours; criteria that were not judged have none."""
 
 
 def _painted(terminal: Any, text: str) -> str:
@@ -231,12 +231,12 @@ def _painted(terminal: Any, text: str) -> str:
     return text if colour is None else str(terminal.markup(text, bold=True, **{colour: True}))
 
 
-_CUT_OFF = "it was interrupted before it ended"
+_CUT_OFF = "the test was interrupted before it ended"
 _SILENT = f"{NOT_PROMISED} by the spec"
 
 
 def _skipped_whole(cases: Sequence[CaseResult]) -> set[str]:
-    """Criteria of which nothing ran."""
+    """Criteria whose tests were all skipped."""
     ran = {criterion_name(c.test) for c in cases if c.outcome not in ("skipped", NOT_PROMISED)}
     return {criterion_name(case.test) for case in cases} - ran
 
@@ -253,7 +253,7 @@ _SEVERITY: dict[Outcome, int] = {
 def _outcome(report: pytest.TestReport) -> Outcome:
     if report.failed:
         return "failed" if report.when == "call" else "error"
-    if not report.skipped:  # an outcome that a plugin made up is no pass
+    if not report.skipped:  # a plugin's own outcome does not count as passed
         return "passed" if report.passed else "error"
     return "not promised" if skip_reason(report).startswith(NOT_PROMISED) else "skipped"
 
@@ -275,9 +275,11 @@ def _result(test: str, case: _Case) -> CaseResult:
         message=_CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
-        charts=tuple(one for one in charts if not isinstance(one, PathRates | Installed | Asked)),
+        charts=tuple(
+            one for one in charts if not isinstance(one, PathRates | Installed | RequestedKeys)
+        ),
         paths=tuple(one for one in charts if isinstance(one, PathRates)),
-        promises=tuple(key for one in charts if isinstance(one, Asked) for key in one.keys),
+        promises=tuple(key for one in charts if isinstance(one, RequestedKeys) for key in one.keys),
         facts=tuple(f for one in charts if isinstance(one, Installed) for f in one.facts),
         nodes=tuple(case.facts.get("nodes", ())),
         duration_s=case.duration_s,

@@ -1,4 +1,4 @@
-"""A pytest process's side of the hub: leases, worlds, and messages to and from ranks."""
+"""A pytest process's connection to the hub: leases, worlds, messages to and from ranks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from pytest_mnode.protocol.launcher_requests import LauncherRequest
 from pytest_mnode.protocol.world import HUB, Lease, WorldInfo
 
 LEASE_LIMIT_S = 3600.0
-"""Longest wait for nodes that other tests use: with pytest-xdist they may all be long."""
+"""Longest wait for nodes that other tests use; with pytest-xdist all of them may be long."""
 ANSWER_LIMIT_S = 450.0
-"""Past the limits that the hub has for torch to be imported and for ranks to start."""
+"""Longer than the hub's limits for importing torch and for starting ranks."""
 
 
 class Client:
-    """One per pytest process; used by its main thread only."""
+    """A client of the hub; one per pytest process, used by its main thread only."""
 
     def __init__(self, name: str, line: PeerLine) -> None:
         self.name = name
@@ -44,10 +44,10 @@ class Client:
         self.ordinals = itertools.count(1)
         self._seq = itertools.count(1)
         self._inbox: deque[Any] = deque()
-        self._aside: list[Death | PartLost] = []
+        self._deferred: list[Death | PartLost] = []
 
     def tell(self, message: Any) -> None:
-        """To the hub."""
+        """Send a message to the hub."""
         self.line.send(HUB, message)
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:
@@ -57,19 +57,19 @@ class Client:
         self.line.send(f"rank/{world.id}/{rank}", message)
 
     def next_message(self, timeout_s: float) -> Any | None:
-        """The next message that is not an answer of the hub, None after `timeout_s`."""
+        """The next message that does not answer a request to the hub; None after `timeout_s`."""
         if self._inbox:
             return self._inbox.popleft()
         return self.line.receive(timeout_s)
 
-    def set_aside(self, message: Death | PartLost) -> None:
-        """Keep a message of a world that is not waited for now."""
-        self._aside.append(message)
+    def defer(self, message: Death | PartLost) -> None:
+        """Keep a message of a world that the caller does not wait for now."""
+        self._deferred.append(message)
 
-    def take_aside(self, world: str) -> list[Death | PartLost]:
-        """The messages of this world that were set aside, oldest first."""
-        kept = [m for m in self._aside if m.world == world]
-        self._aside = [m for m in self._aside if m.world != world]
+    def take_deferred(self, world: str) -> list[Death | PartLost]:
+        """The messages of this world that were deferred, oldest first."""
+        kept = [m for m in self._deferred if m.world == world]
+        self._deferred = [m for m in self._deferred if m.world != world]
         return kept
 
     def lease(
@@ -81,9 +81,9 @@ class Client:
         *,
         ranks: bool = True,
     ) -> Lease:
-        """Wait until nodes (`on`: these) are this client's. ranks: as LeaseNodes has it.
+        """Wait until this client has its nodes. on, ranks: see LeaseNodes.
 
-        Raises what the hub says where they cannot be.
+        Raises the hub's error if the nodes cannot be leased.
         """
         wanted = "all nodes" if nodes is None else count(nodes)
         with self._request() as seq:
@@ -104,9 +104,9 @@ class Client:
         held: str = "",
         file: str = "",
     ) -> WorldInfo:
-        """A world on nodes of the lease, its ranks up: the held one of this id, where it lives.
+        """A world with running ranks on nodes of the lease; the world `held` if it still exists.
 
-        file: of the test that it is for. Raises WorldError naming who is missing.
+        file: of the test that needs it. Raises WorldError that names the missing ranks.
         """
         with self._request() as seq:
             names = nodes, held, file
@@ -117,7 +117,7 @@ class Client:
 
     @contextlib.contextmanager
     def _request(self) -> Iterator[int]:
-        """The number of a request; the hub takes back what it gave where the wait is cut short."""
+        """The number of a new request, which is withdrawn if the block raises."""
         seq = next(self._seq)
         try:
             yield seq
@@ -128,21 +128,21 @@ class Client:
     def close_world(
         self, world: WorldInfo, reusable: bool, new_group: bool, held: bool = False
     ) -> None:
-        """Give a world back. new_group: as WorldInfo has it; held: its ranks stay this client's,
-        without its nodes."""
+        """Give a world back. new_group: see WorldInfo; held: its ranks stay reserved for this
+        client, but not its nodes."""
         self.tell(CloseWorld(world.id, reusable, new_group, held))
 
-    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
-        """Ask all ranks for stacks and calls, for a look the calls alone: a StackTexts per node."""
+    def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
+        """Request stacks and calls of all ranks (see TakeStacks): one StackTexts per node."""
         for node in world.nodes:
-            self.tell(TakeStacks(node, world.id, look))
+            self.tell(TakeStacks(node, world.id, poll_id))
 
     def take_native_stacks(self, world: WorldInfo, node: str, ranks: tuple[int, ...]) -> None:
-        """Ask for the C stacks of ranks of a node: a StackTexts with nothing else."""
+        """Request the C stacks of ranks of a node: one StackTexts with nothing else."""
         self.tell(TakeStacks(node, world.id, native=ranks))
 
     def ask_launcher(self, request: LauncherRequest) -> Any:
-        """The launcher's answer. Raises ClusterError where it cannot do that."""
+        """The launcher's answer. Raises ClusterError if it does not support the request."""
         seq = next(self._seq)
         self.tell(AskLauncher(seq, request))
         why = f"the launcher did not {request.does}"
@@ -155,7 +155,7 @@ class Client:
         self.line.close()
 
     def _answer(self, seq: int, limit_s: float, why: str) -> Any:
-        """why: what has not happened where no answer comes."""
+        """The answer to request `seq`. why: what did not happen, for the timeout's message."""
         end = time.monotonic() + limit_s
         while True:
             message = self.line.receive(max(0.0, end - time.monotonic()))
@@ -167,7 +167,7 @@ class Client:
                 case Refused() if message.seq == seq:
                     raise _error(message)
                 case Granted() | Opened() | Answer() | Refused():
-                    continue  # the answer to a question that was given up
+                    continue  # the answer to a request that was withdrawn
                 case _:
                     self._inbox.append(message)
 

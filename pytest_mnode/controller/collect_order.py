@@ -1,4 +1,4 @@
-"""How the controller's pytest collected, so that the ranks collect the same tests."""
+"""The controller's pytest configuration, sent so that the ranks collect the same tests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pytest_mnode.protocol.hub_messages import Collect
 def collect_order(
     config: pytest.Config, items: Sequence[pytest.Item], coverage: str = ""
 ) -> Collect:
-    """The order to collect the files of these tests as this process did."""
+    """The order that makes ranks collect the files of `items` as this process did."""
     files = dict.fromkeys(item.path for item in items)
     root, asked = config.rootpath, items[0].session._initialpaths
     args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
     options = _picklable(vars(config.option))
     if getattr(getattr(config, "_benchmarksession", None), "disabled", False):
-        # As under pytest-xdist, which ranks know nothing of.
+        # pytest-benchmark disables itself under pytest-xdist, which ranks cannot detect.
         options |= {"benchmark_disable": True, "benchmark_enable": False}
     factory = getattr(config, "_tmp_path_factory", None)  # None: -p no:tmpdir
     if hasattr(config, "workerinput"):
@@ -45,9 +45,9 @@ def collect_order(
 
 
 def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:
-    """What to collect `file` from, so that its node ids come out the same in another process.
+    """The path to collect `file` from, so that its node ids are equal in another process.
 
-    They are relative to the root directory or, outside of it, to what pytest was asked to collect.
+    Node ids are relative to the root directory or, outside of it, to pytest's own arguments.
     """
     below = () if file.is_relative_to(root) else asked
     return next((path for path in below if file.is_relative_to(path)), file)

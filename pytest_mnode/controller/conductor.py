@@ -1,9 +1,9 @@
 """Drives one test, or one function, through the ranks of a world.
 
 Setup and body run in all ranks at once. Teardown starts when all ranks have ended their bodies, and
-the test is over when each rank has torn down and then still answers. A first failure starts a short
-grace in which the other ranks may end by themselves, and a longer one while one of them runs, which
-takes its time on busy cores; the ranks that have not ended by then are asked for their stacks.
+the test is over when each rank has torn down and then still answers. The first failure starts a
+short grace period in which the other ranks may end by themselves; it is extended while one of them
+runs, because cores may be busy. Then the stacks of the ranks that have not ended are taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.hearing import waited_for
 from pytest_mnode.controller.rank_talk import RankTalk, Settled
-from pytest_mnode.outcome.calls import absent, is_hopeless
+from pytest_mnode.outcome.calls import absent, is_deadlock
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited
 from pytest_mnode.protocol.agent_messages import StackTexts
@@ -33,15 +33,15 @@ from pytest_mnode.protocol.rank_messages import (
 )
 from pytest_mnode.protocol.world import WorldInfo
 
-LOOK_S = 0.5
-"""When the calls of ranks that do not end are first compared; the wait doubles each time."""
-MOST_LOOK_S = 16.0
+POLL_S = 0.5
+"""Delay before the calls of ranks are first compared; it doubles after each comparison."""
+MOST_POLL_S = 16.0
 UNCLEAN_TEARDOWN_LIMIT_S = 5.0
 PONG_LIMIT_S = 5.0
 
 
 class Conductor(RankTalk):
-    """Runs one test, or one function, in a world that is this client's."""
+    """Runs one test, or one function, in a world of this client."""
 
     def __init__(
         self,
@@ -51,26 +51,26 @@ class Conductor(RankTalk):
         console: Console | None = None,
         still_s: float = math.inf,
     ) -> None:
-        """still_s: how long no rank may make a call of torch.distributed in the body of a test."""
+        """still_s: end a test's body if no rank calls torch.distributed for so many seconds."""
         super().__init__(client, world, timeout_s, console)
         self._limit: tuple[float, Limit] | None = None
-        """The least that ranks asked for beside `timeout_s`, and when it ends."""
-        self._look_at, self._look_s = math.inf, LOOK_S
-        self._look_number = 0
+        """The shortest limit that ranks requested besides `timeout_s`: its end, and the message."""
+        self._poll_at, self._poll_s = math.inf, POLL_S
+        self._poll_id = 0
         self._still_s, self._still_limit_s = still_s, math.inf
-        """How long calls may stand still in any test body, and in the wait that goes on."""
+        """Limits without a new call, in seconds: in a test's body, and in the current wait."""
         self._moved_at = math.inf
-        """When the calls of all ranks were first seen as they are now."""
-        self._looked: dict[int, str | None] = {}
-        """The calls of each rank at the last look."""
+        """When the calls of the ranks last changed, as far as polls have shown."""
+        self._last_calls: dict[int, str | None] = {}
+        """The calls of each rank at the last poll."""
         self._absent: set[int] = set()
-        """Ranks that others wait for in a collective, by the last look."""
+        """Ranks that others waited for in a collective at the last poll."""
         self._unanswered: set[str] = set()
-        """Nodes that have not answered the last look."""
+        """Nodes that have not answered the last poll."""
         self._ended: set[int] = set()
-        """Ranks that had ended the test before the last look."""
+        """Ranks that had ended the test before the last poll."""
         self._running: set[int] = set()
-        """Ranks that ran or waited for a core at the last look."""
+        """Ranks that ran or waited for a core at the last poll."""
 
     def run_item(
         self,
@@ -80,34 +80,34 @@ class Conductor(RankTalk):
         keep: str | None = None,
         shared_tmp: str = "",
     ) -> Outcome:
-        """Run a test from setup to teardown; the arguments are those of RunItem."""
+        """Run a test from setup to teardown. Arguments: see RunItem."""
         where = self.ordinal, self.client.name
         order = RunItem(*where, nodeid, next_nodeid, keep_group, keep, shared_tmp)
         with self._watched(nodeid):
             self.client.tell_ranks(self.world, order)
-            self._hear_earlier()
-            self._wait(lambda s: s.body_done or s.torn is not None, self.timeout_s, "call")
+            self._apply_deferred()
+            self._wait(lambda s: s.body_done or s.torn_down is not None, self.timeout_s, "call")
             if self.outcome.stillborn or self.outcome.quit:
                 return self.outcome
             self._tear_down(keep is None)
-            self._last_words()
+            self._ping_all()
         self.outcome.stopped = time.time()
         return self.outcome
 
     def run_function(self, message: CallFunction | EndFixtures) -> Outcome:
-        """Call a function in all ranks, or end fixtures there."""
+        """Call a function in all ranks, or tear down fixtures there."""
         with self._watched("a function"):
             self.client.tell_ranks(self.world, message)
-            self._hear_earlier()
+            self._apply_deferred()
             self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
             self._learn_calls()
-            self._last_words()
+            self._ping_all()
         self.outcome.stopped = time.time()
         return self.outcome
 
     @contextlib.contextmanager
     def _watched(self, what: str) -> Iterator[None]:
-        """A user who interrupts sees where the ranks are."""
+        """Show the user where the ranks are if Ctrl-C interrupts the block."""
         if self._console is None:
             yield
             return
@@ -128,17 +128,17 @@ class Conductor(RankTalk):
         )
         self._grace_end = None
         limit_s = UNCLEAN_TEARDOWN_LIMIT_S if dirty else self.timeout_s
-        self._wait(lambda s: s.torn is not None, limit_s, "teardown")
+        self._wait(lambda s: s.torn_down is not None, limit_s, "teardown")
 
-    def _hear_earlier(self) -> None:
-        """What came of this world while another world of this client was waited for."""
-        for message in self.client.take_aside(self.world.id):
+    def _apply_deferred(self) -> None:
+        """Apply messages of this world that arrived while this client waited for another world."""
+        for message in self.client.take_deferred(self.world.id):
             self._take(message)
 
     def _wait(self, settled: Settled, limit_s: float, phase: str) -> None:
-        """Until all living ranks are settled, or the limit or the grace is over."""
+        """Wait until all live ranks are settled, or until the limit or the grace period ends."""
         deadline = self._now() + limit_s
-        self._look_at, self._look_s = self._now() + LOOK_S, LOOK_S
+        self._poll_at, self._poll_s = self._now() + POLL_S, POLL_S
         self._moved_at = self._now()
         self._still_limit_s = self._still_s if phase == "call" else math.inf
         waiting = waited_for(self.states.values(), settled)
@@ -153,13 +153,13 @@ class Conductor(RankTalk):
             end = deadline if self._grace_end is None else min(deadline, self._grace_end)
             if now >= end and (now >= deadline or not self._has_more_grace(waiting, settled)):
                 break
-            if now >= self._look_at and self._grace_end is None:
-                self._look()
-            self._listen(min(end, self._look_at), waiting, settled)
+            if now >= self._poll_at and self._grace_end is None:
+                self._poll_calls()
+            self._listen(min(end, self._poll_at), waiting, settled)
         self._still_limit_s = math.inf
         if self._grace_end is None or deadline <= self._grace_end:
             self.outcome.timed_out, self.outcome.limit_s = phase, limit_s
-        elif self.outcome.stood_still:
+        elif self.outcome.stalled:
             self.outcome.timed_out, self.outcome.limit_s = phase, self._still_s
         open_ranks = [self.states[rank] for rank in sorted(waiting)]
         for state in open_ranks:
@@ -169,15 +169,15 @@ class Conductor(RankTalk):
         if any(state.phase != "setup" for state in self.states.values()):
             for state in open_ranks:
                 if state.stuck_in == "setup" and state.stack is None:
-                    # It gave no answer: it is taken to be as far as the others are.
+                    # It did not answer, so it is assumed to be as far as the others.
                     state.stuck_in = "call"
 
     def _has_more_grace(self, waiting: set[int], settled: Settled) -> bool:
-        """Whether a rank that is waited for still runs: only one that sleeps may wait in vain."""
+        """Extend the grace period if an awaited rank still runs; only a sleeping one may hang."""
         outcome, grace_s = self.outcome, self.outcome.grace_s
-        if outcome.hopeless or outcome.stood_still or grace_s >= rank_talk.MOST_GRACE_S:
+        if outcome.deadlocked or outcome.stalled or grace_s >= rank_talk.MOST_GRACE_S:
             return False
-        self._look()
+        self._poll_calls()
         answered_by = self._now() + rank_talk.GRACE_S
         while self._unanswered and waiting and self._now() < answered_by:
             self._listen(answered_by, waiting, settled)
@@ -189,13 +189,13 @@ class Conductor(RankTalk):
 
     def _take(self, message: Any) -> Iterable[int]:
         match message:
-            case StackTexts(world=world, look=int(look)) if world == self.world.id:
+            case StackTexts(world=world, poll_id=int(poll_id)) if world == self.world.id:
                 ranks: Iterable[int] = ()
-                if look == self._look_number:  # else of a test before
-                    ranks = self._hearing.hear_stacks(message)
+                if poll_id == self._poll_id:  # otherwise the poll of an earlier test
+                    ranks = self._hearing.apply_stacks(message)
                     self._unanswered.discard(message.node)
                     self._running.update(message.running)
-                    self._end_if_hopeless(self._now())
+                    self._end_if_deadlocked(self._now())
                 return ranks
             case Limit(ordinal=ordinal) if ordinal == self.ordinal:
                 end = self._now() + message.timeout_s
@@ -206,66 +206,66 @@ class Conductor(RankTalk):
 
     # Calls, compared while ranks do not end.
 
-    def _look(self) -> None:
-        """Ask for the records of calls; which ranks have ended is settled before they are read."""
+    def _poll_calls(self) -> None:
+        """Request the records of calls; the set of ended ranks is fixed before they are read."""
         now = self._now()
         still_at = self._moved_at + self._still_limit_s
-        self._look_at = now + self._look_s if now >= still_at else min(now + self._look_s, still_at)
-        self._look_s = min(2 * self._look_s, MOST_LOOK_S)
-        self._ended = self.outcome.left
+        self._poll_at = now + self._poll_s if now >= still_at else min(now + self._poll_s, still_at)
+        self._poll_s = min(2 * self._poll_s, MOST_POLL_S)
+        self._ended = self.outcome.finished_body
         self._unanswered = {s.node for s in self.states.values() if not s.lost}
         self._running.clear()
-        self._look_number = next(self.client.ordinals)
-        self.client.take_stacks(self.world, self._look_number)
+        self._poll_id = next(self.client.ordinals)
+        self.client.take_stacks(self.world, self._poll_id)
 
-    def _end_if_hopeless(self, now: float) -> None:
-        """When all nodes have answered: end a test whose ranks can never go on.
+    def _end_if_deadlocked(self, now: float) -> None:
+        """Once all nodes have answered, end a test whose ranks can never continue.
 
-        Two equal answers show that no rank went on in between.
+        Two equal answers show that no rank made progress in between.
         """
         if self._unanswered:
             return
         self._compare()
         calls = self.outcome.calls
         self._absent = absent(calls) if self.outcome.still else set()
-        if self._grace_end is None and is_hopeless(calls, self._ended):
+        if self._grace_end is None and is_deadlock(calls, self._ended):
             if self.outcome.still:
-                self.outcome.hopeless, self._grace_end = True, now
+                self.outcome.deadlocked, self._grace_end = True, now
             else:
-                self._look_at = now + LOOK_S
+                self._poll_at = now + POLL_S
         known = all(s.calls is not None for s in self.states.values() if not s.gone)
         overdue = self.outcome.still and known and now - self._moved_at >= self._still_limit_s
         if self._grace_end is None and overdue:
-            self.outcome.stood_still, self._grace_end = True, now
+            self.outcome.stalled, self._grace_end = True, now
 
     def _compare(self) -> None:
-        """Whether no rank made a call since the last comparison."""
+        """Note whether no rank made a call since the last comparison."""
         seen = {rank: s.calls for rank, s in self.states.items()}
-        self.outcome.still, self._looked = seen == self._looked, seen
+        self.outcome.still, self._last_calls = seen == self._last_calls, seen
         if not self.outcome.still:
             self._moved_at = self._now()
 
     def _learn_calls(self) -> None:
-        """Ask for the calls of a test that failed, unless they came with the stacks."""
+        """Request the calls of a failed test, unless they came with the stacks."""
         if any(s.failed_at is not None and not s.stuck_in for s in self.states.values()):
-            self._look_once()
+            self._poll_calls_and_wait()
 
-    def _look_once(self) -> None:
-        self._look()
+    def _poll_calls_and_wait(self) -> None:
+        self._poll_calls()
         deadline = self._now() + self._stacks_limit_s
         while self._unanswered and self._now() < deadline:
             self._listen(deadline, set(), _never)
 
     # The end.
 
-    def _last_words(self) -> None:
-        """A rank that ended after its last report must not have passed."""
+    def _ping_all(self) -> None:
+        """Check that every rank still answers: one that ended after its report has not passed."""
         self._send_to(self._alive(), Ping(self.ordinal))
         self._grace_end = None
         silent = waited_for(self.states.values(), _has_answered)
         self._wait_for(silent, _has_answered, PONG_LIMIT_S)
         if self._console is not None and self._console.shows_live:
-            self._look_once()  # what ranks printed is shown before nodes answer
+            self._poll_calls_and_wait()  # nodes send the remaining live output before they answer
         if not silent:
             return
         for rank in silent:

@@ -1,4 +1,4 @@
-"""What the user sees of ranks while their test runs: their lines, and where they are."""
+"""Live information on ranks for the user: their output lines, and where they are."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pytest_mnode.outcome.outcome import RankState
 from pytest_mnode.rank.live_output import logs_live, prints_live
 
 ASK_SIGNAL = signal.SIGUSR1
-"""Asks this process where its ranks are."""
+"""Makes this process print where its ranks are."""
 
 
 class Console:
-    """One per pytest process; closed at its end."""
+    """The user's view of ranks; one per pytest process, closed at its end."""
 
     def __init__(self, config: pytest.Config, debug_rank: int | None) -> None:
-        """debug_rank: the one to be debugged; None: the first that asks."""
+        """debug_rank: the rank to debug; None: the first that requests the debugger."""
         self._config = config
         self.debug_rank = debug_rank
         self.is_worker = hasattr(config, "workerinput")
@@ -33,7 +33,7 @@ class Console:
         self._awaited: Callable[[], str] = str
         self._asked = False
         self.line: LiveLine | None = None
-        """What is shown while nobody else writes to the terminal."""
+        """The live line, shown while nothing else writes to the terminal."""
         self._stderr = None if sys.__stderr__ is None else os.dup(sys.__stderr__.fileno())
         self._listens = False
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -51,7 +51,7 @@ class Console:
 
     @contextlib.contextmanager
     def running(self, what: str, awaited: Callable[[], str] = str) -> Iterator[None]:
-        """While ranks run a test or a function. awaited: which of them are waited for, in words."""
+        """Enter while ranks run a test or function. awaited: returns the awaited ranks as text."""
         self._running, self._awaited = what, awaited
         try:
             yield
@@ -59,22 +59,22 @@ class Console:
             self._running, self._awaited, self._asked = "", str, False
 
     def shows_line(self, may: bool) -> contextlib.AbstractContextManager[None]:
-        """Whether the live line may be there though pytest captures nothing."""
+        """Set, for a block, whether the live line may be shown although pytest captures nothing."""
         return contextlib.nullcontext() if self.line is None else self.line.may_show(may)
 
     def awaited(self) -> str:
-        """The ranks that are waited for now, in words; "" for none."""
+        """The ranks that the controller waits for now, as text; "" if none."""
         return self._awaited()
 
     def asked_where(self) -> bool:
-        """Whether the user asked, since the last time, where ranks are."""
+        """Whether the user sent ASK_SIGNAL since the last call."""
         asked, self._asked = self._asked, False
         return asked
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self._running:
             self._asked = True
-        else:  # past Python's own files, which may be in the middle of a write
+        else:  # not through Python's own files, which may be in the middle of a write
             self._write(["mnode: no rank runs a test of this process now"])
 
     def _write(self, lines: Sequence[str]) -> None:
@@ -82,16 +82,16 @@ class Console:
             os.write(self._stderr, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
 
     def show_ranks(self, lines: Sequence[str]) -> None:
-        """Where ranks are."""
+        """Show where ranks are."""
         self.show([f"mnode: where the ranks of {self._running or 'the test'} are", *lines])
 
     def show_output(self, state: RankState, lines: Sequence[str]) -> None:
-        """Lines that a rank printed."""
+        """Show lines that a rank printed."""
         if self.shows_live:
             self.show([f"[rank {state.rank} {state.node}] {line}" for line in lines])
 
     def show(self, lines: Sequence[str]) -> None:
-        """Whole lines on the user's terminal, whatever pytest captures now."""
+        """Write whole lines to the user's terminal, whatever pytest captures now."""
         terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
         if terminal is None:
             self._write(lines)
@@ -103,7 +103,7 @@ class Console:
 
     @contextlib.contextmanager
     def uncaptured(self, with_input: bool = False) -> Iterator[None]:
-        """While the terminal, and its keyboard with it, is the user's."""
+        """Suspend pytest's capture for a block; with_input: also of standard input."""
         capture: Any = self._config.pluginmanager.getplugin("capturemanager")
         whole = None if capture is None else capture._global_capturing
         if whole is None:

@@ -1,7 +1,7 @@
-"""What ranks ran, added to what coverage.py measures in this process.
+"""Adds the coverage of ranks to the data that coverage.py measures in this process.
 
-This process's coverage may be pytest-cov's, also that of a pytest-xdist worker, or `coverage run`:
-it decides what is measured, and combines, maps and reports ours with its own.
+This process's coverage may be pytest-cov's, also in a pytest-xdist worker, or `coverage run`. It
+decides what is measured, and combines, maps and reports the ranks' data with its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOO_OLD = "coverage of ranks is not measured: it needs coverage 7.10.6 or later
 
 
 class RanksCoverage:
-    """pytest plugin of a process with tests in ranks whose own coverage is measured."""
+    """pytest plugin of a process that measures its own coverage and has tests in ranks."""
 
     def __init__(self, cov: Any, config: pytest.Config) -> None:
         from coverage import CoverageData as Data  # type: ignore[import-not-found]
@@ -33,7 +33,7 @@ class RanksCoverage:
 
     @property
     def config_data(self) -> str:
-        """The configuration, as ranks read it; "" where this coverage cannot hand it over."""
+        """The serialized configuration for ranks; "" if this release cannot serialize it."""
         if not hasattr(self._cov.config, "serialize"):
             import coverage
 
@@ -42,27 +42,29 @@ class RanksCoverage:
         return str(self._cov.config.serialize())
 
     def take(self, nodeid: str, outcome: Outcome) -> None:
-        """Keep what the ranks of a test measured, and say of which ranks that is lost."""
+        """Keep the coverage data of a test's ranks, and warn which ranks' data are lost."""
         sent = {rank: _of(state) for rank, state in outcome.states.items()}
         lost = [rank for rank, data in sent.items() if data is None]
         if lost:
             who = outcome.places(lost)
-            self._warn(f"coverage lacks what {who} ran in this test: it did not end there", nodeid)
+            self._warn(
+                f"coverage lacks data of {who} for this test, which did not end there", nodeid
+            )
         have = [data for data in sent.values() if data is not None]
         problems = [data.problem for data in have if data.problem]
         try:
             self._add(have)
-        except Exception as error:  # of another release of coverage, or of other measurements
+        except Exception as error:  # data of another coverage release, or of another kind
             problems.append(str(error))
         for problem in dict.fromkeys(problems):
-            self._warn(f"coverage lacks what ranks ran in this test: {problem}", nodeid)
+            self._warn(f"coverage lacks data of ranks for this test: {problem}", nodeid)
 
     def _add(self, sent: Iterable[CoverageData]) -> None:
         from coverage import CoverageData as Data
 
         for data in sent:
             for dump in data.dumps:
-                if dump in self._taken:  # most ranks run the same
+                if dump in self._taken:  # most ranks run the same lines
                     continue
                 self._taken.add(dump)
                 one = Data(no_disk=True)
@@ -73,7 +75,7 @@ class RanksCoverage:
     def _warn(self, text: str, nodeid: str) -> None:
         self._warner.warn(b"", text, self._root, 0, "runtest", nodeid, None)
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # inside of pytest-cov's, which then reports
+    @pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest-cov's wrapper, which then reports
     def pytest_runtestloop(self) -> Generator[None, object, object]:
         try:
             return (yield)
@@ -82,7 +84,7 @@ class RanksCoverage:
 
 
 def make(config: pytest.Config) -> RanksCoverage | None:
-    """Registered with pytest where coverage measures this process, else None."""
+    """A plugin, registered with pytest, if coverage measures this process; else None."""
     coverage: Any = sys.modules.get("coverage")
     cov = coverage.Coverage.current() if coverage is not None else None
     if cov is None:
@@ -93,7 +95,7 @@ def make(config: pytest.Config) -> RanksCoverage | None:
 
 
 def mapped(path: str, site: str) -> str:
-    """The path here of a file there; `site`: where Python's packages are installed there."""
+    """This machine's path of a rank's file. site: the rank's directory of Python packages."""
     here = sysconfig.get_path("purelib")
     if site == here or not Path(path).is_relative_to(site):
         return path
@@ -101,5 +103,5 @@ def mapped(path: str, site: str) -> str:
 
 
 def _of(state: RankState) -> CoverageData | None:
-    last = state.torn or state.returned
+    last = state.torn_down or state.returned
     return last.coverage if last is not None else None

@@ -29,9 +29,9 @@ from pytest_mnode.protocol.terminal_messages import (
 from pytest_mnode.protocol.world import WorldInfo
 
 _TURN_S = 0.02
-"""How soon a key is passed on."""
+"""Interval at which keys are forwarded."""
 _ANSWER_LIMIT_S = 10.0
-"""For a terminal to open or to close."""
+"""Limit for a terminal to open or to close."""
 _CHUNK_BYTES = 4096
 _INTERRUPT = b"\x03"
 _OUTPUT_FLAGS = 1
@@ -41,11 +41,11 @@ _NO_TERMINAL = (
 )
 
 Hear = Callable[[Any], bool]
-"""Takes what is not about the terminal; True where the debugged rank is gone."""
+"""Handles messages that do not concern the terminal; True if the debugged rank is gone."""
 
 
 class DebuggerSession:
-    """Which rank of a test is debugged, and the talk with it."""
+    """Chooses the debugged rank of a test and connects it to the user's terminal."""
 
     def __init__(self, client: Client, world: WorldInfo, console: Console | None) -> None:
         self._client, self._world, self._console = client, world, console
@@ -55,9 +55,9 @@ class DebuggerSession:
         """The debugged rank reached its next breakpoint while its terminal was being closed."""
 
     def attach(self, ask: AskDebugger, hear: Hear) -> bool:
-        """Answer a rank that asks; the one that is debugged is left when its user lets it go on.
+        """Answer a rank's request; if it is the debugged rank, return when the user continues it.
 
-        Whether the user ends the run.
+        Returns whether the user ends the run.
         """
         console = self._console
         if console is None or console.is_worker:
@@ -93,9 +93,9 @@ class DebuggerSession:
                 case None:
                     pass
                 case AskDebugger(rank=rank) if rank == ask.rank:
-                    self._asks_again = True  # before its last terminal was closed
+                    self._asks_again = True  # requested before its last terminal was closed
                 case FromTerminal(rank=rank) if rank != ask.rank:
-                    pass  # of a session that was given up
+                    pass  # from an earlier, abandoned session
                 case TerminalOpened(error=error) if error:
                     self._answer(ask, DebuggerAnswer(error=error))
                     return False
@@ -122,7 +122,7 @@ class DebuggerSession:
 
 
 class Keyboard:
-    """What the user types, key by key where it is a terminal."""
+    """The user's input, key by key if it is a terminal."""
 
     def __init__(self) -> None:
         self._fd = sys.stdin.fileno()
@@ -147,13 +147,13 @@ class Keyboard:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def heard_of_rank(self) -> None:
-        """The rank wrote something: it is not stuck."""
+        """Note that the rank wrote output, so it is not stuck."""
         self._interrupted = False
 
     def read(self) -> bytes | None:
-        """What was typed since the last time, None for nothing; b"" is the end of the input.
+        """Input typed since the last call, None if there is none; b"" is the end of the input.
 
-        Raises KeyboardInterrupt for a second Ctrl-C of which the rank took no notice.
+        Raises KeyboardInterrupt at a second Ctrl-C if the rank did not react to the first.
         """
         if self._ended or not select.select([self._fd], [], [], 0)[0]:
             return None

@@ -1,4 +1,4 @@
-"""Requests of clients for nodes and worlds: granted, refused, withdrawn."""
+"""Grants, refuses and withdraws clients' requests for nodes and worlds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_mnode.protocol.hub_messages import LeaseNodes, OpenWorld, Refused
 
 
 class Desk:
-    """send: a message to a client by its name."""
+    """Answers clients' requests. send: sends a message to a client, given its name."""
 
     def __init__(self, leases: Leases, worlds: Worlds, send: Callable[[str, Any], None]) -> None:
         self.failure: tuple[str, str] | None = None
-        """Name of an error and its text: why nothing can be granted any more."""
+        """Class name and text of the error after which no request can be granted."""
         self._leases = leases
         self._worlds = worlds
         self._send = send
@@ -35,11 +35,11 @@ class Desk:
         self.grant()
 
     def forget(self, client: str, seq: int | None = None) -> None:
-        """A client is gone, or waits for the answer to request `seq` no more."""
+        """Drop a client that is gone, or only its request `seq` that it no longer waits for."""
         self._worlds.forget(client, seq)
         for lease in self._leases.forget(client, seq):
             self.release(lease)
-        self.grant()  # the next in the queue may have waited behind it
+        self.grant()  # the next request in the queue may have waited behind the dropped one
 
     def grant(self) -> None:
         """Answer the requests for nodes that can be answered now."""
@@ -50,7 +50,7 @@ class Desk:
             self._send(client, answer)
 
     def fail(self, kind: str, text: str) -> None:
-        """Nothing works any more: every request, waiting or later, is refused with the reason."""
+        """Refuse every request, queued or later, with this error: the pool no longer works."""
         if self.failure is None:
             self.failure = (kind, text)
         self._refuse_all(self.failure)

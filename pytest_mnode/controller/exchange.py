@@ -1,8 +1,8 @@
 """Carries messages between clients, agents and ranks by their names.
 
-A thread of its own does so, and a client of this process while it waits for a message: in a test it
-waits for its ranks nearly all the time, and a hop through another thread would cost more than the
-message. What is for the hub is handled by the hub's thread alone.
+The exchange's own thread does so, or a client of this process while it waits for a message: during
+a test the client waits for its ranks nearly all the time, and a hop through another thread would
+cost more than the message. Messages for the hub are handled only by the hub's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHECK_S = 0.25
 
 
 class Exchange(threading.Thread):
-    """Routes what is for others, and hands what is for the hub to its subclass."""
+    """Routes messages for others, and passes messages for the hub to its subclass."""
 
     def __init__(self, switchboard: Switchboard) -> None:
         super().__init__(name="mnode-hub", daemon=True)
@@ -39,24 +39,24 @@ class Exchange(threading.Thread):
         self._calls: deque[Callable[[], None]] = deque()
         self._local: dict[str, LocalLine] = {}
         self._lock = threading.RLock()
-        """Of the switchboard. Who used it reads what has come: its descriptor does not tell again
-        what was there at its last use."""
+        """Guards the switchboard. A user of it must also read what has arrived, because its
+        descriptor does not signal again what had arrived at its last use."""
         self._woken, self._waker = waking_pair()
         self._client_carries = False
 
     def handle(self, source: str, payload: bytes) -> None:
-        """A message for the hub."""
+        """Handle a message for the hub."""
         raise NotImplementedError
 
     def world_size(self, world: str) -> int:
-        """Number of ranks of a world; 0 where there is no such world."""
+        """Number of ranks of a world; 0 if there is no such world."""
         raise NotImplementedError
 
     def check_limits(self) -> None:
-        """Called several times a second, after everything that has come was read."""
+        """Called several times a second, after all arrived messages were read."""
 
     def failed(self, error: Exception) -> None:
-        """Something in the hub's thread raised; the thread goes on."""
+        """Called with an error that was raised in the hub's thread; the thread continues."""
 
     def close(self) -> None:
         """Called once, at the end of the thread."""
@@ -84,7 +84,7 @@ class Exchange(threading.Thread):
         self._waker.close()
 
     def turn(self) -> None:
-        """Do what is to be done now; limits last, after everything that has come was read."""
+        """Handle all messages and calls; check limits last, after all messages were read."""
         self._read()
         while self._calls:
             while self._calls:
@@ -93,7 +93,7 @@ class Exchange(threading.Thread):
         self.check_limits()
 
     def _read(self) -> None:
-        """Carry what has come; what is for the hub is called soon."""
+        """Route the messages that have arrived; those for the hub are handled by `soon`."""
         with self._lock:
             while self.running and (received := self.switchboard.receive()) is not None:
                 source, destination, payload = received
@@ -103,14 +103,14 @@ class Exchange(threading.Thread):
                     self._route(source, destination, payload)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have the hub's thread call this; from any thread."""
+        """Have the hub's thread call `call`; may be used from any thread."""
         knows = bool(self._calls) or threading.current_thread() is self
         self._calls.append(call)
         if not knows:
             wake(self._waker)
 
     def local_line(self, name: str) -> LocalLine:
-        """A line for a client in this process, which is used by one thread."""
+        """A line for a client in this process; only one thread may use it."""
 
         def to_hub(destination: str, payload: bytes) -> None:
             if destination == HUB:
@@ -124,7 +124,7 @@ class Exchange(threading.Thread):
         return line
 
     def _carry(self, line: LocalLine, wait_s: float | None) -> None:
-        """Carry in the thread of a client, until something may have come for it."""
+        """Route messages in a client's thread until one may have arrived for the client."""
         if not self.is_alive():
             line.wait(wait_s)
             return
@@ -138,7 +138,7 @@ class Exchange(threading.Thread):
             self._client_carries = False
 
     def send(self, destination: str, message: Any) -> None:
-        """A message of the hub."""
+        """Send a message from the hub."""
         self.deliver(destination, HUB, pickle.dumps(message))
 
     def deliver(self, destination: str, source: str, payload: bytes) -> None:
@@ -150,7 +150,7 @@ class Exchange(threading.Thread):
             self.switchboard.send(destination, source, payload)
 
     def _route(self, source: str, destination: str, payload: bytes) -> None:
-        """What is not for the hub; with the lock held."""
+        """Route a message that is not for the hub; the lock must be held."""
         if destination.startswith("world/"):
             name = destination.removeprefix("world/")
             for rank in range(self.world_size(name)):

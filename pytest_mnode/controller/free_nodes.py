@@ -1,4 +1,4 @@
-"""`--mnode-nodes=free`: the nodes that are free now, those first that were tested longest ago."""
+"""`--mnode-nodes=free`: the nodes that are free now, least recently tested first."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _FLAG = "--mnode-nodes=free"
 
 @dataclass(frozen=True, slots=True)
 class FreeNode:
-    """A free node. name: as its launcher takes it. hostname: as certificates have it."""
+    """A free node. name: its name for the launcher. hostname: its name in certificates."""
 
     name: str
     hostname: str
 
 
 def on_free_nodes(settings: Settings) -> Settings:
-    """Settings of a run on the free nodes, with their number and, where they have some, names.
+    """Settings of a run on the free nodes, with their number and, if they have any, their names.
 
-    Where the run makes its own nodes, they are as many as the spec says, or as without the option.
-    Raises UsageError where fewer than two are free, ClusterError where it is not known which are.
+    If the run makes its own nodes, their number is the spec's, or the default without the option.
+    Raises UsageError if fewer than two nodes are free, ClusterError if free nodes are unknown.
     """
     most = settings.free_at_most
     assert most is not None
@@ -46,8 +46,8 @@ def on_free_nodes(settings: Settings) -> Settings:
     if len(free) < FEWEST_NODES:
         named = f": {free[0].name}" if free else ""
         raise UsageError(
-            f"{_FLAG}: {count(len(free))} free{named}{others}; {FEWEST_NODES} are needed: try "
-            "again later, or give a number and wait in the queue"
+            f"{_FLAG}: {count(len(free))} free{named}{others}; {FEWEST_NODES} are needed; try "
+            "again later, or give a number to wait in the queue"
         )
     most = min(most, spec.nodes or most)
     known = earlier_runs(settings.history_dir, spec.digest()).certificates
@@ -60,10 +60,10 @@ def on_free_nodes(settings: Settings) -> Settings:
 
 
 def _chosen(free: Sequence[FreeNode], coverage: Coverage, most: int) -> list[FreeNode]:
-    """Nodes that no run has tested first, then those tested longest ago.
+    """The nodes to test: never tested nodes first, then the least recently tested.
 
-    Where none of them has a measured path to most of the cluster, one that has is the last: nights
-    of the same nodes would never measure a path to the others.
+    If none of them has a measured path to most of the cluster, the last is replaced by one that
+    has. Otherwise nightly runs on the same nodes would never measure a path to the others.
     """
     known = {node.name: node for node in coverage.nodes}
     new = NodeCoverage("", State.NOT_TESTED, None, None, "")
@@ -79,7 +79,7 @@ def _chosen(free: Sequence[FreeNode], coverage: Coverage, most: int) -> list[Fre
 
 
 def _free(settings: Settings, spec: Spec) -> tuple[list[FreeNode], str] | None:
-    """Free nodes, and what the others are, in words; None where the run makes its own."""
+    """Free nodes, and a text on the other nodes; None if the run makes its own nodes."""
     if by_slurm(settings.launcher):
         return _allocated() if "SLURM_JOB_ID" in os.environ else _idle(settings.slurm_args)
     if by_ssh(settings.launcher, settings.hostfile) and settings.hostfile is not None:
@@ -92,7 +92,7 @@ def _free(settings: Settings, spec: Spec) -> tuple[list[FreeNode], str] | None:
 
 
 def _allocated() -> tuple[list[FreeNode], str]:
-    """All nodes of the allocation that the run is in."""
+    """All nodes of the allocation that the run is inside of."""
     from pytest_mnode.launchers.slurm.allocation import Granted
 
     granted = Granted.read(os.environ)
@@ -101,7 +101,7 @@ def _allocated() -> tuple[list[FreeNode], str]:
 
 
 def _idle(arguments: Sequence[str]) -> tuple[list[FreeNode], str]:
-    """The idle nodes that an allocation with these arguments may have."""
+    """The idle nodes that an allocation with these salloc arguments could get."""
     from pytest_mnode.gang.slurm_options import for_sbatch
     from pytest_mnode.gang.slurm_room import SlurmRoom, is_free
     from pytest_mnode.launchers import slurm
@@ -109,7 +109,7 @@ def _idle(arguments: Sequence[str]) -> tuple[list[FreeNode], str]:
     if (missing := slurm.Slurm.unavailable()) is not None:
         raise UsageError(f"--mnode-launcher=slurm: {missing}")
     usable = SlurmRoom(slurm.Slurm(), for_sbatch(arguments)).usable()
-    # A node that is planned is about to be a pending job's.
+    # Slurm is about to give a PLANNED node to a pending job.
     free = [node for node in usable if is_free(node) and "PLANNED" not in node.flags]
     used = Counter(node.text for node in usable if node not in free)
     others = "".join(f", {number} {state}" for state, number in used.most_common())
@@ -118,7 +118,7 @@ def _idle(arguments: Sequence[str]) -> tuple[list[FreeNode], str]:
 
 
 def _with_room(spec: Spec, options: KubernetesOptions) -> tuple[list[FreeNode], str]:
-    """The nodes whose allocatable resources, less all requests, have room for a pod of the run."""
+    """The nodes whose allocatable resources, minus all requests, fit a pod of the run."""
     from pytest_mnode.gang.kubernetes.served import served_views
     from pytest_mnode.launchers.kubernetes.api import Api, ApiError
     from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
@@ -129,8 +129,8 @@ def _with_room(spec: Spec, options: KubernetesOptions) -> tuple[list[FreeNode], 
         views = served_views(Api(options.context, options.namespace), {RUN_LABEL: ""})
     except ApiError as error:
         raise ClusterError(
-            f"{_FLAG}: nodes and the pods of all namespaces must be listed: {error}; or give a "
-            "number"
+            f"{_FLAG}: cannot list nodes and the pods of all namespaces: {error}; give a number "
+            "of nodes instead"
         ) from None
     there = [view for view in views if view.suits(pod)]
     taken = {view.name: why for view in there if (why := view.taken(pod))}

@@ -15,9 +15,9 @@ RankMessage = PhaseReport | BodyDone | TornDown | Pong | Returned
 
 
 class Hearing:
-    """Keeps the state of every rank up to date; a message costs the same with any number of ranks.
+    """Updates the state of every rank; the cost of a message does not depend on the rank count.
 
-    on_failure, on_death: called when other ranks need not end the test any more.
+    on_failure, on_death: called when the other ranks can no longer be expected to end the test.
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class Hearing:
         self._reported: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
         self._records: dict[str, str] = {}
-        """Records of calls: many ranks have the same one, which is kept once."""
+        """Records of calls and stacks; equal ones of many ranks are kept once."""
 
-    def hear_rank(self, message: RankMessage, now: float) -> int:
-        """The rank that the message is of."""
+    def apply_rank(self, message: RankMessage, now: float) -> int:
+        """Apply a message; returns its rank."""
         state = self.outcome.states[message.rank]
         match message:
             case PhaseReport():
@@ -44,7 +44,7 @@ class Hearing:
             case TornDown():
                 for report in message.reports:
                     self._report(state, report, now)
-                state.torn = message
+                state.torn_down = message
                 if message.problem or message.leaks:
                     state.failed_at = state.failed_at or now
                 if message.problem:
@@ -58,20 +58,20 @@ class Hearing:
                     self._on_failure()
         return message.rank
 
-    def hear_death(self, death: Death, now: float) -> Iterable[int]:
-        """The rank that died; none where that is known already."""
+    def apply_death(self, death: Death, now: float) -> Iterable[int]:
+        """Apply a death; returns the rank, or nothing if its death is already known."""
         state = self.outcome.states.get(death.rank)
         if state is None or state.death is not None:
             return ()
         state.death, state.failed_at = death, state.failed_at or now
-        state.early = death.ordinal is not None and death.ordinal != self.ordinal
-        if state.early:
+        state.died_before_test = death.ordinal is not None and death.ordinal != self.ordinal
+        if state.died_before_test:
             self.outcome.stillborn.append(death)
         self._on_death()
         return (death.rank,)
 
-    def hear_lost(self, message: PartLost, now: float) -> list[int]:
-        """The ranks that are gone with their node."""
+    def apply_lost(self, message: PartLost, now: float) -> list[int]:
+        """Apply the loss of a node; returns the ranks that are gone with it."""
         gone = [
             state
             for state in self.outcome.states.values()
@@ -82,8 +82,8 @@ class Hearing:
         self._on_failure()
         return [state.rank for state in gone]
 
-    def hear_stacks(self, message: StackTexts) -> Iterable[int]:
-        """The ranks whose stack, calls or C stack came."""
+    def apply_stacks(self, message: StackTexts) -> Iterable[int]:
+        """Apply a node's stacks and calls; returns the ranks whose Python or C stack arrived."""
         states = self.outcome.states
         for rank, record in message.calls.items():
             states[rank].calls = self._records.setdefault(record, record)
@@ -101,7 +101,7 @@ class Hearing:
         return {*message.texts, *message.native}
 
     def _passed_setup(self, state: RankState) -> None:
-        """What no report has shown yet."""
+        """Note that a rank has passed setup, which no report has shown yet."""
         if state.stuck_in == "setup":
             state.stuck_in = "call"
         if state.past_setup or "setup" in state.reports:
@@ -115,7 +115,7 @@ class Hearing:
         failed = report.outcome == "failed"
         if failed:
             state.failed_at = state.failed_at or now
-        if report.partial:  # the test goes on: this starts no grace
+        if report.partial:  # the test continues, so this starts no grace period
             state.partial.append((now, report))
             return
         state.reports[report.when], state.at[report.when] = report, now

@@ -1,7 +1,7 @@
 """Ranks that are kept for the fixtures of class, module or session scope that live in them.
 
-A fixture that is built on the ranks, such as a mesh, lives as long as pytest's rules say: no world
-of another shape replaces its ranks, and no other pytest process gets them.
+A fixture that is built on the ranks, such as a DeviceMesh, lives for its scope, as pytest defines:
+no world of another shape replaces its ranks, and no other pytest process gets them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
 
 Chain = list[Any]
-"""Nodes of pytest."""
+"""pytest nodes: collectors from the session down, and perhaps an item."""
 Kind = tuple[Shape, bool]
-"""Of worlds: tests share ranks of one shape, and whether those import test modules themselves."""
+"""A world's shape, and whether its ranks import test modules themselves. Tests of a kind share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """A world whose ranks keep the fixtures of `chain`, collectors from the session down.
 
-    widest: the collector without which the world need not be kept. file: of its last test.
+    widest: once this collector ends, the world need not be kept. file: file of its last test.
     """
 
     world: WorldInfo
@@ -44,9 +44,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What outlives a test in its ranks.
+    """The fixtures and the world that outlive a test.
 
-    chain: the collectors whose fixtures do. widest: where the world itself is to be kept.
+    chain: the collectors whose fixtures outlive it. widest: the collector until whose end the
+    world itself is kept; None: the world need not be kept.
     """
 
     chain: Chain
@@ -61,25 +62,25 @@ NOTHING = Keep([], None)
 
 
 class HeldWorlds:
-    """pytest plugin: knows which worlds are held, and ends their fixtures in time."""
+    """pytest plugin: records which worlds are held, and ends their fixtures in time."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._held: dict[Kind, Held] = {}
         self._own_imports: set[str] = set()
-        """Files of tests whose ranks import them for themselves, as far as that is known."""
+        """Test files that ranks import for themselves, as far as known."""
         self._order: dict[pytest.Item, int] = {}
-        """Where each test comes, as far as that is known."""
+        """Position of each test in the run; empty until it is first needed."""
 
     def get(self, item: pytest.Item, need: WorldRequest) -> Held | None:
-        """The world that a test must get, where there is one."""
+        """The held world that a test must get, if any."""
         return None if need.reuse == "fresh" else self._held.get(self._kind(item, need))
 
     def _kind(self, item: pytest.Item, need: WorldRequest) -> Kind:
         return self._run.shape_of(need), str(item.path) in self._own_imports
 
     def keep(self, item: pytest.Item, nextitem: pytest.Item | None, need: WorldRequest) -> Keep:
-        """What is to outlive this test in its ranks if all goes well."""
+        """What outlives this test in its ranks if the test leaves them clean."""
         if nextitem is None or need.reuse == "fresh":
             return NOTHING
         shape, chain = self._run.shape_of(need), _shared(item.listchain(), nextitem)
@@ -91,7 +92,7 @@ class HeldWorlds:
         return Keep(chain, None) if self._runs_in(nextitem, shape) else NOTHING
 
     def note(self, item: pytest.Item, need: WorldRequest, world: WorldInfo, keep: Keep) -> None:
-        """After a test: its world is held from now on, or not any more."""
+        """After a test, note that its world is held from now on, or no longer."""
         if world.own_imports:
             self._own_imports.add(str(item.path))
         kind = self._kind(item, need)
@@ -107,9 +108,9 @@ class HeldWorlds:
         return need.reuse != "fresh" and self._run.shape_of(need) == shape
 
     def _is_used_later(self, item: pytest.Item, shape: Shape, node: pytest.Collector) -> bool:
-        """Whether a later test will, or may, use ranks of this shape and fixtures of this node."""
+        """Whether a later test uses, or may use, ranks of this shape and fixtures of `node`."""
         if hasattr(item.config, "workerinput"):
-            return True  # pytest-xdist has not decided yet what comes after the next test
+            return True  # pytest-xdist has not yet decided which test comes after the next one
         items = item.session.items
         if not self._order:
             self._order = {one: number for number, one in enumerate(items)}
@@ -120,7 +121,7 @@ class HeldWorlds:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
-        """Where the run leaves a collector, fixtures of held worlds that live for it end."""
+        """When the run leaves a collector, end the fixtures of that collector in held worlds."""
         result = yield
         stops = item.session.shouldstop or item.session.shouldfail
         for kind, held in list(self._held.items()):
@@ -135,18 +136,18 @@ class HeldWorlds:
         return result
 
     def _end_fixtures(self, kind: Kind, held: Held, chain: Chain) -> str:
-        """End all fixtures of a held world but those of `chain`; what went wrong."""
+        """End all fixtures of a held world except those of `chain`; returns the error, or ""."""
         run, world = self._run, held.world
         del self._held[kind]
         keep = Keep(chain, held.widest if chain else None)
-        label = f"the end of fixtures of {held.chain[-1].nodeid or 'the session'}"
+        label = f"the teardown of fixtures of {held.chain[-1].nodeid or 'the session'}"
         try:
             client = run.have_client()
             lease = client.lease(len(world.nodes), False, label, world.nodes)
             try:
                 procs = kind[0].procs_per_node
                 found = client.open_world(lease, procs, False, held=world.id, file=held.file)
-                if found.id != world.id:  # its ranks died, and the fixtures with them
+                if found.id != world.id:  # the ranks died, and the fixtures with them
                     client.close_world(found, reusable=True, new_group=found.new_group)
                     return ""
                 conductor = Conductor(client, world, run.settings.timeout_s, run.console)

@@ -1,4 +1,4 @@
-"""The hub: the part of the controller that owns nodes and worlds, in a thread of its own.
+"""The hub: the part of the controller that owns nodes and worlds, in its own thread.
 
 Clients (this pytest process, or each pytest-xdist worker) lease nodes, open worlds on them and talk
 to the ranks by name through the hub.
@@ -62,7 +62,7 @@ _BEAT_S = 1.0
 
 
 class Hub(Exchange):
-    """Start with `start()`, speak to it by a `Client`, end it with `StopHub` and `join`."""
+    """The hub's thread: start it by `start()`, use it by a Client, end it by StopHub and `join`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Hub(Exchange):
         super().__init__(switchboard)
         self.launcher = launcher
         self.agents = Agents(launcher, keys, place, self.send)
-        # Limits are judged by the time in which the hub could listen.
+        # Only the time in which the hub could listen counts for limits.
         self._now = self.agents.clock.now
         self.nodes: dict[str, NodeState] = {}
         self.leases = Leases(self.nodes)
@@ -91,7 +91,7 @@ class Hub(Exchange):
         self._next_beat = 0.0
         self._suspects: dict[str, float] = {}
         self._launcher_calls = LauncherCalls(launcher, self.nodes, self.soon)
-        # Another machine may take a minute to import torch: there only for those that need it.
+        # Other machines may take a minute to import torch, so they do that only if ranks need it.
         self._ranks_are_cheap = launcher.shared_kernel
 
     def world_size(self, world: str) -> int:
@@ -99,7 +99,7 @@ class Hub(Exchange):
         return info.shape.size if info else 0
 
     def failed(self, error: Exception) -> None:
-        # A hub that ends would leave everybody waiting: it says so, and goes on to the end.
+        # Clients of a hub that ended would wait for ever, so it reports the error and continues.
         self.desk.fail("WorldError", f"the hub failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -160,12 +160,12 @@ class Hub(Exchange):
                 root = self.collect.rootdir if self.collect else "/"
                 self.worlds.import_in_ranks(files, root)
             case NodeReady(name, port):
-                self.nodes[name].came(port)
+                self.nodes[name].mark_booted(port)
                 self._suspects.pop(name, None)
                 self.desk.grant()
                 self.worlds.open()
             case NodeGone(node=name):
-                # Where the whole node went, its launcher is about to say so in better words.
+                # If the whole node is lost, its launcher will soon report a better reason.
                 self._suspects[name] = self._now() + _SUSPICION_S
                 self.nodes[name].booted = False
             case Hello(world=name, rank=rank):
@@ -235,8 +235,8 @@ class Hub(Exchange):
                 self.deliver(peer, HUB, BEAT)
 
     def _agent_lost(self, agent: int, why: str) -> None:
-        """An agent ended, or cannot do its work: the run ends where it served all nodes, and its
-        own node is lost where there are several."""
+        """Handle an agent that ended or failed: the run ends if the agent served all nodes;
+        otherwise only the agent's node is lost."""
         if self.launcher.shared_kernel:
             self.desk.fail("WorldError", f"{self.agents.place(agent)}: {why}")
             return
@@ -247,7 +247,7 @@ class Hub(Exchange):
         state = self.nodes.get(name)
         if state is None or state.lost:
             return
-        state.went(reason)
+        state.mark_lost(reason)
         if not self.launcher.shared_kernel:
             self.agents.drop(state.agent)
         self.worlds.node_lost(name, f"node {name} is lost: {reason}")
@@ -284,8 +284,8 @@ class Hub(Exchange):
     def _boot_agent(self, name: str) -> None:
         state = self.nodes[name]
         if not state.lost and name not in self._suspects:
-            return  # it was on, or boots already
-        state.boots()
+            return  # it was on, or is already booting
+        state.mark_booting()
         self._suspects.pop(name, None)
         self._boot_deadline = self._now() + BOOT_LIMIT_S
         if self.launcher.shared_kernel:

@@ -1,4 +1,4 @@
-"""Runs pytest items in ranks: nodes leased, a world opened, the test driven, the reports merged."""
+"""Runs pytest items in ranks: leases nodes, opens a world, drives the test, merges the reports."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class ItemRunner:
         self._reports = RankReports(run.config)
         self._warner = Warner(run.config)
         self.quits = False
-        """The user ended the run from the debugger of the last test."""
+        """Whether the user ended the run from the debugger of the last test."""
         self._last_in: dict[str, str] = {}
-        """The test that ran last in a world."""
+        """Node id of the last test in each world."""
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-        """Run a test in the ranks it asks for: its reports, merged."""
+        """Run a test in the ranks that it requests; returns the merged reports."""
         need = self._run.request_of(item)
         shared_tmp = None
         try:
@@ -51,7 +51,7 @@ class ItemRunner:
         except MnodeError as error:
             self._run.repair(error)
             return [error_report(item, str(error))]
-        except pytest.fail.Exception as error:  # another plugin's limit was reached in this process
+        except pytest.fail.Exception as error:  # another plugin's limit expired in this process
             return [error_report(item, str(error))]
         self.quits = outcome.quit
         if self._run.coverage:
@@ -63,7 +63,7 @@ class ItemRunner:
             reports = self._reports.merged(item, outcome, self._asked_later(need))
         self._shared_tmp.end(shared_tmp, item, reports)
         for state in outcome.states.values():
-            for warning in state.torn.warnings if state.torn else ():
+            for warning in state.torn_down.warnings if state.torn_down else ():
                 self._warner.warn(*warning)
         return reports
 
@@ -105,12 +105,12 @@ class ItemRunner:
         return outcome
 
     def _asked_later(self, need: WorldRequest) -> Later:
-        """What measures in place of ranks that failed; without a lease: ranks may hold it still."""
+        """Measures in place of failed ranks, without a lease, because they may still hold it."""
         run, ask = self._run, need.on_failure
         return None if ask is None else lambda: ask(run.all_nodes(), run.spec)
 
     def _warn_of_late_deaths(self, deaths: Sequence[Death], world: WorldInfo) -> None:
-        """A rank died after the end of the test that killed it, and before the next test began."""
+        """Warn of ranks that died after the end of the test that killed them, before the next."""
         nodeid = self._last_in.get(world.id, "")
         for death in deaths:
             text = f"{death_line(death)} after {nodeid or 'a test'} had ended in it"

@@ -1,4 +1,4 @@
-"""Requests to the launcher: each runs in a thread of its own, so that it holds up nobody."""
+"""Requests to the launcher; each runs in its own thread, so that it does not block the hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Finish = Callable[[Any, Exception | None], None]
 
 
 class LauncherCalls:
-    """soon: has the hub's thread call a function."""
+    """Runs requests to the launcher. soon: has the hub's thread call a function."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class LauncherCalls:
         self._nodes = nodes
         self._soon = soon
         self._switching: dict[str, threading.Thread] = {}
-        """The last thread that switched the power of a node: the next one waits for it."""
+        """The last thread that switches each node's power; the next one waits for it."""
 
     def start(self, request: LauncherRequest, finish: Finish) -> None:
-        """Ask the launcher; `finish` is called in the hub's thread."""
+        """Send `request` to the launcher; `finish` is called in the hub's thread."""
 
         def work() -> None:
             value, error = None, None
@@ -69,7 +69,7 @@ class LauncherCalls:
                 return self._launcher.ask(request)
 
     def description(self, run_dir: str) -> RunDescription:
-        """What all nodes of the run share."""
+        """The run's nodes and what they share."""
         launcher = self._launcher
         return RunDescription(
             nodes=tuple(state.node for state in self._nodes.values()),

@@ -1,6 +1,6 @@
-"""Which client may use which nodes: leases are granted whole, first come first served.
+"""Leases of nodes to clients, granted whole and first come, first served.
 
-A client asks for one lease at a time and holds none while it waits, so there is no deadlock. The
+A client requests one lease at a time and holds none while it waits, so there is no deadlock. The
 queue is strict, so small requests do not starve a large one. Pure: no sockets, no clocks.
 """
 
@@ -17,9 +17,9 @@ from pytest_mnode.protocol.hub_messages import Granted, LeaseNodes, Refused
 
 @dataclass(slots=True)
 class NodeState:
-    """What the hub knows of a node.
+    """The hub's state of a node.
 
-    up: its agent speaks. booted: ranks can be started. lost: why it is gone, empty where it is not.
+    up: its agent answers. booted: ranks can be started. lost: why it is lost; "" if it is not.
     """
 
     node: Node
@@ -30,13 +30,13 @@ class NodeState:
     lost: str = ""
     up: bool = False
 
-    def went(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         self.lost, self.up, self.booted, self.store_port = reason, False, False, None
 
-    def boots(self) -> None:
-        self.went("")
+    def mark_booting(self) -> None:
+        self.mark_lost("")
 
-    def came(self, store_port: int) -> None:
+    def mark_booted(self, store_port: int) -> None:
         self.lost, self.booted, self.store_port = "", True, store_port
 
 
@@ -50,7 +50,7 @@ class LeaseState:
 
 
 class Leases:
-    """The queue of those who ask, and the leases that are out."""
+    """The queue of requests, and the leases that are granted (`out`)."""
 
     def __init__(self, nodes: dict[str, NodeState]) -> None:
         self.nodes = nodes
@@ -62,14 +62,14 @@ class Leases:
         self.queue.append((client, request))
 
     def give_back(self, lease_id: int) -> None:
-        """Free the nodes of a lease; one that is not out is nothing."""
+        """Free the nodes of a lease; does nothing if the lease is not out."""
         self.out.pop(lease_id, None)
         for state in self.nodes.values():
             if state.lease == lease_id:
                 state.lease = None
 
     def forget(self, client: str, seq: int | None = None) -> list[int]:
-        """Drop what a client waits for; the leases that it holds. With seq: of this request."""
+        """Drop a client's queued requests; returns the leases it holds. seq: only this request."""
 
         def meant(who: str, request: int) -> bool:
             return who == client and seq in (None, request)
@@ -78,7 +78,7 @@ class Leases:
         return [lease.id for lease in self.out.values() if meant(lease.client, lease.seq)]
 
     def answers(self) -> list[tuple[str, Granted | Refused]]:
-        """The answers that can be given now, with the client of each."""
+        """The answers that can be given now, each with its client."""
         answers: list[tuple[str, Granted | Refused]] = []
         while self.queue:
             client, request = self.queue[0]
@@ -90,7 +90,7 @@ class Leases:
         return answers
 
     def speak(self, nodes: Sequence[Node]) -> bool:
-        """Their agent speaks; whether that is new."""
+        """Note that the agent of `nodes` answers; returns whether that is new."""
         new = [s for node in nodes if not (s := self.nodes[node.name]).up and not s.lost]
         for state in new:
             state.up = True
@@ -122,10 +122,10 @@ class Leases:
 
 
 def _too_few(request: LeaseNodes, wanted: int, total: int, lost: Sequence[NodeState]) -> Refused:
-    text = f"{request.label} needs {count(wanted)} and the run has {total}"
+    text = f"{request.label} needs {count(wanted)}, but the run has {total}"
     if lost:
         return _lost(request, text, lost)
-    text += f"; ask for more with --mnode-nodes={wanted}"
+    text += f"; give --mnode-nodes={wanted}"
     return Refused(request.seq, "ClusterError", text)
 
 

@@ -1,9 +1,9 @@
-"""A line below what pytest has written so far, on a terminal, while a test runs.
+"""A line on the terminal below pytest's output, while a test runs.
 
-It is there only while nobody else writes to the terminal: while pytest captures what is printed,
-and while ranks run a test, of which pytest captures nothing here. Whoever is about to write has
-pytest suspend capturing, before which the line is taken away. The cursor stays where pytest left
-it, so that pytest's own line goes on where it was.
+It is shown only while nothing else writes to the terminal: while pytest captures output, and while
+ranks run a test (pytest then captures nothing here). Code that is about to write makes pytest
+suspend capturing, and the line is cleared before that. The cursor stays where pytest left it, so
+that pytest continues its own line there.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Any, Self
 import pytest
 
 FIRST_S = 1.0
-"""A test that is over sooner shows no line."""
+"""A test that ends sooner shows no line."""
 _TURN_S = 0.5
-# A row below is made (ESC D scrolls where the cursor is in the last row) and cleared.
+# Makes a row below (ESC D scrolls if the cursor is in the last row) and clears it.
 _BELOW, _BACK = "\x1bD\x1b[A\x1b7\x1b[B\r\x1b[K", "\x1b8"
 _CLEAR = "\x1b[J"
 _GUARD = "read -r _; printf '\\033[J'"
-"""Takes the line away where this process was killed: its input then ends."""
+"""Clears the line if this process is killed, because its standard input then ends."""
 
 
 def _on_ci() -> bool:
-    """As pytest decides it."""
+    """Whether this is a CI run, by pytest's own rule."""
     return any(os.environ.get(name) for name in ("CI", "BUILD_NUMBER"))
 
 
 def terminal_of(config: pytest.Config) -> int | None:
-    """A descriptor of the terminal to write the line to; None where it is not to be written.
+    """A descriptor of the terminal to write the line to; None if no line may be written.
 
-    pytest's own reporter has to write in colour to a terminal, with all output captured: neither
-    -q, -s nor another reporter, no log of a CI, no worker of pytest-xdist.
+    pytest's own reporter must write in colour to a terminal, with all output captured: no -q or -s,
+    no other reporter, no CI log, no pytest-xdist worker.
     """
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     if type(reporter) is not pytest.TerminalReporter or _on_ci():
@@ -53,10 +53,10 @@ def terminal_of(config: pytest.Config) -> int | None:
 
 
 class LiveLine:
-    """While it is entered, the line shows `text(columns)`, and nothing where that is empty."""
+    """The live line: while entered, it shows `text(columns)`, and nothing if that is empty."""
 
     def __init__(self, fd: int, config: pytest.Config, text: Callable[[int], str]) -> None:
-        """fd: of `terminal_of`; closed at the end."""
+        """fd: from `terminal_of`; it is closed at the end."""
         self._fd, self._text = fd, text
         self._writer: Any = config.pluginmanager.getplugin("terminalreporter")
         self._capture: Any = config.pluginmanager.getplugin("capturemanager")
@@ -74,7 +74,7 @@ class LiveLine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._capture.suspend_global_capture  # the class's own is back
+        del self._capture.suspend_global_capture  # restores the method of the class
         self._over.set()
         self._thread.join()
         self._clear()
@@ -84,7 +84,7 @@ class LiveLine:
 
     @contextlib.contextmanager
     def may_show(self, may: bool) -> Iterator[None]:
-        """Whether the line may be there though pytest captures nothing."""
+        """Set, for a block, whether the line may be shown although pytest captures nothing."""
         before = self._may_show
         self._set_may_show(may)
         try:
@@ -107,7 +107,7 @@ class LiveLine:
     def _paint(self) -> None:
         columns = os.get_terminal_size(self._fd).columns
         written = self._writer._tw.width_of_current_line
-        full = written and written % columns == 0  # terminals differ in where the cursor is then
+        full = written and written % columns == 0  # then the cursor's place depends on the terminal
         free = self._may_show or self._capture._global_capturing.is_started()
         if full or not free or self._in_background():
             return
@@ -120,7 +120,7 @@ class LiveLine:
         self._shown = text
 
     def _in_background(self) -> bool:
-        with contextlib.suppress(OSError):  # it is not this process's own terminal
+        with contextlib.suppress(OSError):  # it is not this process's controlling terminal
             return os.tcgetpgrp(self._fd) != os.getpgrp()
         return False
 
@@ -141,5 +141,5 @@ class LiveLine:
             stdin=subprocess.PIPE,
             stdout=self._fd,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # Ctrl-C must not reach it
         )

@@ -1,4 +1,4 @@
-"""What the live line shows: which test runs, since when, how long it took the last time."""
+"""The content of the live line: the running test, its elapsed time, its previous duration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LivePlugin:
         progress.listen(self._announce)
 
     def _announce(self, text: str, *_: object) -> None:
-        """A line of its own for what is waited for before the first test, such as a queue."""
+        """Write a line about a wait before the first test, such as for a queue."""
         terminal: Any = self._run.config.pluginmanager.getplugin("terminalreporter")
         if text != self._announced and getattr(terminal, "isatty", False):
             self._announced = text
@@ -71,7 +71,7 @@ class LivePlugin:
         self._limit_s = None
         if in_ranks and self._run.nodes is not None:
             need = self._run.request_of(item)
-            # The mark may give a function, and what that raises is its test's failure.
+            # The mark's limit may be a function; its errors are reported as the test's failure.
             with contextlib.suppress(Exception):
                 self._limit_s = self._run.seconds_of(need.timeout_s, need)
         self._started_s = time.monotonic()
@@ -88,7 +88,7 @@ class LivePlugin:
             self._failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Tests that passed took as long as they take; others were cut short, or hung."""
+        """Keep the durations of passed tests only, because others were cut short or hung."""
         took_s = {
             test: seconds
             for test, seconds in self._durations_s.items()
@@ -103,7 +103,7 @@ class LivePlugin:
 
     @functools.cached_property
     def _known(self) -> dict[str, float]:
-        """Of earlier runs, read once: pytest's cache is a file."""
+        """Durations of earlier runs, read once because pytest's cache is a file."""
         return self._read()
 
     def _read(self) -> dict[str, float]:
@@ -114,7 +114,7 @@ class LivePlugin:
         self._progress = (text, *(self._progress[1:] if total is None else (done, total)))
 
     def _text(self, width: int) -> str:
-        """For the thread of the line; "" for nothing."""
+        """The line's text, called in its thread; "" if none."""
         item, elapsed_s = self._item, time.monotonic() - self._started_s
         if item is None or elapsed_s < FIRST_S:
             return ""

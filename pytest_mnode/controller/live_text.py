@@ -1,6 +1,6 @@
-"""The text of the live line: what is being done, how far it is, how long, who is waited for. Pure.
+"""The text of the live line: current action, progress, elapsed time, awaited ranks. Pure.
 
-It is ASCII: it is written to terminals of any encoding.
+It is ASCII because it is written to terminals of any encoding.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 _BAR_CELLS = 10
 _LEAST_TEXT = 16
-"""A bar is left out rather than have fewer characters of what is being done."""
+"""Least characters of the current action; the bar is left out if it leaves fewer."""
 _CUT = "..."
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the test that runs.
+    """Facts about the running test.
 
-    question: the criterion or the test; empty where `doing` says it. expected_s: how long an
-    earlier run took. limit_s: when it is ended. awaited: the ranks that are waited for, in words.
+    question: the criterion or the test; "" if `doing` names it. expected_s: duration in an earlier
+    run. limit_s: duration at which the test is ended. awaited: the awaited ranks, as text.
     """
 
     question: str
@@ -32,7 +32,7 @@ class Facts:
 
 
 def live_text(facts: Facts, width: int) -> str:
-    """One line of `width` characters at most; what is being done gives way first, then the end."""
+    """One line of at most `width` characters; `doing` is shortened first, then the end is cut."""
     head = f"{facts.question}: " if facts.question else ""
     tail = f", {_time(facts)}" + (f", waiting for {facts.awaited}" if facts.awaited else "")
     doing = "".join(c if c.isascii() and c.isprintable() else "?" for c in facts.doing)

@@ -1,4 +1,4 @@
-"""Why not all tests of the criteria are run, which certifies nothing."""
+"""Reasons why not all tests of the criteria run; a run with such a reason certifies nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _OUTPUT = "mnode_narrowed"
 
 
 class Narrowing:
-    """pytest plugin: notes what options left out, also in workers of pytest-xdist, which collect in
-    place of the process that certifies.
+    """pytest plugin: notes which tests options left out, also in pytest-xdist workers, which
+    collect in place of the process that certifies.
 
-    why: such as "3 tests deselected"; known once tests are collected.
+    why: reasons such as "3 tests deselected"; set once tests are collected.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Narrowing:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         config = session.config
-        # Of directories and files --lf leaves out tests without a word.
+        # --lf leaves out tests of directories and files without reporting them as deselected.
         lf = ["--lf"] if config.pluginmanager.has_plugin("lfplugin-collskip") else []
         deselected = [f"{self._deselected} tests deselected"] if self._deselected else []
         self.why = (*deselected, *lf)

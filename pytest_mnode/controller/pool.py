@@ -1,4 +1,4 @@
-"""The pool of a run: the hub with all it needs, made by the process that owns the nodes."""
+"""The pool of a run: the hub and its resources, made by the process that owns the nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LONGEST_SOCKET_PATH = 100
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the hub is and how to speak to it; goes to pytest-xdist workers."""
+    """The hub's endpoint and keys, passed to pytest-xdist workers."""
 
     endpoint: str
     keys: Keys
@@ -43,15 +43,15 @@ LOOPBACK = "127.0.0.1"
 
 
 def backend_of(settings: Settings, spec: Spec) -> str:
-    """Backend of process groups; auto: nccl where the spec promises accelerators, else gloo."""
+    """Backend of process groups; auto: nccl if the spec promises accelerators, else gloo."""
     if settings.backend != "auto":
         return settings.backend
     return "nccl" if spec.accelerators.per_node else "gloo"
 
 
 def procs_per_node_of(settings: Settings, spec: Spec) -> int:
-    """Ranks per node: the option, else one per accelerator, else the least slots of the hosts that
-    are used from a hostfile, else one.
+    """Ranks per node: the option, else one per accelerator, else the fewest slots of any used host
+    of the hostfile, else one.
 
     Raises UsageError for a hostfile that cannot be read.
     """
@@ -62,19 +62,19 @@ def procs_per_node_of(settings: Settings, spec: Spec) -> int:
 
 
 class Pool:
-    """Owns nodes and hub from construction to `close`. root: of the tests."""
+    """Owns nodes and hub from construction to `close`. root: root directory of the tests."""
 
     def __init__(self, settings: Settings, spec: Spec, nodes: int, root: Path) -> None:
         self.run_dir = Path(_short_temporary_directory())
         self.kept_logs: Path | None = None
-        with contextlib.ExitStack() as undo:  # whatever fails, nothing of it is left
+        with contextlib.ExitStack() as undo:  # leaves nothing behind if a step fails
             undo.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
             idle_worlds = 1 if spec.accelerators.per_node else 4
             procs = procs_per_node_of(settings, spec)
             open_files.check(nodes, procs)
             self.launcher, self.reason = _started(settings, nodes, spec, self.run_dir, root)
             undo.callback(self.launcher.close)
-            # For this process alone: the programs that reach the nodes know the limit before.
+            # Raised only for this process: programs that connect to nodes keep the earlier limit.
             before = open_files.allow(nodes, procs, idle_worlds)
             undo.callback(open_files.give_back, before)
             log_dir = self.run_dir / "logs"
@@ -107,14 +107,14 @@ class Pool:
             name = f"client/{os.getpid()}"
             self.client = Client(name, self.hub.local_line(name))
             self._open_files = before
-            undo.pop_all()  # from here on close() does it
+            undo.pop_all()  # from now on close() cleans up
 
     def start_early(self) -> None:
-        """Bring nodes up and torch in while pytest collects."""
+        """Start nodes and import torch while pytest collects."""
         self.client.tell(StartPool())
 
     def close(self) -> None:
-        """End everything; nothing of the pool is left when this returns."""
+        """End all processes and remove all files of the pool."""
         self.client.stop_hub()
         self.hub.join(_STOP_LIMIT_S)
         self.client.close()
@@ -124,7 +124,7 @@ class Pool:
 
 
 def _endpoints(launcher: Launcher, switchboard: Switchboard) -> dict[str, str]:
-    """Where each node finds the hub, where nodes are other machines."""
+    """The hub's endpoint by node; empty unless nodes are other machines."""
     if launcher.shared_kernel:
         return {}
     if launcher.relays:
@@ -145,7 +145,7 @@ def _started(
     try:
         launcher.start()
     except ClusterError as error:
-        # Rights can be there and the kernel lack a part, such as a kind of link.
+        # Even with all permissions, the kernel may lack a feature, such as a type of link.
         if settings.launcher != "auto" or launcher.name != "rack":
             raise
         launcher, reason = Local(nodes), f"no rack: {error}"
@@ -156,8 +156,8 @@ def _started(
 def new_log_dir(parent: Path) -> Path:
     """A new directory for the logs of one run, below --mnode-log-dir; names sort by time.
 
-    World and rank numbers start anew in every run: in a directory of another run, what its ranks
-    wrote would be taken for what these did.
+    World and rank numbers start anew in every run, so files of another run in the same directory
+    would be mistaken for files of this run.
     """
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     try:
@@ -169,11 +169,13 @@ def new_log_dir(parent: Path) -> Path:
                 return made.absolute()
     except OSError as error:
         raise UsageError(f"--mnode-log-dir={parent}: {error.strerror}") from None
-    raise UsageError(f"--mnode-log-dir={parent}: {name} to {name}-999 are taken; name another")
+    raise UsageError(
+        f"--mnode-log-dir={parent}: {name} to {name}-999 already exist; choose another directory"
+    )
 
 
 def _short_temporary_directory() -> str:
-    """A private directory whose path leaves room for a socket's name (108 bytes in all)."""
+    """A private directory whose path leaves room for a socket's name (at most 108 bytes in all)."""
     path = tempfile.mkdtemp(prefix="mnode-")
     if len(path) <= _LONGEST_SOCKET_PATH - len("/hub"):
         return path

@@ -1,4 +1,4 @@
-"""The reports and warnings that ranks sent, read and handed to pytest as those of one test."""
+"""Reports and warnings of ranks, merged and passed to pytest as those of one test."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pytest_mnode.report_record import describe
 Later = Callable[[], list[Measurement]] | None
 _LATER = "Measured after the ranks had failed"
 MOST_WARNINGS = 20
-"""Different warnings that are shown of one test."""
+"""Maximum number of different warnings shown per test."""
 
 
 class RankReports:
-    """Reads reports of ranks in the controller's pytest."""
+    """Merges the reports of ranks in the controller's pytest."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -35,9 +35,9 @@ class RankReports:
     def merged(
         self, item: pytest.Item, outcome: Outcome, later: Later = None
     ) -> list[pytest.TestReport]:
-        """Pytest reports of a test that ran in ranks, the last with what a certificate needs.
+        """Pytest reports of a test that ran in ranks; the last holds the certificate's data.
 
-        later: measures where the ranks failed before they did.
+        later: measures in place of ranks that failed before they measured.
         """
         keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
         own: dict[int, dict[str, pytest.TestReport]] = {rank: {} for rank in outcome.states}
@@ -52,7 +52,7 @@ class RankReports:
             if state.partial
         }
         reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
-        torn = {r: s.torn for r, s in outcome.states.items() if s.torn is not None}
+        torn = {r: s.torn_down for r, s in outcome.states.items() if s.torn_down is not None}
         measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
         charts = charts_of(t.charts for t in torn.values())
         failed = next((report for report in reports if report.failed), None)
@@ -66,8 +66,8 @@ class RankReports:
     def _read_all(
         self, sent: dict[int, PhaseReport], passed: pytest.TestReport
     ) -> dict[int, pytest.TestReport]:
-        """Reports of one phase by rank. Those of plain passes are one, `passed`, with the longest
-        duration: of thousands of ranks nearly all are of this kind."""
+        """Reports of one phase by rank. Plain passes, which are nearly all of thousands, share one
+        report, `passed`, with the longest duration."""
         plain = [report.data for report in sent.values() if report.data.keys() == TIMES]
         if plain:
             passed.duration = max(data["duration"] for data in plain)
@@ -79,11 +79,11 @@ class RankReports:
         }
 
     def _read(self, data: dict[str, Any]) -> pytest.TestReport:
-        """A rank's report; a plain one where its class is not known in this process."""
+        """A rank's report; a plain TestReport if this process does not have its class."""
         hook = self._config.hook.pytest_report_from_serializable
         try:
             report = hook(config=self._config, data=dict(data))
-        except Exception:  # of a plugin's class, read by pytest or by the plugin
+        except Exception:  # the class is a plugin's, and pytest or the plugin may fail on it
             report = None
         if not isinstance(report, pytest.TestReport):
             report = hook(config=self._config, data={**data, "$report_type": "TestReport"})
@@ -94,7 +94,7 @@ class RankReports:
 def _measured_later(
     failed: pytest.TestReport, later: Callable[[], list[Measurement]]
 ) -> list[Measurement]:
-    """Measurements in place of the ranks'; whom they blame is to blame for the failure as well."""
+    """Measurements in place of the ranks'; their culprits become culprits of the failure."""
     try:
         found = later()
     except MnodeError as error:
@@ -107,7 +107,7 @@ def _measured_later(
 
 
 class Warner:
-    """Hands warnings of ranks to pytest: equal ones of several ranks once, and not without end."""
+    """Passes warnings of ranks to pytest: equal ones only once, at most MOST_WARNINGS per test."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -125,7 +125,7 @@ class Warner:
         location: Any,
     ) -> None:
         key = f"{text}{filename}{lineno}{nodeid}"
-        if key in self._shown:  # the same from another rank
+        if key in self._shown:  # the same warning from another rank
             return
         self._shown.add(key)
         self._of_test[nodeid] += 1
@@ -146,7 +146,7 @@ class Warner:
 
 
 def _warning(blob: bytes, text: str) -> tuple[Warning, type[Warning]]:
-    """A rank's warning; by its text where its class exists in ranks only."""
+    """A rank's warning; a UserWarning with its text if only ranks have its class."""
     try:
         message, category = pickle.loads(blob)
     except Exception:  # unpickling runs the user's own classes

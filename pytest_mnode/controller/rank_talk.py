@@ -1,7 +1,7 @@
-"""The talk with the ranks of one test: what they say is heard, shown and answered.
+"""Handles the messages of the ranks of one test: applies, shows and answers them.
 
-A rank that asks for the debugger is answered here, and the user's session with it is a part of the
-talk: no limit counts in it.
+A rank's request for the debugger is answered here too. The user's session in the debugger runs
+inside this handling, and no limit counts while it lasts.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from pytest_mnode.protocol.terminal_messages import AskDebugger, LiveOutput
 from pytest_mnode.protocol.world import WorldInfo
 
 GRACE_S = 0.7
-"""How long other ranks may go on after the first failure; as long again while one of them runs."""
+"""Grace period of other ranks after the first failure; extended by this while one of them runs."""
 MOST_GRACE_S = 3.0
-"""The most of that: a rank in an endless loop runs too."""
+"""Maximum of the extended grace period, because a rank in an endless loop runs too."""
 DEATH_GRACE_S = 0.3
-"""The same after a death, which the other ranks either feel at once or not at all."""
+"""Grace period after a death, which the other ranks notice at once or not at all."""
 STACKS_LIMIT_S = 3.0
-"""How long to wait for stacks; longer where there are many ranks."""
+"""How long to wait for stacks, plus the time for many ranks (STACKS_RANKS_PER_S)."""
 STACKS_RANKS_PER_S = 1000
 _TURN_S = 0.1
-"""Counts for a longer time in which this process was stopped, or had no core."""
+"""Time counted for a longer gap in which this process was stopped or had no core."""
 
 Settled = Callable[[RankState], Any]
 
 
 class RankTalk:
-    """One test, or one function, in a world that is this client's."""
+    """The exchange of messages for one test, or one function, in a world of this client."""
 
     def __init__(
         self, client: Client, world: WorldInfo, timeout_s: float, console: Console | None = None
     ) -> None:
-        """console: None where nobody watches."""
+        """console: None if nothing is shown to a user."""
         self.client = client
-        # What was sent while this process was stopped is read before any rank is judged.
+        # After this process was stopped, pending messages are read before any rank is judged.
         self._clock = ListeningClock(_TURN_S)
         self._now = self._clock.now
         self.world = world
@@ -81,18 +81,18 @@ class RankTalk:
             self.client.tell_rank(self.world, state.rank, message)
 
     def _alive(self) -> list[RankState]:
-        """Ranks that are there and not stuck."""
+        """Ranks that are neither gone nor stuck."""
         return [s for s in self.states.values() if not s.gone and not s.stuck_in]
 
     def _wait_for(self, waiting: set[int], settled: Settled, limit_s: float) -> None:
-        """Until these ranks are settled or gone, or the limit is over."""
+        """Wait until the ranks in `waiting` are settled or gone, or until the limit ends."""
         deadline = self._now() + limit_s
         while waiting and self._now() < deadline:
             self._listen(deadline, waiting, settled)
 
     def _listen(self, until: float, waiting: set[int], settled: Settled) -> None:
-        """Take the next message and strike the ranks that it settles; return after half a turn
-        where none comes."""
+        """Take the next message and remove the ranks that it settles from `waiting`; return after
+        half a turn if no message comes."""
         wait_s = min(until - self._now(), _TURN_S / 2)
         for rank in self._take(self.client.next_message(max(0.0, wait_s))):
             state = self.states[rank]
@@ -100,18 +100,18 @@ class RankTalk:
                 waiting.discard(rank)
 
     def _take(self, message: Any) -> Iterable[int]:
-        """Apply a message; the ranks that it is about."""
+        """Apply a message; returns the ranks that it concerns."""
         now = self._now()
         match message:
             case PhaseReport() | BodyDone() | TornDown() | Pong() | Returned():
                 if message.ordinal == self.ordinal:
-                    return (self._hearing.hear_rank(message, now),)
+                    return (self._hearing.apply_rank(message, now),)
             case Death(world=world) if world == self.world.id:
-                return self._hearing.hear_death(message, now)
+                return self._hearing.apply_death(message, now)
             case PartLost(world=world) if world == self.world.id:
-                return self._hearing.hear_lost(message, now)
+                return self._hearing.apply_lost(message, now)
             case StackTexts(world=world) if world == self.world.id:
-                return self._hearing.hear_stacks(message)
+                return self._hearing.apply_stacks(message)
             case AskDebugger(ordinal=ordinal) if ordinal == self.ordinal:
                 return self._debug(message)
             case LiveOutput(world=world) if world == self.world.id and self._console is not None:
@@ -120,7 +120,7 @@ class RankTalk:
             case RankProgress(ordinal=ordinal) if ordinal == self.ordinal:
                 progress(message.text, message.done, message.total)
             case Death() | PartLost():
-                self.client.set_aside(message)
+                self.client.defer(message)
         return ()
 
     def _start_grace(self, grace_s: float) -> None:
@@ -129,7 +129,7 @@ class RankTalk:
             self._grace_end, self.outcome.grace_s = now + grace_s, grace_s
 
     def _debug(self, ask: AskDebugger) -> set[int]:
-        """Have a rank debugged, if it is the one; the ranks of which anything was heard."""
+        """Debug a rank, if it is the chosen one; returns the ranks that sent messages meanwhile."""
         heard: set[int] = set()
         state = self.states[ask.rank]
 
@@ -146,13 +146,13 @@ class RankTalk:
         return heard
 
     def show_where(self, console: Console) -> None:
-        """Show the user where each rank is; its test goes on."""
+        """Show the user where each rank is; the test continues."""
         for state in self.states.values():
             state.stack = None
         self._collect_python_stacks(list(self.states.values()))
         console.show_ranks(whereabouts(self.outcome))
         for state in self.states.values():
-            state.stack = None  # a report of this test is to have its own
+            state.stack = None  # a report of this test needs newer stacks
 
     def _collect_stacks(self, wanted: list[RankState]) -> None:
         self._collect_python_stacks(wanted)
@@ -164,7 +164,7 @@ class RankTalk:
         self._wait_for(waiting, lambda s: s.stack is not None, self._stacks_limit_s)
 
     def _collect_native(self, wanted: list[RankState]) -> None:
-        """C stacks of ranks that hang where their Python stacks have no line of the test."""
+        """Request the C stacks of ranks whose Python stacks have no line of the test."""
         dark = [s for s in wanted if s.stack and where_of_dump(s.stack).frame is None]
         by_node: dict[str, list[int]] = {}
         for state in dark:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class RankTests:
-    """pytest plugin: does in ranks what is inside of setup, body and teardown of their tests.
+    """pytest plugin: executes setup, body and teardown of tests in their ranks.
 
-    Whichever plugin runs a test, once or several times, runs pytest's own protocol of it: the first
-    phase runs the test in ranks from setup to teardown, and each phase gives its merged report.
+    Every plugin that runs a test, once or several times, runs pytest's own protocol: its setup
+    runs the test in ranks from setup to teardown, and each phase returns its merged report.
     """
 
     def __init__(self, run: Run, stop_rules: StopRules) -> None:
@@ -38,7 +38,7 @@ class RankTests:
         self._runner: ItemRunner | None = None
         self._next: pytest.Item | None = None
         self._reports: dict[str, pytest.TestReport] = {}
-        """Of the test that runs, by phase; those that were handed out are gone."""
+        """Reports of the running test by phase, without those already returned to pytest."""
         self._further: list[pytest.TestReport] = []
         self._raised: BaseException | None = None
         self._times = 0.0, 0.0
@@ -52,7 +52,7 @@ class RankTests:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if not in_ranks(item):
             return
-        missing = self._out_of_reach() or self._stop_rules.missing_for(item)
+        missing = self._out_of_reach() or self._stop_rules.stop_reason(item)
         reports = [error_report(item, missing)] if missing else self._run_item(item)
         self._further = [report for report in reports if is_further(report)]
         self._reports = {str(r.when): r for r in reports if not is_further(r)}
@@ -74,12 +74,12 @@ class RankTests:
             self._end_as("teardown")
 
     def _quit_if_asked(self) -> None:
-        """The user ended the run from the debugger."""
+        """End the run if the user ended it from the debugger."""
         if self._runner is not None and self._runner.quits:
             pytest.exit("Quitting debugger")
 
     def _out_of_reach(self) -> str:
-        """Why ranks cannot be reached from here; "" where they can."""
+        """Why ranks cannot be reached from this thread or process; "" if they can."""
         here = "a thread" if threading.current_thread() is not threading.main_thread() else ""
         here = "a child process" if os.getpid() != self._pid else here
         return here and (
@@ -88,7 +88,7 @@ class RankTests:
         )
 
     def _end_as(self, when: str) -> None:
-        """Raise what the ranks raised in this phase, for what looks on."""
+        """Raise the ranks' error of this phase, so that other plugins see it."""
         if (report := self._reports.get(when)) is not None and not report.passed:
             self._raised = raised_by(report)
             raise self._raised
@@ -100,7 +100,7 @@ class RankTests:
         if not in_ranks(item):
             return None
         if call.excinfo is not None and call.excinfo.errisinstance(KeyboardInterrupt):
-            raise call.excinfo.value  # with --pdb, pytest takes it for an error of the test
+            raise call.excinfo.value  # with --pdb, pytest would report it as the test's error
         report = self._reports.pop(call.when, None)
         for further in self._further if call.when != "setup" else ():
             item.ihook.pytest_runtest_logreport(report=further)
@@ -108,7 +108,7 @@ class RankTests:
         if call.excinfo is not None and call.excinfo.value is not self._raised:
             return pytest.TestReport.from_item_and_call(item, call)  # another plugin raised it
         if report is None and call.when == "call" and not item.config.getoption("setuponly"):
-            return error_report(item, "its ranks gave no report of the body of this test")
+            return error_report(item, "its ranks sent no report of the body of this test")
         return report or pytest.TestReport.from_item_and_call(item, call)
 
     @pytest.hookimpl(trylast=True)
@@ -124,7 +124,7 @@ class RankTests:
 
 
 class Guard:
-    """pytest plugin: a test for ranks without a report is an error."""
+    """pytest plugin: makes a test for ranks that has no report an error."""
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
@@ -140,7 +140,10 @@ class Guard:
         self._reported.discard(item.nodeid)
         result = yield
         if marks.runs_in_ranks(item) and item.nodeid not in self._reported:
-            text = f"no report of this test came: {_takers(item.config)} may have taken it away"
+            text = (
+                f"pytest received no report of this test; {_takers(item.config)} may have "
+                "suppressed it"
+            )
             item.ihook.pytest_runtest_logreport(report=error_report(item, text))
         return result
 
@@ -156,7 +159,7 @@ class Guard:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for nodeid in self._never_begun:
-            terminalreporter.write_line(f"mnode: {nodeid} was selected and never ran", red=True)
+            terminalreporter.write_line(f"mnode: {nodeid} was selected but never ran", red=True)
 
 
 def _takers(config: pytest.Config) -> str:
@@ -164,9 +167,9 @@ def _takers(config: pytest.Config) -> str:
 
 
 def _end_what_is_over(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """A test of this process may have left modules and fixtures for those that come after it.
+    """Tear down modules and fixtures that earlier tests left and that `nextitem` does not use.
 
-    They wait while tests run in ranks, which use none of them, and end with the last that could.
+    They stay while tests run in ranks, which use none of them, until no later test can use them.
     """
     state = item.session._setupstate
     call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")

@@ -1,4 +1,4 @@
-"""A run as one pytest process sees it: its settings, its way to the hub, its nodes."""
+"""The run's state in one pytest process: its settings, its connection to the hub, its nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.suites import spread
 
 ENDED = "mnode_ended"
-"""Why a worker of pytest-xdist ended itself, in what it tells the process that started it."""
+"""Key of a pytest-xdist worker's output for the process that started it: why it ended itself."""
 _UNKNOWN_NODES = (
     "with pytest-xdist the number of nodes must be known beforehand; give --mnode-nodes"
 )
@@ -43,7 +43,7 @@ def run_of(config: pytest.Config) -> Run:
 
 
 class Run:
-    """One per pytest process that has, or may have, tests for ranks."""
+    """The run; one per pytest process that has, or may have, tests for ranks."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config = config
@@ -51,7 +51,7 @@ class Run:
         self.spec_path = settings.spec or default_spec_path()
         self.spec = load_spec(self.spec_path)
         self.nodes = settings.nodes
-        discovers = settings.discover is not None  # how many there are is what it is to say
+        discovers = settings.discover is not None  # discovery determines the number of nodes
         most = self.spec.nodes
         if self.nodes is not None and most is not None and self.nodes > most and not discovers:
             raise pytest.UsageError(
@@ -73,7 +73,7 @@ class Run:
         """Nodes that tests switched off on purpose, since the criterion began."""
         self.console = Console(config, settings.debug_rank)
         self.ended = ""
-        """Why this run ended itself, as where a node is lost for good."""
+        """Why this run ended itself, such as a node that could not be booted again."""
 
     # The pool.
 
@@ -84,11 +84,11 @@ class Run:
         return asks and self.spec.criteria.gang is not None
 
     def postpone(self, items: Sequence[pytest.Item]) -> None:
-        """Make the pool only when the first of these tests runs."""
+        """Delay making the pool until the first of these tests runs."""
         self._postponed = list(items)
 
     def have_client(self) -> Client:
-        """The way to the hub; makes the pool now if it was postponed."""
+        """The connection to the hub; makes the pool now if it was postponed."""
         if self._pool_error:
             raise ClusterError(self._pool_error)
         if self.client is None and self._postponed:
@@ -104,7 +104,7 @@ class Run:
         raise MnodeError(_UNKNOWN_NODES)
 
     def make_pool(self) -> Pool:
-        """The pool this process owns. Raises MnodeError where there can be none."""
+        """The pool of this process, made if needed. Raises MnodeError if it cannot be made."""
         if self.pool is None:
             assert self.nodes is not None
             self.pool = Pool(self.settings, self.spec, self.nodes, self.config.rootpath)
@@ -115,21 +115,21 @@ class Run:
         return self.pool
 
     def _inject_faults(self, pool: Pool) -> None:
-        """Inject the faults of --mnode-fault; they end with the rack."""
+        """Inject the faults of --mnode-fault, which last as long as the rack."""
         from pytest_mnode.faults import inject
         from pytest_mnode.launchers.rack import Rack
 
         try:
             if not isinstance(pool.launcher, Rack):
                 found = f"{pool.launcher.name} ({pool.reason})"
-                raise UsageError(f"only the rack can have faults, and the launcher is {found}")
+                raise UsageError(f"faults need the rack, but the launcher is {found}")
             inject(pool.launcher, self.settings.faults)
         except MnodeError as error:
             self.close()
             raise UsageError(f"--mnode-fault: {error}") from error
 
     def decide_nodes(self, items: Sequence[pytest.Item]) -> None:
-        """Without --mnode-nodes: as many as the most demanding test needs, at least two."""
+        """Without --mnode-nodes, use as many nodes as the most demanding test, at least two."""
         if self.nodes is None:
             asked = [world_request(item, self.settings).nodes or 0 for item in items]
             most = max([FEWEST_NODES, *asked])
@@ -145,7 +145,7 @@ class Run:
             self.client.tell(collect_order(self.config, items, measured_as))
 
     def header(self) -> str:
-        """What a reader must know to judge the results that follow."""
+        """The facts of the run that a reader needs to judge its results."""
         assert self.nodes is not None
         per_node, on = self.procs_per_node, self.settings.on
         logs = self.pool.kept_logs if self.pool else None
@@ -169,7 +169,7 @@ class Run:
     # Nodes for tests.
 
     def request_of(self, item: pytest.Item) -> WorldRequest:
-        """The world of a test; one whose class asks for a number of ranks gets so many."""
+        """The world request of a test; if its class needs a number of ranks, with exactly these."""
         need = world_request(item, self.settings)
         if need.size is None or self.nodes is None:
             return need
@@ -177,7 +177,7 @@ class Run:
         return replace(need, nodes=nodes, procs_per_node=need.size // nodes)
 
     def seconds_of(self, limit: float | LimitOf, need: WorldRequest) -> float:
-        """A limit of a test's mark: what it says, or less where that follows from the spec."""
+        """A limit of a test's mark; one that a function derives is at most the run's timeout."""
         if not callable(limit):
             return limit
         shape = self.shape_of(need)
@@ -185,7 +185,7 @@ class Run:
         return min(derived_s, self.settings.timeout_s)
 
     def procs_of(self, need: WorldRequest) -> int:
-        """Ranks per node of a test; more than usual only where ranks do not share accelerators."""
+        """Ranks per node of a test; more than the run's only if ranks need no accelerators."""
         procs = need.procs_per_node or self.procs_per_node
         on_cpus = self.backend == "gloo" and not self.spec.accelerators.per_node
         return max(procs, need.min_procs_per_node) if on_cpus else procs
@@ -199,7 +199,7 @@ class Run:
     def lease(
         self, need: WorldRequest, label: str, on: tuple[str, ...] = (), *, ranks: bool = True
     ) -> Lease:
-        """As Client.lease has it, for a test; each lost node is booted again once."""
+        """Lease nodes for a test (see Client.lease); each lost node is booted again once."""
         client = self.have_client()
         booted: set[str] = set()
         while True:
@@ -213,9 +213,9 @@ class Run:
                 booted.add(error.node)
 
     def repair(self, error: MnodeError) -> None:
-        """Boot a lost node again, or end the run with its name."""
+        """Boot a lost node again, or end the run and name the node."""
         why = ""
-        if isinstance(error, NodeLostError):  # booting it may have been tried just now, for minutes
+        if isinstance(error, NodeLostError):  # `lease` may just have tried to boot it, for minutes
             why = self._gone.pop(error.node, "") or self._not_booted(error.node)
         if why:
             self.end(f"{error}; it could not be booted again: {why}")
@@ -231,7 +231,7 @@ class Run:
             self.config.workeroutput[ENDED] = why
 
     def _not_booted(self, node: str) -> str:
-        """Boot a node again; why that cannot be, "" where it was done."""
+        """Boot a node again; returns why that failed, or ""."""
         assert self.client is not None
         try:
             self.client.ask_launcher(PowerOn(node))
@@ -244,19 +244,19 @@ class Run:
     def lease_cluster(self, item: pytest.Item) -> Cluster:
         """The nodes for a test that runs in the controller."""
         need = world_request(item, self.settings)
-        self.have_client()  # raises where the number of nodes is not known
-        limit_s = self.seconds_of(need.timeout_s, need)  # may raise: before nodes are leased
+        self.have_client()  # raises if the number of nodes is not known
+        limit_s = self.seconds_of(need.timeout_s, need)  # may raise, so before nodes are leased
         lease = self.lease(need, item.nodeid, ranks=False)
         return Cluster(self, lease, self.procs_of(need), limit_s)
 
     def all_nodes(self) -> Nodes:
-        """All nodes by name, without a lease: there are some even where no rank can be."""
+        """All nodes by name, without a lease: nodes exist even if no rank can start."""
         described = self.have_client().ask_launcher(DescribeRun())
         names = tuple(node.name for node in described.nodes)
         return Nodes(self.ask_launcher, names, self.spec.accelerators.per_node)
 
     def ask_launcher(self, request: LauncherRequest) -> Any:
-        """The launcher's answer. Raises ClusterError where it cannot do that."""
+        """The launcher's answer. Raises ClusterError if it does not support the request."""
         if self.client is None:
             raise ClusterError("the run is over")
         return self.client.ask_launcher(request)
@@ -264,7 +264,7 @@ class Run:
     def open_world(
         self, lease: Lease, procs_per_node: int, fresh: bool, nodes: tuple[str, ...]
     ) -> WorldInfo:
-        """A world on nodes of the lease, its ranks up."""
+        """A world with running ranks on nodes of the lease."""
         if self.client is None:
             raise ClusterError("the run is over")
         return self.client.open_world(lease, procs_per_node, fresh, nodes)

@@ -1,4 +1,4 @@
-"""Directories of tests that all their ranks see."""
+"""Directories of tests that are visible to all their ranks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NAME_CHARS = 30
 
 
 class SharedTmp:
-    """Makes them, and removes them by pytest's own rules.
+    """Makes shared directories, and removes them by pytest's own rules.
 
-    Where nodes share this machine's kernel they are below pytest's temporary directory; else below
-    the directory that all nodes see, which is removed with the run.
+    If nodes share this machine's kernel, they are below pytest's temporary directory; otherwise
+    below the directory that all nodes share, which is removed with the run.
     """
 
     def __init__(self, run: Run) -> None:
@@ -33,7 +33,7 @@ class SharedTmp:
         self._numbers = itertools.count()
 
     def make(self, item: pytest.Item) -> Path | None:
-        """A new directory for a test; None where nodes share none."""
+        """A new directory for a test; None if nodes share no directory."""
         if not self._known:
             self._known, self._base = True, self._find_base(item.config)
         if self._base is None:
@@ -55,7 +55,7 @@ class SharedTmp:
 
     @staticmethod
     def end(made: Path | None, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
-        """After the test: tmp_path_retention_policy says what is kept."""
+        """Remove a test's directory if tmp_path_retention_policy does not keep it."""
         if made is None or not item.config.pluginmanager.hasplugin("tmpdir"):
             return  # without that plugin there is no policy
         policy = item.config.getini("tmp_path_retention_policy")

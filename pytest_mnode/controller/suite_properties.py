@@ -1,4 +1,4 @@
-"""What ranks recorded by `record_testsuite_property`, added to the junit file of the run."""
+"""Adds properties that ranks recorded by `record_testsuite_property` to the run's junit file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ATTRIBUTE = "mnode_suite_properties"
 
 
 def attach(report: pytest.TestReport, recorded: Sequence[tuple[str, Any]]) -> None:
-    """Put them into a report, which also pytest-xdist brings to the process that writes junit."""
+    """Add properties to a report, which pytest-xdist sends to the process that writes junit."""
     if recorded:
         setattr(report, _ATTRIBUTE, [list(one) for one in recorded])
 

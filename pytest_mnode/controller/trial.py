@@ -1,4 +1,4 @@
-"""A trial after a hang: does one small collective end in the world that the next test asks for?"""
+"""A trial after a hang: one small collective in the world that the next test requests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
 
 _BYTES = 1 << 20
-"""Many packets, so that a path which loses only full ones shows; in time nothing on any fabric."""
+"""Many full packets, because a path may lose only full ones; takes no noticeable time."""
 
 
 def trial(run: Run, item: pytest.Item) -> str:
-    """Why an all-reduce over fresh ranks did not end in its time, in one line; "" where it did."""
+    """Why an all-reduce over fresh ranks did not end in time, in one line; "" if it did."""
     need = run.request_of(item)
     limit_s = run.seconds_of(trial_limit_s, need)
     try:
@@ -40,7 +40,7 @@ def trial(run: Run, item: pytest.Item) -> str:
 
 
 def _all_reduce(on_accelerators: bool, *, world: Any) -> None:
-    """In ranks."""
+    """Runs in every rank."""
     import torch
     import torch.distributed as dist
 
@@ -48,4 +48,4 @@ def _all_reduce(on_accelerators: bool, *, world: Any) -> None:
     device = torch.device(kind.type, world.local_rank) if kind else torch.device("cpu")
     total = torch.ones(_BYTES // 4, device=device)
     dist.all_reduce(total)
-    total.sum().item()  # on an accelerator the call returns before it has ended
+    total.sum().item()  # waits, because on an accelerator all_reduce returns before it has ended

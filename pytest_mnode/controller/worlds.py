@@ -1,4 +1,4 @@
-"""The worlds of a run: an idle one is found, or one is launched, watched and stopped."""
+"""The worlds of a run: finds an idle world, or launches, watches and stops worlds."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pytest_mnode.protocol.world import Shape, WorldInfo
 
 LAUNCH_LIMIT_S = 60.0
 _IMPORT_LIMIT_S = 120.0
-"""For a world whose ranks import modules."""
+"""Launch limit of a world whose ranks import modules."""
 _MOST_FILES = 8
-_NO_LEASE = "the nodes of a test were given back when it ended: no world can be opened on them"
+_NO_LEASE = "the test has ended and its nodes are released, so no world can be opened on them"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """How ranks are started: what the settings and the spec say of them.
+    """The settings and facts of the spec with which ranks are started.
 
-    accelerators: that the spec promises of each node. idle_worlds: how many a node may hold; each
-    holds memory, and devices hold much of it. fabric: names and patterns of its interfaces.
+    accelerators: number per node that the spec promises. idle_worlds: most idle worlds per node;
+    each uses host memory, and much device memory. fabric: names and patterns of fabric interfaces.
     """
 
     backend: str
@@ -41,9 +41,9 @@ class PoolFacts:
 
 @dataclass(slots=True)
 class WorldState:
-    """A world and who it serves; `lease` is None while it is idle.
+    """A world and its user; `lease` is None while it is idle.
 
-    held_by: the client that alone may have it, because fixtures of its tests live there.
+    held_by: the only client that may get it, because fixtures of its tests live there; or "".
     """
 
     info: WorldInfo
@@ -61,9 +61,9 @@ class WorldState:
 
 
 class Worlds:
-    """`send(peer, message)` reaches clients, `to_agent(node, message)` agents.
+    """All worlds. `send(peer, message)` reaches clients, `to_agent(node, message)` agents.
 
-    now: seconds of the clock that limits are judged by.
+    now: the clock for limits, in seconds.
     rank_start: see Launcher.
     """
 
@@ -98,15 +98,15 @@ class Worlds:
         return world.info if world else None
 
     def import_in_ranks(self, files: dict[str, str], rootdir: str) -> None:
-        """Have ranks import these files for themselves, because of what it says there."""
+        """Make ranks import these files for themselves; `files` gives the reason for each."""
         new = {file: why for file, why in files.items() if file not in self._own_imports}
         self._own_imports |= new
         for why in dict.fromkeys(new.values()):
             names = [os.path.relpath(f, rootdir) for f in sorted(new) if new[f] == why]
             self.notices.append(
-                f"{listed(names, most=_MOST_FILES)}: {why}; ranks that are forked would lack it, "
-                "so each rank imports this for itself, which takes longer. Start it in a fixture "
-                "or in a test, and ranks are forked again"
+                f"{listed(names, most=_MOST_FILES)}: {why}; forked ranks would not have it, so "
+                "each rank imports these files itself (slower). To fork ranks again, start it in "
+                "a fixture or test, not at import"
             )
 
     def open(self) -> None:
@@ -171,7 +171,7 @@ class Worlds:
         )
 
     def _make_room(self, names: Sequence[str]) -> None:
-        """Stop the oldest idle worlds of nodes that hold as many as they may."""
+        """Stop the oldest idle worlds of nodes that have reached their limit of idle worlds."""
         for name in names:
             idle = [
                 w for w in self.worlds.values() if w.idle and not w.held_by and name in w.info.nodes
@@ -180,7 +180,7 @@ class Worlds:
                 self.stop(world.info.id)
 
     def hello(self, name: str, rank: int) -> None:
-        """A rank came up; with the last of them the world is handed over."""
+        """Note that a rank has started; after the last one, give the world to its client."""
         world = self.worlds.get(name)
         if world is None:
             return
@@ -191,7 +191,7 @@ class Worlds:
             self._send(client, Opened(request.seq, world.info))
 
     def close(self, message: CloseWorld) -> None:
-        """A client gives a world back: it is kept idle where it may serve again, else stopped."""
+        """Take a world back from its client: keep it idle if it is reusable, else stop it."""
         world = self.worlds.get(message.world)
         if world is None:
             return
@@ -212,7 +212,7 @@ class Worlds:
             self.stop(world.info.id)
 
     def forget(self, client: str, seq: int | None) -> None:
-        """Stop worlds that a client asked for (by request `seq` where given) and will not use."""
+        """Stop worlds that a client requested (if given, by request `seq`) and will not use."""
 
         def meant(asked: tuple[str, OpenWorld]) -> bool:
             return asked[0] == client and seq in (None, asked[1].seq)
@@ -224,7 +224,7 @@ class Worlds:
                 self.stop(world.info.id)
 
     def broke(self, message: Death | PartLost) -> None:
-        """A rank died, or a node could not start its part."""
+        """Handle a rank's death, or a node that could not start its part of a world."""
         world = self.worlds.get(message.world)
         if world is None:
             return
@@ -255,10 +255,10 @@ class Worlds:
                 missing = sorted(set(range(world.info.shape.size)) - world.hello)
                 places = ", ".join(world.info.place(rank) for rank in missing)
                 limit = f"{_limit_s(world.info):.0f} s"
-                self._launch_failed(world, f"{places} did not come up in {limit}")
+                self._launch_failed(world, f"{places} did not start within {limit}")
 
     def fail_all(self, text: str) -> None:
-        """The pool cannot work any more: report it to all who have a world or wait for one."""
+        """Report to all clients with a world, or waiting for one, that the pool has failed."""
         for world in list(self.worlds.values()):
             if world.ready:
                 self.to_owner(world.info.id, PartLost("", world.info.id, text))
@@ -273,7 +273,7 @@ class Worlds:
         self._send(client, Refused(request.seq, "WorldError", text))
 
     def to_owner(self, name: str, message: Any) -> None:
-        """To the client that has this world, if any."""
+        """Send a message to the client that has this world, if any."""
         world = self.worlds.get(name)
         lease = self.leases.out.get(world.lease) if world and world.lease is not None else None
         if lease is not None:
@@ -281,7 +281,7 @@ class Worlds:
 
 
 def _best(idle: Sequence[WorldState], held: str) -> WorldState | None:
-    """The held world of this id, or one that nobody holds."""
+    """The world with the id `held`, else one that no client holds."""
     wanted = [w for w in idle if w.info.id == held] or [w for w in idle if not w.held_by]
     return wanted[0] if wanted else None
 

@@ -1,4 +1,4 @@
-"""pytest-xdist: each worker is a client of the hub in the process that started it."""
+"""pytest-xdist: each worker is a client of the hub of the process that started it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pytest_mnode.protocol.channel import Keys, Line
 from pytest_mnode.protocol.hub_messages import ClientGone
 
 _INPUT = "mnode"
-"""Key of what a worker is given, in the input that pytest-xdist sends it."""
+"""Key of our data in the input that pytest-xdist sends to a worker."""
 
 
 def join(run: Run, workerinput: dict[str, Any]) -> None:
-    """In a worker: speak to the hub of the process that started it, where it has one."""
+    """In a worker: connect to the hub of the process that started it, if that has one."""
     if (given := workerinput.get(_INPUT)) is not None:
         name, keys = given["client"], Keys(**given["keys"])
         run.client = Client(name, Line(name, given["endpoint"], keys))
@@ -34,15 +34,15 @@ class XdistController:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """A worker is about to start: it gets its way to the hub by standard input."""
+        """Pass the hub's address to a worker that is about to start, by standard input."""
         run = self._run
         if run.nodes is None:
             return
         spec = node.gateway.spec
         if not spec.popen or spec.via:
             raise pytest.UsageError(
-                f"--tx: {spec} is no process of this machine, and only those have nodes; give -n, "
-                "and name other machines as nodes by --mnode-hostfile"
+                f"--tx: {spec} is not a process of this machine, and only such processes can use "
+                "nodes; use -n, and list other machines as nodes in --mnode-hostfile"
             )
         try:
             pool = run.make_pool()
@@ -58,7 +58,7 @@ class XdistController:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """A worker ended: the nodes that it held are free."""
+        """Free the nodes of a worker that ended."""
         given = node.workerinput.get(_INPUT)
         if given is not None and self._run.client is not None:
             self._run.client.tell(ClientGone(given["client"]))

@@ -1,1 +1,1 @@
-"""Judgements, one folder per criterion: facts and spec to measurements."""
+"""Judges, one folder per criterion: functions of facts and spec that return measurements."""

@@ -1,4 +1,4 @@
-"""Is every rank as fast by itself as the others? Judges of what `measuring.devices` found. Pure."""
+"""Judges the speed and the results of single ranks, which `measuring.devices` measured. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.results_of_ranks import SameSteps
 
 LARGEST_CHECKED = 2048
-"""Rows of a product that is checked: checking costs the host as much as the device gains."""
+"""Largest size of a checked product: a check costs the host as much as the device gains."""
 
 
 def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> list[Measurement]:
-    """Whether products are right. wrong: by rank, as `measuring.wrong_products` returns it."""
+    """Whether products are right. wrong: wrong rows by rank, from `measuring.wrong_products`."""
     bad = [f"{rank} ({count})" for rank, count in wrong.items() if count]
     failed = [rank for rank, count in wrong.items() if count is None]
     return [
@@ -36,7 +36,7 @@ def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> li
 
 
 def judge_steps(found: SameSteps) -> list[Measurement]:
-    """Whether ranks computed the same training steps, and which did not."""
+    """Whether all ranks computed the same training steps, and which ranks did not."""
     wrong, disagreeing = found.wrong, found.unresolved
     failed = [f"{row.name}: {row.why}" for row in found.rows if row.why]
     each = max((len(row.models) for row in found.rows), default=0)
@@ -60,7 +60,7 @@ def judge_steps(found: SameSteps) -> list[Measurement]:
 
 
 def judge_rates(found: Comparison) -> list[Measurement]:
-    """The slowest rank against the others, and against what is promised in any case."""
+    """The slowest rank compared with the other ranks, and with the absolute promises."""
     bound, unknown = found.bound, [row for row in found.rows if row.rate is None]
     slowest = min((row.rate for row in found.rows if row.rate is not None), default=None)
     note = "; ".join(f"{row.name}: {row.why}" for row in unknown[:4])
@@ -72,7 +72,7 @@ def judge_rates(found: Comparison) -> list[Measurement]:
             at_least(bound.limit if bound else 0.0),
             bound.source if bound else "at_least_fraction × the median of ranks",
             _slow_ranks(found, bound) if bound else None,
-            note or (found.how if bound else "one rank has no other to be compared with"),
+            note or (found.how if bound else "a single rank has no other rank to be compared with"),
             detection=found.detection,
         )
     ]
@@ -111,7 +111,7 @@ def _floor(
     floor: float | None,
     how: str,
 ) -> Measurement:
-    """The slowest rank; judged where a floor is promised."""
+    """The rate of the slowest rank, judged only if a floor is promised."""
     known = {rank: rate for rank, rate in rates.items() if rate is not None}
     low = [f"{n} ({rate:.4g} {found.unit})" for n, rate in known.items() if rate < (floor or 0)]
     return Measurement(
@@ -119,14 +119,14 @@ def _floor(
         min(known.values()) if known and len(known) == len(rates) else None,
         found.unit,
         None if floor is None else at_least(floor),
-        f"what each rank is promised to reach, {how}" if floor else "",
+        f"promised rate of each rank, {how}" if floor else "",
         "; ".join(low) or None,
         how,
     )
 
 
 def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> list[Measurement]:
-    """GPUs that were held back while they worked, and their clocks."""
+    """GPUs whose clocks were throttled under load, and the lowest SM clock."""
     most, least = promise.slowed_at_most_fraction, promise.at_least_sm_clock_mhz
     shares = {rank: load.share_slowed for rank, load in loads.items()}
     known = [share for share in shares.values() if share is not None]
@@ -134,13 +134,13 @@ def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> lis
     mute = [rank for rank, share in shares.items() if share is None]
     measurements = [
         Measurement(
-            f"{name}, samples under load with a clock held back",
+            f"{name}, samples under load with a throttled clock",
             100 * max(known) if held or (known and not mute) else None,
             "%",
             at_most(100 * most),
             f"matmul.slowed_at_most_fraction {most:g}",
             "; ".join(held) or None,
-            f"NVML reports nothing of {', '.join(mute)}" if mute else "",
+            f"NVML reports no throttling data for {', '.join(mute)}" if mute else "",
         )
     ]
     if least is None:
@@ -161,7 +161,7 @@ def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> lis
 
 
 def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
-    """PCIe links of GPUs that are slower under load than card and slot can."""
+    """GPUs whose PCIe link under load is below the generation of card and slot."""
     read = {rank: (x.pcie_generation, x.full_pcie_generation) for rank, x in loads.items()}
     slow = [
         f"{rank} (PCIe {now} of {full})"
@@ -174,7 +174,7 @@ def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
         None if mute and not slow else len(slow),
         "",
         equals(0),
-        "the most that card and slot can (NVML)",
+        "the highest generation of both card and slot (NVML)",
         "; ".join(slow) or None,
-        f"NVML does not report that of {', '.join(mute)}" if mute else "",
+        f"NVML does not report the generation for {', '.join(mute)}" if mute else "",
     )

@@ -1,4 +1,4 @@
-"""Does the fabric carry what it promises? Judges of sweeps and of slow links. Pure."""
+"""Judges bandwidth sweeps, the traffic off the fabric, and slow links. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.detection import smallest_loss, smallest_share_wrong
 from pytest_mnode.measurement import Curve, Measurement, at_most, equals
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
-from pytest_mnode.measuring.naming import whose
+from pytest_mnode.measuring.naming import culprit_of
 from pytest_mnode.measuring.traffic import off_fabric
 from pytest_mnode.spec.bandwidth import busbw_formula
 from pytest_mnode.spec.quantity import SIZE
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_PAST_PERCENT = 10.0
 _PAST_PHYSICS = 0.05
-"""Of the ceiling, by which busbw may exceed it: a shaper's burst and the grain of clocks."""
+"""Fraction by which busbw may exceed the ceiling: shaper bursts and clock resolution."""
 _COLUMNS = (
     ("size", "(B)", 12),
     ("count", "(elements)", 14),
@@ -40,16 +40,16 @@ _BEFORE_TIMES, _TIMES = 5, 4
 
 
 def judge_busbw(found: Busbw) -> list[Measurement]:
-    """Every sweep beside its bounds, and whether the fabric carried it.
+    """Measurements of every sweep, and whether the fabric carried its bytes.
 
-    Results must be right at every size; plateau sizes have a bound, others have none.
+    Results must be right at every size; only plateau sizes have a bound on busbw.
     """
     judged = [m for one in found.sweeps for m in _judge_sweep(found, one)]
     return [*judged, _judge_traffic(found)]
 
 
 def curves(found: Busbw) -> list[Curve]:
-    """A curve for each algorithm, for the certificate."""
+    """One curve per algorithm, for the certificate."""
     return [
         replace(
             one.sweep.curve(one.algorithm.name, found.backend),
@@ -62,7 +62,7 @@ def curves(found: Busbw) -> list[Curve]:
 
 
 def tables(found: Busbw) -> str:
-    """Each sweep as nccl-tests prints it, under the algorithm it was made with."""
+    """Each sweep in the format of nccl-tests, below the name of its algorithm."""
     return "\n\n".join(
         f"# {one.algorithm.name}: {one.algorithm.note}\n{sweep_table(one.sweep)}"
         for one in found.sweeps
@@ -70,7 +70,7 @@ def tables(found: Busbw) -> str:
 
 
 def judge_slow_links(found: SlowLinks) -> list[Measurement]:
-    """What was found, and how; a search that was cut off, or is unsure, is inconclusive."""
+    """Slow links, and how they were found; inconclusive if the search was cut off or is unsure."""
     every = found.every_path
     unmeasured = f"; not measured: {found.unmeasured}" if found.unmeasured else ""
     part = found.paths_measured < found.paths
@@ -83,7 +83,7 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             equals(0),
             f"each pair, alone, carries {found.bound_mbits_s:.4g} Mbit/s (at_least_fraction "
             "less tolerance_fraction × fabric.line_rate of the NICs of a rank), or "
-            f"{STANDS_OUT:g} of what the fast pairs carry",
+            f"{STANDS_OUT:g} of the rate of the fast pairs",
             found.culprit or found.silent or found.cut_off or None,
             f"{found}; {found.effort}",
         ),
@@ -97,11 +97,11 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             + unmeasured,
         ),
         Measurement(
-            "paths that change what is sent",
+            "paths that corrupt the data sent",
             found.corrupt_paths if found.slowest else None,
             "",
             equals(0),
-            "what arrives is what was sent, whatever checksums say",
+            "received data must equal the data sent, even if checksums match",
             found.corrupter,
         ),
     ]
@@ -118,8 +118,8 @@ def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:
                 row.wrong,
                 "",
                 equals(0),
-                "whole numbers, sent or added up, are exact",
-                whose(found.world, row.wrong_ranks, row.wrong_senders),
+                "copies and sums of whole numbers are exact",
+                culprit_of(found.world, row.wrong_ranks, row.wrong_senders),
                 f"{row.checked} calls checked",
                 detection=smallest_share_wrong(row.checked),
             )
@@ -163,7 +163,7 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
     if one.algorithm.physical and ceiling is not None:
         measurements.append(
             Measurement(
-                f"{name} beside what NICs carry",
+                f"{name} against the ceiling of the NICs",
                 busbw,
                 "GB/s",
                 at_most(ceiling, _PAST_PHYSICS * ceiling),
@@ -177,28 +177,28 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
 
 
 def _judge_traffic(found: Busbw) -> Measurement:
-    """A rate says nothing of the fabric unless the bytes went over it."""
+    """A rate says nothing about the fabric unless the bytes went over it."""
     fabric = found.spec.fabric
     senders = [node for node in found.traffic if node.least_bytes]
     shares = [node.share(fabric) for node in senders]
     past = [100 * (1 - share) for share in shares if share is not None]
     judged = fabric.kind == "ethernet"  # not every RDMA port counts bytes
     return Measurement(
-        "sent past the fabric, by the node that did most",
+        "bytes sent on other networks, by the node that sent most",
         max(past) if past and len(past) == len(shares) else None,
         "%",
         at_most(_MOST_PAST_PERCENT) if judged else None,
-        "fabric.interfaces: what is measured is the fabric only if the bytes went over it",
+        "fabric.interfaces: busbw measures the fabric only if the bytes went over it",
         found.culprit or off_fabric(found.traffic, fabric),
         ", ".join(f"{node.node} mostly {node.carrier}" for node in senders),
     )
 
 
 def sweep_table(sweep: Sweep) -> str:
-    """Lines of text: a head of nccl-tests' columns, a row for each size, sizes left out and why.
+    """Text table with the columns of nccl-tests: one row per size, then skipped sizes and reasons.
 
-    time is the median of the repeats; calls are repeats × calls in a row of each. In place is what
-    torch.distributed does in place. There is no average over sizes: it would say nothing.
+    `time` is the median of the repeats; `calls` is repeats × consecutive calls per repeat. A sweep
+    is in place if torch.distributed works in place. An average over sizes would say nothing.
     """
     measured = sweep.measured
     widths = [width for _, _, width in _COLUMNS]

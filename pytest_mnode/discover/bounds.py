@@ -1,6 +1,6 @@
-"""What a first spec promises of a cluster by its kind: bounds that no node shows. Pure.
+"""Bounds that a first spec promises by the kind of cluster, because no node shows them. Pure.
 
-Each comes with what it follows from, so that an operator can put another in its place.
+Each comes with its reason, so that an operator can replace it.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _PUBLISHED: dict[Kind, tuple[float, str]] = {
     ),
     "roce": (
         0.8,
-        "published: 75 of 100 GB/s on two nodes with 8×100G, a bit low as NCCL's developers say",
+        "published: 75 of 100 GB/s on two nodes with 8×100G, a bit low, as NCCL's developers say",
     ),
     "efa": (
         0.7,
-        "no ring over EFA is published, and the wire carries 0.97: ask the provider",
+        "no rate of a ring over EFA is published, and the link carries 0.97: ask the provider",
     ),
 }
 _TCP_PART = 0.9
-"""Of what TCP can carry: the rest is for acknowledgements, bursts and the ends of a message."""
+"""Fraction of TCP's payload rate: the rest is for acknowledgements, bursts and message ends."""
 _LEAST_MTU_BYTES = 68
-"""Of a network that carries IP (RFC 791); a smaller one has no room for TCP's headers."""
+"""Smallest MTU of IP networks (RFC 791); with a smaller one TCP's headers do not fit."""
 _SECONDS_ON_THE_WIRE = 0.2
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What bounds depend on.
+    """Facts of a cluster on which bounds depend.
 
-    managed, managed_mtu: there is a management network, and its MTU is known. numa_known: where
-    each accelerator sits. nvml: it answered on all nodes. remapped_rows, pcie_links, kernel_log:
-    all nodes show them. gpudirect, memlock: "" where not promised.
+    managed, managed_mtu: there is a management network, and its MTU is known. numa_known: the NUMA
+    node of each accelerator is known. nvml: NVML answered on all nodes. remapped_rows, pcie_links,
+    kernel_log: all nodes show them. gpudirect, memlock: "" if not promised.
     """
 
     nodes: int
@@ -68,7 +68,7 @@ class Machine:
 
 
 def criteria(machine: Machine) -> tuple[Entry, ...]:
-    """One entry a criterion that can be promised of such a cluster."""
+    """One entry for each criterion that can be promised for such a cluster."""
     found = [_preflight(machine), Entry("mesh", "{}", "Sums over all ranks are exact.")]
     if (placed := _numa(machine)) is not None:
         found.append(placed)
@@ -94,30 +94,30 @@ def _questions(machine: Machine) -> Iterator[Entry]:
         yield Entry("reachable", within, "TCP, from each node to each other.")
     torchrun = "torchrun stalls for 10 s where a reverse look-up hangs."
     yield Entry("names", "{within: 1 s}", torchrun)
-    yield Entry("interfaces", "{}", "Those above are there and up, as many as above.")
-    yield Entry("speed", "{at_least_fraction: 1.0}", "They run at their line_rate.")
+    yield Entry("interfaces", "{}", "The interfaces above exist and are up, in the number above.")
+    yield Entry("speed", "{at_least_fraction: 1.0}", "The interfaces above run at their line_rate.")
     sized = ["fabric"] * (machine.fabric.addressed and machine.fabric.mtu_bytes is not None)
     sized += ["management"] * (machine.managed and machine.managed_mtu)
     if sized:
-        why = "Interfaces have it, and packets of that size pass with don't-fragment."
+        why = "Interfaces have the MTU above, and packets of that size pass with don't-fragment."
         yield Entry("mtu", mapped({"networks": listed(sized)}), why)
     if reached and machine.nodes > 1:
         sent = mapped({"size": "4 MiB", "within": "5 s", "networks": listed(reached[:1])})
-        yield Entry("payload", sent, "By TCP; no wire changes a byte past checksums.")
+        yield Entry("payload", sent, "Sent by TCP; no link corrupts bytes unseen by checksums.")
     if machine.nodes > 1:
-        yield Entry("clocks", "{skew: 50 ms}", "NTP keeps this; PTP far less.")
+        yield Entry("clocks", "{skew: 50 ms}", "NTP reaches this skew, PTP a far smaller one.")
         why = "One node with another version is what makes jobs fail at random."
         yield Entry("same", listed(_parts(machine)), why)
     if machine.nvml:
         yield Entry("accelerators", mapped(_health(machine)), "States as seen on most nodes.")
     if machine.fabric.kind in ("infiniband", "roce"):
-        why = "Ports are ACTIVE, and their error counters stand still."
+        why = "Ports are ACTIVE, and their error counters do not increase."
         yield Entry("rdma", mapped(_rdma(machine)), why)
     if machine.kernel_log and not machine.emulated:
         why = "No failure of a device since boot; the log could be read on all nodes."
         yield Entry("kernel_log", "{}", why)
     if machine.pcie_links and not machine.emulated:
-        yield Entry("pcie", "full", "Links have the width that card and slot can.")
+        yield Entry("pcie", "full", "Links have the full width that card and slot support.")
     if machine.gpudirect:
         yield Entry(
             "gpudirect",
@@ -127,7 +127,7 @@ def _questions(machine: Machine) -> Iterator[Entry]:
     if limits := _limits(machine):
         why = "As seen on most nodes; of sizes of shm within a tenth the least, rounded down."
         yield Entry("limits", mapped(limits), why)
-    yield Entry("environment", "{}", "List under allowed what belongs to this cluster.")
+    yield Entry("environment", "{}", "List this cluster's own variables under allowed.")
 
 
 def _parts(machine: Machine) -> list[str]:
@@ -167,7 +167,7 @@ def _numa(machine: Machine) -> Entry | None:
         return None
     rdma = {"nic": "nearest"} if machine.fabric.kind != "ethernet" else {}
     promised = {"cpus": "near", "memory_near_fraction": "0.9", **rdma}
-    seen = f"Seen: {machine.numa_nodes} NUMA nodes, and beside which each accelerator is."
+    seen = f"Seen: {machine.numa_nodes} NUMA nodes, and the NUMA node of each accelerator."
     return Entry("numa", mapped(promised), seen)
 
 
@@ -203,7 +203,7 @@ def _fabric(machine: Machine) -> Entry:
     if machine.fabric.kind == "ethernet":
         fraction, why = tcp_fraction(machine.fabric.mtu_bytes or 1500, emulated=machine.emulated)
         if machine.accelerators:
-            fraction, why = 0.5, "NCCL over sockets carries 0.6 of a fast wire at best"
+            fraction, why = 0.5, "NCCL over sockets carries at most 0.6 of a fast link"
         plateau = tcp_plateau_bytes((machine.fabric.rate_mbits_s or 0.0) * machine.fabric.nics)
         sizes = mapped({"from": SIZE.text(plateau >> 6), "to": SIZE.text(plateau), "factor": "8"})
     else:
@@ -221,7 +221,7 @@ def _fabric(machine: Machine) -> Entry:
             Entry(
                 "write_bandwidth",
                 "{at_least_fraction: 0.96}",
-                "Of one port, where ib_write_bw is on the nodes.",
+                "Of one port, if ib_write_bw is installed on the nodes.",
             )
         )
     size = plateau if machine.fabric.kind == "ethernet" else 1 << 30
@@ -232,7 +232,7 @@ def _fabric(machine: Machine) -> Entry:
 
 
 def tcp_fraction(mtu_bytes: int, *, emulated: bool) -> tuple[float, str]:
-    """Part of an Ethernet line that an all-reduce over TCP reaches when all is well, and why."""
+    """Fraction of an Ethernet line rate that a healthy all-reduce over TCP reaches, and why."""
     mtu_bytes = max(mtu_bytes, _LEAST_MTU_BYTES)
     framing = bandwidth.ETHERNET_HEADER_BYTES if emulated else bandwidth.ETHERNET_WIRE_BYTES
     share = bandwidth.tcp_payload_share(mtu_bytes, framing_bytes=framing)
@@ -241,14 +241,14 @@ def tcp_fraction(mtu_bytes: int, *, emulated: bool) -> tuple[float, str]:
 
 
 def tcp_plateau_bytes(rate_mbits_s: float) -> int:
-    """A size that keeps a node's links busy long enough to be judged: a power of two."""
+    """A power of two in bytes that keeps a node's links busy long enough to be measured."""
     wanted = rate_mbits_s * 1e6 / 8 * _SECONDS_ON_THE_WIRE
     size = 1 << max(0, int(math.log2(max(1.0, wanted))))
     return min(max(size, _LEAST_BYTES), _MOST_BYTES)
 
 
 def _torchrun() -> Entry:
-    why = "Importing torch on every node is nearly all of it; file servers make it long."
+    why = "Nearly all of this time is the import of torch on every node, slow from file servers."
     return Entry("torchrun", "{within: 2 min}", why)
 
 
@@ -258,7 +258,7 @@ def _training(machine: Machine) -> Iterator[Entry]:
         if machine.nodes > 1:
             why = "Published: 0.89 to 0.98 over ten times as many nodes."
             yield Entry("scaling", mapped(dtype), why)
-        why = "Left out until storage.checkpoints is named. Comes back on a spare: see node_loss."
+        why = "Left out until storage.checkpoints is named. For a spare node see node_loss."
         yield Entry("restart", "{within: 5 min}", why, left_out=True)
         return
     why = "Left open; see docs/scaling.md and docs/restart.md before you promise them:"

@@ -1,4 +1,4 @@
-"""What most nodes of a cluster have, and which nodes have something else. Pure."""
+"""Values that most nodes of a cluster have, and the nodes that differ. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ALIKE = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Agreed(Generic[V]):
-    """A value and who has it.
+    """A value and the nodes that have it.
 
-    value: of more nodes than any other; None where no node shows one, or where none is the most
-    frequent. having: nodes that have it. odd: every other node, with what it has, in words.
+    value: the most frequent one; None if no node shows one, or if two are equally frequent.
+    having: nodes that have it. odd: every other node, with its own value as text.
     """
 
     value: V | None
@@ -33,7 +33,7 @@ class Agreed(Generic[V]):
 
     @property
     def differences(self) -> str:
-        """What other nodes have, in words; "" where all have the same or none shows any."""
+        """Values of the other nodes, as text; "" if all have the same or none shows any."""
         by_text: dict[str, list[str]] = {}
         for node, text in self.odd:
             by_text.setdefault(text, []).append(node)
@@ -43,7 +43,7 @@ class Agreed(Generic[V]):
 
     @property
     def seen(self) -> str:
-        """On which nodes it was seen, and what the others have."""
+        """Text that names the nodes with the value, and the values of the others."""
         if self.value is None:
             return f"Nodes differ: {self.differences}" if self.differences else "No node shows it"
         odd = f"; differing: {self.differences}" if self.odd else ""
@@ -51,7 +51,7 @@ class Agreed(Generic[V]):
 
 
 def agreed(values: Mapping[str, V | None], text: Callable[[V], str] = str) -> Agreed[V]:
-    """What most nodes have, of values by node name, None where a node does not show it."""
+    """The value of most nodes. values: by node name, None if a node does not show it."""
     counted = Counter(value for value in values.values() if value is not None).most_common()
     tied = len(counted) > 1 and counted[1][1] == counted[0][1]
     usual = counted[0][0] if counted and not tied else None
@@ -59,7 +59,7 @@ def agreed(values: Mapping[str, V | None], text: Callable[[V], str] = str) -> Ag
         usual,
         tuple(n for n, value in values.items() if usual is not None and value == usual),
         tuple(
-            (node, "not known" if value is None else text(value))
+            (node, "unknown" if value is None else text(value))
             for node, value in values.items()
             if usual is None or value != usual
         ),
@@ -67,9 +67,9 @@ def agreed(values: Mapping[str, V | None], text: Callable[[V], str] = str) -> Ag
 
 
 def alike(sizes: Iterable[int | None]) -> dict[int, int]:
-    """The least of those sizes that are within a tenth above it, by size.
+    """For each size the smallest size of its group, whose members exceed that by at most a tenth.
 
-    For what follows from the memory that a kernel found, which is the same on no two nodes.
+    Sizes derived from the memory that a kernel found differ slightly between all nodes.
     """
     found: dict[int, int] = {}
     least = 0
@@ -81,12 +81,12 @@ def alike(sizes: Iterable[int | None]) -> dict[int, int]:
 
 
 def named(nodes: Sequence[str], most: int = _MOST_NAMED) -> str:
-    """Names joined by commas, and how many more there are."""
+    """At most `most` names joined by commas, and the number of the rest."""
     return listed(nodes, most, ", ")
 
 
 def where(having: Sequence[str], count: int) -> str:
-    """Which of `count` nodes."""
+    """Text that names the nodes `having` out of `count` nodes."""
     if len(having) == count and count > 1:
         return f"all {count} nodes"
     if len(having) == 1 and count == 1:
@@ -95,9 +95,9 @@ def where(having: Sequence[str], count: int) -> str:
 
 
 class Cluster:
-    """Nodes that showed something. Remembers which facts differ, and what was not seen.
+    """Nodes that could be read. Collects the facts that differ, and those that were not seen.
 
-    differences: a line each. missing: dotted keys that a page needs and nothing was seen for.
+    differences: one line each. missing: dotted keys that a page needs, without a value seen.
     """
 
     def __init__(self, found: FoundCluster) -> None:
@@ -108,11 +108,11 @@ class Cluster:
         shared = shared_addresses(self.nodes) if len(self.nodes) > 1 else frozenset[str]()
         self.networks = {node.name: networks_of(node, shared) for node in self.nodes}
 
-    def of(
+    def fact(
         self, what: str, read: Callable[[Machine], V | None], text: Callable[[V], str] = str
     ) -> Agreed[V]:
         """A fact of each node's machine."""
-        return self._fact(what, {n.name: read(machine_of(n)) for n in self.nodes}, text)
+        return self._agreed(what, {n.name: read(machine_of(n)) for n in self.nodes}, text)
 
     def of_network(
         self,
@@ -126,19 +126,21 @@ class Cluster:
         for name, networks in self.networks.items():
             found = network_of(networks, network)
             values[name] = None if found is None else read(found)
-        return self._fact(f"{network} {what}", values, text)
+        return self._agreed(f"{network} {what}", values, text)
 
-    def _fact(self, what: str, values: dict[str, V | None], text: Callable[[V], str]) -> Agreed[V]:
+    def _agreed(
+        self, what: str, values: dict[str, V | None], text: Callable[[V], str]
+    ) -> Agreed[V]:
         found = agreed(values, text)
         if found.differences:
             usual = "" if found.value is None else f" (most: {text(found.value)})"
             line = f"{what}{usual}: {found.differences}"
-            if line not in self.differences:  # a fact may be asked for twice
+            if line not in self.differences:  # a fact may be read twice
                 self.differences.append(line)
         return found
 
     def usual(self, network: str) -> FoundNetwork | None:
-        """A network as the first node shows it that has the interfaces of most nodes."""
+        """A network as shown by the first node that has the interfaces of most nodes."""
         shown = {name: network_of(found, network) for name, found in self.networks.items()}
         found = agreed({name: one.interfaces if one else None for name, one in shown.items()})
         return shown[found.having[0]] if found.having else None
@@ -153,10 +155,10 @@ class Cluster:
         example: str,
         why_not: str,
     ) -> Entry:
-        """The entry of a fact under a dotted key, or of its absence, as a comment to fill in.
+        """The entry of a fact under a dotted key; without a value, a comment to fill in.
 
-        by: where it was read. example: the form of a value, for the comment. why_not: why no node
-        shows one.
+        by: source of the value. example: form of a value, for the comment. why_not: reason why no
+        node shows one.
         """
         last = key.rpartition(".")[2]
         if fact.value is None:
@@ -167,5 +169,5 @@ class Cluster:
 
 
 def network_of(networks: Networks, network: str) -> FoundNetwork | None:
-    """One of a node's networks by its key in a spec."""
+    """A node's network by its key in a spec, "fabric" or "management"."""
     return networks.fabric if network == "fabric" else networks.management

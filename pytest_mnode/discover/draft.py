@@ -1,4 +1,4 @@
-"""From what was found of a cluster to a first page of it. Pure."""
+"""First draft of a cluster's spec page, from the machines of its nodes. Pure."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A page, and what its maker should know of it.
+    """A page and its open points.
 
-    differences: what not all nodes show alike, a line each. missing: keys that the loader will ask
-    for, since nothing was seen to fill them in with. unread: what nodes have and could not be read.
+    differences: facts that differ between nodes, one line each. missing: keys that the loader
+    requires and no node shows. unread: parts of nodes that could not be read.
     """
 
     preface: tuple[str, ...]
@@ -42,7 +42,7 @@ class Draft:
     unread: tuple[str, ...] = ()
 
     def text(self, tried: Sequence[str] = ()) -> str:
-        """The page as YAML. tried: what came of putting it to the nodes, a paragraph each."""
+        """The page as YAML. tried: results of checking the nodes against it, one paragraph each."""
         differing = [f"- {line}" for line in self.differences]
         heading = ["Not all nodes show the same:"] if differing else []
         unread = [f"- could not be read: {line}" for line in self.unread]
@@ -50,9 +50,9 @@ class Draft:
 
 
 def draft(found: FoundCluster) -> Draft:
-    """A first page. Raises ValueError where no node showed anything."""
+    """A first page. Raises ValueError if no node could be read."""
     if not found.shown:
-        raise ValueError("no node showed anything")
+        raise ValueError("no node could be read")
     cluster = Cluster(found)
     entries = (
         *_head(found),
@@ -62,7 +62,7 @@ def draft(found: FoundCluster) -> Draft:
         storage(cluster),
         scheduler(cluster),
         _criteria(cluster),
-        Entry("certificate", "{valid_for: 7 days}", "How long its answers hold.", gap=True),
+        Entry("certificate", "{valid_for: 7 days}", "How long a certificate is valid.", gap=True),
     )
     return Draft(
         tuple(_preface(found)),
@@ -78,7 +78,7 @@ def _unread(found: FoundCluster) -> Iterator[str]:
     named_by: dict[tuple[str, str], list[str]] = {}
     for node in found.shown:
         for part, why in machine_of(node).unread.items():
-            # Without NVML, or the right to read the log, less is promised; a hang is a defect.
+            # Without NVML, or permission to read the log, less is promised; a hang is a defect.
             if part not in _MAY_BE_UNREAD or why.startswith("no answer"):
                 named_by.setdefault((part, why), []).append(node.name)
     for (part, why), nodes in named_by.items():
@@ -88,37 +88,37 @@ def _unread(found: FoundCluster) -> Iterator[str]:
 def _preface(found: FoundCluster) -> Iterator[str]:
     names = [node.name for node in found.shown]
     yield (
-        f"A first spec, made by --mnode-discover on {found.made_at} of what {len(names)} "
-        f"node{'s' * (len(names) != 1)} showed: {named(names)} (launcher {found.launcher}, "
+        f"A first spec, made by --mnode-discover on {found.made_at} from {len(names)} "
+        f"node{'s' * (len(names) != 1)}: {named(names)} (launcher {found.launcher}, "
         f"{found.reason})."
     )
     yield (
-        "It says what is there, which need not be what was bought: a NIC that is missing on every "
-        "node, or a link at half its rate, is written down as if it had to be so. Compare each "
-        "line with the order, put it right, and then say confirmed: true. Until then no run with "
-        "this page certifies."
+        "It describes what exists, which may differ from what was bought: a NIC that is missing on "
+        "every node, or a link at half its rate, is written down as if it were correct. Compare "
+        "each line with the order, correct it, and then set confirmed: true. Until then no run "
+        "with this page certifies."
     )
     for node in found.silent:
-        yield f"- {node.name} showed nothing: {node.problem}"
+        yield f"- {node.name} could not be read: {node.problem}"
 
 
 def _head(found: FoundCluster) -> Iterator[Entry]:
     cluster = dict(found.scheduler_names).get("cluster")
     name = cluster or f"discovered {found.made_at.partition(' ')[0]}"
-    yield Entry("name", scalar(name), "What the cluster is called.", gap=True)
-    yield Entry("confirmed", "false", f"{CONFIRM}, line by line; then say true.")
+    yield Entry("name", scalar(name), "Name of the cluster.", gap=True)
+    yield Entry("confirmed", "false", f"{CONFIRM}, line by line; then set true.")
     if found.emulated:
-        why = "Not real, and named on each certificate."
+        why = "Emulated parts, which each certificate names."
         yield Entry("emulated", "", why, items=found.emulated)
-    silent = f"; {named([n.name for n in found.silent])} showed nothing" if found.silent else ""
-    seen = f"As many as this run asked for, and {len(found.shown)} showed what they have{silent}."
+    silent = f", {named([n.name for n in found.silent])} could not" if found.silent else ""
+    seen = f"Number of nodes that this run requested; {len(found.shown)} could be read{silent}."
     yield Entry("nodes", str(len(found.nodes)), f"{seen} {CONFIRM}.")
 
 
 def _criteria(cluster: Cluster) -> Entry:
     about = (
-        "What follows no node shows: bounds that clusters of this kind keep when they are well. "
-        "Put what was promised to you in their place. What is left out is reported as not promised."
+        "No node shows these bounds: healthy clusters of this kind meet them. Replace them by what "
+        "was promised to you. What is left out is reported as not promised."
     )
     machine = _promises(cluster)
     entries = (Entry("mesh", "{}"),) if machine is None else bounds.criteria(machine)
@@ -126,13 +126,13 @@ def _criteria(cluster: Cluster) -> Entry:
 
 
 def _promises(cluster: Cluster) -> bounds.Machine | None:
-    """What bounds depend on; None where no fabric was seen."""
+    """Facts on which bounds depend; None if no fabric was seen."""
     wire, managed = cluster.usual("fabric"), cluster.usual("management")
     if wire is None:
         return None
     machines = [machine_of(node) for node in cluster.nodes]
     shm, memlock, open_files = _limits(cluster)
-    numa_nodes = cluster.of("NUMA nodes", lambda one: len(one.numa.with_cpus) or None).value
+    numa_nodes = cluster.fact("NUMA nodes", lambda one: len(one.numa.with_cpus) or None).value
     on_pci = [function for one in machines for function in one.pci.accelerators]
     shown = [accelerator for one in machines for accelerator in one.accelerators or ()]
     direct = gpudirect(cluster) if wire.kind != "ethernet" else None
@@ -153,7 +153,7 @@ def _promises(cluster: Cluster) -> bounds.Machine | None:
         and all(None not in (one.remapped_rows_failed, one.remapped_rows_pending) for one in shown),
         pcie_links=all(map(_shows_pcie_links, machines)),
         kernel_log=all(one.kernel_log is not None for one in machines),
-        gpudirect=direct.way if direct is not None else "",
+        gpudirect=direct.mechanism if direct is not None else "",
         shm_bytes=shm,
         memlock=memlock or "",
         open_files=open_files,
@@ -161,35 +161,35 @@ def _promises(cluster: Cluster) -> bounds.Machine | None:
 
 
 def _usual(states: Iterable[bool | None]) -> bool | None:
-    """What most accelerators of all nodes are set to."""
+    """The setting of most accelerators of all nodes."""
     return agreed({str(index): state for index, state in enumerate(states)}).value
 
 
 def _shows_pcie_links(machine: Machine) -> bool:
-    """Whether there are links of accelerators and RDMA devices, and all of each is known."""
+    """Whether accelerators and RDMA devices have links, and every field of each link is known."""
     links = pci_links(machine, [device.name for device in machine.rdma or ()])
     return bool(links) and all(None not in astuple(link) for link in links)
 
 
 def _limits(cluster: Cluster) -> tuple[int | None, str | None, int | None]:
-    """Bytes of shared memory, locked memory as a page says it, and how many files can be open.
+    """Bytes of shared memory, locked memory as a page writes it, and the limit of open files.
 
-    None where no node shows it, or none has the majority. The least of all nodes would be that of
-    a broken one, and no other would be asked for more.
+    None if no node shows it, or no value is the most frequent. The minimum of all nodes is not
+    used: one broken node would lower the limit for all.
     """
     sizes = alike(_shm_bytes(machine_of(node)) for node in cluster.nodes)
-    shm = cluster.of(
+    shm = cluster.fact(
         "size of /dev/shm",
         lambda machine: None if (size := _shm_bytes(machine)) is None else sizes[size],
         lambda size: SIZE.text(size) if size else "less than 1 MiB",
     )
-    memlock = cluster.of("locked memory", _memlock)
+    memlock = cluster.fact("locked memory", _memlock)
     locked = None if memlock.value == _NONE else memlock.value
-    return shm.value, locked, cluster.of("open files", _open_files).value
+    return shm.value, locked, cluster.fact("open files", _open_files).value
 
 
 def _shm_bytes(machine: Machine) -> int | None:
-    """Rounded down to GiB, or to MiB below that."""
+    """Size of /dev/shm, rounded down to GiB, or to MiB below 1 GiB."""
     size_bytes = machine.shm_bytes
     if size_bytes is None:
         return None
@@ -211,8 +211,8 @@ def _open_files(machine: Machine) -> int | None:
 
 
 def storage(cluster: Cluster) -> Entry:
-    """File systems that all nodes mount, for the operator to fill in what is kept where."""
-    # By path and kind: file servers spread nodes over their addresses.
+    """File systems that all nodes mount; the operator fills in what each is for."""
+    # The source is no part of the key: a file server may give nodes different addresses.
     mounts: dict[tuple[str, str], dict[str, str]] = {}
     for node in cluster.nodes:
         for mount in _shared_mounts(machine_of(node)):
@@ -223,13 +223,13 @@ def storage(cluster: Cluster) -> Entry:
             cluster.differences.append(f"{mounted}, and not on {named(lacking)}")
     shared = [mount for mount, having in mounts.items() if len(having) == len(cluster.nodes)]
     if not shared:
-        why = "Left out: no file system of the network is mounted on all nodes."
+        why = "Left out: no network file system is mounted on all nodes."
         form = "{datasets: /data, checkpoints: /checkpoints}"
         return Entry("storage", form, why, left_out=True, gap=True)
     seen = "; ".join(_mounted(*place, mounts[place]) for place in shared)
     why = (
-        f"Left out, since nothing says what is kept where. Mounted on all nodes: {seen}. Name "
-        "paths there, uncomment, and promise storage: {} under criteria.preflight."
+        f"Left out: the use of each file system is unknown. Mounted on all nodes: {seen}. Name "
+        "paths in them, uncomment, and promise storage: {} under criteria.preflight."
     )
     first = scalar(shared[0][0])
     form = mapped({"datasets": first, "checkpoints": first})
@@ -237,36 +237,36 @@ def storage(cluster: Cluster) -> Entry:
 
 
 def _shared_mounts(machine: Machine) -> list[Mount]:
-    """File systems of the network, by path; of several at one path the last, which is on top."""
+    """Network file systems ordered by path; of several at one path the last, which is on top."""
     found = {mount.path: mount for mount in machine.mounts or () if mount.of_network}
     return [found[path] for path in sorted(found)]
 
 
 def _mounted(path: str, kind: str, having: Mapping[str, str]) -> str:
-    """A file system in words. having: its source by node."""
+    """Description of a file system. having: its source by node."""
     sources = list(dict.fromkeys(having.values()))
     if len(sources) == 1:
         return f"{path} ({kind} {sources[0]})"
     of = f"{len(sources)} sources: {named(sources, _MOST_SOURCES)}"
-    return f"{path} ({kind} from {of}; see that they are one file system)"
+    return f"{path} ({kind} from {of}; check that they are one file system)"
 
 
 def gang(cluster: Cluster) -> tuple[Entry, ...]:
-    """What can be promised of a scheduler, as a comment; nothing without one."""
+    """The gang criterion, as a comment; empty without a scheduler."""
     if not scheduled(cluster):
         return ()
-    why = "Left open: asked by itself, with nodes that are free; see docs/gang.md."
+    why = "Left out: runs alone, and needs free nodes; see docs/gang.md."
     return (Entry("gang", "{}", why, left_out=True),)
 
 
 def scheduler(cluster: Cluster) -> Entry:
-    """Who hands out nodes, where the run or the nodes show it."""
-    kind = cluster.of("scheduler", lambda machine: machine.scheduler)
+    """The scheduler that allocates nodes, if the run or the nodes show it."""
+    kind = cluster.fact("scheduler", lambda machine: machine.scheduler)
     names = {key: scalar(name) for key, name in cluster.found.scheduler_names if key != "cluster"}
     used = cluster.found.launcher == "slurm"
     if scheduled(cluster):
-        how = "this run is in an allocation of it" if used else f"{kind.seen}: its sinfo answers"
+        how = "this run is in a Slurm allocation" if used else f"{kind.seen}: its sinfo answers"
         promised = {"kind": "slurm", **({"names": mapped(names)} if names else {})}
         return Entry("scheduler", mapped(promised), f"Seen: {how}. {CONFIRM}.", gap=True)
-    why = "Left out: this run is in no allocation, and no Slurm answers the nodes."
+    why = "Left out: this run has no Slurm allocation, and sinfo answers on no node."
     return Entry("scheduler", "{kind: slurm}", why, left_out=True, gap=True)

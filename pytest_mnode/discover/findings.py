@@ -1,4 +1,4 @@
-"""Whether nodes keep the page that was made of them, by preflight's judges. Pure."""
+"""Check of the nodes against the page drafted from them, by preflight's judges. Pure."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ _JUDGES: tuple[Callable[[Survey, Spec, str], list[Measurement]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What nodes do not keep, and what could not be measured, a line each; `measured`: how many."""
+    """Failed and inconclusive measurements, one line each; measured: number of all measurements."""
 
     broken: tuple[str, ...]
     unknown: tuple[str, ...]
     measured: int
 
     def paragraphs(self) -> Iterator[str]:
-        """For the head of the page."""
+        """Paragraphs for the head of the page."""
         done = f"preflight was run with this page, and made {self.measured} measurements"
         if not self.broken and not self.unknown:
-            yield f"Then {done}: all nodes keep it."
+            yield f"Then {done}: all nodes meet it."
             return
-        yield f"Then {done}. Nodes do not keep all of it:"
+        yield f"Then {done}. Measurements that failed, or could not be made:"
         yield from (f"- {line}" for line in self.broken)
         yield from (f"- could not be measured: {line}" for line in self.unknown)
 
 
 def findings(survey: Survey, spec: Spec) -> Findings:
-    """Judge each node, by a survey that was made with this page."""
+    """Judge each node from a survey that was made with this page."""
     broken, unknown, measured = [], [], 0
     for node in survey.nodes:
         for judge in _JUDGES:
@@ -65,7 +65,7 @@ def findings(survey: Survey, spec: Spec) -> Findings:
 
 
 def _line(one: Measurement, node: str) -> str:
-    """What was measured, and of which node."""
+    """Description of a measurement with the node that it concerns."""
     if one.value is None:
         return f"{one.name} on {node}: {one.note}"
     note = f" ({one.note})" if one.note else ""

@@ -1,4 +1,4 @@
-"""Entries of accelerators, of the fabric and of the management network. Pure."""
+"""Page entries for accelerators, the fabric and the management network. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _RATED_BY: dict[str, str] = {
 
 
 def accelerators(cluster: Cluster) -> Entry:
-    """How many of which kind each node has, as most nodes show it."""
-    count = cluster.of("accelerators", _count)
+    """Number, model and memory of the accelerators of a node, as most nodes show them."""
+    count = cluster.fact("accelerators", _count)
     if count.value is None or isinstance(count.value, str):
         cluster.missing.append("accelerators.per_node")
-        hint = "; ask for them with --gpus-per-node" if scheduled(cluster) else ""
+        hint = "; request them with --gpus-per-node" if scheduled(cluster) else ""
         seen = f"{count.value}{hint}. {count.seen}" if count.value else count.seen
         why = f"FILL IN per_node, and uncomment: {seen}."
         return Entry("accelerators", "{per_node: 8}", why, left_out=True, gap=True)
@@ -36,13 +36,15 @@ def accelerators(cluster: Cluster) -> Entry:
         seen = f"None, by NVML or on PCI: {count.seen}. {CONFIRM}."
         return Entry("accelerators", "{per_node: 0}", seen, gap=True)
     children = [Entry("per_node", str(count.value), f"{count.seen}, {_source(cluster)}.")]
-    model = cluster.of("model of accelerators", _of_all(lambda one: one.name))
+    model = cluster.fact("model of accelerators", _of_all(lambda one: one.name))
     if model.value is None:
-        why = f"Left out: {_why_no_model(cluster)}. As the driver names it:"
+        why = f"Left out: {_why_no_model(cluster)}. Use the driver's name of the model:"
         children.append(Entry("model", "NVIDIA H100 80GB HBM3", why, left_out=True))
     else:
         children.append(Entry("model", scalar(model.value), f"{model.seen}, by NVML. {CONFIRM}."))
-    memory = cluster.of("memory of accelerators", _of_all(lambda one: one.memory_bytes), SIZE.text)
+    memory = cluster.fact(
+        "memory of accelerators", _of_all(lambda one: one.memory_bytes), SIZE.text
+    )
     if memory.value is not None:
         seen = f"Of each. {memory.seen}, by NVML. {CONFIRM}."
         children.append(Entry("memory", SIZE.text(memory.value), seen))
@@ -51,9 +53,10 @@ def accelerators(cluster: Cluster) -> Entry:
 
 
 def _count(machine: Machine) -> int | str | None:
-    """How many; in words where NVML shows fewer than there are: either number may be meant.
+    """Number of accelerators; a text if NVML shows fewer than PCI: either number may be correct.
 
-    A process in a job sees those that the job was given; one that fell off its bus nobody sees.
+    A process in a job sees only the job's accelerators; NVML does not show one that fell off the
+    bus.
     """
     if "pci" in machine.unread:
         return None
@@ -68,7 +71,7 @@ def _count(machine: Machine) -> int | str | None:
 
 
 def _of_all(read: Callable[[Accelerator], V | None]) -> Callable[[Machine], V | None]:
-    """What all accelerators of a node have; None where they differ or for one it is not known."""
+    """Reader of the value of all accelerators of a node; None if they differ or one is unknown."""
 
     def of_machine(machine: Machine) -> V | None:
         each = {read(one) for one in machine.accelerators or ()}
@@ -91,19 +94,19 @@ def _why_no_model(cluster: Cluster) -> str:
         machine = machine_of(node)
         if not machine.accelerators:
             return f"{node.name}: {machine.unread.get('accelerators', 'NVML shows none')}"
-    return "those of a node, or of several, differ"
+    return "accelerators of a node, or of different nodes, differ"
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """How NICs can reach the memory of accelerators."""
+    """How NICs can access the memory of accelerators."""
 
-    way: Literal["peermem", "dma-buf"]
+    mechanism: Literal["peermem", "dma-buf"]
     seen: str
 
 
 def gpudirect(cluster: Cluster) -> Direct | None:
-    """None where most nodes have none, or there are no accelerators."""
+    """GPUDirect of most nodes; None if they have none, or a node has no accelerators."""
     machines = [machine_of(node) for node in cluster.nodes]
     if not all(has_accelerators(one) for one in machines):
         return None
@@ -112,15 +115,16 @@ def gpudirect(cluster: Cluster) -> Direct | None:
         return Direct("peermem", "Seen: the module nvidia_peermem is loaded on all nodes")
     if all(one is not None and one.driver_is_open for one in software):
         return Direct("dma-buf", "Seen: all nodes have the open kernel driver, which has dma-buf")
-    ways = cluster.of("GPUDirect", _way)
-    match ways.value:
-        case "peermem" | "dma-buf" as way:
-            return Direct(way, f"By the module nvidia_peermem or the open driver. {ways.seen}")
+    mechanisms = cluster.fact("GPUDirect", _mechanism)
+    match mechanisms.value:
+        case "peermem" | "dma-buf" as mechanism:
+            why = f"By the module nvidia_peermem or the open driver. {mechanisms.seen}"
+            return Direct(mechanism, why)
         case _:
             return None
 
 
-def _way(machine: Machine) -> str | None:
+def _mechanism(machine: Machine) -> str | None:
     software = machine.software
     if software is None:
         return None
@@ -128,7 +132,7 @@ def _way(machine: Machine) -> str | None:
 
 
 def scheduled(cluster: Cluster) -> bool:
-    """Whether Slurm hands out the nodes, as the run or the nodes show."""
+    """Whether Slurm allocates the nodes, as the run or the nodes show."""
     answers = {machine_of(node).scheduler for node in cluster.nodes}
     return cluster.found.launcher == "slurm" or ("slurm" in answers and not cluster.found.emulated)
 
@@ -141,9 +145,9 @@ def fabric(cluster: Cluster) -> Entry:
     nics = cluster.of_network("fabric", "NICs", lambda f: f.nics)
     mtu = cluster.of_network("fabric", "MTU", lambda f: f.mtu_bytes)
     usual = cluster.usual("fabric")
-    nothing = _nothing(cluster)
-    no_rate = nothing or "the rate of none of its interfaces is known"
-    no_mtu = nothing or "its interfaces show none, or several; see active_mtu of ibv_devinfo"
+    no_fabric = _no_fabric_reason(cluster)
+    no_rate = no_fabric or "the rate of none of its interfaces is known"
+    no_mtu = no_fabric or "its interfaces show no MTU, or several; see active_mtu of ibv_devinfo"
     mtus = "4096" if kind.value in ("infiniband", "efa") else "9000"
     rdma = kind.value not in (None, "ethernet")
     children = [
@@ -151,13 +155,13 @@ def fabric(cluster: Cluster) -> Entry:
             *("fabric.kind", kind, str),
             by="By link layer and driver of the RDMA ports" if rdma else "No RDMA port for ranks",
             example="ethernet",
-            why_not=nothing,
+            why_not=no_fabric,
         ),
         cluster.entry(
             *("fabric.interfaces", names, listed),
             by="RDMA devices" if rdma else "Interfaces",
             example="[eth0]",
-            why_not=nothing,
+            why_not=no_fabric,
         ),
         cluster.entry(
             *("fabric.line_rate", rate, RATE.text),
@@ -169,7 +173,7 @@ def fabric(cluster: Cluster) -> Entry:
             *("fabric.nics_per_node", nics, str),
             by="Ports that are ACTIVE" if rdma else "Interfaces that are up",
             example="1",
-            why_not=nothing,
+            why_not=no_fabric,
         ),
         cluster.entry(
             *("fabric.mtu", mtu, str),
@@ -181,10 +185,10 @@ def fabric(cluster: Cluster) -> Entry:
     direct = gpudirect(cluster) if rdma else None
     if direct is not None:
         children.append(Entry("gpudirect", "true", f"{direct.seen}. {CONFIRM}."))
-    about = "The network that training traffic must use"
-    about += f": taken for it are {usual.why}." if usual else "."
-    if usual and usual.aside:
-        about += f" Taken for no part of it: {'; '.join(usual.aside)}."
+    about = "The network that training traffic must use."
+    if usual:
+        about += f" Chosen: {usual.why}."
+        about += f" Not chosen: {'; '.join(usual.not_chosen)}." if usual.not_chosen else ""
     return Entry("fabric", "", about, tuple(children), gap=True)
 
 
@@ -192,8 +196,8 @@ def _rate_bits_s(network: FoundNetwork) -> int | None:
     return None if network.rate_mbits_s is None else round(network.rate_mbits_s * 1e6)
 
 
-def _nothing(cluster: Cluster) -> str:
-    """Why no node shows a fabric; "" where one does."""
+def _no_fabric_reason(cluster: Cluster) -> str:
+    """Reason why no node shows a fabric; "" if a node shows one."""
     if any(found.fabric for found in cluster.networks.values()):
         return ""
     name, found = next(iter(cluster.networks.items()))
@@ -201,7 +205,7 @@ def _nothing(cluster: Cluster) -> str:
 
 
 def management(cluster: Cluster) -> Entry:
-    """The network for everything else, as most nodes show it; left out where not known."""
+    """The network for all other traffic, as most nodes show it; left out if unknown."""
     names = cluster.of_network("management", "interfaces", lambda m: m.interfaces, ", ".join)
     rate = cluster.of_network("management", "line rate", _rate_bits_s, RATE.text)
     mtu = cluster.of_network("management", "MTU", lambda m: m.mtu_bytes)

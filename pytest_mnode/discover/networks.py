@@ -1,6 +1,6 @@
-"""Which of a node's interfaces make up its fabric, and which its management network. Pure.
+"""Assignment of a node's interfaces to its fabric and its management network. Pure.
 
-A guess from what is there, with its reason; the operator knows better.
+It is a guess, given with its reason, which the operator must confirm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS: dict[str, Kind] = {"InfiniBand": "infiniband", "RoCE": "roce", "EFA": "e
 
 
 def networks_of(node: FoundNode, shared: frozenset[str] = frozenset()) -> Networks:
-    """What a node shows. shared: addresses that other nodes have too, so that none is reached."""
+    """Networks of a node. shared: addresses that other nodes have too, and so reach no node."""
     machine = machine_of(node)
     fabric = _rdma_fabric(node, machine) or _ethernet_fabric(node, machine, shared)
     if fabric is None:
@@ -36,7 +36,7 @@ def networks_of(node: FoundNode, shared: frozenset[str] = frozenset()) -> Networ
 
 
 def shared_addresses(nodes: Iterable[FoundNode]) -> frozenset[str]:
-    """Addresses that more than one node has: those of containers' bridges, or of one machine."""
+    """Addresses that several nodes have: of container bridges, or of a machine that they share."""
     counted = Counter(
         address
         for node in nodes
@@ -46,7 +46,7 @@ def shared_addresses(nodes: Iterable[FoundNode]) -> frozenset[str]:
 
 
 def has_accelerators(machine: Machine) -> bool:
-    """Whether there are any, by NVML or by PCI."""
+    """Whether NVML or PCI shows accelerators."""
     return bool(machine.accelerators or machine.pci.accelerators)
 
 
@@ -64,30 +64,32 @@ def _wires(machine: Machine, nic: Interface) -> tuple[str, ...]:
 
 def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     if not has_accelerators(machine):
-        return None  # ranks on CPUs speak TCP
+        return None  # ranks on CPUs use TCP
     devices = {d.name: d for d in machine.rdma or () if not d.virtual}
     real = [port for port in machine.ports if port.device in devices]
     ports = [port for port in real if port.active and _kind(port) is not None]
-    aside = [f"{p.name} is {p.state or 'of unknown state'}" for p in real if not p.active]
-    aside += [
-        f"{p.name} speaks {p.protocol or 'an unknown protocol'}"
+    not_chosen = [f"{p.name} is {p.state or 'of unknown state'}" for p in real if not p.active]
+    not_chosen += [
+        f"{p.name} has {p.protocol or 'an unknown protocol'}"
         for p in real
         if p.active and _kind(p) is None
     ]
     control = [p for p in ports if _carries_control(devices[p.device], node, machine)]
-    ports, left = _apart(ports, control)
-    aside += [f"{p.device} has the address for control" for p in left]
-    ports, made = _apart(ports, [p for p in ports if _is_made(devices[p.device], machine)])
-    aside += [f"{p.device} is a virtual function" for p in made]
+    ports, control_ports = _split(ports, control)
+    not_chosen += [f"{p.device} carries control traffic" for p in control_ports]
+    ports, functions = _split(
+        ports, [p for p in ports if _is_virtual_function(devices[p.device], machine)]
+    )
+    not_chosen += [f"{p.device} is a virtual function" for p in functions]
     nearest = {
         name: machine.pci.nearest_accelerator(device.pci_address)
         for name, device in devices.items()
     }
-    near, far = _apart(ports, [p for p in ports if nearest[p.device] not in _NEAR])
+    near, far = _split(ports, [p for p in ports if nearest[p.device] not in _NEAR])
     how = ""
     if far:
-        aside += [
-            f"{p.device} is {nearest[p.device] or 'not known how far'} from accelerators"
+        not_chosen += [
+            f"{p.device} is at PCI distance {nearest[p.device] or 'unknown'} from accelerators"
             for p in far
         ]
         ports, how = near, ", below the same PCI switch as an accelerator"
@@ -100,7 +102,7 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
         groups.items(), key=lambda g: ((g[0][1] or 0) * len(g[1]), len(g[1]))
     )
     assert kind is not None
-    aside += [
+    not_chosen += [
         f"{p.device} at {p.rate_gbits_s or 'an unknown rate'} Gbit/s"
         for p in ports
         if p not in chosen
@@ -108,7 +110,7 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     names = {name for port in chosen for name in devices[port.device].netdevs}
     own = [nic for nic in _nics(machine) if nic.name in names]
     addressed = bool(own) and all(nic.usable_address for nic in own)
-    # Nobody sets the MTU of IP over InfiniBand right where nobody uses it.
+    # The MTU of IP over InfiniBand is often left wrong where IP is not used.
     sized = own if addressed or kind != "infiniband" else []
     mtus = machine.active_mtus or {}
     sizes = [nic.mtu_bytes for nic in sized] or [mtus.get(port.name) for port in chosen]
@@ -120,7 +122,7 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
         mtu_bytes=_only(sizes),
         addressed=addressed,
         why=f"RDMA ports that are ACTIVE{how}",
-        aside=tuple(aside),
+        not_chosen=tuple(not_chosen),
         gid_types=tuple(sorted({t for port in chosen for t in port.gid_types})),
     )
 
@@ -129,14 +131,14 @@ def _kind(port: Port) -> Kind | None:
     return _KINDS.get(port.protocol or "")
 
 
-def _is_made(device: RdmaDevice, machine: Machine) -> bool:
-    """Whether it is a virtual function (SR-IOV), whose wire is that of its physical function."""
+def _is_virtual_function(device: RdmaDevice, machine: Machine) -> bool:
+    """Whether it is a virtual function (SR-IOV), which shares its physical function's wire."""
     function = machine.pci.function(device.pci_address)
     return function is not None and function.physical_function is not None
 
 
 def _carries_control(device: RdmaDevice, node: FoundNode, machine: Machine) -> bool:
-    """Whether an interface of a device has the address for control, or one made of it."""
+    """Whether an interface of a device, or one built on it, has the address for control."""
     return any(
         node.address in nic.addresses and set(device.netdevs) & {nic.name, *_wires(machine, nic)}
         for nic in _nics(machine)
@@ -148,27 +150,27 @@ def _ethernet_fabric(
 ) -> FoundNetwork | None:
     links, doubled = _one_per_wire(machine, _links(machine, shared), node.address)
     rates = {nic.name: _rate(machine, nic) for nic in links}
-    others, control = _apart(links, [nic for nic in links if node.address in nic.addresses])
+    others, control = _split(links, [nic for nic in links if node.address in nic.addresses])
     best = max((rate for rate in rates.values() if rate), default=None)
     fastest = [nic for nic in links if best is not None and rates[nic.name] == best]
-    chosen, spared = _apart(fastest, control)
+    chosen, spared = _split(fastest, control)
     why = "the fastest interfaces that are up and have an address of their own"
     if not chosen or (chosen == control and any(rates[nic.name] is None for nic in others)):
-        # Their speed is not known; one that ranks need not be reached by is more likely.
+        # Their speed is unknown: one without the address for control is more likely the fabric.
         chosen = [nic for nic in others if rates[nic.name] is None] or others or control
-        why = "interfaces that are up, with an address of their own; no rate sets them apart"
+        why = "interfaces that are up, with an address of their own; rates do not show the fastest"
     if not chosen:
         return None
-    aside = [f"{nic.name} is as fast, and has the address for control" for nic in spared]
-    aside += doubled
+    not_chosen = [f"{nic.name} is as fast, but carries control traffic" for nic in spared]
+    not_chosen += doubled
     if not has_accelerators(machine):
         virtual = {device.name for device in machine.rdma or () if device.virtual}
-        aside += [
-            f"{port.device} could do RDMA, and ranks without accelerators speak TCP"
+        not_chosen += [
+            f"{port.device} could do RDMA, but ranks without accelerators use TCP"
             for port in machine.ports
             if port.active and port.device not in virtual
         ]
-    aside += [
+    not_chosen += [
         f"{nic.name} at {rates[nic.name] or 'an unknown rate'} Mbit/s"
         for nic in others
         if nic not in chosen
@@ -181,12 +183,12 @@ def _ethernet_fabric(
         mtu_bytes=_only(nic.mtu_bytes for nic in chosen),
         addressed=True,
         why=why,
-        aside=tuple(aside),
+        not_chosen=tuple(not_chosen),
     )
 
 
 def _links(machine: Machine, shared: frozenset[str]) -> list[Interface]:
-    """Interfaces that could carry something to another node."""
+    """Interfaces that could carry traffic to another node."""
     known = machine.by_name
     return [
         nic
@@ -202,9 +204,9 @@ def _links(machine: Machine, shared: frozenset[str]) -> list[Interface]:
 def _one_per_wire(
     machine: Machine, links: Sequence[Interface], control: str
 ) -> tuple[list[Interface], list[str]]:
-    """Interfaces that share no wire, and of the others on whose wire they are.
+    """One interface for each wire, and for every other interface a text that names its wire.
 
-    The one that has the address for control stands for its wire, else the one that has the device.
+    The interface with the address for control represents its wire, else the one with the device.
     """
     wires = {nic.name: _wires(machine, nic) for nic in links}
     ranked = sorted(
@@ -223,7 +225,7 @@ def _one_per_wire(
 
 
 def _covered(machine: Machine, fabric: FoundNetwork) -> tuple[str, ...]:
-    """Interfaces of a fabric, those of its RDMA devices too, and all on the same wires."""
+    """Interfaces of a fabric and of its RDMA devices, and all others on the same wires."""
     names = set(fabric.interfaces)
     own = [
         nic
@@ -237,7 +239,7 @@ def _covered(machine: Machine, fabric: FoundNetwork) -> tuple[str, ...]:
 
 
 def _control(node: FoundNode, machine: Machine) -> Interface | None:
-    """The interface that has the address for control."""
+    """The interface with the address for control."""
     return next((nic for nic in _nics(machine) if node.address in nic.addresses), None)
 
 
@@ -259,10 +261,10 @@ def _management(node: FoundNode, machine: Machine, covered: Sequence[str]) -> Fo
 def _no_management(node: FoundNode, machine: Machine, covered: Sequence[str]) -> str:
     nic = _control(node, machine)
     if nic is None:
-        return f"no interface has the address for control, {node.address}"
+        return f"no interface has {node.address}, the address for control traffic"
     if nic.name in covered:
-        return f"{nic.name} of the fabric has the address for control too"
-    return f"{nic.name} has the address for control, and its rate is not known"
+        return f"{nic.name} of the fabric also carries control traffic"
+    return f"{nic.name} carries control traffic, and its rate is unknown"
 
 
 def _no_fabric(machine: Machine, shared: frozenset[str]) -> str:
@@ -276,19 +278,19 @@ def _no_fabric(machine: Machine, shared: frozenset[str]) -> str:
         elif address is None:
             reasons.append(f"{nic.name} has no address")
         elif address in shared:
-            reasons.append(f"{nic.name} has {address}, as other nodes have")
+            reasons.append(f"{nic.name} has {address}, which other nodes also have")
         else:
-            reasons.append(f"{nic.name} is virtual, and nothing says what carries it")
+            reasons.append(f"{nic.name} is virtual, and its physical device is unknown")
     return "; ".join(reasons) or "it has no interface but loopback"
 
 
-def _apart(links: list[T], taken: list[T]) -> tuple[list[T], list[T]]:
-    """Those that are not taken and those that are; all of them, and none, where no other is."""
+def _split(links: list[T], taken: list[T]) -> tuple[list[T], list[T]]:
+    """Links outside and inside `taken`; all of them and none if `taken` has all."""
     rest = [link for link in links if link not in taken]
     return (rest, [link for link in links if link in taken]) if rest else (links, [])
 
 
 def _only(values: Iterable[N | None]) -> N | None:
-    """The one value that all have; None where they differ or one is not known."""
+    """The common value; None if values differ or one is unknown."""
     found = set(values)
     return found.pop() if len(found) == 1 else None

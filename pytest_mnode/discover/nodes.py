@@ -1,4 +1,4 @@
-"""What the nodes of a cluster show: each asked for its machine, all at the same time."""
+"""Machines of a cluster's nodes, read on all nodes concurrently."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pytest_mnode.machine.encoding import decode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.protocol.address import towards
 
-LOOK_LIMIT_S = 90.0
-"""Of the whole look: interpreters start from file servers, and drivers take their time."""
+READ_LIMIT_S = 90.0
+"""Time limit for reading all nodes: interpreters start from file servers, and drivers are slow."""
 _LOOK_UP_LIMIT_S = 10.0
-"""Of all names of nodes together: a name server may not answer."""
+"""Time limit for looking up the names of all nodes: a name server may not answer."""
 _PARTS = (
     *("interfaces", "rdma", "active_mtus", "pci", "accelerators", "numa", "shm_bytes", "mounts"),
     *("limits", "software", "kernel_log"),
@@ -46,9 +46,9 @@ Kind = Literal["ethernet", "roce", "infiniband", "efa"]
 
 @dataclass(frozen=True, slots=True)
 class FoundNode:
-    """A node. machine: None where it showed nothing, for the reason in `problem`.
+    """A node. machine: None if it could not be read, for the reason in `problem`.
 
-    address: where others reach it for control traffic.
+    address: the address at which others reach it for control traffic.
     """
 
     name: str
@@ -59,10 +59,10 @@ class FoundNode:
 
 @dataclass(frozen=True, slots=True)
 class FoundCluster:
-    """What was found of a cluster. launcher, reason: how its nodes were reached.
+    """All nodes of a cluster as read. launcher, reason: how its nodes were reached.
 
-    emulated: what is not real, a line each. scheduler_names: what a submission needs, by its key,
-    as the controller's own allocation has it.
+    emulated: facts about emulated parts, one line each. scheduler_names: names that a submission
+    needs, by key, from the controller's own allocation.
     """
 
     nodes: tuple[FoundNode, ...]
@@ -74,12 +74,12 @@ class FoundCluster:
 
     @property
     def shown(self) -> tuple[FoundNode, ...]:
-        """Nodes that showed something."""
+        """Nodes that could be read."""
         return tuple(node for node in self.nodes if node.machine is not None)
 
     @property
     def silent(self) -> tuple[FoundNode, ...]:
-        """Nodes that showed nothing."""
+        """Nodes that could not be read."""
         return tuple(node for node in self.nodes if node.machine is None)
 
 
@@ -87,11 +87,11 @@ class FoundCluster:
 class FoundNetwork:
     """A network as one node shows it.
 
-    interfaces: names of interfaces, or of RDMA devices. nics: ports that carry. rate_mbits_s: of
-    one NIC; None where not known. mtu_bytes: of the interfaces, or of RDMA ports that have none, on
-    InfiniBand none with an address; None where not known, or they differ. addressed: they have IP
-    addresses. why: what sets it apart from others. aside: what was taken for no part of it, with
-    the reason.
+    interfaces: names of interfaces, or of RDMA devices. nics: number of ports that carry traffic.
+    rate_mbits_s: of one NIC; None if unknown. mtu_bytes: of the interfaces, or of the RDMA ports if
+    they have no interface (on InfiniBand, none with an address); None if unknown, or if they
+    differ. addressed: whether they have IP addresses. why: reason why these were chosen.
+    not_chosen: other interfaces and ports, with the reason.
     """
 
     kind: Kind
@@ -101,13 +101,13 @@ class FoundNetwork:
     mtu_bytes: int | None
     addressed: bool
     why: str
-    aside: tuple[str, ...] = ()
+    not_chosen: tuple[str, ...] = ()
     gid_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """Networks of one node; None where it shows none, for the reason beside it."""
+    """Networks of one node; None for the reason in `no_fabric` or `no_management`."""
 
     fabric: FoundNetwork | None
     management: FoundNetwork | None
@@ -116,15 +116,15 @@ class Networks:
 
 
 def machine_of(node: FoundNode) -> Machine:
-    """The machine of a node that showed it."""
+    """The machine of a node that could be read."""
     assert node.machine is not None
     return node.machine
 
 
-def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
-    """What all nodes show. A node that does not answer has a problem in words, and no machine."""
+def read_nodes(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
+    """Machines of all nodes. A node that does not answer has a `problem`, and no machine."""
     emulated = _EMULATED.get(launcher, ()) if len(nodes.nodes) > 1 else ()
-    # An emulated node shows the scheduler of the machine that emulates it.
+    # On an emulated node, the scheduler is that of the machine that emulates it.
     parts = _PARTS if emulated else (*_PARTS, "scheduler")
     argv = [nodes.python, "-P", "-m", "pytest_mnode.machine", *parts]
     addresses = _addresses(nodes)
@@ -138,7 +138,7 @@ def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
     found = {
         result.node: node_of(result, addresses.get(result.node, ""))
         for result in nodes.run(
-            argv, able, timeout=LOOK_LIMIT_S, env=survey.search_path(nodes.python)
+            argv, able, timeout=READ_LIMIT_S, env=survey.search_path(nodes.python)
         )
     }
     return FoundCluster(
@@ -152,14 +152,14 @@ def look_at(nodes: Nodes, launcher: str, reason: str) -> FoundCluster:
 
 
 def node_of(result: CommandResult, address: str) -> FoundNode:
-    """The machine that a node printed, whatever its shell printed besides."""
+    """The machine that a node printed; other output of its shell is ignored."""
     line = next((one for one in result.stdout.splitlines() if one.startswith("{")), None)
     if result.returncode is None:
-        problem = f"no answer within {LOOK_LIMIT_S:g} s"
+        problem = f"no answer within {READ_LIMIT_S:g} s"
     elif line is None:
         errors = result.stderr.strip().splitlines()
         last = errors[-1] if errors else "no message"
-        problem = f"its look ended with status {result.returncode}: {last}"
+        problem = f"reading it ended with status {result.returncode}: {last}"
     else:
         try:
             return FoundNode(result.node, address, decode(Machine, line))
@@ -169,9 +169,9 @@ def node_of(result: CommandResult, address: str) -> FoundNode:
 
 
 def _addresses(nodes: Nodes) -> dict[str, str]:
-    """Where nodes are reached, as numbers where they can be looked up; those not in time have none.
+    """IP addresses of the nodes by name; a node whose look-up fails or is late is absent.
 
-    All at the same time, by threads that are left behind.
+    Names are looked up concurrently, by threads that are abandoned at the limit.
     """
     found: dict[str, str] = {}
 
@@ -195,7 +195,7 @@ def _addresses(nodes: Nodes) -> dict[str, str]:
 
 
 def _address(nodes: Nodes, name: str) -> str:
-    """IPv4 before IPv6; "" where a name has neither."""
+    """IPv4 address of a node, else IPv6; "" if its name has neither."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             return str(socket.getaddrinfo(nodes.address(name), None, family)[0][4][0])
@@ -205,7 +205,7 @@ def _address(nodes: Nodes, name: str) -> str:
 
 
 def scheduler_names(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Names that a submission needs, of the Slurm allocation this run is in.
+    """Names that a submission needs, from the Slurm allocation of this run.
 
     Source: sbatch(1), output environment variables.
     """

@@ -1,4 +1,4 @@
-"""Entries of a page to YAML with a comment above each. Pure."""
+"""Conversion of a page's entries to YAML with a comment above each. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ _WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key of a page. value: as YAML on one line; "" where only `items` or `children` follow.
+    """A key of a page. value: as YAML on one line; "" if only `items` or `children` follow.
 
-    items: of a list, one text a line.
-
-    left_out: it is shown as a comment, for the operator to fill in.
+    items: texts of a list, one on each line. left_out: written as a comment, for the operator to
+    fill in.
     """
 
     key: str
@@ -56,7 +55,7 @@ def _entry(entry: Entry, indent: str) -> Iterator[str]:
 
 
 def _commented(text: str, indent: str) -> list[str]:
-    """`text` as lines of comment: one paragraph, whatever a machine put into it."""
+    """`text` as the lines of one comment paragraph, even if a machine's text has line breaks."""
     prefix = f"{indent}# "
     lines = textwrap.wrap(
         printable(text),
@@ -70,22 +69,22 @@ def _commented(text: str, indent: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, without what would end a comment or a terminal's line."""
+    """`text` on one line, without characters that end a comment or a terminal's line."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def scalar(text: str) -> str:
-    """A text as YAML writes it: bare where it cannot be taken for anything else."""
+    """A text as a YAML scalar: unquoted if YAML cannot read it as another type."""
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text if "*" not in text else json.dumps(text)
     return json.dumps(printable(text), ensure_ascii=False)
 
 
 def listed(words: Sequence[str]) -> str:
-    """A list on one line."""
+    """A YAML list on one line."""
     return f"[{', '.join(scalar(word) for word in words)}]"
 
 
 def mapped(values: Mapping[str, str]) -> str:
-    """A mapping on one line; values are YAML already."""
+    """A YAML mapping on one line; values are YAML already."""
     return f"{{{', '.join(f'{key}: {value}' for key, value in values.items())}}}"

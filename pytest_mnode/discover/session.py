@@ -1,4 +1,4 @@
-"""A pytest session that discovers in place of running tests: a plugin for that session alone."""
+"""Plugin of a pytest session that discovers the cluster instead of running tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pytest_mnode.discover.cluster import named
 from pytest_mnode.discover.draft import Draft, draft
 from pytest_mnode.discover.findings import Findings, findings
-from pytest_mnode.discover.nodes import FoundCluster, look_at
+from pytest_mnode.discover.nodes import FoundCluster, read_nodes
 from pytest_mnode.discover.page import printable
 from pytest_mnode.errors import ClusterError, MnodeError, SpecError, UsageError
 from pytest_mnode.marks import FEWEST_NODES
@@ -27,7 +27,7 @@ FLAG = "--mnode-discover"
 
 
 class DiscoveryRun(Protocol):
-    """What discovery needs of a run; the controller's session implements it."""
+    """Interface of a run that discovery needs; the controller's session implements it."""
 
     settings: Settings
     launcher: str
@@ -41,10 +41,10 @@ class DiscoveryRun(Protocol):
 
 
 class Discovery:
-    """pytest plugin: collects nothing, looks at the nodes of a run, and writes a page.
+    """pytest plugin: collects no tests, reads the nodes of a run, and writes a page.
 
-    The session ends with 0 where every node showed what it has, nothing is left to fill in and
-    nothing of the page is doubtful, else with 1; with pytest's usage error where there is no page.
+    The session's exit status is 0 if every node could be read, no key is left to fill in and the
+    page has no doubts, else 1; it is pytest's usage error if no page could be written.
     """
 
     def __init__(self, run: DiscoveryRun) -> None:
@@ -75,13 +75,13 @@ class Discovery:
             session.exitstatus = done
 
     def _discover(self) -> list[str]:
-        """Look and write; what was written, a line each."""
+        """Read the nodes and write the page; return the lines for the terminal."""
         pool = self._run.make_pool()
         nodes = self._run.all_nodes()
-        found = look_at(nodes, self._run.launcher, self._run.reason)
+        found = read_nodes(nodes, self._run.launcher, self._run.reason)
         if not found.shown:
             reasons = "; ".join(f"{node.name}: {node.problem}" for node in found.silent[:4])
-            raise ClusterError(f"{FLAG}: no node showed what it has: {reasons}")
+            raise ClusterError(f"{FLAG}: no node could be read: {reasons}")
         page = draft(found)
         spec, refused = _loaded(page, pool.run_dir / "discovered.yaml")
         tried: list[str] = []
@@ -92,7 +92,7 @@ class Discovery:
             kept = findings(survey(nodes, spec, []), spec)
             tried = list(kept.paragraphs())
         elif not page.missing:
-            tried = [f"It cannot be loaded as it stands: {refused}"]
+            tried = [f"The page cannot be loaded: {refused}"]
         write_new(self._file, page.text(tried))
         doubtful = [] if spec is None else doubts_but_unconfirmed(spec)
         self._complete = complete(spec, found, page, doubtful)
@@ -100,12 +100,12 @@ class Discovery:
 
 
 def doubts_but_unconfirmed(spec: Spec) -> list[str]:
-    """What else is doubtful of a page than that nobody has confirmed it."""
+    """Doubts about a page, other than that it is not confirmed."""
     return doubts(spec.model_copy(update={"confirmed": True}))
 
 
 def complete(spec: Spec | None, found: FoundCluster, page: Draft, doubtful: Sequence[str]) -> bool:
-    """Whether a page only waits to be compared with what was bought. spec: it, where it loads."""
+    """Whether a page only needs to be confirmed. spec: the loaded page; None if it did not load."""
     return not (spec is None or found.silent or page.unread or doubtful)
 
 
@@ -118,30 +118,32 @@ def summary(
     *,
     doubtful: Sequence[str] = (),
 ) -> list[str]:
-    """What a terminal shows, a line each."""
+    """Lines for the terminal."""
     names = named([node.name for node in found.shown])
-    lines = [f"mnode: launcher {found.launcher} ({found.reason}): {names} showed what they have"]
-    lines += [f"mnode: {node.name} showed nothing: {node.problem}" for node in found.silent]
+    lines = [f"mnode: launcher {found.launcher} ({found.reason}): read {names}"]
+    lines += [f"mnode: {node.name} could not be read: {node.problem}" for node in found.silent]
     lines += [f"mnode: nodes differ: {line}" for line in page.differences]
     lines += [f"mnode: could not be read: {line}" for line in page.unread]
     if kept is not None:
-        lines += [f"mnode: nodes do not keep the page: {line}" for line in kept.broken]
+        lines += [f"mnode: nodes do not meet the spec: {line}" for line in kept.broken]
         lines += [f"mnode: could not be measured: {line}" for line in kept.unknown]
     lines += [f"mnode: doubtful: {line}" for line in doubtful]
     lines.append(f"written: {file}")
     if page.missing:
-        lines.append(f"mnode: to be filled in before it loads: {', '.join(page.missing)}")
+        lines.append(
+            f"mnode: keys to fill in before the page can be loaded: {', '.join(page.missing)}"
+        )
     elif refused:
-        lines.append(f"mnode: to be put right before it loads: {refused}")
+        lines.append(f"mnode: the page cannot be loaded, correct it: {refused}")
     lines.append(
-        "mnode: compare it with what was bought, then say confirmed: true, and run with "
+        "mnode: compare the page with what was bought, then set confirmed: true, and run with "
         f"--mnode-spec={file}"
     )
     return lines
 
 
 def _loaded(page: Draft, path: Path) -> tuple[Spec | None, str]:
-    """A page as a spec, or why it is none, without the path of a file that nobody keeps."""
+    """A page as a spec, or the error, without the path of the temporary file."""
     path.write_text(page.text(), encoding="utf-8")
     try:
         return load_spec(path), ""
@@ -152,18 +154,20 @@ def _loaded(page: Draft, path: Path) -> tuple[Spec | None, str]:
 
 
 def check_place(file: Path) -> None:
-    """Before anything is started. Raises UsageError where no new file can be written there."""
+    """Check before the run starts. Raises UsageError if `file` cannot be created."""
     if os.path.lexists(file):
-        raise UsageError(f"{FLAG}={file}: it is there already; accepted: the name of a new file")
+        raise UsageError(f"{FLAG}={file}: the file exists; accepted: the name of a new file")
     folder = file.parent
     if not folder.is_dir():
-        raise UsageError(f"{FLAG}={file}: no directory {folder}; accepted: a file in one that is")
+        raise UsageError(
+            f"{FLAG}={file}: no directory {folder}; accepted: a file in an existing one"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{FLAG}={file}: {folder} cannot be written to")
 
 
 def write_new(file: Path, text: str) -> None:
-    """Write a file that is not there; whole, or not at all. Raises UsageError."""
+    """Write a new file, completely or not at all. Raises UsageError."""
     try:
         with file.open("x", encoding="utf-8") as page:
             try:
@@ -178,19 +182,19 @@ def write_new(file: Path, text: str) -> None:
 
 
 def settings_to_discover(config: pytest.Config, settings: Settings) -> Settings:
-    """Settings of a run that discovers. Raises UsageError where it cannot."""
+    """Settings of a run that discovers. Raises UsageError if discovery is not possible."""
     if config.getoption("numprocesses", default=None):
-        raise UsageError(f"{FLAG} runs no tests; accepted: without pytest-xdist's -n")
+        raise UsageError(f"{FLAG} runs no tests; leave out pytest-xdist's -n")
     assert settings.discover is not None
     check_place(settings.discover)
-    return replace(settings, nodes=nodes_to_look_at(settings, os.environ))
+    return replace(settings, nodes=node_count(settings, os.environ))
 
 
-def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
-    """How many nodes: as asked for, else all of the Slurm allocation or of the hostfile.
+def node_count(settings: Settings, environment: Mapping[str, str]) -> int:
+    """Number of nodes: as requested, else all of the Slurm allocation or of the hostfile.
 
-    Without a cluster as few as any run has. Raises UsageError where Slurm is to be asked for nodes,
-    and nothing says for how many.
+    Without a cluster it is FEWEST_NODES. Raises UsageError if Slurm must allocate nodes and their
+    number is not given.
     """
     if settings.nodes is not None:
         return settings.nodes
@@ -199,7 +203,7 @@ def nodes_to_look_at(settings: Settings, environment: Mapping[str, str]) -> int:
         count = environment.get("SLURM_JOB_NUM_NODES", "")
         if count.isascii() and count.isdigit() and int(count):
             return int(count)
-        raise UsageError(f"{FLAG}: nothing says how many nodes; accepted: with --mnode-nodes=N")
+        raise UsageError(f"{FLAG}: the number of nodes is unknown; pass --mnode-nodes=N")
     if settings.hostfile is not None and settings.launcher in ("auto", "ssh"):
         from pytest_mnode.launchers.hosts import read_hostfile
 

@@ -1,4 +1,4 @@
-"""What can go wrong on the rack, injected for real: one function per fault.
+"""Faults of the rack, injected for real: one function per fault.
 
 `inject(rack, "slow_pair:node1+node3:20")` takes the text of `--mnode-fault`, applies the fault
 while the rack is up, and returns its undo: a function that may be called again without effect, and
@@ -25,7 +25,7 @@ def inject(rack: Rack, text: str) -> Undo:
     """Inject the faults of this text ("NAME:NODE[:VALUE][,…]"); returns their undo.
 
     Raises UsageError for a text that is not accepted, for nodes and links that the rack does not
-    have, and for a missing program; ClusterError where injecting fails. All are undone then.
+    have, and for a missing program; ClusterError if injecting fails. All are undone then.
     """
     undos: list[Undo] = []
     by_name = {node.name: node for node in rack.nodes}

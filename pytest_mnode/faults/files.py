@@ -18,7 +18,7 @@ from pytest_mnode.launchers.rack.plan import MAX_NODES
 FULL_BYTES = 1 << 20
 SMALL_SHM_BYTES = 64 << 20
 LOOPBACK = "127.0.1.1"
-"""What a hosts file often gives as the address of the machine's own name."""
+"""Address that a hosts file often gives for the machine's own name."""
 PRELOAD, OFFSET = "/etc/ld.so.preload", "/etc/faketimerc"
 FAKETIME_DIRS = (
     Path("/usr/lib/faketime"),
@@ -45,7 +45,7 @@ def read_only_path(rack: Rack, node: Node, where: str) -> Undo:
 
 @fault(path("PATH"))
 def full_disk(rack: Rack, node: Node, where: str) -> Undo:
-    """A node finds a full file system at a directory; what is there otherwise is hidden."""
+    """A node finds a full file system at a directory, whose real content is hidden."""
     if not Path(where).is_dir():
         raise UsageError(f"no directory {where}")
     inside(rack, node, "full", where, str(FULL_BYTES))
@@ -57,7 +57,7 @@ def full_disk(rack: Rack, node: Node, where: str) -> Undo:
     word("VERSION", "the real one, with +other", "a version"),
 )
 def other_package(rack: Rack, node: Node, name: str, version: str | None) -> Undo:
-    """A node has another version of a Python package, as its metadata say."""
+    """A node has another version of a Python package, according to the package's metadata."""
     try:
         found = distribution(name)
     except PackageNotFoundError:
@@ -104,7 +104,7 @@ def _need(where: str) -> None:
 def wrong_hosts(rack: Rack, node: Node, other_name: str | None) -> Undo:
     """A node's /etc/hosts gives another node's name its own addresses.
 
-    Where OTHER is the node itself: a loopback address, as many installers write it.
+    If OTHER is the node itself, the name gets a loopback address, as many installers write it.
     """
     following = rack.nodes[(node.index + 1) % len(rack.nodes)]
     other = next((n for n in rack.nodes if n.name == (other_name or following.name)), None)
@@ -143,7 +143,7 @@ def slow_names(rack: Rack, node: Node, seconds: int | None) -> Undo:
 
 
 def _edited(rack: Rack, node: Node, path: str, text: str) -> Undo:
-    """Overwrite a file that every node has of its own."""
+    """Overwrite a file of which every node has its own copy."""
     before = on_node(rack, node, ["cat", path])
     inside(rack, node, "edit", path, data=text.encode())
     return _undo_by(rack, node, ["edit", path], before.encode())
@@ -158,7 +158,7 @@ def _seconds(text: str) -> float:
 
 @fault(Parameter("SECONDS", "seconds, such as 5 or -0.5", _seconds, "5"))
 def skewed_clock(rack: Rack, node: Node, seconds: float | None) -> Undo:
-    """Programs started on a node see a clock that is ahead (or, below 0, behind).
+    """Programs started on a node see a clock that is ahead (or behind, if SECONDS is negative).
 
     Made by libfaketime: statically linked programs, and processes that are forked and not started,
     such as ranks, see the true time.

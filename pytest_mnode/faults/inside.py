@@ -1,7 +1,7 @@
 """Changes what one node's processes see: `inside.py WHAT PATH …`, run in the node's namespaces.
 
-Run by its path, without site-packages, to start in a few milliseconds. All it does is in the
-node's own mounts, and dies with them; it writes to no file that another node sees.
+Run by its path, without site-packages, to start in a few milliseconds. All changes are in the
+node's own mounts, and end with them; it writes to no file that another node sees.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pytest_mnode.machine import namespaces
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
 STAGE = "/proc/fs"
-"""Hidden for a moment by what becomes a private file; the node has no use for it."""
+"""Directory that is hidden while a private file is made there; the node has no use for it."""
 SIOCSARP = 0x8955
 ATF_COM, ATF_PERM = 2, 4
 
 
 def replace(path: str) -> None:
-    """A private file with the text of standard input, and the old one's rights, in its place."""
+    """Replace a file by a private one, with the text of standard input and the old permissions."""
     data = sys.stdin.buffer.read()
     old = os.stat(path)  # noqa: PTH116
     _stage()
@@ -39,34 +39,34 @@ def replace(path: str) -> None:
 
 
 def edit(path: str) -> None:
-    """Overwrite a file that is private to the node already with standard input."""
+    """Overwrite a file that is already private to the node with standard input."""
     if str(Path(path).resolve()) not in _mount_points():
-        sys.exit(f"{path} is not the node's own")
+        sys.exit(f"{path} is not private to the node")
     Path(path).write_bytes(sys.stdin.buffer.read())
 
 
 def write(path: str) -> None:
-    """A file with the text of standard input, in a file system that is the node's own."""
+    """Write standard input to a file in a file system that is the node's own."""
     if str(Path(path).parent) not in _mount_points():
-        sys.exit(f"{path} is not in a file system of the node's own")
+        sys.exit(f"{path} is not in a file system that is private to the node")
     Path(path).write_bytes(sys.stdin.buffer.read())
 
 
 def remove(path: str) -> None:
-    """Take away a file that `write` made."""
+    """Remove a file that `write` made."""
     Path(path).unlink()
 
 
 def read_only(path: str) -> None:
-    """What is at `path` can be read and not written."""
+    """Make the file or directory at `path` read-only."""
     namespaces.mount(path, path, flags=MS_BIND)
-    # Flags that came with the mount may not be lost on the way.
+    # The remount must keep the flags that the mount has.
     kept = os.statvfs(path).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
     namespaces.mount("none", path, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
 def full(path: str, size_bytes: str) -> None:
-    """A file system of this size at `path`, without room for one byte more."""
+    """Mount a file system of this size at `path`, and fill it to the last byte."""
     namespaces.mount("full", path, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size_bytes},mode=1777")
     filler = os.open(f"{path}/filler", os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -79,16 +79,16 @@ def full(path: str, size_bytes: str) -> None:
 
 
 def resize(path: str, size_bytes: str) -> None:
-    """Another limit for the tmpfs at `path`; raises OSError where it holds more already."""
+    """Change the limit of the tmpfs at `path`; raises OSError if it holds more already."""
     flags = os.statvfs(path).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC) | MS_REMOUNT
     namespaces.mount("none", path, None, flags, f"size={size_bytes}")
 
 
 def add(path: str) -> None:
-    """One more file in the directory of `path`, with the text of standard input."""
+    """Add a file with the text of standard input to the directory of `path`."""
     data = sys.stdin.buffer.read()
     folder = str(Path(path).parent)
-    # What is mounted below would be hidden; descriptors still reach it.
+    # Mounts below the directory would be hidden; descriptors still reach them.
     below = [
         (point, os.open(point, os.O_PATH | os.O_CLOEXEC))
         for point in sorted(_mount_points())
@@ -108,19 +108,19 @@ def add(path: str) -> None:
 
 
 def sysctl(name: str) -> None:
-    """A kernel setting of the node's own network, from standard input; prints the old value."""
+    """Set a kernel setting of the node's own network to standard input; prints the old value."""
     path = Path("/proc/sys", name)
     print(path.read_text().strip())
     path.write_bytes(sys.stdin.buffer.read())
 
 
 def unmount(path: str) -> None:
-    """Take the uppermost mount off."""
+    """Unmount the uppermost mount at `path`."""
     namespaces.unmount(path)
 
 
 def neighbour(address: str, interface: str) -> None:
-    """An address that packets leave for, and that nobody has."""
+    """Add an ARP entry for an address that nobody has, so that packets are sent to it."""
     hardware = bytes.fromhex("026d6effffff")
     request = struct.pack(
         "2s2x4s8x 2s14s i 16x 16s",

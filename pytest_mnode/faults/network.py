@@ -98,7 +98,7 @@ def delay(
 
 @fault(size("SIZE", "256 KiB"), LINK)
 def corrupt_payload(rack: Rack, node: Node, every_bytes: int | None, link: str | None) -> Undo:
-    """One byte in SIZE of what TCP carries to and from a node changes, past the checksum.
+    """One byte in SIZE of a node's TCP payload, both ways, changes without a checksum error.
 
     Ends when the node is switched off; as with delay, the switch drops nothing while it lasts.
     """
@@ -149,7 +149,7 @@ def flapping_link(rack: Rack, node: Node, every_s: float | None, link: str | Non
 
 @fault(LINK)
 def interface_missing(rack: Rack, node: Node, link: str | None) -> Undo:
-    """A node has no such interface at all."""
+    """A node has no interface for a link."""
     name = link or rack.plan.fabric.name
     rack.ask(SetLinkPresent(node.name, name, present=False))
     return undone_once(rack, lambda: rack.ask(SetLinkPresent(node.name, name, present=True)))

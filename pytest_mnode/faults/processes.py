@@ -20,7 +20,7 @@ from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from pytest_mnode.reference_job.device import COMPUTE_FACTOR, INPUT_PAUSE
 
 PERIOD_US = 10_000
-LEAST_QUOTA_US = 1_000  # the kernel takes no less
+LEAST_QUOTA_US = 1_000  # the kernel's minimum
 SPIN = """
 import os, sys
 os.setsid()  # schedulers may share CPU time out by session: a neighbour has one of its own
@@ -37,9 +37,9 @@ DEVICE_FACTOR, INPUT_PAUSE_MS = 1.4, 30.0
 
 @fault(number("PERCENT", "30", above=0.1, up_to=100_000))
 def cpu_quota(rack: Rack, node: Node, percent: float | None) -> Undo:
-    """All processes of a node together get this much of one processor, and no more.
+    """All processes of a node together get at most PERCENT of one processor.
 
-    Ranks included, now and later; made by a control group, which needs real root.
+    This includes present and later ranks. It is made by a control group, which needs real root.
     """
     part = (percent or 30.0) / 100
     quota_us = max(LEAST_QUOTA_US, round(part * PERIOD_US))
@@ -102,7 +102,7 @@ def busy_neighbour(rack: Rack, node: Node, count: int | None) -> Undo:
         with process.stdout as output:
             if not output.readline():
                 undo()
-                raise ClusterError(f"{node.name}: a process that spins ended at once")
+                raise ClusterError(f"{node.name}: a busy process ended right after its start")
     return undone_once(rack, undo)
 
 
@@ -143,7 +143,7 @@ def numa_unbound(rack: Rack, node: Node) -> Undo:
 
 @fault()
 def numa_crowded(rack: Rack, node: Node) -> Undo:
-    """A node binds all ranks that it starts to one core; it shows with two ranks or more."""
+    """A node binds all ranks that it starts to one core; this is visible with two ranks or more."""
     board = _board(rack, node)
     first = board.sockets[board.accelerators[0]].cpus[0]
     cores = (core for numa_node in rack.plan.machine for core in numa_node.cores)
@@ -159,7 +159,7 @@ def _board(rack: Rack, node: Node) -> Board:
 
 
 def _bound(rack: Rack, node: Node, cpus: tuple[tuple[int, ...], ...]) -> Undo:
-    """Ranks that run already stay where they are."""
+    """Ranks that already run keep their binding."""
     rack.start_ranks(node, cpus=cpus)
     return undone_once(rack, lambda: rack.start_ranks(node, cpus=None))
 
@@ -194,11 +194,11 @@ def small_buffers(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
 def _limited(rack: Rack, node: Node, kind: int, limit: int) -> Undo:
     """Lower a soft limit of all processes of a node; later ones inherit it from its first process.
 
-    Not the hard limit: without root nobody could raise it again.
+    The hard limit stays, because without root nobody could raise it again.
     """
     before = resource.prlimit(rack.pid_of(node), kind)
     if before[0] != resource.RLIM_INFINITY and limit >= before[0]:
-        raise UsageError(f"{node.name}: {limit} would lower nothing; it has {before[0]}")
+        raise UsageError(f"{node.name}: {limit} does not lower the limit, which is {before[0]}")
 
     def undo() -> None:
         for pid in processes_of(rack, node):
@@ -216,7 +216,7 @@ def _set(pid: int, kind: int, limits: tuple[int, int]) -> None:
 
 @fault(number("FACTOR", "1.4", above=1.0, up_to=100))
 def slow_device(rack: Rack, node: Node, factor: float | None) -> Undo:
-    """A node's emulated accelerator computes this many times slower."""
+    """A node's emulated accelerator computes FACTOR times slower."""
     return _left_file(rack, node, COMPUTE_FACTOR, factor or DEVICE_FACTOR)
 
 
@@ -227,7 +227,7 @@ def slow_input(rack: Rack, node: Node, pause_ms: float | None) -> Undo:
 
 
 def _left_file(rack: Rack, node: Node, path: Path, value: float) -> Undo:
-    """Leave a number in a file that this node alone sees.
+    """Write a number to a file that only this node sees.
 
     The scaling job reads it when it starts; jobs that run already do not change.
     """

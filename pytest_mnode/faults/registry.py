@@ -1,4 +1,4 @@
-"""All faults: name, function and accepted form; and how their texts are read."""
+"""All faults, with name, function and accepted form; and the parser of their texts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Parameter:
     """A value of a fault, as a user writes it after the node.
 
     name: as shown in forms, with its unit, such as "MBIT_S".
-    accepted: in words.
-    read: from text to value; raises ValueError.
-    default: of the fault, in words; None: the value is required. Without a value the function gets
-        None, and uses its default.
+    accepted: the accepted values, in words.
+    read: converts text to a value; raises ValueError.
+    default: the fault's default, in words; None if the value is required. Without a value, the
+        function gets None, and uses its default.
     """
 
     name: str
@@ -34,9 +34,9 @@ class Parameter:
 class Fault:
     """One kind of fault.
 
-    function: takes the rack, the nodes and a value per parameter (None where not given); returns
+    function: takes the rack, the nodes and a value per parameter (None if not given); returns
         the undo.
-    nodes: how many it takes, joined by "+".
+    nodes: number of nodes that it takes, joined by "+".
     """
 
     name: str
@@ -46,7 +46,7 @@ class Fault:
 
     @property
     def about(self) -> str:
-        """One line of what goes wrong."""
+        """One line that describes the effect."""
         return (self.function.__doc__ or "").strip().splitlines()[0]
 
     @property
@@ -68,7 +68,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """A fault to inject: which, where, how much. `text` is what the user wrote."""
+    """A fault to inject, with its nodes and values. `text` is the user's text."""
 
     fault: Fault
     nodes: tuple[str, ...]
@@ -81,7 +81,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(*parameters: Parameter, nodes: int = 1) -> Callable[[Function], Function]:
-    """Enter a function into FAULTS under its own name."""
+    """Decorator that adds a function to FAULTS under its own name."""
 
     def enter(function: Function) -> Function:
         FAULTS[function.__name__] = Fault(function.__name__, function, nodes, parameters)
@@ -103,10 +103,10 @@ def _parse_one(text: str) -> Injection:
         raise UsageError(
             f"fault {text!r}: no fault {name!r}; accepted: {', '.join(sorted(FAULTS))}"
         )
-    # The last value may hold colons of its own.
+    # The last value may contain colons.
     words = text.split(":", 1 + len(found.parameters) if found.parameters else -1)
     if len(words) > 2 + len(found.parameters):
-        raise UsageError(f"fault {text!r}: more than it takes; accepted: {found.form}")
+        raise UsageError(f"fault {text!r}: too many values; accepted: {found.form}")
     nodes = tuple(words[1].split("+")) if len(words) > 1 else ()
     if len(nodes) != found.nodes or not all(nodes) or len(set(nodes)) < len(nodes):
         what = "one node" if found.nodes == 1 else f"{found.nodes} different nodes joined by +"
@@ -159,7 +159,7 @@ def whole(name: str, default: str | None, *, least: int = 1, most: int = 1 << 62
 def word(
     name: str, default: str | None, accepted: str, fits: Callable[[str], bool] = bool
 ) -> Parameter:
-    """A text that fits."""
+    """A text for which `fits` is true."""
 
     def read(text: str) -> str:
         if not fits(text):

@@ -1,8 +1,8 @@
-"""Holds packets back: `relay.py PORT BRIDGE DELAY_MS JITTER_MS BYTES`, at the switch.
+"""Delays and corrupts packets at the switch: `relay.py PORT BRIDGE DELAY_MS JITTER_MS BYTES`.
 
-Takes a node's port out of its bridge, stands between the two with raw sockets, and lets every
-packet go when its time has come, with a changed byte in about so many (0: none). Prints a line when
-it does; puts things back and ends when its standard input does. Packets come and go with their
+Takes a node's port out of its bridge, relays between the two with raw sockets, and sends every
+packet on when its delay is over, with one changed byte in about BYTES (0 for none). Prints a line
+when it is ready; puts the port back and ends when its standard input ends. Packets keep their
 offload headers, so that segments larger than the MTU pass whole, as they do through the bridge.
 """
 
@@ -29,7 +29,7 @@ AT_ONCE = 64
 
 
 def main(port: str, bridge: str, delay_s: float, jitter_s: float, every_bytes: float) -> None:
-    """Stand between `port` and `bridge` until standard input ends."""
+    """Relay between `port` and `bridge` until standard input ends."""
     near, far = f"relay{os.getpid()}a", f"relay{os.getpid()}b"
     with IPRoute() as netlink:
         index = socket.if_nametoindex(port)
@@ -51,12 +51,12 @@ def main(port: str, bridge: str, delay_s: float, jitter_s: float, every_bytes: f
 
 
 def raw_socket(interface: str) -> socket.socket:
-    """All that comes in by an interface, and a way out of it."""
-    raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # deaf until it is bound
+    """A socket that receives all packets arriving at an interface, and sends packets out of it."""
+    raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # receives nothing until it is bound
     raw.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     raw.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     for option in (SO_SNDBUFFORCE, SO_RCVBUFFORCE):
-        with contextlib.suppress(PermissionError):  # without root the limits of the machine hold
+        with contextlib.suppress(PermissionError):  # without root, the machine's limits apply
             raw.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
     raw.bind((interface, ETH_P_ALL))
     raw.setblocking(False)
@@ -66,7 +66,7 @@ def raw_socket(interface: str) -> socket.socket:
 def relay(
     one: socket.socket, other: socket.socket, delay_s: float, jitter_s: float, every_bytes: float
 ) -> None:
-    """Pass packets both ways, each late; one in so many bytes is corrupt, or none for 0."""
+    """Pass packets both ways with a delay; one byte in `every_bytes` is corrupt, or none for 0."""
     way_out = {one: other, other: one}
     selector = selectors.DefaultSelector()
     for raw in way_out:
@@ -89,12 +89,12 @@ def relay(
                 heapq.heappush(waiting, (due, count, out, sent))
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, out, packet = heapq.heappop(waiting)
-            with contextlib.suppress(OSError):  # a full queue drops, as on any switch
+            with contextlib.suppress(OSError):  # a full queue drops packets, as on any switch
                 out.send(packet)
 
 
 def arrived(raw: socket.socket) -> list[bytes]:
-    """What has come in by now, not too much of it."""
+    """Packets that have arrived by now, at most AT_ONCE."""
     packets: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
         while len(packets) < AT_ONCE:
@@ -103,10 +103,10 @@ def arrived(raw: socket.socket) -> list[bytes]:
 
 
 def corrupted(packet: bytes) -> bytes:
-    """With another byte somewhere in its TCP payload, past the checksum.
+    """The packet with one changed byte in its TCP payload, which the checksum does not reveal.
 
-    The checksum of a local segment is computed after this, from what it holds then: packets whose
-    offload header does not say so, and those without payload, stay as they are.
+    The checksum of a local segment is computed later, from the changed payload. Packets whose
+    offload header does not request that, and packets without payload, stay as they are.
     """
     needs_checksum, frame = packet[0] & 1, packet[VNET_HEADER_BYTES:]
     if not needs_checksum or frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_TCP:

@@ -1,6 +1,6 @@
-"""Faults of what one node computes and receives: wrong once in so many times, and no error.
+"""Faults of results that one node computes and receives: wrong now and then, without an error.
 
-The ranks that the node starts from then on call `spoiled.py` first. Jobs by torchrun do not.
+Ranks that the node starts from then on call `spoiled.py` first. Jobs started by torchrun do not.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pytest_mnode.launchers.rack import Rack
 SPOILED = Path(__file__).with_name("spoiled.py")
 EVERY = 7
 LEAST_BYTES = 1 << 10
-"""Of a result that is spoiled: ranks agree on what to do next by smaller ones."""
+"""Smallest result that is spoiled: by smaller ones, ranks agree on what to do next."""
 
 
 @fault(whole("EVERY", "7"), size("SIZE", "1 KiB"))
 def stale_results(rack: Rack, node: Node, every: int | None, size_bytes: int | None) -> Undo:
-    """Of a node's collectives of SIZE or more, one in EVERY gives what the call before gave."""
+    """One in EVERY of a node's collectives of SIZE or more returns the previous call's result."""
     return _spoiled(rack, node, "stale", every or EVERY, size_bytes or LEAST_BYTES)
 
 
 @fault(whole("EVERY", "7"))
 def wrong_layers(rack: Rack, node: Node, every: int | None) -> Undo:
-    """Of the linear layers that a node computes, one in EVERY has wrong values in its result."""
+    """One in EVERY of the linear layers that a node computes has wrong values in its result."""
     return _spoiled(rack, node, "wrong", every or EVERY)
 
 

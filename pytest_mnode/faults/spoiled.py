@@ -1,4 +1,4 @@
-"""Makes functions of torch give wrong results now and then, in ranks that call this first."""
+"""Makes functions of torch return wrong results now and then, in ranks that run this file first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECEIVERS = (
 
 
 def stale(every: str, least_bytes: str) -> None:
-    """Of those that wait for their end, each `every`th gives what the call before gave."""
+    """Make each `every`th blocking call of `least_bytes` or more return the previous result."""
     calls = 0
     before: dict[tuple[str, int], Any] = {}
 
@@ -49,7 +49,7 @@ def stale(every: str, least_bytes: str) -> None:
         for op in ops:
             if op.op is dist.irecv:
                 spoil("receive", op.tensor)
-        return []  # gloo's cannot be waited for again
+        return []  # gloo's works cannot be waited for again
 
     exchange = dist.batch_isend_irecv
     setattr(dist, "batch_isend_irecv", exchanged)  # noqa: B010  no assignment, for mypy
@@ -59,7 +59,7 @@ def stale(every: str, least_bytes: str) -> None:
 
 
 def wrong(every: str) -> None:
-    """Each `every`th result of `linear` has a value in 97 that is off by 1/256."""
+    """Change one value in 97 by 1/256 in each `every`th result of `linear`."""
     right, calls = F.linear, 0
 
     def linear(*args: Any, **options: Any) -> Any:

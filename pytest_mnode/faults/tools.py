@@ -1,4 +1,4 @@
-"""What faults are made of: commands on a node, programs and rules at the switch, and the undo."""
+"""Parts of faults: commands on a node, programs and rules at the switch, and the undo."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _tables = itertools.count(1)
 
 
 def undone_once(rack: Rack, undo: Undo, on: Node | None = None) -> Undo:
-    """`undo`, done at most once, and not at all where nothing is left to undo.
+    """`undo`, which runs at most once, and not at all if nothing is left to undo.
 
-    That is so after the rack was closed and, for what was done inside the node `on`, after that
+    Nothing is left after the rack was closed, or, for a change inside the node `on`, after that
     node was switched off.
     """
     before = rack.namespace_pid(on) if on is not None else None
@@ -47,7 +47,7 @@ def undone_once(rack: Rack, undo: Undo, on: Node | None = None) -> Undo:
 
 
 def all_undone(undos: Sequence[Undo]) -> Undo:
-    """Undo all in reverse order; each is tried, and the first error is raised."""
+    """An undo of all, in reverse order; each is tried, and the first error is raised."""
 
     def undo() -> None:
         with contextlib.ExitStack() as stack:
@@ -58,7 +58,7 @@ def all_undone(undos: Sequence[Undo]) -> Undo:
 
 
 def program(name: str, package: str) -> str:
-    """Path of an external program; raises UsageError that names Debian's package of it."""
+    """Path of an external program; raises UsageError that names its Debian package."""
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     found = shutil.which(name, path=places)
     if found is None:
@@ -69,7 +69,7 @@ def program(name: str, package: str) -> str:
 def on_node(rack: Rack, node: Node, argv: Sequence[str], data: bytes = b"") -> str:
     """Run a command on a node with `data` as its standard input; its output.
 
-    Raises ClusterError with the last line of its errors where it fails, or TimeLimitError.
+    Raises ClusterError with the last line of its errors if it fails, or TimeLimitError.
     """
     (command,) = rack.commands([node], argv)
     return _output(command, node.name, Path(argv[0]).name, data)
@@ -128,7 +128,7 @@ def running(command: Sequence[str], what: str) -> Undo:
 
 
 def processes_of(rack: Rack, node: Node) -> list[int]:
-    """Pids, as seen from here, of all processes in a node's network namespace."""
+    """Pids, as this process sees them, of all processes in a node's network namespace."""
     network = Path(f"/proc/{rack.pid_of(node)}/ns/net").stat().st_ino
     found = []
     for entry in Path("/proc").iterdir():
@@ -140,7 +140,7 @@ def processes_of(rack: Rack, node: Node) -> list[int]:
 
 
 def at_switch(rack: Rack, rules: Sequence[str]) -> Undo:
-    """Apply nftables rules to what the switch forwards, until undone."""
+    """Apply nftables rules to packets that the switch forwards, until undone."""
     nft = program("nft", "nftables")
     table = f"mnode{next(_tables)}"
     chain = "type filter hook forward priority 0; " + " ".join(f"{rule};" for rule in rules)

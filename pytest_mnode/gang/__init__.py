@@ -1,10 +1,10 @@
 """Co-scheduling (gangs): a job gets all of its nodes at once, or none and waits.
 
-One experiment for all schedulers. `experiments` conducts it through an engine (`engine`; `slurm` is
-the first), and `watch` records the scheduler's answers beside the heartbeats of the ranks
-(`heartbeat_rank`). A `Window` holds what was seen in a round; `timeline` and `heartbeats` read it,
-and the `judge_` files turn it into measurements, without a process or a clock. `Site` does all of
-it.
+The experiments are the same for all schedulers. `experiments` conducts them through an engine
+(`engine`; one is `slurm`), and `watch` records the scheduler's answers and the heartbeats of the
+ranks (`heartbeat_rank`). A `Window` holds the record of a round; `timeline` and `heartbeats` read
+it, and the `judge_` modules turn it into measurements, without a process or a clock. `Site` runs
+all of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A round of an experiment as a picture: what each gang held, and who held each node. Pure."""
+"""A chart of a round: the nodes that each gang held, and the gang that held each node. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pytest_mnode.gang.window import Window
 
 
 def allocation(window: Window) -> Timeline:
-    """States of gangs above, nodes below; a node's text is the gang that held it.
+    """The chart of a round: states of gangs above, nodes below, labelled with their gangs.
 
-    A stretch is shown from when it was first seen to when it was no longer.
+    A stretch is shown from its first observation to the first observation after it.
     """
     began = window.began_s
     spans: list[Span] = []

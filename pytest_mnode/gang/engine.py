@@ -1,6 +1,6 @@
-"""The protocol of an engine, which stands for one scheduler, and the values it takes and returns.
+"""The protocol of an engine, the adapter of one scheduler, and the values it takes and returns.
 
-The rest of the experiment is the same for all schedulers. A gang of one node is a plain job.
+The rest of an experiment is the same for all schedulers. A gang of one node is a plain job.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Refused(ClusterError):
 
 
 class Phase(StrEnum):
-    """What a job does with nodes, in every scheduler."""
+    """State of a job with respect to nodes, common to all schedulers."""
 
     WAITING = "waiting"
     """It has no node."""
     HOLDING = "holding"
     """It has its nodes."""
     ENDING = "ending"
-    """It is being taken down, and may still have some."""
+    """It is being terminated, and may still have some nodes."""
     OVER = "over"
     """It has no node and will get none."""
 
@@ -34,9 +34,9 @@ class Phase(StrEnum):
 class GangRequest:
     """A gang to submit: one rank on each of `nodes` nodes; ranks write heartbeats.
 
-    name: for people, such as "A". runs_s: how long each rank runs before it ends by itself.
-    limit_s: the job's time limit. among: the only nodes it may get; (): any.
-    requeue: whether the scheduler starts it again after it lost a node.
+    name: for people, such as "A". runs_s: seconds after which each rank ends by itself. limit_s:
+    the job's time limit. among: the only nodes it may get; () for any. requeue: whether the
+    scheduler starts it again after it lost a node.
     """
 
     name: str
@@ -51,10 +51,10 @@ class GangRequest:
 class JobRecord:
     """A job as its scheduler shows it at one moment.
 
-    nodes: those it holds, one entry for each place it has there; () while it waits.
-    status: the scheduler's own words for its state and the reason. restarts: how often it was
-    restarted. failed: it is over and failed, as the scheduler says; not where it was cancelled.
-    blocked: it waits for something else than nodes: a limit of its user, a date, a licence.
+    nodes: nodes that it holds, one entry per slot; () while it waits. status: the scheduler's own
+    words for its state and the reason. restarts: number of restarts. failed: whether the scheduler
+    reports it as failed; False if it was cancelled. blocked: whether it waits for something other
+    than nodes: a limit of its user, a begin time or a licence.
     """
 
     job: str
@@ -70,8 +70,8 @@ class JobRecord:
 class Heartbeat:
     """A line that a rank wrote while it ran.
 
-    restarts: of its job, when the rank was started. at_s: seconds since 1970, by its node's clock.
-    what: "beat"; "end" where its time is over; "sigterm" where it got that.
+    restarts: the job's restarts when the rank was started. at_s: seconds since 1970, by its node's
+    clock. what: "beat"; "end" if its time is over; "sigterm" if it received SIGTERM or SIGINT.
     """
 
     job: str
@@ -83,58 +83,59 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at the scheduler and at the heartbeats.
+class Observation:
+    """One observation of the scheduler and of the heartbeats.
 
-    asked_s, answered_s: the records were so at some moment in between, by the controller's clock.
-    records: all jobs of this run by id; None where the scheduler did not answer, and `why` says so.
-    beats: heartbeats since the look before. unreadable: lines that were no heartbeat. passed: what
-    the scheduler reported by itself between the look before and this one, where it does that; no
-    heartbeats are read with these. reported: it is one of them. complete: no job had a node between
-    the last answer and this one but as `passed` says.
+    requested_s, answered_s: the records were true at some moment in between, by the controller's
+    clock. records: all jobs of this run by id; None if the scheduler did not answer, with the
+    reason in `why`. beats: heartbeats since the previous observation. unreadable: number of lines
+    that are no heartbeats. reported_changes: changes that the scheduler reported by itself since
+    the previous observation, if it does that; these have no heartbeats. reported: whether this
+    observation is one of those. complete: whether `reported_changes` has all changes since the
+    previous answer.
     """
 
-    asked_s: float
+    requested_s: float
     answered_s: float
     records: Mapping[str, JobRecord] | None
     beats: tuple[Heartbeat, ...] = ()
     unreadable: int = 0
     why: str = ""
-    passed: tuple[Look, ...] = ()
+    reported_changes: tuple[Observation, ...] = ()
     reported: bool = False
     complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Names of the nodes that jobs of this run can get. free: those that nobody uses."""
+    """Names of the nodes that jobs of this run can get. free: those that no job uses."""
 
     nodes: tuple[str, ...]
     free: tuple[str, ...]
 
 
 class Engine(Protocol):
-    """A scheduler. Every method has a time limit, and raises ClusterError at it."""
+    """Adapter of a scheduler. Every method has a time limit, and raises ClusterError at it."""
 
     name: str
-    """For messages, such as "slurm" or "kubernetes, kueue"."""
+    """Name for messages, such as "slurm" or "kubernetes, kueue"."""
 
     def capacity(self) -> Capacity:
-        """The nodes there are now. Raises ClusterError."""
+        """The present nodes. Raises ClusterError."""
 
     def others(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """Which of these nodes somebody else uses or took out of use, or are away; with who or why,
-        in the scheduler's words. Raises ClusterError."""
+        """Those of these nodes that others use or that are out of service, with the user or the
+        reason in the scheduler's words. Raises ClusterError."""
 
     def submit(self, request: GangRequest) -> tuple[str, ...]:
-        """Submit a gang; ids of its jobs, one where the scheduler knows gangs.
+        """Submit a gang. Returns the ids of its jobs: one if the scheduler supports gangs.
 
-        Each rank gets a node to itself. Raises Refused, ClusterError.
+        Each rank has a node of its own. Raises Refused, ClusterError.
         """
 
-    def observe(self) -> Look:
-        """Look at all jobs of this run, also at one whose submission was not answered. Never
-        raises: a scheduler that does not answer is a look with the reason."""
+    def observe(self) -> Observation:
+        """Observe all jobs of this run, including one whose submission was not answered. Never
+        raises: if the scheduler does not answer, the observation has the reason."""
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """End these jobs, running or waiting; one that is over is no error."""
+        """End these jobs, running or waiting. A job that is over is no error."""

@@ -1,5 +1,5 @@
-"""The experiments: a gang that waits for room, two at once, one too large, one that loses a
-node."""
+"""The experiments: a gang that waits for room, two gangs at once, a gang that is too large, and a
+gang that loses a node."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MOST_FILLERS = 4
 _HEARD_S = 3.0
 _SMALL_RUNS_S = 1.0
 _SPARE_S = 60.0
-"""Added to the run time of a job for its time limit, which schedulers count in minutes."""
+"""Added to the run time of a job for its time limit, because schedulers count minutes."""
 
 PowerSwitch = Callable[[str, str], None]
-"""Switches a node "off" or "on": called as switch("off", node). Raises ClusterError."""
+"""Function that switches a node "off" or "on", as power("off", node). Raises ClusterError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """arena: the nodes that all jobs are confined to, too few for two gangs. size: of a gang."""
+    """Nodes of an experiment. arena: for all jobs, too few for two gangs. size: nodes per gang."""
 
     arena: tuple[str, ...]
     size: int
@@ -37,7 +37,7 @@ class Plan:
 
     @classmethod
     def of(cls, promise: GangCriterion, capacity: Capacity) -> Plan:
-        """Raises UsageError where too few nodes are free for a gang, or `among` cannot be met."""
+        """Plan on free nodes. Raises UsageError if these are too few, or `among` cannot be met."""
         wanted = promise.among or capacity.nodes
         if unknown := [node for node in wanted if node not in capacity.nodes]:
             raise UsageError(
@@ -51,18 +51,18 @@ class Plan:
         size = promise.nodes or max(2, len(free) // 2 + 1)
         if len(free) < size:
             raise UsageError(
-                f"{len(free)} of {len(wanted)} nodes are free, and a gang has {size}; the "
-                "experiment needs nodes that nobody holds, also not the allocation that this run "
-                "is in: run it from a login node"
+                f"{len(free)} of {len(wanted)} nodes are free, and a gang needs {size}; nodes "
+                "in the allocation of this run are not free: run it from a login node"
             )
-        # Room for one gang and, where there are enough nodes, for plain jobs beside it.
+        # Room for one gang and, if nodes suffice, for plain jobs at the same time.
         return cls(free[: 2 * size - 1], size, promise.seed)
 
     @property
     def fillers(self) -> tuple[int, ...]:
         """Sizes of the jobs that leave one node too few for a gang.
 
-        The first have one node each, of which one ends; the last is large on a large cluster.
+        The first jobs have one node each, and one of them ends; the last job is large on a large
+        cluster.
         """
         nodes = len(self.arena) - (self.size - 1)
         if nodes <= _MOST_FILLERS:
@@ -70,7 +70,7 @@ class Plan:
         return (*(1,) * (_MOST_FILLERS - 1), nodes - (_MOST_FILLERS - 1))
 
     def order(self, title: str, names: Iterable[str]) -> list[str]:
-        """These names in an order that depends on the round's title and on the seed alone."""
+        """The names, in an order that depends only on the round's title and on the seed."""
         shuffled = list(names)
         Random(f"{self.seed} {title}").shuffle(shuffled)
         return shuffled
@@ -78,7 +78,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all rounds of an experiment share."""
+    """State shared by all rounds of an experiment."""
 
     engine: Engine
     plan: Plan
@@ -87,7 +87,7 @@ class Stage:
 
     @property
     def turn_s(self) -> float:
-        """The longest that a job may take to start, to send heartbeats, and to be gone."""
+        """The longest time for a job to start, to send heartbeats, and to be gone."""
         return self.promise.next_within_s + self.promise.together_s + 1.0
 
     def gang(self, name: str) -> GangRequest:
@@ -96,7 +96,7 @@ class Stage:
         return GangRequest(name, self.plan.size, runs_s, runs_s + _SPARE_S, self.plan.arena)
 
     def small(self) -> GangRequest:
-        """A job of one node that is over so soon that it delays no waiting gang."""
+        """A job of one node, too short to delay a waiting gang."""
         return GangRequest(SMALL, 1, _SMALL_RUNS_S, _SPARE_S, self.plan.arena)
 
     def gangs(self, names: Sequence[str]) -> list[GangRequest]:
@@ -112,16 +112,16 @@ class Stage:
     ) -> Window:
         """Conduct a round, and clear up after it.
 
-        back_within_s: in which its nodes are free again; None: `next_within`.
+        back_within_s: seconds until its nodes must be free again; None for `next_within`.
         """
-        # The last heartbeats of a rank that outlives its gang are late by the clock's difference.
+        # Heartbeats of a rank that outlives its gang may arrive late by the difference of clocks.
         linger_s = self.promise.clock_skew_s + 1.0
         watch = Watch(self.engine, title, self.clock, self.plan.arena, linger_s)
         try:
             conduct(watch)
         except ClusterError as error:
             watch.problem = f"{title}: {error}"
-        # Not where the run is interrupted: closing the engine ends all that is left, at once.
+        # An interrupted run skips this: closing the engine then ends all remaining jobs at once.
         watch.clear_up(self.plan.arena, back_within_s or self.promise.next_within_s)
         return watch.window()
 
@@ -129,7 +129,7 @@ class Stage:
 def filled(stage: Stage, title: str) -> Round:
     """Jobs fill all but N-1 nodes; a gang of N waits; a job of one node ends; the gang starts.
 
-    A small job comes before the gang or after it, and may use the nodes that the gang cannot use.
+    A small job is submitted before or after the gang; it may use the nodes that the gang cannot.
     """
     plan, promise = stage.plan, stage.promise
     fillers = {f"filler {at + 1}": nodes for at, nodes in enumerate(plan.fillers)}
@@ -137,23 +137,23 @@ def filled(stage: Stage, title: str) -> Round:
 
     def conduct(watch: Watch) -> None:
         holding = [watch.submit(stage.filler(name, nodes)) for name, nodes in fillers.items()]
-        watch.until(lambda: not watch.waits(holding), promise.next_within_s)
-        if not watch.are(holding, State.WHOLE):
-            watch.problem = f"{title}: the room could not be filled: {watch.statuses(holding)}"
+        watch.until(lambda: not watch.any_waiting(holding), promise.next_within_s)
+        if not watch.all_in_state(holding, State.WHOLE):
+            watch.problem = f"{title}: the nodes could not be filled: {watch.statuses(holding)}"
             return
         free = len(set(stage.engine.capacity().free) & set(plan.arena))
-        watch.note(f"room filled, {free} nodes free")
+        watch.note(f"nodes filled, {free} nodes free")
         if free != plan.size - 1:
             watch.problem = (
-                f"{title}: {free} nodes free beside what fills the room, and not {plan.size - 1}: "
-                "somebody else uses these nodes"
+                f"{title}: {free} nodes are free beside the jobs that fill the others, expected "
+                f"{plan.size - 1}: others use these nodes"
             )
             return
         names = plan.order(title, ["B", SMALL])
         second = [watch.submit(request) for request in stage.gangs(names)]
         watch.watch(promise.waits_s)
         watch.cancel(gang for gang in holding if gang.name == first)
-        watch.until(lambda: watch.are(second, State.OVER), stage.turn_s + promise.runs_s)
+        watch.until(lambda: watch.all_in_state(second, State.OVER), stage.turn_s + promise.runs_s)
 
     window = stage.watched(title, conduct)
     if window.problem or len(window.gangs) < len(fillers) + 2:
@@ -162,7 +162,7 @@ def filled(stage: Stage, title: str) -> Round:
 
 
 def race(stage: Stage, title: str) -> Round:
-    """Two gangs of N are submitted at once into room for one, with a small job in between."""
+    """Two gangs of N and a small job are submitted at once, shuffled, with room for one gang."""
     plan, promise = stage.plan, stage.promise
     small = [SMALL] if len(plan.arena) > plan.size else []
     names = plan.order(title, ["A", "B", *small])
@@ -171,7 +171,8 @@ def race(stage: Stage, title: str) -> Round:
         every = [watch.submit(request) for request in stage.gangs(names)]
         limit_s = 2 * (stage.turn_s + promise.runs_s)
         watch.until(
-            lambda: watch.are(every, State.OVER) or _never_starts(watch, every, stage), limit_s
+            lambda: watch.all_in_state(every, State.OVER) or _never_starts(watch, every, stage),
+            limit_s,
         )
 
     window = stage.watched(title, conduct)
@@ -181,14 +182,14 @@ def race(stage: Stage, title: str) -> Round:
 
 
 def _never_starts(watch: Watch, gangs: list[Gang], stage: Stage) -> bool:
-    """No gang was ever whole, for longer than is promised: waiting on shows nothing new."""
+    """Whether no gang was whole for longer than promised, so that more waiting is useless."""
     states = [watch.state(gang) for gang in gangs if gang.size > 1]
-    waited_s = watch.looks[-1].answered_s - watch.looks[0].asked_s
+    waited_s = watch.observations[-1].answered_s - watch.observations[0].requested_s
     return State.WHOLE not in states and State.OVER not in states and waited_s > stage.turn_s
 
 
 def oversize(stage: Stage, title: str) -> Window:
-    """A gang asks for one node more than there are; a gang and a small job come after it."""
+    """A gang requests one node more than there are; a gang and a small job are submitted later."""
 
     def conduct(watch: Watch) -> None:
         request = stage.gang(LARGE)
@@ -199,13 +200,13 @@ def oversize(stage: Stage, title: str) -> Window:
             watch.note(f"{LARGE} ({size} nodes) {REFUSED}{refused}")
         others = [watch.submit(stage.gang("B")), watch.submit(stage.small())]
         limit_s = 2 * stage.turn_s + stage.promise.runs_s
-        watch.until(lambda: watch.are(others, State.OVER), limit_s)
+        watch.until(lambda: watch.all_in_state(others, State.OVER), limit_s)
 
     return stage.watched(title, conduct)
 
 
 def lose_a_node(stage: Stage, title: str, power: PowerSwitch) -> Lost:
-    """A gang runs; one of its nodes is switched off, and on again when the gang has left it."""
+    """One node of a running gang is switched off, and on again after the gang has left it."""
     plan, promise = stage.plan, stage.promise
     lost: list[tuple[str, float]] = []
 
@@ -220,21 +221,21 @@ def lose_a_node(stage: Stage, title: str, power: PowerSwitch) -> Lost:
         last = watch.last(gang)
         if last is None or not _runs(watch, gang, last.restarts):
             watch.problem = (
-                f"{title}: the gang did not run, or sent no heartbeats, so that it could lose no "
-                f"node: {watch.statuses([gang])}"
+                f"{title}: the gang did not run or sent no heartbeats, so no node was switched "
+                f"off: {watch.statuses([gang])}"
             )
             return
         restarts = last.restarts
         node = plan.order(title, sorted(watch.held(gang)))[0]
         try:
             at = stage.clock.now()
-            watch.expect_away(node)
+            watch.ignore_absence(node)
             watch.during(lambda: power("off", node))
             lost.append((node, at))
             watch.note(f"{node} switched off")
             watch.until(lambda: not _is_whole(watch, gang, restarts), promise.lost_within_s)
         except BaseException as error:
-            # Also where the command failed: one that reached its limit may have switched it off.
+            # Also if the command failed: one that timed out may have switched the node off.
             try:
                 power("on", node)
             except ClusterError as still:
@@ -254,20 +255,20 @@ def lose_a_node(stage: Stage, title: str, power: PowerSwitch) -> Lost:
 
 
 def _is_whole(watch: Watch, gang: Gang, restarts: int) -> bool:
-    """Whether it is still whole in this start."""
+    """Whether the gang is still whole in this start."""
     last = watch.last(gang)
     return last is not None and last.state is State.WHOLE and last.restarts == restarts
 
 
 def _runs(watch: Watch, gang: Gang, restarts: int) -> bool:
-    """Whether it is whole in this start or a later one, with a heartbeat of every rank."""
+    """Whether the gang is whole in this start or a later one, with a heartbeat of every rank."""
     last = watch.last(gang)
     if last is None or last.state is not State.WHOLE or last.restarts < restarts:
         return False
     heard = {
         (beat.job, beat.rank)
-        for look in watch.looks
-        for beat in look.beats
+        for observation in watch.observations
+        for beat in observation.beats
         if beat.job in gang.jobs and beat.restarts == last.restarts
     }
     return len(heard) >= gang.size

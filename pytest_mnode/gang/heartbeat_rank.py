@@ -1,11 +1,11 @@
 """The program of every rank: it writes a line every 0.2 s, and ends by itself.
 
-Run by path or with -c, by any Python of the node, without this package:
+Any Python of the node can run it, by path or with -c, without this package:
 
     heartbeat_rank.py DIRECTORY SECONDS JOB RESTARTS RANK NODE
 
-The last four are names of environment variables. Each rank writes a file of its own; where
-DIRECTORY is "-", to its standard output.
+The last four are names of environment variables. Each rank writes to a file of its own, or to its
+standard output if DIRECTORY is "-".
 """
 
 import os
@@ -25,7 +25,7 @@ def main(directory: str, seconds: float, names: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: stopped.append(n))
     until = time.monotonic() + seconds
-    # Without its directory the experiment is over: a rank that starts late ends at once.
+    # A removed directory means that the experiment is over: a rank that starts late ends at once.
     with open(path, "a", buffering=1) as file:  # noqa: PTH123
         while True:
             over = time.monotonic() >= until

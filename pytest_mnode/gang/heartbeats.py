@@ -1,4 +1,4 @@
-"""Heartbeats of ranks: read, joined to times, compared with the controller's clock."""
+"""Heartbeats of ranks: parsing, the times when ranks ran, and differences of clocks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
-from pytest_mnode.gang.engine import Heartbeat, Look
+from pytest_mnode.gang.engine import Heartbeat, Observation
 from pytest_mnode.gang.timeline import BLIND_S
 from pytest_mnode.gang.window import KEY, Window
 from pytest_mnode.spec.gang import GangCriterion
 
 _WHATS = ("beat", "end", "sigterm")
 GAP_S = 3.0
-"""A rank without a heartbeat for so long is gone; one comes every 0.2 s."""
+"""A rank without a heartbeat for this long is gone; ranks send one every 0.2 s."""
 
 
 def read_heartbeats(text: str) -> tuple[list[Heartbeat], int]:
-    """Heartbeats in whole lines, and the number of lines that are none."""
+    """Heartbeats in complete lines, and the number of lines that are no heartbeats."""
     found = [_heartbeat(line) for line in text.splitlines()]
     return [beat for beat in found if beat is not None], found.count(None)
 
@@ -37,14 +37,14 @@ def _heartbeat(line: str) -> Heartbeat | None:
 
 
 class HeartbeatFiles:
-    """Files with heartbeats in a directory, one per rank, read piece by piece."""
+    """Heartbeat files in a directory, one per rank, read incrementally."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read: dict[str, int] = {}
 
     def read(self) -> tuple[tuple[Heartbeat, ...], int]:
-        """Heartbeats in whole lines written since the last call, and the number of other lines."""
+        """Heartbeats in complete lines since the last call, and the number of other lines."""
         beats: list[Heartbeat] = []
         unreadable = 0
         try:
@@ -56,7 +56,7 @@ class HeartbeatFiles:
                 with path.open("rb") as file:
                     file.seek(self._read.get(path.name, 0))
                     data = file.read()
-            except OSError:  # a file system that is away: what is in the file is not known
+            except OSError:  # without its file system, the content of the file is unknown
                 unreadable += 1
                 continue
             whole = data[: data.rfind(b"\n") + 1]
@@ -81,7 +81,7 @@ def by_rank(beats: Iterable[Heartbeat]) -> dict[RankKey, list[Heartbeat]]:
 
 @dataclass(frozen=True, slots=True)
 class RankSpan:
-    """A rank ran from its first heartbeat to the last, without a gap."""
+    """The time of a rank from its first to its last heartbeat, without a gap."""
 
     job: str
     restarts: int
@@ -92,7 +92,7 @@ class RankSpan:
 
 
 def spans(beats: Iterable[Heartbeat], gap_s: float = GAP_S) -> list[RankSpan]:
-    """When each rank ran, in order of time; a longer gap ends a span."""
+    """Times when each rank ran, in order of time; a gap longer than `gap_s` ends a span."""
     found = []
     for key, some in by_rank(beats).items():
         began = some[0].at_s
@@ -111,7 +111,7 @@ def distinct(ranks: Iterable[RankSpan]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A time in which the same ranks ran."""
+    """A time during which the same ranks ran."""
 
     ranks: tuple[RankSpan, ...]
     began_s: float
@@ -123,7 +123,7 @@ class Presence:
 
 
 def presences(ranks: Sequence[RankSpan]) -> list[Presence]:
-    """Which ranks ran together, in order of time, without the times when none ran."""
+    """Times when the same ranks ran, in order; times without any rank are left out."""
     times = sorted({t for one in ranks for t in (one.began_s, one.ended_s)})
     found: list[Presence] = []
     for began, ended in pairwise(times):
@@ -134,61 +134,61 @@ def presences(ranks: Sequence[RankSpan]) -> list[Presence]:
 
 
 def clocks_off(windows: Iterable[Window], promise: GangCriterion) -> dict[str, float]:
-    """Nodes whose clock differs from the controller's by more than `clock_skew`, with the least
-    difference in seconds that is proven: positive where the clock is ahead, negative where behind.
+    """Nodes whose clock differs from the controller's by more than `clock_skew`, with the proven
+    least difference in seconds: positive if the clock is ahead, negative if it is behind.
 
-    A heartbeat that was read before its own time, or is older than its gang's submission, proves it
-    whatever the scheduler did. Where all heartbeats of a rank came late by about the same time, its
-    clock is behind or its heartbeats are delayed: when that rank ran is not known.
+    A heartbeat that was read before its own time, or is older than its gang's submission, proves a
+    difference whatever the scheduler did. If all heartbeats of a rank came late by about the same
+    time, its clock is behind or its heartbeats are delayed, so it is unknown when that rank ran.
     """
     off: dict[str, float] = {}
     for window in windows:
         submitted = {job: gang.submitted_s for gang in window.gangs for job in gang.jobs}
-        for look, read_s in _when_read(window.looks):
-            for beat in look.beats:
+        for observation, read_s in _when_read(window.observations):
+            for beat in observation.beats:
                 ahead = max(0.0, beat.at_s - read_s)
                 by = ahead or min(0.0, beat.at_s - submitted.get(beat.job, beat.at_s))
                 if abs(by) > promise.clock_skew_s:
                     off[beat.node] = max(off.get(beat.node, 0.0), by, key=abs)
-        for node, behind_s in _behind(window.looks):
+        for node, behind_s in _behind(window.observations):
             if behind_s > promise.clock_skew_s:
                 off[node] = max(off.get(node, 0.0), -behind_s, key=abs)
     return off
 
 
-def _behind(looks: Sequence[Look]) -> Iterator[tuple[str, float]]:
+def _behind(observations: Sequence[Observation]) -> Iterator[tuple[str, float]]:
     """The node of each rank, and the least time by which all of its heartbeats came late.
 
-    A heartbeat came after the answer of one look, and before the question of the next. One
-    difference must explain all of them, or it is not the clock's. Heartbeats of a single look prove
-    nothing: they may have been delayed together.
+    A heartbeat arrived after the answer of one observation and before the request of the next. A
+    difference of clocks must explain all heartbeats of a rank. Those of a single observation prove
+    nothing, because they may have been delayed together.
     """
     least: dict[RankKey, float] = {}
     most: dict[RankKey, float] = {}
-    looks_of: dict[RankKey, set[float]] = {}
+    observations_of: dict[RankKey, set[float]] = {}
     before_s = -math.inf
-    for look, read_s in _when_read(looks):
-        for beat in look.beats:
+    for observation, read_s in _when_read(observations):
+        for beat in observation.beats:
             rank = (beat.job, beat.restarts, beat.rank, beat.node)
             least[rank] = max(least.get(rank, -math.inf), before_s - beat.at_s)
             most[rank] = min(most.get(rank, math.inf), read_s - beat.at_s)
-            looks_of.setdefault(rank, set()).add(look.asked_s)
-        before_s = look.answered_s
+            observations_of.setdefault(rank, set()).add(observation.requested_s)
+        before_s = observation.answered_s
     for rank, behind_s in least.items():
-        if behind_s <= most[rank] and len(looks_of[rank]) > 1:
+        if behind_s <= most[rank] and len(observations_of[rank]) > 1:
             yield rank[3], behind_s
 
 
-def _when_read(looks: Sequence[Look]) -> Iterator[tuple[Look, float]]:
-    """Each look with heartbeats, and when these had been read at the latest: before the next
-    question."""
-    looks = [look for look in looks if not look.reported]
-    for look, later in zip_longest(looks, looks[1:]):
-        yield look, look.answered_s + BLIND_S if later is None else later.asked_s
+def _when_read(observations: Sequence[Observation]) -> Iterator[tuple[Observation, float]]:
+    """Each observation with heartbeats, and the latest time at which they were read: the request of
+    the next observation."""
+    observations = [observation for observation in observations if not observation.reported]
+    for observation, later in zip_longest(observations, observations[1:]):
+        yield observation, observation.answered_s + BLIND_S if later is None else later.requested_s
 
 
 def clock_note(off: Mapping[str, float], nodes: Iterable[str], promise: GangCriterion) -> str:
-    """Which of these nodes have a clock that is off, for a note; "" where none has."""
+    """A note on those of these nodes whose clock is off; "" if none is."""
     late = ", or its heartbeats come late"
     some = [
         f"{node}'s clock is off by {off[node]:+.1f} s or more{late if off[node] < 0 else ''}"

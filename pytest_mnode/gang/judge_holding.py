@@ -1,4 +1,4 @@
-"""What gangs held, by the scheduler's records: all nodes or none, each node once. Pure."""
+"""Judges of the nodes that gangs held, by the scheduler's records: all or none, each once. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ALL_OR_NONE = "a gang has all of its nodes or none"
 
 
 def parts_held(window: Window, promise: GangCriterion) -> Measurement:
-    """The longest time that any gang held some of its nodes, and not all.
+    """The longest time that any gang held some but not all of its nodes.
 
-    Inconclusive where the looks are too far apart to say on which side of `settle` it was.
+    Inconclusive if observations are too far apart to tell whether that was longer than `settle`.
     """
     settle_s = promise.settle_s or 0.0
     source = f"{KEY}.settle" if settle_s else f"{_ALL_OR_NONE} ({KEY}.settle left out)"
@@ -42,7 +42,8 @@ def parts_held(window: Window, promise: GangCriterion) -> Measurement:
             value = surely if settle_s and too_long else longest.at_most_s
         else:
             value = None
-            note = f"between {longest.at_least_s:.2f} and {longest.at_most_s:.2f} s, by looks"
+            least, most = longest.at_least_s, longest.at_most_s
+            note = f"between {least:.2f} and {most:.2f} s: observations were too far apart"
         if note and not too_long:
             value = None
         over = [pair for pair in parts if pair[0].at_least_s > settle_s > 0]
@@ -58,13 +59,13 @@ def _part(window: Window, gang: Gang, one: Stretch) -> str:
 
 
 def held_twice(window: Window) -> Measurement:
-    """Nodes that two jobs of the experiment held at one look, though each job asks for whole
-    ones."""
+    """Nodes that two jobs of the experiment held at the same observation, although each job
+    requests whole nodes."""
     names = window.names_of_jobs
     twice = []
-    for look in window.looks:
+    for observation in window.observations:
         holders: dict[str, list[str]] = {}
-        for record in (look.records or {}).values():
+        for record in (observation.records or {}).values():
             if record.phase is Phase.HOLDING:
                 for node in record.nodes:
                     holders.setdefault(node, []).append(names.get(record.job, record.job))
@@ -77,14 +78,14 @@ def held_twice(window: Window) -> Measurement:
 
 
 def left_in_the_queue(window: Window) -> list[Measurement]:
-    """Jobs that were still there after all had been cancelled, and nodes that were not given
-    back."""
-    source = f"all of it is gone {KEY}.next_within after it was cancelled"
-    last = window.looks[-1] if window.looks else None
+    """Jobs that were still there after all jobs had been cancelled, and nodes that were not
+    released."""
+    source = f"no job is left {KEY}.next_within after all were cancelled"
+    last = window.observations[-1] if window.observations else None
     silent = ""
     if last is None or last.records is None:
         reason = f": {last.why}" if last else ""
-        silent = f"{window.title}: the scheduler did not answer in the end{reason}"
+        silent = f"{window.title}: the scheduler did not answer at the end{reason}"
     names = window.names_of_jobs
     left = [
         f"{window.title}: {names.get(record.job, _UNANSWERED)} ({record.job}), {record.status}"
@@ -93,15 +94,15 @@ def left_in_the_queue(window: Window) -> list[Measurement]:
     ]
     unknown = ""
     if window.not_free is None:
-        unknown = f"{window.title}: the nodes were not shown"
+        unknown = f"{window.title}: the scheduler did not list its nodes"
     elif window.taken:
-        unknown = f"{window.title}: somebody else has {listed(window.taken)}"
+        unknown = f"{window.title}: others use {listed(window.taken)}"
     nodes = [f"{window.title}: {node}" for node in window.not_free or ()]
     return [counted(_LEFT, left, source, silent), counted(NOT_BACK, nodes, source, unknown)]
 
 
 def states(window: Window) -> list[Measurement]:
-    """Every state of every gang, and its duration: recorded, not judged."""
+    """Every state of every gang with its duration; recorded, not judged."""
     recorded = []
     for gang in window.real:
         for one in window.states(gang):
@@ -117,8 +118,8 @@ def states(window: Window) -> list[Measurement]:
 
 
 def _statuses(window: Window, gang: Gang, one: Stretch) -> str:
-    """The scheduler's words in a state, each with its time where there were several."""
-    within = [seen for seen in window.seen(gang) if one.began_s <= seen.look.answered_s]
+    """The scheduler's words during a state, each with its duration if there were several."""
+    within = [seen for seen in window.seen(gang) if one.began_s <= seen.observation.answered_s]
     parts = [
         part
         for part in stretches(within, one.before_s, by_status)
@@ -130,17 +131,18 @@ def _statuses(window: Window, gang: Gang, one: Stretch) -> str:
 
 
 def longest_unseen(window: Window) -> Measurement:
-    """The longest time without an answer of the scheduler: recorded."""
-    return Measurement("longest time between two looks", window.longest_unseen_s, "s")
+    """The longest time without an answer of the scheduler; recorded, not judged."""
+    return Measurement("longest time between two observations", window.longest_unseen_s, "s")
 
 
 def _blind(window: Window) -> str:
-    """Why a gang may have come and gone unseen; "" where it may not."""
+    """Why a gang may have come and gone unseen; "" if that is impossible."""
     longest = window.longest_unseen_s
     if longest is not None and longest <= BLIND_S:
         return ""
-    whys = [look.why for look in window.looks if look.why]
+    whys = [observation.why for observation in window.observations if observation.why]
     reason = f": {whys[-1]}" if whys else ""
     if longest is None:
-        return f"{window.title}: the scheduler did not answer twice{reason}"
-    return f"{window.title}: nothing was seen for {longest:.1f} s (at most {BLIND_S:g}){reason}"
+        return f"{window.title}: the scheduler answered fewer than two requests{reason}"
+    limit = f"(at most {BLIND_S:g} s)"
+    return f"{window.title}: the scheduler gave no answer for {longest:.1f} s {limit}{reason}"

@@ -1,4 +1,4 @@
-"""A gang whose node died: it is taken down whole, and comes back whole or not at all. Pure."""
+"""Judges of a gang that lost a node: it must end whole, and return whole or not at all. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pytest_mnode.spec.gang import GangCriterion
 
 OFF = "time from the death of a node until its gang is off all nodes"
 FATE = "gangs neither requeued nor cancelled whole when a node had died"
-AGAIN = "time from there until it runs again, whole"
-OLD = "ranks of the start that lost a node that ran on"
+AGAIN = "time until the requeued gang runs whole again"
+OLD = "ranks still running after their gang lost a node"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The node that was switched off, and when; None where it did not come to that."""
+    """A round that lost a node. at_s: when `node` was switched off; None if it was not."""
 
     window: Window
     node: str = ""
@@ -27,7 +27,7 @@ class Lost:
 
 
 def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) -> list[Measurement]:
-    """How the gang was taken down, and what became of it. off: see `clocks_off`."""
+    """How the gang was terminated, and its fate afterwards. off: see `clocks_off`."""
     window, source = lost.window, f"{KEY}.node_loss {promise.node_loss}"
     if lost.at_s is None:
         why = window.problem or "no node was switched off"
@@ -35,12 +35,14 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     gang, limit = window.gang("B"), promise.lost_within_s
     bound, within = at_most(limit), f"{KEY}.lost_within"
     who = window.who(gang)
-    # Clearing up did what came after its beginning.
-    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    # Later changes are the effect of clearing up.
+    seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]
     restarts = _restarts_at(seen, lost.at_s)
-    left = next((one.look.answered_s for one in seen if _is_off(one, lost.at_s, restarts)), None)
+    left = next(
+        (one.observation.answered_s for one in seen if _is_off(one, lost.at_s, restarts)), None
+    )
     if left is None:
-        waited = seen[-1].look.answered_s - lost.at_s if seen else 0.0
+        waited = seen[-1].observation.answered_s - lost.at_s if seen else 0.0
         late = waited > limit
         state = seen[-1].state.value if seen else "not seen"
         note = f"{who}: still {state} {waited:.1f} s after {lost.node} died"
@@ -57,7 +59,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     late_ranks = dict.fromkeys(
         f"{who}: rank {b.rank} on {b.node}" for b in beats if b.at_s > left + promise.clock_skew_s
     )
-    whole = "a gang is taken down whole"
+    whole = "all ranks of a gang are terminated"
     outlived = counted(OLD, late_ranks, whole, unknown and f"{window.title}: {unknown}")
     judged = [Measurement(OFF, off_s, "s", bound, within, f"{who} on {lost.node}"), outlived]
     fate, known = _fate(window, gang, restarts)
@@ -68,11 +70,11 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     if fate != "cancelled" and promise.node_loss != "cancelled":
         again_s = next(
             (
-                one.look.answered_s
+                one.observation.answered_s
                 for one in seen
                 if one.state is State.WHOLE
                 and one.restarts > restarts
-                and one.look.answered_s >= left
+                and one.observation.answered_s >= left
             ),
             None,
         )
@@ -87,37 +89,38 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
 
 
 def starts_that_lost_a_node(lost: Lost) -> dict[int, float]:
-    """The start of the gang that lost its node, and when; empty where none did."""
+    """The start of the gang that lost its node, and when; {} if none did."""
     if lost.at_s is None:
         return {}
     return {_restarts_at(lost.window.seen(lost.window.gang("B")), lost.at_s): lost.at_s}
 
 
 def _restarts_at(seen: Sequence[Sighting], at_s: float) -> int:
-    """Which start ran at this time, by the last look before. It need not be the first: a prolog may
-    have ended that."""
-    return next((one.restarts for one in reversed(seen) if one.look.answered_s <= at_s), 0)
+    """Number of restarts at this time, by the last observation before it. It may be above 0
+    already, because a prolog may have ended the first start."""
+    return next((one.restarts for one in reversed(seen) if one.observation.answered_s <= at_s), 0)
 
 
 def _is_off(one: Sighting, at_s: float, restarts: int) -> bool:
-    """Whether a look after the loss shows the gang off its nodes, or with nodes for a new start.
+    """Whether an observation after the loss shows the gang off its nodes, or with nodes for a new
+    start.
 
-    A gang that is being taken down may count as the next start already.
+    A gang that is being terminated may already have the number of the next start.
     """
-    if one.look.asked_s < at_s:
+    if one.observation.requested_s < at_s:
         return False
     anew = one.restarts > restarts and one.state is not State.ENDING
     return anew or one.state in (State.WAITING, State.OVER)
 
 
 def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
-    """What became of a gang, and whether that is known.
+    """The fate of a gang in words, and whether it is certain.
 
-    "requeued" where it is whole again, with a heartbeat of every rank, until clearing up began.
+    "requeued" if it was whole again, with a heartbeat of every rank, before clearing up began.
     """
-    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]
     if not seen:
-        return "not seen any more", True
+        return "not shown any more", True
     last = seen[-1]
     shown = f"{last.state.value}, {last.status}"
     if window.problem and last.state in (State.WAITING, State.ENDING):
@@ -126,9 +129,9 @@ def _fate(window: Window, gang: Gang, restarts: int) -> tuple[str, bool]:
         return ("cancelled" if last.state is State.OVER else shown), True
     if last.state is not State.WHOLE:
         others = listed(window.others) if last.state is State.WAITING else ""
-        why = f"; somebody else uses its nodes: {others}" if others else ""
+        why = f"; others use its nodes: {others}" if others else ""
         return f"requeued and then {shown}{why}", not others
     heard = {(beat.job, beat.rank) for beat in window.beats(gang, last.restarts)}
     if len(heard) < gang.size:
-        return f"requeued, and {len(heard)} of {gang.size} ranks heard of that start", False
+        return f"requeued, but {len(heard)} of {gang.size} ranks sent heartbeats", False
     return "requeued", True

@@ -1,4 +1,4 @@
-"""A gang larger than the cluster: refused, or waiting with a reason, and blocking nobody. Pure."""
+"""Judges of a gang larger than the cluster: refused, or waiting with a reason, blocking none."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pytest_mnode.spec.gang import GangCriterion
 LARGE = "too large"
 NO_REASON = "gangs larger than the cluster without a refusal or a reason"
 BLOCKED = "jobs that a gang larger than the cluster keeps from running"
-OTHERS = "longest time to the start of others beside it"
+OTHERS = "longest time to the start of jobs beside a gang larger than the cluster"
 REFUSED = "refused: "
-_SOURCE = "a job that can never run is refused or has a reason, and blocks no other"
+_SOURCE = "a job that can never run is refused or waits with a reason, and blocks no other job"
 
 
 def judged_oversize(window: Window, promise: GangCriterion) -> list[Measurement]:
-    """What became of the gang, and of the others."""
+    """Judgement of the gang, and of the other jobs."""
     others = [gang for gang in window.gangs if gang.name != LARGE]
     reason = _reason(window, others)
     if not others or window.problem:
-        why = window.problem or "nothing else was submitted"
+        why = window.problem or "no other job was submitted"
         return [reason, Measurement.unknown(BLOCKED, why, source=_SOURCE)]
     late = worst([_time_to_start(window, gang, others, promise) for gang in others])
     return [reason, *unless_others(window, [_blocked(window, others, promise), late])]
@@ -38,13 +38,13 @@ def _reason(window: Window, others: list[Gang]) -> Measurement:
 
     refused = [text.partition(REFUSED)[2] for _, text in window.notes if REFUSED in text]
     if refused and not others:
-        return unknown(f"others were not taken either: {refused[0]}")
+        return unknown(f"the other jobs were refused too: {refused[0]}")
     if refused:
         return known(f"refused: {refused[0]}")
     large = next((gang for gang in window.gangs if gang.name == LARGE), None)
     if large is None:
-        return unknown(window.problem or "it was not submitted")
-    # A state alone is no reason: schedulers give that in brackets behind the state.
+        return unknown(window.problem or "the gang was not submitted")
+    # A state alone is no reason: schedulers give the reason in brackets after the state.
     waits = [one.status for one in window.seen(large) if one.state is State.WAITING]
     reasons = [status for status in waits if "(" in status]
     if why := _not_waiting(window, large, bool(reasons)):
@@ -57,20 +57,20 @@ def _reason(window: Window, others: list[Gang]) -> Measurement:
 
 
 def _not_waiting(window: Window, large: Gang, has_reason: bool) -> str:
-    """Why the gang proves nothing: it was not there, it ran, or it was over; "" where it waited."""
+    """Why the gang proves nothing: it was not seen, it ran, or it was over; "" if it waited."""
     if not window.states(large):
-        return f"{window.title}: it was never seen"
+        return f"{window.who(large)}: the scheduler never showed it"
     if window.first(large, State.WHOLE) or window.beats(large):
-        return f"{window.who(large)}: it ran, so that it was not larger than the cluster"
-    last = [one for one in window.seen(large) if one.look.answered_s <= window.over_s][-1:]
+        return f"{window.who(large)}: it ran, so it was not larger than the cluster"
+    last = [one for one in window.seen(large) if one.observation.answered_s <= window.over_s][-1:]
     if last and last[0].state is State.OVER and not has_reason:
-        # The scheduler's words may mean a refusal, or the end of what began.
+        # The scheduler's words may mean a refusal, or the end of a job that began.
         return f"{window.who(large)}: over before it was cancelled: {last[0].status}"
     return ""
 
 
 def _blocked(window: Window, others: list[Gang], promise: GangCriterion) -> Measurement:
-    """Others that never ran; ranks of one that was never seen whole may have run all the same."""
+    """Others that never ran; one that was never seen whole may still have had running ranks."""
     never = [
         gang
         for gang in others
@@ -89,9 +89,9 @@ def _blocked(window: Window, others: list[Gang], promise: GangCriterion) -> Meas
 
 
 def _room_since(window: Window, gang: Gang, others: list[Gang]) -> tuple[float, float] | None:
-    """Earliest and latest time since when a gang could start; None: never, another ran on.
+    """Earliest and latest time from which a gang could start; None if another never ended.
 
-    Where there is no room for all at once, it waits for those that started before it.
+    If there is no room for all at once, the gang waits for those that started before it.
     """
     since = (gang.submitted_s, gang.submitted_s)
     if sum(one.size for one in others) <= len(window.arena) or not window.arena:
@@ -115,10 +115,10 @@ def _time_to_start(
     whole = window.first(gang, State.WHOLE)
     value: float | None
     if since is None:
-        value, note = None, f"{window.who(gang)}: there never was room, because another ran on"
+        value, note = None, f"{window.who(gang)}: no room, because another job did not end"
     elif whole is not None:
         value = surely_within(whole.before_s - since[1], whole.first.answered_s - since[0], limit)
-        note = "" if value is not None else f"{window.who(gang)}: looks were too far apart"
+        note = "" if value is not None else f"{window.who(gang)}: observations were too far apart"
     else:
         waited = window.known_until_s - since[1]
         value = waited if waited > limit and not window.beats(gang) else None

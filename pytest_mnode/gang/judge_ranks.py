@@ -1,4 +1,4 @@
-"""What ranks did, by their heartbeats: none of a waiting gang, all of a whole one. Pure."""
+"""Judges of ranks by heartbeats: none runs while its gang waits, all while it is whole. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.gang import GangCriterion
 
 WAITING = "ranks of waiting gangs that ran"
-AFTER = "ranks that ran on after their gang"
+AFTER = "ranks still running after their gang was over"
 ELSEWHERE = "ranks on nodes that their gang did not hold"
 ALONE = "longest time that ranks of a gang ran without all others"
-UNHEARD = "gangs of which not all ranks ran at once, and to their end"
-_TO_THE_END = "a gang that was whole, and that nobody cancelled, ran"
+UNHEARD = "gangs whose ranks did not all run concurrently to completion"
+_TO_THE_END = "a whole gang that nobody cancels runs to completion"
 _WHOLE_ONLY = "ranks of a gang run while it is whole"
 
 
@@ -33,14 +33,14 @@ def ranks_out_of_time(
 ) -> list[Measurement]:
     """Ranks that ran before their gang was whole, while it waited again, or after it was over.
 
-    Heartbeats have the clock of their node, records that of the controller. What `clock_skew` or
-    the time between two looks explains does not count; nothing is known of a node in `off`, whose
-    clock differs by more (see `clocks_off`).
+    Heartbeats have the times of their node's clock, records those of the controller's. A difference
+    that `clock_skew` or the time between two observations explains does not count. A rank on a node
+    in `off`, whose clock differs by more (see `clocks_off`), is inconclusive.
     """
     early: list[str] = []
     late: list[str] = []
     unknown = _unreadable(window)
-    dark = blind_gaps(window.looks, window.began_s)
+    dark = blind_gaps(window.observations, window.began_s)
     for gang in window.gangs:
         states = window.states(gang)
         times = _whole_times(states, promise)
@@ -50,7 +50,8 @@ def ranks_out_of_time(
                 unknown = unknown or f"{window.title}: {clock_note(off, [node], promise)}"
                 continue
             if any(_within(b, dark) for b in outside):
-                unknown = unknown or f"{window.who(gang)}: ranks ran while nothing was seen"
+                why = f"{window.who(gang)}: ranks ran while the scheduler did not answer"
+                unknown = unknown or why
                 outside = [b for b in outside if not _within(b, dark)]
             if not outside:
                 continue
@@ -61,7 +62,7 @@ def ranks_out_of_time(
             when = "before it was submitted" if now is None else f"while it was {_was(now, gang)}"
             text = f"{window.who(gang)}: rank {rank} on {node}, {how} {when}"
             (late if over else early).append(text)
-    source = f"{_WHOLE_ONLY} (give or take {KEY}.clock_skew {promise.clock_skew_s:g} s)"
+    source = f"{_WHOLE_ONLY} (tolerance: {KEY}.clock_skew {promise.clock_skew_s:g} s)"
     return [counted(WAITING, early, source, unknown), counted(AFTER, late, source, unknown)]
 
 
@@ -72,7 +73,7 @@ def _was(one: Stretch, gang: Gang) -> str:
 
 
 def _whole_times(states: Sequence[Stretch], promise: GangCriterion) -> list[tuple[float, float]]:
-    """When a gang may have been whole: as seen, and where it came and went between two looks."""
+    """Times when a gang may have been whole: as seen, or unseen between two observations."""
     allowed = [State.WHOLE, State.ENDING, *([State.PART] if promise.settle_s else [])]
     skew = promise.clock_skew_s
     times = [(s.before_s - skew, s.latest_s + skew) for s in states if s.state in allowed]
@@ -88,7 +89,7 @@ def _within(beat: Heartbeat, times: Iterable[tuple[float, float]]) -> bool:
 
 
 def ranks_elsewhere(window: Window) -> Measurement:
-    """Ranks on nodes that their gang never held in that start, and several ranks on one node."""
+    """Ranks on nodes that their gang never held in their start, and ranks that shared a node."""
     wrong = []
     for gang in window.gangs:
         held = {(seen.restarts, node) for seen in window.seen(gang) for node in seen.nodes}
@@ -99,11 +100,11 @@ def ranks_elsewhere(window: Window) -> Measurement:
             if restarts in known and (restarts, node) not in held
         ]
         wrong += [f"{window.who(gang)}: {text}" for text in _on_one_node(window, gang)]
-    return counted(ELSEWHERE, wrong, "ranks run where their gang holds nodes, one on each")
+    return counted(ELSEWHERE, wrong, "each rank has a node of its own, which its gang holds")
 
 
 def _on_one_node(window: Window, gang: Gang) -> list[str]:
-    """Ranks that shared a node at any time; both by the same clock, so that no skew explains it."""
+    """Ranks that shared a node at any time. They share a clock, so skew cannot explain it."""
     shared: dict[tuple[int, str], set[int]] = {}
     of: dict[tuple[int, str], list[Heartbeat]] = {}
     for beat in window.beats(gang):
@@ -125,11 +126,11 @@ def ranks_alone(
     lost_at: Mapping[int, float],
     off: Mapping[str, float],
 ) -> Measurement:
-    """The longest time that some ranks of a gang ran, and others of it did not.
+    """The longest time that some but not all ranks of a gang ran.
 
-    A rank without heartbeats, of a gang that the scheduler shows whole, proves nothing: it may not
-    run, or its heartbeats may be lost. lost_at: starts that lost a node, and when; what came later
-    in these is left out. off: see `clocks_off`.
+    If the scheduler shows a gang whole, a rank without heartbeats proves nothing: it may not run,
+    or its heartbeats may be lost. lost_at: starts that lost a node, and when; later times of these
+    are left out. off: see `clocks_off`.
     """
     worst, culprit = 0.0, None
     unknown = _unreadable(window)
@@ -163,7 +164,7 @@ def ranks_alone(
 
 
 def _partial(ranks: Sequence[RankSpan], size: int) -> list[Presence]:
-    """Consecutive times when some ranks ran and others did not, joined to one each."""
+    """Times when some but not all ranks ran; adjacent ones are joined."""
     found: list[Presence] = []
     for one in presences(ranks):
         if distinct(one.ranks) >= size:
@@ -188,7 +189,7 @@ def _cut(ranks: Iterable[RankSpan], until_s: float | None) -> list[RankSpan]:
 def _long_enough(
     window: Window, gang: Gang, restarts: int, until_s: float | None, promise: GangCriterion
 ) -> Stretch | None:
-    """When a start was whole so long, or to its own end, that every rank must have sent one."""
+    """When a start was whole long enough, or to its own end, for a heartbeat of every rank."""
     itself = until_s is None and restarts in starts_ended(window, gang)
     for one in window.states(gang):
         if one.state is State.WHOLE and one.restarts == restarts:
@@ -217,10 +218,10 @@ def _unreadable(window: Window) -> str:
 def ranks_to_their_end(
     window: Window, promise: GangCriterion, lost_at: Container[int], off: Mapping[str, float]
 ) -> Measurement:
-    """Gangs that were whole and ended by themselves, of which not every rank did its time.
+    """Gangs that were whole and ended by themselves although not every rank ran to its end.
 
-    A record alone proves nothing: a job that dies at once has one as well. Where a rank sent no
-    heartbeat, the scheduler decides: a failed job is a failure, else nothing is known.
+    A record alone proves nothing, because a job that dies at once has one too. If a rank sent no
+    "end", the scheduler decides: a failed job is a failure, otherwise the gang is inconclusive.
     """
     wrong: list[str] = []
     unknown: list[str] = []
@@ -236,27 +237,27 @@ def ranks_to_their_end(
                     (s.status for s in window.seen(gang) if s.restarts == restarts and s.failed), ""
                 )
                 text = (
-                    f"{window.who(gang)}: {len(heard)} of {gang.size} ranks heard, "
-                    f"{len(ended)} of them to their end"
+                    f"{window.who(gang)}: {len(heard)} of {gang.size} ranks sent heartbeats, "
+                    f"{len(ended)} of them to completion"
                 )
                 (wrong if failed else unknown).append(f"{text}; {failed}" if failed else text)
             elif why := clock_note(off, (beat.node for beat in beats), promise):
                 unknown.append(f"{window.title}: {why}")
             elif not any(distinct(some.ranks) >= gang.size for some in presences(spans(beats))):
-                wrong.append(f"{window.who(gang)}: its {gang.size} ranks never ran at once")
+                wrong.append(f"{window.who(gang)}: its {gang.size} ranks never ran concurrently")
     return counted(UNHEARD, wrong, _TO_THE_END, listed(unknown), note=listed(unknown))
 
 
 def starts_ended(window: Window, gang: Gang) -> list[int]:
-    """Starts that were whole, and over before clearing up began: the experiment ended none."""
-    seen = [one for one in window.seen(gang) if one.look.answered_s <= window.over_s]
+    """Starts that were whole and ended before clearing up began, not by the experiment."""
+    seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]
     whole = sorted({one.restarts for one in seen if one.state is State.WHOLE})
     over = bool(seen) and seen[-1].state is State.OVER
     return [restarts for restarts in whole if over or seen[-1].restarts > restarts]
 
 
 def presence(window: Window) -> list[Measurement]:
-    """How many ranks of each gang ran at once, and for how long: recorded, not judged."""
+    """Number of ranks of each gang that ran at once, and for how long; recorded, not judged."""
     recorded = []
     for gang in window.real:
         for restarts in sorted({beat.restarts for beat in window.beats(gang)}):

@@ -1,11 +1,11 @@
-"""Who had to wait in a round, and how soon it started when there was room. Pure."""
+"""Judges of the gang that waited in a round, and of its time to start. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_mnode.gang.engine import Look
+from pytest_mnode.gang.engine import Observation
 from pytest_mnode.gang.timeline import Gang, Sighting, State
 from pytest_mnode.gang.window import (
     KEY,
@@ -27,9 +27,10 @@ _CONTENTION = "a gang that finds room proves nothing"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A gang that waits, and those that have to be over before there is room for it.
+    """A gang that waits, and the gangs that must be over before there is room for it.
 
-    not_tried: why nobody had to wait in this round, so that it proves nothing; else "".
+    second: the waiting gang. not_tried: why no gang had to wait in this round, so that it proves
+    nothing; "" if one had.
     """
 
     second: Gang
@@ -39,31 +40,33 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round that was watched, and its turn; None where the round was cut short."""
+    """A round as it was watched. turn: None if the round was cut short."""
 
     window: Window
     turn: Turn | None
 
 
 def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequence[str]) -> Turn:
-    """The turn of a gang that one node was missing for.
+    """The turn of a gang for which one node was missing.
 
-    holding: jobs that held the other nodes. freed: those of them, and jobs submitted in between,
-    that have to be over before there is room. A job in between counts only where it had its nodes
-    before the gang: one that had to wait itself took no room.
+    holding: jobs that held the other nodes. freed: jobs that must be over before there is room:
+    some of `holding`, and jobs submitted in between. A job in between counts only if it had its
+    nodes before the gang: one that had to wait took no room.
     """
     gang = window.gang(second)
     holders = [window.gang(name) for name in holding]
     freeing = [window.gang(name) for name in freed]
     before = tuple(one for one in freeing if one in holders or _ran_first(window, one, gang))
     held = [_whole_at(window, one) for one in holders]
-    waited = [seen for seen in window.seen(gang) if all(id(seen.look) in whole for whole in held)]
+    waited = [
+        seen for seen in window.seen(gang) if all(id(seen.observation) in whole for whole in held)
+    ]
     if not waited:
-        why = f"{window.title}: {second} was never seen beside what filled the room"
+        why = f"{window.title}: {second} was never seen while the other jobs held their nodes"
     elif any(seen.state is State.WHOLE for seen in waited):
         why = (
-            f"{window.title}: {second} was whole while the room was to be filled: there was more "
-            "room than the scheduler reported"
+            f"{window.title}: {second} was whole while the other jobs held their nodes: more nodes "
+            "were free than the scheduler reported"
         )
     else:
         why = _blocked(window, gang, waited)
@@ -71,18 +74,19 @@ def filled_turn(window: Window, second: str, holding: Sequence[str], freed: Sequ
 
 
 def _ran_first(window: Window, one: Gang, other: Gang) -> bool:
-    """Whether it had nodes, or came and went between two looks, before the other was whole."""
+    """Whether `one` had nodes, or came and went unseen, before `other` was whole."""
     whole = window.first(other, State.WHOLE)
-    until_s = window.over_s if whole is None else whole.first.asked_s
+    until_s = window.over_s if whole is None else whole.first.requested_s
     return any(
-        seen.look.asked_s < until_s or (seen.look.asked_s == until_s and seen.state is State.OVER)
+        seen.observation.requested_s < until_s
+        or (seen.observation.requested_s == until_s and seen.state is State.OVER)
         for seen in window.seen(one)
         if seen.state in (State.WHOLE, State.ENDING, State.OVER)
     )
 
 
 def race_turn(window: Window, names: Sequence[str]) -> Turn:
-    """The turn of the gang that started last, of those that were submitted at once."""
+    """The turn of the gang that started last of those submitted at once."""
     never = float("inf")
     starts = {}
     for name in names:
@@ -94,38 +98,39 @@ def race_turn(window: Window, names: Sequence[str]) -> Turn:
     if all(start == never for start in starts.values()):
         return Turn(gang, ())
     whole_before = set.union(*(_whole_at(window, one) for one in others))
-    overlap = [seen for seen in window.seen(gang) if id(seen.look) in whole_before]
+    overlap = [seen for seen in window.seen(gang) if id(seen.observation) in whole_before]
     if any(seen.state is State.WHOLE for seen in overlap):
         why = f"{window.title}: {' and '.join(names)} were whole at once: there was room for both"
     elif not overlap:
-        why = f"{window.title}: {last} was never seen while another had its nodes"
+        why = f"{window.title}: {last} was never seen while another gang had its nodes"
     else:
         why = _blocked(window, gang, overlap)
     return Turn(gang, others, why)
 
 
 def _blocked(window: Window, gang: Gang, waited: Sequence[Sighting]) -> str:
-    """That a gang never waited for nodes while another had them; "" where it did."""
+    """A note if a gang never waited for nodes while another had them; "" if it did."""
     why = only_blocked(waited)
     return window.blocked_note(gang, why) if why else ""
 
 
 def _whole_at(window: Window, gang: Gang) -> set[int]:
-    return {id(seen.look) for seen in window.seen(gang) if seen.state is State.WHOLE}
+    return {id(seen.observation) for seen in window.seen(gang) if seen.state is State.WHOLE}
 
 
 def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Measurement]:
-    """Whether a gang had to wait, whether each gang ran in its turn, and how soon."""
+    """Judgement of whether a gang had to wait, whether each ran in its turn, and how soon."""
     tried = counted(NOT_TRIED, [], _CONTENTION, turn.not_tried)
     second, room = turn.second, _room(window, turn)
     whole = {gang.name: window.first(gang, State.WHOLE) for gang in (second, *turn.before)}
     absent = [gang for gang in window.real if gang.name in whole and whole[gang.name] is None]
-    # Ranks of a gang that was never seen whole ran: it came and went between two looks.
+    # Gangs that were never seen whole but whose ranks ran: they came and went between two
+    # observations.
     unseen = [g for g in absent if window.beats(g) and window.first(g, State.PART) is None]
     since_s = room[1] if room else 0.0
     blocked = {g.name: window.blocked(g, since_s if g == second else 0.0) for g in absent}
     guilty = [gang for gang in absent if gang not in unseen and not blocked[gang.name]]
-    innocent = [f"{window.who(g)} was never seen whole, and its ranks ran" for g in unseen]
+    innocent = [f"{window.who(g)} was never seen whole, but its ranks ran" for g in unseen]
     innocent += [window.blocked_note(g, blocked[g.name]) for g in absent if blocked[g.name]]
     culprits = [_never_ran(window, gang) for gang in guilty]
     never = counted(NEVER, culprits, _TURNS, innocent[0] if innocent else "")
@@ -147,27 +152,28 @@ def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Meas
 def _time_to_start(
     window: Window, turn: Turn, room: tuple[float, float] | None, promise: GangCriterion
 ) -> tuple[float | None, str]:
-    """Seconds from room for the waiting gang to its start, None where unknown; and a note."""
+    """Seconds from room for the waiting gang to its start, None if unknown; and a note."""
     second = turn.second
     whole = window.first(second, State.WHOLE)
     if room is None:
-        return None, f"{window.title}: there never was room again"
+        return None, f"{window.who(second)}: there was never room for it"
     if whole is None:
         waited = window.known_until_s - room[1]
         value = waited if waited > promise.next_within_s else None
         return value, f"{window.who(second)} did not start in {waited:.1f} s"
-    # At most from the last look without room to the first look at which the gang was whole.
+    # At most, it lasted from the last observation without room to the first observation with the
+    # gang whole.
     least, most = whole.before_s - room[1], whole.first.answered_s - room[0]
     value = surely_within(least, most, promise.next_within_s)
     note = f"{window.who(second)} started at {whole.began_s - window.began_s:+.1f} s"
     if value is None:
-        note += f", {max(0.0, least):.1f} to {most:.1f} s after there was room, by looks"
+        note += f", {max(0.0, least):.1f} to {most:.1f} s after there was room"
     return value, note
 
 
 def _long_enough(window: Window, promise: GangCriterion) -> bool:
-    """Whether the window was long enough to say that a gang never starts."""
-    last = [look for look in window.looks if look.records is not None]
+    """Whether the window was long enough to conclude that a gang never starts."""
+    last = [observation for observation in window.observations if observation.records is not None]
     return bool(last) and last[-1].answered_s - window.began_s > promise.next_within_s
 
 
@@ -177,7 +183,8 @@ def _never_ran(window: Window, gang: Gang) -> str:
 
 
 def _room(window: Window, turn: Turn) -> tuple[float, float] | None:
-    """When there was room: between the last look without, and the first with it. None: never."""
+    """Times of the last observation without room and of the first with room; None if there was
+    none."""
     if not turn.before:
         return None
     over_at: list[tuple[float, float]] = []
@@ -190,15 +197,15 @@ def _room(window: Window, turn: Turn) -> tuple[float, float] | None:
 
 
 def over_between(window: Window, gang: Gang) -> tuple[float, float] | None:
-    """The two moments between which a gang ended; None where only clearing up ended it."""
-    before: Look | None = None
+    """The two moments between which a gang ended; None if only clearing up ended it."""
+    before: Observation | None = None
     span: tuple[float, float] | None = None
     for one in window.seen(gang):
-        if one.look.asked_s >= window.over_s:
+        if one.observation.requested_s >= window.over_s:
             break
         if one.state is not State.OVER:
-            span = None  # an answer had left it out: what is there again was not over
+            span = None  # an answer had omitted the gang, which was not over
         elif span is None:
-            span = (before or one.look).asked_s, one.look.answered_s
-        before = one.look
+            span = (before or one.observation).requested_s, one.observation.answered_s
+        before = one.observation
     return span

@@ -19,7 +19,7 @@ _NO_START = "it did not start in this round"
 
 
 def judged_rounds(rounds: Sequence[Round], promise: GangCriterion) -> list[Measurement]:
-    """Of gangs that had to wait for each other, or for room."""
+    """Measurements of rounds in which gangs had to wait for each other, or for room."""
     each = []
     off = clocks_off((one.window for one in rounds), promise)
     for one in rounds:
@@ -27,7 +27,7 @@ def judged_rounds(rounds: Sequence[Round], promise: GangCriterion) -> list[Measu
         judged = _of_any_window(window, promise, off, {})
         if one.turn is None:
             why = window.problem or f"{window.title}: cut short"
-            source = "each round is conducted to its end"
+            source = "each round runs to its end"
             judged.append(Measurement.unknown(judge_turns.NOT_TRIED, why, source=source))
         else:
             judged += judge_turns.judged_turn(window, one.turn, promise)
@@ -36,21 +36,21 @@ def judged_rounds(rounds: Sequence[Round], promise: GangCriterion) -> list[Measu
 
 
 def judged_size(window: Window, promise: GangCriterion) -> list[Measurement]:
-    """Of a gang that is larger than the cluster."""
+    """Measurements of a gang that is larger than the cluster."""
     off = clocks_off([window], promise)
     judged = [*judged_oversize(window, promise), *_of_any_window(window, promise, off, {})]
     return [*judged, *_recorded([window])]
 
 
 def judged_lost(lost: Lost, promise: GangCriterion) -> list[Measurement]:
-    """Of a gang that lost a node."""
+    """Measurements of a gang that lost a node."""
     window, off = lost.window, clocks_off([lost.window], promise)
     judged = [
         *judged_loss(lost, promise, off),
         *_of_any_window(window, promise, off, starts_that_lost_a_node(lost)),
     ]
     if window.problem and window.not_free == (lost.node,):
-        # The node that was switched off is not back for a reason that is not the scheduler's.
+        # If the switched-off node did not return, that is not the scheduler's fault.
         judged = [
             replace(one, value=None, culprit=None, note=window.problem)
             if one.name == judge_holding.NOT_BACK
@@ -66,7 +66,7 @@ def _of_any_window(
     off: Mapping[str, float],
     lost_at: Mapping[int, float],
 ) -> list[Measurement]:
-    """What holds in every experiment: all or nothing, and nothing left.
+    """Measurements common to all experiments: all nodes or none, and nothing left over.
 
     off: see `clocks_off`. lost_at: starts that lost a node, and when.
     """
@@ -82,7 +82,7 @@ def _of_any_window(
 
 
 def _over_all_rounds(each: Iterable[Sequence[Measurement]]) -> list[Measurement]:
-    """One measurement for each name: the sum of counts, the worst of others."""
+    """One measurement per name: the sum of counts, or the worst of other values."""
     by_name: dict[str, list[Measurement]] = {}
     for judged in each:
         for one in judged:
@@ -96,7 +96,7 @@ def _over_all_rounds(each: Iterable[Sequence[Measurement]]) -> list[Measurement]
 
 
 def _sum(some: Sequence[Measurement]) -> Measurement:
-    """A failure in one round outweighs what is not known of another."""
+    """The sum of counts; a failure in one round outweighs an unknown count in another."""
     total = sum(one.value or 0 for one in some)
     unknown = not total and any(one.verdict is Verdict.INCONCLUSIVE for one in some)
     culprits = listed(one.culprit for one in some if one.culprit)
@@ -106,7 +106,8 @@ def _sum(some: Sequence[Measurement]) -> Measurement:
 
 
 def _recorded(windows: Sequence[Window]) -> list[Measurement]:
-    """What is not judged: states and durations, small jobs, and the times between looks."""
+    """Measurements not judged: states with durations, small jobs, and times between
+    observations."""
     unseen = [judge_holding.longest_unseen(window) for window in windows]
     recorded = [max(unseen, key=lambda one: one.value or 0.0)]
     small = [(w, gang) for w in windows for gang in w.gangs if gang.name == SMALL]
@@ -123,7 +124,9 @@ def _recorded(windows: Sequence[Window]) -> list[Measurement]:
 
 def _why_no_start(window: Window, gang: Gang) -> str:
     over = (one for one in window.seen(gang) if one.state is State.OVER)
-    ended = next((one for one in over if one.look.answered_s <= window.over_s), None)
+    ended = next((one for one in over if one.observation.answered_s <= window.over_s), None)
     if ended is not None:
-        return f"it came and went between two looks: {ended.status}"
-    return "it was not seen to start, and its ranks were heard" if window.beats(gang) else _NO_START
+        return f"it started and ended between two observations: {ended.status}"
+    return (
+        "its start was not seen, but its ranks sent heartbeats" if window.beats(gang) else _NO_START
+    )

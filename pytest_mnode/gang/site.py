@@ -1,4 +1,4 @@
-"""From a spec to measurements: open the engine, conduct the experiment, clear up, judge."""
+"""Runs of the experiments: open the spec's engine, conduct an experiment, clear up, judge."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ CONDUCTED = "experiments that could not be conducted"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An experiment's measurements. lines: each round with every state and its duration; charts:
-    the same as pictures."""
+    """An experiment's measurements. lines: every state with its duration, by round. charts: the
+    same as pictures."""
 
     measurements: tuple[Measurement, ...]
     lines: tuple[str, ...] = ()
     charts: tuple[Timeline, ...] = ()
 
     def text(self) -> str:
-        """To print."""
+        """The lines as one text to print."""
         return "\n".join(self.lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where experiments are conducted: the scheduler that a spec names.
+    """The scheduler of a spec, and what experiments on it need.
 
-    open: makes the engine for one experiment.
+    open: creates the engine for one experiment.
     """
 
     promise: GangCriterion
@@ -73,15 +73,15 @@ class Site:
         return cls(promise, lambda: opened(spec, settings, root), power, WallClock())
 
     def filled(self) -> Report:
-        """A gang, and room that is one node too small for it."""
+        """Report of a gang that waits, because one node is missing for it."""
         return self._rounds("filled", experiments.filled)
 
     def race(self) -> Report:
-        """Two gangs at once, and room for one."""
+        """Report of two gangs that are submitted at once, with room for one."""
         return self._rounds("race", experiments.race)
 
     def oversize(self) -> Report:
-        """A gang that is larger than the cluster."""
+        """Report of a gang that is larger than the cluster."""
 
         def conduct(stage: Stage) -> Report:
             window = experiments.oversize(stage, "too large")
@@ -91,7 +91,7 @@ class Site:
         return self._conducted(conduct)
 
     def loss(self) -> Report:
-        """A gang whose node dies."""
+        """Report of a gang that loses a node."""
 
         def conduct(stage: Stage) -> Report:
             lost = experiments.lose_a_node(stage, "loss", self.power)
@@ -117,7 +117,7 @@ class Site:
         return self._conducted(conduct)
 
     def _conducted(self, conduct: Callable[[Stage], Report]) -> Report:
-        """What could not be tried is inconclusive, with its reason."""
+        """Conduct an experiment; one that fails is inconclusive, with the reason."""
         report = Report(())
         try:
             with self.open() as engine:
@@ -131,7 +131,7 @@ class Site:
 
 @contextlib.contextmanager
 def opened(spec: Spec, settings: Settings, root: Path) -> Iterator[Engine]:
-    """The engine for the scheduler that the spec names; it leaves nothing behind.
+    """The engine for the scheduler that the spec names; closing it leaves nothing behind.
 
     Raises UsageError, ClusterError.
     """
@@ -174,7 +174,7 @@ def _engine(spec: Spec, settings: Settings, root: Path) -> SlurmEngine | Kuberne
 
 
 def table(window: Window) -> list[str]:
-    """A round as lines: what was done, what each gang held, which ranks ran.
+    """A round as lines: actions, nodes that each gang held, and ranks that ran.
 
     Times are seconds since the round began.
     """

@@ -1,8 +1,7 @@
 """The engine for Slurm: a gang is one job of N whole nodes.
 
-Heartbeats are files in a directory that all nodes see. All jobs of a run have one name, which no
-other job has: by it they are found, and ended by `queue_cleanup` whatever becomes of the
-controller.
+Heartbeats are files in a directory that all nodes see. All jobs of a run have a common name that no
+other job has, by which they are found, and ended by `queue_cleanup` even if the controller dies.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pytest_mnode.gang.engine import (
     Capacity,
     GangRequest,
     JobRecord,
-    Look,
+    Observation,
     Phase,
     Refused,
 )
@@ -45,12 +44,12 @@ _BLOCKED = re.compile(
     r"|Invalid(?:Account|QOS)|AccountNotAllowed|AccountingPolicy|Max\w+Per(?:Account|User)\b"
     r"|\w*Limit\b|\w+_held(?:_state)?\b"
 )
-"""Reasons of a pending job that free nodes do not remove: who may run, when, and how much."""
+"""Reasons of a pending job that free nodes do not remove, such as limits, holds, begin times."""
 _TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT"})
 
 
 def phase_of(job: JobState) -> Phase:
-    """What a job does with nodes. Raises ClusterError for an unknown state."""
+    """Phase of a job. Raises ClusterError for an unknown state."""
     if not job.known:
         raise ClusterError(f"job {job.job_id} is in the unknown state {job.state}")
     if "COMPLETING" in {job.state, *job.flags}:
@@ -71,7 +70,7 @@ def record_of(job: JobState) -> JobRecord:
 
 
 def jobs_on(text: str) -> tuple[JobState, ...]:
-    """Jobs in the output of squeue with ON; a line that is no job is left out."""
+    """Jobs in the output of squeue with ON; lines that are no jobs are skipped."""
     found = []
     for line in text.splitlines():
         words = line.strip().split("|", 4)
@@ -84,17 +83,18 @@ def jobs_on(text: str) -> tuple[JobState, ...]:
 def others_of(
     nodes: Sequence[str], jobs: Iterable[JobState], there: Iterable[NodeState], ours: str
 ) -> dict[str, str]:
-    """Which of these nodes have a job whose name is not `ours`, were taken out of use, or are away,
+    """Those of these nodes that have a job whose name is not `ours`, or that are out of service,
     with the job's user or the reason."""
     found = {
         node.name: node.text
         for node in there
-        # Slurm drains a node where our own ranks did not end: nobody else took that one.
+        # Slurm also drains a node where ranks of this run did not end: no other user took it.
         if (node.flags & _TAKEN_OUT or not node.usable) and "Kill task failed" not in node.text
     }
     for job in jobs:
         if job.runs and job.name != ours:
-            found |= dict.fromkeys(job.nodes, f"job {job.job_id} of {job.user or 'somebody'}")
+            user = job.user or "an unknown user"
+            found |= dict.fromkeys(job.nodes, f"job {job.job_id} of {user}")
     return {node: found[node] for node in nodes if node in found}
 
 
@@ -106,7 +106,7 @@ _CLEANUP_LIMIT_S = SOON_S + 2 * COMMAND_S
 
 
 def options_of(names: Mapping[str, str]) -> list[str]:
-    """sbatch's options for `scheduler.names`. Raises UsageError for another key."""
+    """sbatch options for `scheduler.names`. Raises UsageError for an unknown key."""
     for name in names:
         if name not in NAMES:
             raise UsageError(f"scheduler.names: {name}: accepted for slurm: {', '.join(NAMES)}")
@@ -114,7 +114,7 @@ def options_of(names: Mapping[str, str]) -> list[str]:
 
 
 def script(python: str, directory: Path, runs_s: float) -> str:
-    """The batch script: one rank per node, each with a file for its heartbeats."""
+    """The batch script: one rank per node, each with its own heartbeat file."""
     program = Path(heartbeat_rank.__file__).read_text()
     words = [python, "-I", "-S", "-c", program, str(directory), f"{runs_s:.3f}", *_VARIABLES]
     step = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpu-bind=none", "--mpi=none"]
@@ -122,10 +122,10 @@ def script(python: str, directory: Path, runs_s: float) -> str:
 
 
 class SlurmEngine:
-    """An `Engine`; `close` ends all of its jobs.
+    """An `Engine` for Slurm; `close` ends all of its jobs.
 
-    shared: a directory that all nodes see; the engine makes its own in it. python: on the nodes.
-    args: further options of sbatch, such as --partition=gpu. names: of the spec's scheduler.
+    shared: a directory that all nodes see, in which the engine creates its own. python: path on the
+    nodes. args: more sbatch options, such as --partition=gpu. names: the spec's scheduler.names.
     """
 
     name = "slurm"
@@ -139,7 +139,7 @@ class SlurmEngine:
         names: Mapping[str, str] | None = None,
     ) -> None:
         given = [*for_sbatch(args), *options_of(names or {})]
-        # One --exclude for all: the last one wins.
+        # sbatch uses only the last --exclude, so one option has all nodes.
         self._options = without(without(given, *ONLY), *NEVER)
         self._python = python or sys.executable
         self._slurm = Slurm()
@@ -151,8 +151,8 @@ class SlurmEngine:
             self.directory = Path(tempfile.mkdtemp(prefix=".mnode-gang-", dir=shared))
         except OSError as error:
             raise UsageError(
-                f"no directory for heartbeats in {shared}: {error.strerror}; give one that all "
-                "nodes see, --mnode-shared-dir"
+                f"no directory for heartbeats in {shared}: {error.strerror}; give a directory that "
+                "all nodes see by --mnode-shared-dir"
             ) from None
         self.heartbeats = HeartbeatFiles(self.directory)
         self._submitted = self._unanswered = False
@@ -160,15 +160,15 @@ class SlurmEngine:
         self._cleanup = SlurmCleanup(self._job_name, str(self.directory))
 
     def capacity(self) -> Capacity:
-        """Nodes of the jobs' partitions or reservation; free are the idle ones."""
+        """Nodes of the jobs' partitions or reservation; free are the idle nodes."""
         usable = self._room.usable()
         free = [node.name for node in usable if is_free(node)]
         return Capacity(tuple(node.name for node in usable), tuple(free))
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
         there = self._target.unreserved(self._slurm.nodes(nodes))
-        # Only of these nodes: to list all jobs of a large cluster takes long, and delays the next
-        # look.
+        # Only jobs on these nodes: listing all jobs of a large cluster would delay the next
+        # observation.
         text = self._slurm.run(
             *("squeue", "--all", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"),
             *(f"--nodelist={','.join(nodes)}", ON),
@@ -179,10 +179,10 @@ class SlurmEngine:
         return (self._sbatch(request, request.nodes),)
 
     def _sbatch(self, request: GangRequest, nodes: int) -> str:
-        """Submit one job; its id."""
+        """Submit one job. Returns its id."""
         others: list[str] = []
         if request.among or self._target.only or self._target.never:
-            # Asked for once: the list is long on large clusters, and seldom changes.
+            # Read once: the list is long on large clusters, and seldom changes.
             self._names = self._names or tuple(node.name for node in self._slurm.nodes())
             others = self._target.out(self._names, request.among)
         minutes = max(1, math.ceil(request.limit_s / 60))
@@ -200,7 +200,7 @@ class SlurmEngine:
             "--open-mode=append",
         ]
         text = script(self._python, self.directory, request.runs_s)
-        self._submitted = self._unanswered = True  # it may be queued even without an answer
+        self._submitted = self._unanswered = True  # the job may be queued even without an answer
         try:
             answer = self._submitter.run("sbatch", "--parsable", *options, text_in=text)
         except SlurmError as error:
@@ -211,18 +211,18 @@ class SlurmEngine:
         self._unanswered = False
         job = answer.strip().partition(";")[0]
         if not job.isdigit():
-            raise ClusterError(f"sbatch: {answer.strip()!r} is no job id")
+            raise ClusterError(f"sbatch: {answer.strip()!r} is not a job id")
         return job
 
-    def observe(self) -> Look:
+    def observe(self) -> Observation:
         asked = time.time()
         try:
             jobs = self._slurm.jobs(self._job_name)
             records = {str(job.job_id): record_of(job) for job in jobs}
         except ClusterError as error:
-            return Look(asked, time.time(), None, *self.heartbeats.read(), why=str(error))
+            return Observation(asked, time.time(), None, *self.heartbeats.read(), why=str(error))
         answered = time.time()
-        return Look(asked, answered, records, *self.heartbeats.read())
+        return Observation(asked, answered, records, *self.heartbeats.read())
 
     def cancel(self, jobs: Sequence[str]) -> None:
         self._slurm.cancel(*map(int, jobs))
@@ -233,11 +233,11 @@ class SlurmEngine:
         code = self._cleanup.wait(_CLEANUP_LIMIT_S)
         if code != 0 and self._submitted:
             raise ClusterError(
-                f"jobs named {self._job_name} may be left: scancel did not end them, and is tried "
-                f"on for an hour; or run scancel --name={self._job_name}"
+                f"jobs named {self._job_name} may be left: scancel did not end them, and is "
+                f"retried for an hour; or run scancel --name={self._job_name}"
             )
 
 
 def default_shared(root: Path) -> Path:
-    """Default directory for heartbeats: the root of the tests where it is writable, else home."""
+    """Default directory for heartbeats: the tests' root directory if it is writable, else home."""
     return root if os.access(root, os.W_OK) else Path.home()

@@ -1,5 +1,4 @@
-"""sbatch's options for gangs: which nodes they leave, so that only usable nodes are counted.
-Pure."""
+"""sbatch options of gangs, and the nodes that they allow, so that only usable nodes count. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where options send a job; () or None where no option says it.
+    """Restrictions of a job's nodes by options; () or None without such an option.
 
-    partitions: one of them. features: alternatives of --constraint, each a set that a node must
-    have. only, never: names from --nodelist and --exclude; only (): any.
+    partitions: a node must be in one of them. features: alternatives of --constraint, each a set
+    that a node must have. only, never: names from --nodelist and --exclude; only: () for any.
     """
 
     partitions: tuple[str, ...] = ()
@@ -32,7 +31,7 @@ class Target:
 
     @classmethod
     def read(cls, options: Sequence[str]) -> Target:
-        """Raises UsageError for a constraint that is not read here, and for a file of names."""
+        """Raises UsageError for a constraint that is not supported, and for a file of names."""
         partitions = option_of(options, "--partition", "-p") or ""
         return cls(
             tuple(filter(None, partitions.split(","))),
@@ -43,7 +42,7 @@ class Target:
         )
 
     def out(self, names: Sequence[str], among: Collection[str] = ()) -> list[str]:
-        """Which of all nodes a job must not get. among: the only ones it may get; (): any.
+        """Nodes of `names` that a job must not get. among: the only nodes it may get; () for any.
 
         Raises UsageError for a name that no node has.
         """
@@ -58,9 +57,9 @@ class Target:
     def nodes(
         self, nodes: Iterable[NodeState], reserved: Collection[str] = ()
     ) -> tuple[NodeState, ...]:
-        """Which of these nodes a job may get, now or when others end.
+        """Those of these nodes that a job may get, now or when others end.
 
-        reserved: names of the nodes of its reservation, where it has one.
+        reserved: names of the nodes of its reservation, if it has one.
         """
         return tuple(
             node
@@ -72,14 +71,14 @@ class Target:
         )
 
     def unreserved(self, nodes: Iterable[NodeState]) -> tuple[NodeState, ...]:
-        """These nodes, without the flags of a reservation where that is the jobs' own."""
+        """These nodes, without the flags of a reservation if the jobs are in one."""
         if not self.reservation:
             return tuple(nodes)
         return tuple(replace(node, flags=node.flags - ASIDE) for node in nodes)
 
 
 def option_of(options: Sequence[str], long: str, short: str | None = None) -> str | None:
-    """The value of an option, which is the last one given."""
+    """The value of an option: the last one given; None if it is not given."""
     found = None
     for at, word in enumerate(options):
         if word.startswith(f"{long}="):
@@ -92,7 +91,7 @@ def option_of(options: Sequence[str], long: str, short: str | None = None) -> st
 
 
 def without(options: Sequence[str], long: str, short: str) -> list[str]:
-    """Options without this one and its value."""
+    """Options without this option and its value."""
     blocked: list[str] = []
     value = False
     for word in options:
@@ -107,7 +106,8 @@ def _names(options: Sequence[str], long: str, short: str) -> tuple[str, ...]:
     text = option_of(options, long, short) or ""
     if "/" in text:
         raise UsageError(
-            f"--mnode-slurm-args: {long}={text}: a file is not read here; accepted: names, n[01-16]"
+            f"--mnode-slurm-args: {long}={text}: a file of names is not supported; accepted: "
+            "names, n[01-16]"
         )
     return expand(text)
 
@@ -118,16 +118,16 @@ def features_of(constraint: str) -> tuple[frozenset[str], ...]:
         return ()
     if re.search(r"[\[\]()*]", constraint) or ("|" in constraint and re.search("[&,]", constraint)):
         raise UsageError(
-            f"constraint {constraint}: which nodes have it cannot be counted here; accepted: "
-            "features joined by &, or by |"
+            f"constraint {constraint}: its nodes cannot be counted; accepted: features joined by "
+            "&, or by |"
         )
     alternatives = [re.split("[&,]", part) for part in constraint.split("|")]
     return tuple(frozenset(filter(None, map(str.strip, some))) for some in alternatives)
 
 
 def left_out(environ: Mapping[str, str]) -> list[str]:
-    """Variables that sbatch would take for options: jobs go where the spec and the arguments say,
-    as that is where nodes are counted. The user's account is blocked."""
+    """Environment variables that sbatch would use as options. They are removed, because only the
+    spec and the arguments define which nodes are counted. The user's account is kept."""
     return [
         name for name in environ if name.startswith(("SBATCH_", "SLURM_")) and name not in _KEPT
     ]
@@ -148,7 +148,7 @@ _TYPED = re.compile(r"([A-Za-z][\w.-]*):(?:([\w.-]+):)?(\d+)(?:\(.*\))?")
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a job asks of each node. gres: (name, type or None for any, how many)."""
+    """Requests of a job per node. gres: (name, type or None for any, count)."""
 
     gres: tuple[tuple[str, str | None, int], ...] = ()
     memory_mbytes: float = 0.0
@@ -156,13 +156,12 @@ class Requirements:
 
     @classmethod
     def read(cls, options: Sequence[str]) -> Requirements:
-        """Raises UsageError for options that are not counted here, and for values not readable."""
+        """Raises UsageError for options that are not supported, and for unreadable values."""
         for word in options:
             if match := _UNCOUNTED.fullmatch(word):
                 raise UsageError(
-                    f"--mnode-slurm-args: {match[1] or match[2]}: which nodes can have it cannot "
-                    "be counted; accepted: --gpus-per-node, --gres, --mem, "
-                    "--cpus-per-task"
+                    f"--mnode-slurm-args: {match[1] or match[2]}: its nodes cannot be counted; "
+                    "accepted: --gpus-per-node, --gres, --mem, --cpus-per-task"
                 )
         gpus = option_of(options, "--gpus-per-node") or ""
         listed = [f"gpu:{one}" for one in filter(None, gpus.split(","))]
@@ -174,11 +173,11 @@ class Requirements:
 
     @property
     def any(self) -> bool:
-        """Whether a job asks for anything."""
+        """Whether a job requests anything."""
         return self != Requirements()
 
     def met(self, text: str) -> set[str]:
-        """Names of the nodes that have it, from `scontrol --oneliner show node`."""
+        """Names of the nodes that meet these requests, from `scontrol --oneliner show node`."""
         return {record["NodeName"] for record in records(text, "NodeName") if self._by(record)}
 
     def _by(self, node: dict[str, str]) -> bool:
@@ -196,7 +195,7 @@ class Requirements:
 
 
 def for_sbatch(options: Sequence[str]) -> list[str]:
-    """Options without those that only salloc has: --mnode-slurm-args is for both."""
+    """Options without those only salloc has, because --mnode-slurm-args is for both."""
     return [word for word in options if not _SALLOCS.fullmatch(word)]
 
 
@@ -208,7 +207,7 @@ def _gres(text: str, option: str, accepted: str) -> tuple[str, str | None, int]:
     name, *rest = text.removeprefix("gres/").split(":")
     count = rest.pop() if rest and rest[-1].isdigit() else "1"
     if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or len(rest) > 1 or not all(rest):
-        raise UsageError(f"--mnode-slurm-args: {option}: not read; accepted: {accepted}")
+        raise UsageError(f"--mnode-slurm-args: {option}: invalid; accepted: {accepted}")
     return name, rest[0] if rest else None, int(count)
 
 
@@ -218,12 +217,12 @@ def _mbytes(options: Sequence[str]) -> float:
         return 0.0
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
     if match is None:
-        raise UsageError(f"--mnode-slurm-args: --mem={text}: not read; accepted: 64G, 512000M")
+        raise UsageError(f"--mnode-slurm-args: --mem={text}: invalid; accepted: 64G, 512000M")
     return int(match[1]) * _UNITS[match[2] or "M"]
 
 
 def _cpus(options: Sequence[str]) -> int:
     text = option_of(options, "--cpus-per-task", "-c")
     if text is not None and not text.isdigit():
-        raise UsageError(f"--mnode-slurm-args: --cpus-per-task={text}: not read; accepted: 16")
+        raise UsageError(f"--mnode-slurm-args: --cpus-per-task={text}: invalid; accepted: 16")
     return int(text or 0)

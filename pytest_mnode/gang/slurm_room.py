@@ -1,4 +1,4 @@
-"""Which nodes a job of Slurm may get, and which of them are free now."""
+"""Nodes that a Slurm job may get, and whether they are free now."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_mnode.launchers.slurm.records import reserved_nodes
 
 
 def is_free(node: NodeState) -> bool:
-    """Whether nobody uses it."""
+    """Whether no job uses the node."""
     return node.state == "IDLE" and "COMPLETING" not in node.flags and not node.cpus_allocated
 
 
 class SlurmRoom:
-    """The nodes of the partition or reservation that a job's options name, with what they ask for.
+    """The nodes of a job's partitions or reservation that meet its options.
 
-    options: of sbatch or salloc. Raises UsageError for options that are not read here.
+    options: of sbatch or salloc. Raises UsageError for options that are not supported.
     """
 
     def __init__(self, slurm: Slurm, options: Sequence[str]) -> None:
@@ -43,14 +43,14 @@ class SlurmRoom:
         )
 
     def _lacking(self, there: Sequence[NodeState]) -> set[str]:
-        """Nodes without what a job requires of each node."""
+        """Nodes that do not meet the job's requests per node."""
         if not self._requirements.any:
             return set()
         text = self._slurm.run("scontrol", "--all", "--oneliner", "show", "node")
         return {node.name for node in there} - self._requirements.met(text)
 
     def _default(self) -> str:
-        """The default partition."""
+        """Name of the default partition. Raises ClusterError without one."""
         named = self._slurm.run("sinfo", "--noheader", "--format=%P").split()
         default = [name.rstrip("*") for name in named if name.endswith("*")]
         if not default:

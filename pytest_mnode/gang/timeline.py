@@ -1,4 +1,4 @@
-"""The states of a gang, look by look, and how long each lasted. Pure."""
+"""The states of a gang at each observation, and their durations. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from enum import StrEnum
 from itertools import groupby, pairwise
 from math import inf
 
-from pytest_mnode.gang.engine import JobRecord, Look, Phase
+from pytest_mnode.gang.engine import JobRecord, Observation, Phase
 
 
 class State(StrEnum):
-    """How many of its nodes a gang has."""
+    """State of a gang, by the number of nodes it has."""
 
     WAITING = "waiting"
-    """None."""
+    """It has no node."""
     PART = "a part"
-    """Some of them."""
+    """It has some of its nodes."""
     WHOLE = "whole"
     ENDING = "ending"
-    """It was whole and lost some, or it is being taken down."""
+    """It was whole and lost some nodes, or it is being terminated."""
     OVER = "over"
 
 
 BLIND_S = 5.0
-"""Between two answers that are farther apart, a gang may have come and gone unseen."""
+"""If two answers are farther apart, a gang may have come and gone unseen between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A gang at one look."""
+    """A gang at one observation."""
 
-    look: Look
+    observation: Observation
     state: State
     nodes: tuple[str, ...]
     status: str
@@ -53,18 +53,19 @@ class Sighting:
 
     @property
     def has_reason(self) -> bool:
-        """Whether the scheduler says why, in brackets; it does not before it considered the job."""
+        """Whether the status has a reason in brackets; jobs not yet considered have none."""
         return "(" in self.status
 
 
-def sightings(gang: Gang, looks: Iterable[Look]) -> list[Sighting]:
-    """A gang at each look after its submission at which the scheduler answered."""
+def sightings(gang: Gang, observations: Iterable[Observation]) -> list[Sighting]:
+    """The gang at each answered observation after its submission."""
     found: list[Sighting] = []
     was_whole = False
-    for look in looks:
-        if look.records is None or look.asked_s < gang.submitted_s:
+    for observation in observations:
+        if observation.records is None or observation.requested_s < gang.submitted_s:
             continue
-        records = [record for job in gang.jobs if (record := look.records.get(job)) is not None]
+        shown = observation.records
+        records = [record for job in gang.jobs if (record := shown.get(job)) is not None]
         gone = len(gang.jobs) - len(records)
         held = tuple(node for r in records if r.phase is Phase.HOLDING for node in r.nodes)
         state = _state(gang.size, len(held), [r.phase for r in records], gone, was_whole)
@@ -73,7 +74,9 @@ def sightings(gang: Gang, looks: Iterable[Look]) -> list[Sighting]:
         failed = any(record.failed for record in records)
         waiting = [record.blocked for record in records if record.phase is Phase.WAITING]
         blocked = bool(waiting) and all(waiting)
-        found.append(Sighting(look, state, held, _status(records), restarts, failed, blocked))
+        found.append(
+            Sighting(observation, state, held, _status(records), restarts, failed, blocked)
+        )
     return found
 
 
@@ -95,84 +98,86 @@ def _status(records: Sequence[JobRecord]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive looks at which a gang was alike. nodes: the most that it held at one of them.
+    """Consecutive observations with equal sightings of a gang. nodes: the most it held at one of
+    them.
 
-    It began after `before_s`, the question of the look before or the submission, and ended before
-    `after_s`, the answer of the look after; None where there was none.
+    The stretch began after `before_s`, the request of the previous observation or the submission,
+    and ended before `after_s`, the answer of the next observation; None if there was no next
+    observation.
     """
 
     state: State
     nodes: tuple[str, ...]
     status: str
     restarts: int
-    first: Look
-    last: Look
+    first: Observation
+    last: Observation
     before_s: float
     after_s: float | None
 
     @property
     def at_least_s(self) -> float:
-        """The shortest it can have lasted: from the first answer to the last question."""
-        return max(0.0, self.last.asked_s - self.first.answered_s)
+        """Shortest possible duration: from the first answer to the last request."""
+        return max(0.0, self.last.requested_s - self.first.answered_s)
 
     @property
     def at_most_s(self) -> float:
-        """The longest it can have lasted."""
+        """Longest possible duration."""
         return self.latest_s - self.before_s
 
     @property
     def shown_s(self) -> float:
-        """From when it was first seen to when it was no longer."""
+        """Duration from its first answer to its latest possible end."""
         return self.latest_s - self.began_s
 
     @property
     def latest_s(self) -> float:
-        """The latest possible end, or the last look."""
+        """Its latest possible end, or the last observation if it did not end."""
         return self.last.answered_s if self.after_s is None else self.after_s
 
     @property
     def began_s(self) -> float:
-        """When it was first seen."""
+        """Time of its first answer."""
         return self.first.answered_s
 
 
 def by_state(one: Sighting) -> Hashable:
-    """Alike are equal states of one start."""
+    """Key of sightings with equal state and start."""
     return one.state, one.restarts
 
 
 def by_status(one: Sighting) -> Hashable:
-    """Alike are equal states of one start with equal words of the scheduler."""
+    """Key of sightings with equal state, start and status."""
     return one.state, one.restarts, one.status
 
 
 def by_all(one: Sighting) -> Hashable:
-    """Alike are also the nodes."""
+    """Key of sightings with equal state, start, status and nodes."""
     return one.state, tuple(sorted(one.nodes)), one.status, one.restarts
 
 
 def stretches(
     found: Sequence[Sighting], since_s: float, key: Callable[[Sighting], Hashable] = by_all
 ) -> list[Stretch]:
-    """What was seen of a gang, with consecutive looks that are alike joined.
+    """Stretches of a gang: consecutive sightings with an equal key are joined.
 
-    since_s: when it was submitted.
+    since_s: time of its submission.
     """
     groups = [list(group) for _, group in groupby(found, key)]
     made = []
     for index, group in enumerate(groups):
         first, last = group[0], group[-1]
         most = max(group, key=lambda one: (len(one.nodes), one.has_reason))
-        before = groups[index - 1][-1].look.asked_s if index else since_s
-        after = groups[index + 1][0].look.answered_s if index + 1 < len(groups) else None
+        before = groups[index - 1][-1].observation.requested_s if index else since_s
+        after = groups[index + 1][0].observation.answered_s if index + 1 < len(groups) else None
         made.append(
             Stretch(
                 first.state,
                 most.nodes,
                 most.status,
                 last.restarts,
-                first.look,
-                last.look,
+                first.observation,
+                last.observation,
                 before,
                 after,
             )
@@ -180,36 +185,37 @@ def stretches(
     return made
 
 
-def blind_gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
-    """Times without an answer that are longer than BLIND_S: a gang may have come and gone.
+def blind_gaps(observations: Sequence[Observation], since_s: float) -> list[tuple[float, float]]:
+    """Times without an answer longer than BLIND_S, in which a gang may have come and gone.
 
-    Where the last look had no answer, the time after the last answer is one of them.
+    If the last observation had no answer, the time after the last answer is one of them.
     """
-    found = [(began, ended) for began, ended in _gaps(looks, since_s) if ended - began > BLIND_S]
-    if looks and looks[-1].records is None:
-        answered = [look.asked_s for look in looks if look.records is not None]
+    found = [gap for gap in _gaps(observations, since_s) if gap[1] - gap[0] > BLIND_S]
+    if observations and observations[-1].records is None:
+        answered = [one.requested_s for one in observations if one.records is not None]
         after_s = answered[-1] if answered else since_s
         found = [one for one in found if one[0] < after_s] + [(after_s, inf)]
     return found
 
 
-def longest_unseen_s(looks: Sequence[Look], since_s: float) -> float | None:
-    """The longest time without an answer, from the first submission to the end of the last look.
+def longest_unseen_s(observations: Sequence[Observation], since_s: float) -> float | None:
+    """The longest time without an answer, from the first submission to the end of the last
+    observation.
 
-    None where the scheduler answered fewer than two looks.
+    None if the scheduler answered fewer than two observations.
     """
-    if sum(look.records is not None for look in looks) < 2:
+    if sum(observation.records is not None for observation in observations) < 2:
         return None
-    return max(ended - began for began, ended in _gaps(looks, since_s))
+    return max(ended - began for began, ended in _gaps(observations, since_s))
 
 
-def _gaps(looks: Sequence[Look], since_s: float) -> list[tuple[float, float]]:
-    """Times from each answered question to the next answer, and at both ends; without those of
-    which everything is known however long the answer took."""
-    answered = [look for look in looks if look.records is not None]
+def _gaps(observations: Sequence[Observation], since_s: float) -> list[tuple[float, float]]:
+    """Times from each answered request to the next answer, and at both ends; without those of
+    which all changes are known, however long the answer took."""
+    answered = [observation for observation in observations if observation.records is not None]
     if not answered:
-        return [(since_s, looks[-1].answered_s)] if looks else []
+        return [(since_s, observations[-1].answered_s)] if observations else []
     first, last = answered[0], answered[-1]
-    gaps = [(a.asked_s, b.answered_s) for a, b in pairwise(answered) if not b.complete]
+    gaps = [(a.requested_s, b.answered_s) for a, b in pairwise(answered) if not b.complete]
     before = [] if first.complete else [(since_s, first.answered_s)]
-    return [*before, *gaps, (last.asked_s, looks[-1].answered_s)]
+    return [*before, *gaps, (last.requested_s, observations[-1].answered_s)]

@@ -1,4 +1,4 @@
-"""Watches one round of an experiment: submits gangs, looks again and again, clears up."""
+"""The watch of one round of an experiment: it submits gangs, observes repeatedly and clears up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.gang.engine import Engine, GangRequest, Look, Phase
+from pytest_mnode.gang.engine import Engine, GangRequest, Observation, Phase
 from pytest_mnode.gang.timeline import BLIND_S, Gang, Sighting, State, sightings
 from pytest_mnode.gang.window import CLEARED, Window
 from pytest_mnode.launchers.node import count
@@ -16,19 +16,19 @@ from pytest_mnode.progress import progress
 
 _LEAST_PAUSE_S = 0.2
 _PAUSE_PER_ANSWER = 3.0
-"""Slow looks are repeated less often: the scheduler has other users."""
+"""Slow observations are repeated less often, because the scheduler has other users."""
 _OTHERS_EVERY_S = 10.0
-"""Pause between two questions who else uses the nodes, which lists all jobs there."""
+"""Pause between two requests for other users of the nodes, which list all jobs there."""
 
 
 class Clock(Protocol):
-    """Time; tests have a clock of their own."""
+    """Source of time; tests use a clock of their own."""
 
     def now(self) -> float:
         """Seconds since 1970."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for this time."""
 
 
 class WallClock:
@@ -52,43 +52,44 @@ class Watch:
         arena: tuple[str, ...],
         linger_s: float,
     ) -> None:
-        """linger_s: how long to look on after all jobs are gone."""
+        """linger_s: time to continue observing after all jobs are gone."""
         self._arena = arena
         self._linger_s = linger_s
         self._others: dict[str, str] = {}
-        self._asked_others_s = clock.now()
+        self._others_requested_s = clock.now()
         self._taken: tuple[str, ...] = ()
         self._switched_off: set[str] = set()
         self._engine = engine
         self._clock = clock
         self._title = title
         self._gangs: list[Gang] = []
-        self._looks: list[Look] = []
+        self._observations: list[Observation] = []
         self._notes: list[tuple[float, str]] = []
         self._not_free: tuple[str, ...] | None = ()
         self._pause_s = _LEAST_PAUSE_S
         self.problem = ""
 
     def submit(self, request: GangRequest) -> Gang:
-        """Raises Refused, ClusterError."""
+        """Submit a gang. Raises Refused, ClusterError."""
         submitted = self._clock.now()
         jobs = self._engine.submit(request)
         gang = Gang(request.name, request.nodes, jobs, request.runs_s, submitted)
         self._gangs.append(gang)
         self.note(f"{request.name} submitted: {count(request.nodes)}, job {' '.join(jobs)}")
-        # Between slow submissions a look is due: what is submitted already may start.
-        since = self._looks[-1].asked_s if self._looks else self._gangs[0].submitted_s
+        # Observe between slow submissions, because gangs submitted earlier may start.
+        before = self._observations
+        since = before[-1].requested_s if before else self._gangs[0].submitted_s
         if self._clock.now() - since > BLIND_S / 2:
-            self.look()
+            self.observe()
         return gang
 
     def note(self, text: str) -> None:
-        """Note what happens now."""
+        """Record a note with the present time."""
         self._notes.append((self._clock.now(), text))
         progress(f"{self._title}: {text}")
 
-    def expect_away(self, node: str) -> None:
-        """From now on, the experiment itself keeps this node away."""
+    def ignore_absence(self, node: str) -> None:
+        """From now on, ignore that this node is away: the experiment switches it off."""
         self._switched_off.add(node)
 
     def cancel(self, gangs: Iterable[Gang]) -> None:
@@ -98,69 +99,70 @@ class Watch:
             self._engine.cancel([job for gang in some for job in gang.jobs])
             self.note(f"{', '.join(gang.name for gang in some)} cancelled")
 
-    def look(self) -> Look:
-        """Look once, after the pause that is due."""
+    def observe(self) -> Observation:
+        """Observe once, after the pause since the previous observation."""
         began = self._clock.now()
-        if began - self._asked_others_s > _OTHERS_EVERY_S:
-            self._ask_who_else(self._arena)
-        if self._looks:
+        if began - self._others_requested_s > _OTHERS_EVERY_S:
+            self._other_users(self._arena)
+        if self._observations:
             self._clock.sleep(max(0.0, self._pause_s - (self._clock.now() - began)))
-        look = self._engine.observe()
-        took = look.answered_s - look.asked_s
-        # From one question to the next answer less than BLIND_S may pass.
+        observation = self._engine.observe()
+        took = observation.answered_s - observation.requested_s
+        # Less than BLIND_S must pass from one request to the answer of the next.
         most = BLIND_S - 2 * took - _LEAST_PAUSE_S
         self._pause_s = max(_LEAST_PAUSE_S, min(_PAUSE_PER_ANSWER * took, most))
-        self._looks += [*look.passed, look]
-        return look
+        self._observations += [*observation.reported_changes, observation]
+        return observation
 
     def until(self, reached: Callable[[], bool], limit_s: float) -> bool:
-        """Look until this holds, for `limit_s` at most; whether it did."""
+        """Observe until `reached()` is true, for `limit_s` at most. Returns whether it was."""
         end = self._clock.now() + limit_s
         while True:
-            self.look()
+            self.observe()
             if reached():
                 return True
             if self._clock.now() >= end:
                 return False
 
     def watch(self, seconds: float) -> None:
-        """Look for this time."""
+        """Observe repeatedly for `seconds`."""
         self.until(lambda: False, seconds)
 
     def during(self, act: Callable[[], None]) -> None:
-        """Look while an action runs that may take long; raises what it raises."""
-        with ThreadPoolExecutor(1) as thread:  # waits for it, also where a look is interrupted
+        """Observe while a long action runs. Raises its exceptions."""
+        # The pool waits for the action, also if an observation is interrupted.
+        with ThreadPoolExecutor(1) as thread:
             doing = thread.submit(act)
             wait([doing], _LEAST_PAUSE_S)
             while not doing.done():
-                self.look()
+                self.observe()
         doing.result()
 
     def last(self, gang: Gang) -> Sighting | None:
-        """The gang as last seen; None where it never was."""
-        found = sightings(gang, self._looks)
+        """The last sighting of the gang; None if it was never seen."""
+        found = sightings(gang, self._observations)
         return found[-1] if found else None
 
     def state(self, gang: Gang) -> State | None:
-        """Its last state; None where it was never seen."""
+        """The gang's last state; None if it was never seen."""
         last = self.last(gang)
         return None if last is None else last.state
 
     def held(self, gang: Gang) -> tuple[str, ...]:
-        """The nodes that it held at the last look."""
+        """The nodes that the gang held at the last observation."""
         last = self.last(gang)
         return () if last is None else last.nodes
 
-    def are(self, gangs: Iterable[Gang], state: State) -> bool:
-        """Whether all of them are in this state."""
+    def all_in_state(self, gangs: Iterable[Gang], state: State) -> bool:
+        """Whether all of these gangs are in this state."""
         return all(self.state(gang) is state for gang in gangs)
 
-    def waits(self, gangs: Iterable[Gang]) -> bool:
-        """Whether any of them waits, or was not seen yet."""
+    def any_waiting(self, gangs: Iterable[Gang]) -> bool:
+        """Whether any of these gangs waits, or was not seen yet."""
         return any(self.state(gang) in (None, State.WAITING) for gang in gangs)
 
     def statuses(self, gangs: Iterable[Gang]) -> str:
-        """For messages: the last status of each."""
+        """The last status of each gang, for messages."""
         last = [(gang, self.last(gang)) for gang in gangs]
         return ", ".join(
             f"{gang.name} {'not shown' if one is None else one.status or one.state.value}"
@@ -168,14 +170,14 @@ class Watch:
         )
 
     @property
-    def looks(self) -> tuple[Look, ...]:
-        """All looks until now."""
-        return tuple(self._looks)
+    def observations(self) -> tuple[Observation, ...]:
+        """All observations so far."""
+        return tuple(self._observations)
 
     def clear_up(self, free_before: Iterable[str], limit_s: float) -> None:
         """Cancel all jobs, and watch until jobs and ranks are gone and the nodes are free again."""
-        self._ask_who_else(self._arena)
-        # Before jobs are cancelled: a watch reports what that does while it is asked for.
+        self._other_users(self._arena)
+        # Noted first, because a watch reports the effects while the request is still running.
         self.note(CLEARED)
         try:
             self._engine.cancel([job for gang in self._gangs for job in gang.jobs])
@@ -187,7 +189,7 @@ class Watch:
         wanted = set(free_before)
         while True:
             missing = self._missing(wanted)
-            taken = self._ask_who_else(missing) if missing else {}
+            taken = self._other_users(missing) if missing else {}
             if missing is not None:
                 missing = tuple(node for node in missing if node not in taken)
             if missing == () or self._clock.now() >= end:
@@ -201,7 +203,7 @@ class Watch:
         return Window(
             self._title,
             tuple(self._gangs),
-            tuple(self._looks),
+            tuple(self._observations),
             self.problem,
             tuple(self._notes),
             self._not_free,
@@ -211,13 +213,12 @@ class Watch:
         )
 
     def _all_gone(self) -> bool:
-        records = self._looks[-1].records
+        records = self._observations[-1].records
         return records is not None and all(r.phase is Phase.OVER for r in records.values())
 
-    def _ask_who_else(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
-        """Who else uses these nodes, or why they are away; {} where the scheduler does not
-        answer."""
-        self._asked_others_s = self._clock.now()
+    def _other_users(self, nodes: tuple[str, ...]) -> Mapping[str, str]:
+        """Other users of these nodes, or why they are away; {} if the scheduler does not answer."""
+        self._others_requested_s = self._clock.now()
         try:
             others = self._engine.others(nodes)
         except MnodeError:

@@ -1,8 +1,8 @@
 """Real torchrun jobs on the nodes of a controller-side test: started, killed, preempted, requeued.
 
 `Job` is a value. `RunningJob` starts torchrun on nodes itself; `slurm.SubmittedJob` submits the
-job, and Slurm starts it; `kubernetes.PodJob` has pods made for it. All are a `LaunchedJob`, which
-is what a test uses. Runs in the controller; only `node_processes`, `slurm.on_node` and
+job, and Slurm starts it; `kubernetes.PodJob` creates pods for it. All are a `LaunchedJob`, the
+interface for tests. Runs in the controller; only `node_processes`, `slurm.on_node` and
 `kubernetes.in_pod` run on nodes.
 """
 

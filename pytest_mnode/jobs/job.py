@@ -1,4 +1,4 @@
-"""A job, its result, its events, and the decision whether it is started again: values. Pure."""
+"""Values: a job, its result, its events, and the decision whether to start it again. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pytest_mnode.launchers.node import count
 class Job:
     """A torchrun job: `argv` is what follows torchrun's own options, such as ["train.py"].
 
-    nodes: their number or their names; None: all nodes but the spares.
+    nodes: their number or their names; None for all nodes except the spares.
     torchrun: further options of torchrun.
-    env: for every process of the job. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the fabric's
-    interface unless they are set here or in the environment of the run.
+    env: variables of every process of the job. GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the
+    fabric's interface unless they are set here or in the environment of the run.
     restarts: how often torchrun restarts all ranks after one failed (--max-restarts). Nodes then
-    meet by torchrun's c10d rendezvous; with the static one, a node would restart its own ranks
-    only, and they would wait for the others in vain.
+    use torchrun's c10d rendezvous; with the static one, a node would restart only its own ranks,
+    which would wait for the others in vain.
     requeues: how often the whole job is started again, as a scheduler does, after a node was lost
-    or the job was preempted. Ranks find their number of the start, from 0, in MNODE_REQUEUE.
-    spares: nodes that replace lost ones. fewest_nodes: the smallest size of a requeued job; None:
-    its first size, so that without spares it waits until the lost node is booted again.
+    or the job was preempted. MNODE_REQUEUE in the ranks is the number of the start, from 0.
+    spares: nodes that replace lost ones. fewest_nodes: the smallest size of a requeued job; None
+    for its first size, so that without spares it waits until the lost node is booted again.
     back_within_s: the longest such wait.
 
     Raises UsageError for a number that is too small, a node named twice, an empty list of nodes, or
@@ -59,11 +59,11 @@ class Job:
 
     @property
     def _named(self) -> tuple[str, ...] | None:
-        """The nodes where they are given by name; None where their number is given, or nothing."""
+        """The nodes if given by name; None if given by number, or not at all."""
         return None if isinstance(self.nodes, int | None) else tuple(self.nodes)
 
     def placed_on(self, there: Sequence[str]) -> tuple[str, ...]:
-        """The nodes of its first start, chosen from `there`. Raises UsageError."""
+        """The nodes of its first start, chosen from `there`. Raises UsageError if impossible."""
         for name in (*self.spares, *(self._named or ())):
             if name not in there:
                 raise UsageError(f"no node {name!r} in this test; it has {', '.join(there)}")
@@ -81,7 +81,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """Exit status of torchrun and the output of the job, by node of its last start."""
+    """Exit status of torchrun and output of the job, by node of its last start."""
 
     returncodes: dict[str, int]
     output: dict[str, str]
@@ -93,7 +93,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that happened to a job.
+    """An event of a job.
 
     time_s: seconds since 1970, by the node's clock for a signal, else by the controller's.
     what: "submitted", "started", "signalled", "ended", "node lost", "preempted", "killed",
@@ -119,9 +119,9 @@ class JobEvent:
 class JobSnapshot:
     """A running job at one moment.
 
-    nodes: of this start, in the order of ranks; first_size: number of nodes of the first start.
-    ended: exit status of torchrun, by node, where it ended. there: all nodes that answer now, with
-    the spares. lost: nodes of this start that were gone at some time, back or not.
+    nodes: of this start, in the order of ranks. first_size: number of nodes of the first start.
+    ended: exit status of torchrun, by node on which it ended. there: all nodes that answer now,
+    including spares. lost: nodes of this start that were lost at some time, back or not.
     requeue: number of this start, from 0. preempted: the job got SIGTERM from its scheduler.
     """
 
@@ -135,15 +135,15 @@ class JobSnapshot:
 
     @property
     def is_over(self) -> bool:
-        """Whether torchrun ended everywhere."""
+        """Whether torchrun has ended on every node."""
         return len(self.ended) == len(self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Nothing yet, a new start on `nodes`, or the end of the job (`final`).
+    """What to do with a job: wait, start it again on `nodes`, or end it (`final`).
 
-    nodes: () while the job waits for enough of them. why: the detail of the event.
+    nodes: () while the job waits for enough nodes. why: the detail of the event.
     """
 
     final: bool = False
@@ -169,8 +169,7 @@ def decide(job: Job, snapshot: JobSnapshot) -> Decision:
 
 
 def _nodes_of_next_start(job: Job, snapshot: JobSnapshot) -> tuple[str, ...]:
-    """The nodes that are left, with spares in the places of lost ones; () where too few are
-    left."""
+    """The remaining nodes, with spares in the places of lost ones; () if too few remain."""
     free = [name for name in job.spares if name in snapshot.there and name not in snapshot.nodes]
     kept: list[str] = []
     for name in snapshot.nodes:

@@ -1,7 +1,7 @@
-"""The processes of a job on its nodes: found, signalled, ended.
+"""Finds, signals and ends the processes of a job on its nodes.
 
-Each function runs one short program on all nodes at once (`node_processes`), of which the start of
-Python is the longest part.
+Each function runs one short program on all nodes at once (`node_processes`); most of its time is
+the start of Python.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _END_LIMIT_S = 10.0
 
 
 class Places(Protocol):
-    """Where a job's processes are: the run's nodes, or pods of the job's own on them."""
+    """The places of a job's processes: the run's nodes, or the job's own pods on them."""
 
     @property
     def python(self) -> str:
-        """The Python that runs our programs there."""
+        """The Python that runs this package's programs there."""
 
     def run_each(
         self, argvs: Mapping[str, Sequence[str]], *, timeout: float
     ) -> list[CommandResult]:
-        """See Nodes; without those where no process of the job can be any more."""
+        """See Nodes; places where no process of the job can exist any more are left out."""
 
     def commands(self, argv: Sequence[str], nodes: str, /) -> object:
-        """Raises NodeLostError where no command can be run."""
+        """Raises NodeLostError if no command can be run."""
 
 
 def pids(nodes: Places, on: Sequence[str], job: str, wanted: str) -> dict[str, tuple[int, ...]]:
@@ -45,7 +45,7 @@ def pids(nodes: Places, on: Sequence[str], job: str, wanted: str) -> dict[str, t
 def signal(
     nodes: Places, on: Sequence[str], job: str, wanted: str, number: int
 ) -> dict[str, tuple[tuple[int, float], ...]]:
-    """(pid, wall clock of the node right before) of each process signalled, by node."""
+    """(pid, node's wall clock just before the signal) of each signalled process, by node."""
     found = _run(nodes, {name: ["signal", job, name, wanted, str(number)] for name in on})
     lines = {name: [line.split() for line in text.splitlines()] for name, text in found.items()}
     return {name: tuple((int(pid), float(at)) for pid, at in some) for name, some in lines.items()}
@@ -54,8 +54,8 @@ def signal(
 def end(nodes: Places, on: Sequence[str], job: str) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """SIGKILL all of a job's processes until none is found, for 10 s at most.
 
-    Pids killed, by node; and those still there, as "pid 7 on node1". Raises ClusterError where a
-    node does not answer.
+    Returns killed pids by node, and processes still there, as "pid 7 on node1". Raises ClusterError
+    if a node does not answer.
     """
     killed, left = {}, []
     found = _run(nodes, {name: ["end", job, name, str(_END_LIMIT_S)] for name in on})
@@ -67,9 +67,9 @@ def end(nodes: Places, on: Sequence[str], job: str) -> tuple[dict[str, tuple[int
 
 
 def alive(nodes: Places, known: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, set[int]]:
-    """Processes that still run, by node; each is known by its pid and a time it ran at.
+    """Pids that still run, by node. known: (pid, a time it ran at) by node.
 
-    Raises ClusterError where a node does not answer.
+    Raises ClusterError if a node does not answer.
     """
     argvs = {
         node: ["alive", *(f"{pid}:{ran_at}" for pid, ran_at in some)]
@@ -79,7 +79,7 @@ def alive(nodes: Places, known: Mapping[str, Sequence[tuple[int, float]]]) -> di
 
 
 def living(nodes: Places, names: Iterable[str]) -> list[str]:
-    """Those of these nodes that the launcher does not know to be gone."""
+    """Nodes of `names` that the launcher does not report as lost."""
     there = []
     for name in names:
         with contextlib.suppress(NodeLostError):
@@ -98,7 +98,7 @@ def is_there(nodes: Nodes, node: str) -> bool:
 
 
 def _run(nodes: Places, words: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Output of the program on nodes, at the same time, each with its own arguments."""
+    """Run the program on nodes at the same time, each with its own arguments; output by node."""
     code = Path(node_processes.__file__).read_text()
     argvs = {name: [nodes.python, "-S", "-c", code, *some] for name, some in words.items()}
     found = {}

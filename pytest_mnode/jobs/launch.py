@@ -1,4 +1,4 @@
-"""Decides who starts a job: this run, or the scheduler that gave it the nodes."""
+"""Decides whether this run starts a job, or the scheduler that gave it the nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_SHARED_DIR = "its nodes see no directory in common (--mnode-shared-dir)"
 
 
 def launch(cluster: Nodes, job: Job) -> LaunchedJob:
-    """Submit the job to the scheduler that gave the nodes, where it would start now; else run it.
+    """Submit the job to the scheduler that gave the nodes if it would start now; else run it.
 
     Raises UsageError for nodes that this test does not have, ClusterError.
     """
@@ -45,7 +45,7 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
 
 
 def _in_pods(cluster: Nodes, job: Job, pods: RunInPods) -> LaunchedJob:
-    """Pods of its own, where that would start beside the run's pods."""
+    """Run the job in its own pods if they would start beside the run's pods, else in those."""
     why = NO_SHARED_DIR
     if cluster.share_files:
         from pytest_mnode.jobs.kubernetes.pod_job import PodJob

@@ -1,4 +1,4 @@
-"""A launched job as a test uses it, whether this run or a scheduler starts its torchruns."""
+"""The interface of a launched job, whether this run or a scheduler starts its torchruns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class LaunchedJob(ABC):
 
     @property
     def _places(self) -> job_processes.Places:
-        """Where its processes are."""
         return self._cluster
 
     @property
@@ -45,7 +44,7 @@ class LaunchedJob(ABC):
 
     @property
     def events(self) -> tuple[JobEvent, ...]:
-        """What happened to it until now, in order."""
+        """Its events until now, in order."""
         return tuple(self._events)
 
     def kill(
@@ -55,9 +54,9 @@ class LaunchedJob(ABC):
         rank: int | None = None,
         signal: signals.Signals = signals.SIGKILL,
     ) -> list[int]:
-        """Send a signal to one rank, or to all processes of the job on a node; their pids there.
+        """Send a signal to one rank, or to all processes of the job on a node; returns their pids.
 
-        Raises UsageError unless one of node and rank is given, ClusterError where there is no such
+        Raises UsageError unless one of node and rank is given, ClusterError if there is no such
         process.
         """
         if (node is None) == (rank is None):
@@ -65,7 +64,7 @@ class LaunchedJob(ABC):
         size = len(self.nodes) * self._job.procs_per_node
         if rank is not None and not 0 <= rank < size:
             raise UsageError(f"rank={rank}: the job has {size}")
-        # With the c10d rendezvous, torchrun assigns ranks to nodes: look on all nodes.
+        # With the c10d rendezvous, torchrun assigns ranks to nodes: search all nodes.
         on = job_processes.living(self._places, self.nodes) if node is None else [node]
         wanted = "all" if rank is None else str(rank)
         done = self._signal(on, wanted, signal)
@@ -76,20 +75,20 @@ class LaunchedJob(ABC):
 
     @abstractmethod
     def preempt(self, grace_s: float) -> list[str]:
-        """Preempt it as a scheduler does: SIGTERM on all nodes at once, and SIGKILL for what is
-        left `grace_s` seconds later. Names of the nodes that needed SIGKILL.
+        """Preempt it as a scheduler does: SIGTERM on all nodes at once, and `grace_s` seconds later
+        SIGKILL for remaining processes. Returns the names of the nodes that needed SIGKILL.
 
-        The job is requeued where `Job.requeues` allows it.
+        The job is requeued if `Job.requeues` allows it.
         """
 
     def pids(self, node: str, rank: int | None = None) -> list[int]:
-        """Pids on the node of one rank, or of all processes of the job there."""
+        """Pids on a node of one rank, or of all processes of the job."""
         wanted = "all" if rank is None else str(rank)
         found = job_processes.pids(self._places, [node], self._id, wanted)
         return list(found.get(node, ()))
 
     def alive(self, known: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
-        """Those of these processes that still run, as "pid 7 on node1"; a lost node has none.
+        """Processes of `known` that still run, as "pid 7 on node1"; a lost node has none.
 
         known: (pid, a time it ran at) by node. Raises ClusterError.
         """
@@ -99,16 +98,16 @@ class LaunchedJob(ABC):
 
     @abstractmethod
     def output(self, node: str) -> str:
-        """What all starts of the job have printed on a node until now."""
+        """Output of all starts of the job on a node until now."""
 
     @abstractmethod
     def poll(self) -> JobResult | None:
-        """Look at it once; its result where it is over, else None."""
+        """Check it once; its result if it is over, else None."""
 
     def wait(self, timeout: float) -> JobResult:
         """Wait until torchrun has ended on every node and no requeue follows, `timeout` s at most.
 
-        Raises TimeLimitError that names the nodes on which the job still runs.
+        Raises TimeLimitError, which names the nodes on which the job still runs.
         """
         end = time.monotonic() + timeout
         while (result := self.poll()) is None:
@@ -119,14 +118,14 @@ class LaunchedJob(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Kill its processes, remove its logs. Raises ClusterError where SIGKILL is not enough."""
+        """Kill its processes, remove its logs. Raises ClusterError if SIGKILL is not enough."""
 
     @abstractmethod
     def _where(self) -> str:
-        """Why a wait is not over, such as "the job still runs on node0"."""
+        """Why the job is not over, such as "the job still runs on node0"."""
 
     def _signal(self, on: Sequence[str], wanted: str, number: signals.Signals) -> list[int]:
-        """Signal processes and note it by node and time; their pids."""
+        """Signal processes and note the events; returns their pids."""
         done = job_processes.signal(self._places, on, self._id, wanted, int(number))
         for name, sent in done.items():
             if sent:
@@ -135,7 +134,7 @@ class LaunchedJob(ABC):
         return [pid for sent in done.values() for pid, _ in sent]
 
     def _kill(self, on: Iterable[str]) -> None:
-        """SIGKILL all processes of the job. Raises ClusterError where that is not enough."""
+        """SIGKILL all processes of the job. Raises ClusterError if that is not enough."""
         there = job_processes.living(self._places, on)
         killed, left = job_processes.end(self._places, there, self._id)
         for name, pids in killed.items():

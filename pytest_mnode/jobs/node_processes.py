@@ -1,11 +1,11 @@
 """Finds, signals and ends the processes of a job on one node, by variables in their environment.
 
-A program for `python -S -c`, with nothing but the standard library:
+A program for `python -S -c` that needs only the standard library:
 
     pids   JOB NODE WANTED           pids in one line
-    signal JOB NODE WANTED NUMBER    "PID TIME" for each, the time right before by the node's clock
+    signal JOB NODE WANTED NUMBER    "PID TIME" for each: the node's clock just before the signal
     end    JOB NODE LIMIT_S          SIGKILL until none is left; "killed PIDS", then "left PIDS"
-    alive  PID:TIME …                those pids whose process runs, and ran at that time already
+    alive  PID:TIME …                pids of processes that run, and already ran at that time
 
 WANTED: a rank's number, "torchrun", or "all".
 """
@@ -27,7 +27,7 @@ def _environ(pid: int) -> dict[str, str]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third, its state, on; a gone process is in state X."""
+    """Fields of /proc/PID/stat from the third, the state, on; state X if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
             return file.read().rpartition(")")[2].split()
@@ -36,7 +36,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def find(job: str, node: str, wanted: str) -> Iterator[int]:
-    """Pids of the job on this node. A child of a rank is no rank: its parent has RANK, too."""
+    """Pids of the job on this node. A child of a rank is not a rank: its parent has RANK too."""
     for name in os.listdir("/proc"):  # noqa: PTH208
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -56,7 +56,7 @@ def find(job: str, node: str, wanted: str) -> Iterator[int]:
 
 
 def kill(pid: int, number: int) -> bool:
-    """Whether the process was there to be signalled."""
+    """Send a signal; False if the process is gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -72,7 +72,7 @@ def send_signal(job: str, node: str, wanted: str, number: str) -> None:
 
 
 def end(job: str, node: str, limit_s: str) -> None:
-    """What starts meanwhile is found in the next round; a zombie has no environment."""
+    """Repeat, because processes may start meanwhile; zombies have no environment to be found by."""
     until = time.monotonic() + float(limit_s)
     killed: set[int] = set()
     left = set(find(job, node, "all"))
@@ -87,7 +87,7 @@ def end(job: str, node: str, limit_s: str) -> None:
 
 
 def alive(*processes: str) -> None:
-    """A process that started later than its time is another one that got the same pid."""
+    """Print the pids that still run; one that started after its time is another process."""
     with open("/proc/stat") as file:  # noqa: PTH123
         boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
     for text in processes:

@@ -1,18 +1,19 @@
-"""Ends jobs in a scheduler's queue when whoever submitted them is gone, however that happened.
+"""Ends jobs in a scheduler's queue when their submitter is gone, however it ended.
 
-Run by path with `python -I -S`, with nothing but the standard library:
+Run by path with `python -I -S`; it needs only the standard library:
 
     queue_cleanup.py SHOW END [DIRECTORY]
 
-SHOW prints one line for each job that is left; END ends them all. Both are one argument each, in
-shell syntax. The program waits for the end of its standard input, whose last line says
+SHOW prints one line for each remaining job; END ends them all. Both are one argument each, in
+shell syntax. The program waits for the end of its standard input, whose last line is
 
-    done       nothing is left to do
+    done       no job is left
     answered   every submission was answered, so none can still arrive
     (nothing)  the controller is gone, and a submission may be under way
 
-Then it ends jobs until none is shown, and removes DIRECTORY after a minute at the latest. A
-scheduler that is away, because it is restarted or upgraded, is tried for an hour, ever more seldom.
+Then it ends jobs until none is shown, and removes DIRECTORY after a minute at the latest. If the
+scheduler does not answer, as during a restart or an upgrade, the program retries for an hour, with
+growing pauses.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ import time
 
 DONE, ANSWERED = b"done\n", b"answered\n"
 SOON_S, LIMIT_S = 60.0, 3600.0
-"""Limits for ending jobs: before the directory is removed in any case, and after that."""
+"""Limits for ending jobs: before the directory is removed regardless, and after that."""
 COMMAND_S = 20.0
 _LATE_S = 3.0
-"""How long a submission may still arrive after its sender is gone."""
+"""How long after its sender is gone a submission may still arrive."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _END_S = 5.0
 
 
 def main(show: str, end: str, directory: str = "") -> int:
-    """0 where nothing is left."""
-    # Ctrl-C and a closed terminal are the controller's.
+    """0 if no job is left."""
+    # Ctrl-C and a closed terminal are for the controller only.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     last = sys.stdin.buffer.read()
@@ -46,7 +47,7 @@ def main(show: str, end: str, directory: str = "") -> int:
 
 
 def clean_up(last: bytes, show: str, end: str, directory: str = "") -> bool:
-    """End all jobs and remove the directory; whether none is left. last: the input's last line."""
+    """End all jobs and remove the directory; True if none is left. last: last line of input."""
     shows, ends = shlex.split(show), shlex.split(end)
     late_s = 0.0 if last.endswith(ANSWERED) else _LATE_S
     try:
@@ -70,22 +71,22 @@ def _none_left(shows: list[str], ends: list[str], late_s: float, limit_s: float)
             if asked_at >= began + late_s:
                 if ended_all or not (late_s or left.strip()):
                     return True
-                # Once more: END finds jobs shown to nobody, and those that complete to be requeued.
+                # Once more: END also finds jobs that SHOW hides or that complete to be requeued.
                 ended_all = _run(ends) is not None
         else:
-            _run(ends)  # also where it is not known what is left
+            _run(ends)  # also if the remaining jobs are unknown
         longer_s = (time.monotonic() - began) / 20
         time.sleep(min(max(_PAUSE_S, longer_s), _LONGEST_PAUSE_S))
     return False
 
 
 def _running(shown: str) -> list[str]:
-    """Jobs to end: one that completes has no rank, and may stay so while its node is away."""
+    """Jobs to end; one that is completing has no rank, and stays so while its node is down."""
     return [line for line in shown.splitlines() if line.strip() and "COMPLETING" not in line]
 
 
 def _remove(directory: str) -> None:
-    """Renamed first, so that nobody adds a file to a directory that is being removed."""
+    """Remove a directory; it is renamed first, so that no file is added during the removal."""
     if directory:
         away = f"{directory}.gone"
         with contextlib.suppress(OSError):
@@ -94,8 +95,8 @@ def _remove(directory: str) -> None:
 
 
 def _run(argv: list[str]) -> str | None:
-    """Output of a command; None where it failed or reached its limit. Raises OSError."""
-    # By these variables users hide jobs from lists, or are asked before a job is cancelled.
+    """Output of a command; None if it failed or reached its limit. Raises OSError."""
+    # With these variables users hide jobs from lists, or are prompted before a cancellation.
     hidden = ("SQUEUE_", "SCANCEL_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,7 +116,7 @@ def _run(argv: list[str]) -> str | None:
 
 
 class QueueCleanup:
-    """The program above as a process, which the controller starts before its first submission."""
+    """A process of this program, which the controller starts before its first submission."""
 
     def __init__(self, show: str, end: str, directory: str = "") -> None:
         words = [show, end, *([directory] if directory else [])]
@@ -128,7 +129,7 @@ class QueueCleanup:
         )
 
     def finish(self, last: bytes) -> None:
-        """Write the last line of its input, and close that; idempotent."""
+        """Write the last line of its input and close the input; idempotent."""
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(OSError):
@@ -136,7 +137,7 @@ class QueueCleanup:
                 stdin.close()
 
     def wait(self, limit_s: float) -> int | None:
-        """Its exit status; None where it goes on after the limit."""
+        """Its exit status; None if it still runs after the limit."""
         try:
             return self._process.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -18,7 +18,7 @@ from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.nodes import Nodes
 
 _ASK_AGAIN_S = 0.5
-"""Pause between two questions whether a lost node is back."""
+"""Pause between two checks whether a lost node is back."""
 _FOLLOW_S = 1.0
 _REAP_S = 5.0
 
@@ -26,7 +26,7 @@ _REAP_S = 5.0
 class RunningJob(LaunchedJob):
     """A torchrun job whose torchruns are commands on nodes. It ends with its test.
 
-    Requeues happen in `poll` and `wait`, in the caller's thread; nothing watches in between.
+    Requeues happen in `poll` and `wait`, in the caller's thread; the job is not watched in between.
     """
 
     def __init__(self, cluster: Nodes, job: Job, note: str = "") -> None:
@@ -77,9 +77,9 @@ class RunningJob(LaunchedJob):
         return "".join(self._printed(node, requeue) for requeue in range(self._requeue + 1))
 
     def poll(self) -> JobResult | None:
-        """Look at it once, and requeue it where that is due; its result where it is over.
+        """Check it once, and requeue it if due; its result if it is over, else None.
 
-        Raises ClusterError where processes of a start outlive SIGKILL: it is not started again.
+        Raises ClusterError if processes of a start outlive SIGKILL: it is not started again.
         """
         if self._result is not None:
             return self._result
@@ -148,7 +148,7 @@ class RunningJob(LaunchedJob):
         self._launch(nodes)
 
     def _end(self, on: Iterable[str]) -> None:
-        """Kill all processes on these nodes. Raises ClusterError where SIGKILL is not enough."""
+        """Kill all processes on these nodes. Raises ClusterError if SIGKILL is not enough."""
         try:
             self._kill(on)
         finally:
@@ -161,7 +161,7 @@ class RunningJob(LaunchedJob):
                 process.wait(_REAP_S)
 
     def _exit_statuses(self) -> dict[str, int]:
-        """Of torchrun by node, where it has ended."""
+        """Exit statuses of torchrun, by node on which it has ended."""
         return {n: p.returncode for n, p in self._torchruns.items() if p.poll() is not None}
 
     def _still_running(self) -> list[str]:
@@ -212,11 +212,11 @@ class RunningJob(LaunchedJob):
 
     def _where(self) -> str:
         if self._waiting_since is not None:
-            return f"the job waits for {', '.join(self._lost)} to be there again"
+            return f"the job waits for {', '.join(self._lost)} to come back"
         return f"the job still runs on {', '.join(self._still_running())}"
 
     def _printed(self, node: str, requeue: int) -> str:
-        """What one start printed on a node."""
+        """Output of one start on a node."""
         path = self._log(node, requeue)
         return path.read_text(errors="replace") if path.exists() else ""
 

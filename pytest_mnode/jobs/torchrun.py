@@ -1,4 +1,4 @@
-"""The torchrun command of each node, its environment, and what its output says. Pure."""
+"""The torchrun command of each node, its environment, and a parser of its output. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WITHOUT_A_RANK = (
     *(word for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE") for word in ("-u", name)),
 )
 """Removes a rank's variables, which the run itself may have, as in a PyTorchJob: `node_processes`
-tells ranks from torchrun by RANK in their environment."""
+distinguishes ranks from torchrun by RANK in their environment."""
 
 _ENDED_BY_TORCHRUN = (-signal.SIGTERM, -signal.SIGKILL)
 """After one rank failed, torchrun sends SIGTERM to the others, and SIGKILL to slow ones."""
@@ -28,7 +28,7 @@ _OF_TORCHRUN = re.compile(
     r"^[A-Z]\d{4} [\d:.]+ [^\n]*?\btorch/distributed/[^\n]*$",
     re.MULTILINE | re.DOTALL,
 )
-"""What torchrun itself prints of ranks that failed."""
+"""Output of torchrun itself about failed ranks."""
 _EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)\b", re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ _EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)\b", re.MULTILINE)
 class Start:
     """One start of a job: its nodes and its rendezvous.
 
-    requeue: 0 for the first start. address, port: of the rendezvous, on the first node.
+    requeue: 0 for the first start. address, port: the rendezvous, on the first node.
     python: the interpreter on the nodes.
     """
 
@@ -48,7 +48,7 @@ class Start:
     python: str = sys.executable
 
     def argv(self, job: Job, node: str, own_address: str, log_dir: str) -> list[str]:
-        """The command on one node. own_address: where others reach that node."""
+        """The command on one node. own_address: address of that node for the others."""
         number = self.nodes.index(node)
         return [
             *_WITHOUT_A_RANK,
@@ -95,7 +95,7 @@ def exit_codes(output: str) -> tuple[int, ...]:
 
 
 def last_line(output: str) -> str:
-    """The last line that is not torchrun's own; "" where there is none."""
+    """The last line that is not torchrun's own; "" if there is none."""
     lines = (line.strip() for line in reversed(_OF_TORCHRUN.sub("", output).splitlines()))
     return next(filter(None, lines), "")
 

@@ -1,4 +1,4 @@
-"""Nodes and launchers: which machines there are, and which commands start something on them.
+"""Nodes and launchers: the machines of a run, and the commands that start programs on them.
 
 Nothing here knows about ranks, torch or tests.
 """

@@ -1,4 +1,4 @@
-"""Which launcher a run uses, and why."""
+"""Choice of the launcher that a run uses, with its reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_mnode.spec import Spec
 
 
 def kubernetes_of(settings: Settings) -> KubernetesOptions:
-    """The settings that choose a Kubernetes."""
+    """The Kubernetes options of these settings."""
     return KubernetesOptions(
         settings.k8s_context,
         settings.k8s_namespace,
@@ -29,7 +29,7 @@ def kubernetes_of(settings: Settings) -> KubernetesOptions:
 
 
 def by_slurm(wanted: str) -> bool:
-    """Whether Slurm gives the run its nodes: inside of an allocation also with `auto`."""
+    """Whether Slurm provides the run's nodes: with `slurm`, or with `auto` inside an allocation."""
     inside = bool(os.environ.get("SLURM_JOB_ID"))
     return wanted == "slurm" or (wanted == "auto" and inside)
 
@@ -41,12 +41,12 @@ def by_ssh(wanted: str, hostfile: Path | None) -> bool:
 
 
 def by_kubernetes(wanted: str, options: KubernetesOptions) -> bool:
-    """Whether pods are the nodes of a run that neither Slurm nor a hostfile gives nodes."""
+    """Whether the run's nodes are pods, if neither Slurm nor a hostfile provides them."""
     return wanted == "kubernetes" or (wanted == "auto" and bool(options.given or in_pod()))
 
 
 def hosts_on(path: Path, on: Sequence[str] = ()) -> tuple[Host, ...]:
-    """The hosts of a file, in its order; on: only these, where any are named."""
+    """Hosts of a hostfile, in file order; `on`: names of the hosts to keep, () for all."""
     hosts = read_hostfile(path)
     return tuple(host for host in hosts if host.name in on) if on else hosts
 
@@ -54,10 +54,10 @@ def hosts_on(path: Path, on: Sequence[str] = ()) -> tuple[Host, ...]:
 def choose(
     settings: Settings, nodes: int, spec: Spec, cleanup_dirs: Sequence[str], root: Path
 ) -> tuple[Launcher, str]:
-    """A launcher for `nodes` nodes, not started, and the reason for it in a few words.
+    """An unstarted launcher for `nodes` nodes, and the reason for choosing it in a few words.
 
-    root: of the tests, where a directory that all nodes see is looked for. Raises UsageError where
-    the wanted launcher cannot work here.
+    root: root of the tests, below which a directory shared by all nodes may be made. Raises
+    UsageError if the requested launcher cannot work here.
     """
     wanted, kubernetes = settings.launcher, kubernetes_of(settings)
     job = os.environ.get("SLURM_JOB_ID")
@@ -65,19 +65,19 @@ def choose(
         raise UsageError(unused)
     if by_slurm(wanted):
         run_dir = cleanup_dirs[0] if cleanup_dirs else ""
-        why = f"inside of job {job}" if job else "asked for"
+        why = f"inside of job {job}" if job else "requested"
         return _slurm(settings, nodes, spec, run_dir, root), why
     if by_ssh(wanted, settings.hostfile):
-        why = "asked for" if wanted == "ssh" else f"hostfile {settings.hostfile}"
+        why = "requested" if wanted == "ssh" else f"hostfile {settings.hostfile}"
         return _ssh(settings, nodes, spec, cleanup_dirs[0], root), why
     if by_kubernetes(wanted, kubernetes):
-        why = kubernetes.given or "inside of a pod" if wanted == "auto" else "asked for"
+        why = kubernetes.given or "inside of a pod" if wanted == "auto" else "requested"
         return _kubernetes(settings, nodes, spec, cleanup_dirs[0], root), why
     if wanted == "local":
-        return Local(nodes), "asked for"
+        return Local(nodes), "requested"
     reason = Rack.unavailable()
     if reason is None:
-        why = "asked for" if wanted == "rack" else "no cluster was named"
+        why = "requested" if wanted == "rack" else "no cluster was named"
         return _rack(nodes, spec, cleanup_dirs), why
     if wanted == "rack":
         raise UsageError(f"--mnode-launcher=rack: {reason}; use local, or allow namespaces")
@@ -85,10 +85,10 @@ def choose(
 
 
 def _unused(settings: Settings, in_job: bool, spec: Spec) -> str | None:
-    """The option that names nodes which would not be used, with the remedy; None: there is none.
+    """Error, with remedy, for an option that names nodes which the run would not use; else None.
 
-    Other nodes would be certified in their place. Inside of an allocation `auto` uses that, because
-    a hostfile may be in an ini file.
+    The run would certify other nodes instead. Inside an allocation, `auto` uses the allocation and
+    accepts an unused hostfile, because the hostfile may come from an ini file.
     """
     wanted, file, args = settings.launcher, settings.hostfile, settings.slurm_args
     kubernetes = kubernetes_of(settings).given
@@ -101,16 +101,17 @@ def _unused(settings: Settings, in_job: bool, spec: Spec) -> str | None:
         )
     if not args or wanted == "slurm" or (wanted == "auto" and in_job):
         return None
-    to_gangs = spec.criteria.gang is not None  # whose jobs are submitted, whatever is launched
+    to_gangs = spec.criteria.gang is not None  # gang jobs use `args` with any launcher
     if to_gangs and (wanted != "auto" or file is not None):
         return None
     given = f"--mnode-slurm-args={' '.join(args)}"
     if wanted == "auto" and file is None:
         return (
-            f"{given}: this is outside of an allocation; add --mnode-launcher=slurm to ask for one"
+            f"{given}: this run is outside of an allocation; add --mnode-launcher=slurm to request "
+            "one"
         )
     by = f"--mnode-launcher={wanted}" if wanted != "auto" else f"--mnode-hostfile={file}"
-    return f"{given}: nothing is asked of Slurm with {by}; leave one of them out"
+    return f"{given}: Slurm is not used with {by}; leave one of them out"
 
 
 def _slurm(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -> Launcher:
@@ -147,12 +148,12 @@ def _ssh(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -
     from pytest_mnode.launchers.ssh import Ssh
 
     if settings.hostfile is None:
-        raise UsageError("--mnode-launcher=ssh: which nodes? name them by --mnode-hostfile=FILE")
+        raise UsageError("--mnode-launcher=ssh: no nodes given: use --mnode-hostfile=FILE")
     hosts = read_hostfile(settings.hostfile)
     if len(hosts) < nodes:
         names = ", ".join(host.name for host in hosts)
         raise UsageError(
-            f"{nodes} nodes are needed, and {settings.hostfile} names {len(hosts)}: {names}; add "
+            f"{nodes} nodes are needed, but {settings.hostfile} names {len(hosts)}: {names}; add "
             f"hosts to it, or give --mnode-nodes={len(hosts)}"
         )
     used = hosts_on(settings.hostfile, settings.on)[:nodes]

@@ -1,7 +1,7 @@
-"""Lists of hosts: Slurm's `node[01-16,20],login`, and hostfiles as OpenMPI has them. Pure but for
-`read_hostfile`.
+"""Host lists, such as Slurm's `node[01-16,20],login`, and hostfiles in Open MPI's format.
 
-A hostfile has a line per host or list, such as `node[01-16] slots=8`, and comments.
+All functions but `read_hostfile` are pure. A line of a hostfile names a host or a list of hosts,
+such as `node[01-16] slots=8`; `#` starts a comment.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BLANKS = re.compile(r"\s*=\s*")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Host names in the order in which they are written; none for an empty text.
+    """Host names of a list, in the order written; () for an empty text.
 
     A range keeps the width of its first number: `n[08-10]` is n08, n09, n10.
-    Raises UsageError, one line, that shows what cannot be read.
+    Raises UsageError, in one line, that quotes the invalid part.
     """
     found: list[str] = []
     for item in _split(text):
@@ -41,10 +41,10 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def compress(names: Iterable[str], *, tails: bool = True) -> str:
-    """Host names as ranges of their last number, `node[0-3,7],login`: the inverse of `expand`.
+    """Host list of these names, such as `node[0-3,7],login`: the inverse of `expand`.
 
-    Names with other numbers before it are grouped by these; in the order of their first names.
-    tails: also of names that go on behind it, as gpu[1-2].hpc, which Slurm does not read.
+    Names that differ only in their last number share a range; ranges are in the order of their
+    first names. tails: also make ranges such as gpu[1-2].hpc, which Slurm cannot read.
     """
     groups: dict[tuple[str, str, int], list[int]] = {}
     for name in dict.fromkeys(names):
@@ -54,7 +54,7 @@ def compress(names: Iterable[str], *, tails: bool = True) -> str:
             continue
         head, digits, tail = match.groups()
         width = len(digits)
-        # node10 goes on from node08 where that came before, else from node8.
+        # node10 joins the range of node08 if node08 came before, else the range of node8.
         if (width == 1 or digits[0] != "0") and (head, tail, width) not in groups:
             width = 0
         groups.setdefault((head, tail, width), []).append(int(digits))
@@ -71,7 +71,7 @@ def _compressed(head: str, tail: str, width: int, numbers: list[int]) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+    """Split at the commas outside brackets."""
     items, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += {"[": 1, "]": -1}.get(letter, 0)
@@ -131,9 +131,9 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A line of a hostfile for one host.
+    """One host of a hostfile.
 
-    name: for ssh. slots: how many ranks it takes; None where the file does not say. line: from 1.
+    name: host name for ssh. slots: number of ranks; None if not given. line: first line, from 1.
     """
 
     name: str
@@ -143,27 +143,28 @@ class Host:
 
     @property
     def target(self) -> str:
-        """What ssh connects to."""
+        """Destination for ssh: `host` or `user@host`."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of a file, in its order. Raises UsageError, one line, with file and line."""
+    """Hosts of a hostfile, in file order. Raises UsageError, one line, that names file and line."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8; {ACCEPTED}") from None
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(f"{path}: {reason}; accepted: a file with a host a line") from None
+        raise UsageError(f"{path}: {reason}; accepted: a file with one host per line") from None
     return parse_hosts(text, str(path))
 
 
 def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
-    """The hosts of a text. A host on several lines has the slots of all of them, and a line without
-    slots counts as one: PBS names a host once per slot.
+    """Hosts of a hostfile's text.
 
-    Raises UsageError naming `where`, the line, the text and what is accepted.
+    The slots of a host on several lines are added up, and a line without slots counts as one slot,
+    because PBS names a host once per slot. Raises UsageError that names `where`, the line, the text
+    and the accepted form.
     """
     found: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -188,7 +189,7 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
 
 
 def slots_of(hosts: Iterable[Host]) -> int | None:
-    """How many ranks each of the hosts can take; None where one does not say."""
+    """Number of slots that every host has at least; None if a host has none given."""
     slots = [host.slots for host in hosts]
     known = [number for number in slots if number is not None]
     return min(known) if known and len(known) == len(slots) else None
@@ -204,7 +205,7 @@ def _expanded(hosts: str, place: str) -> tuple[str, ...]:
     for name in names:
         host, colon, count = name.rpartition(":")
         odd = bool(colon) and not _is_address(name)
-        if odd and _HOST.fullmatch(host) and _NUMBER.fullmatch(count):  # MPICH's, or a port
+        if odd and _HOST.fullmatch(host) and _NUMBER.fullmatch(count):  # MPICH's slots, or a port
             raise UsageError(
                 f"{place}: {name}: ':{count}' is not read here; write {host} slots={count}"
             )

@@ -1,4 +1,4 @@
-"""The launcher without a cluster: every node is this machine, its commands are plain processes."""
+"""The launcher without a cluster: every node is this machine, and commands are plain processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_mnode.launchers.node import Launcher, Node
 
 
 class Local(Launcher):
-    """N nodes that are all this machine, talking over loopback; nothing can be switched off."""
+    """N nodes that are all this machine and communicate over loopback; none can be powered off."""
 
     name = "local"
     shared_kernel = True

@@ -1,4 +1,4 @@
-"""What a node is, and what every launcher offers."""
+"""The node type, and the base class of all launchers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Node:
     name: host name, as the node itself reports it.
     index: 0 … N-1, the order in which worlds are filled.
     address: where other nodes reach it for control traffic (MASTER_ADDR).
-    fabric_address: its address on the training fabric; None where not known.
-    fabric_interface: what collectives should use (GLOO_SOCKET_IFNAME …); None: backend's choice.
-    shown: where it shows its sockets and devices.
-    nccl_host: what NCCL is to take for its host (NCCL_HOSTID); None: NCCL finds that by itself.
+    fabric_address: its address on the training fabric; None if unknown.
+    fabric_interface: interface for collectives (GLOO_SOCKET_IFNAME …); None if the backend chooses.
+    shown: the sysfs view of its sockets and devices.
+    nccl_host: host id that NCCL is given (NCCL_HOSTID); None if NCCL finds it itself.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended on one node. `returncode` is None where its limit ended it."""
+    """Result of a command on one node. `returncode` is None if the time limit ended it."""
 
     node: str
     returncode: int | None
@@ -73,10 +73,10 @@ def count(number: int, noun: str = "node") -> str:
 
 
 class Launcher:
-    """Knows which local commands start one command on given nodes; base class of all launchers.
+    """Base class of launchers: provides the local commands that start one command on given nodes.
 
-    Methods may be called from any thread, and several at a time. A subclass sets `name`, `nodes`
-    and `shared_kernel`, implements `commands`, and overrides what else it can do.
+    Methods may be called from any thread, and concurrently. A subclass sets `name`, `nodes` and
+    `shared_kernel`, implements `commands`, and overrides the other methods that it supports.
     """
 
     name: str
@@ -84,20 +84,20 @@ class Launcher:
     nodes: Sequence[Node] = ()
     """Known after `start`."""
     shared_kernel: bool
-    """All nodes are on this kernel: one agent program serves them all, and all files are shared."""
+    """Whether all nodes run on this kernel: one agent serves them all, and all files are shared."""
     python: str = sys.executable
-    """The Python that runs our programs on nodes."""
+    """Path of the Python that runs this package's programs on nodes."""
     shared_dir: Path | None = None
-    """A directory that all nodes and this machine see, known after `start`; None where there is
-    none, and where the kernel is shared."""
+    """A directory shared by all nodes and this machine, known after `start`; None if there is none,
+    or if the nodes share this kernel."""
     relays = False
-    """Nodes cannot connect to this machine, and `relay` brings their connections here."""
+    """Whether nodes cannot connect to this machine, so that `relay` forwards their connections."""
     unused: Sequence[str] = ()
-    """Names of hosts that the user gave and the run does not need."""
+    """Names of hosts that the user gave but the run does not need."""
     job_id: int | None = None
     """The scheduler's number of the allocation that holds the nodes."""
     pods: RunInPods | None = None
-    """Where nodes are pods of a Kubernetes, known after `start`."""
+    """Facts about the run if its nodes are Kubernetes pods, known after `start`; else None."""
 
     def start(self) -> None:
         """Bring the nodes up. Raises ClusterError that names what is missing."""
@@ -106,8 +106,8 @@ class Launcher:
         """Local commands, one per node, that together run `argv` once on every node.
 
         A command keeps the caller's environment, working directory and standard streams, and its
-        exit status is that of `argv` (128 + signal where a signal ended it). Raises NodeLostError
-        where a node is off.
+        exit status is that of `argv` (128 + signal if a signal ended it). Raises NodeLostError
+        if a node is off.
         """
         raise NotImplementedError
 
@@ -116,39 +116,39 @@ class Launcher:
         raise ClusterError(f"{self.name}: nodes that share no kernel need an agent program each")
 
     def namespace_pid(self, node: Node) -> int | None:  # noqa: ARG002
-        """Pid, as the agent program sees it, whose namespaces are the node; None: it has none.
+        """Pid, as the agent sees it, of the process whose namespaces are the node; None if none.
 
-        Changes when the node is booted again. Raises NodeLostError where the node is off.
+        The pid changes when the node is booted again. Raises NodeLostError if the node is off.
         """
         return None
 
     def rank_start(self, node: Node) -> RankStart:  # noqa: ARG002
-        """What is particular about the ranks that a node starts from now on."""
+        """Settings of the ranks that a node starts from now on."""
         return RankStart()
 
     def relay(self, port: int) -> dict[str, int]:  # noqa: ARG002
-        """By node, the port of its loopback that leads to this port of this machine's loopback.
+        """Loopback port of each node that leads to `port` on this machine's loopback, by node name.
 
         Raises ClusterError.
         """
         raise ClusterError(f"{self.name}: nodes connect to this machine themselves")
 
     def ask(self, request: LauncherRequest) -> Any:
-        """Do what is asked. Raises ClusterError where this launcher cannot, or it fails."""
+        """Carry out a request. Raises ClusterError if this launcher cannot, or if it fails."""
         raise ClusterError(
             f"the {self.name} launcher cannot {request.does}; "
             f"use --mnode-launcher={request.offered_by}, which can"
         )
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
-        """Call `on_lost(node name, reason)` from any thread when a node is gone."""
+        """Call `on_lost(node name, reason)`, from any thread, when a node is lost."""
 
     def close(self) -> None:
         """Take everything down; idempotent; bounded in time."""
 
 
 class Watchers:
-    """Whom to tell of lost nodes: from a thread of its own, so that they may use the launcher."""
+    """Callbacks for lost nodes, called from a thread of their own: they may use the launcher."""
 
     def __init__(self, name: str) -> None:
         self._on_lost: list[Callable[[str, str], None]] = []

@@ -1,4 +1,4 @@
-"""The environment of programs on nodes: this process's, without what holds for it alone."""
+"""The environment of programs on nodes: this process's, without variables specific to it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ OF_A_TASK = (
     *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 """Prefixes of variables that describe a process's own task of a job. A job script is task 0 on the
-first node; ranks on other nodes must not inherit that."""
+first node; ranks on other nodes must not inherit these."""
 OF_THE_MACHINE = ("HOSTNAME",)
-"""Slurm exports the first node's to a batch script."""
+"""Slurm exports the first node's HOSTNAME to a batch script."""
 OF_THE_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID")
 
 
 def node_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This environment, or the one given, for programs on nodes."""
+    """Environment for programs on nodes, from `environ`; from os.environ if None."""
     whole = os.environ if environ is None else environ
     return {
         name: value

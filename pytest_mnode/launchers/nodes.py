@@ -1,4 +1,4 @@
-"""Nodes by name, and commands on them, from the controller. Nodes need no lease."""
+"""Nodes by name, and commands on them, from the controller. They need no lease."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ FREE_PORT = (
     "[(family, *_), *_] = socket.getaddrinfo(*at, type=socket.SOCK_STREAM); "
     "print(socket.create_server(at, family=family).getsockname()[1])"
 )
-"""A program for a node: a port of an address of it, of IPv4 or IPv6, that is free."""
+"""A program for a node: prints a free TCP port of the IPv4 or IPv6 address filled in for %r."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDescription:
-    """What a run's hub knows of its nodes.
+    """Facts that the run's hub has about its nodes.
 
-    scratch: a directory that goes with the run; on all nodes where files are shared. run_id: value
-    of the variable RUN of the run's processes. python: runs our programs on nodes. allocation:
-    number of the scheduler's job that holds the nodes; None where no scheduler gave them.
-    pods: None where nodes are no pods.
+    scratch: a directory removed with the run; on all nodes if files are shared. run_id: value of
+    the variable RUN in the run's processes. python: path of the Python that runs this package's
+    programs on nodes. allocation: number of the scheduler's job that holds the nodes; None if there
+    is none. pods: None if nodes are not pods.
     """
 
     nodes: tuple[Node, ...]
@@ -50,10 +50,10 @@ class RunDescription:
 
 
 class Nodes:
-    """Nodes by name, and commands on them; whatever else runs there goes on.
+    """Nodes by name, and commands on them; other programs on the nodes keep running.
 
-    Needs the launcher only: it works on a node that no rank can be started on.
-    ask_launcher: sends a request to the launcher; raises ClusterError where it cannot do that.
+    It needs only the launcher, so it works on a node where no rank can be started.
+    ask_launcher: sends a request to the launcher; raises ClusterError if the launcher cannot.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Nodes:
         timeout: float = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> list[CommandResult]:
-        """Run a command on nodes (None: all) at the same time; one result each, in their order.
+        """Run a command on nodes (None: all) at the same time; one result per node, in their order.
 
         A command that is not over after `timeout` seconds is killed, and its returncode is None.
         """
@@ -91,7 +91,7 @@ class Nodes:
     def run_each(
         self, argvs: Mapping[str, Sequence[str]], *, timeout: float = 60.0
     ) -> list[CommandResult]:
-        """As `run`, with an argv of its own for each node."""
+        """Like `run`, with a separate argv for each node."""
         commands = [(node, self.commands(argv, node)[0]) for node, argv in argvs.items()]
         return self._run_commands(commands, timeout, None)
 
@@ -111,9 +111,9 @@ class Nodes:
         env: Mapping[str, str] | None = None,
         output: int | Any = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
-        """Start a command on a node and leave it running; it is the caller's to end.
+        """Start a command on a node and leave it running; the caller ends it.
 
-        What still runs when the run ends is ended with it.
+        A command that still runs when the run ends is ended then.
         """
         [command] = self.commands(argv, node)
         return subprocess.Popen(
@@ -137,7 +137,7 @@ class Nodes:
         return found
 
     def address(self, node: str) -> str:
-        """Where other nodes reach this one for control traffic (MASTER_ADDR)."""
+        """Address at which other nodes reach `node` for control traffic (MASTER_ADDR)."""
         return self._node(node).address
 
     def free_port(self, node: str) -> int:
@@ -145,17 +145,19 @@ class Nodes:
         argv = [self.python, "-I", "-S", "-c", FREE_PORT % self.address(node)]
         [found] = self.run(argv, node)
         if not found.ok:
-            lines = found.stderr.strip().splitlines() or ["the command for it did not end in time"]
+            lines = found.stderr.strip().splitlines() or [
+                "the command that looks for one did not end in time"
+            ]
             raise ClusterError(f"no free port was found on {node}: {lines[-1]}")
         return int(found.stdout)
 
     def fabric_interface(self, node: str) -> str | None:
-        """The interface that collectives should use on a node; None: the backend's choice."""
+        """Interface for collectives on a node; None if the backend chooses."""
         return self._node(node).fabric_interface
 
     @property
     def share_files(self) -> bool:
-        """Whether all nodes see what is written to `scratch`."""
+        """Whether all nodes share the directory `scratch`."""
         return self._run_facts.shares_files
 
     @property
@@ -165,38 +167,38 @@ class Nodes:
 
     @property
     def scratch(self) -> Path:
-        """A directory for what goes with the run, however the run ends: one that all nodes see,
-        where there is one, else this machine's own."""
+        """Directory that is removed with the run, however the run ends; shared by all nodes if
+        possible, else on this machine only."""
         return Path(self._run_facts.scratch)
 
     @property
     def run_id(self) -> str:
-        """Value of the variable RUN of processes that are to end with the run."""
+        """Value of the variable RUN in processes that must end with the run."""
         return self._run_facts.run_id
 
     @property
     def python(self) -> str:
-        """The Python that runs our programs on nodes."""
+        """Path of the Python that runs this package's programs on nodes."""
         return self._run_facts.python
 
     @property
     def allocation(self) -> int | None:
-        """Number of the scheduler's job that holds the nodes; None where no scheduler gave them."""
+        """Number of the scheduler's job that holds the nodes; None if there is none."""
         return self._run_facts.allocation
 
     @property
     def pods(self) -> RunInPods | None:
-        """What is known of a run whose nodes are pods of a Kubernetes; None: they are not."""
+        """Facts about the run if its nodes are Kubernetes pods; else None."""
         return self._run_facts.pods
 
     @property
     def slurm_names(self) -> dict[str, str]:
-        """Slurm's names of the run's nodes by their own, where Slurm gave them."""
+        """Slurm's node names, by the nodes' own names, if the nodes come from Slurm."""
         return dict(self._ask(SlurmNames()))
 
     @property
     def accelerators_per_node(self) -> int:
-        """As the spec promises them."""
+        """Number of accelerators per node that the spec promises."""
         return self._accelerators_per_node
 
     def _names(self, nodes: Sequence[str] | str | None) -> tuple[str, ...]:

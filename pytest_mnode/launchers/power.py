@@ -1,4 +1,4 @@
-"""Power of nodes: switched by commands that the spec names; lost nodes recovered."""
+"""Power of nodes, switched by the spec's commands, and recovery of lost nodes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec.inventory import Power
 
 ANSWER_S = 10.0
-"""Far above what a command takes on a busy node; a dead node never answers."""
+"""Far longer than a command takes on a busy node; a dead node never answers."""
 
 
 def argv(command: str, node: str) -> list[str]:
-    """The words of a command for one node."""
+    """Arguments of a spec's command, with `{node}` replaced by the node's name."""
     return [word.replace("{node}", node) for word in shlex.split(command)]
 
 
 def switch(power: Power | None, what: str, node: Node) -> Power:
-    """Run the spec's command that switches a node "off" or "on"; returns the spec's section.
+    """Run the spec's command that switches a node "off" or "on"; returns the spec's power section.
 
-    Raises ClusterError where the spec names none, it fails, or it does not end in time.
+    Raises ClusterError if the spec has no such command, it fails, or it does not end in time.
     """
     if power is None:
         raise ClusterError(
@@ -53,10 +53,10 @@ def switch(power: Power | None, what: str, node: Node) -> Power:
 
 
 def _run(words: list[str], limit_s: float) -> tuple[int, list[str]]:
-    """Status of a command, and the lines it printed: its errors, else its output.
+    """Exit status of a command, and the lines it printed: standard error, else standard output.
 
-    Output goes into files, so that what the command leaves in the background, such as a virtual
-    machine, is not waited for. Past its limit it is killed, with all that it started.
+    Output goes to files, so that processes which the command leaves in the background, such as a
+    virtual machine, are not waited for. At its limit the command's process group is killed.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         program = subprocess.Popen(
@@ -78,10 +78,10 @@ def _run(words: list[str], limit_s: float) -> tuple[int, list[str]]:
 
 
 def recover(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> None:
-    """Have a lost node run commands again: switch it on, or have its launcher reach it again.
+    """Recover a lost node: power it on, or have its launcher connect to it again.
 
-    A node on which a command runs needs nothing: only its agent was lost. The command decides and
-    not the launcher: Slurm calls a node that lost its power ALLOCATED until SlurmdTimeout is over,
+    If a command runs on the node, only its agent was lost, and nothing is done. The launcher's
+    state is no proof: Slurm reports a node without power as ALLOCATED until SlurmdTimeout is over,
     and ssh keeps its connection for some seconds. Raises ClusterError.
     """
     if not runs_commands(launcher, node, limit_s):
@@ -89,7 +89,7 @@ def recover(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> None:
 
 
 def runs_commands(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> bool:
-    """Whether a command on the node ends well within `limit_s` seconds."""
+    """Whether a command on the node succeeds within `limit_s` seconds."""
     try:
         [command] = launcher.commands([node], ["true"])
         done = subprocess.run(

@@ -20,18 +20,18 @@ from pytest_mnode.spec import Spec
 
 @dataclass(slots=True)
 class SshHost:
-    """socket: file name of its connection's. why: it cannot be used; "" where it can."""
+    """A host. socket: file name of its control socket. reason: why it is unusable, or ""."""
 
     host: Host
     socket: str
-    why: str = "not started"
+    reason: str = "not started"
 
 
 class Ssh(RemoteLauncher):
-    """These hosts; their power is switched by the spec's commands. Thread-safe.
+    """Nodes reached by ssh; the spec's commands switch their power. Thread-safe.
 
-    unused: names of hosts of the hostfile that the run does not need. The others: see
-    RemoteLauncher; sockets are in run_dir, where that is short enough.
+    unused: names of hosts in the hostfile that the run does not need. Other parameters: see
+    RemoteLauncher. Control sockets are in run_dir if its path is short enough.
     """
 
     name = "ssh"
@@ -56,11 +56,11 @@ class Ssh(RemoteLauncher):
         self._connections = Connections(self._lose)
 
     def start(self) -> None:
-        """Connect to all hosts at once, and have each report. Raises ClusterError."""
+        """Connect to all hosts at once, and collect a report of each. Raises ClusterError."""
         try:
             remove = self._prepare()
-            # Made just before the daemon starts that is to remove it.
-            # OpenSSH reads the path as a line of its configuration, where blanks and quotes count.
+            # The directory is made just before the daemon that removes it starts.
+            # OpenSSH parses the path as a configuration value: blanks and quotes are special.
             odd = not set(self._run_dir).isdisjoint(" \t\"'\\")
             if odd or len(self._run_dir) > LONGEST_SOCKET_PATH - len("/s0000"):
                 self._socket_dir = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
@@ -92,19 +92,19 @@ class Ssh(RemoteLauncher):
         return f"{self._socket_dir}/{self._hosts[target].socket}"
 
     def _connect(self, targets: Sequence[str], limit_s: float) -> dict[str, str]:
-        """Make connections, and wait for them; the reasons of those that failed."""
+        """Open connections and wait for them; reasons of the failed ones, by host."""
         masters = {t: (self._ssh.master(t, self._socket(t)), self._socket(t)) for t in targets}
         problems = self._connections.connect(masters, limit_s)
         with self._lock:
             for target in targets:
-                self._hosts[target].why = problems.get(target, "")
+                self._hosts[target].reason = problems.get(target, "")
         return problems
 
     def _lose(self, target: str, why: str) -> None:
-        """Called from a thread of the connections."""
+        """Called from the thread of `Connections`."""
         why = f"the connection was lost: {why}"
         with self._lock:
-            self._hosts[target].why = self._hosts[target].why or why
+            self._hosts[target].reason = self._hosts[target].reason or why
         for name in [name for name, host in self._hosts_by_name.items() if host == target]:
             self._watchers.lost(name, why)
 
@@ -112,22 +112,22 @@ class Ssh(RemoteLauncher):
         with self._lock:
             if self._closed:
                 return "the run is over"
-            return self._hosts[self._host_of(node.name)].why
+            return self._hosts[self._host_of(node.name)].reason
 
     def _went_off(self, node: Node) -> None:
         target = self._host_of(node.name)
         with self._lock:
-            self._hosts[target].why = POWERED_OFF
+            self._hosts[target].reason = POWERED_OFF
         self._connections.end(target)
 
     def _power_on(self, node: Node) -> None:
-        """A node that only lost its connection is connected again, and not switched."""
-        switched_off = self._hosts[self._host_of(node.name)].why == POWERED_OFF
+        """Reconnect a node that only lost its connection, without switching its power."""
+        switched_off = self._hosts[self._host_of(node.name)].reason == POWERED_OFF
         if switched_off or self._problem_with(node, CONNECT_S) is not None:
             super()._power_on(node)
 
     def _problem_with(self, node: Node, limit_s: float) -> str | None:
-        """Connects again. The fabric may still be on its way up: tests judge that."""
+        """Reconnect and collect a report. The fabric may still be coming up: tests judge that."""
         target = self._host_of(node.name)
         if problems := self._connect([target], max(1.0, min(CONNECT_S, limit_s))):
             return problems[target]
@@ -135,10 +135,10 @@ class Ssh(RemoteLauncher):
         why = problems.get(target)
         if (report := reports.get(target)) is not None:
             now = (report.hostname, self._address(target, report))
-            why = None if now == (node.name, node.address) else f"it is {now[0]} at {now[1]} now"
+            why = None if now == (node.name, node.address) else f"it is now {now[0]} at {now[1]}"
         if why is not None:
             with self._lock:
-                self._hosts[target].why = why
+                self._hosts[target].reason = why
         return why
 
     def _give_back(self) -> None:

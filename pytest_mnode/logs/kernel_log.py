@@ -32,18 +32,18 @@ XIDS = {
 }
 """Source: NVIDIA, "XID Errors"."""
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69})
-"""Xids of mistakes or ends of programs, and 63, a row that was remapped as intended."""
+"""Xids caused by errors or exits of programs, and 63, a row that was remapped as intended."""
 
 _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 _HARDWARE = r"(?:mce: |\{\d+\})?\[Hardware Error\]: "
 _CLOCK = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:[+-]\d\d:?\d\d|Z)?"
 _SYSLOG = r"[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d(?:\.\d+)?"
 _CALLER = r"(?:\[ *[TC]\d+\] ?)?"
-"""Thread or CPU that wrote a line, by kernels with CONFIG_PRINTK_CALLER."""
+"""Thread or CPU that wrote a line, printed by kernels with CONFIG_PRINTK_CALLER."""
 _PREFIX = re.compile(
     r"(?:<\d+>|\w+ *:\w+ *: )?"  # dmesg --raw, dmesg --decode
     rf"(?:\[ *(?P<uptime>[^\]]+)\] ?|(?P<clock>{_CLOCK}|{_SYSLOG}) ){_CALLER}"
-    # Another program's name stays: no rule matches it.
+    # Another program's name stays in the text, so that no rule matches it.
     rf"(?:\S+ kernel: (?:\[ *\d+\.\d+\] ?)?{_CALLER})?"
     r"(?P<text>.*)"
 )
@@ -76,7 +76,7 @@ class Event:
 class Log:
     """Events of a log, in its order.
 
-    since: time of its oldest line, where older lines were overwritten; "" where it begins with the
+    since: time of its oldest line, if older lines were overwritten; "" if the log begins with the
     boot.
     """
 
@@ -86,7 +86,7 @@ class Log:
 
 
 _RULES = (
-    # With MIG the GPU instance stands behind the address.
+    # With MIG the GPU instance follows the address.
     (None, re.compile(rf"NVRM: Xid \(PCI:{_PCI}[^)]*\): (?P<xid>\d+)")),
     (Severity.FAULT, re.compile(rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail).*")),
     (Severity.FAULT, re.compile(rf"\S+ {_PCI}: DPC: containment event.*")),
@@ -100,7 +100,8 @@ _RULES = (
         Severity.FAULT,
         re.compile(
             rf"mlx5_core {_PCI}:? .*(?:health compromised|assert_var|internal error|fatal error"
-            # A command that the firmware refuses has a syndrome too: mlx5_cmd_out_err of monitors.
+            # "syndrome" is left out: commands of monitors that the firmware refuses have one too
+            # (mlx5_cmd_out_err).
             r"|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)[0-9a-f]+"
             # A command that the firmware did not answer.
             r"|timeout\. Will cause a leak).*",
@@ -110,7 +111,7 @@ _RULES = (
     (
         Severity.FAULT,
         re.compile(
-            # Bit 61 of the status is set where it was not corrected.
+            # Bit 61 of the status is set if the error was not corrected.
             rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check(?!: \w+ Bank \d+: [89cd])"
             r"|Uncorrected|Deferred error|event severity: (?:fatal|recoverable)).*"
         ),
@@ -127,7 +128,7 @@ _RULES = (
 )
 _LINKS = (
     re.compile(
-        # igb has its own name and the interface's once more, mlx4_en its own alone.
+        # igb repeats its own name and the interface's; mlx4_en prints its own name only.
         r"(?:\S+ [0-9a-f:.]+ |\w+: )?(?P<device>[\w.-]+): (?:\w+: (?P=device) )?"
         r"(?:NIC )?Link (?:is )?(?P<state>up|down)\b.*",
         re.IGNORECASE,
@@ -147,7 +148,7 @@ _FIRST_LINE, _NEAR_THE_TOP = "Linux version ", 20
 def parse(text: str) -> tuple[Event, ...]:
     """Events of a log, in its order: lines of /dev/kmsg, of dmesg or of journalctl, in any mix.
 
-    Lines of other writers than the kernel are no events.
+    Lines that the kernel did not write are skipped.
     """
     up: set[str] = set()
     return tuple(event for line in text.splitlines() if (event := _event(line, up)) is not None)
@@ -174,7 +175,7 @@ def _event(line: str, up: set[str]) -> Event | None:
 
 
 def _message(line: str) -> tuple[str, str] | None:
-    """The time and the text of a line; None where it is no line of a kernel log."""
+    """The time and the text of a line; None if it is not a line of a kernel log."""
     if kmsg := _KMSG.fullmatch(line):
         kernel = int(kmsg["priority"]) >> 3 == 0  # facility 0; programs may write there too
         return (_since_boot(int(kmsg["us"])), kmsg["text"]) if kernel else None
@@ -183,7 +184,7 @@ def _message(line: str) -> tuple[str, str] | None:
 
 
 def _since_boot(us: int) -> str:
-    """Wall-clock time; too early by the time that the machine slept since boot."""
+    """Wall-clock time; too early by the time for which the machine was suspended since boot."""
     booted = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     return datetime.fromtimestamp(booted + us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -193,7 +194,7 @@ def _severity(found: re.Match[str]) -> Severity | None:
     if groups.get("xid") and int(groups["xid"]) in XIDS_OF_PROGRAMS:
         return None
     corrected = (groups.get("aer") or "").startswith("Correct")
-    # So do drivers call Xids of NVLink and SXids. AER's "Non-Fatal" was not corrected.
+    # Drivers call corrected NVLink Xids and SXids nonfatal. AER's "Non-Fatal" was not corrected.
     corrected |= re.search(r"\bNon-?fatal\b", found.string) is not None
     return Severity.CORRECTED if corrected else Severity.FAULT
 
@@ -206,7 +207,7 @@ def _meaning(found: re.Match[str]) -> str:
 
 
 def since(text: str) -> str | None:
-    """`Log.since`; None where no line is the kernel's, as in a journal without permission."""
+    """`Log.since`; None if no line is the kernel's, as in a journal read without permission."""
     written = [found for line in text.splitlines() if (found := _message(line)) is not None]
     if not written:
         return None
@@ -224,7 +225,7 @@ def read() -> Log:
                 return Log(parse(text), oldest)
         except (OSError, subprocess.SubprocessError) as error:
             why.append(str(error))
-    raise OSError("; ".join(why) or "no line of the kernel is shown")
+    raise OSError("; ".join(why) or "the log shows no line of the kernel")
 
 
 def _kmsg(path: str = "/dev/kmsg") -> str:
@@ -238,7 +239,7 @@ def _kmsg(path: str = "/dev/kmsg") -> str:
                 continue
             except BlockingIOError:
                 record = b""
-            if not record:  # at once in a container that has /dev/null or a pipe there
+            if not record:  # immediately so in a container with /dev/null or a pipe there
                 return "\n".join(lines)
             lines.append(record.decode(errors="replace").partition("\n")[0])
     finally:

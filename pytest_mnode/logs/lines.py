@@ -26,7 +26,7 @@ _BEGAN_IN_TMP = re.compile(
 
 
 def text_of(output: str | bytes) -> str:
-    """`output` as text, whatever it is encoded in; never raises."""
+    """`output` as text, in any encoding; never raises."""
     return output if isinstance(output, str) else output.decode("utf-8", "replace")
 
 
@@ -55,7 +55,7 @@ def unprefixed(line: str) -> str:
 
 
 def began_in_tmp(line: str) -> bool:
-    """Whether Slurm says that a task takes /tmp for a folder that is missing: it runs all the same.
+    """Whether Slurm reports that a task runs in /tmp because its folder is missing: no failure.
 
     Source: Slurm, src/slurmd/slurmstepd/task.c, _make_tmpdir.
     """

@@ -16,8 +16,8 @@ SYSTEM_FILE = "/etc/nccl.conf"
 def settings_in(text: str) -> dict[str, str]:
     """NAME=value of each line of an nccl.conf, without lines that begin with #.
 
-    NCCL takes the name literally: a blank before or behind it makes the line ineffective. A #
-    behind the value is part of the value. Source: NCCL, src/misc/param.cc, setEnvFile.
+    NCCL takes the name literally: a blank before or after it makes the line ineffective. A #
+    after the value is part of the value. Source: NCCL, src/misc/param.cc, setEnvFile.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -32,7 +32,7 @@ def settings_of_files(
 ) -> dict[str, tuple[str, str]]:
     """Value and file of each setting that the environment does not override, by name.
 
-    The user's file (NCCL_CONF_FILE, or .nccl.conf at home) comes before the system's.
+    The user's file (NCCL_CONF_FILE, or .nccl.conf at home) takes precedence over the system's.
     """
     own = environment.get("NCCL_CONF_FILE") or str(
         Path(environment.get("HOME", "/")) / ".nccl.conf"
@@ -50,10 +50,10 @@ def settings_of_files(
 
 
 def log_of_process(pattern: str) -> bytes | None:
-    """The log of this process in NCCL_DEBUG_FILE=`pattern`; None where it cannot be read.
+    """The log of this process in NCCL_DEBUG_FILE=`pattern`; None if it cannot be read.
 
     NCCL replaces %h by the host name, up to its first dot or whole, and %p by the process id.
-    UCX, whose names are made alike, leaves its lines in a buffer of libc until the process ends.
+    UCX, which forms file names alike, keeps its lines in a buffer of libc until the process ends.
     """
     ctypes.CDLL(None).fflush(None)
     host = socket.gethostname()

@@ -1,7 +1,7 @@
-"""Reads the output of nccl-tests (all_reduce_perf and the others; rccl-tests too). Pure and total.
+"""Reader of the output of nccl-tests (all_reduce_perf and others) and rccl-tests; never raises.
 
 Columns are identified by the table's own heading, so that versions with and without root, with an
-error or a #wrong column, with one or two blocks of results are all read.
+error or a #wrong column, with one or two blocks of results are all read. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OURS = re.compile(
     r"#\s*(?=(?:size|bytes|Rank|nThread)\s"
     r"|Out of bounds|Avg bus|Collective test|nccl-tests version)"
 )
-"""Where a line of the program begins, behind any prefix."""
+"""Beginning of a line of nccl-tests, after any prefix."""
 _DEVICE = re.compile(
     r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\b"
 )
@@ -35,21 +35,21 @@ _FAULT = re.compile(
     r"|.*\bsymbol lookup error\b.*|.*error while loading shared libraries.*"
 )
 _EXIT = re.compile(r"(?:mpirun|prterun|srun|slurmstepd|MPI_ABORT)\b.*|.*\bexited with\b.*")
-"""Launchers print this of ranks that end with a status, as they do after wrong results."""
+"""Lines of launchers about ranks that exit with a status, as ranks do after wrong results."""
 _SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|N/A)", re.IGNORECASE)
 _TIMES = ("time", "cputime")
 _DAY_AND_TIME = re.compile(r"(?<=\s)(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)$", re.ASCII)
 _RANK_IN_A_ROW = re.compile(r"(?<=[\w.])\[\d{1,6}\](?=\s)", re.ASCII)
-"""A row is written in parts, and mpiexec -prepend-rank puts the rank before each."""
+"""A row is written in parts, and mpiexec -prepend-rank puts the rank before each part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Results of one block of a row; None where the table has N/A.
+    """Results of one block of a row; None if the table has N/A.
 
-    busbw_gbytes_s: in 10^9 bytes per second. wrong: number of wrong values; None where results
-    were not checked. deviation: the largest of a value, in versions that print it instead.
+    busbw_gbytes_s: in 10^9 bytes per second. wrong: number of wrong values; None if results were
+    not checked. deviation: largest deviation of a value, in versions that print it instead.
     """
 
     busbw_gbytes_s: float | None
@@ -59,7 +59,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsRow:
-    """One size. in_place is None where the table has one block only."""
+    """Results of one message size. in_place is None if the table has only one block."""
 
     size_bytes: int
     out_of_place: Timing
@@ -70,12 +70,12 @@ class NcclTestsRow:
 class NcclTest:
     """One test's table and the lines around it.
 
-    program: such as all_reduce_perf. ranks: listed under "Using devices", 0 where the list is
-    missing. hosts: theirs, each once. groups: how many groups of ranks ran independently.
+    program: such as all_reduce_perf. ranks: number listed under "Using devices", 0 if the list is
+    missing. hosts: hosts of the ranks, each once. groups: number of independent groups of ranks.
     separate_runs: several processes had the same rank, as in a build without MPI: each ran alone,
         and no rate is one of the fabric.
     validated: whether results were checked. out_of_bounds: the closing count of wrong values; None
-        where the test did not reach it. failed: that line says FAILED.
+        if the test did not reach it. failed: that line says FAILED.
     closed: a closing line was printed, so that no row is missing. faults: lines of an abort,
         without those of a launcher about the exit status of a test with wrong results.
     """
@@ -95,7 +95,7 @@ class NcclTest:
 
     @property
     def wrong(self) -> int | None:
-        """Wrong values over all rows, in and out of place; None where results were not checked.
+        """Wrong values over all rows, in and out of place; None if results were not checked.
 
         Old versions print a deviation instead of a count: their closing line decides.
         """
@@ -123,7 +123,7 @@ class NcclTest:
 
     @property
     def why_incomplete(self) -> str | None:
-        """Why the table must not be used; None where it can be."""
+        """Reason why the table must not be used; None if it can be used."""
         if self.faults:
             return f"aborted: {self.faults[0]}"
         if not self.rows:
@@ -136,7 +136,7 @@ class NcclTest:
 
 
 def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
-    """The tests in `output`, in order; none where it has no output of nccl-tests.
+    """The tests in `output`, in order; empty if it has no output of nccl-tests.
 
     Reads any text: prefixes of schedulers, doubled lines and other programs' lines are skipped.
 
@@ -207,7 +207,7 @@ class _Reader:
             self._columns = columns
         elif row := _row_of(text, self._columns):
             self._anything = True
-            self._rows.update([row])  # a scheduler may print a line twice, cells and all
+            self._rows.update([row])  # a scheduler may print a line twice
         elif _FAULT.fullmatch(text) and not began_in_tmp(text):
             self._anything = self._anything or "Test " in text
             ended = self._test.closed and _EXIT.fullmatch(text)
@@ -246,7 +246,7 @@ def _heading(line: str) -> tuple[str, ...]:
 
 
 def _row_of(line: str, columns: Sequence[str]) -> tuple[tuple[str, ...], NcclTestsRow] | None:
-    """Cells and row of a table with these columns; None for a line that is no whole row of it.
+    """Cells and row of a table with these columns; None if the line is not a complete row of it.
 
     Its cells are the last of the line, because schedulers and collectors put words before them.
     """
@@ -268,7 +268,7 @@ def _row_of(line: str, columns: Sequence[str]) -> tuple[tuple[str, ...], NcclTes
 
 
 def _fits(column: str, cell: str) -> bool:
-    """Whether a cell can stand in a column; where one is lost or added, the others do not."""
+    """Whether a cell fits its column; with a cell lost or added, the following ones do not."""
     if column in ("size", "count"):
         return cell.isascii() and cell.isdigit()
     if column == "timestamp":

@@ -1,4 +1,7 @@
-"""Reads perftest's tables of bandwidth (ib_write_bw) and latency (ib_write_lat). Pure and total."""
+"""Reader of perftest's tables of bandwidth (ib_write_bw) and latency (ib_write_lat).
+
+Pure; never raises.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,12 @@ _GBITS_S = {"Gb/sec": 1.0, "MB/sec": 8 * (1 << 20) / 1e9, "MiB/sec": 8 * (1 << 2
 
 @dataclass(frozen=True, slots=True)
 class Perftest:
-    """One side's output.
+    """Output of one side of a test.
 
-    bidirectional: rates are sums of both directions; None where the title, which says so, is
-    missing. rates_gbits_s: average rate by size in bytes, in 10^9 bits per second; None where its
-    unit is unknown. typical_us: median latency of one way by size in bytes, the mean where no
-    median is printed (-D); None where its unit is unknown, or it is 0. closed: the rule under the
+    bidirectional: rates are sums of both directions; None if the title, which shows that, is
+    missing. rates_gbits_s: average rate by size in bytes, in 10^9 bits per second; None if its
+    unit is unknown. typical_us: median one-way latency by size in bytes, or the mean if no
+    median is printed (-D); None if its unit is unknown, or it is 0. closed: the rule under the
     table was printed; without it the table may be cut off. damaged: a row has more or fewer cells
     than the heading. faults: lines that report an error.
     """
@@ -49,14 +52,14 @@ class Perftest:
 
     @property
     def why_incomplete(self) -> str | None:
-        """Why the table must not be used; None where it can be."""
+        """Reason why the table must not be used; None if it can be used."""
         if self.faults:
             return self.faults[0]
         if self.damaged:
             return "a row of results is damaged"
         if not (self.rates_gbits_s or self.typical_us):
             return "no row of results"
-        return None if self.closed else "cut off: nothing closes the table"
+        return None if self.closed else "cut off: the table has no closing line"
 
 
 def read_perftest(output: str | bytes) -> Perftest:
@@ -81,9 +84,9 @@ def read_perftest(output: str | bytes) -> Perftest:
 
 
 def _without_prefix(lines: Sequence[str]) -> list[str]:
-    """Lines without the words that a launcher put before each, as the table's head shows them.
+    """Lines without the words that a launcher put before each, taken from the table's head.
 
-    Words that differ only in their digits are the same: names of ranks, times.
+    Words that differ only in digits, such as names of ranks and times, count as the same.
     """
     head = next((line for line in lines if "#bytes" in line), "")
     words = [_DIGITS.sub("0", word) for word in head.partition("#bytes")[0].split()]
@@ -100,7 +103,7 @@ def _without_prefix(lines: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Reader:
-    """columns: name and unit of each column of the table that is read."""
+    """columns: name and unit of each column of the current table."""
 
     bidirectional: bool | None = None
     closed: bool = False
@@ -154,6 +157,6 @@ def _gbits_s(cell: str, unit: str) -> float | None:
 
 
 def _positive(cell: str) -> float | None:
-    """A number of 0 or more: a clock that goes back makes others."""
+    """A number of 0 or more: a clock that is set back causes negative numbers."""
     value = number(cell)
     return value if value is not None and value >= 0 else None

@@ -1,6 +1,6 @@
-"""The program that prints its machine: `python -m pytest_mnode.machine [PART …]`.
+"""Program that prints the machine it runs on: `python -m pytest_mnode.machine [PART …]`.
 
-One line of JSON to standard output: the parts named, or all. Changes nothing and leaves nothing.
+It writes the named parts, or all, as one line of JSON to standard output, and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pytest_mnode.machine.model import PARTS, Machine
 
 
 def main(parts: list[str]) -> None:
-    """Leaves without waiting for a driver that hangs."""
+    """Print `parts`, and exit without waiting for a driver that hangs."""
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         sys.exit(f"no part of a machine: {', '.join(unknown)}; accepted: {', '.join(PARTS)}")

@@ -1,4 +1,4 @@
-"""What control groups allow a process and have left, and whom the kernel killed there: 1 and 2."""
+"""CPU and memory limits of control groups (versions 1 and 2), and their out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of version 2 and 1: the limit, what is used, and the field of memory.stat with the part of it
-that are cached files the kernel would drop first."""
+"""For versions 2 and 1: the files with limit and usage, and the field of memory.stat with the
+cached files that the kernel would drop first."""
 _OOM_FILES = ("memory.events.local", "memory.events", "memory.oom_control")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuLimits:
-    """What control groups allow.
+    """CPU limits of control groups.
 
-    quota_cpus: how many CPUs' worth of time may be used, the least of all groups above; infinite
-    where no group has a quota, None where that cannot be read. quota_group: the group that has it.
+    quota_cpus: CPU time allowed, in CPUs: the lowest quota of a group and its ancestors; infinite
+    if no group has a quota, None if it cannot be read. quota_group: the group with that quota.
     """
 
     quota_cpus: float | None = None
@@ -35,9 +35,9 @@ class CpuLimits:
 
 @dataclass(frozen=True, slots=True)
 class OomKills:
-    """How many processes the kernel's out-of-memory killer has killed; None: not known.
+    """Number of processes that the kernel's out-of-memory killer has killed; None if unknown.
 
-    group: the memory cgroup of `in_group`; "" where there is none, or only the root of all.
+    group: the memory cgroup that `in_group` counts; "" if there is none, or only the root group.
     """
 
     on_machine: int | None = None
@@ -45,7 +45,7 @@ class OomKills:
     in_group: int | None = None
 
     def since(self, before: OomKills) -> OomKills:
-        """How many more than `before`; of the group only where it is still the same."""
+        """Kills since `before`; those in the group only if both readings are of one group."""
         same = self.group == before.group
         return OomKills(
             _more(before.on_machine, self.on_machine),
@@ -68,10 +68,11 @@ def read_oom_kills(root: Path = Path("/")) -> OomKills:
     """
     groups = _groups(sysfs.text(root / "proc/self/cgroup") or "")
     version1 = _folders(root, groups.get("memory"), _MEMORY)
-    # Version 2 counts where the controller is enabled, which may be above; 1 in the group itself.
+    # Version 2 counts in the group where the controller is enabled, possibly an ancestor; version
+    # 1 counts in the group itself.
     for folder in version1[:1] or _folders(root, groups.get(""), _UNIFIED):
         files = [folder / name for name in _OOM_FILES if (folder / name).exists()]
-        if files and not (folder / "release_agent").exists():  # which only a root has
+        if files and not (folder / "release_agent").exists():  # only a root group has it
             count = _field(files[0], "oom_kill")
             group = f"/{folder.relative_to(root)}" if count is not None else ""
             return OomKills(_field(root / "proc/vmstat", "oom_kill"), group, count)
@@ -79,9 +80,9 @@ def read_oom_kills(root: Path = Path("/")) -> OomKills:
 
 
 def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits:
-    """Limits of a process, or of the reader itself.
+    """CPU limits of process `pid`, or of the reader if None.
 
-    In a container the groups' own paths may not be there: the mount itself is read instead.
+    In a container the groups' paths may not exist: the mount point is read instead.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst; scheduler/sched-bwc.rst.
     """
@@ -98,10 +99,10 @@ def read_cpu_limits(pid: int | None = None, root: Path = Path("/")) -> CpuLimits
 
 
 def read_memory_rooms(root: Path = Path("/")) -> tuple[int, ...]:
-    """Bytes left in each of the reader's memory cgroups that has a limit, the innermost first.
+    """Free bytes in each of the reader's memory cgroups that has a limit, innermost first.
 
-    Cached files that nobody used of late count as free, as in the working set of the kubelet: what
-    a job has read would otherwise count as taken until the kernel needs the room.
+    Cached files not used recently count as free, as in the kubelet's working set: otherwise files
+    that a job has read would count as used until the kernel needs the memory.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory; cgroup-v1/memory.rst, 5.2.
     """
@@ -112,7 +113,7 @@ def read_memory_rooms(root: Path = Path("/")) -> tuple[int, ...]:
 
 
 def _memory_room(folder: Path) -> int | None:
-    """None where a group has no limit ("max"), or it cannot be read."""
+    """Free bytes of a group; None if it has no limit ("max") or cannot be read."""
     for limit_file, used_file, cached_field in _MEMORY_FILES:
         limit, used = sysfs.count(folder / limit_file), sysfs.count(folder / used_file)
         if limit is not None and used is not None:
@@ -122,7 +123,7 @@ def _memory_room(folder: Path) -> int | None:
 
 
 def _groups(text: str) -> dict[str, str]:
-    """Paths of a process's groups by controller; that of version 2 by ""."""
+    """Path of a process's group by controller; "" is the key of version 2."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -134,13 +135,13 @@ def _groups(text: str) -> dict[str, str]:
 
 
 def _folders(root: Path, path: str | None, mounts: tuple[str, ...]) -> tuple[Path, ...]:
-    """The group's folder and those above it, up to where its hierarchy is mounted."""
+    """Folders of the group and its ancestors, up to the mount point of its hierarchy."""
     if path is None:
         return ()
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
     for mount in mounts:
         base = root / _MOUNT / mount
-        # Beside the folders of version 1, the folder above them is no hierarchy of its own.
+        # With version 1, the folder that holds the controllers' mounts is not a hierarchy itself.
         if mounts == _UNIFIED and not (base / "cgroup.procs").exists():
             continue
         chain = [base.joinpath(*parts[:end]) for end in range(len(parts), -1, -1)]
@@ -151,7 +152,7 @@ def _folders(root: Path, path: str | None, mounts: tuple[str, ...]) -> tuple[Pat
 
 
 def _quota_cpus(folder: Path) -> float | None:
-    """Quota of one group; infinite where it has none, as the outermost has not."""
+    """Quota of one group in CPUs; infinite if it has none, as the root group never has."""
     if (folder / "cpu.max").exists():
         text = (sysfs.text(folder / "cpu.max") or "").split()
         quota, period = text if len(text) == 2 else ("", "")
@@ -170,7 +171,7 @@ def _share(quota_us: int | None, period_us: str | None) -> float | None:
 
 
 def _field(path: Path, field: str) -> int | None:
-    """A number of a file of lines "name number"."""
+    """Number of `field` in a file of lines "name number"."""
     for line in (sysfs.text(path) or "").splitlines():
         name, _, value = line.partition(" ")
         if name == field:

@@ -1,4 +1,4 @@
-"""Counters of NICs: bytes carried, and what went wrong between two readings."""
+"""Counters of NICs: bytes carried, and errors between two readings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pytest_mnode.machine.rdma import Port, read_rdma
 _WORD_BYTES = 4
 """Unit of port_xmit_data. Source: InfiniBand Architecture Specification 1.4, PortCounters."""
 _ROCE_PACKET_BYTES = 4096 + 14 + 40 + 8 + 12 + 16 + 4
-"""The largest MTU of RDMA, and the most that headers of RoCE v2 add on Ethernet."""
+"""Largest RDMA MTU plus the largest RoCE v2 headers on Ethernet."""
 _SEGMENT_BYTES = 1 << 16
-"""What an interface may count as one packet: TCP leaves it to the NIC to cut."""
+"""Largest size that an interface counts as one packet: TCP leaves segmentation to the NIC."""
 _STUCK = (1 << 32) - 1
-"""Counters of 32 bits stay at their end."""
+"""Largest value of a 32-bit counter, at which it stops."""
 _WORDS = {True: "port_xmit_data", False: "port_rcv_data"}
 _TOTALS = {
     True: (
@@ -32,8 +32,8 @@ _TOTALS = {
         ("rx_rdma_ucast_bytes", "rx_rdma_mcast_bytes"),
     ),
 }
-"""Totals of drivers, sent or received: EFA and bnxt_re, erdma (old and new), irdma and i40iw,
-ionic."""
+"""Drivers' counters of all bytes sent (True) or received (False): EFA and bnxt_re, erdma (old and
+new), irdma and i40iw, ionic."""
 _EFA_PARTS = {
     True: ("send_bytes", "rdma_write_bytes", "rdma_read_resp_bytes"),
     False: ("recv_bytes", "rdma_write_recv_bytes", "rdma_read_bytes"),
@@ -41,10 +41,10 @@ _EFA_PARTS = {
 
 
 def sent_bytes(root: Path = Path("/")) -> dict[str, int]:
-    """Bytes that each interface of this network namespace has sent since it exists, by name.
+    """Bytes that each interface of this network namespace has sent since its creation, by name.
 
-    Headers included. An interface whose counter cannot be read is absent. RDMA traffic passes the
-    kernel by: `port_bytes` reads it from the port's own counters.
+    Headers are included. An interface whose counter cannot be read is absent. RDMA traffic
+    bypasses the kernel: `port_bytes` reads it from the port's own counters.
     """
     return {
         nic.name: nic.sent_bytes
@@ -61,15 +61,15 @@ def sent_so_far(root: Path = Path("/")) -> dict[str, int]:
 
 
 def port_bytes(port: Port, *, sent: bool = True) -> int | None:
-    """Bytes that an RDMA port has sent or received since it came up; None: not known.
+    """Bytes that an RDMA port has sent or received since it came up; None if unknown.
 
     mlx4, mlx5, hfi1 and others count words in `counters`, the drivers of `_TOTALS` count bytes in
     `hw_counters`; soft-RoCE, soft-iWARP and hns count packets or nothing.
 
     EFA's tx_bytes is the total of the device, RDMA included: in published readings of an all-reduce
     by RDMA reads it exceeds rdma_read_bytes by under 2%. The counters of single operations are
-    parts of it, so adding them would count bytes twice. They count only where together they exceed
-    it, as with a device whose total leaves RDMA out.
+    parts of it, so adding them would count bytes twice. Their sum is used only if it exceeds the
+    total, as on a device whose total excludes RDMA.
 
     Sources: Linux, drivers/infiniband/hw: efa/efa_verbs.c, bnxt_re/hw_counters.c,
     erdma/erdma_verbs.c, irdma/verbs.c; Amazon EC2 user guide, "Monitor an Elastic Fabric Adapter".
@@ -89,33 +89,22 @@ def port_bytes(port: Port, *, sent: bool = True) -> int | None:
 
 
 def port_packets(port: Port, *, sent: bool = True) -> int | None:
-    """Packets of a port, where its driver counts no bytes, as soft-RoCE; else None."""
+    """Packets of a port whose driver counts no bytes, such as soft-RoCE; else None."""
     return (port.hw_counters or {}).get("sent_pkts" if sent else "rcvd_pkts")
 
 
-def bytes_below(packets: int, below_packets: int, below_bytes: int) -> int | None:
-    """Bytes of a port that counts packets, of those of the one interface that it sends over.
+def estimated_port_bytes(packets: int, netdev_packets: int, netdev_bytes: int) -> int | None:
+    """Bytes of a port that counts only packets, estimated from the interface that it sends over.
 
-    All are rises between the same two readings. All that the interface carried, where one packet in
-    a hundred at most is another's. None where more of them are, and could make up more than a
-    segment; and where the interface does not count the port's.
+    All arguments are increases between the same two readings. Other packets on the interface are
+    ignored if there is at most one per 100 of the port's. None if there are more and they could
+    hold more than one segment, or if the interface does not count the port's packets.
     """
-    beside = below_packets - packets
-    most = min(packets * _ROCE_PACKET_BYTES, below_bytes)
-    least = max(0, below_bytes - beside * _SEGMENT_BYTES)
-    known = 100 * beside <= packets or most - least <= _SEGMENT_BYTES
-    return most if beside >= 0 and known else None
-
-
-def grown(before: int | None, after: int | None) -> int | None:
-    """By how much a counter rose; None where a reading lacks it, or it went back, as by a reset."""
-    return None if before is None or after is None or after < before else after - before
-
-
-def grown_by(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """By how much each counter rose, by name; without those of which it is not known."""
-    rises = {name: grown(before.get(name), count) for name, count in after.items()}
-    return {name: rise for name, rise in rises.items() if rise is not None}
+    other_packets = netdev_packets - packets
+    most = min(packets * _ROCE_PACKET_BYTES, netdev_bytes)
+    least = max(0, netdev_bytes - other_packets * _SEGMENT_BYTES)
+    known = 100 * other_packets <= packets or most - least <= _SEGMENT_BYTES
+    return most if other_packets >= 0 and known else None
 
 
 _BITS = {
@@ -137,22 +126,22 @@ _BITS = {
     "port_rcv_packets": 32,
     "port_xmit_wait": 32,
 }
-"""Widths of the PMA's counters, which stop at their largest value instead of beginning again."""
+"""Widths in bits of the PMA's counters, which stop at their largest value instead of wrapping."""
 _CONGESTION = re.compile(r"port_xmit_wait|.*(?:cnp|ecn|congestion|pause).*|.*_throttled?$")
 _LOSS = re.compile(
     r"out_of_seq\w*|packet_seq_err|duplicate_request|implied_nak_seq_err|local_ack_timeout_err"
     r"|rcvd_seq_err|completer_retry_err|roce_adp_retrans\w*|roce_slow_restart\w*|(?:tcp)?retrans\w*"
     r"|.*rnr_nak_retry_err|send_rnr_err|rcvd_rnr_err|.*_naks?(?:_rcvd)?|(?:.*_)?dup_req(?:uest)?"
     r"|to_retransmits|missing_resp|oos_drop_count|.*_oos|out_of_buffer"
-    # The subnet manager's packets that came too fast, and EFA's (SRD): both are sent again.
+    # The subnet manager's packets that arrived too fast, and EFA's (SRD): both are retransmitted.
     r"|vl15_dropped|rx_drops"
-    # ionic's: NAKs got and sent, packets out of order, sent again.
+    # ionic: NAKs received and sent, packets out of order, retransmissions.
     r"|req_rx_(?:pkt_seq|impl_nak_seq|rnr_retry)_err|resp_tx_(?:pkt_seq|rnr_retry)_err"
     r"|resp_rx_out(?:of_buf|ouf_seq)|tx_rdma_(?:ack_timeout|retx_pkts)"
 )
-# A queue pair that is taken down flushes what waits in it: every orderly end does. And a switch
-# that sends a multicast back where it came from is counted as an error of relaying. And
-# soft-RoCE counts answers that it handles a little later.
+# A queue pair flushes its pending requests whenever it is closed. A multicast that a switch sends
+# back to its origin is counted as a relay error. soft-RoCE counts answers that it handles a little
+# later.
 _ORDERLY = re.compile(r".*cqe_flush_error|port_rcv_switch_relay_errors|ack_deferred")
 _ERROR = re.compile(
     r".*(?:err|drop|discard|exceed|downed|recovery|overrun|violation|fail|unresponsive"
@@ -161,12 +150,12 @@ _ERROR = re.compile(
 )
 
 
-class Means(StrEnum):
-    """What the rise of a counter means.
+class CounterMeaning(StrEnum):
+    """Meaning of an increase of a counter.
 
-    ERROR: something is broken, or was given up. LOSS: packets were lost, doubled or out of order,
-    and made good. CONGESTION: senders waited or were slowed down. OTHER: work that was done, or
-    a counter that is not known.
+    ERROR: a component is broken, or an operation was given up. LOSS: packets were lost, duplicated
+    or out of order, and recovered. CONGESTION: senders waited or were slowed down. OTHER: work that
+    was done, or an unknown counter.
     """
 
     ERROR = "error"
@@ -176,62 +165,72 @@ class Means(StrEnum):
 
 
 def counts_the_link(counter: str) -> bool:
-    """Whether a counter is of the port's own link, not of connections that use it."""
+    """Whether a counter belongs to the port's own link, not to connections that use it."""
     return counter in _BITS
 
 
-def meaning(counter: str) -> Means:
-    """What a counter's rise means, by its name in `counters` or `hw_counters`; never raises.
+def meaning(counter: str) -> CounterMeaning:
+    """Meaning of a counter's increase, by its name in `counters` or `hw_counters`; never raises.
 
     Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband; drivers/infiniband/hw.
     """
     name = counter.lower()  # irdma writes tcpRetransSegs and RxECNMrkd
     if _ORDERLY.fullmatch(name):
-        return Means.OTHER
+        return CounterMeaning.OTHER
     if _CONGESTION.fullmatch(name):
-        return Means.CONGESTION
+        return CounterMeaning.CONGESTION
     if _LOSS.fullmatch(name):
-        return Means.LOSS
-    return Means.ERROR if _ERROR.fullmatch(name) else Means.OTHER
+        return CounterMeaning.LOSS
+    return CounterMeaning.ERROR if _ERROR.fullmatch(name) else CounterMeaning.OTHER
 
 
 def in_use(name: str) -> bool:
-    """Whether it is no counter but what is in use now, as bnxt_re shows among its counters."""
+    """Whether `name` is a number of objects in use now, which bnxt_re lists among its counters."""
     return name.startswith("active_")
 
 
-def error_rises(before: Port, after: Port | None) -> dict[str, int | None]:
-    """By how much each counter of errors, and of packets that were lost and made good, rose.
+def increase(before: int | None, after: int | None, counter: str = "") -> int | None:
+    """Increase of a counter; None if unknown: unread, reset, or at its largest value.
 
-    None where that is not known: the counter or the port cannot be read, or see `rise`.
+    counter: its name in `counters` or `hw_counters`; "" if it has no largest value.
+    """
+    if before is None or after is None or after < before:
+        return None
+    full = (1 << _BITS[counter]) - 1 if counter in _BITS else None
+    if after == full and (before == full or meaning(counter) is not CounterMeaning.ERROR):
+        return None  # a counter at its largest value misses further events
+    return after - before
+
+
+def increases(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Increase of each count by interface or port; those with an unknown increase are absent."""
+    found = {name: increase(before.get(name), count) for name, count in after.items()}
+    return {name: by for name, by in found.items() if by is not None}
+
+
+def error_increases(before: Port, after: Port | None) -> dict[str, int | None]:
+    """Increase of each counter of errors, and of packets that were lost and recovered.
+
+    None if unknown: the counter or the port cannot be read, or see `increase`.
     """
     first = {**(before.hw_counters or {}), **(before.counters or {})}
     last = {**(after.hw_counters or {}), **(after.counters or {})} if after else {}
     unreadable = {name.rpartition("/")[2] for name in before.unreadable if "counters/" in name}
-    found = rises(sorted({*first, *unreadable}), first, last)
-    return {name: by for name, by in found.items() if meaning(name) in (Means.ERROR, Means.LOSS)}
+    found = counter_increases(sorted({*first, *unreadable}), first, last)
+    judged = (CounterMeaning.ERROR, CounterMeaning.LOSS)
+    return {name: by for name, by in found.items() if meaning(name) in judged}
 
 
-def rises(
+def counter_increases(
     names: Iterable[str], before: Mapping[str, int | None], after: Mapping[str, int | None]
 ) -> dict[str, int | None]:
-    """By how much these counters of a port rose, see `rise`.
+    """Increase of each of these counters of a port, see `increase`.
 
-    mlx5 counts completions that were flushed among those with errors too: without them.
+    mlx5 also counts flushed completions among completions with errors; they are subtracted.
     """
-    found = {name: rise(name, before.get(name), after.get(name)) for name in names}
+    found = {name: increase(before.get(name), after.get(name), name) for name in names}
     for side in ("req", "resp"):
         every, flushed = found.get(f"{side}_cqe_error"), found.get(f"{side}_cqe_flush_error")
         if every is not None and flushed is not None:
             found[f"{side}_cqe_error"] = max(0, every - flushed)
     return found
-
-
-def rise(name: str, before: int | None, after: int | None) -> int | None:
-    """By how much a counter rose; None where not known: unread, set back, or at its largest."""
-    if before is None or after is None or after < before:
-        return None
-    full = (1 << _BITS[name]) - 1 if name in _BITS else None
-    if after == full and (before == full or meaning(name) is not Means.ERROR):
-        return None  # it may have gone on behind
-    return after - before

@@ -11,13 +11,13 @@ from pytest_mnode.machine import sysfs
 
 _RANGE = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", re.ASCII)
 _MOST = 1 << 16
-"""Above any kernel's NR_CPUS: a larger number is no CPU, and would only fill memory."""
+"""Above any kernel's NR_CPUS: a larger number is not a CPU, and would only fill memory."""
 
 
 def parse_cpulist(text: str | None) -> frozenset[int] | None:
-    """CPUs (or NUMA nodes) of a list such as "0-3,8"; None for what is no such list.
+    """CPUs (or NUMA nodes) of a list such as "0-3,8"; None if `text` is not such a list.
 
-    An empty text is an empty list, as the kernel writes for no isolated CPU.
+    An empty text is an empty list: the kernel writes it if no CPU is isolated.
 
     Source: Linux, Documentation/core-api/printk-formats, "%*pbl".
     """
@@ -48,7 +48,7 @@ def format_cpulist(numbers: Iterable[int]) -> str:
 
 
 def read_cpulist(path: Path) -> frozenset[int] | None:
-    """The CPU list in a file; None where it cannot be read."""
+    """The CPU list in a file; None if it cannot be read."""
     return parse_cpulist(sysfs.text(path))
 
 
@@ -66,8 +66,8 @@ class Cache:
 class Cpu:
     """One logical CPU.
 
-    siblings: the CPUs that are threads of its core, itself among them. package: its socket.
-    caches: those that it uses, lowest level first.
+    siblings: all CPUs (threads) of its core, itself included. package: its socket.
+    caches: the caches that it uses, lowest level first.
     """
 
     number: int
@@ -78,27 +78,27 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpus:
-    """CPUs of a machine. Sets are None where they are not known."""
+    """CPUs of a machine. A set is None if unknown."""
 
     online: frozenset[int] | None = None
     isolated: frozenset[int] | None = None
     cpus: tuple[Cpu, ...] = ()
 
     def cpu(self, number: int) -> Cpu | None:
-        """The CPU of this number; None where there is none."""
+        """The CPU with this number; None if there is none."""
         return next((cpu for cpu in self.cpus if cpu.number == number), None)
 
     def cores(self, numbers: Iterable[int]) -> frozenset[frozenset[int]]:
-        """The cores that these CPUs are threads of, each as the set of its CPUs.
+        """Cores of these CPUs, each as the set of all its CPUs.
 
-        A CPU whose siblings are not known counts as a core of its own.
+        A CPU with unknown siblings counts as a core of its own.
         """
         siblings = {cpu.number: cpu.siblings for cpu in self.cpus}
         return frozenset(siblings.get(n) or frozenset((n,)) for n in numbers)
 
     @property
     def packages(self) -> dict[int, frozenset[int]]:
-        """CPUs of each socket; those whose socket is not known are left out."""
+        """CPUs of each socket; CPUs with an unknown socket are left out."""
         found: dict[int, set[int]] = {}
         for cpu in self.cpus:
             if cpu.package is not None:

@@ -1,4 +1,4 @@
-"""Dataclasses to one line of JSON and back."""
+"""Conversion of dataclasses to one line of JSON and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
-"""Made once: to make one takes longer than to decode a machine."""
+"""Kept, because building an adapter takes longer than decoding a machine."""
 
 
 def encode(value: Any) -> str:
@@ -20,12 +20,12 @@ def encode(value: Any) -> str:
 
 
 def decode(kind: type[T], line: str | bytes) -> T:
-    """The dataclass of a line; raises ValueError where a value is missing or of another type.
+    """The dataclass in a line; raises ValueError if a value is missing or has another type.
 
-    A key that is no field is an error where `__pydantic_config__` of `kind` forbids it.
+    An unknown key is an error if `__pydantic_config__` of `kind` forbids it.
     """
     if kind not in _ADAPTERS:
-        from pydantic import TypeAdapter  # only who decodes pays for its import
+        from pydantic import TypeAdapter  # its import is slow, and `encode` does not need it
 
         _ADAPTERS[kind] = TypeAdapter(kind)
     value: T = _ADAPTERS[kind].validate_json(line, strict=True)

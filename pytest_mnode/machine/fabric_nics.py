@@ -1,4 +1,4 @@
-"""NICs that ranks without an accelerator are beside, and the NUMA node of each."""
+"""NICs near which ranks without an accelerator are placed, and the NUMA node of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
 
 @dataclass(frozen=True, slots=True)
 class FabricNic:
-    """One NIC. numa_node: None where the kernel does not know it (−1)."""
+    """One NIC. numa_node: None if the kernel does not know it (−1)."""
 
     name: str
     numa_node: int | None
@@ -22,9 +22,9 @@ class FabricNic:
 def fabric_nics(
     patterns: Sequence[str], interfaces: Sequence[Interface], devices: Sequence[RdmaDevice]
 ) -> tuple[FabricNic, ...]:
-    """NICs that a pattern of `fabric.interfaces` names, each once: RDMA devices where there are.
+    """NICs that match a pattern of `fabric.interfaces`, each once: RDMA devices if any match.
 
-    A bond or VLAN is what is below it.
+    A bond or VLAN is replaced by the physical interfaces below it.
     """
 
     def named(*names: str) -> bool:
@@ -43,14 +43,15 @@ def fabric_nics(
 def nic_of_rank(
     nics: Sequence[FabricNic], local_rank: int, local_size: int, runs_on: int | None = None
 ) -> FabricNic | None:
-    """The NIC that a rank of a node should be beside: they are dealt out in order.
+    """The NIC near which a rank should be placed: local ranks share the NICs in order.
 
-    runs_on: the NUMA node of all of its CPUs; a NIC there is as good as its own. None: no NIC.
+    runs_on: the NUMA node of all of its CPUs; a NIC on it replaces the rank's share; None if
+    unknown. Returns None if there is no NIC.
     """
     here = [nic for nic in nics if runs_on is not None and nic.numa_node == runs_on]
     return here[0] if here else nics[local_rank * len(nics) // local_size] if nics else None
 
 
 def read_fabric_nics(patterns: Sequence[str], root: Path = Path("/")) -> tuple[FabricNic, ...]:
-    """As `fabric_nics`, of the machine below `root`, by this thread alone."""
+    """`fabric_nics` of the machine below `root`, read in the calling thread only."""
     return fabric_nics(patterns, read_interfaces(root) or (), read_rdma(root) or ())

@@ -1,4 +1,4 @@
-"""What the system lets a process have: memory to lock, files to open, CPUs, capabilities."""
+"""Limits of a process: locked memory, open files, CPUs and capabilities."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ALL_USERS = ["0", "0", str((1 << 32) - 1)]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a process may have: soft limits, which hold unless it asks for more. None: no limit.
+    """Soft limits of a process, which apply unless it raises them. None: no limit.
 
-    cpus: those that it may run on. ipc_lock: whether it has CAP_IPC_LOCK of the machine, by which
-    memlock does not hold. admin: the same of CAP_SYS_ADMIN, as root of a machine has. None for
-    these three: not known.
+    cpus: CPUs that it may run on. ipc_lock: whether it has CAP_IPC_LOCK for the machine, which
+    overrides the memlock limit. admin: the same for CAP_SYS_ADMIN, which root of a machine has.
+    These three are None if unknown.
     """
 
     memlock_bytes: int | None
@@ -32,10 +32,10 @@ class Limits:
 
 
 def read_limits(root: Path = Path("/")) -> Limits:
-    """Limits of this process. Raises OSError where they cannot be read.
+    """Limits of this process. Raises OSError if they cannot be read.
 
-    Source: Linux, include/uapi/linux/capability.h; user_namespaces(7): capabilities of another user
-    namespace than the first are none of the machine.
+    Source: Linux, include/uapi/linux/capability.h; user_namespaces(7): only capabilities in the
+    initial user namespace apply to the machine.
     """
     found = dict(_LIMIT.findall((root / "proc/self/limits").read_text(errors="replace")))
 

@@ -1,4 +1,4 @@
-"""The model of a machine, and how it is read."""
+"""The model of a machine and its readers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pytest_mnode.machine.software import Software, kernel_settings, read_softwa
 from pytest_mnode.machine.verbs import VerbsDevice, read_verbs
 
 PART_LIMIT_S = 10.0
-"""Of one part: a driver in trouble lets its askers hang."""
+"""Time limit of one part: a call into a broken driver can hang."""
 _SCHEDULER_LIMIT_S = 5.0
 _LIVE = Path("/")
 _IBV_LINE = re.compile(r"\s*(hca_id|port|active_mtu):\s*(\S+)")
@@ -38,13 +38,13 @@ _IBV_LINE = re.compile(r"\s*(hca_id|port|active_mtu):\s*(\S+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine. A part that was not asked for, or cannot be read, is None or empty.
+    """One machine. A part that was not requested, or cannot be read, is None or empty.
 
-    boot_id: another one after each boot. active_mtus: MTU in bytes that RDMA ports use, by names
-    such as mlx5_0:1, from ibv_devinfo. refusals: routes and rules that refuse packets by setting.
-    limits: of the reading process. verbs: what opens RDMA devices. shm_bytes: size of
-    /dev/shm. settings: kernel settings that networks depend on, by sysctl's names. scheduler:
-    "slurm" where its controller answers. unread: why a part cannot be read, by the part's name.
+    boot_id: changes with each boot. active_mtus: MTU in bytes that RDMA ports use, by names
+    such as mlx5_0:1, from ibv_devinfo. refusals: routes and rules configured to refuse packets.
+    limits: of the reading process. verbs: character devices of RDMA. shm_bytes: size of /dev/shm.
+    settings: kernel settings that networks depend on, by sysctl's names. scheduler: "slurm" if its
+    controller answers. unread: reason why a part cannot be read, by the part's name.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid"}
@@ -78,8 +78,8 @@ class Machine:
     ) -> Self:
         """The machine below `root`: the running one, or a recorded tree of /sys and /proc.
 
-        parts: names of fields; all where None is given. Parts are read at the same time; one that
-        takes longer than `limit_s` is left behind and named in `unread`.
+        parts: names of fields; None means all. Parts are read concurrently; a part that takes
+        longer than `limit_s` is abandoned and named in `unread`.
         """
         wanted = PARTS if parts is None else parts
         results: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class Machine:
                 if root != _LIVE and name in _ONLY_LIVE:
                     raise OSError("not part of a recorded machine")
                 results[name] = _READERS[name](root)
-            except Exception as error:  # whatever a driver or a file holds
+            except Exception as error:  # bad drivers and files can cause any error
                 own_words = isinstance(error, OSError) and error.errno is None
                 unread[name] = str(error) if own_words else f"{type(error).__name__}: {error}"
 
@@ -104,7 +104,7 @@ class Machine:
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
                 unread[name] = f"no answer within {limit_s:g} s"
-        late = unread.keys() & results.keys()  # it came after its time was over
+        late = unread.keys() & results.keys()  # parts that arrived after the limit
         return cls(**{n: v for n, v in results.items() if n not in late}, unread=dict(unread))
 
     @property
@@ -118,7 +118,7 @@ class Machine:
         return tuple(port for device in self.rdma or () for port in device.ports)
 
     def device(self, name: str) -> RdmaDevice | None:
-        """The RDMA device of this name."""
+        """The RDMA device of this name; None if there is none."""
         return next((device for device in self.rdma or () if device.name == name), None)
 
     def rdma_devices_of(self, interface: str) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class Machine:
         return tuple(device.name for device in self.rdma or () if interface in device.netdevs)
 
     def matching(self, patterns: Collection[str]) -> list[Interface]:
-        """Interfaces that a shell pattern names, themselves or by an RDMA device of theirs."""
+        """Interfaces for which a shell pattern matches their name or that of their RDMA device."""
         return [
             one
             for one in self.interfaces or ()
@@ -179,7 +179,7 @@ def _active_mtus(_: Path) -> Mapping[str, int]:
 
 
 def parse_active_mtus(printed: str) -> Mapping[str, int]:
-    """MTU in bytes by port, such as mlx5_0:1, of those lines of `ibv_devinfo -v` that make sense.
+    """MTU in bytes by port, such as mlx5_0:1, from the valid lines of `ibv_devinfo -v`.
 
     Source: ibv_devinfo(1), of rdma-core.
     """
@@ -202,7 +202,7 @@ def parse_active_mtus(printed: str) -> Mapping[str, int]:
 
 
 def _scheduler(_: Path) -> str | None:
-    """The commands alone say nothing: they may be installed where no controller answers."""
+    """Slurm's commands are no proof of Slurm: they may be installed where no controller answers."""
     program = shutil.which("sinfo")
     if program is None:
         return None

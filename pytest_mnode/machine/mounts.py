@@ -19,12 +19,12 @@ _NETWORK_FILE_SYSTEMS = (
 LOCAL_FILE_SYSTEMS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs"}
 )
-"""Those that one machine mounts at a time."""
+"""File systems that only one machine mounts at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One mount. kind: of the file system, such as "nfs4"; source: such as "filer:/data"."""
+    """One mount. kind: type of the file system, such as "nfs4"; source: such as "filer:/data"."""
 
     path: str
     kind: str
@@ -33,7 +33,7 @@ class Mount:
 
     @property
     def of_network(self) -> bool:
-        """Whether a file server has its files."""
+        """Whether its files are on a file server."""
         return self.kind in _NETWORK_FILE_SYSTEMS
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Mount:
 
 
 def parse_mounts(table: str) -> tuple[Mount, ...]:
-    """The mounts of mountinfo in its order, in which a later mount hides an earlier one."""
+    """The mounts in `table` (mountinfo) in order; a later mount hides an earlier one."""
     found = []
     for line in table.splitlines():
         fields, _, tail = line.partition(" - ")
@@ -54,13 +54,13 @@ def parse_mounts(table: str) -> tuple[Mount, ...]:
 
 
 def read_mounts(root: Path = Path("/")) -> tuple[Mount, ...]:
-    """Mounts of this mount namespace. Raises OSError where the table cannot be read."""
+    """Mounts of this mount namespace. Raises OSError if the table cannot be read."""
     table = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
     return parse_mounts(table)
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that holds a path; None where none does."""
+    """The mount that contains a path; None if there is none."""
     real, best = os.path.realpath(path), None
     for mount in mounts:
         inside = real == mount.path or real.startswith(mount.path.rstrip("/") + "/")

@@ -1,8 +1,8 @@
-"""Linux namespaces by system call: leave them, enter them, and mount what belongs in them.
+"""Linux namespaces by system call: leave them, enter them, and mount file systems in them.
 
-Python has `os.unshare` and `os.setns` only from 3.12, hence ctypes. Needs nothing but the
-standard library and nothing of this package, so that a program can start from it in no time.
-Every failure is an OSError whose file name says which step it was.
+Python has `os.unshare` and `os.setns` only from 3.12, hence ctypes. Imports only the standard
+library and nothing of this package, so that programs that use it start fast. Every failure is an
+OSError whose file name is the step that failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {
     "mnt": NEWNS,
     "pid": NEWPID,
 }
-"""Names as in /proc/PID/ns; entered in this order: rights come with the user namespace."""
+"""Names as in /proc/PID/ns, in the order of entry: the user namespace grants the other rights."""
 NODE_KINDS = ("net", "uts", "ipc", "mnt", "pid")
 RACK_KINDS = ("net", "ipc", "mnt", "pid")
 
@@ -80,7 +80,7 @@ def mount(
 
 
 def unmount(target: str) -> None:
-    """Take the uppermost mount off `target`; what is bound elsewhere stays."""
+    """Remove the uppermost mount from `target`; its bind mounts elsewhere stay."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
 
 
@@ -91,7 +91,7 @@ def set_hostname(name: str) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """The name that process listings show (15 bytes of it)."""
+    """Set the name that process listings show (its first 15 bytes)."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _check(_libc.prctl(PR_SET_NAME, ctypes.addressof(buffer), 0, 0, 0), "prctl(PR_SET_NAME)")
 
@@ -99,7 +99,7 @@ def set_process_name(name: str) -> None:
 def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
     """Have the kernel send this signal when the thread that forked this process ends.
 
-    A parent that ended before this call goes unnoticed: the caller must look for itself.
+    A parent that ended before this call goes unnoticed: the caller must check for that.
     """
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
@@ -107,7 +107,7 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
 def leave_host(rootless: bool) -> None:
     """Leave the host's network, mounts, IPC and, for the next child, its processes.
 
-    With `rootless` in a fresh user namespace, in which the caller is root.
+    With `rootless`, this happens in a fresh user namespace, in which the caller is root.
     """
     if rootless:
         _become_root()
@@ -125,8 +125,8 @@ def _become_root() -> None:
         _write("/proc/self/uid_map", f"0 {uid} 1")
         _write("/proc/self/gid_map", f"0 {gid} 1")
         return
-    # Root maps everybody, so that files keep their owners. Only a process that stayed behind
-    # has the right to write such a map.
+    # Root maps all users, so that files keep their owners. Only a process outside the new
+    # namespace has the right to write such a map.
     target = os.getpid()
     maps = {kind: _identity_map(f"/proc/self/{kind}") for kind in ("uid_map", "gid_map")}
     ready_read, ready_write = os.pipe()
@@ -169,18 +169,18 @@ def enter(pid: int) -> None:
     """Enter the node whose first process is `pid`: network, name, IPC, mounts and processes.
 
     The caller's next child is in the node's PID namespace; the caller itself cannot be. Keeps
-    the working directory where the node has it too, else `/`. The caller must be
+    the working directory if the node has it too, else changes to `/`. The caller must be
     single-threaded, and in the rack's user namespace. Raises ProcessLookupError or
-    FileNotFoundError where there is no such process (any more).
+    FileNotFoundError if there is no such process (any more).
     """
     enter_kinds(pid, NODE_KINDS)
 
 
 def enter_kinds(pid: int, kinds: Sequence[str], start_time: int | None = None) -> None:
-    """Enter these namespaces of `pid`, and its user namespace first where that is another.
+    """Enter these namespaces of `pid`, after its user namespace if that differs from the caller's.
 
-    start_time: what `process_start` said of the process meant; a later process that got the
-    same pid raises ProcessLookupError.
+    start_time: result of `process_start` for the intended process; if a later process has the same
+    pid, ProcessLookupError is raised.
     """
     directory = os.getcwd()  # noqa: PTH109
     wanted = list(kinds)
@@ -192,7 +192,7 @@ def enter_kinds(pid: int, kinds: Sequence[str], start_time: int | None = None) -
             fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, fd)
             files.append((fd, KINDS[kind]))
-        # Checked after opening: had the pid gone to another process before, it shows now.
+        # Checked after opening, to detect that another process got the pid before.
         if start_time is not None and process_start(pid) != start_time:
             raise ProcessLookupError(3, os.strerror(3), f"process {pid} of that time")
         _take_on(pid)
@@ -205,9 +205,9 @@ def enter_kinds(pid: int, kinds: Sequence[str], start_time: int | None = None) -
 
 
 def _take_on(pid: int) -> None:
-    """Join the rack's control groups that `pid` is in, and have no more than its limits.
+    """Join the rack's control groups that `pid` is in, and lower own limits to those of `pid`.
 
-    Both are a node's as much as its namespaces are: whatever comes to it is held by them.
+    Both belong to a node as its namespaces do: they bind every process that enters it.
     """
     own, theirs = _groups("self"), _groups(str(pid))
     for hierarchy, group in theirs.items():
@@ -221,17 +221,17 @@ def _take_on(pid: int) -> None:
 
 
 def _groups(pid: str) -> dict[str, str]:
-    """Hierarchy ("cpu,cpuacct", or "" for version 2) to the group of a process in it."""
+    """Group of a process by hierarchy ("cpu,cpuacct", or "" for version 2)."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:  # noqa: PTH123
             lines = file.read().splitlines()
-    except OSError:  # a kernel without
+    except OSError:  # a kernel without control groups
         return {}
     return {names: group for _, names, group in (line.split(":", 2) for line in lines)}
 
 
 def _hierarchy_mount(names: str) -> str:
-    """Where a hierarchy is, on a machine with version 1, with version 2, or with both."""
+    """Mount point of a hierarchy, on a machine with version 1, with version 2, or with both."""
     if names:
         return f"/sys/fs/cgroup/{names}"
     unified = "/sys/fs/cgroup/unified"
@@ -250,7 +250,7 @@ def _same_user_namespace(pid: int) -> bool:
 
 @contextlib.contextmanager
 def network_of(pid: int) -> Iterator[None]:
-    """Sockets opened in this block belong to the network of process `pid`."""
+    """Sockets opened in this block belong to the network namespace of process `pid`."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -267,7 +267,7 @@ def network_of(pid: int) -> Iterator[None]:
 
 
 def process_start(pid: int) -> int:
-    """When `pid` started, in clock ticks since boot: with the pid, a name never used twice."""
+    """Start time of `pid` in clock ticks since boot; pid and start time together are unique."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
         text = file.read()
     # The second field is the command's name and may hold anything, blanks and brackets too.
@@ -275,11 +275,11 @@ def process_start(pid: int) -> int:
 
 
 def child_outside(parent: int, inside: int) -> tuple[int, int] | None:
-    """Pid, as seen here, and start time of the child of `parent` whom `parent` calls `inside`."""
+    """Pid here and start time of the child of `parent` that has pid `inside` for `parent`."""
     try:
         with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:  # noqa: PTH123
             children = file.read().split()
-    except OSError:  # a kernel without that file: look at everybody
+    except OSError:  # a kernel without that file: check all processes
         children = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
     for child in children:
         try:
@@ -287,7 +287,7 @@ def child_outside(parent: int, inside: int) -> tuple[int, int] | None:
                 fields = dict(line.split(":", 1) for line in file if ":" in line)
             start = process_start(int(child))
         except OSError:
-            continue  # gone meanwhile
+            continue  # ended meanwhile
         # NSpid lists the pids of a process from our namespace inwards: … here, in the rack, on
         # the node.
         pids = fields.get("NSpid", "").split()

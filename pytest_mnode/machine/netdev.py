@@ -23,7 +23,7 @@ _ERRORS = (
 
 
 class Kind(StrEnum):
-    """What an interface is. `PHYSICAL` also of a virtual machine's: it has a device below it."""
+    """Kind of an interface. NICs of a virtual machine are `PHYSICAL` too: they have a device."""
 
     PHYSICAL = "physical"
     VIRTUAL = "virtual"
@@ -39,12 +39,12 @@ class Interface:
 
     operstate: up, down, unknown, lowerlayerdown, …; loopback and some virtual ones stay "unknown"
     while they work. admin_up: set up by an administrator. carrier: None while it is not set up.
-    speed_mbits_s: as the driver reports it, which for veth is 10000 whatever it carries; None where
-    it does not know (−1) or the interface is down. carrier_changes: how often the carrier came or
-    went since the interface was made. address: MAC, of 20 bytes on IPoIB. slaves: interfaces bound
-    into it, ports of a bridge too. errors: counters of errors and drops by the kernel's
-    names, only those that can be read. addresses: IPv4 and IPv6; shaped_mbits_s: rate of the queue
-    (tbf) for what leaves it; both only of a live machine: see `with_addresses`.
+    speed_mbits_s: as the driver reports it, which for veth is always 10000; None if the driver does
+    not know it (−1) or the interface is down. carrier_changes: number of times the carrier came or
+    went since the interface was created. address: MAC, of 20 bytes on IPoIB. slaves: interfaces
+    below it, also the ports of a bridge. errors: counters of errors and drops by the kernel's
+    names, only those that can be read. addresses: IPv4 and IPv6; shaped_mbits_s: rate of its egress
+    queue (tbf); both only of a live machine: see `with_addresses`.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Interface:
 
     @property
     def up(self) -> bool | None:
-        """Whether it can carry traffic now: set up, and with a carrier where that is known."""
+        """Whether it can carry traffic now: set up, with a carrier if known; None if unknown."""
         if self.admin_up is False or self.carrier is False:
             return False
         if self.operstate in ("down", "lowerlayerdown", "notpresent", "dormant"):
@@ -81,20 +81,20 @@ class Interface:
 
     @property
     def usable_address(self) -> str | None:
-        """The first address that others can send to without naming an interface; IPv4 first."""
+        """The first address that other nodes can reach without a zone; IPv4 first."""
         parsed = [ipaddress.ip_address(one.partition("%")[0]) for one in self.addresses]
         fit = [one for one in parsed if not one.is_link_local and not one.is_unspecified]
         return next((str(one) for one in sorted(fit, key=lambda one: one.version)), None)
 
     @property
     def parent(self) -> str | None:
-        """The interface that a VLAN's name or an IPoIB child's puts before its number."""
+        """Name of the parent: the part of a VLAN's or IPoIB child's name before its number."""
         head, separator, _ = self.name.rpartition(".")
         return head if separator and head else None
 
 
 def rate_mbits_s(interface: Interface, known: Mapping[str, Interface]) -> float | None:
-    """The rate of its queue, else the speed of hardware; None where neither is known.
+    """Rate of an interface's queue, else speed of its hardware; None if neither is known.
 
     known: all interfaces by name.
     """
@@ -103,25 +103,25 @@ def rate_mbits_s(interface: Interface, known: Mapping[str, Interface]) -> float 
 
 
 def rests_on_hardware(interface: Interface, known: Mapping[str, Interface]) -> bool:
-    """Whether a device is below it: its own, or those of what it is made of, a bond's or a VLAN's.
+    """Whether an interface has a device: its own, or those of all interfaces below a bond or VLAN.
 
-    Only then its speed is meaningful: veth and tunnels report one whatever they carry. Of a bridge
-    one such port is enough. known: all interfaces by name.
+    Only then is its speed meaningful: veth and tunnels report a constant. For a bridge, one port
+    with a device is enough. known: all interfaces by name.
     """
     found, bare = _below(interface, known)
     return bool(found) and (not bare or interface.kind is Kind.BRIDGE)
 
 
 def physical_below(interface: Interface, known: Mapping[str, Interface]) -> tuple[str, ...]:
-    """Names of those with a device that are below it, itself where it has one.
+    """Names of the interfaces with a device below `interface`, or its own if it has a device.
 
-    What has the same below it shares a wire. known: all interfaces by name.
+    Interfaces with the same result share a wire. known: all interfaces by name.
     """
     return tuple(sorted(_below(interface, known)[0]))
 
 
 def _below(interface: Interface, known: Mapping[str, Interface]) -> tuple[set[str], bool]:
-    """Interfaces with a device that are below one, and whether there are others with none."""
+    """Interfaces with a device below `interface`, and whether there are others without one."""
     waiting, seen, bare = [interface.name], set[str](), False
     found = set[str]()
     while waiting:
@@ -130,7 +130,7 @@ def _below(interface: Interface, known: Mapping[str, Interface]) -> tuple[set[st
             continue
         seen.add(one.name)
         below = [n for n in (*one.slaves, one.parent) if n in known and n not in seen]
-        child = one.kind is Kind.IPOIB and one.parent in known  # it has its parent's device
+        child = one.kind is Kind.IPOIB and one.parent in known  # uses its parent's device
         if one.kind in (Kind.PHYSICAL, Kind.IPOIB) and not child:
             found.add(one.name)
         elif below:
@@ -141,9 +141,9 @@ def _below(interface: Interface, known: Mapping[str, Interface]) -> tuple[set[st
 
 
 def read_interfaces(root: Path = Path("/")) -> tuple[Interface, ...] | None:
-    """Interfaces below `root`/sys/class/net by name; None where they cannot be listed.
+    """Interfaces below `root`/sys/class/net, ordered by name; None if they cannot be listed.
 
-    /sys shows the network namespace that it was mounted in.
+    /sys shows the network namespace in which it was mounted.
 
     Source: Linux, Documentation/ABI/testing/sysfs-class-net, …-statistics.
     """
@@ -155,7 +155,7 @@ def read_interfaces(root: Path = Path("/")) -> tuple[Interface, ...] | None:
 
 
 def with_addresses(found: Iterable[Interface]) -> tuple[Interface, ...]:
-    """The same interfaces with what is known only of the running network namespace."""
+    """The same interfaces with addresses and shaped rates, known only on a live machine."""
     addresses = _addresses()
     shaped: Mapping[str, float] = {}
     with contextlib.suppress(OSError):
@@ -171,7 +171,7 @@ def with_addresses(found: Iterable[Interface]) -> tuple[Interface, ...]:
 
 
 def plain(address: str) -> str:
-    """An address in the one form that all are compared in; without the zone of fe80::1%eth0."""
+    """Canonical form of an address, for comparison; without the zone of fe80::1%eth0."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tables of this network namespace, by netlink.
+"""Kernel tables of this network namespace, read by netlink.
 
 pyroute2 would do this too, but takes longer to import than a survey of a whole node takes.
 """
@@ -21,7 +21,7 @@ _LIMIT_S = 1.0
 def dumped(request: int, body: bytes) -> Iterator[bytes]:
     """Packets of the kernel's answer to a request for a whole table.
 
-    Raises OSError where the kernel does not answer, or refuses to.
+    Raises OSError if the kernel does not answer, or refuses.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
         netlink.settimeout(_LIMIT_S)
@@ -49,7 +49,7 @@ def messages(data: bytes) -> tuple[list[tuple[int, bytes]], bool]:
 
 
 def _status(data: bytes) -> int:
-    """Why a packet has no whole table, as an errno; 0 where it has, or more packets follow.
+    """Errno with which the kernel ended the table; 0 if it is complete or more packets follow.
 
     Both an error and the end of a table begin with a status, which is negative or 0.
     """

@@ -18,8 +18,8 @@ _KB = re.compile(r"^Node \d+ (\w+):\s+(\d+) kB", re.MULTILINE | re.ASCII)
 class NumaNode:
     """One NUMA node.
 
-    cpus: empty for memory without CPUs, None: not known. distances: to each node by number,
-    10 to itself, as the firmware gives them; empty where not known. memory_bytes: 0 for CPUs
+    cpus: empty for memory without CPUs, None if unknown. distances: to each node by number,
+    10 to itself, as the firmware reports them; empty if unknown. memory_bytes: 0 for CPUs
     without memory.
     """
 
@@ -34,14 +34,14 @@ class NumaNode:
 class Numa:
     """NUMA nodes of a machine.
 
-    nodes: by number; empty where the kernel shows none: built without NUMA, or /sys is
-    not there.
+    nodes: ordered by number; empty if the kernel shows none: it was built without NUMA, or /sys
+    is missing.
     """
 
     nodes: tuple[NumaNode, ...] = ()
 
     def node(self, number: int | None) -> NumaNode | None:
-        """The node of this number; None where there is none."""
+        """The node with this number; None if there is none."""
         return next((node for node in self.nodes if node.number == number), None)
 
     def node_of_cpu(self, cpu: int) -> int | None:
@@ -54,7 +54,7 @@ class Numa:
         return frozenset(number for number in found if number is not None)
 
     def distance(self, one: int | None, other: int | None) -> int | None:
-        """Distance as the firmware gives it, 10 for the same node; None: not known."""
+        """Distance as the firmware reports it, 10 for the same node; None if unknown."""
         node = self.node(one)
         if node is None or other is None:
             return None
@@ -74,8 +74,8 @@ def read_numa(root: Path = Path("/")) -> Numa:
     folder = root / "sys/devices/system/node"
     paths = [path for path in sysfs.entries(folder) if re.fullmatch(r"node\d+", path.name)]
     numbers = [int(path.name[4:]) for path in paths]
-    # A row of distances has one number for each node that is online, in their order, whatever
-    # gaps there are in their numbers.
+    # A row of distances has one number for each online node in ascending order, even if the
+    # node numbers have gaps.
     online = parse_cpulist(sysfs.text(folder / "online"))
     columns = sorted(online) if online else numbers
     return Numa(nodes=tuple(_node(path, columns) for path in paths))

@@ -1,4 +1,4 @@
-"""NVIDIA accelerators by NVML, where its Python binding and the driver are installed."""
+"""NVIDIA accelerators, read by NVML if its Python binding and the driver are installed."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _SM = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One accelerator. None for what it does not have, or NVML does not report.
+    """One accelerator. A field is None if the device lacks it or NVML does not report it.
 
-    ecc_uncorrected: since the driver was loaded.
-    remapped_rows_failed: memory could not be replaced, which asks for service. throttled: why its
-    clocks are held back now, by NVML's names; SwPowerCap alone is usual under full load.
-    numa_node: of its own memory, on machines where that is one. cpus: as the driver advises, by
-    which its CPUs' node is found.
+    ecc_uncorrected: errors since the driver was loaded.
+    remapped_rows_failed: memory could not be replaced, so the device needs service. throttled:
+    reasons why its clocks are reduced now, by NVML's names; SwPowerCap alone is usual under full
+    load. numa_node: of its own memory, on machines where that is a NUMA node. cpus: CPUs that the
+    driver recommends, from which the NUMA node of its CPUs is found.
     """
 
     index: int
@@ -63,7 +63,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlAnswer:
-    """What NVML reports. found: None where it could not be asked, for the reason in `why`."""
+    """Answer of NVML. found: None if it could not be queried, for the reason in `why`."""
 
     found: tuple[Accelerator, ...] | None = None
     why: str = ""
@@ -72,15 +72,15 @@ class NvmlAnswer:
 def read_nvml(nvml: Any = None) -> NvmlAnswer:
     """Accelerators of this machine, by index; never raises.
 
-    nvml: a module such as `pynvml`, which is imported where none is given.
+    nvml: a module such as `pynvml`, which is imported if None.
 
     Source: NVIDIA Management Library API reference.
     """
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
-        except Exception as error:  # a broken binding fails in its own ways
-            return NvmlAnswer(why=f"NVML cannot be asked: {error}; pip install nvidia-ml-py")
+        except Exception as error:  # a broken binding can raise anything
+            return NvmlAnswer(why=f"NVML cannot be used: {error}; pip install nvidia-ml-py")
     try:
         nvml.nvmlInit()
     except Exception as error:
@@ -95,20 +95,20 @@ def read_nvml(nvml: Any = None) -> NvmlAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What was sampled of a device while it worked.
+    """Samples of a device under load.
 
-    slowed: number of samples with each reason that holds a clock back by heat, power brake or
-    hardware. sm_clock_mhz: the median; None: not known.
+    slowed: number of samples with each reason that reduces a clock by heat, power brake or
+    hardware. sm_clock_mhz: the median; None if unknown.
     """
 
     samples: int
     slowed: tuple[tuple[str, int], ...]
     sm_clock_mhz: float | None
     share_slowed: float | None
-    """Of the samples; None without any."""
+    """Share of the samples with such a reason; None if there are no samples."""
     pcie_generation: int | None = None
     full_pcie_generation: int | None = None
-    """The most that card and slot can."""
+    """Highest generation that card and slot support."""
 
     def __str__(self) -> str:
         words = [f"{name} in {count} of {self.samples} samples" for name, count in self.slowed]
@@ -118,9 +118,9 @@ class Load:
 
 
 class LoadSampler:
-    """Samples a device in a thread while the blocks under it run; never raises.
+    """Samples a device in a thread while its `with` blocks run; never raises.
 
-    uuid: as torch writes it. Enter it as often as there is load.
+    uuid: as torch writes it. The sampler can be entered again for each period of load.
     """
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
@@ -164,7 +164,7 @@ class LoadSampler:
 
     @property
     def load(self) -> Load:
-        """What was sampled so far."""
+        """Summary of the samples so far."""
         harmful = [
             tuple(r for r in reasons if r not in _USUAL_UNDER_LOAD) for reasons, _ in self._samples
         ]
@@ -180,7 +180,7 @@ class LoadSampler:
 
 
 def _reason_bits(nvml: Any, handle: Any) -> Any:
-    """Newer bindings have another name for it."""
+    """Newer bindings call throttle reasons event reasons."""
     for name in ("EventReasons", "ThrottleReasons"):
         bits = _try(lambda n=name: getattr(nvml, f"nvmlDeviceGetCurrentClocks{n}")(handle))  # type: ignore[misc]
         if bits is not None:
@@ -197,7 +197,7 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
     handle = _try(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
 
     def ask(function: str, *args: Any) -> Any:
-        """What a function of NVML says of this device; None where it is not there or fails."""
+        """Result of an NVML function for this device; None if it is missing or fails."""
         if handle is None:
             return None
         return _try(lambda: getattr(nvml, function)(handle, *args))
@@ -227,7 +227,7 @@ def _accelerator(nvml: Any, index: int) -> Accelerator:
 def _try(ask: Callable[[], _T]) -> _T | None:
     try:
         return ask()
-    except Exception:  # NVML raises its own kind for each code, a binding that is older other ones
+    except Exception:  # NVML has one class for each code, and older bindings raise others
         return None
 
 
@@ -248,16 +248,16 @@ def _flag(value: Any) -> bool | None:
 
 
 def _first_flag(value: Any) -> bool | None:
-    """Of the current and the pending mode, the current."""
+    """The current mode, of the pair (current, pending)."""
     return _try(lambda: _flag(value[0]))
 
 
 def _slowing(bits: Any) -> tuple[str, ...] | None:
-    """Names of the reasons that hold a clock back."""
+    """Names of the reasons that reduce a clock."""
     if not isinstance(bits, int):
         return None
     set_ = [1 << i for i in range(bits.bit_length()) if bits >> i & 1]
-    # A reason that is not known yet is taken for a slow-down: it must not pass unseen.
+    # An unknown reason counts as a slow-down, so that it is not overlooked.
     return tuple(_SLOWED.get(bit, f"{bit:#x}") for bit in set_ if bit not in _HARMLESS)
 
 

@@ -1,7 +1,7 @@
-"""How many files the controller may have open: all ranks of a run have a connection to it.
+"""Limit of open files of the controller, to which all ranks of a run have a connection.
 
-A hub without a descriptor for one more connection hears nothing of it, and its ranks would be
-blamed for their silence.
+A hub without a descriptor for one more connection does not notice it, and its ranks would be
+blamed for not answering.
 """
 
 from __future__ import annotations
@@ -11,36 +11,38 @@ import resource
 from pytest_mnode.errors import ClusterError
 
 SLACK = 256
-"""For pytest, its plugins, the tests and their commands."""
+"""Files reserved for pytest, its plugins, the tests and their commands."""
 OF_A_NODE = 2
-"""The connection of its agent, and the agent's standard input."""
+"""Files for each node: the connection of its agent, and the agent's standard input."""
 
 
 def least(nodes: int, procs_per_node: int) -> int:
-    """How many files must be open at once, with one world over all nodes."""
+    """Number of files that must be open at once, with one world over all nodes."""
     return nodes * (procs_per_node + OF_A_NODE) + SLACK
 
 
 def most(nodes: int, procs_per_node: int, idle_worlds: int) -> int:
-    """How many may be, with worlds that are kept for later tests, one in use and one that ends."""
+    """Maximum of open files, with idle worlds kept for later tests, one in use and one ending."""
     return nodes * (procs_per_node * (idle_worlds + 2) + OF_A_NODE) + SLACK
 
 
 def check(nodes: int, procs_per_node: int) -> None:
-    """Raises ClusterError where this machine's limit is too low for a run."""
+    """Raise ClusterError if this machine's limit is too low for a run."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = least(nodes, procs_per_node)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise ClusterError(
             f"{nodes} nodes with {procs_per_node} ranks each need {needed} open files "
             f"of this process, and this machine allows {hard} (nofile); raise its hard limit here "
-            "(ulimit -Hn, /etc/security/limits.conf, LimitNOFILE=), or take fewer nodes"
+            "(ulimit -Hn, /etc/security/limits.conf, LimitNOFILE=), or use fewer nodes"
         )
 
 
 def allow(nodes: int, procs_per_node: int, idle_worlds: int) -> int | None:
-    """Have this process's soft limit raised to the hard one where a run may need more than it; the
-    one before, None where it is as it was."""
+    """Raise this process's soft limit to the hard one if a run may need more files.
+
+    Returns the previous soft limit; None if it was not changed.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft in (hard, resource.RLIM_INFINITY) or most(nodes, procs_per_node, idle_worlds) <= soft:
         return None
@@ -49,7 +51,7 @@ def allow(nodes: int, procs_per_node: int, idle_worlds: int) -> int | None:
 
 
 def give_back(soft: int | None) -> None:
-    """Be allowed as many as before."""
+    """Restore the soft limit that `allow` returned."""
     if soft is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

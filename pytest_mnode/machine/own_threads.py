@@ -1,7 +1,7 @@
-"""Threads of this process that its forked children would lack, by what started them.
+"""Threads of this process that its forked children would lack, by Python name or library.
 
-A forked child has the thread that called fork and no other. Locks that another one held stay locked
-in it for ever, and a pool of workers waits for workers that are not there.
+A forked child has only the thread that called fork. Locks that other threads held stay locked in it
+for ever, and a pool of workers waits for workers that do not exist.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _FORKS_WELL = ("libarrow.so", "libscipy_openblas", "libopenblas")
-"""Libraries whose threads start anew in a child, or are not missed there. Tests fork with each:
+"""Libraries whose threads restart in a child, or are not needed there. Tests fork with each:
 tests/machine/test_own_threads.py."""
 _CUDA = "libcuda.so"
 _RUNTIMES = ("libc.so", "libc-", "libstdc++", "libpthread", "libgcc_s", "libm.so", "ld-linux", "[")
@@ -32,7 +32,7 @@ _SETTLE_S = 0.5
 
 
 def lost_by_fork() -> list[str]:
-    """What runs beside the main thread and must not be forked from, in words."""
+    """Descriptions of the threads, besides the main one, that make a fork unsafe."""
     main = int(Path("/proc/self").readlink().name)
     others = [int(task.name) for task in _TASKS.iterdir() if int(task.name) != main]
     if not others:
@@ -94,8 +94,7 @@ def _code() -> list[_Code]:
 
 
 def _library(tid: int, code: Sequence[_Code]) -> str | None:
-    """The library that a waiting thread is in; "" where it does not come to rest, None where it
-    ended."""
+    """Library in which a thread waits; "" if it keeps running, None if it ended."""
     end = time.monotonic() + _SETTLE_S
     while time.monotonic() < end:
         try:
@@ -104,14 +103,14 @@ def _library(tid: int, code: Sequence[_Code]) -> str | None:
             return "" if (_TASKS / str(tid)).exists() else None
         if len(fields) > 2:
             return _innermost(int(fields[-2], 16), code)
-        time.sleep(0.01)  # it runs
+        time.sleep(0.01)  # the thread is running
     return ""
 
 
 def _innermost(pointer: int, code: Sequence[_Code]) -> str:
-    """The library of the innermost return address on a stack of this process; "" where none is.
+    """Library of the innermost return address on a stack of this process; "" if there is none.
 
-    Words that only look like one are passed over: a call comes before every return address.
+    Words that only look like one are skipped: before a return address there is a call instruction.
     """
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
@@ -119,7 +118,7 @@ def _innermost(pointer: int, code: Sequence[_Code]) -> str:
             for of in code:
                 if of.start <= word < of.end and _ends_in_call(os.pread(memory, 8, word - 8)):
                     return of.library
-    except OSError:  # that memory is gone, with its thread
+    except OSError:  # the thread ended, and its stack was unmapped
         pass
     finally:
         os.close(memory)
@@ -127,7 +126,7 @@ def _innermost(pointer: int, code: Sequence[_Code]) -> str:
 
 
 def _ends_in_call(code: bytes) -> bool:
-    """Whether these 8 bytes end in an instruction that calls; False on processors not known."""
+    """Whether these 8 bytes end in a call instruction; False on unknown processors."""
     if _MACHINE == "x86_64":
         indirect = any(code[-n] == 0xFF and code[1 - n] >> 3 & 7 == 2 for n in (2, 3, 4, 6, 7))
         return code[-5] == 0xE8 or indirect

@@ -34,13 +34,13 @@ _MAKERS = {
 }
 _VGA, _DISPLAY, _3D, _PROCESSING = "0300", "0380", "0302", "1200"
 _MAKERS_OF_ACCELERATORS = (NVIDIA, AMD, "1da3", "1d0f", "1ae0", "19e5", "17cb", "1e52")
-"""Whose processing accelerators train models: those of others are FPGAs, or NPUs of a CPU."""
+"""Vendors whose processing accelerators train models: others make FPGAs, or NPUs of a CPU."""
 _DISPLAY_BAR_BYTES = 1 << 30
-"""More than a board's display chip or a GPU that is built into a CPU shows of its memory."""
+"""Above the largest BAR of a board's display chip, or of a GPU that is built into a CPU."""
 
 
 class Distance(StrEnum):
-    """How near two PCI functions are, in the words of nvidia-smi, nearest first."""
+    """How near two PCI functions are, by nvidia-smi's names, nearest first."""
 
     SELF = "X"
     PIX = "PIX"
@@ -51,7 +51,7 @@ class Distance(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the function itself, and more the farther."""
+        """Position in this order: 0 for the function itself."""
         return list(Distance).index(self)
 
 
@@ -61,11 +61,11 @@ class PciFunction:
 
     address: such as 0000:17:00.0. host: its host bridge, such as pci0000:15. bridges: addresses of
     the PCI bridges above it, outermost first. kind: base class and subclass, such as 0302. vendor:
-    four hexadecimal digits. numa_node: None where the kernel does not know (−1).
-    local_cpus: as the kernel lists them; all CPUs where numa_node is None. physical_function: of
-    which it is a virtual function. Link rates are of one lane. boots_display: the firmware shows
-    its console there; None: not known. largest_bar_bytes: of its memory that the CPU sees at
-    most at once; None: not known.
+    four hexadecimal digits. numa_node: None if the kernel does not know it (−1).
+    local_cpus: as the kernel lists them; all CPUs if numa_node is None. physical_function: address
+    of the function of which this is a virtual function. Link rates are per lane. boots_display:
+    whether the firmware shows its console there; None if unknown. largest_bar_bytes: size of its
+    largest window of memory for the CPU; None if unknown.
     """
 
     address: str
@@ -85,7 +85,7 @@ class PciFunction:
 
     @property
     def maker(self) -> str | None:
-        """Who made it, in words; None for an unknown vendor number."""
+        """Name of its vendor; None for an unknown vendor number."""
         return _MAKERS.get(self.vendor or "")
 
     @property
@@ -95,10 +95,10 @@ class PciFunction:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether it is there for ranks to compute on.
+        """Whether ranks can compute on it.
 
-        3D controllers and processing accelerators are, and GPUs with a display; a server's own
-        display controller is not, nor what is built into a CPU.
+        True for 3D controllers, processing accelerators and GPUs with a display; False for a
+        server's own display controller, and for devices built into a CPU.
         """
         if self.kind == _PROCESSING:
             return self.vendor in _MAKERS_OF_ACCELERATORS
@@ -112,7 +112,7 @@ class PciFunction:
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether NVIDIA made it, so that NVML shows it where it computes."""
+        """Whether NVIDIA made it, so that NVML lists it if it is an accelerator."""
         return self.vendor == NVIDIA
 
 
@@ -123,7 +123,7 @@ class PciTree:
     functions: tuple[PciFunction, ...] = ()
 
     def function(self, address: str | None) -> PciFunction | None:
-        """The function at an address, however it is written; None where there is none."""
+        """The function at an address in any notation; None if there is none."""
         wanted = full_address(address)
         return next((f for f in self.functions if f.address == wanted), None)
 
@@ -138,10 +138,10 @@ class PciTree:
         return tuple(f for f in self.functions if f.is_network)
 
     def distance(self, one: str | None, other: str | None) -> Distance | None:
-        """How near two functions are, by address; None: not known.
+        """How near two functions are, by address; None if unknown.
 
-        One switch is two bridges deep, its port towards the CPU and the one towards the device, so
-        that devices of one switch have one port each below what they share.
+        A switch is two bridges deep, its port towards the CPU and the one towards the device, so
+        that devices of one switch have one port each below the bridges that they share.
 
         Source: nvidia-smi topo --matrix, legend.
         """
@@ -159,15 +159,15 @@ class PciTree:
         return Distance.PIX if below <= 1 else Distance.PXB
 
     def nearest_accelerator(self, address: str | None) -> Distance | None:
-        """How near the nearest accelerator is to a function; None: not known."""
+        """Distance from a function to its nearest accelerator; None if unknown."""
         distances = [self.distance(address, one.address) for one in self.accelerators]
         known = [distance for distance in distances if distance is not None]
         return min(known, key=lambda distance: distance.rank, default=None)
 
 
 def _across_hosts(a: PciFunction, b: PciFunction) -> Distance | None:
-    # A machine that shows one NUMA node may be a guest that is not shown the others, so that there
-    # too −1 is unknown.
+    # −1 means unknown even on a machine with one NUMA node, which may be a guest to which the host
+    # does not show the others.
     if None in (a.host, b.host, a.numa_node, b.numa_node):
         return None
     return Distance.NODE if a.numa_node == b.numa_node else Distance.SYS
@@ -176,7 +176,7 @@ def _across_hosts(a: PciFunction, b: PciFunction) -> Distance | None:
 def full_address(address: str | None) -> str | None:
     """An address as the kernel writes it; NVML writes 00000000:17:00.0, lspci 17:00.0.
 
-    None for what is no address.
+    None if `address` is not an address.
     """
     match = _ADDRESS.fullmatch((address or "").strip().lower())
     if match is None:
@@ -186,7 +186,7 @@ def full_address(address: str | None) -> str | None:
 
 
 def read_pci(root: Path = Path("/")) -> PciTree:
-    """Functions below `root`/sys/bus/pci/devices; none where it cannot be listed.
+    """Functions below `root`/sys/bus/pci/devices; empty if it cannot be listed.
 
     Source: Linux, Documentation/ABI/testing/sysfs-bus-pci.
     """
@@ -204,7 +204,7 @@ def _order(address: str) -> tuple[int, ...]:
 
 def _function(path: Path, root: Path) -> PciFunction:
     parts = sysfs.place(path, root) or ()
-    # A host bridge can be behind a function of another, as those of VMD are: the innermost counts.
+    # A host bridge can be behind a function of another one, as with VMD: the innermost counts.
     hosts = [i for i, part in enumerate(parts) if _HOST.fullmatch(part)]
     chain = sysfs.pci_addresses(parts[hosts[-1] :] if hosts else parts)
     kind = sysfs.integer(path / "class")
@@ -228,7 +228,7 @@ def _function(path: Path, root: Path) -> PciFunction:
 
 
 def _largest_bar_bytes(resource: str | None) -> int | None:
-    """Of the six base address registers, a line each: first address, last, flags."""
+    """Largest of the six base address registers, one on each line: first address, last, flags."""
     sizes = [
         int(match[2], 16) - int(match[1], 16) + 1
         for line in (resource or "").splitlines()[:6]
@@ -249,7 +249,7 @@ def _speed(path: Path) -> float | None:
 
 def _width(path: Path) -> int | None:
     width = sysfs.count(path)
-    # 255 is unknown, and 63 what is read of a device that is gone.
+    # 255 means unknown, and 63 is read from a device that is gone.
     return width if width and width <= _WIDEST else None
 
 

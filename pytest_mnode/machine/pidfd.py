@@ -1,6 +1,7 @@
-"""A descriptor of a process, also for a Python that was built without os.pidfd_open.
+"""Process descriptors, also for a Python that was built without os.pidfd_open.
 
-Conda's is, for old C libraries. Imported by the near end, which runs without site-packages.
+Conda's Python is, to support old C libraries. `remote_proxy`, which runs without site-packages,
+imports this module.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import ctypes
 import os
 
 NUMBER = 434
-"""Of the system call, on every architecture that torch is built for."""
+"""Number of the system call, on every architecture that torch is built for."""
 
 
 def pidfd_open(pid: int) -> int:
     """A descriptor that is ready for reading once the process has ended; no child inherits it.
 
-    Raises ProcessLookupError where there is no such process, and another OSError where the kernel
-    gives none (before Linux 5.3, or where a container forbids it).
+    Raises ProcessLookupError if there is no such process, and another OSError if the kernel gives
+    no descriptor (before Linux 5.3, or in a container that forbids it).
     """
     if hasattr(os, "pidfd_open"):
         try:

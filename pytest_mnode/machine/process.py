@@ -1,4 +1,4 @@
-"""Where a process and its threads may run, ran last, and have their memory."""
+"""Placement of a process: CPUs that its threads may use and last used, and its memory by node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHARED_FILES = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV")
 
 
 class AreaKind(StrEnum):
-    """What an area of memory is. A file's area whose every page was copied on write is `ANON`."""
+    """Kind of a memory area. A file's area whose every page was copied on write is `ANON`."""
 
     HEAP = "heap"
     STACK = "stack"
@@ -42,7 +42,7 @@ class AreaKind(StrEnum):
 class Area:
     """One area of memory.
 
-    bytes_by_node: what is in memory, by node; an area never touched has none.
+    bytes_by_node: resident bytes by NUMA node; empty for an area that was never touched.
     """
 
     start: int
@@ -51,12 +51,12 @@ class Area:
 
 
 PRIVATE = frozenset((AreaKind.HEAP, AreaKind.STACK, AreaKind.ANON))
-"""Memory that the process itself allocated and nobody shares."""
+"""Memory that the process itself allocated and shares with no other process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """Fields of a status file: name, and the CPUs and NUMA nodes that may be used."""
+    """Fields of a status file: name, and the CPUs and NUMA nodes that the process may use."""
 
     name: str | None = None
     cpus: frozenset[int] | None = None
@@ -65,7 +65,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """One thread. last_cpu: where it ran last."""
+    """One thread. last_cpu: the CPU on which it last ran."""
 
     tid: int
     name: str | None
@@ -75,10 +75,10 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process as it is placed.
+    """Placement of a process.
 
-    threads: each of them, the first one included; None where they cannot be listed. memory: its
-    areas; None where numa_maps cannot be read, which needs the right to trace the process, and a
+    threads: all of them, the main thread included; None if they cannot be listed. memory: its
+    areas; None if numa_maps cannot be read, which needs the right to trace the process, and a
     kernel with NUMA.
     """
 
@@ -89,7 +89,7 @@ class Process:
 
 
 def parse_status(text: str) -> Allowed:
-    """The fields of /proc/PID/status that concern placement. Pure and total.
+    """The fields of /proc/PID/status that concern placement. Pure; never raises.
 
     Source: Linux, Documentation/filesystems/proc.rst.
     """
@@ -102,14 +102,14 @@ def parse_status(text: str) -> Allowed:
 
 
 def parse_last_cpu(text: str) -> int | None:
-    """The CPU of /proc/PID/stat; the name before it may hold blanks and brackets. Total."""
+    """The CPU in /proc/PID/stat, whose name field may hold blanks and brackets; never raises."""
     fields = text.rpartition(")")[2].split()
     cpu = sysfs.number_of(fields[_LAST_CPU]) if len(fields) > _LAST_CPU else None
     return cpu if cpu is not None and cpu >= 0 else None
 
 
 def read_process(pid: int | None = None, root: Path = Path("/")) -> Process | None:
-    """A process by its number, or the reader itself; None where there is none."""
+    """Placement of process `pid` (None: of the reader itself); None if there is no such process."""
     folder = root / "proc" / ("self" if pid is None else str(pid))
     text = sysfs.text(folder / "status")
     if text is None:
@@ -129,7 +129,7 @@ def _threads(folder: Path) -> tuple[Thread, ...] | None:
     for path in sysfs.entries(folder):
         text = sysfs.text(path / "status") if path.name.isdigit() else None
         if text is None:
-            continue  # ended since it was listed
+            continue  # the thread ended after it was listed
         status = parse_status(text)
         found.append(
             Thread(
@@ -143,9 +143,9 @@ def _threads(folder: Path) -> tuple[Thread, ...] | None:
 
 
 def parse_numa_maps(text: str, page_bytes: int = _PAGE_BYTES) -> tuple[Area, ...]:
-    """Areas in order; lines that are none are passed over.
+    """Areas in order; other lines are skipped.
 
-    page_bytes: used where a line does not have it, as kernels before 3.11 do not.
+    page_bytes: page size for lines without one, which kernels before 3.11 write.
 
     Source: Linux, Documentation/filesystems/proc.rst; fs/proc/task_mmu.c, show_numa_map.
     """
@@ -155,7 +155,7 @@ def parse_numa_maps(text: str, page_bytes: int = _PAGE_BYTES) -> tuple[Area, ...
 
 
 def bytes_by_node(areas: Iterable[Area], kinds: Iterable[AreaKind] = PRIVATE) -> dict[int, int]:
-    """Bytes in memory on each node, over the areas of these kinds."""
+    """Resident bytes on each NUMA node, over the areas of these kinds."""
     wanted, total = frozenset(kinds), dict[int, int]()
     for area in areas:
         if area.kind in wanted:
@@ -188,7 +188,7 @@ def _kind(words: list[str], file: str | None, anon: int | None, pages: int) -> A
         return AreaKind.ANON
     if file.startswith(_SHARED_FILES):
         return AreaKind.SHARED
-    # Pages of a file that others map too cannot be text from the copies within one area.
+    # Within one area, file pages that other processes map cannot be separated from copied pages.
     return AreaKind.ANON if pages and anon == pages else AreaKind.FILE
 
 

@@ -1,4 +1,4 @@
-"""RDMA devices and their ports: state, rate, link layer, GIDs, counters, and where they sit."""
+"""RDMA devices and their ports: state, rate, link layer, GIDs, counters and location."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NUMBERED = re.compile(r"\d+\s*:\s*(\S.*)", re.ASCII)
 _ON_ETHERNET = {"CA": "RoCE", "RNIC": "iWARP", "usNIC": "usNIC", "usNIC UDP": "usNIC"}
 """Protocol by node type."""
 _GID_TYPES = {"RoCE": "RoCE v1", "InfiniBand": "IB", "EFA": "IB", "iWARP": "iWARP"}
-"""What the kernel calls "IB/RoCE v1", by protocol."""
+"""Meaning of the kernel's "IB/RoCE v1", by protocol."""
 UNKNOWN_GID = "unknown"
 """Stands for a GID whose type cannot be read."""
 _ZERO_GID = re.compile(r"[0:]*")
 _NO_GUID = re.compile(r"[0:]*")
 _REPRESENTS = re.compile(r"(?:c\d+)?pf\d+(?:(?:vf|sf)\d+)?")
-"""Port names of interfaces that stand for functions at the NIC's own switch; a wire is p0."""
+"""Port names of interfaces that represent functions at the NIC's switch; a real port is p0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,11 @@ class Port:
     """One port of an RDMA device.
 
     state: ACTIVE, DOWN, INIT, ARMED, …; phys_state: LinkUp, Disabled, Polling, …. rate_gbits_s: of
-    the link; a port that is down shows the lowest rate there is. link_layer: InfiniBand, Ethernet,
-    or Unknown as EFA has it. node_type: of its device, such as CA or RNIC. gids: without the empty
-    ones; None where the table cannot be listed.
-    counters: the port's own, by the kernel's names and in its units (port_xmit_data counts 4 bytes
-    each); hw_counters: the driver's. None where the device has no such folder; a counter that
+    the link; a port that is down shows the lowest possible rate. link_layer: InfiniBand, Ethernet,
+    or Unknown (EFA). node_type: of its device, such as CA or RNIC. gids: without empty entries;
+    None if the table cannot be listed.
+    counters: the port's own, by the kernel's names and in its units (port_xmit_data counts units of
+    4 bytes); hw_counters: the driver's. None if the device has no such folder; a counter that
     cannot be read is absent, and named in `unreadable`.
     """
 
@@ -60,7 +60,7 @@ class Port:
 
     @property
     def protocol(self) -> str | None:
-        """InfiniBand, RoCE, iWARP, usNIC or EFA; None where node type and link layer leave it open.
+        """InfiniBand, RoCE, iWARP, usNIC or EFA; None if node type and link layer do not decide it.
 
         iWARP has the link layer of RoCE, and the kernel calls its GID "IB/RoCE v1": the node type
         alone distinguishes them. Kernels older than EFA do not know its node type.
@@ -75,14 +75,15 @@ class Port:
 
     @property
     def gid_types(self) -> tuple[str, ...]:
-        """IB, RoCE v1, RoCE v2, iWARP: its types of GIDs, each once; `UNKNOWN_GID` where not known.
+        """Its GID types, each once: IB, RoCE v1, RoCE v2, iWARP; `UNKNOWN_GID` if unknown.
 
-        The kernel has one word for those of InfiniBand, RoCE v1 and iWARP: the protocol decides.
+        The kernel has one name for the GID types of InfiniBand, RoCE v1 and iWARP: the protocol
+        decides.
         """
         if self.gids is None:
             return (UNKNOWN_GID,)
         first = _GID_TYPES.get(self.protocol or "", UNKNOWN_GID)
-        unread = "IB" if self.protocol == "InfiniBand" else UNKNOWN_GID  # it has no other
+        unread = "IB" if self.protocol == "InfiniBand" else UNKNOWN_GID  # its only type
         types = {"IB/RoCE v1": first, None: unread}
         return tuple(dict.fromkeys(types.get(gid.type) or str(gid.type) for gid in self.gids))
 
@@ -95,8 +96,8 @@ class Port:
     def active(self) -> bool | None:
         """Whether it carries traffic: ACTIVE, and not with a physical state other than LinkUp.
 
-        None where the state cannot be read. Just after its link has come up a port can be DOWN
-        still: read again before it is blamed.
+        None if the state cannot be read. A port can still be DOWN just after its link came up:
+        read it again before blaming it.
         """
         if self.state is None:
             return None
@@ -114,8 +115,8 @@ class RdmaDevice:
 
     netdevs: its network interfaces: the `parent` of soft-RoCE, those that its GIDs name, those of
     the same PCI function, or, without any of these, the one whose MAC address is in its GUID.
-    virtual: it has no device of its own, as soft-RoCE and soft-iWARP have none. pci_address,
-    numa_node: its own, or those of its first interface where it is virtual.
+    virtual: whether it lacks a device of its own, like soft-RoCE and soft-iWARP. pci_address,
+    numa_node: its own, or those of its first interface if it is virtual.
     """
 
     name: str
@@ -144,8 +145,8 @@ def parse_state(text: str | None) -> str | None:
 def read_rdma(root: Path = Path("/")) -> tuple[RdmaDevice, ...] | None:
     """RDMA devices below `root`/sys/class/infiniband, mlx5_2 before mlx5_10.
 
-    Empty where there are none, None where /sys cannot be read at all. Devices of other network
-    namespaces may be missing or may show: see `rdma system`.
+    Empty if there are none, None if /sys cannot be read at all. Devices of other network
+    namespaces may be missing or listed: see `rdma system`.
 
     Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband.
     """
@@ -254,7 +255,7 @@ def _counters(folder: Path) -> tuple[dict[str, int] | None, tuple[str, ...]]:
     """Counters of a folder by name, and the names of those that could not be read."""
     if not folder.is_dir():
         return None, ()
-    # lifespan is how long the driver keeps values before it asks the card again: no counter.
+    # lifespan is not a counter: it is how long the driver keeps values before it reads new ones.
     values = {path.name: sysfs.count(path) for path in sysfs.entries(folder)}
     values.pop("lifespan", None)
     return (

@@ -1,4 +1,4 @@
-"""Routes and rules of this network namespace that refuse packets because somebody set them so."""
+"""Routes and rules of this network namespace that were configured to refuse packets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_mnode.machine.netlink import attributes, dumped, messages
 _RTM_NEWROUTE, _RTM_GETROUTE, _RTM_NEWRULE, _RTM_GETRULE = 24, 26, 32, 34
 _DST, _PRIORITY, _TABLE = 1, 6, 15
 _ROUTE_OR_RULE = struct.Struct("=BBBBBBBBI")
-"""rtmsg and fib_rule_hdr are alike: family, dst_len, …, table, …, type or action, flags."""
+"""Layout of both rtmsg and fib_rule_hdr: family, dst_len, …, table, …, type or action, flags."""
 _KINDS = {6: "blackhole", 7: "unreachable", 8: "prohibit", 9: "throw"}
 _MAIN = 254
 _ERRORS = {
@@ -24,14 +24,14 @@ _ERRORS = {
     "prohibit": errno.EACCES,
     "throw": errno.ENETUNREACH,
 }
-"""What a connection fails with. Source: ip-route(8), "Route types"."""
+"""Errno with which a connection fails. Source: ip-route(8), "Route types"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A route or rule. kind: such as "blackhole". what: "route" or "rule". undo: by which command.
+    """A route or rule that refuses packets. kind: such as "blackhole". what: "route" or "rule".
 
-    destination: a network, such as "10.0.0.4/32".
+    destination: a network, such as "10.0.0.4/32". undo: the command that removes it.
     """
 
     kind: str
@@ -40,9 +40,9 @@ class Refusal:
     undo: str
 
     def explains(self, address: str, problem: str) -> bool:
-        """Whether it is why a connection to an IP address fails with these words of the system.
+        """Whether it is the reason why a connection to an IP address fails with error `problem`.
 
-        A wider route of this kind may lie beneath one that works: the words tell.
+        The error is compared because a wider route of this kind may lie beneath one that works.
         """
         inside = ipaddress.ip_address(address) in ipaddress.ip_network(self.destination)
         return inside and problem.startswith(os.strerror(_ERRORS[self.kind]).lower())
@@ -52,7 +52,7 @@ class Refusal:
 
 
 def read_refusals() -> tuple[Refusal, ...]:
-    """Those of all tables, IPv4 and IPv6. Raises OSError where the kernel does not answer."""
+    """Refusals of all tables, IPv4 and IPv6. Raises OSError if the kernel does not answer."""
     body = _ROUTE_OR_RULE.pack(socket.AF_UNSPEC, *[0] * 8)
     requests = (_RTM_GETROUTE, _RTM_GETRULE)
     return tuple(
@@ -64,7 +64,7 @@ def read_refusals() -> tuple[Refusal, ...]:
 
 
 def parse_refusals(data: bytes) -> list[Refusal]:
-    """Those in one packet of the kernel's answer.
+    """Refusals in one packet of the kernel's answer.
 
     Source: Linux, include/uapi/linux/rtnetlink.h (rtmsg) and fib_rules.h (fib_rule_hdr).
     """

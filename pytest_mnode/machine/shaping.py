@@ -1,6 +1,6 @@
-"""Rates that queues of this network namespace are shaped to.
+"""Rates of the shaping queues of this network namespace.
 
-Emulated links have no speed of their own: veth reports 10000 Mbit/s whatever it carries.
+Emulated links have no speed of their own: veth always reports 10000 Mbit/s.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _TCMSG = struct.Struct("=B3xiIII")
 
 
 def shaped_mbits_s() -> dict[str, float]:
-    """The most that leaves an interface, Mbit/s, by name, of those with a tbf queue at the root.
+    """Egress rate in Mbit/s of each interface with a tbf queue at the root, by name.
 
-    Raises OSError where the kernel does not answer.
+    Raises OSError if the kernel does not answer.
     """
     names = dict(socket.if_nameindex())
     found: dict[int, float] = {}
@@ -49,7 +49,7 @@ def parse_queues(data: bytes) -> Mapping[int, float]:
 
 
 def _tbf_rate(options: Mapping[int, bytes]) -> int | None:
-    """Bytes a second; rates that 32 bits do not hold come in an attribute of their own."""
+    """Rate in bytes/s; a rate that does not fit 32 bits has an attribute of its own."""
     wide, parameters = options.get(_TCA_TBF_RATE64, b""), options.get(_TCA_TBF_PARMS, b"")
     if len(wide) >= 8:
         return int(struct.unpack_from("=Q", wide)[0])

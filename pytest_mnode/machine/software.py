@@ -1,4 +1,4 @@
-"""Versions of what a node would run, read from files: nothing of it is imported or started."""
+"""Versions of a node's software, read from files: it is neither imported nor started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_mnode.machine import sysfs
 _VERSION = re.compile(r"^__version__\s*(?::\s*\w+\s*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _GIT = re.compile(r"^git_version\s*(?::[^=]+)?=\s*['\"]([0-9a-f]+)['\"]", re.MULTILINE)
 _METADATA = (".dist-info", ".egg-info")
-"""Of pip, and of setuptools as distributions use it: a folder, or a single file."""
+"""Metadata of pip, and of setuptools as distributions use it: a folder, or a single file."""
 _METADATA_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 _DRIVER = re.compile(r"(?:Kernel Module[^\n]*?)\s(\d+\.\d+(?:\.\d+)?)\b")
 _SETTINGS = (
@@ -29,11 +29,11 @@ _SETTINGS = (
     *("ipv4/tcp_slow_start_after_idle", "ipv4/ip_local_port_range"),
     "ipv6/conf/all/disable_ipv6",
 )
-"""Not tcp_mem, which the kernel derives from the memory that it found."""
+"""tcp_mem is left out because the kernel derives it from the size of the memory."""
 _OF_INTERFACES = ("rp_filter", "arp_ignore", "arp_announce")
 """Settings that decide which NIC of several answers and sends."""
 NOT_THERE, UNREADABLE = "not there", "unreadable"
-"""In place of a digest."""
+"""Used in place of a digest."""
 _PROGRAMS = (".py", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".sh")
 _MOST_FILES = 5000
 _NCCL = "libnccl.so.2"
@@ -42,10 +42,10 @@ _NCCL_PLACES = (f"nvidia/nccl/lib/{_NCCL}", f"torch/lib/{_NCCL}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """Versions; None where there is no such thing, or it is not part of a recorded machine.
+    """Versions; None if not installed, or not part of a recorded machine.
 
-    driver: NVIDIA's; driver_is_open: it is the open kernel module, which has dma-buf. peermem: of
-    the module by which NICs reach NVIDIA's memory. packages: version by name.
+    driver: NVIDIA's; driver_is_open: whether it is the open kernel module, which has dma-buf.
+    peermem: of the module by which NICs access NVIDIA's memory. packages: version by name.
     """
 
     kernel: str | None
@@ -59,7 +59,7 @@ class Software:
 
 
 def read_software(root: Path = Path("/")) -> Software:
-    """Kernel and drivers below `root`, and of a live machine what this interpreter would use."""
+    """Kernel and drivers below `root`; on a live machine also the software of this interpreter."""
     driver_text = sysfs.text(root / "proc/driver/nvidia/version")
     machine = Software(
         kernel=sysfs.text(root / "proc/sys/kernel/osrelease"),
@@ -79,7 +79,7 @@ def read_software(root: Path = Path("/")) -> Software:
 
 
 def kernel_settings(root: Path = Path("/")) -> dict[str, str]:
-    """Settings that the speed of a network depends on, by name; without those not readable here."""
+    """Settings that the speed of a network depends on, by name; unreadable ones are absent."""
     folder = root / "proc/sys/net"
     interfaces = [path.name for path in sysfs.entries(folder / "ipv4/conf")]
     names = [
@@ -120,7 +120,7 @@ def _digest(path: Path) -> str:
 
 
 def packages(search: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Names and versions of what is installed; of a name that is there twice, the first."""
+    """Names and versions of installed packages; the first one if a name occurs twice."""
     seen: set[str] = set()
     for place in dict.fromkeys(search):
         try:
@@ -151,7 +151,7 @@ def _head(path: Path) -> str:
 
 
 def torch_version() -> str | None:
-    """Version and commit of torch, without importing it; None where it is not installed."""
+    """Version and commit of torch, without importing it; None if it is not installed."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -163,9 +163,9 @@ def torch_version() -> str | None:
 
 
 def nccl_version() -> str | None:
-    """Of the NCCL library that torch would load; None where there is none.
+    """Version of the NCCL library that torch would load; None if there is none.
 
-    Raises OSError where there is one that cannot be asked.
+    Raises OSError if the library does not load or does not report its version.
     """
     library = next((path for path in _nccl_libraries() if path.exists()), Path(_NCCL))
     try:
@@ -191,15 +191,15 @@ def _nccl_libraries() -> Iterator[Path]:
 
 
 def nccl_text(number: int) -> str:
-    """2.21.5 of 22105: two digits for minor and patch since 2.9, one before. Source: nccl.h."""
+    """2.21.5 for 22105; the minor version has two digits since 2.9, one before. Source: nccl.h."""
     major, rest = divmod(number, 10000) if number >= 10000 else divmod(number, 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def peermem_version(root: Path = Path("/")) -> str | None:
-    """Of the module by which NICs reach NVIDIA's memory, of today's or of Mellanox's older one.
+    """Version of the module by which NICs access NVIDIA's memory: today's or Mellanox's older one.
 
-    None where neither is loaded. A module built without a version is "loaded".
+    None if neither is loaded. A module built without a version is "loaded".
     """
     for module in ("nvidia_peermem", "nv_peer_mem"):
         folder = root / "sys/module" / module
@@ -209,6 +209,6 @@ def peermem_version(root: Path = Path("/")) -> str | None:
 
 
 def driver_version(text: str | None) -> str | None:
-    """Of /proc/driver/nvidia/version; None where there is none."""
+    """Version in /proc/driver/nvidia/version; None if there is none."""
     found = _DRIVER.search(text or "")
     return found[1] if found else None

@@ -1,4 +1,4 @@
-"""Attributes and links below /sys and /proc as values; what cannot be read is None. Total."""
+"""Attributes and links below /sys and /proc; None if unreadable. No function here raises."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MOST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SysfsView:
-    """Where a node shows its sockets and devices.
+    """View of /sys in which a node shows its sockets and devices.
 
-    sysfs_root: the root that readers of /sys are given.
+    sysfs_root: the root that readers of /sys use.
     accelerators: PCI addresses below that root, which stand for the accelerators of local ranks
-        0, 1, …; empty where the devices themselves say where they are.
-    missing: why an emulated node shows this machine as it is, and no sockets of its own.
+        0, 1, …; empty if the devices themselves report their addresses.
+    missing: why an emulated node shows the sockets of this machine instead of its own.
     """
 
     sysfs_root: str = "/"
@@ -29,18 +29,18 @@ class SysfsView:
 
     @property
     def emulated(self) -> bool:
-        """Whether the rack made the sockets."""
+        """Whether the rack emulates the sockets."""
         return bool(self.accelerators)
 
 
 AS_IT_IS = SysfsView()
-"""A machine that is what it seems."""
+"""View of a machine that is not emulated."""
 
 
 def text(path: Path) -> str | None:
-    """The text of an attribute without its ends; None where it cannot be read.
+    """The stripped text of an attribute; None if it cannot be read.
 
-    An RDMA port has a thousand of them for its GIDs: a file object each would take seconds.
+    An RDMA port has a thousand attributes for its GIDs: a file object for each would take seconds.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -58,17 +58,17 @@ def text(path: Path) -> str | None:
 
 
 def boot_id(root: Path = Path("/")) -> str | None:
-    """The kernel's identifier of this boot; another one after each."""
+    """The kernel's identifier of this boot, which changes with each boot."""
     return text(root / "proc/sys/kernel/random/boot_id")
 
 
 def integer(path: Path) -> int | None:
-    """A whole number, decimal or 0x…; None where there is none."""
+    """The whole number in a file, decimal or 0x…; None if there is none."""
     return number_of(text(path))
 
 
 def count(path: Path) -> int | None:
-    """A whole number of 0 or more; None for −1, which the kernel writes for unknown."""
+    """The whole number in a file if 0 or more; None for −1, which the kernel writes for unknown."""
     value = integer(path)
     return value if value is not None and value >= 0 else None
 
@@ -82,7 +82,7 @@ def number_of(written: str | None) -> int | None:
 
 
 def entries(folder: Path) -> tuple[Path, ...]:
-    """What is in a folder, node2 before node10; empty where it cannot be listed."""
+    """Entries of a folder, node2 before node10; empty if it cannot be listed."""
     try:
         return tuple(sorted(folder.iterdir(), key=lambda path: by_number(path.name)))
     except OSError:
@@ -96,7 +96,7 @@ def by_number(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def target_name(link: Path) -> str | None:
-    """The last part of what a link points to, such as a driver's name; None for no link."""
+    """The last part of a link's target, such as a driver's name; None if it is not a link."""
     try:
         return link.readlink().name
     except OSError:
@@ -104,7 +104,7 @@ def target_name(link: Path) -> str | None:
 
 
 def place(path: Path, root: Path) -> tuple[str, ...] | None:
-    """Where a path or link really is, as names below `root`; None where it leads nowhere."""
+    """Parts of a path below `root` with all links resolved; None if it does not exist there."""
     try:
         return path.resolve(strict=True).relative_to(root.resolve()).parts
     except (OSError, ValueError, RuntimeError):

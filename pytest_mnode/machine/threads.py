@@ -1,8 +1,7 @@
-"""Where the threads of a process are in the kernel, by gdb on the C stack, and its connections.
+"""System calls, C stack (by gdb) and connections of a process that hangs outside of Python.
 
-For a process that hangs outside of Python. Source of system call, its subject and wait channel:
-Linux, filesystems/proc.rst (task/TID/comm, syscall, wchan); syscall numbers of
-arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
+Source of system call, its descriptor and wait channel: Linux, filesystems/proc.rst (task/TID/comm,
+syscall, wchan); syscall numbers of arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import psutil
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.netdev import plain
 
-# Name: its number on x86_64 and on aarch64, and what it is, where the name does not say.
+# Name: number on x86_64, number on aarch64, and an explanation if the name is not enough.
 _CALLS: dict[str, tuple[int, int, str]] = {
     "futex": (202, 98, "waits for a lock or another thread"),
     "poll": (7, -1, "waits for files or sockets"),
@@ -65,13 +64,13 @@ _FRAME = re.compile(
 _INTERPRETER = "_PyEval_EvalFrameDefault"
 _MOST_FRAMES = 30
 GDB_LIMIT_S = 120.0
-"""gdb reads the symbols of all libraries first: about 5 s of a core where torch is loaded, which is
-a minute where a dozen programs share it."""
+"""gdb reads the symbols of all libraries first: about 5 s of CPU time if torch is loaded, which is
+a minute if a dozen programs share the core."""
 _NAMES = {number: name for name, number in _NUMBERS.get(platform.machine(), {}).items()}
 
 
 def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
-    """A line for each thread, the main one first; "" where the process is gone."""
+    """A line for each thread, the main one first; "" if the process is gone."""
     tasks: list[Path] = []
     with contextlib.suppress(OSError):
         tasks = sorted((proc / str(pid) / "task").iterdir(), key=lambda task: int(task.name))
@@ -92,15 +91,15 @@ def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
 def native_frames(pid: int) -> str:
     """The C stack of the main thread down to the Python interpreter, or why it is not known.
 
-    By gdb, which takes seconds, in which the process stands still.
+    It is read by gdb, which stops the process for some seconds.
     """
     if (gdb := shutil.which("gdb")) is None:
-        return "C stack: not known, install gdb on the node"
+        return "C stack: unknown; install gdb on the node"
     argv = [gdb, "-nx", "-batch", "-p", str(pid), "-ex", "bt"]
     try:
         done = subprocess.run(
             argv,
-            env={**os.environ, "DEBUGINFOD_URLS": ""},  # it would fetch symbols
+            env={**os.environ, "DEBUGINFOD_URLS": ""},  # otherwise gdb downloads symbols
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -109,13 +108,13 @@ def native_frames(pid: int) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"C stack: not known, gdb had not ended after {GDB_LIMIT_S:g} s"
-    except OSError as error:  # of another processor, or on a file server that is gone
-        return f"C stack: not known, {gdb} cannot be run: {error.strerror}"
+        return f"C stack: unknown; gdb did not end within {GDB_LIMIT_S:g} s"
+    except OSError as error:  # built for another processor, or on a lost file server
+        return f"C stack: unknown; {gdb} cannot be run: {error.strerror}"
     if frames := backtrace(done.stdout):
         return "\n".join(["C stack, most recent call first:", *(f"  {frame}" for frame in frames)])
     why = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
-    return f"C stack: not known, gdb: {why}"
+    return f"C stack: unknown; gdb: {why}"
 
 
 def backtrace(printed: str) -> list[str]:
@@ -129,12 +128,12 @@ def backtrace(printed: str) -> list[str]:
 
 
 def syscall_text(text: str, files: Mapping[int, str]) -> str:
-    """What /proc/PID/task/TID/syscall says, in words. `files` has what descriptors stand for."""
+    """Description of /proc/PID/task/TID/syscall. files: the file or connection by descriptor."""
     words = text.split()
     if not words:
         return "its system call cannot be read"
     if words[0] == "running":
-        return "runs, outside of the kernel"
+        return "runs in user space"
     if not words[0].isdigit():
         return "waits in the kernel outside of a system call"
     name = _NAMES.get(int(words[0]))
@@ -158,7 +157,7 @@ def _files(process: Path) -> dict[int, str]:
 def established() -> tuple[tuple[tuple[str, int], tuple[str, int]], ...] | None:
     """((address, port), (peer's address, its port)) of each TCP connection of this process.
 
-    None where they cannot be read. IPv4 addresses in IPv6 sockets are given as IPv4.
+    None if they cannot be read. IPv4 addresses in IPv6 sockets are returned as IPv4.
     """
     try:
         found = psutil.Process().net_connections(kind="tcp")

@@ -1,4 +1,4 @@
-"""Character devices of RDMA: what a process opens to use one, which sysfs does not say."""
+"""Character devices that a process opens to use RDMA; sysfs does not say whether it can."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class VerbsDevice:
     """A device such as /dev/infiniband/uverbs0.
 
     device: the RDMA device that it opens, such as mlx5_0. problem: why it cannot be opened for
-    reading and writing, "" where it can. A container may show RDMA devices in /sys that it was not
-    given; without permission of its device control group they refuse to be opened.
+    reading and writing, "" if it can. A container's /sys may show RDMA devices that the container
+    may not use: without permission of its device control group they cannot be opened.
     """
 
     name: str
@@ -24,7 +24,7 @@ class VerbsDevice:
 
 
 def read_verbs(root: Path = Path("/")) -> tuple[VerbsDevice, ...] | None:
-    """Devices below `root`/dev/infiniband, each opened once; None where /sys cannot be read.
+    """Devices below `root`/dev/infiniband, each opened once; None if /sys cannot be read.
 
     Source: Linux, Documentation/infiniband/user_verbs.rst; Documentation/ABI/stable/
     sysfs-class-infiniband, ibdev.

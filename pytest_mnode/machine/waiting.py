@@ -1,8 +1,8 @@
-"""What a thread's time went to: running, waiting for a CPU, held back by a quota; and to whom.
+"""Use of a thread's time between two readings: running, waiting for a CPU, throttled by a quota.
 
-Two readings, and what lies between them. Source: Linux, Documentation/scheduler/sched-stats.rst
-(schedstat), scheduler/sched-bwc.rst and admin-guide/cgroup-v2.rst (cpu.stat),
-filesystems/proc.rst (stat).
+It includes the time that other processes took from it. Source: Linux,
+Documentation/scheduler/sched-stats.rst (schedstat), scheduler/sched-bwc.rst and
+admin-guide/cgroup-v2.rst (cpu.stat), filesystems/proc.rst (stat).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cgroup import read_cpu_limits
 
 _UTIME, _STIME, _LAST_CPU = 11, 12, 36
-"""Places in stat, counted behind the closing bracket of the name."""
+"""Indices of fields in stat, counted after the closing bracket of the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """Another process, as it was at a reading. cpu_s: of all its threads since it started."""
+    """Another process at a reading. cpu_s: CPU time of all its threads since it started."""
 
     name: str
     cpu_s: float
@@ -30,11 +30,11 @@ class Other:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Counters of the calling thread at one moment. None: not known.
+    """Counters of the calling thread at one moment; None if unknown.
 
-    delayed_s: it was ready and had no CPU. throttled_s: the quota of its control group was used up,
-    all its CPUs together. quota_cpus: that quota; infinite where there is none. others: by pid, as
-    far as this process sees them.
+    delayed_s: time in which it was ready but had no CPU. throttled_s: time in which the quota of
+    its control group was used up, summed over its CPUs. quota_cpus: that quota; infinite if there
+    is none. others: processes visible to this one, by pid.
     """
 
     delayed_s: float | None = None
@@ -45,12 +45,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What the time between two readings went to, seconds.
+    """Use of the time between two readings, in seconds.
 
-    throttled_s: at most what the thread did not run. quota_s: what its quota would have held it
-    back for in any case, had it had a CPU whenever it was allowed to. others_s: what other
-    processes in sight ran on the thread's CPUs. busiest: the one of them that ran most, with its
-    pid; "" without.
+    throttled_s: at most the time in which the thread did not run. quota_s: time for which its quota
+    would have held it back even if a CPU had always been free. others_s: time for which other
+    visible processes ran on the thread's CPUs. busiest: the one of them that ran most, with its
+    pid; "" if there is none.
     """
 
     wall_s: float
@@ -63,22 +63,22 @@ class Spent:
 
     @property
     def idle_s(self) -> float:
-        """Neither running nor throttled."""
+        """Time neither running nor throttled."""
         return max(0.0, self.wall_s - self.cpu_s - self.throttled_s)
 
     @property
     def held_back_s(self) -> float:
-        """By its quota. On a busy machine the quota may not bite, and would on a quiet one."""
+        """Time held back by its quota, also if the quota takes effect only on a quieter machine."""
         return max(self.throttled_s, self.quota_s)
 
     @property
     def own_s(self) -> float:
-        """Running, held back, or kept from a CPU by others in sight: all but what lies outside."""
+        """Time running, held back, or kept from a CPU by visible processes, not by others."""
         return self.cpu_s + self.held_back_s + min(self.idle_s, self.others_s)
 
 
 def read_waiting(root: Path = Path("/")) -> Reading:
-    """Of the calling thread, now."""
+    """Counters of the calling thread now."""
     delays = (sysfs.text(root / "proc/thread-self/schedstat") or "").split()
     delay_ns = sysfs.number_of(delays[1]) if len(delays) > 1 else None
     limits = read_cpu_limits(root=root)
@@ -94,7 +94,7 @@ def read_waiting(root: Path = Path("/")) -> Reading:
 def spent_between(
     before: Reading, after: Reading, *, wall_s: float, cpu_s: float, cpus: frozenset[int]
 ) -> Spent:
-    """What the time of a thread went to that may run on `cpus`, and has run for `cpu_s`. Pure."""
+    """Use of the time of a thread that may run on `cpus`, and has run for `cpu_s`. Pure."""
     ran = {
         pid: other.cpu_s - (before.others[pid].cpu_s if pid in before.others else 0.0)
         for pid, other in after.others.items()
@@ -118,7 +118,7 @@ def spent_between(
 
 
 def total(parts: tuple[Spent, ...]) -> Spent:
-    """Several stretches as one; the busiest is that of the stretch with most of others."""
+    """Sum of several stretches; `busiest` is that of the stretch with the largest `others_s`."""
     most = max(parts, key=lambda part: part.others_s, default=None)
     delays = [part.delayed_s for part in parts if part.delayed_s is not None]
     return Spent(
@@ -133,7 +133,7 @@ def total(parts: tuple[Spent, ...]) -> Spent:
 
 
 def parse_cpu_stat(text: str) -> float | None:
-    """Seconds throttled, from cpu.stat of version 1 (ns) or 2 (µs); None where it does not say."""
+    """Seconds throttled, from cpu.stat of version 1 (ns) or 2 (µs); None if it lacks the field."""
     fields = dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) == 2)
     for name, unit_s in (("throttled_usec", 1e-6), ("throttled_time", 1e-9)):
         number = sysfs.number_of(fields.get(name))
@@ -143,7 +143,7 @@ def parse_cpu_stat(text: str) -> float | None:
 
 
 def parse_stat(text: str, ticks_per_s: float) -> Other | None:
-    """/proc/PID/stat; None where it is cut. The name may hold blanks and brackets."""
+    """Process of /proc/PID/stat; None if the text is cut. The name may hold blanks and brackets."""
     name = text[text.find("(") + 1 : text.rfind(")")]
     fields = text.rpartition(")")[2].split()
     if len(fields) <= _LAST_CPU:
@@ -167,7 +167,7 @@ def _others(root: Path) -> dict[int, Other]:
 
 
 def _difference(before: float | None, after: float | None) -> float | None:
-    """None where either is not known; nor where a counter began again."""
+    """`after - before`; None if either is unknown, or the counter was reset."""
     if before is None or after is None or after < before:
         return None
     return after - before

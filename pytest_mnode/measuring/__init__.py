@@ -1,9 +1,9 @@
 """Measuring: collectives over sizes, pairs of nodes one at a time, devices, copies, byte counters.
 
-Runs in ranks, over the default process group, and every function is called by all of them. What is
-returned is agreed: the same values on every rank, so that all take the same branch. Nothing here
-judges: bounds come from the spec, and judges live in `pytest_mnode.criteria`. Importing the package
-alone does not import torch, so that a test file may import it in the controller.
+The code runs in ranks, over the default process group, and all ranks call every function. Results
+are the same on every rank, so that all ranks take the same branch. Nothing here judges: bounds come
+from the spec, and judges live in `pytest_mnode.criteria`. Importing the package alone does not
+import torch, so that a test file may import it in the controller.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.devices import compare_copy, compare_matmul
     from pytest_mnode.measuring.locating.locate import find_slow_links
     from pytest_mnode.measuring.messages import DTYPES, exchange, sums
-    from pytest_mnode.measuring.naming import whose
+    from pytest_mnode.measuring.naming import culprit_of
     from pytest_mnode.measuring.numa import placement
     from pytest_mnode.measuring.results_of_ranks import compare_steps, wrong_products
     from pytest_mnode.measuring.transport import prove_transport
@@ -45,7 +45,7 @@ _HOME = {
     "placement": "numa",
     "prove_transport": "transport",
     "sums": "messages",
-    "whose": "naming",
+    "culprit_of": "naming",
     "wrong_products": "results_of_ranks",
     "wrong_values": "checked_calls",
 }
@@ -62,6 +62,7 @@ __all__ = [
     "compare_copy",
     "compare_matmul",
     "compare_steps",
+    "culprit_of",
     "exchange",
     "find_slow_links",
     "measure_busbw",
@@ -69,7 +70,6 @@ __all__ = [
     "placement",
     "prove_transport",
     "sums",
-    "whose",
     "wrong_products",
     "wrong_values",
 ]

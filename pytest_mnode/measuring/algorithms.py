@@ -1,4 +1,4 @@
-"""Which algorithms a backend's collective is measured with, and how a ring is pinned."""
+"""Algorithms that each backend's collectives are measured with, and pinning of NCCL's ring."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _GLOO = {
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way in which a collective is measured.
+    """An algorithm to measure a collective with.
 
-    name: "ring" where a ring moves the data, else "default". pinned: whether that takes a
-    communicator of its own. physical: whether no more can leave a node than its NICs carry for
-    each byte of busbw; a hierarchy, or a switch that adds up, may do with less. note: for readers.
+    name: "ring" if a ring moves the data, else "default". pinned: whether it needs a communicator
+    of its own. physical: whether the line rate of a node's NICs limits busbw; a hierarchical
+    algorithm, or a switch that reduces, sends fewer bytes. note: an explanation for readers.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Algorithm:
 def algorithms_of(
     collective: Collective, backend: str, ranks_per_node: int, chosen: str | None = None
 ) -> tuple[Algorithm, ...]:
-    """How to measure a collective: on NCCL over a pinned ring and by default, else once.
+    """Algorithms to measure a collective with: on NCCL a pinned ring and the default, else one.
 
-    chosen: NCCL_ALGO as the ranks have it, which the default communicator follows.
+    chosen: the ranks' NCCL_ALGO, which the default communicator follows; None if it is not set.
     """
     if backend == "gloo" and collective in _GLOO:
         name, note = _GLOO[collective]
@@ -69,10 +69,10 @@ def algorithms_of(
 
 @contextmanager
 def group_for(algorithm: Algorithm, device: torch.device) -> Iterator[Group]:
-    """The process group to measure with: None, the default one, unless a ring is to be pinned.
+    """Yield the process group to measure with: None, the default group, unless a ring is pinned.
 
-    NCCL reads NCCL_ALGO when a communicator is made, at its first collective or before: the
-    variable is set until then and put back. All ranks enter and leave together.
+    NCCL reads NCCL_ALGO when it creates a communicator, at the first collective or earlier, so the
+    variable is set until then and restored. All ranks enter and leave together.
     """
     if not algorithm.pinned:
         yield None
@@ -92,5 +92,5 @@ def group_for(algorithm: Algorithm, device: torch.device) -> Iterator[Group]:
 
 
 def chosen_algorithm() -> str | None:
-    """NCCL_ALGO as this rank has it."""
+    """This rank's NCCL_ALGO; None if it is not set."""
     return os.environ.get(_VARIABLE) or None

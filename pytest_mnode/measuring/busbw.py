@@ -1,4 +1,4 @@
-"""A collective beside its promise: measured, and where it falls short, who is to blame."""
+"""Busbw of a collective compared with its promise, and the culprit if it falls short."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pytest_mnode.measurement import Bound
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, chosen_algorithm, group_for
 from pytest_mnode.measuring.collectives import COLLECTIVES
-from pytest_mnode.measuring.locating.leave_one_out import slow_in_company
+from pytest_mnode.measuring.locating.leave_one_out import slow_in_collectives
 from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
 from pytest_mnode.measuring.nic_counters import Counted
 from pytest_mnode.measuring.ranks import by_rank
@@ -32,14 +32,14 @@ from pytest_mnode.spec.bandwidth import (
 from pytest_mnode.spec.fabric import BusbwPromise
 
 _ATTEMPTS = 3
-"""Of a sweep that falls short with nobody to blame, where nodes share a machine's processors."""
+"""Attempts at a sweep that falls short without a culprit, if nodes share a machine's CPUs."""
 _VALID_S = 300.0
-"""A fault may come or go: what was found longer ago is searched again."""
+"""Age after which a culprit is searched for again, because faults come and go."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSweep:
-    """A sweep with one algorithm, beside what it is judged by; the same on every rank."""
+    """A sweep with one algorithm, and what it is judged by; the same on every rank."""
 
     algorithm: Algorithm
     sweep: Sweep
@@ -48,7 +48,7 @@ class AlgorithmSweep:
 
     @property
     def bound(self) -> Bound:
-        """What busbw must reach on the plateau."""
+        """The busbw that every size of the plateau must reach."""
         return self.promise.bound_gbytes_s(self.line)
 
     @property
@@ -61,16 +61,16 @@ class AlgorithmSweep:
         )
 
     def on_plateau(self, size_bytes: int) -> bool:
-        """Whether this size is judged."""
+        """Whether this size is on the plateau, and so is judged."""
         return size_bytes in self.promise.plateau_sizes_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Busbw:
-    """A collective with each algorithm; the same on every rank.
+    """Sweeps of a collective with each algorithm; the same on every rank.
 
-    traffic: what each node sent meanwhile. culprit: None where the promise was kept. attempt: which
-    one this is; earlier ones fell short with nobody to blame.
+    traffic: bytes that each node sent during the sweeps. culprit: None if the promise was kept.
+    attempt: number of this attempt, from 1; earlier ones fell short without a culprit.
     """
 
     spec: Spec
@@ -84,9 +84,10 @@ class Busbw:
 
 @dataclass(frozen=True, slots=True)
 class KnownCulprit:
-    """Who was found to blame, on which nodes, when by the clock of rank 0's node.
+    """A culprit that an earlier search found.
 
-    instead: what carried the traffic then where the fabric did not. collective: what fell short.
+    nodes: the nodes of that search. instead: what carried the traffic if the fabric did not, else
+    None. collective: the collective that fell short. at_s: when, by the clock of rank 0's node.
     """
 
     nodes: tuple[str, ...]
@@ -96,17 +97,17 @@ class KnownCulprit:
     at_s: float
 
     def explains(self, nodes: tuple[str, ...], instead: str | None, now_s: float) -> bool:
-        """Whether it may stand for a search over `nodes` now, with traffic as it is now."""
+        """Whether this culprit may replace a search now, with these nodes and this traffic."""
         recent = 0 <= now_s - self.at_s <= _VALID_S
         return recent and self.nodes == nodes and self.instead == instead
 
 
 class KnownCulprits:
-    """The last culprit found in a run, so that one slow node is not searched per collective.
+    """The last culprit found in a run, so that one slow node is not searched for per collective.
 
-    Pairs of nodes are as fast for one collective as for the next, so that one search explains them
-    all. Its result is kept in a file of rank 0's node, in a directory that is the run's own,
-    because the ranks of a test that failed do not live on.
+    A pair of nodes is equally fast for every collective, so one search explains all of them. Its
+    result is kept in a file on rank 0's node, in a directory of this run only, because the ranks
+    of a failed test are not reused.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -114,13 +115,13 @@ class KnownCulprits:
         self._clock = clock
 
     def explaining(self, world: World, instead: str | None) -> KnownCulprit | None:
-        """What was found before, where that explains; the same on every rank. All call this."""
+        """The known culprit if it explains this; the same on every rank. All ranks call this."""
         known = [self._read(world, instead) if world.rank == 0 else None]
         dist.broadcast_object_list(known, src=0)
         return known[0]
 
     def keep(self, world: World, instead: str | None, culprit: str, collective: str) -> None:
-        """Keep what was found. A file that cannot be written costs one more search."""
+        """Keep a culprit. If its file cannot be written, the next sweep searches again."""
         known = KnownCulprit(world.nodes, instead, culprit, collective, self._clock())
         if world.rank == 0:
             with contextlib.suppress(OSError):
@@ -145,13 +146,13 @@ def measure_busbw(
     known: KnownCulprits | None = None,
     budget_s: float = BUDGET_S,
 ) -> Busbw:
-    """Sweep the sizes of the promise; where a plateau size falls short, find out who is to blame.
+    """Sweep the sizes of the promise; if a plateau size falls short, find the culprit.
 
     collective: torch.distributed's name. known: a culprit found before in this run is not searched
-    again. All ranks call this, with the default group in place. Takes a few seconds, and up to
-    `budget_s` more in all where the promise is broken. Where nodes share the processors of one
-    machine, which other programs may use too, a sweep that falls short with nobody to blame is
-    repeated, twice at most.
+    for again. All ranks call this, with the default group in place. It takes a few seconds, and up
+    to `budget_s` more in total if the promise is broken. If nodes share the CPUs of one machine,
+    which other programs may use too, a sweep that falls short without a culprit is repeated, twice
+    at most.
     """
     attempts = _ATTEMPTS if spec.shares_processors else 1
     culprit = None
@@ -161,7 +162,7 @@ def measure_busbw(
         if short is None:
             return found
         if culprit is not None and not budget_s:
-            continue  # a search without time would replace what was found by just that
+            continue  # a search without time left would replace the earlier answer by none
         started_s = time.monotonic()
         culprit, named = _culprit(found, short, device, budget_s, known=known)
         if named:
@@ -174,7 +175,6 @@ def measure_busbw(
 def _sweeps(
     collective: str, promise: BusbwPromise, spec: Spec, world: World, device: torch.device
 ) -> Busbw:
-    """One sweep with each algorithm."""
     measured = COLLECTIVES[collective]
     backend = dist.get_backend()
     nodes, ranks_per_node = len(world.nodes), world.local_size
@@ -202,7 +202,7 @@ def _sweeps(
 
 
 def _least_bytes(collective: Collective, timed_bytes: int, world: World) -> list[int]:
-    """What each node must have sent; of a broadcast the root alone, others may send nothing."""
+    """Bytes each node must have sent; in a broadcast only the root's node must send any."""
     nodes = len(world.nodes)
     least = least_node_bytes(collective, timed_bytes, nodes, world.local_size)
     return [timed_bytes] + [0] * (nodes - 1) if least is None else [int(least)] * nodes
@@ -216,7 +216,7 @@ def _culprit(
     *,
     known: KnownCulprits | None,
 ) -> tuple[str, bool]:
-    """Who is to blame, found now or before in this run; and whether it is anybody.
+    """The culprit, found now or before in this run, or why there is none; and whether there is one.
 
     All ranks call this.
     """
@@ -224,7 +224,7 @@ def _culprit(
     instead = off_fabric(found.traffic, spec.fabric)
     before = known.explaining(world, instead) if known is not None else None
     if before is not None:
-        print(f"# culprit as found when {before.collective} was measured")
+        print(f"# culprit found earlier, when {before.collective} was measured")
         return before.culprit, True
     slow_below_mbits_s = promise.nic_mbits_s(spec.fabric)
     links = find_slow_links(
@@ -232,19 +232,20 @@ def _culprit(
     )
     culprit = str(links) if links.culprit is not None else ""
     if links.faults == 0:
-        culprit = _in_company(world, spec, promise, device, budget_s - links.effort.spent_s)
-    # That nobody was found explains nothing, least of all a fault that came later.
+        left_s = budget_s - links.effort.spent_s
+        culprit = _slow_in_collectives(world, spec, promise, device, left_s)
+    # A search without a culprit is not kept: it cannot explain a fault that came later.
     if known is not None and culprit:
         known.keep(world, instead, culprit, short.sweep.measured.collective.value)
     return culprit or str(links), bool(culprit)
 
 
-def _in_company(
+def _slow_in_collectives(
     world: World, spec: Spec, promise: BusbwPromise, device: torch.device, budget_s: float
 ) -> str:
-    """Who slows collectives though every pair of it is fast; "" where nobody is found."""
+    """The node that slows collectives although its pairs are fast; "" if none is found."""
     fabric = spec.criteria.fabric
     promise = (fabric.all_reduce_busbw if fabric else None) or promise
     bound = promise.bound_gbytes_s(spec.fabric)
     size_bytes = promise.plateau_sizes_bytes[-1]
-    return slow_in_company(world, size_bytes, bound.limit - bound.tolerance, device, budget_s)
+    return slow_in_collectives(world, size_bytes, bound.limit - bound.tolerance, device, budget_s)

@@ -1,9 +1,9 @@
-"""A few values that differ from call to call: whether calls that are timed give right results.
+"""Checks that timed calls give right results, by a few values that differ from call to call.
 
-Writing a whole buffer anew for each call, and comparing it, would be timed as well. Instead a few
-values, spread over the buffers, are set before a call and kept after it: two small copies, which do
-not grow with the size. They are compared when the time has been taken. All ranks know which calls
-are chosen, and which rank gives which value.
+Writing and comparing a whole buffer for each call would be timed as well. Instead a few values,
+spread over the buffers, are set before a call and copied away after it: two small copies, whose
+cost does not grow with the size. They are compared after the clock has stopped. All ranks know
+which calls are chosen, and which rank gives which value.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pytest_mnode.measuring.ranks import by_rank
 from pytest_mnode.spec.bandwidth import Collective
 
 _CELLS = 64
-"""Values of a buffer, at least: a piece as large as a 64th of it cannot fall between them."""
+"""Least number of values per buffer: a piece as large as 1/64 of it cannot fall between them."""
 _SPOT_S = 20e-6
-"""Two small copies: 4 to 10 µs on processors, as much on a GPU, where two events come with them."""
+"""Two small copies take 4 to 10 µs on CPUs, and as much on a GPU, where two events are added."""
 _SHARE = 0.01
-"""Of a repeat, which they may take."""
+"""Share of a repeat that these copies may take."""
 _PERIOD, _CALL, _CELL = 8_388_593, 1_299_709, 15_485_863
-"""Primes: values of two calls, or of two cells, differ, and float32 holds each."""
+"""Primes: the values of two calls, or of two cells, differ, and float32 holds each exactly."""
 
 
 def chosen_calls(calls: int, call_s: float, seed: int) -> frozenset[int]:
-    """Which of a repeat's calls are looked at; the last is not, because it is checked whole.
+    """Indices of the calls of a repeat to check; not the last, which is checked in full.
 
-    Random, the same for the same seed: no period of a fault can miss them for long. As many as
-    cost a hundredth of the repeat; all, where a call takes 2 ms or more.
+    They are random, the same for the same seed, so that a periodic fault cannot avoid them for
+    long. Their checks take a hundredth of the repeat; all are chosen if a call takes 2 ms or more.
     """
     most = max(1, int(calls * call_s * _SHARE / _SPOT_S))
     before = range(calls - 1)
@@ -41,9 +41,9 @@ def chosen_calls(calls: int, call_s: float, seed: int) -> frozenset[int]:
 
 
 class Timed:
-    """The calls of one repeat in a row, the last with the inputs of `fill`.
+    """The calls of one repeat in a row; the last has the inputs of `fill`.
 
-    call_s: how long one takes, about, the same on all ranks.
+    call_s: approximate seconds of a call, the same on all ranks.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Timed:
 
 
 class Spots:
-    """The values of one repeat. All ranks make one alike, and call it alike.
+    """The checked values of one repeat. All ranks create and call it in the same way.
 
-    calls: how many are looked at. turn: of the repeat; it shifts where values are and whose.
+    calls: number of checked calls. turn: the repeat's; it shifts positions and owners of values.
     """
 
     def __init__(self, prepared: Prepared, collective: Collective, calls: int, turn: int) -> None:
@@ -92,34 +92,34 @@ class Spots:
         self._kept = torch.zeros_like(self._expected)
 
     def set(self, call: int) -> None:
-        """Before a call: its values."""
+        """Set the values of this call, before it."""
         self._sent.copy_(self._salts[call])
 
     def keep(self, call: int) -> None:
-        """After it: what came."""
+        """Keep the values received by this call, after it."""
         self._kept[call].copy_(self._received)
 
     def restore(self) -> None:
-        """Give the input the values that it had."""
+        """Restore the values that the input had before."""
         self._sent.copy_(self._before)
 
     def wrong(self) -> torch.Tensor:
-        """How many of all values that came are wrong, as `Prepared.wrong` counts them."""
+        """Number of received values that are wrong, as `Prepared.wrong` counts them."""
         senders = self._senders.expand_as(self._kept)[self._kept != self._expected]
         return torch.bincount(senders, minlength=self._ranks + 1)
 
 
 def _values(cells: torch.Tensor, call: torch.Tensor, turn: int) -> torch.Tensor:
-    """What is in these cells in these calls: 1 to 2^23."""
+    """Values of these cells in these calls: 1 to 2^23."""
     return ((cells * _CELL + (turn * 1000 + call) * _CALL) % _PERIOD + 1).to(DTYPE)
 
 
 def _cells(
     collective: Collective, place: tuple[int, int], cells: int, turn: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """By part and cell: what this rank sends, and whether; what it gets, and from whom.
+    """By part and cell: ids sent, whether this rank sends them, ids received, and their senders.
 
-    place: rank, and how many there are. Of a sum each cell is one rank's, and the others add 0.
+    place: rank and number of ranks. In a sum, one rank owns each cell and the others add 0.
     """
     rank, ranks = place
     cell = torch.arange(cells, device=device).view(1, -1)
@@ -147,17 +147,17 @@ def _cells(
 
 
 def wrong_here(prepared: Prepared, turn: int) -> torch.Tensor:
-    """How many values of this rank are not right after one call, as `Prepared.wrong` counts."""
+    """Number of this rank's values that are wrong after one call, as `Prepared.wrong` counts."""
     prepared.fill(turn)
     prepared.run()
     return prepared.wrong()
 
 
 def votes(mine: torch.Tensor, device: torch.device) -> tuple[list[int], tuple[int, ...]]:
-    """Of every rank how many values are wrong, and who sent them, as far as known. All call this.
+    """Number of wrong values of every rank, and their senders if known. All ranks call this.
 
-    mine: of this rank, as `Prepared.wrong` counts. Where collectives are wrong, this exchange may
-    be: a rank's own counts stay. Of many senders the first and the last are named.
+    mine: this rank's, as `Prepared.wrong` counts. If collectives are wrong, this exchange may be
+    wrong too, so a rank keeps its own counts. Of many senders the first and the last are named.
     """
     known = mine[:-1].nonzero().flatten().tolist() or [-1]
     own = [int(mine.sum()), known[0], known[-1]]
@@ -170,7 +170,7 @@ def votes(mine: torch.Tensor, device: torch.device) -> tuple[list[int], tuple[in
 def wrong_values(
     measured: Measured, size_bytes: int, device: torch.device
 ) -> tuple[list[int], tuple[int, ...]]:
-    """How many values of each rank are wrong in CHECKED_CALLS calls, and who sent them.
+    """Number of wrong values of each rank in CHECKED_CALLS calls, and the ranks that sent them.
 
     All ranks call this.
     """

@@ -1,8 +1,8 @@
 """The collectives that can be measured: how to prepare, run and check each of them.
 
-Sizes are nccl-tests' (doc/PERFORMANCE.md): of all-reduce, broadcast and send-recv what one rank
-holds; of all-gather, reduce-scatter and all-to-all the total of n equal parts, rounded down to
-whole values in each.
+Sizes are as in nccl-tests (doc/PERFORMANCE.md): for all-reduce, broadcast and send-recv the bytes
+that one rank holds; for all-gather, reduce-scatter and all-to-all the total of n equal parts, each
+rounded down to whole values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from pytest_mnode.spec.bandwidth import Collective
 Sent = list[tuple[torch.Tensor, int]]
 """Parts of a buffer, each with the number of its message."""
 Received = list[tuple[torch.Tensor, int, int]]
-"""The same, each with its sender; of a sum every rank is."""
+"""Parts of a buffer, each with its message number and its sender (0 for a sum: all ranks send)."""
 Group = Any
-"""A process group over all ranks of the default one; None is the default one."""
+"""A process group of all ranks; None is the default group."""
 
 
 def _named(*names: str) -> Callable[..., object]:
-    """A function of torch.distributed by the first of its names that this torch knows."""
+    """A function of torch.distributed, under the first of its names that this torch version has."""
 
     def call(*args: object, **kwargs: object) -> object:
         name = next(name for name in names if hasattr(dist, name))
@@ -50,9 +50,9 @@ reduce_scatter_single = _named("reduce_scatter_single", "reduce_scatter_tensor")
 class Prepared:
     """A collective on buffers of one size. All ranks call the same methods in the same order.
 
-    A part is a number of values that goes from one rank to another as a whole. Subclasses set
-    `_input` and `_output` (the same tensor where the collective works in place), and know what
-    this rank sends and should receive: views of the buffers, each with the number of its message.
+    A part is the values that one rank sends to another as a whole. Subclasses set `_input` and
+    `_output` (the same tensor if the collective works in place), and know what this rank sends and
+    should receive: views of the buffers, each with the number of its message.
     """
 
     _input: torch.Tensor
@@ -78,15 +78,15 @@ class Prepared:
         raise NotImplementedError
 
     def run(self) -> object:
-        """Call the collective once, on whatever the buffers hold."""
+        """Call the collective once, on the present contents of the buffers."""
         raise NotImplementedError
 
     def run_scratch(self) -> object:
-        """The same, so that one `run` after it still has the inputs of `fill`."""
+        """Call the collective once, and leave the inputs of `fill` to one later `run`."""
         return self.run()
 
     def fill(self, turn: int = 0) -> None:
-        """Set inputs to values that differ by rank, position and turn; spoil the output."""
+        """Set inputs to values that differ by rank, position and turn, and the output to STALE."""
         self._turn = turn
         for values, number in self._sent():
             self._values.fill(values, number, turn)
@@ -94,9 +94,9 @@ class Prepared:
             self._output.fill_(STALE)
 
     def wrong(self) -> torch.Tensor:
-        """After `fill` and one `run`: how many values on this rank are not what they should be.
+        """Number of wrong values on this rank, after `fill` and one `run`.
 
-        Shape (ranks + 1,), int64: by the rank that sent them; the last, where that is not known.
+        Shape (ranks + 1,), int64: by the rank that sent them; the last is for unknown senders.
         """
         return torch.stack(
             [
@@ -106,7 +106,7 @@ class Prepared:
         ).sum(0)
 
     def spot_buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Input and output of `run_scratch`: (parts, values of a part) each, views."""
+        """Views of the input and output of `run_scratch`, of shape (parts, values per part)."""
         return self._input.view(-1, self._part), self._output.view(-1, self._part)
 
 
@@ -143,14 +143,14 @@ class AllReduce(_InPlace):
 
 
 class Broadcast(_InPlace):
-    """From rank 0 to all, in place."""
+    """Broadcast from rank 0 to all ranks, in place."""
 
     def _call(self, buffer: torch.Tensor) -> object:
         return dist.broadcast(buffer, src=0, group=self._group)
 
 
 class AllGather(Prepared):
-    """Every rank's part to all."""
+    """Every rank's part, gathered on all ranks."""
 
     def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
         self._input, self._output = empty(self._part), empty(self._part * self._ranks)
@@ -164,7 +164,7 @@ class AllGather(Prepared):
 
 
 class ReduceScatter(Prepared):
-    """Sum over all ranks, of which each rank gets its part."""
+    """Sum over all ranks, of which each rank receives one part."""
 
     def _pattern(self, device: torch.device) -> Summed:
         return Summed(self._ranks, self._part, device)
@@ -181,7 +181,7 @@ class ReduceScatter(Prepared):
             self._values.fill(part, self._rank, turn + receiver)
 
     def _sent(self) -> Sent:
-        return []  # each part has its receiver's phase
+        return []  # `fill` writes each part in its receiver's phase
 
     def wrong(self) -> torch.Tensor:
         return self._values.wrong(self._output, 0, self._turn + self._rank)
@@ -206,15 +206,15 @@ class AllToAll(Prepared):
 
 
 class SendRecv(Prepared):
-    """Each rank sends to the next and receives from the one before, as nccl-tests' sendrecv."""
+    """Each rank sends to the next and receives from the previous, as in nccl-tests' sendrecv."""
 
     def _allocate(self, empty: Callable[[int], torch.Tensor]) -> None:
         self._input, self._output = empty(self._part), empty(self._part)
         self._before = (self._rank - 1) % self._ranks
 
     def run(self) -> object:
-        # The receive goes first: gloo announces a receive on the connection that the data takes, so
-        # that it would wait behind the data, and the two directions would take turns.
+        # The receive goes first: gloo announces a receive on the connection that carries the data.
+        # It would wait behind the data, and the two directions would take turns.
         following = (self._rank + 1) % self._ranks
         works = dist.batch_isend_irecv(
             [
@@ -232,9 +232,9 @@ class SendRecv(Prepared):
 class Measured:
     """A collective by torch.distributed's name, and how to prepare it.
 
-    prepare: from the values of a part, the device of the buffers and the group. in_parts: whether
-    the size is the total of n parts. whole_buffers, part_buffers: how many of the whole size and of
-    a part each rank holds. redop, root: as nccl-tests' table has them.
+    prepare: called with the values per part, the buffers' device and the group. in_parts: whether
+    the size is the total of n parts. whole_buffers, part_buffers: how many buffers of the whole
+    size, and of one part, each rank holds. redop, root: as in the table of nccl-tests.
     """
 
     collective: Collective
@@ -247,7 +247,7 @@ class Measured:
     in_place: bool = False
 
     def part(self, size_bytes: int, ranks: int) -> int:
-        """Values of one part, nccl-tests' count: of the n-th of a size in parts, else of all of it.
+        """Values per part, the count of nccl-tests: of 1/n of the size if in_parts, else of all.
 
         Raises ValueError for a size that leaves a part without a value.
         """
@@ -260,12 +260,12 @@ class Measured:
         return size_bytes // DTYPE.itemsize // parts
 
     def moved_bytes(self, size_bytes: int, ranks: int) -> int:
-        """The size in whole values and equal parts: what the bandwidths are of."""
+        """The size rounded down to whole values and equal parts; bandwidths are based on it."""
         parts = ranks if self.in_parts else 1
         return self.part(size_bytes, ranks) * parts * DTYPE.itemsize
 
     def held_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Memory that a rank needs to measure this size, less what the backend takes."""
+        """Memory that a rank needs to measure this size, without the backend's own buffers."""
         part_bytes = self.part(size_bytes, ranks) * DTYPE.itemsize
         whole_bytes = self.moved_bytes(size_bytes, ranks)
         buffers = self.whole_buffers * whole_bytes + self.part_buffers * part_bytes

@@ -1,4 +1,4 @@
-"""How fast memory near a rank's accelerator is copied, and memory that is far from it."""
+"""Copy rates of memory near a rank's accelerator, and of memory far from it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from pytest_mnode.skipping import not_promised, promised
 from pytest_mnode.spec import Spec
 
 _CACHES = 2
-"""How many times the largest cache a buffer must be, so that it is memory that is measured."""
+"""A buffer is at least this many times the largest cache, so that memory is measured."""
 _FREE = 8
-"""Of a NUMA node's free memory, at most one in so many parts is taken for a buffer."""
+"""A buffer takes at most 1/8 of a NUMA node's free memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyNodes:
-    """NUMA nodes to copy on, and CPUs to copy by: those near the accelerator, for both."""
+    """NUMA nodes to copy on, and the CPUs that do both copies: those near the accelerator."""
 
     near: int
     far: int
@@ -43,9 +43,9 @@ class CopyNodes:
 
 @dataclass(frozen=True, slots=True)
 class CopyRates:
-    """What one rank measured, bytes copied (not bytes moved) in GB/s; None without, and why.
+    """Rates that one rank measured: bytes copied (not bytes moved) in GB/s; None if not measured.
 
-    to_device: from pinned memory to the accelerator; None where there is none.
+    *_to_device: from pinned memory to the accelerator; None without one. why: why not measured.
     """
 
     rank: str
@@ -58,16 +58,16 @@ class CopyRates:
 
     @property
     def ratio(self) -> float | None:
-        """Near over far; None where one of them was not measured."""
+        """Near rate divided by far rate; None if one of them was not measured."""
         if not self.near_gbytes_s or not self.far_gbytes_s:
             return None
         return self.near_gbytes_s / self.far_gbytes_s
 
 
 def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRates]:
-    """Measure in each rank, one per node at a time; the same on all ranks, which all call this.
+    """Rates of every rank, measured one rank per node at a time; the same on every rank.
 
-    Ends the test as not promised where no node has memory that is far.
+    All ranks call this. Ends the test as not promised if no node has memory that is far.
     """
     promised(spec, "numa.copy_near_over_far")
     criterion = spec.criteria.numa
@@ -80,7 +80,7 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
     nothing = nothing_far(machine, allowed)
     everywhere = gathered(nothing)
     if all(everywhere):
-        not_promised(f"nothing to measure: {everywhere[0]}")
+        not_promised(f"no far memory to measure: {everywhere[0]}")
     rank = rank_name(world, world.rank)
     rates = CopyRates(rank, why=nothing)
     for turn in range(world.local_size):
@@ -96,45 +96,45 @@ def near_and_far(world: World, device: torch.device, spec: Spec) -> list[CopyRat
 
 
 def _with_memory(machine: Numa, allowed: frozenset[int] | None) -> list[int]:
-    """Memory without CPUs is left out: a device's, or of another kind than that of sockets."""
+    """NUMA nodes with memory and CPUs: memory without CPUs is a device's, or of another kind."""
     numbers = [n.number for n in machine.nodes if n.memory_bytes and n.cpus != frozenset()]
     return [n for n in numbers if allowed is None or n in allowed]
 
 
 def nothing_far(machine: Numa, allowed: frozenset[int] | None) -> str:
-    """Why a process allowed these NUMA nodes has no memory that is far; "" where it has."""
+    """Why a process allowed these NUMA nodes has no memory that is far; "" if it has."""
     found = _with_memory(machine, allowed)
     if len(found) > 1:
         return ""
     few = len(_with_memory(machine, None))
     if few > 1:
-        return f"of {few} NUMA nodes with memory this process may use {len(found)}"
+        return f"this process may use {len(found)} of {few} NUMA nodes with memory"
     return "this machine has memory on one NUMA node, so none is far"
 
 
 def copy_nodes(machine: Numa, allowed: frozenset[int] | None, home: int | None) -> CopyNodes | str:
-    """Where memory is near to NUMA node `home`, and where it is farthest; or why not known."""
+    """The NUMA nodes nearest to and farthest from NUMA node `home`; or why they are unknown."""
     if home is None:
-        return "the NUMA node of its accelerator is not known"
+        return "the NUMA node of this rank's accelerator is unknown"
     those = _with_memory(machine, allowed)
     distances = {n: machine.distance(home, n) for n in those}
     known = {n: distance for n, distance in distances.items() if distance is not None}
     if home in those:
         known.setdefault(home, 10)
     if len(known) < 2:
-        return f"how far memory is from NUMA node {home} is not known"
+        return f"the distance of memory from NUMA node {home} is unknown"
     near = min(known, key=lambda n: (known[n], n != home))
     far = max(known, key=lambda n: (known[n], n != near))
     node = machine.node(home)
     if node is None or not node.cpus:
-        return f"the CPUs of NUMA node {home} are not known"
+        return f"the CPUs of NUMA node {home} are unknown"
     if known[near] == known[far]:
-        return f"no memory is farther from NUMA node {home} than other"
+        return f"all memory is equally far from NUMA node {home}"
     return CopyNodes(near, far, node.cpus)
 
 
 def buffer_bytes(wanted: int, cpus: Cpus, machine: Numa, found: CopyNodes | str) -> tuple[int, str]:
-    """How large a buffer must be to show memory and not cache, and why that is too large here."""
+    """Bytes of a buffer that measures memory and not a cache; and why it does not fit, or ""."""
     if isinstance(found, str):
         return wanted, ""
     cache = max((c.size_bytes or 0 for cpu in cpus.cpus for c in cpu.caches), default=0)
@@ -143,7 +143,8 @@ def buffer_bytes(wanted: int, cpus: Cpus, machine: Numa, found: CopyNodes | str)
         node = machine.node(number)
         if node is not None and node.free_bytes is not None and node.free_bytes < _FREE * size:
             free_mib, need_mib = node.free_bytes >> 20, _FREE * size >> 20
-            return size, f"NUMA node {number} has {free_mib} MiB free, and {need_mib} are needed"
+            room = f"NUMA node {number} has {free_mib} MiB free"
+            return size, f"{room}, but {need_mib} MiB are needed"
     return size, ""
 
 
@@ -177,9 +178,9 @@ def medians_s(
     buffers_on: Callable[[int], AbstractContextManager[Any]],
     copy_s: Callable[[Any], float],
 ) -> tuple[float, float]:
-    """Median seconds of a copy near and far, in turn, so that what disturbs disturbs both."""
+    """Median seconds of a near and a far copy, made in turn so that noise disturbs both."""
     with buffers_on(found.near) as near, buffers_on(found.far) as far:
-        copy_s(near), copy_s(far)  # first copies pay for page tables
+        copy_s(near), copy_s(far)  # the first copies include page faults
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
             times[0].append(copy_s(near))
@@ -189,7 +190,7 @@ def medians_s(
 
 @contextlib.contextmanager
 def _running_on(cpus: frozenset[int]) -> Iterator[None]:
-    """This thread on these CPUs meanwhile, whatever the rank is bound to."""
+    """Run this thread on these CPUs meanwhile, whatever the rank is bound to."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:
@@ -217,7 +218,7 @@ def _pinned(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     with mempolicy.only(number):
         host = torch.ones(size, dtype=torch.uint8)
-    # Registered where it is: memory that torch pins itself comes from a pool of unknown place.
+    # Memory that torch pins itself comes from a pool on an unknown NUMA node.
     runtime: Any = torch.cuda.cudart
     code = runtime().cudaHostRegister(host.data_ptr(), size, 0)
     if int(code) != 0:

@@ -1,11 +1,11 @@
-"""How fast each rank computes and copies by itself, and why one is slower than the others.
+"""Rates at which each rank computes and copies by itself, and why a rank is slower than others.
 
-Nodes that share one machine, as those of the rack do, would slow each other: there the ranks take
-turns, one at a time and by one thread. The time that a rank waits for a CPU counts against it only
-where the cause is its own: the quota of its control group, or other processes of its own node. The
-rest is due to whoever else uses the machine, and is left out. Ranks with a machine of their own all
-work at once, by the clock. A rank that seems slow is measured again, twice, and is slow only if it
-was slow each time.
+Nodes that share one machine, such as those of the rack, would slow each other. There ranks take
+turns, one at a time and with one thread, and the time that a rank waits for a CPU counts only if
+the cause is in its own node: the quota of its control group, or other processes of the node. Waits
+caused by other users of the machine are left out. If every node is a machine of its own, all ranks
+work at once and wall time counts. A rank that seems slow is measured twice more, and is slow only
+if it was slow every time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 
-from pytest_mnode.detection import blur
+from pytest_mnode.detection import noise_share
 from pytest_mnode.machine.nvml import LoadSampler
 from pytest_mnode.machine.waiting import Spent, read_waiting, spent_between, total
 from pytest_mnode.measuring.naming import rank_name
@@ -38,13 +38,13 @@ from pytest_mnode.spec.devices import CopyPromise, MatmulPromise, RankPromise
 
 ROUNDS = 3
 REPEAT_S = 0.1
-"""How long a repeat runs: longer than the period of a CPU quota, and than a clock's grain."""
+"""Duration of a repeat: longer than the period of a CPU quota and than a clock's resolution."""
 MOST_CALLS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A call to time. amount: how much it does. on: the device whose time counts."""
+    """A call to time. amount: work per call, in GFLOP or GB. on: the device whose time counts."""
 
     amount: float
     call: Callable[[], object]
@@ -53,10 +53,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kind of work that ranks are compared at.
+    """A kind of work that ranks are compared by.
 
-    make: the work, made in each rank. floor: as in `Comparison`. from_host: whether the work copies
-    between host and device.
+    make: creates the work in each rank. floor: as in `Comparison`. from_host: whether the work
+    copies between host and device.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Task:
 def compare_matmul(
     promise: MatmulPromise, dtype: str, world: World, device: torch.device
 ) -> Comparison:
-    """Products of matrices on each rank's device. All ranks call this."""
+    """Compare matrix products on each rank's device. All ranks call this."""
     floor_tflops = promise.at_least_tflops.get(dtype)  # type: ignore[call-overload]
 
     def make() -> Work:
@@ -84,7 +84,7 @@ def compare_matmul(
 
 
 def compare_copy(kind: str, promise: CopyPromise, world: World, device: torch.device) -> Comparison:
-    """Copies of a kind: memory_copy, device_copy, host_to_device, device_to_host. All call it."""
+    """Compare copies: memory_copy, device_copy, host_to_device, device_to_host. All call this."""
     task = Task(
         kind.replace("_", " "),
         "GB/s",
@@ -125,7 +125,8 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
             torch.set_num_threads(1)
         work, why = _first_call(task)
         if not all(has for [has] in by_rank([float(work is not None)], device)):
-            row = RankRate(rank, None, why or "not measured, because another rank cannot be")
+            why = why or "not measured, because another rank could not be measured"
+            row = RankRate(rank, None, why)
             return Comparison(task.name, task.unit, promise, task.floor, gathered(row), "")
         assert work is not None
         sampler = _sampler(work.on)
@@ -134,20 +135,20 @@ def _compare(task: Task, world: World, device: torch.device) -> Comparison:
         torch.set_num_threads(threads)
     rate, alone = median(rates), None
     if isinstance(promise, CopyPromise) and (promise.alone_at_least_gbytes_s or task.from_host):
-        # Where nodes share a machine the ranks took turns anyway.
+        # If nodes share a machine, each rank was already measured alone.
         alone = rate if shared else _alone(work, promise, world, device)
     load = sampler.load if sampler is not None else None
     row = RankRate(rank, rate, cause(spent, shared, load, world.node), alone, load, tuple(rates))
     rows = gathered(row)
     how = f"median of {max(len(one.repeats) for one in rows)}"
     if shared:
-        how += ", one rank at a time, because nodes share a machine; what others of it took is "
+        how += ", one rank at a time, because nodes share a machine; time that others took is "
     how += "left out" if shared else ", all ranks at once"
     return Comparison(task.name, task.unit, promise, task.floor, rows, how, shared)
 
 
 def _first_call(task: Task) -> tuple[Work | None, str]:
-    """The work after its first call; or None, and why this rank cannot do it."""
+    """The work after its first call, and ""; or None, and why this rank cannot do it."""
     try:
         work = task.make()
         work.call()
@@ -158,7 +159,7 @@ def _first_call(task: Task) -> tuple[Work | None, str]:
 
 
 def _sampler(on: torch.device) -> LoadSampler | None:
-    """Of the GPU that works; None for a CPU."""
+    """Load sampler of this GPU; None for a CPU."""
     if on.type != "cuda":
         return None
     return LoadSampler(str(getattr(torch.cuda.get_device_properties(on), "uuid", "")))
@@ -173,10 +174,10 @@ def _rounds(
     shared: bool,
     sampler: LoadSampler | None,
 ) -> tuple[list[float], Spent]:
-    """The repeats of this rank's best round, and what all its time went to.
+    """Rates of the repeats of this rank's best round, and how the time of all rounds was spent.
 
-    With machines of their own, ranks whose noise would hide more than the bound lets go repeat the
-    first round, up to four times as often.
+    If nodes do not share a machine and the noise of a rank would hide a loss larger than the bound
+    tolerates, the first round has four times as many repeats.
     """
     best: list[float] = []
     stretches: list[Spent] = []
@@ -200,7 +201,8 @@ def _rounds(
     for number in range(ROUNDS):
         rates = repeated(promise.repeats)
         noisy = (
-            not shared and (blur(rates, rounds_of_three=True) or 0) > 1 - promise.at_least_fraction
+            not shared
+            and (noise_share(rates, rounds_of_three=True) or 0) > 1 - promise.at_least_fraction
         )
         if number == 0 and any(one for [one] in by_rank([float(noisy)], device)):
             rates += repeated(3 * promise.repeats)
@@ -215,7 +217,7 @@ def _rounds(
 
 
 def _alone(work: Work, promise: RankPromise, world: World, device: torch.device) -> float:
-    """This rank's median while no other rank of its node works. All ranks call this."""
+    """This rank's median rate while no other rank of its node works. All ranks call this."""
     rates = []
     calls = _calls(work, shared=False)
     for turn in range(world.local_size):
@@ -229,7 +231,7 @@ def _alone(work: Work, promise: RankPromise, world: World, device: torch.device)
 
 
 def _calls(work: Work, shared: bool) -> int:
-    """How many calls fill a repeat, by what the quickest of three takes."""
+    """Number of calls that fill a repeat, by the fastest of three calls."""
     call_s = min(_call_s(work, shared) for _ in range(3))
     return max(1, min(MOST_CALLS, ceil(REPEAT_S / max(call_s, 1e-9))))
 
@@ -237,14 +239,14 @@ def _calls(work: Work, shared: bool) -> int:
 def _call_s(work: Work, shared: bool) -> float:
     before = time.thread_time()
     seconds = elapsed_s(work.call, 1, work.on)
-    # On a machine shared with others, what a call took says little of what it needs.
+    # On a shared machine, wall time includes the work of other processes.
     return time.thread_time() - before if shared and work.on.type == "cpu" else seconds
 
 
 def _repeat(
     work: Work, calls: int, shared: bool, sampler: LoadSampler | None
 ) -> tuple[float, Spent]:
-    """Seconds that count for this rank, and what they went to."""
+    """Seconds that count for this rank, and how they were spent."""
     before = read_waiting()
     wall, cpu = time.perf_counter(), time.thread_time()
     with sampler or contextlib.nullcontext():
@@ -261,6 +263,6 @@ def _repeat(
 
 
 def _random(size: int, dtype: str, device: torch.device) -> torch.Tensor:
-    # What is multiplied decides what power a GPU draws, and so its clock: nothing but noise.
+    # A GPU's power draw, and so its clock, depends on the values, so all of them are random.
     kind: torch.dtype = getattr(torch, dtype)
     return torch.randn(size, size, device=device).to(kind)

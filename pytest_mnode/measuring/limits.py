@@ -1,4 +1,4 @@
-"""Limits of the fabric criterion's tests, from what the spec lets expect. Pure, without torch."""
+"""Time limits of the fabric criterion's tests, computed from the spec. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from pytest_mnode.spec.bandwidth import BusbwAtLineRate
 
 REPEAT_S = 0.25
-"""How long a repeat should take: a shaper's burst, or a clock's grain, is then lost in it."""
+"""Duration of a repeat: a shaper's burst, or a clock's resolution, is negligible in it."""
 START_UP_S, START_UP_OF_A_RANK_S = 30.0, 0.1
-"""Of a process group and its connections, which grows with the ranks."""
+"""Time to create a process group and its connections: a constant, and a part per rank."""
 TRIAL_S = 5.0
-"""Of the same where a hang was seen before: forked ranks form a group in a second."""
+"""The same constant after a hang: forked ranks form a process group in a second."""
 START_UP_OF_ACCELERATORS_S = 60.0
-"""Contexts of all accelerators of a node, libraries from a file server, and NCCL's search."""
+"""Contexts of all accelerators of a node, libraries on a file server, NCCL's topology search."""
 FACTOR = 10.0
-"""Of the time that is expected where a promise is just kept: slower is a hang, not a rate."""
+"""Limit as a multiple of the time at a promise that is just kept: slower is a hang, not a rate."""
 CHECKED_CALLS = 12
-"""How many calls in a row are checked one by one: of a large size only those that fill a repeat,
-but all of the smallest, so that one result in as many is found where it is stale."""
+"""Number of calls in a row that are checked one by one: for a large size only as many as fill a
+repeat, but for the smallest size always all, to find one stale result in that many calls."""
 
 
 def sweep_s(promise: BusbwPromise, collective: str, line: BusbwAtLineRate, ranks: int) -> float:
-    """Seconds that one sweep of all sizes takes where busbw is just at its bound."""
+    """Seconds that one sweep of all sizes takes if busbw is exactly at its bound."""
     spent_s = 0.0
     for size in promise.sizes_bytes:
         call_s = _call_s(size, promise, collective, line, ranks)
         calls = math.ceil(REPEAT_S / call_s)
-        # Checked calls and the warm-up; then the repeats, and up to a quarter to time them by.
+        # Checked calls and warm-up, then the repeats, and up to a quarter to time one call.
         checked = 1 + min(CHECKED_CALLS, calls)
         spent_s += (checked + promise.warmup + (promise.repeats + 0.25) * calls) * call_s
     return spent_s
@@ -48,7 +48,7 @@ def _call_s(
 
 
 def collective_limit_s(collective: str) -> LimitOf:
-    """Limit of the test of this collective: start-up, locating, and ten times the sweep."""
+    """Limit of this collective's test: start-up, locating, and ten times the sweep."""
 
     def limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
         fabric = spec.criteria.fabric
@@ -56,7 +56,7 @@ def collective_limit_s(collective: str) -> LimitOf:
         limit = paths_limit_s(spec, settings, nodes, ranks_per_node)
         if promise is None or nodes * ranks_per_node < 2:
             return limit
-        # gloo's line is the lower one.
+        # With gloo the busbw at line rate is lowest.
         line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, "gloo")
         return limit + FACTOR * sweep_s(promise, collective, line, nodes * ranks_per_node)
 
@@ -64,7 +64,7 @@ def collective_limit_s(collective: str) -> LimitOf:
 
 
 def still_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> float:
-    """How long no rank may make a call: start-up, and ten times the longest call of a sweep."""
+    """Longest time without a call of any rank: start-up, and ten times a sweep's longest call."""
     ranks, fabric = nodes * ranks_per_node, spec.criteria.fabric
     longest_s = 0.0
     for collective in Collective if ranks > 1 else ():
@@ -76,7 +76,7 @@ def still_limit_s(spec: Spec, _: Settings, nodes: int, ranks_per_node: int) -> f
 
 
 def paths_limit_s(spec: Spec, settings: Settings, nodes: int, ranks_per_node: int) -> float:
-    """Limit of the test of all paths: start-up, and what locating may take."""
+    """Limit of the test of all paths: start-up, and the budget of locating."""
     return _start_up_s(spec, nodes * ranks_per_node) + settings.locate_budget_s
 
 

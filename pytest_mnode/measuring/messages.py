@@ -1,4 +1,4 @@
-"""Every rank sends to every other, and sums with all: each value must arrive as it was sent."""
+"""Messages between every two ranks, and sums over all: values must arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import torch.distributed as dist
 
 from pytest_mnode.measurement import listed
 from pytest_mnode.measuring.checked_calls import votes
-from pytest_mnode.measuring.naming import rank_name, whose
+from pytest_mnode.measuring.naming import culprit_of, rank_name
 from pytest_mnode.measuring.ranks import by_rank
 from pytest_mnode.rank.world import World
 
 _VALUES = 1024
 _SUMMED_VALUES = 4096
 _TURNS = 12
-"""How often each sum is made, each time of other values."""
+"""Number of sums per dtype, and least number of messages per rank; each has new values."""
 _PERIOD, _STEP = 101, 31
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Which messages came wrong, as (sender, receiver); the same on every rank."""
+    """An exchange. wrong: (sender, receiver) of wrong messages; the same on every rank."""
 
     world: World
     wrong: tuple[tuple[int, int], ...]
 
     @property
     def right(self) -> int:
-        """How many of the size·(size-1) messages came as they were sent."""
+        """Number of the size·(size-1) messages that arrived as they were sent."""
         return self.world.size * (self.world.size - 1) - len(self.wrong)
 
     @property
     def culprit(self) -> str | None:
-        """The rank that all wrong messages have in common, else the messages; None without any."""
+        """The rank common to all wrong messages, else those messages; None if none is wrong."""
         if not self.wrong:
             return None
         common = set(self.wrong[0]).intersection(*self.wrong)
@@ -51,10 +51,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Values of sums that are not right; the same on every rank.
+    """Wrong values in sums; the same on every rank.
 
-    by_rank: how many of each rank's result; None where the backend has no sums of this dtype.
-    senders: whose values are wrong, as far as known.
+    by_rank: number of wrong values in each rank's results; None if the backend cannot sum this
+    dtype. senders: ranks whose values are wrong, as far as known.
     """
 
     world: World
@@ -67,16 +67,16 @@ class Sums:
 
     @property
     def culprit(self) -> str | None:
-        """The rank whose result, or whose values in all results, are wrong; None without any."""
+        """The rank whose result, or whose values in all results, are wrong; None if none is."""
         receivers = [rank for rank, count in enumerate(self.by_rank or ()) if count]
-        return whose(self.world, receivers, self.senders)
+        return culprit_of(self.world, receivers, self.senders)
 
 
 def sums(world: World, dtype: str, device: torch.device) -> Sums:
     """Sum small whole numbers, exact in every dtype, several times over. All ranks call this.
 
-    At each position one rank alone gives a value and all others 0, so that a wrong value of the sum
-    shows whose it is.
+    At each position only one rank gives a value and all others give 0, so that a wrong value of the
+    sum names its sender.
     """
     positions = torch.arange(_SUMMED_VALUES, device=device)
     wrong = torch.zeros(world.size + 1, dtype=torch.int64, device=device)
@@ -89,19 +89,19 @@ def sums(world: World, dtype: str, device: torch.device) -> Sums:
         except RuntimeError as error:
             if turn or "nvalid scalar type" not in str(error):
                 raise
-            return Sums(world, None)  # before anything was sent
+            return Sums(world, None)  # raised before anything was sent
         wrong += torch.bincount(senders[total != expected], minlength=world.size + 1)
     return Sums(world, *votes(wrong, device))
 
 
 def exchange(world: World, device: torch.device) -> Exchange:
-    """Send 8 KiB between every two ranks, both ways, and again if they are few. All call this.
+    """Send 8 KiB between every two ranks, both ways; repeatedly if ranks are few. All call this.
 
     In round d rank r sends to r+d and receives from r-d, so that no rank waits for another rank's
     turn. Raises ValueError for one rank.
     """
     if world.size < 2:
-        raise ValueError("one rank has no other to exchange with; give two nodes or more")
+        raise ValueError("one rank has no partner to exchange with; give two nodes or more")
     wrong = [0] * world.size
     rounds = math.ceil(_TURNS / (world.size - 1))
     for turn, distance in itertools.product(range(rounds), range(1, world.size)):
@@ -121,13 +121,13 @@ def exchange(world: World, device: torch.device) -> Exchange:
 def message(
     sender: int, receiver: int, ranks: int, device: torch.device, turn: int = 0
 ) -> torch.Tensor:
-    """Values that no other pair sends at any position, nor this one in another turn."""
+    """Values that no other pair, and no other turn of this pair, sends at any position."""
     first = ((turn * ranks + sender) * ranks + receiver) * _VALUES
     return torch.arange(first, first + _VALUES, device=device)
 
 
 def wrong_messages(by_receiver: Sequence[Sequence[float]]) -> tuple[tuple[int, int], ...]:
-    """(sender, receiver) of every flag that is set in the row of a receiver."""
+    """(sender, receiver) of every flag that is set in `by_receiver`."""
     return tuple(
         (sender, receiver)
         for receiver, flags in enumerate(by_receiver)

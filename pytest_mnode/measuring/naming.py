@@ -1,4 +1,4 @@
-"""Names of ranks, and who is to blame where results are wrong on some of them. Pure."""
+"""Names of ranks, and of the culprit if results are wrong on some of them. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pytest_mnode.rank.world import World
 
 
 def rank_name(world: World, rank: int) -> str:
-    """Such as "rank 3 on node1"."""
+    """Name of a rank, such as "rank 3 on node1"."""
     return f"rank {rank} on {world.nodes[rank // world.local_size]}"
 
 
-def whose(world: World, ranks: Sequence[int], senders: Sequence[int] = ()) -> str | None:
-    """Who is to blame for wrong results on these ranks, as far as known; None for no rank.
+def culprit_of(world: World, ranks: Sequence[int], senders: Sequence[int] = ()) -> str | None:
+    """Culprit of wrong results on these ranks, as far as known; None if `ranks` is empty.
 
-    senders: whose values are wrong there, as far as known. One whose values are wrong on several
-    ranks is to blame; else those on which results are wrong.
+    senders: ranks whose values are wrong there, as far as known. A single sender whose values are
+    wrong on several ranks is the culprit; otherwise the ranks with wrong results are.
     """
     if not ranks:
         return None
     where = "all" if len(ranks) == world.size else f"{len(ranks)} of {world.size}"
     if len(senders) == 1 and len(ranks) > 1:
         name = rank_name(world, senders[0])
-        return f"{name}: its values are wrong in the results of {where} ranks"
+        return f"{name}: the values of this rank are wrong in the results of {where} ranks"
     if len(ranks) == world.size:
-        return "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
+        return "unknown: the results of all ranks are wrong, so any of them may send wrong values"
     names = listed((rank_name(world, rank) for rank in ranks), separator=", ")
-    return f"{names}: wrong there, right on {world.size - len(ranks)} other ranks"
+    return f"{names}: wrong results there, right results on {world.size - len(ranks)} other ranks"

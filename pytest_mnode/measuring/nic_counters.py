@@ -1,4 +1,4 @@
-"""What the NICs of nodes and of single ranks sent, by their byte counters. All ranks take part."""
+"""Bytes that the NICs of nodes and of single ranks sent, by their counters; all ranks take part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.machine.counters import grown_by, sent_so_far
+from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.measuring.ranks import barrier, gathered, share_a_machine
 from pytest_mnode.measuring.traffic import SentByNode, lower_devices_here
 from pytest_mnode.rank.world import World
@@ -17,11 +17,11 @@ from pytest_mnode.rank.world import World
 _LOOPBACK = "lo"
 _SENT_BYTES = 2 << 20
 _CARRIED_FRACTION = 0.1
-"""Part of what was sent that a NIC must have carried to count: far above idle traffic."""
+"""Share of the sent bytes that a NIC must have carried to count: far above idle traffic."""
 
 
 class Counted:
-    """Context manager that reads the counters around what it encloses; all ranks enter it."""
+    """Context manager that reads byte counters before and after its body; all ranks enter it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -34,9 +34,9 @@ class Counted:
         self._after = sent_so_far()
 
     def by_node(self, least_bytes: Sequence[int]) -> tuple[SentByNode, ...]:
-        """What each node sent, in the world's order, as `least_bytes` is. All ranks call this."""
+        """Bytes sent, by node in the world's order, as `least_bytes` is. All ranks call this."""
         sent = Counter[str]()
-        for name, count in grown_by(self._before, self._after).items():
+        for name, count in increases(self._before, self._after).items():
             if name != _LOOPBACK or self._world.local_size == 1:
                 sent[name.partition(":")[0]] += count  # ports of one device together
         first_ranks = gathered((dict(sent), lower_devices_here()))[:: self._world.local_size]
@@ -49,37 +49,37 @@ class Counted:
 
 
 def settling_s(world: World) -> float:
-    """Seconds until what was sent is counted: mlx5 asks its card every 10 ms, bnxt every second.
+    """Seconds until sent bytes are counted: mlx5 reads its card every 10 ms, bnxt every second.
 
-    The interfaces of nodes that share a machine count at once. All ranks call this.
+    Interfaces of nodes that share a machine count immediately. All ranks call this.
     """
     return 0.05 if share_a_machine(world) else 1.2
 
 
 def nics_of_this_rank(world: World, device: torch.device) -> tuple[tuple[str, ...] | None, str]:
-    """Interfaces or RDMA ports that carry what this rank sends; or None, and why. All call this.
+    """Interfaces or RDMA ports that carry this rank's traffic; or None, and why. All call this.
 
-    The world has two nodes or more. Each rank sends 2 MiB to the same local rank of the next
-    node, with its node to itself.
+    The world needs two nodes or more. Each rank sends 2 MiB to the same local rank of the next
+    node while no other rank of its node sends.
     """
     carried: dict[str, int] = {}
     settle_s = settling_s(world)
     barrier(device)
     time.sleep(settle_s)
     for turn in range(world.local_size):
-        barrier(device)  # what was sent before has arrived, and is counted
+        barrier(device)  # earlier messages have arrived and are counted
         before = sent_so_far()
         if turn == world.local_rank:
             _send_to_next_node(world, device)
         barrier(device)
         if turn == world.local_rank:
             time.sleep(settle_s)
-            carried = grown_by(before, sent_so_far())
+            carried = increases(before, sent_so_far())
     return carriers(carried)
 
 
 def carriers(carried: Mapping[str, int]) -> tuple[tuple[str, ...] | None, str]:
-    """Names of those that carried a good part of it, RDMA ports before interfaces; or why not."""
+    """RDMA ports, else interfaces, that carried at least a tenth of it; or None, and why."""
     busy = sorted(
         name for name, count in carried.items() if count >= _CARRIED_FRACTION * _SENT_BYTES
     )
@@ -87,7 +87,7 @@ def carriers(carried: Mapping[str, int]) -> tuple[tuple[str, ...] | None, str]:
     nics = ports or tuple(name for name in busy if name != "lo")
     if nics:
         return nics, ""
-    return None, "only lo carried it" if busy else "no counter shows what it sent"
+    return None, "only lo carried its traffic" if busy else "no byte counter shows its traffic"
 
 
 def _send_to_next_node(world: World, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Where the ranks of this world are placed: facts read in each rank, judged, the same on all."""
+"""Placement of a world's ranks: facts read in each rank and judged; the same on every rank."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _WORKING_SET = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One question, answered for every rank; the same on all of them.
+    """Answers of every rank to one question; the same on every rank.
 
-    bindings: how each rank got its CPUs, in words. map: where all ranks and devices are.
+    bindings: how each rank got its CPUs, in words. map: places of all ranks and devices.
     """
 
     question: Question
@@ -54,11 +54,11 @@ class Placed:
 
     @property
     def over_ranks(self) -> Measurement:
-        """One measurement of all ranks."""
+        """One measurement that sums up all ranks."""
         return over_ranks(self.question, self.answers)
 
     def table(self) -> str:
-        """One line per rank: the verdict, what was found and expected, and the binding."""
+        """One line per rank: verdict, found and expected values, and binding."""
         return "\n".join(
             f"{answer.verdict or '':<12} {answer.note} | {bound}"
             for answer, bound in zip(self.answers, self.bindings, strict=True)
@@ -66,16 +66,16 @@ class Placed:
 
 
 def placement(question: Question, world: World, device: torch.device, spec: Spec) -> Placed:
-    """Put one question to every rank of the world, after a collective has run. All call this.
+    """Answer one question for every rank of the world, after a collective has run. All call this.
 
-    Ends the test as not promised where the spec does not promise the answer, or where the rack's
-    nodes cannot show what the question is about, with the reason.
+    Ends the test as not promised, with the reason, if the spec promises no answer, or if the rack's
+    nodes cannot show it.
     """
     promise = promised(spec, question.source.split()[0])
     if question is Question.NIC and len(world.nodes) < 2:
-        not_promised("one node sends nothing over a NIC")
+        not_promised("one node alone sends nothing over a NIC")
     mine = binding.of_this_rank()
-    # The backend has its threads and memory only after it has worked.
+    # The backend starts its threads and allocates its memory in the first collective.
     working_set = torch.ones(_WORKING_SET, device=device)
     dist.all_reduce(working_set[: 1 << 16])
     nics, why = nics_of_this_rank(world, device) if question is Question.NIC else (None, "")
@@ -93,7 +93,7 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
     here = [replace(f, node=world.node) for f, _, place in every if place == machine_id]
     answer = _answer(question, promise, machine, facts, here, spec)
     if mine.shown.missing:
-        # Inconclusive: the rack promises the answer, and a larger machine would be judged on it.
+        # Inconclusive: the rack promises the answer, and on a larger machine it would be judged.
         note = f"{facts.name}: on the rack {mine.shown.missing}"
         answer = replace(answer, value=None, note=note)
     nics_there = fabric_nics(machine, facts.nics or (), spec)
@@ -103,19 +103,21 @@ def placement(question: Question, world: World, device: torch.device, spec: Spec
 
 
 def _ran() -> str:
-    """Where the threads of this rank ran last, in words."""
+    """CPUs on which the threads of this rank ran last, in words."""
     process = read_process()
     threads = process.threads if process is not None else None
     ran = {thread.last_cpu for thread in threads or () if thread.last_cpu is not None}
-    return f"{len(threads or ())} threads ran last on CPUs {format_cpulist(ran) or 'not known'}"
+    return f"{len(threads or ())} threads ran last on CPUs {format_cpulist(ran) or 'unknown'}"
 
 
 def _cannot_show(question: Question, machine: Machine, bound: Binding) -> str:
-    """Why a node of the rack cannot keep the promise, whoever binds; "" where it can."""
+    """Why a node of the rack cannot keep the promise under any binding; "" if it can."""
     if not bound.shown.emulated:
         return ""
     if question is Question.MEMORY and not all(n.memory_bytes for n in machine.numa.nodes):
-        return "on the rack: this machine has memory on fewer NUMA nodes than sockets are shown"
+        return (
+            "on the rack: this machine has memory on fewer NUMA nodes than the rack shows sockets"
+        )
     if question is Question.CORES and bound.shared_with:
         cpus = sum(len(node.cpus or ()) for node in machine.numa.nodes)
         return f"on the rack: {cpus} CPUs are too few for ranks to have cores of their own"
@@ -130,7 +132,7 @@ def _answer(  # noqa: PLR0917  the question, then what it is judged on
     here: Sequence[RankPlacement],
     spec: Spec,
 ) -> Measurement:
-    """This rank's answer. promise: the spec's value. here: all ranks of its node."""
+    """This rank's answer. promise: the spec's value. here: placements of all ranks of its node."""
     match question:
         case Question.CPUS:
             return judge_cpus(machine, facts)
@@ -152,7 +154,7 @@ def _answer(  # noqa: PLR0917  the question, then what it is judged on
 
 
 def address_of(world: World, device: torch.device, shown: SysfsView) -> str | None:
-    """PCI address of this rank's accelerator, or of the rack's place for it; None for neither."""
+    """PCI address of this rank's accelerator, or of the one the rack shows; None without one."""
     if not shown.emulated and device.type != "cuda":
         return None
     local = world.local_rank if device.index is None else device.index
@@ -175,7 +177,7 @@ def _facts(
     unknown = {"nics": why} if why else {}
     if accelerator is None:
         unknown["accelerator"] = (
-            "ranks compute on CPUs, so there is no accelerator to be near to"
+            "ranks compute on CPUs, so they have no accelerator"
             if device.type == "cpu"
             else f"torch has no PCI address of {device}"
         )

@@ -1,7 +1,7 @@
 """Values that differ by rank and by position, written and checked piece by piece.
 
-Pieces keep what is needed beside a collective's own buffers small, whatever their size. All values
-are whole numbers below 2^24, so that float32 holds them, and their sums, exactly.
+Pieces keep the memory that is needed besides a collective's own buffers small and constant. All
+values are whole numbers below 2^24, so that float32 holds them and their sums exactly.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ DTYPE = torch.float32
 _EXACT = 1 << 24
 _PERIOD_SUMMED = 509
 _PERIOD_COPIED = 2039
-"""Primes, so that what landed elsewhere shows: parts of buffers are seldom a multiple of them."""
+"""Primes: lengths of parts are seldom multiples of them, so a misplaced part is detected."""
 _PIECE = 1 << 22
-"""Values, about: 16 MiB."""
+"""Approximate number of values per piece: 16 MiB."""
 PIECES_BYTES = 4 * _PIECE * DTYPE.itemsize
-"""What a pattern holds, and needs for a moment, beside the buffers."""
+"""Memory of a pattern and of its temporary tensors."""
 STALE = -1.0
-"""What no pattern holds: a value that a collective did not write shows."""
+"""A value that no pattern has: it marks values that a collective did not write."""
 
 
 class Pattern:
@@ -41,7 +41,7 @@ class Pattern:
     def wrong(
         self, values: torch.Tensor, plus: float, times: float = 1, phase: int = 0
     ) -> Iterator[torch.Tensor]:
-        """Positions of those `values` that are not exactly as they should be; NaN is not."""
+        """Positions in `values` that differ from the expected pattern; NaN differs."""
         first = 0
         for piece, positions in self._pieces(values, phase):
             yield (piece != positions * times + plus).nonzero().flatten() + first
@@ -54,11 +54,12 @@ class Pattern:
 
 
 class Summed:
-    """What ranks put into a sum, and the sum: (position + phase) mod 509, and the rank's number.
+    """Inputs of a sum, and the sum: (position + phase) mod 509, plus a number for each rank.
 
-    A rank that is missing or counted twice changes every value of the sum, and so does a part that
-    landed elsewhere. Exact up to 32,000 ranks, with different numbers up to 5,000. In odd phases
-    one rank alone gives the value of a position and all others 0: a wrong one shows whose it is.
+    A rank that is missing or counted twice changes every value of the sum, and so does a misplaced
+    part. Sums are exact up to 32,000 ranks; the numbers differ up to 5,000 ranks. In odd phases
+    only one rank gives the value of a position and all others give 0, so that a wrong value names
+    its sender.
     """
 
     def __init__(self, ranks: int, longest: int, device: torch.device) -> None:
@@ -71,7 +72,7 @@ class Summed:
         self._pattern = Pattern(_PERIOD_SUMMED, longest, device)
 
     def fill(self, values: torch.Tensor, rank: int, phase: int = 0) -> None:
-        """What `rank` puts in."""
+        """Write the input of `rank`."""
         if phase % 2 == 0:
             self._pattern.fill(values, self._number(rank), phase)
             return
@@ -87,7 +88,7 @@ class Summed:
     def wrong(
         self, values: torch.Tensor, _number: int = 0, phase: int = 0, _sender: int = 0
     ) -> torch.Tensor:
-        """How many of `values` are not the sum: by the rank that gave them, the last unknown.
+        """Number of wrong `values` of the sum, by their sender; the last entry: unknown sender.
 
         Shape (ranks + 1,), int64. A sum has one message, and every rank sends it.
         """
@@ -105,9 +106,9 @@ class Summed:
 
 
 class Copied:
-    """What is sent on as it is: values of one message are those of no other, at any position.
+    """Messages that are copied unchanged: no two share a value at any position.
 
-    The first 8,000 messages differ; then numbers begin again.
+    The first 8,000 messages differ; after these the values repeat.
     """
 
     def __init__(self, ranks: int, longest: int, device: torch.device) -> None:
@@ -115,13 +116,13 @@ class Copied:
         self._pattern = Pattern(_PERIOD_COPIED, longest, device)
 
     def fill(self, values: torch.Tensor, number: int, phase: int = 0) -> None:
-        """Message `number`."""
+        """Write message `number`."""
         self._pattern.fill(values, self._first(number), phase)
 
     def wrong(
         self, values: torch.Tensor, number: int, phase: int = 0, sender: int = 0
     ) -> torch.Tensor:
-        """How many of `values` are not those of message `number`, as `Summed.wrong` has them."""
+        """Number of `values` that differ from message `number`, counted as in `Summed.wrong`."""
         found = self._pattern.wrong(values, self._first(number), phase=phase)
         senders = (torch.full_like(positions, sender) for positions in found)
         return _counted(senders, self._ranks, values.device)

@@ -1,4 +1,4 @@
-"""How the rates of ranks compare: who is slow among equals, and why, as far as can be read."""
+"""Comparison of the rates of ranks: which ranks are slow among equals, and why if known."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pytest_mnode.machine.waiting import Spent
 from pytest_mnode.spec.devices import RankPromise
 
 NORMAL = 1.4826
-"""Median deviations in a standard deviation, where values scatter normally."""
+"""Standard deviation divided by median absolute deviation, for a normal distribution."""
 LEAST_SCALE = 0.01
-"""Of the median: a spread below it says that few were measured, or that clocks are coarse."""
+"""Least scale, as a share of the median: less means few values, or coarse clocks."""
 ENOUGH = 8
-"""From here on the spread of ranks says what is usual. The median deviation of two is half of what
-they differ by, and of three the lesser of two gaps: it would excuse, or accuse, by chance."""
+"""Least number of ranks whose spread shows what is usual. The median deviation of two values is
+half of their difference, and of three the smaller of two gaps, so it would pass or fail ranks by
+chance."""
 LEAST_SHARE = 0.1
-"""Of the time: a smaller share explains nothing."""
+"""Least share of a rank's time that explains a slow rank."""
 COOL = 0.75
-"""Of a CPU's highest clock: below it, it is held back."""
+"""Share of a CPU's highest clock below which the CPU is throttled."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRate:
-    """What one rank reached.
+    """The rate of one rank.
 
-    rate: the median of its best round; None where it could not be measured. why: why it is slow or
-    was not measured, as far as can be read. alone: what it reached while no other rank of its node
-    worked; None where that was not measured. load: of its GPU, while it worked. repeats: the rates
-    whose median is `rate`.
+    rate: median of its best round; None if not measured. why: why it is slow or was not measured,
+    as far as known. alone: its rate while no other rank of its node worked; None if not measured.
+    load: load of its GPU during the work. repeats: the rates whose median is `rate`.
     """
 
     name: str
@@ -48,10 +48,10 @@ class RankRate:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All ranks at one kind of work; the same on every rank.
+    """Rates of all ranks at one kind of work; the same on every rank.
 
-    floor: what each rank has to reach in any case; None where that is not promised. how: how it was
-    measured, in words. shared: nodes share a machine, whose other programs make noise.
+    floor: absolute rate that each rank must reach; None if not promised. how: the method of
+    measuring, in words. shared: whether nodes share a machine, whose other programs make noise.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Comparison:
 
     @property
     def detection(self) -> Detection | None:
-        """The loss of one rank that would have been found, by the noisiest; None: not known.
+        """Smallest loss of one rank that would be detected, by the noisiest rank; None if unknown.
 
-        Too much noise makes no value inconclusive where others make it: on a shared machine.
+        On a shared machine others make the noise, so noise does not make a value inconclusive.
         """
         bound = self.bound
         if bound is None or bound.slow:
@@ -83,14 +83,14 @@ class Comparison:
 
     @property
     def bound(self) -> PeerBound | None:
-        """None where a rank could not be measured, or has no other to be compared with."""
+        """The ranks' bound; None if a rank was not measured, or there is only one."""
         rates = [row.rate for row in self.rows if row.rate is not None]
         if len(rates) < max(2, len(self.rows)):
             return None
         return peer_bound(rates, self.promise.at_least_fraction, self.promise.at_most_spreads)
 
     def table(self) -> str:
-        """One line per rank."""
+        """One line per rank: rate, name, and why it is slow or was not measured."""
         lines = [f"{self.name}, {self.unit} ({self.how})"]
         for row in self.rows:
             number = "-" if row.rate is None else f"{row.rate:.4g}"
@@ -100,10 +100,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class PeerBound:
-    """What each rank has to reach beside the others.
+    """The rate that each rank must reach compared with the others.
 
-    reference: the median; or the fastest rank where most ranks are slow. source: how `limit` came
-    about, in words. slow: those below it, slowest first.
+    reference: the median, or the fastest rank if most ranks are slow. source: how `limit` was
+    computed, in words. slow: ranks below `limit`, slowest first.
     """
 
     median: float
@@ -117,14 +117,13 @@ class PeerBound:
 def peer_bound(rates: Sequence[float], fraction: float, spreads: float | None = None) -> PeerBound:
     """The bound that follows from the rates of two ranks or more; higher is better.
 
-    A rank is slow below `fraction` of the reference, which needs no guess at what is usual, finds
-    one slow rank of two, and is not blinded by the spread that the slow ones make themselves. The
-    reference is the median, of an even number the upper of the middle two: of two ranks the slow
-    one has no part in it. But if even the median is below `fraction` of the fastest rank, then most
-    ranks are slow, because nothing makes one of equals that much faster: then the fastest rank is
-    the reference. Where
-    ranks are many, they also may be no further than `spreads` × 1.4826 × median
-    deviation below the median: a narrow spread shows a rank that is slow by a little.
+    A rank is slow below `fraction` of the reference. This needs no estimate of the usual spread,
+    finds one slow rank of two, and is not blinded by the spread that slow ranks cause. The
+    reference is the median; of an even number it is the upper of the middle two, so that of two
+    ranks the slow one does not affect it. If even the median is below `fraction` of the fastest
+    rank, most ranks are slow, because nothing makes one of equals that much faster; then the
+    fastest rank is the reference. If there are at least `ENOUGH` ranks, a rank is also slow more
+    than `spreads` × 1.4826 × median deviation below the median: a narrow spread shows small losses.
     """
     if len(rates) < 2:
         raise ValueError(f"{len(rates)} rank cannot be compared; give two or more")
@@ -147,9 +146,9 @@ def peer_bound(rates: Sequence[float], fraction: float, spreads: float | None = 
 
 
 def cause(spent: Spent, shared: bool, load: Load | None, node: str) -> str:
-    """What took this rank's time, or holds its device back, worst first.
+    """Causes that cost this rank time or slow its device down, worst first.
 
-    shared: whether the machine has other nodes. load: of the device whose time was measured.
+    shared: whether the machine has other nodes. load: load of the measured device, if it has one.
     """
     held_back = [f"device {load}"] if load is not None and load.slowed else []
     return ", ".join([*_waiting(spent, shared, node), *_cold(), *held_back])
@@ -168,7 +167,7 @@ def _waiting(spent: Spent, shared: bool, node: str) -> list[str]:
     parts.append((others_s, f"by other processes of {node} on its CPUs{busiest}"))
     if not shared:
         rest_s = min(spent.delayed_s or 0.0, spent.idle_s) - others_s
-        parts.append((rest_s, "waiting for a CPU, with no process seen that had it"))
+        parts.append((rest_s, "waiting for a CPU that no observed process used"))
     of_s = spent.own_s if shared else spent.wall_s
     return [
         f"kept from running {part_s / of_s:.0%} of its time {what}"

@@ -1,4 +1,4 @@
-"""What the ranks of a world know of each other: values, names, times, machines, free memory.
+"""Exchange between the ranks of a world: values, times, shared machines, free memory.
 
 All ranks call these functions together, except where a docstring says otherwise.
 """
@@ -21,14 +21,14 @@ from pytest_mnode.rank.world import World
 
 T = TypeVar("T")
 _SHARE = 0.9
-"""Of the free memory, which ranks may take."""
+"""Share of the free memory that ranks may take."""
 
 
 def by_rank(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
-    """The `numbers` of each rank, by rank, the same on all; all give equally many, one at least.
+    """The `numbers` of each rank, by rank; the same on every rank.
 
-    Returns when every rank has called it, so it is a barrier as well. Whole numbers are exact up
-    to 2^53.
+    All ranks give equally many numbers, at least one. Returns after every rank has called it, so it
+    is also a barrier. Integers are exact up to 2^53.
     """
     if not numbers:
         raise ValueError("no numbers: ranks that exchange nothing do not wait for each other")
@@ -39,9 +39,9 @@ def by_rank(numbers: Sequence[float], device: torch.device) -> list[list[float]]
 
 
 def gathered(value: T) -> tuple[T, ...]:
-    """The value of each rank, by rank, the same on all: whatever can be pickled.
+    """The value of each rank, by rank, the same on all. It must be picklable.
 
-    Over the default process group, whatever other groups there are.
+    Always uses the default process group.
     """
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, value)
@@ -49,7 +49,7 @@ def gathered(value: T) -> tuple[T, ...]:
 
 
 def barrier(device: torch.device) -> None:
-    """Return when every rank has called this."""
+    """Return after every rank has called this."""
     by_rank([0.0], device)
 
 
@@ -63,7 +63,7 @@ def backend_on(device: torch.device) -> str:
 
 
 def boot_id() -> str:
-    """The running kernel's id, "" where unknown. Any rank may call this alone."""
+    """Boot id of the running kernel, "" if unknown. Any rank may call this alone."""
     return sysfs.boot_id() or ""
 
 
@@ -74,7 +74,7 @@ def share_a_machine(world: World) -> bool:
 
 
 def finish(device: torch.device) -> None:
-    """Wait for all work of the device. Any rank may call this alone."""
+    """Wait until the device has finished all work. Any rank may call this alone."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -82,8 +82,8 @@ def finish(device: torch.device) -> None:
 def elapsed_s(call: Callable[[], object], calls: int, device: torch.device) -> float:
     """Seconds from before the first to after the last of `calls` calls in a row, on this rank.
 
-    On a GPU between two events of the current stream, which collectives join; elsewhere by the
-    clock, with the device's work finished at both ends.
+    On a GPU the time is between two events of the current stream, which collectives join;
+    elsewhere it is wall time, with the device's work finished at both ends.
     """
     finish(device)
     if device.type == "cuda":
@@ -103,10 +103,10 @@ def elapsed_s(call: Callable[[], object], calls: int, device: torch.device) -> f
 
 
 def free_bytes_by_rank(device: torch.device) -> list[float]:
-    """What each rank may allocate, by rank, the same on all.
+    """Bytes that each rank may allocate, by rank, the same on all.
 
-    Nine tenths of what is free where the rank's buffers live, divided by the ranks that share it:
-    a GPU that several use, or the machine under nodes that are not machines of their own.
+    This is nine tenths of the free memory of the rank's device, divided by the ranks that share it:
+    ranks on one GPU, or ranks of nodes that share one machine.
     """
     free, place = _free(device)
     every = by_rank([free, place], device)
@@ -115,7 +115,7 @@ def free_bytes_by_rank(device: torch.device) -> list[float]:
 
 
 def _free(device: torch.device) -> tuple[float, float]:
-    """Free bytes, and a number for the place that they are in."""
+    """Free bytes of this rank's memory, and a number that identifies that memory."""
     boot = boot_id() or os.uname().nodename
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -128,5 +128,5 @@ def _free(device: torch.device) -> tuple[float, float]:
 
 
 def _number(text: str) -> float:
-    """A whole number that a float holds, the same for the same text only."""
+    """A 48-bit hash of `text`, which a float holds exactly."""
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]))

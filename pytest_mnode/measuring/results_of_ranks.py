@@ -1,8 +1,9 @@
-"""Whether what ranks compute is right: products of matrices, and training steps bit by bit.
+"""Correctness of what ranks compute: matrix products, and training steps compared bit by bit.
 
-Of steps, every rank trains a small model of its own alone, and then those of the ranks after it,
-which are on other nodes: each model is trained by several, whose digests vote. At last each rank
-trains its own once more, so that one that is wrong now and then contradicts itself.
+For the steps, every rank trains a small model of its own, without other ranks, and then those of
+the next ranks, which are on other nodes, so that several ranks train each model and their digests
+vote. Finally each rank trains its own model again, so that one with intermittent errors contradicts
+itself.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from pytest_mnode.spec.devices import TrainingStepPromise
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """Whose models a rank trained, by rank number, its own first and last; and to which digests.
+    """Digests of the models that a rank trained.
 
-    kind: of device and libraries; digests of other kinds may differ. why: it could not.
+    kind: device and library versions; digests may differ between kinds. models: rank numbers of
+    the models' owners, this rank first and last. why: why the rank could not train, else "".
     """
 
     name: str
@@ -39,14 +41,14 @@ class RankSteps:
 
 @dataclass(frozen=True, slots=True)
 class SameSteps:
-    """What all ranks came to, by rank; the same on every rank. steps: of each model."""
+    """Digests of all ranks, by rank; the same on every rank. steps: training steps per model."""
 
     rows: tuple[RankSteps, ...]
     steps: int
 
     @property
     def wrong(self) -> dict[str, int]:
-        """By rank, how many of its digests others, or it itself, did not come to."""
+        """By rank name, the number of its digests that a majority or its own rerun contradicts."""
         found: Counter[str] = Counter()
         for model, own in enumerate(self.rows):
             votes = self._votes(model)
@@ -60,7 +62,7 @@ class SameSteps:
 
     @property
     def unresolved(self) -> tuple[str, ...]:
-        """Ranks that disagree where no majority says which is wrong, nor another model's vote."""
+        """Ranks that disagree, where neither a majority nor another model shows which is wrong."""
         found = []
         for model in range(len(self.rows)):
             votes = self._votes(model)
@@ -79,7 +81,7 @@ class SameSteps:
 
 
 def compare_steps(promise: TrainingStepPromise, world: World, device: torch.device) -> SameSteps:
-    """Train on every rank and compare. All ranks call this."""
+    """Train on every rank and compare digests. All ranks call this."""
     kinds = gathered(_kind(device))
     models = models_of(world, kinds, promise.ranks)
     digests: list[str] = []
@@ -96,10 +98,10 @@ def compare_steps(promise: TrainingStepPromise, world: World, device: torch.devi
 
 
 def models_of(world: World, kinds: Sequence[str], ranks: int) -> tuple[int, ...]:
-    """Whose models this rank trains: its own, those of the next ranks of its kind, its own again.
+    """Owners of the models this rank trains: itself, the next ranks of its kind, itself again.
 
-    Ranks stand in a circle in which neighbours are on different nodes where there are several.
-    ranks: how many train each model, at most.
+    The ranks form a ring in which neighbours are on different nodes if there are several nodes.
+    ranks: maximum number of ranks that train each model.
     """
     alike = [rank for rank, kind in enumerate(kinds) if kind == kinds[world.rank]]
     alike.sort(key=lambda rank: (rank % world.local_size, rank))
@@ -126,7 +128,7 @@ def job_of(promise: TrainingStepPromise, seed: int) -> JobConfig:
 
 
 def _kind(device: torch.device) -> str:
-    """What digests depend on beside the work."""
+    """Device and library versions, on which digests depend."""
     if device.type == "cpu":
         return (
             f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
@@ -145,11 +147,11 @@ def _processor() -> str:
 
 
 def wrong_rows(size: int, dtype: str, device: torch.device, seed: int) -> int:
-    """Rows of a product that did not come out right on a device; NaN is wrong.
+    """Number of wrong rows of a matrix product on a device; NaN is wrong.
 
-    Factors are -1, 0 and 1, few enough of them that every sum is a whole number that the dtype
-    holds exactly; the product is checked by Freivalds' method, A(Bx) = (AB)x in float64 with random
-    signs x, which no single wrong value can pass.
+    The factors' values are -1, 0 and 1, with so many zeros that the dtype holds every sum exactly.
+    The product is checked by Freivalds' method, A(Bx) = (AB)x in float64 with random signs x, which
+    detects every single wrong value.
     """
     generator = torch.Generator().manual_seed(seed)
     part = min(0.5, (1 << 5) / size**0.5 / 2)
@@ -171,7 +173,7 @@ def wrong_rows(size: int, dtype: str, device: torch.device, seed: int) -> int:
 def wrong_products(
     size: int, dtype: str, world: World, device: torch.device
 ) -> dict[str, int | None]:
-    """By rank, the rows of one product that are wrong; None where it could not be computed.
+    """By rank name, the number of wrong rows of one product; None if it could not be computed.
 
     All ranks call this.
     """

@@ -1,4 +1,4 @@
-"""A collective over sizes: how long it takes, and whether results are right, in every repeat."""
+"""Sweep of a collective over sizes: its time, and whether results are right, in every repeat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.detection import blur
+from pytest_mnode.detection import noise_share
 from pytest_mnode.measurement import Curve, Point
 from pytest_mnode.measuring.checked_calls import Timed, votes, wrong_here
 from pytest_mnode.measuring.collectives import ALL_REDUCE, Group, Measured, Prepared
@@ -25,20 +25,21 @@ from pytest_mnode.spec.quantity import SIZE
 MOST_CALLS = 1000
 _FEW_CALLS = 4
 _MOST_REPEATS, _LEAST_MOST_REPEATS = 8, 12
-"""Where a size is noisy: so many times those asked for, or so many."""
+"""Most repeats of a noisy size: 8 times the requested number, or 12 if that is more."""
 _LEAD_BYTES = 512 * 1024
-"""What a call before each repeat sums: more than a shaper's burst, and ranks leave it together."""
+"""Size of the all-reduce before each repeat: it uses up a shaper's burst and aligns the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size: how long one call took in each repeat, by the slowest rank of that repeat.
+    """One size of a sweep.
 
-    size_bytes: as asked for. moved_bytes: in whole values and equal parts. count: values of a part,
-    as nccl-tests counts. calls: in a row in each repeat. wrong: values that were not right, over
-    all ranks. wrong_ranks: who had them. wrong_senders: who sent them, as far as known. checked: in
-    how many calls that was looked at: some before the repeats and the last of each, of which all
-    values were compared, and others of each repeat, of which a few were (`checked_calls`).
+    size_bytes: the requested size. moved_bytes: the size in whole values and equal parts. count:
+    values per part, as in nccl-tests. calls: calls in a row per repeat. times_s: seconds per call
+    in each repeat, of its slowest rank. wrong: number of wrong values over all ranks. wrong_ranks:
+    ranks that received them. wrong_senders: ranks that sent them, as far as known. checked: number
+    of checked calls: some before the repeats and the last of each repeat, with all values compared,
+    and others of each repeat, with a few values compared (`checked_calls`).
     """
 
     collective: str
@@ -55,17 +56,17 @@ class Row:
 
     @property
     def timed_bytes(self) -> int:
-        """Size of all timed calls together."""
+        """Total size of all timed calls."""
         return self.moved_bytes * self.calls * len(self.times_s)
 
     @property
     def median_s(self) -> float:
-        """Of the repeats; what the bandwidths are computed from."""
+        """Median over the repeats, from which bandwidths are computed."""
         return statistics.median(self.times_s)
 
     @property
     def p99_s(self) -> float:
-        """No more than one repeat in a hundred took longer: of less than 100 the slowest."""
+        """99th percentile over the repeats; with fewer than 100 repeats, the slowest."""
         return sorted(self.times_s)[math.ceil(0.99 * len(self.times_s)) - 1]
 
     @property
@@ -82,7 +83,7 @@ class Row:
 
     @property
     def all_busbw_gbytes_s(self) -> tuple[float, ...]:
-        """Of each repeat."""
+        """Busbw of each repeat."""
         return tuple(
             bandwidth.busbw_gbytes_s(self.collective, self.moved_bytes, time_s, self.ranks)
             for time_s in self.times_s
@@ -90,7 +91,7 @@ class Row:
 
     @property
     def point(self) -> Point:
-        """This row in a curve."""
+        """This row as a point of a curve."""
         return Point(
             size_bytes=self.moved_bytes,
             repeats=len(self.times_s),
@@ -114,7 +115,7 @@ class Unmeasured:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A row for each size that could be measured, rising; the same on every rank."""
+    """Rows of all sizes that could be measured, by rising size; the same on every rank."""
 
     measured: Measured
     ranks: int
@@ -139,10 +140,11 @@ def sweep(
 ) -> Sweep:
     """Measure a collective over all ranks, two or more. All ranks call this.
 
-    sizes_bytes: nccl-tests' meaning of a collective's size. warmup: calls before the first that is
-    timed, at each size. repeats: timed runs of as many calls as fill `REPEAT_S`. group: over all
-    ranks, the default one unless given. tolerated: by size, the blur (`detection.blur`) of a median
-    that is good enough; where it is more, repeats are added. Raises ValueError for one rank.
+    sizes_bytes: sizes as nccl-tests defines them. warmup: untimed calls before the timed ones, at
+    each size. repeats: timed runs, each of as many calls as fill `REPEAT_S`. group: a group of all
+    ranks; None for the default one. tolerated: by size, the largest acceptable
+    `detection.noise_share` of a median; repeats are added while it is larger. Raises ValueError for
+    one rank.
     """
     ranks = dist.get_world_size()
     if ranks < 2:
@@ -166,9 +168,9 @@ def sweep(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One size of a sweep. All ranks measure it alike. least_checked: calls checked one by one.
+    """Measuring of one size. All ranks call it alike. tolerated: see `sweep`.
 
-    tolerated: see `sweep`.
+    least_checked: least number of calls checked one by one.
     """
 
     measured: Measured
@@ -194,11 +196,11 @@ class _Run:
         except (RuntimeError, NotImplementedError) as error:
             if "not support" not in str(error) and "unsupported" not in str(error).lower():
                 raise
-            # Before anything was sent.
+            # Raised before anything was sent.
             return Unmeasured(self.size_bytes, str(error).partition("\n")[0])
         call_s = _call_s(prepared, max(1, self.warmup), device)
         calls = calls_of_a_repeat(call_s)
-        if calls > _FEW_CALLS:  # a shaper's burst let the first ones through
+        if calls > _FEW_CALLS:  # a shaper's burst made the first calls fast
             call_s = _call_s(prepared, math.ceil(calls / 4), device)
             calls = calls_of_a_repeat(call_s)
         checked = max(self.least_checked, min(CHECKED_CALLS, calls))
@@ -234,15 +236,15 @@ class _Run:
         )
 
     def _more_repeats(self, times_s: Sequence[float]) -> bool:
-        """Whether as many repeats again are wanted."""
+        """Whether another `repeats` repeats are needed."""
         if not times_s or self.tolerated is None:
             return not times_s
-        unsure = blur([1 / time_s for time_s in times_s])
+        unsure = noise_share([1 / time_s for time_s in times_s])
         most = max(_LEAST_MOST_REPEATS, _MOST_REPEATS * self.repeats)
         return (unsure is None or unsure > self.tolerated) and len(times_s) < most
 
     def _prepare(self, part: int, ranks: int) -> Prepared | str:
-        """Buffers on every rank, or in words why there is no room for them."""
+        """Buffers on every rank, or why there is no memory for them."""
         needed_bytes = self.measured.held_bytes(self.size_bytes, ranks)
         if why := too_large(needed_bytes, free_bytes_by_rank(self.device)):
             return why
@@ -257,23 +259,23 @@ class _Run:
 
 
 def _call_s(prepared: Prepared, calls: int, device: torch.device) -> float:
-    """How long a call takes, by the slowest rank, over a few. All ranks call this."""
+    """Mean seconds of `calls` calls on the slowest rank. All ranks call this."""
     mine_s = elapsed_s(prepared.run_scratch, calls, device) / calls
     return max(times[0] for times in by_rank([mine_s], device))
 
 
 def too_large(needed_bytes: int, free_bytes: Sequence[float]) -> str | None:
-    """Why buffers of `needed_bytes` a rank are not made; None where every rank has the room."""
+    """Why buffers of `needed_bytes` per rank do not fit; None if every rank has room."""
     least = min(free_bytes)
     if needed_bytes <= least:
         return None
     gib, rank = 1 << 30, free_bytes.index(least)
     return (
-        f"needs {needed_bytes / gib:.3g} GiB on every rank, and rank {rank} may take no more than "
+        f"needs {needed_bytes / gib:.3g} GiB on every rank, but rank {rank} may allocate only "
         f"{least / gib:.3g} GiB"
     )
 
 
 def calls_of_a_repeat(call_s: float) -> int:
-    """How many calls of `call_s` seconds fill a repeat."""
+    """Number of calls of `call_s` seconds that fill a repeat."""
     return max(1, min(MOST_CALLS, math.ceil(REPEAT_S / max(call_s, 1e-9))))

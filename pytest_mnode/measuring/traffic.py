@@ -1,7 +1,7 @@
-"""Which interfaces and RDMA devices nodes sent over, each byte counted once. Pure, without torch.
+"""Interfaces and RDMA devices that nodes sent over; each byte counts once. Pure, without torch.
 
-A bond and its links count what goes over both, and so do a VLAN and the NIC below it, and a port of
-InfiniBand and the IP interface on it.
+A bond and its links count the same bytes, and so do a VLAN and the NIC below it, and an InfiniBand
+port and the IP interface on it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
 from pytest_mnode.spec.inventory import Network
 
 LowerDevices = Mapping[str, Sequence[str]]
-"""By interface or RDMA device, the lower devices that carry and count its bytes as well."""
+"""By interface or RDMA device, the lower devices that also carry and count its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentByNode:
-    """Bytes that each interface and RDMA device of a node sent, headers included, as both count.
+    """Bytes that each interface and RDMA device of a node counted as sent, headers included.
 
-    least_bytes: what the node must have sent to the others; less than half of it on all interfaces
-    of a network together, and on all others, means that no counter saw the traffic, as with
-    soft-RoCE. 0 where it need not send anything. lower_devices: which of them count the same bytes.
+    least_bytes: bytes that the node must have sent to other nodes; 0 if it need not send. If all
+    interfaces of a network together, and all others, sent less than half of it, no counter saw the
+    traffic, as with soft-RoCE. lower_devices: devices that count the same bytes.
     """
 
     node: str
@@ -33,27 +33,27 @@ class SentByNode:
     lower_devices: LowerDevices = field(default_factory=dict)
 
     def own_bytes(self, network: Network | None = None) -> dict[str, int]:
-        """What each interface sent, with bytes that several count at one of them: the uppermost,
-        or below that those of `network`."""
+        """Bytes each interface sent. If several count the same bytes, the uppermost of them in
+        `network` keeps these, or else the uppermost of all."""
         known = {*self.sent_bytes, *itertools.chain.from_iterable(self.lower_devices.values())}
         named = [n for n in known if network is not None and network.has_interface(n)]
         return own_bytes(self.sent_bytes, self.lower_devices, named)
 
     @property
     def carrier(self) -> str | None:
-        """The interface that sent most; None where all together sent too little to have done so."""
+        """The interface that sent most; None if all together sent too little."""
         own = self.own_bytes()
         if not self._enough(sum(own.values())):
             return None
         return max(own, key=lambda name: own[name])
 
     def share(self, network: Network) -> float | None:
-        """Part of the bytes that went over `network`, 0 to 1; None where none are known."""
+        """Share of the bytes that went over `network`, 0 to 1; None if no counter saw traffic."""
         on_it, past_it = self._sums(network)
         return on_it / (on_it + past_it) if self._enough(max(on_it, past_it)) else None
 
     def off_fabric(self, network: Network) -> str | None:
-        """The interface that carried the traffic instead of `network`; None where none did."""
+        """The interface that carried the traffic instead of `network`; None if none did."""
         on_it, past_it = self._sums(network)
         if past_it <= on_it or not self._enough(past_it):
             return None
@@ -63,14 +63,14 @@ class SentByNode:
         return max(past, key=lambda name: past[name])
 
     def _sums(self, network: Network) -> tuple[int, int]:
-        """Bytes over the interfaces of `network`, and over all others: a node may have many NICs,
-        of which each carries its part."""
+        """Bytes sent over the interfaces of `network`, and over all others; a node may have many
+        NICs that share the traffic."""
         own = self.own_bytes(network)
         on_it = sum(n for name, n in own.items() if self._is_on(name, network))
         return on_it, sum(own.values()) - on_it
 
     def _is_on(self, name: str, network: Network) -> bool:
-        """Whether an interface is of `network`, or made of interfaces of it."""
+        """Whether an interface or one of its lower devices is in `network`."""
         return any(map(network.has_interface, (name, *all_lower_devices(name, self.lower_devices))))
 
     def _enough(self, sent: int) -> bool:
@@ -78,7 +78,7 @@ class SentByNode:
 
 
 def off_fabric(traffic: Sequence[SentByNode], network: Network) -> str | None:
-    """Who sent over what instead of `network`, in words; None where nobody did."""
+    """Nodes and the interfaces they used instead of `network`, in words; None if none did."""
     instead = {t.node: name for t in traffic if (name := t.off_fabric(network))}
     if not instead:
         return None
@@ -88,15 +88,15 @@ def off_fabric(traffic: Sequence[SentByNode], network: Network) -> str | None:
 
 
 def lower_devices_here() -> LowerDevices:
-    """Which interfaces and RDMA devices of this node count the same bytes."""
+    """Lower devices of this node's interfaces and RDMA devices."""
     return lower_devices_of(read_interfaces() or (), read_rdma() or ())
 
 
 def lower_devices_of(
     interfaces: Iterable[Interface], devices: Iterable[RdmaDevice]
 ) -> LowerDevices:
-    """Links of a bond, ports of a bridge, the NIC of a VLAN, and the interfaces of an RDMA device,
-    whose bytes its ports count too where it is InfiniBand."""
+    """By device: links of a bond, ports of a bridge, the NIC of a VLAN, and the interfaces of an
+    RDMA device, whose InfiniBand ports count the interfaces' bytes too."""
     found = {nic.name: tuple(n for n in (*nic.slaves, nic.parent) if n) for nic in interfaces}
     found |= {device.name: device.netdevs for device in devices}
     known = found.keys()
@@ -110,10 +110,10 @@ def lower_devices_of(
 def own_bytes(
     counts: Mapping[str, int], lower_devices: LowerDevices, named: Collection[str] = ()
 ) -> dict[str, int]:
-    """Each byte once, with the uppermost that counted it.
+    """Bytes by device, each byte counted once, at the uppermost device that counted it.
 
-    named: the devices in question. What a device above them counted stays with its lower devices,
-    because only one link of a bond may be in question.
+    named: the devices in question. Bytes that a device above them counted stay with its lower
+    devices, because `named` may contain only one link of a bond.
     """
     own = dict(counts)
     for upper, lowers in lower_devices.items():
@@ -130,7 +130,7 @@ def own_bytes(
 
 
 def all_lower_devices(name: str, lower_devices: LowerDevices) -> set[str]:
-    """The lower devices of an interface and theirs, such as the links of a VLAN's bond."""
+    """All lower devices of an interface, recursively, such as the links of a VLAN's bond."""
     found: set[str] = set()
     waiting = [name]
     while waiting:

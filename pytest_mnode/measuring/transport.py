@@ -1,4 +1,4 @@
-"""The proof of transport, made in ranks: an all-reduce is sent, facts are read around it."""
+"""Proof of transport in ranks: an all-reduce, with facts read before and after it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ def prove_transport(
 ) -> list[Measurement]:
     """Send the all-reduce that the promise names, and judge its path. All ranks call this.
 
-    With the default group in place, over two nodes or more. The measurements are the same on every
-    rank.
+    Needs the default group and two nodes or more. The measurements are the same on every rank.
     """
     backend = backend_on(device)
     buffer = torch.zeros(max(1, promise.size_bytes // 4), dtype=torch.float32, device=device)
-    if backend != "gloo":  # gloo is connected by now, others connect at their first call
+    if backend != "gloo":  # gloo is already connected; others connect at their first call
         dist.all_reduce(buffer)
 
     def send() -> None:
@@ -50,17 +49,17 @@ def _facts(
     send: Callable[[], None],
     device: torch.device,
 ) -> Evidence:
-    """Facts of all nodes and ranks around `send`; the same on every rank."""
+    """Facts of all nodes and ranks before and after `send`; the same on every rank."""
     settle_s = settling_s(world)
     barrier(device)
-    time.sleep(settle_s)  # what was sent to connect is counted
+    time.sleep(settle_s)  # until the counters include what connecting sent
     before = Machine.read(parts=PARTS)
-    barrier(device)  # nobody sends before all have read
+    barrier(device)  # no rank sends before all ranks have read
     send()
-    barrier(device)  # everything has arrived, and nothing is sent until all have read again
+    barrier(device)  # all data has arrived, and no rank sends until all have read again
     time.sleep(settle_s)
     after = Machine.read(parts=PARTS)
-    # The counters of a node are read by its first rank.
+    # Only the first rank of a node reports its counters.
     node = NodeTraffic.between(world.node, before, after) if world.local_rank == 0 else None
     every = gathered((node, rank_now(world, backend, os.environ, Path("/"))))
     return Evidence(

@@ -1,5 +1,5 @@
-"""What became of a test in ranks, pure: who failed first, who is a victim, who is absent.
+"""Outcome of a test in ranks, pure: the first failure, its victims, and absent ranks.
 
-outcome: the state of each rank, and failures. raised, failures, stuck: failures out of reports,
-deaths, silence and stacks. calls: collectives of ranks compared. merge: one pytest report of all.
+outcome: the state of each rank, and failures. raised, failures, stuck: failures from reports,
+deaths, missing reports and stacks. calls: comparison of collectives. merge: one pytest report.
 """

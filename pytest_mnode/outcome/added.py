@@ -1,4 +1,4 @@
-"""What plugins and tests add to the reports of ranks, put together for one report."""
+"""Values that plugins and tests add to the reports of ranks, merged for one report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from pytest_mnode.outcome.describe import ranks_text
 
 ADDED = "mnode_added"
-"""Attribute of a merged report: what goes onto it when no plugin touches it any more."""
+"""Attribute of a merged report: values to add to it once no plugin changes it any more."""
 OF_A_PLAIN_PASS = frozenset(vars(pytest.TestReport("", ("", None, ""), {}, "passed", None, "call")))
 OF_EVERY_REPORT = OF_A_PLAIN_PASS | {"wasxfail"}
 
 
 def added(reports: Iterable[pytest.TestReport]) -> dict[str, Any]:
-    """Attributes that only some class or plugin gives to a report, of all ranks."""
+    """Merged attributes of all ranks' reports that plain pytest reports do not have."""
     values: dict[str, list[Any]] = {}
     for report in {id(report): report for report in reports}.values():
         for name in vars(report).keys() - OF_EVERY_REPORT:
@@ -26,7 +26,8 @@ def added(reports: Iterable[pytest.TestReport]) -> dict[str, Any]:
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """Maps key by key, lists and whole lines one after another, equal ones once; else the first."""
+    """Maps merged by key; lists and whole lines concatenated, equal ones once; else the first value
+    that is not None."""
     if all(isinstance(value, dict) for value in values):
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: joined([value[key] for value in values if key in value]) for key in keys}
@@ -42,7 +43,7 @@ def joined(values: Sequence[Any]) -> Any:
 
 
 def give_added(report: pytest.TestReport) -> None:
-    """Put what ranks' plugins added onto their merged report, before what was added here."""
+    """Add the values of ranks' plugins to their merged report, before values added here."""
     for name, value in vars(report).pop(ADDED, {}).items():
         own = getattr(report, name, None)
         setattr(report, name, value if own is None else joined([value, own]))
@@ -54,8 +55,8 @@ Recorded = Sequence[tuple[str, Any]]
 def recorded_by_all(by_rank: Mapping[int, Recorded], ranks: int) -> list[tuple[str, Any]]:
     """Every value, in the order of the first rank that has it.
 
-    What all ranks recorded alike keeps its name; else the name says which ranks did. ranks: how
-    many there are, with those that died and so recorded nothing.
+    A value that all ranks recorded keeps its name; otherwise the recording ranks are added to the
+    name. ranks: number of all ranks, including those that died and so recorded nothing.
     """
     found: dict[tuple[str, str, int], tuple[Any, list[int]]] = {}
     for rank, recorded in by_rank.items():

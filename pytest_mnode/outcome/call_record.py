@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SLOTS = 128
-"""How many calls of a rank are kept."""
+"""Number of calls kept for each rank."""
 SLOT_BYTES = 512
 SEPARATOR = "\x1f"
 INSIDE, LIMITED, PENDING, RETURNED, RAISED = "i", "l", "p", "r", "x"
@@ -23,7 +23,7 @@ _NOT_COMPARED = re.compile(r" \(here .*")  # its end may be cut off
 class Call:
     """One collective. `number` counts the rank's calls in this test, `seq` those of the group.
 
-    group: its name and ranks ("1 0-1"), "" for the default group; arguments: in words.
+    group: its name and ranks ("1 0-1"), "" for the default group; arguments: as text.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Call:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Equal where calls match: of a shape, only the number of elements counts."""
+        """Key that is equal for matching calls: of a shape, only the number of elements counts."""
         return self.op, _compared(self.arguments)
 
     @property
@@ -51,7 +51,7 @@ class Call:
 
     @property
     def has_no_end(self) -> bool:
-        """Whether it waits until all ranks come; a handle may be waited for with a timeout."""
+        """Whether it waits for all ranks without limit; a handle may be given a timeout."""
         return self.state in (INSIDE, PENDING) and not self.mode
 
     @property
@@ -74,7 +74,7 @@ def group_text(group: str) -> str:
 
 
 def read(path: Path) -> str | None:
-    """The record of a rank without its empty space; None where there is none."""
+    """The record of a rank without its empty space; None if there is none."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -84,7 +84,7 @@ def read(path: Path) -> str | None:
 
 
 def parse(text: str) -> list[Call]:
-    """Calls of a record, oldest first; what is half written is left out."""
+    """Calls of a record, oldest first; calls that are only half written are left out."""
     found = []
     for line in text.split("\n"):
         words = line.split(SEPARATOR)

@@ -1,4 +1,4 @@
-"""What each rank called, compared: which collective differs, and who will wait for ever.
+"""Comparison of the ranks' calls: the collective that differs, and ranks that wait for ever.
 
 Ranks of a group must make the same calls in the same order. A call of one group is compared with
 the call of the same number in the other ranks: operation, number of elements, dtype, reduce
@@ -16,19 +16,19 @@ from pytest_mnode.outcome.call_record import INSIDE, PENDING, RAISED, SLOTS, Cal
 from pytest_mnode.outcome.describe import ranks_text, waiting_text
 
 _KINDS = 4
-"""How many kinds of calls of one number are shown."""
+"""Maximum number of different calls shown for one call number."""
 _SHOWN = 3
-"""How many calls up to the one that differs are shown."""
+"""Number of calls shown, up to the one that differs."""
 
 Calls = Mapping[int, Sequence["Call"]]
-"""By rank, oldest first."""
+"""Calls by rank, oldest first."""
 _Numbers = Mapping[str, int]
-"""By group: the number of the first call whose error the test caught. Later ones do not match."""
+"""By group: number of the first call whose error the test caught. Later calls do not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ranks whose calls differ from the others'; all of them where there is no majority."""
+    """Ranks whose calls differ from the others'; all of them if there is no majority."""
 
     ranks: list[int]
     line: str
@@ -36,15 +36,15 @@ class Difference:
 
 
 def _members(group: str) -> frozenset[int] | None:
-    """Ranks of a group, none where they are not known; None for all."""
+    """Ranks of a group, empty if unknown; None for all ranks."""
     return (parse_cpulist(group.partition(" ")[2]) or frozenset()) if group else None
 
 
 def difference(calls: Calls, ended: Collection[int], *, still: bool) -> Difference | None:
-    """What differs first, None where nothing does.
+    """The first difference; None if there is none.
 
-    ended: ranks that ended the test and did not fail; still: no rank has made a call for a while,
-    so that a rank inside a call can be waited for in vain.
+    ended: ranks that ended the test and did not fail; still: whether no rank has made a call for a
+    while, so that ranks inside calls may wait for each other for ever.
     """
     caught = _caught(calls, ended)
     return (
@@ -54,8 +54,8 @@ def difference(calls: Calls, ended: Collection[int], *, still: bool) -> Differen
     )
 
 
-def is_hopeless(calls: Calls, ended: Collection[int]) -> bool:
-    """Whether ranks that stand still will never go on."""
+def is_deadlock(calls: Calls, ended: Collection[int]) -> bool:
+    """Whether ranks that make no more calls can never continue."""
     caught = _caught(calls, ended)
     return bool(
         any(c.state in (INSIDE, PENDING) for at in _pairs(calls, caught) for c in at.values())
@@ -65,7 +65,7 @@ def is_hopeless(calls: Calls, ended: Collection[int]) -> bool:
 
 
 def absent(calls: Calls) -> set[int]:
-    """Ranks that have not made a call which others are in: those wait for them."""
+    """Ranks that have not made a call in which others wait for them."""
     waits = _waits(calls, {}, lambda call: call.state == INSIDE)
     return {rank for group, seq, _ in waits for rank in _missing(calls, group, seq)}
 
@@ -98,7 +98,7 @@ def _matches(call: Call, caught: _Numbers) -> bool:
 
 
 def _pairs(calls: Calls, caught: _Numbers) -> list[dict[int, Call]]:
-    """Calls of the same number of the same group that are not equal, the first made first."""
+    """Unequal calls of the same number in the same group, the earliest first."""
     by_number: dict[tuple[str, int], dict[int, Call]] = {}
     for rank, made in calls.items():
         for call in made:
@@ -133,7 +133,7 @@ def _unequal(calls: Calls, caught: _Numbers) -> Difference | None:
 def _left(
     calls: Calls, ended: Collection[int], caught: _Numbers, waits: Callable[[Call], bool]
 ) -> Difference | None:
-    """Ranks that ended the test without a call in which others are."""
+    """Ranks that ended the test without making a call in which others wait."""
     going_on = {rank: made for rank, made in calls.items() if rank not in ended}
     for group, seq, inside in _waits(going_on, caught, waits):
         left = sorted(_missing(calls, group, seq) & set(ended))
@@ -142,7 +142,7 @@ def _left(
         call = next(c for c in calls[inside[0]] if (c.group, c.seq) == (group, seq))
         if len(inside) < len(left):
             line = f"called {call.text} {call.as_which} ({call.place}), " + (
-                f"without which {ranks_text(left)} ended the test"
+                f"but {ranks_text(left)} ended the test without it"
             )
             return Difference(inside, line, f"{line}\n\n{_history(calls, group, seq)}")
         line = (
@@ -214,14 +214,14 @@ def _kinds(by_rank: Mapping[int, object]) -> list[list[int]]:
 
 
 def _odd(kinds: Sequence[list[int]]) -> list[int]:
-    """Ranks apart from the majority; all of them where there is none."""
+    """Ranks outside the majority; all of them if there is none."""
     if len(kinds) > 1 and len(kinds[0]) == len(kinds[1]):
         return sorted(rank for ranks in kinds for rank in ranks)
     return sorted(rank for ranks in kinds[1:] for rank in ranks)
 
 
 def _history(calls: Calls, group: str, seq: int) -> str:
-    """The calls up to the one that differs, equal ones together."""
+    """Text of the calls up to the one that differs, equal ones merged."""
     lines = [f"calls of {group_text(group)}:"]
     for number in range(max(1, seq - _SHOWN + 1), seq + 2):
         at = {

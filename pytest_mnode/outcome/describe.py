@@ -1,4 +1,4 @@
-"""Words for ranks and for how they ended."""
+"""Texts for ranks and for how they ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.protocol.agent_messages import Death
 
 MOST_SHOWN = 16
-"""Different failures, outputs or stacks that one report shows: a report has a bounded size."""
+"""Maximum number of different failures, outputs or stacks in one report, to bound its size."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -49,22 +49,22 @@ def ended_text(code: int | None, number: int | None) -> str:
 
 
 def returncode_text(code: int) -> str:
-    """The same as a verb, of a return code as Python gives it: a signal is its negative."""
+    """How a process ended, as a verb phrase, from Python's return code: negative for a signal."""
     return ended_text(code, None) if code >= 0 else f"was {ended_text(None, -code)}"
 
 
 def death_line(death: Death) -> str:
-    """One line: rank, node, how it ended, and what else is known of the cause."""
+    """One line: rank, node, how the rank ended, and the cause if known."""
     return f"rank {death.rank} on {death.node} {died_of(death)}"
 
 
 def died_of(death: Death) -> str:
-    """How a rank ended, and what else is known of the cause."""
+    """How a rank ended, and the cause if known."""
     text = ended_text(death.code, death.signal)
     if death.signal != signal.SIGKILL:
         return text
     peak = death.peak_rss_bytes
-    memory = f", its memory at most {peak / 2**20:.0f} MiB" if peak else ""
+    memory = f", peak memory {peak / 2**20:.0f} MiB" if peak else ""
     kills = death.oom_kills
     if kills.in_group:
         counted = f"OOM kills in {kills.group}: {kills.in_group}"

@@ -1,7 +1,7 @@
-"""All that went wrong in a test, and which ranks began it.
+"""All failures in a test, and the ranks that caused them.
 
-Beside what ranks raised: ranks that died, were lost, fell silent, hang, skipped alone, called
-another collective than the others, or left something behind.
+Besides exceptions: ranks that died, were lost, stopped reporting, hang, skipped alone, called
+another collective than the others, or left resources behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pytest_mnode.outcome.stuck import stuck_failures
 
 
 def failures_of(outcome: Outcome, reports: Reports) -> list[Failure]:
-    """All that went wrong, culprits first, each in the order of time. Empty: nothing did."""
+    """All failures, culprits first, then victims, each by time; empty if nothing failed."""
     failures = [
         *raised(outcome, reports),
         *deaths(outcome),
@@ -51,14 +51,14 @@ def failures_of(outcome: Outcome, reports: Reports) -> list[Failure]:
 
 
 def sorted_failures(failures: list[Failure]) -> list[Failure]:
-    """Culprits first, each in the order of time; of victims alone, the first is the culprit."""
+    """Culprits first, then victims, each by time; if all are victims, the first is the culprit."""
     if failures and all(g.victim for g in failures):
         min(failures, key=lambda g: g.time).victim = False
     return sorted(failures, key=lambda g: (g.victim, g.time))
 
 
 def different_calls(outcome: Outcome, others: list[Failure]) -> list[Failure]:
-    """Whose calls differ, before ranks that raised inside of a call, which are its victims."""
+    """Failure of the ranks whose calls differ; ranks that raised in a call become its victims."""
     calls = outcome.calls
     found = difference(calls, outcome.ended, still=outcome.still)
     if found is None or not (others or any(s.stuck_in for s in outcome.states.values())):
@@ -69,7 +69,7 @@ def different_calls(outcome: Outcome, others: list[Failure]) -> list[Failure]:
         )
     first = min(others, key=lambda g: PHASES.index(g.when), default=None)
     when, in_phase = (first.when, first.in_phase) if first else ("call", False)
-    # A rank that died of something else explains what the others called after that.
+    # A rank that died of another cause explains the later calls of the others.
     gone = any(outcome.states[r].gone for g in others if not g.victim for r in g.ranks)
     time = math.inf if gone else -math.inf
     return [Failure(found.ranks, when, found.line, None, found.text, time, False, in_phase)]
@@ -83,7 +83,7 @@ def _ended_by_call(state: RankState, calls: list[Call] | None) -> bool:
 
 
 def deaths(outcome: Outcome) -> list[Failure]:
-    """Ranks that ended as processes."""
+    """Failures of ranks whose process died."""
     found = {r: s for r, s in outcome.states.items() if s.death is not None}
     return collected(
         ((r, _death_key(s), s.failed_at or 0.0) for r, s in found.items()),
@@ -109,7 +109,7 @@ def _death(state: RankState) -> Failure:
     for title, content in (("error", death.error), ("output", death.output), ("log", death.log)):
         if shown := without_native_frames(content).strip("\n").rstrip():
             text += f"\n\nend of its {title}:\n{shown}"
-    # An abort after a peer was lost is what NCCL's watchdog does in the ranks that are left.
+    # After a peer was lost, NCCL's watchdog aborts the remaining ranks.
     victim = death.signal == signal.SIGABRT and is_peer_lost(death.output + death.log)
     return Failure([state.rank], state.phase, line, text=text, victim=victim)
 
@@ -121,7 +121,7 @@ def _phase_words(state: RankState) -> str:
 
 
 def lost(outcome: Outcome) -> list[Failure]:
-    """Ranks whose node or launcher is gone."""
+    """Failures of ranks whose node or launcher is gone."""
     found = {r: s for r, s in outcome.states.items() if s.lost}
     return collected(
         ((rank, s.lost, s.failed_at or 0.0) for rank, s in found.items()),
@@ -130,7 +130,11 @@ def lost(outcome: Outcome) -> list[Failure]:
 
 
 def _problems(outcome: Outcome) -> list[Failure]:
-    problems = {r: s.torn.problem for r, s in outcome.states.items() if s.torn and s.torn.problem}
+    problems = {
+        r: s.torn_down.problem
+        for r, s in outcome.states.items()
+        if s.torn_down and s.torn_down.problem
+    }
 
     def make(rank: int) -> Failure:
         state, text = outcome.states[rank], problems[rank]
@@ -147,7 +151,7 @@ def _problems(outcome: Outcome) -> list[Failure]:
 
 
 def _silent(outcome: Outcome) -> list[Failure]:
-    """Ranks without a report of their end: no report is no pass."""
+    """Ranks without a report of their end: a missing report is not a pass."""
     if outcome.quit:
         return []
     ran = any("call" in s.reports for s in outcome.states.values())
@@ -156,10 +160,10 @@ def _silent(outcome: Outcome) -> list[Failure]:
         if state.gone or state.stuck_in or state.failed_at is not None:
             continue
         line = ""
-        if state.torn is None or not state.pong:
-            line = "never reported the end of the test"
+        if state.torn_down is None or not state.pong:
+            line = "did not report the end of the test"
         elif ran and "call" not in state.reports and not _has_skipped(state):
-            line = "did not run the test, which others did"
+            line = "did not run the test, but other ranks did"
         if line:
             failures.append(Failure([rank], state.phase, line, text=line, time=outcome.stopped))
     return failures
@@ -196,7 +200,7 @@ _REMEDIES = {
 
 def _remedy(leak: str) -> str:
     kinds = (both for kind, both in _REMEDIES.items() if leak.startswith(kind))
-    do, pattern = next(kinds, ("let go of what holds it", "'memory'"))
+    do, pattern = next(kinds, ("release what holds it", "'memory'"))
     return (
         f"{do} before the test ends, or allow it: @pytest.mark.mnode(may_leave=PATTERN) or the ini "
         f"key mnode_may_leave, with a pattern of {pattern}"
@@ -206,7 +210,7 @@ def _remedy(leak: str) -> str:
 def _leaks(outcome: Outcome) -> list[Failure]:
     by_leak: dict[str, dict[str, list[int]]] = {}
     for rank, state in outcome.states.items():
-        for leak in state.torn.leaks if state.torn else ():
+        for leak in state.torn_down.leaks if state.torn_down else ():
             alike = by_leak.setdefault(re.sub(r"\d+", "#", leak), {})
             alike.setdefault(leak, []).append(rank)
     nodes = outcome.nodes

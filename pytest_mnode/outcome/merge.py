@@ -1,4 +1,4 @@
-"""Merges what many ranks report of one test into one pytest report, the culprit first."""
+"""Merging of many ranks' reports of one test into one pytest report, the culprit first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
 from pytest_mnode.outcome.stuck import stuck_failures
 
 MOST_SECTIONS = 32
-"""Different captured outputs that one report shows."""
+"""Maximum number of different captured outputs in one report."""
 _LINE_CHARS = 200
 _TELEMETRY = "c10d-NullHandler"
 
@@ -40,12 +40,12 @@ def merge(
     *,
     partial: Mapping[int, Sequence[pytest.TestReport]] | None = None,
 ) -> list[pytest.TestReport]:
-    """Pytest reports of the phases, and of subtests before that of the body.
+    """Pytest reports of the phases, with those of subtests before that of the body.
 
     reports: the ranks' own, by rank and phase. partial: further reports, by rank.
     """
     failures = failures_of(outcome, reports)
-    # Victims may be in the phase before: a rank leaves the making of a group before the others do.
+    # Victims may be in the phase before: a rank may finish creating a group before the others.
     first = [g for g in failures if not g.victim] or failures
     blamed = min((_reported_in(g) for g in first), key=PHASES.index, default=None)
     merged: list[pytest.TestReport] = []
@@ -104,9 +104,10 @@ def merge(
 def _partial(
     outcome: Outcome, partial: Mapping[int, Sequence[pytest.TestReport]]
 ) -> list[pytest.TestReport]:
-    """Reports beside those of the phases, those of the same subtest in several ranks as one.
+    """Reports other than those of the phases; those of one subtest in several ranks are merged.
 
-    It is the same where all that is particular to the report is, and as often met before.
+    A subtest is the same if all attributes that plain reports lack are equal, and as many equal
+    reports came before it in its rank.
     """
     found: dict[Any, dict[int, pytest.TestReport]] = {}
     times: dict[int, float] = {}
@@ -140,16 +141,16 @@ def _one_partial(
     failures = sorted(raised_in(str(report.when), failed, times), key=lambda g: (g.victim, g.time))
     report.longrepr = _repr(outcome, failures, fine)  # type: ignore[assignment]
     report.sections = _sections(have, set(failed))
-    if not failures[0].victim:  # the report of the test itself says because of what
+    if not failures[0].victim:  # a victim's culprit is in the test's own report
         report.mnode_culprit = _culprit(outcome, failures[0])  # type: ignore[attr-defined]
     return report
 
 
 def _reported_in(failure: Failure) -> Phase:
-    """The phase whose report shows this.
+    """The phase whose report shows `failure`.
 
-    A fixture that raises in teardown leaves the test passed and is an error of its own, as ever in
-    pytest. A rank that died or hung there never reported a pass: the test failed.
+    A fixture that raises in teardown leaves the test passed and is an error of its own, as always
+    in pytest. A rank that died or hung in teardown never reported a pass: the test failed.
     """
     if failure.when == "teardown" and not failure.in_phase:
         return "call"
@@ -157,13 +158,13 @@ def _reported_in(failure: Failure) -> Phase:
 
 
 def _culprit(outcome: Outcome, first: Failure) -> str | None:
-    """Where it began; nothing that happened to all ranks points at one."""
+    """Ranks and nodes of the first failure; None if it happened to all ranks."""
     everywhere = len(first.ranks) == len(outcome.states)
     return None if everywhere else outcome.places(first.ranks)
 
 
 def _time(outcome: Outcome, merged: list[pytest.TestReport], blamed: str | None) -> None:
-    """What no rank's report accounts for was spent in the phase that failed."""
+    """Add the time that no rank's report accounts for to the phase that failed."""
     if blamed is not None:
         spent = outcome.stopped - outcome.started - sum(r.duration for r in merged)
         for report in merged:
@@ -172,12 +173,12 @@ def _time(outcome: Outcome, merged: list[pytest.TestReport], blamed: str | None)
 
 
 def _take_over(report: pytest.TestReport, have: dict[int, pytest.TestReport]) -> None:
-    """Outcome of a phase in which nothing failed: skipped, xfailed, xpassed or passed."""
+    """Set the outcome of a phase without failures: skipped, xfailed, xpassed or passed."""
     reports = list(have.values())
     xfailed = [r for r in reports if is_xfailed(r)]
     skipped = [r for r in reports if is_skipped(r)]
     xpassed = [r for r in reports if r.passed and hasattr(r, "wasxfail")]
-    # Expected failures that other ranks did not have, and a strict mark's complaint of it, are not.
+    # An xfail in one rank counts, although other ranks pass, or fail because the mark is strict.
     chosen = (xfailed or skipped or xpassed or [r for r in reports if r.passed])[:1]
     for one in chosen:
         report.outcome = one.outcome
@@ -188,7 +189,7 @@ def _take_over(report: pytest.TestReport, have: dict[int, pytest.TestReport]) ->
 
 
 def _sections(have: dict[int, pytest.TestReport], first: set[int]) -> list[tuple[str, str]]:
-    """Captured output, equal texts once, those of failed ranks first."""
+    """Captured outputs, equal texts merged, those of failed ranks first."""
     by_text: dict[tuple[str, str], list[int]] = {}
     for rank in sorted(have, key=lambda r: (r not in first, r)):
         for name, text in have[rank].sections:
@@ -211,14 +212,14 @@ def _without_telemetry(text: str) -> str:
 
 
 def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], str]) -> RanksRepr:
-    """`fine` says what became of a rank that is in no failure."""
+    """fine: function from a rank that is in no failure to its outcome as text."""
     parts = []
     for number, failure in enumerate(failures[:MOST_SHOWN]):
         title = outcome.places(failure.ranks)
         if number == 0 and len(failures) > 1:
             title += ": first"
         elif failure.victim:
-            title += ": because of it"
+            title += ": caused by the first failure"
         parts.append(Part(title, failure.report, failure.text.rstrip()))
     if hidden := failures[MOST_SHOWN:]:
         ranks = {rank for failure in hidden for rank in failure.ranks}
@@ -238,21 +239,21 @@ def _repr(outcome: Outcome, failures: Sequence[Failure], fine: Callable[[int], s
 
 
 def _fine(outcome: Outcome, rank: int) -> str:
-    """What became of a rank in which nothing was found wrong."""
+    """Outcome of a rank without a failure."""
     state = outcome.states[rank]
     if any(report.outcome == "failed" for _, report in state.partial):
         return "failed in a subtest"
     skips = [p for p in state.reports.values() if p.outcome == "skipped"]
     if skips:
         return "failed as expected" if any("wasxfail" in p.data for p in skips) else "skipped"
-    if "call" in state.reports and state.torn is not None:
+    if "call" in state.reports and state.torn_down is not None:
         return "passed"
-    stopped = state.stuck_in or (outcome.quit and not state.torn)
+    stopped = state.stuck_in or (outcome.quit and not state.torn_down)
     return "stopped before it ended the test" if stopped else "ended the test"
 
 
 def function_error(outcome: Outcome) -> str:
-    """What to say where a function failed in some ranks of a world."""
+    """Message for a function that failed in some ranks of a world."""
     failed = {
         rank: s.returned
         for rank, s in outcome.states.items()

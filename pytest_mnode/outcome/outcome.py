@@ -1,4 +1,4 @@
-"""What is known of one test in the ranks of a world, and the failures in it."""
+"""State of one test in the ranks of a world, and the failures in it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 _OF_A_RANK = re.compile(
     r"0x[0-9a-fA-F]+|rank\d+(?=[/.])|\b(?:rank|local_rank)=\d+|\bnode='[^']*'|\bRank \d+"
 )
-"""What differs between ranks to which the same happened."""
+"""Parts of a text that differ between ranks with the same failure."""
 
 
 @dataclass(slots=True)
 class RankState:
-    """What is known of one rank in one test. Times are seconds of the conductor's clock."""
+    """State of one rank in one test. Times are in seconds of the conductor's clock."""
 
     rank: int
     node: str
     reports: dict[str, PhaseReport] = field(default_factory=dict)
     partial: list[tuple[float, PhaseReport]] = field(default_factory=list)
-    """Reports beside those of the phases, such as those of subtests, and when they came."""
+    """Reports other than those of the phases, such as of subtests, with their arrival times."""
     failed_at: float | None = None
     at: dict[str, float] = field(default_factory=dict)
-    """When its report of each phase came."""
+    """Arrival time of its report of each phase."""
     past_setup: bool = False
-    """It is known to have passed setup: its report of that travels with that of the body."""
+    """Whether it passed setup, whose report is sent together with that of the body."""
     body_done: bool = False
-    torn: TornDown | None = None
+    torn_down: TornDown | None = None
     pong: bool = False
     death: Death | None = None
     lost: str = ""
-    early: bool = False
-    """It died before it had begun this test: of something older."""
+    died_before_test: bool = False
+    """Whether it died before it began this test, of an earlier cause."""
     stack: str | None = None
     output: str = ""
     state: str = ""
@@ -52,7 +52,7 @@ class RankState:
     native: str = ""
     stuck_in: str = ""
     calls: str | None = None
-    """Its record of collectives; None where it is not known."""
+    """Its record of collectives; None if unknown."""
     returned: Returned | None = None
 
     @property
@@ -61,41 +61,41 @@ class RankState:
 
     @property
     def phase(self) -> str:
-        """The phase this rank is in, or was in when it was last heard of."""
-        if self.death is not None and self.death.phase and not self.early:
+        """The phase this rank is in, or was in when it last reported."""
+        if self.death is not None and self.death.phase and not self.died_before_test:
             return "teardown" if self.death.phase == "after" else self.death.phase
         if "teardown" in self.reports or self.body_done:
             return "teardown"
         passed_setup = "setup" in self.reports or self.past_setup
-        # Whose node is lost is taken to be where most time goes.
+        # A rank on a lost node is assumed to be in the phase that takes most of the time.
         return "call" if passed_setup or self.lost else "setup"
 
 
 @dataclass(slots=True)
 class Outcome:
-    """All that is known of a test that was run in a world."""
+    """State of a test that was run in a world."""
 
     world: WorldInfo
     states: dict[int, RankState]
     timeout_s: float
     timed_out: str = ""
-    """The phase in which the limit was reached; empty where it was not."""
+    """The phase in which the limit was reached; empty if it was not."""
     limit_s: float = 0.0
     """The limit that was reached."""
     grace_s: float = 0.0
-    """The grace that counted, where a failure started one."""
+    """The grace period that applied, if a failure started one."""
     still: bool = False
-    """No rank made a call between the last two times that they were compared."""
-    hopeless: bool = False
-    """The test was ended before its limit, because calls of ranks differ."""
-    stood_still: bool = False
-    """`limit_s` is how long no rank made a call."""
+    """Whether no rank made a call between the last two comparisons."""
+    deadlocked: bool = False
+    """Whether the test was ended before its limit, because calls of ranks differ."""
+    stalled: bool = False
+    """Whether the test was ended because no rank made a call for `limit_s`."""
     debugged: bool = False
-    """A rank was stopped in the debugger, or another one in its place."""
+    """Whether a rank stopped in the debugger, or asked to while another one was debugged."""
     quit: bool = False
-    """The user ended the run from the debugger."""
+    """Whether the user ended the run from the debugger."""
     stillborn: list[Death] = field(default_factory=list)
-    """Deaths that are no fault of this test: it had not begun in these ranks."""
+    """Deaths not caused by this test, which had not begun in these ranks."""
     started: float = field(default_factory=time.time)
     stopped: float = 0.0
 
@@ -110,7 +110,7 @@ class Outcome:
 
     @property
     def clean(self) -> bool:
-        """Nothing failed, died, hung or leaked: the world may serve again."""
+        """Whether nothing failed, died, hung or leaked, so that the world can be reused."""
         return (
             not self.timed_out
             and not self.debugged
@@ -118,23 +118,24 @@ class Outcome:
                 s.failed_at is None
                 and not s.gone
                 and s.pong
-                and s.torn is not None
-                and not s.torn.leaks
-                and s.torn.reusable
+                and s.torn_down is not None
+                and not s.torn_down.leaks
+                and s.torn_down.reusable
                 for s in self.states.values()
             )
-            and len({s.torn.entered for s in self.states.values() if s.torn is not None}) == 1
+            and len({s.torn_down.entered for s in self.states.values() if s.torn_down is not None})
+            == 1
         )
 
     @property
     def new_group(self) -> bool:
-        """The next test in this world is to get a new process group."""
-        ends = [end for s in self.states.values() for end in (s.torn, s.returned)]
+        """Whether the next test in this world must get a new process group."""
+        ends = [end for s in self.states.values() for end in (s.torn_down, s.returned)]
         return any(end is not None and end.new_group for end in ends)
 
     @property
     def returned(self) -> bool:
-        """Every rank returned from a function, and still answered after it."""
+        """Whether every rank returned from a function, and still answered after it."""
         return all(
             s.returned is not None and s.failed_at is None and not (s.stuck_in or s.gone) and s.pong
             for s in self.states.values()
@@ -144,29 +145,29 @@ class Outcome:
     def calls(self) -> dict[int, list[Call]]:
         """The collectives of each rank whose record is known, oldest first."""
         read = {r: s.calls for r, s in self.states.items() if s.calls is not None}
-        parsed = {text: parse(text) for text in set(read.values())}  # many ranks have the same
+        parsed = {text: parse(text) for text in set(read.values())}  # many ranks have equal records
         return {rank: parsed[text] for rank, text in read.items()}
 
     @property
     def ended(self) -> set[int]:
         """Ranks that ended the body of the test, or the function, neither failed nor skipped."""
-        reports = {rank: self.states[rank].reports.values() for rank in self.left}
+        reports = {rank: self.states[rank].reports.values() for rank in self.finished_body}
         return {r for r, sent in reports.items() if all(one.outcome == "passed" for one in sent)}
 
     @property
-    def left(self) -> set[int]:
+    def finished_body(self) -> set[int]:
         """Ranks that ended the body of the test, or the function, and did not fail."""
         return {
             rank
             for rank, s in self.states.items()
-            if (s.body_done or s.returned or s.torn)
+            if (s.body_done or s.returned or s.torn_down)
             and not (s.stuck_in or s.gone or s.failed_at is not None)
         }
 
 
 @dataclass(slots=True)
 class Failure:
-    """What happened to some ranks. `line` is for the summary, `text` is the whole account."""
+    """A failure of some ranks. `line` is for the summary, `text` is the full description."""
 
     ranks: list[int]
     when: str
@@ -176,18 +177,18 @@ class Failure:
     time: float = 0.0
     victim: bool = False
     in_phase: bool = False
-    """Ranks themselves reported it in this phase; in teardown, after a test that passed."""
+    """Whether ranks themselves reported it in this phase; in teardown, after a test that passed."""
 
 
 def signature(text: str) -> str:
-    """`text` without what only tells ranks apart: equal for ranks to which the same happened."""
+    """`text` without the parts that differ between ranks: equal for ranks with the same failure."""
     return _OF_A_RANK.sub("", text)
 
 
 def collected(
     keys: Iterable[tuple[int, str, float]], make: Callable[[int], Failure]
 ) -> list[Failure]:
-    """One failure for each key of (rank, key, time), made from its first rank."""
+    """One failure for each key, made from its first rank. keys: (rank, key, time)."""
     failures: dict[str, Failure] = {}
     for rank, key, at in keys:
         failure = failures.get(key)

@@ -1,4 +1,4 @@
-"""Failures that ranks raised, out of their own pytest reports."""
+"""Failures that ranks raised, from their own pytest reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def raised(outcome: Outcome, reports: Reports) -> list[Failure]:
     failures: list[Failure] = []
     for when in PHASES:
         failed = {r: p[when] for r, p in sorted(reports.items()) if when in p and p[when].failed}
-        if xfailed:  # then another rank did fail, as the mark expects of the test
+        if xfailed:  # another rank did fail, as the mark expects of the test
             failed = {r: f for r, f in failed.items() if "[XPASS(strict)]" not in str(f.longrepr)}
         times = {rank: outcome.states[rank].at.get(when, 0.0) for rank in failed}
         failures += raised_in(when, failed, times)
@@ -40,7 +40,7 @@ def raised(outcome: Outcome, reports: Reports) -> list[Failure]:
 def raised_in(
     when: str, failed: Mapping[int, pytest.TestReport], times: Mapping[int, float]
 ) -> list[Failure]:
-    """One Failure for equal errors in one phase; reports and their times by rank."""
+    """One Failure for all equal errors in one phase. failed, times: by rank."""
     lines = {rank: _crash_line(report) for rank, report in failed.items()}
     texts = {
         rank: (_victim_text(report, lines[rank]) if is_peer_lost(lines[rank]) else None)
@@ -70,13 +70,13 @@ def raised_in(
 
 
 def _nccl_cause(report: pytest.TestReport) -> Cause | None:
-    """The root cause that NCCL's own log of this rank tells."""
+    """The root cause in NCCL's own log of this rank."""
     log = "".join(text for name, text in report.sections if name == NCCL_SECTION)
     return next((cause for cause in causes(log) if cause.root), None)
 
 
 def _each_place_once(failures: list[Failure]) -> list[Failure]:
-    """The traceback of the first in time, and of others at the same place what differs."""
+    """Keep the traceback of the first failure at each place; of the others, keep only the error."""
     seen: set[str] = set()
     for failure in sorted(failures, key=lambda g: g.time):
         places = _places(failure.report) if failure.report is not None else []
@@ -98,7 +98,7 @@ def _places(report: pytest.TestReport) -> list[str]:
 
 
 def _key(report: pytest.TestReport, victim_text: str | None) -> str:
-    """Equal for equal errors at the same place, whatever the values of their frames."""
+    """Key that is equal for equal errors at the same place, whatever the values in their frames."""
     if victim_text is not None:
         return victim_text.partition("\n")[0]
     places = _places(report)
@@ -112,14 +112,14 @@ def _crash_line(report: pytest.TestReport) -> str:
 
 
 def _victim_text(report: pytest.TestReport, line: str) -> str:
-    """Two lines for a lost peer: the stack inside of torch explains nothing."""
+    """Two lines for a lost peer, because the stack inside torch does not explain it."""
     entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", None) or []
     for entry in reversed(entries):
         place = getattr(entry, "reprfileloc", None)
         if place is None or is_torchs(place.path) or is_hidden(place.path):
             continue
         own = [text for text in entry.lines if not text.startswith("E")]
-        marked = [text for text in own if text.startswith(">")]  # --tb=short shows one line alone
+        marked = [text for text in own if text.startswith(">")]  # --tb=short marks no line
         code = next(iter(marked or own), "").removeprefix(">").strip()
         return f"in {PurePath(place.path).name}:{place.lineno}: {code}\n{line}"
     return line

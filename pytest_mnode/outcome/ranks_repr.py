@@ -1,4 +1,4 @@
-"""How a failure of several ranks is shown: pytest's own tracebacks, each under whose they are."""
+"""Display of a failure of several ranks: pytest's own tracebacks, each headed by its ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 _KEY = "mnode_ranks"
-"""Of the parts, in a serialised report."""
+"""Key of the parts in a serialised report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What happened to some ranks: a pytest report with its traceback, or a text."""
+    """Part for some ranks: a pytest report with its traceback, or a text."""
 
     title: str
     report: pytest.TestReport | None
@@ -24,7 +24,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """What pytest's summary line and junit take from a longrepr."""
+    """Fields of a longrepr that pytest's summary line and junit use."""
 
     path: str
     lineno: int
@@ -83,7 +83,7 @@ class RanksRepr:
 
 
 class RanksReprHooks:
-    """pytest plugin: reports of many ranks between pytest-xdist's processes."""
+    """pytest plugin: passes reports of many ranks between pytest-xdist's processes."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_to_serializable(

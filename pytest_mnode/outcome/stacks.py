@@ -1,4 +1,4 @@
-"""Reads what faulthandler wrote of a rank: where it is, and in which collective it waits."""
+"""Reader of a rank's faulthandler dump: where the rank is, and in which collective it waits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _THREAD = re.compile(
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _PRINTED_FRAME = re.compile(r"frame #\d+: |#\d+ \S.* from \S.*:\d+$")
 WAIT = "work.wait()"
-"""Stands for a collective that was begun before, and whose name the stack does not tell."""
+"""Stands for a collective that was begun before, and whose name the stack does not show."""
 _IMPORT = "<frozen importlib."
 _C10D = "torch/distributed/distributed_c10d.py"
 _RECORDER = "/pytest_mnode/rank/recorder.py"
-"""Stands between the test and every collective."""
+"""File whose frames are between the test and every collective."""
 _REPORTS = "pytest_runtest_makereport"
 _FINISHES = "finish_device"
 """Of rank.device_work."""
@@ -43,7 +43,7 @@ _HIDDEN = (
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a stack; `line` is None where faulthandler did not know it."""
+    """One line of a stack; `line` is None if faulthandler did not know it."""
 
     file: str
     line: int | None
@@ -55,7 +55,7 @@ class Frame:
 
     @property
     def code(self) -> str:
-        """The source line, where it can be read."""
+        """The source line; "" if it cannot be read."""
         return linecache.getline(self.file, self.line).strip() if self.line else ""
 
 
@@ -69,11 +69,11 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a rank is. `collective` is None where it waits in none.
+    """Where a rank is. `collective` is None if it waits in none.
 
-    reports: its test has ended, and the report of that is not made yet. finishes: the body has
-    ended, and its device not. begun_at: where it called the collective, which goes on in the
-    background; None where it is inside of the call.
+    reports: whether its test has ended, but the report of that is not made yet.
+    finishes: whether its body has ended, but the work of its device has not.
+    begun_at: line of a collective that goes on in the background; None inside of its call.
     """
 
     frame: Frame | None
@@ -84,7 +84,7 @@ class Where:
 
     def __str__(self) -> str:
         if self.reports:
-            return "the report of its own end of this test"
+            return "the creation of its report of this test"
         if self.finishes:
             return "the end of the body, where it waits for its device"
         if self.frame is None:
@@ -94,22 +94,22 @@ class Where:
 
 
 def is_hidden(file: str) -> bool:
-    """Whether a frame in this file is pytest's or ours, below the test, and tells nothing."""
+    """Whether this file is pytest's or this package's, whose frames below the test are hidden."""
     return any(part in file.replace("\\", "/") for part in _HIDDEN)
 
 
 def is_torchs(file: str) -> bool:
-    """Whether this file is torch's, installed or in a checkout; users have folders of its name."""
+    """Whether this file is torch's, installed or in a checkout; a user's own torch/ is not."""
     return "-packages/torch/" in file or "/pytorch/torch/" in file
 
 
 def is_pythons(file: str) -> bool:
-    """Whether this file is of Python's own modules: Debian installs others in dist-packages."""
+    """Whether this file is one of Python's own modules: Debian installs others in dist-packages."""
     return "/lib/python3" in file and "-packages/" not in file
 
 
 def parse(text: str) -> list[Thread]:
-    """All threads of a dump; lines that fit nothing are passed over."""
+    """All threads of a dump; other lines are skipped."""
     threads: list[Thread] = []
     ident: int | None = None
     frames: list[Frame] = []
@@ -150,7 +150,7 @@ def where(thread: Thread | None) -> Where:
         if path.endswith(_RECORDER):
             continue
         if path.endswith(_C10D):
-            # Frames run inwards out: the last one met is what the test called.
+            # Frames come innermost first: the last match is the function that the test called.
             collective = frame.function if not frame.function.startswith("_") else collective
         if is_torchs(path):
             torch_frame = frame
@@ -165,7 +165,7 @@ def where(thread: Thread | None) -> Where:
 
 
 def where_of_rank(threads: Sequence[Thread]) -> Where:
-    """Where its main thread is, or a thread in a collective that the main one waits for."""
+    """Where the main thread is; if it is in no collective, with that of another thread."""
     main = where(main_thread(threads, None))
     if main.collective is None:
         for thread in threads:
@@ -176,7 +176,7 @@ def where_of_rank(threads: Sequence[Thread]) -> Where:
 
 @functools.lru_cache(4096)
 def where_of_dump(text: str) -> Where:
-    """Where a rank is by its dump; equal dumps of many ranks are read once."""
+    """Where a rank is, from its dump; equal dumps of many ranks are read once."""
     return where_of_rank(parse(text))
 
 
@@ -189,7 +189,7 @@ def _awaited(frame: Frame, torch_frame: Frame | None, called_directly: bool) -> 
 
 
 def tidy(text: str) -> str:
-    """A dump without the frames of pytest and of ours below the test."""
+    """A dump without the frames of pytest and of this package below the test."""
     kept: list[str] = []
     begin = 0
     for line in "\n".join(filter(_tells, _threads_of(text))).splitlines():

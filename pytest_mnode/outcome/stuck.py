@@ -1,4 +1,4 @@
-"""Where ranks are while their test runs, or when it did not end: who waits, and who never came."""
+"""Where ranks are in a test that runs or did not end: which ranks wait, and which are absent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump, withou
 
 _IDENT = re.compile(r"0x[0-9a-fA-F]+")
 _LAST = 1e300
-"""As time of what has not ended: after all that happened."""
+"""Time of a failure that has not ended: later than all others."""
 
 
 def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
-    """Who is absent from a collective stands before those that wait in it.
+    """Failures of stuck ranks: ranks absent from a collective before those that wait in it.
 
-    explained: something else went wrong before, so that whoever is stuck is so because of it.
+    explained: whether an earlier failure explains why ranks are stuck.
     """
     at = {r: where_of_dump(s.stack or "") for r, s in outcome.states.items() if s.stuck_in}
     for rank, call in unjoined(outcome.calls).items():
@@ -31,10 +31,11 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     left = [] if explained else _left(outcome)
     failures: list[Failure] = []
     if left and waiting:
-        line = f"left the test without {_entering(at, waiting)}"
+        line = f"left the test without entering {_awaited_call(at, waiting)}"
         failures.append(Failure(left, "call", line, text=line, time=_LAST))
-    # Stopped because another rank failed: that one began it, though its peer may seem lost to it.
-    after = not (outcome.timed_out or outcome.hopeless or outcome.stood_still)
+    # If ranks were stopped because another rank failed, that rank is the culprit, even if its error
+    # looks like a lost peer.
+    after = not (outcome.timed_out or outcome.deadlocked or outcome.stalled)
     waits_for_it = explained or after or bool(absent or left)
     for ranks, victims in ((absent, explained), (waiting, waits_for_it)):
         by_place: dict[str, list[int]] = {}
@@ -51,10 +52,10 @@ def _left(outcome: Outcome) -> list[int]:
     return [r for r, s in outcome.states.items() if s.body_done and not s.stuck_in and not s.gone]
 
 
-def _entering(at: dict[int, Where], waiting: Sequence[int]) -> str:
+def _awaited_call(at: dict[int, Where], waiting: Sequence[int]) -> str:
     first = at[waiting[0]]
     place = first.begun_at or (first.frame.place if first.frame else "no frame of the test")
-    return f"entering the {_name(first)} ({place}) that {waiting_text(waiting)} in"
+    return f"the {_name(first)} ({place}) that {waiting_text(waiting)} in"
 
 
 def _name(where: Where) -> str:
@@ -69,24 +70,24 @@ def _failure(
     victim: bool,
 ) -> Failure:
     state, here = outcome.states[ranks[0]], at[ranks[0]]
-    if outcome.stood_still:
+    if outcome.stalled:
         limit = f"no rank made a call of torch.distributed for {outcome.limit_s:.3g} s"
     elif outcome.timed_out:
         limit = f"no end within {outcome.limit_s:g} s"
-    elif outcome.hopeless:
+    elif outcome.deadlocked:
         limit = "stopped, because the calls of the ranks differ"
     else:
         limit = f"stopped {outcome.grace_s:g} s after the first failure"
     others = _elsewhere(at, waiting, here)
     if not state.stack:
-        line = f"{limit}, and it gave no stack" + (f": {state.state}" if state.state else "")
+        line = f"{limit}, and no stack could be read" + (f": {state.state}" if state.state else "")
     elif here.collective:
         what = "" if here.collective == WAIT else f"in {here.collective} "
         if here.begun_at is not None:
             what = f"for the {here.collective} of {here.begun_at} "
         line = f"{limit}: waits {what}at {here}" + (f", {others}" if others else "")
     elif waiting:
-        line = f"{limit}: absent, never {_entering(at, waiting)}; it is at {here}"
+        line = f"{limit}: did not enter {_awaited_call(at, waiting)}; it is at {here}"
     else:
         line = f"{limit}: it is at {here}"
     kernel = [] if here.frame or here.reports or here.finishes else _kernel(outcome, ranks)
@@ -97,7 +98,7 @@ def _failure(
 
 
 def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str:
-    """Who waits in another collective than `here`."""
+    """Text of the ranks that wait in another collective than `here`."""
     by_collective: dict[str, list[int]] = {}
     for rank in waiting:
         by_collective.setdefault(str(at[rank].collective), []).append(rank)
@@ -107,20 +108,20 @@ def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str
 
 
 def stacks_of(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
-    """Stacks with whose they are, equal ones once."""
+    """Stacks headed by their ranks, equal ones merged."""
     texts = ((rank, _tidied(outcome.states[rank].stack or "none")) for rank in ranks)
     return _equal_once("stack", "stacks", texts, lambda text: _IDENT.sub("", text))
 
 
 def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
-    """Where threads are in the kernel, of ranks whose Python stacks have no line of the test."""
+    """Where threads are in the kernel, for ranks whose Python stack has no frame of the test."""
     states = ((rank, outcome.states[rank]) for rank in ranks)
     texts = ((r, "\n".join(filter(None, (s.kernel, s.native)))) for r, s in states if s.kernel)
     return _equal_once("threads", "threads", texts)
 
 
 def _outputs(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
-    """What ranks printed whose reports, with their output, will never come."""
+    """Outputs of ranks whose reports, which would contain them, will never arrive."""
     outputs = ((rank, outcome.states[rank].output) for rank in ranks)
     texts = ((rank, without_native_frames(output).rstrip()) for rank, output in outputs)
     return _equal_once("end of the output", "outputs", texts)
@@ -132,7 +133,7 @@ def _equal_once(
     texts: Iterable[tuple[int, str]],
     key: Callable[[str], str] = str,
 ) -> list[str]:
-    """Texts with equal keys once, under the ranks whose they are; then whose are not shown."""
+    """Texts headed by their ranks, those with equal keys merged; then the ranks not shown."""
     found: dict[str, tuple[list[int], str]] = {}
     for rank, text in texts:
         if text:
@@ -148,7 +149,7 @@ _tidied = functools.lru_cache(1024)(tidy)
 
 
 def whereabouts(outcome: Outcome) -> list[str]:
-    """Lines: ranks at the same place together, with their stacks; at most MOST_SHOWN places."""
+    """Lines with the ranks at each place and their stacks; at most MOST_SHOWN places."""
     groups: dict[str, list[int]] = {}
     for rank, state in outcome.states.items():
         groups.setdefault(_place(state), []).append(rank)
@@ -163,12 +164,12 @@ def whereabouts(outcome: Outcome) -> list[str]:
 
 
 def awaited(outcome: Outcome, absent: Collection[int]) -> str:
-    """The ranks that are waited for: those that have not ended this phase, or, where none has,
-    those that others wait for in a collective."""
+    """Text of the ranks that have not ended this phase, or, if none has, of those that others wait
+    for in a collective."""
     states = outcome.states
     there = [s for s in states.values() if not s.gone and not s.stuck_in]
-    body = [s for s in there if not (s.body_done or s.returned or s.torn)]
-    waiting = [s.rank for s in body or there if s.torn is None and s.returned is None]
+    body = [s for s in there if not (s.body_done or s.returned or s.torn_down)]
+    waiting = [s.rank for s in body or there if s.torn_down is None and s.returned is None]
     if len(waiting) == len(states):
         waiting = [rank for rank in waiting if rank in absent] or waiting
     if not waiting or len(waiting) == len(states):
@@ -180,10 +181,10 @@ def _place(state: RankState) -> str:
     """One line, equal for ranks that do the same."""
     if state.gone:
         return "is gone"
-    if state.torn is not None or state.returned is not None:
+    if state.torn_down is not None or state.returned is not None:
         return "has ended"
     if not state.stack:
-        return f"gave no stack{': ' if state.state else ''}{state.state}"
+        return f"no stack could be read{': ' if state.state else ''}{state.state}"
     if state.body_done:
         return "has ended the body of the test, and waits for the other ranks"
     here = where_of_dump(state.stack)

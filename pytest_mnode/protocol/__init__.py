@@ -1,7 +1,7 @@
-"""What the processes of a run send each other: frozen dataclasses, pickled, over encrypted zmq.
+"""Messages between the processes of a run: frozen dataclasses, pickled, over encrypted zmq.
 
 hub_messages: between the hub and its clients. agent_messages: between the hub and agents.
-rank_messages: between ranks and the client that runs a test in them. A pickle is read only after
-its sender was authenticated. The messages have no slots: thousands of them arrive in a test, and a
-frozen class with slots is slow to unpickle.
+rank_messages: between ranks and the client that runs a test in them. A pickle is loaded only after
+its sender was authenticated. The messages have no slots because thousands of them arrive in a test,
+and a frozen dataclass with slots is slow to unpickle.
 """

@@ -1,4 +1,4 @@
-"""Numeric addresses: this machine's own as nodes are to reach it, and how sockets take them."""
+"""Numeric addresses: the address at which nodes reach this machine, and their socket formats."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pytest_mnode.errors import ClusterError
 
 
 def towards(address: str) -> str:
-    """The address of this machine that packets to `address` leave from; nothing is sent.
+    """This machine's source address for packets to `address`; no packet is sent.
 
-    Raises ClusterError where there is no way there.
+    Raises ClusterError if there is no route to `address`.
     """
     try:
         [(family, _, _, _, where), *_] = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
@@ -18,14 +18,14 @@ def towards(address: str) -> str:
             probe.connect(where)
             return str(probe.getsockname()[0]).partition("%")[0]
     except OSError as error:
-        raise ClusterError(f"no way from this machine to {address}: {error.strerror}") from None
+        raise ClusterError(f"no route from this machine to {address}: {error.strerror}") from None
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Of the socket that a numeric address needs."""
+    """Socket family of a numeric address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def endpoint(address: str, port: int | str) -> str:
-    """As zmq takes it."""
+    """zmq endpoint of a numeric address and a port."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"

@@ -11,7 +11,7 @@ from pytest_mnode.protocol.world import WorldInfo
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """A node as its agent needs it; `namespace_pid` is a process whose namespaces are the node."""
+    """A node, for its agent. namespace_pid: a process in the namespaces that are the node."""
 
     name: str
     index: int
@@ -22,24 +22,24 @@ class NodeEntry:
 
 @dataclass(frozen=True)
 class StartForkServer:
-    """Ranks are wanted: have torch imported."""
+    """Import torch, because ranks are needed."""
 
 
 @dataclass(frozen=True)
 class NodeBooted:
-    """A node of this agent was booted again, and is reached by this entry now."""
+    """A node of this agent was booted again; `entry` replaces its earlier entry."""
 
     entry: NodeEntry
 
 
 @dataclass(frozen=True)
 class RankStart:
-    """What a launcher wants of the ranks that a node starts.
+    """A launcher's instructions for starting the ranks of a node.
 
-    cpus: for local ranks 0, 1, … of a node, from the start where there are more ranks; empty CPUs
-    leave a rank unbound. None: ranks are bound as --mnode-numa-bind says.
-    first: a Python file, a function of it and its arguments, called before anything else, as faults
-    of the rack want it.
+    cpus: CPUs of local ranks 0, 1, …; further ranks start again from the first entry. An empty
+    entry leaves its rank unbound. None: ranks are bound as --mnode-numa-bind says.
+    first: a Python file, a function in it and its arguments; each rank calls the function before
+    anything else. The rack injects faults this way.
     """
 
     cpus: tuple[tuple[int, ...], ...] | None = None
@@ -48,11 +48,11 @@ class RankStart:
 
 @dataclass(frozen=True)
 class BindingOrder:
-    """How the ranks of a node are to be bound, and to start.
+    """How to bind and start the ranks of a node.
 
-    mode: a choice of --mnode-numa-bind. shown: where the node shows its sockets.
-    start: what the launcher wants. nics: names and patterns of NICs that ranks are bound beside,
-    where they have no accelerators.
+    mode: a choice of --mnode-numa-bind. shown: where the node shows its CPU sockets.
+    start: the launcher's instructions. nics: names and patterns of the NICs whose CPUs ranks are
+    bound to if there are no accelerators.
     """
 
     mode: str = "auto"
@@ -63,10 +63,10 @@ class BindingOrder:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start the ranks of one node of a world. accelerators: that the spec promises of it.
+    """Start the ranks of one node of a world. accelerators: number promised by the spec.
 
-    own_imports: files that each rank imports for itself; without any it is forked with all others
-    imported.
+    own_imports: files that each rank imports for itself; if empty, ranks are forked with all other
+    files imported.
     """
 
     node: str
@@ -83,14 +83,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class OwnImports:
-    """Files that ranks must import for themselves, and why."""
+    """Files that ranks must import for themselves, each with the reason."""
 
     files: dict[str, str]
 
 
 @dataclass(frozen=True)
 class StopWorld:
-    """End a node's part of a world, with everything that it started."""
+    """End a node's part of a world, with every process that it started."""
 
     node: str
     world: str
@@ -98,14 +98,15 @@ class StopWorld:
 
 @dataclass(frozen=True)
 class TakeStacks:
-    """`look` is for the answer, which then has the places of ranks, their calls, and who runs.
+    """Request the stacks of a node's ranks.
 
-    native: ranks whose C stacks are asked for, and nothing else.
+    poll_id: if given, the answer repeats it and holds places, calls and running ranks, not stacks.
+    native: if not empty, the answer holds only the C stacks of these ranks.
     """
 
     node: str
     world: str
-    look: int | None = None
+    poll_id: int | None = None
     native: tuple[int, ...] = ()
 
 
@@ -126,7 +127,7 @@ class AgentFailed:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """Ranks can be started on a node; `store_port` is of the next store that is led from there."""
+    """Ranks can be started on a node. store_port: for the next world whose first node it is."""
 
     node: str
     store_port: int
@@ -141,7 +142,7 @@ class NodeGone:
 
 @dataclass(frozen=True)
 class PartLost:
-    """A node's part of a world is not there: it could not start, or it went. "" is all nodes."""
+    """A node's part of a world could not start, or was lost. node: "" means all nodes."""
 
     node: str
     world: str
@@ -153,9 +154,9 @@ class Death:
     """A rank ended. Exactly one of `code` and `signal` is not None.
 
     output: end of what the test printed; log: end of the rank's own log; fault: the stacks that
-    faulthandler wrote; peak_rss_bytes: its resident memory at its largest, None where not known;
-    oom_kills: on its node since the world started;
-    ordinal, phase: of the test that it had begun last, None and "" before its first.
+    faulthandler wrote; peak_rss_bytes: the rank's peak resident memory, None if not known;
+    oom_kills: OOM kills on the rank's node since the world started;
+    ordinal, phase: of the last test that the rank began, None and "" before its first test.
     """
 
     node: str
@@ -176,7 +177,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Progress:
-    """`ordinal` of the test that a rank began last, None before its first; "after" is its end."""
+    """The last test that a rank began (None: none yet) and its phase, "after" once it has ended."""
 
     ordinal: int | None = None
     phase: str = ""
@@ -184,12 +185,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class StackTexts:
-    """Raw faulthandler dumps by rank; "" where a rank gave none in time.
+    """Raw faulthandler dumps (`texts`) by rank; "" if a rank wrote none in time.
 
-    outputs: end of what the test had printed; states: why there is no stack, where that is known;
-    places: the test and the phase that each rank was in, which its own reports may lag behind;
-    calls: its record of collectives, for call_record.parse; kernel: where its threads are in the
-    kernel; native: C stacks; running: ranks that run or wait for a core, in the answer to a look.
+    outputs: end of what the test had printed; states: why there is no stack, if known;
+    places: the test and phase that each rank was in, which may be ahead of the rank's reports;
+    calls: each rank's record of collectives, for call_record.parse; kernel: where each rank's
+    threads are in the kernel; native: C stacks; poll_id: as in the TakeStacks that this answers;
+    running: ranks that run or wait for a core, only in the answer to a poll.
     """
 
     node: str
@@ -201,20 +203,22 @@ class StackTexts:
     calls: dict[int, str] = field(default_factory=dict)
     kernel: dict[int, str] = field(default_factory=dict)
     native: dict[int, str] = field(default_factory=dict)
-    look: int | None = None
+    poll_id: int | None = None
     running: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """What an agent reads on its standard input, as JSON.
+    """The order that an agent reads from its standard input, as JSON.
 
-    run_id: value of the variable RUN of what the controller starts on its nodes. remote: its nodes
-    are another machine, where it makes a directory of its own (run_dir is empty then). prefixes:
-    of the controller's Python, where the nodes have another one; own_sys_path: the agent's, of it.
-    incarnation: how many agents of this number were started before; the hub listens to the last
-    alone.
-    open_files: how many it and its ranks may have open each, where the controller may have more.
+    run_id: value of the variable RUN in processes that the controller starts on the agent's nodes.
+    remote: the agent's node is another machine, where the agent makes a directory of its own
+    (run_dir is empty then). prefixes: prefixes of the controller's Python, if the nodes run
+    another one. own_sys_path: sys.path of the agent's own Python.
+    incarnation: how many agents of this number were started before; the hub listens only to the
+    last one.
+    open_files: limit of open files of the agent and of each rank; None if the controller's own
+    limit is no higher.
     """
 
     agent: int
@@ -238,13 +242,13 @@ class AgentOrder:
 
     @property
     def logs_are_temporary(self) -> bool:
-        """Logs go with the run's directory unless the user named one for them."""
+        """Whether logs are deleted with the run's directory: the user named no log directory."""
         return self.log_dir.startswith(self.run_dir)
 
 
 @dataclass(frozen=True)
 class ForkServerReady:
-    """Torch is imported and the tests are collected; own_imports: why some files are not."""
+    """Torch is imported and tests are collected. own_imports: files left out, with the reasons."""
 
     own_imports: dict[str, str] = field(default_factory=dict)
 
@@ -258,7 +262,7 @@ class ForkServerFailed:
 class ForkLauncher:
     """Fork the elastic launcher of a node's part of a world, in the namespaces of the node.
 
-    Its descriptors come along: its pipe to the agent and, on the first node, the listening store.
+    Its descriptors: the launcher's pipe to the agent and, on the first node, the listening store.
     """
 
     launch: Launch
@@ -267,7 +271,7 @@ class ForkLauncher:
 
 @dataclass(frozen=True)
 class LauncherForked:
-    """The process at the root of a node's part of a world."""
+    """The first process of a node's part of a world was forked; `pid` is its pid."""
 
     node: str
     world: str

@@ -1,8 +1,8 @@
-"""The control channel: zmq with CURVE, keys made per run, nothing unpickled unauthenticated.
+"""The control channel: zmq with CURVE, keys made per run, no unauthenticated data unpickled.
 
-The hub is the one CURVE server. It accepts exactly one client key, which travels by standard input
-or through a fork, never in an argument list. zmq hands over a message only after its sender proved
-to hold that key, so what `Line.receive` unpickles was written by a process of this run.
+The hub is the only CURVE server. It accepts exactly one client key, which is passed by standard
+input or through a fork, never in an argument list. zmq delivers a message only after its sender
+proved that it holds that key, so `Line.receive` unpickles only data from processes of this run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PORT_TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a peer of the hub needs, Z85 text. The hub's own secret is not among it."""
+    """The keys that a peer of the hub needs, as Z85 text, without the hub's own secret key."""
 
     server_public: str
     client_public: str
@@ -37,7 +37,7 @@ class Keys:
 
 
 def new_keys() -> tuple[bytes, Keys]:
-    """The hub's secret key, and what its peers get. Made anew for every run."""
+    """The hub's secret key and the keys of its peers, new for every run."""
     server_public, server_secret = zmq.curve_keypair()
     client_public, client_secret = zmq.curve_keypair()
     keys = Keys(server_public.decode(), client_public.decode(), client_secret.decode())
@@ -45,7 +45,7 @@ def new_keys() -> tuple[bytes, Keys]:
 
 
 class _OneKey:
-    """Credentials provider that knows a single client key, as Z85 text."""
+    """Credentials provider that accepts a single client key (Z85 text)."""
 
     def __init__(self, public: bytes) -> None:
         self._public = public
@@ -55,7 +55,7 @@ class _OneKey:
 
 
 class Switchboard:
-    """The hub's end: routes messages between peers by their names."""
+    """The hub's end of the channel: routes messages between peers by name."""
 
     def __init__(self, endpoint: str, server_secret: bytes, keys: Keys) -> None:
         self.context = zmq.Context(io_threads=1)
@@ -69,18 +69,18 @@ class Switchboard:
         self.socket.curve_secretkey = server_secret
         self.socket.curve_publickey = keys.server_public.encode()
         self.socket.linger = 0
-        # Reports may be large and many; dropping one would look like a hang of the rank.
+        # No limit: reports may be large and many, and a dropped one would look like a hung rank.
         self.socket.sndhwm = 0
         self.socket.rcvhwm = 0
         self.socket.bind(endpoint)
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.descriptor = int(self.socket.getsockopt(zmq.FD))
-        """Readable when something may have come since the socket was last used."""
+        """Readable when a message may have arrived since the socket was last used."""
 
     def listen(self, addresses: Sequence[str]) -> int:
-        """Also listen at addresses of this machine, at one port that the system chooses; it.
+        """Also listen at these addresses of this machine; returns the one port used for all.
 
-        Raises ClusterError where that is not possible.
+        The system chooses the port. Raises ClusterError if no common port can be bound.
         """
         self.socket.ipv6 = True
         problem = ""
@@ -93,17 +93,17 @@ class Switchboard:
                     bound.append(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
                     port = int(bound[-1].rpartition(":")[2])
                 return int(port)
-            except zmq.ZMQError as error:  # taken at another of the addresses
+            except zmq.ZMQError as error:  # the port is in use at another of the addresses
                 problem = str(error)
                 for one in bound:
                     self.socket.unbind(one)
         raise ClusterError(f"cannot listen at {', '.join(addresses)}: {problem}")
 
     def receive(self) -> tuple[str, str, bytes] | None:
-        """(source, destination, payload) of the next message; None where there is none."""
+        """(source, destination, payload) of the next message; None if there is none."""
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            if len(frames) == 3:  # else it is malformed
+            if len(frames) == 3:  # otherwise the message is malformed
                 source, destination, payload = frames
                 return (
                     source.decode(errors="replace"),
@@ -122,20 +122,20 @@ class Switchboard:
 
 
 class PeerLine(Protocol):
-    """What a client needs of its way to the hub."""
+    """A peer's connection to the hub."""
 
     def send(self, destination: str, message: Any) -> None:
-        """Pickle and send."""
+        """Pickle `message` and send it to `destination`."""
 
     def receive(self, timeout_s: float | None) -> Any | None:
         """The next message, or None after `timeout_s` (None: wait for ever)."""
 
     def close(self) -> None:
-        """Send what is still to be sent, and end."""
+        """Send the messages still queued, then close."""
 
 
 def waking_pair() -> tuple[socket.socket, socket.socket]:
-    """The first is readable when `wake` was called with the second."""
+    """Two sockets: the first becomes readable when `wake` is called with the second."""
     pair = socket.socketpair()
     for one in pair:
         one.setblocking(False)
@@ -143,7 +143,7 @@ def waking_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def wake(waker: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # full, so that it wakes anyway; or closed
+    with contextlib.suppress(OSError):  # full, so a wake is pending anyway; or closed
         waker.send(b"x")
 
 
@@ -153,9 +153,9 @@ def forget_wakes(woken: socket.socket) -> None:
 
 
 class LocalLine:
-    """A peer's end in the hub's own process: a queue each way, no socket and no encryption.
+    """The connection of a peer in the hub's own process: queues, without a socket or encryption.
 
-    Messages are pickled all the same, so that nothing is shared by accident.
+    Messages are still pickled, so that no object is shared by accident.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class LocalLine:
         to_hub: Callable[[str, bytes], None],
         carry: Callable[[LocalLine, float | None], None] | None = None,
     ) -> None:
-        """carry: called in place of `wait`, with its arguments."""
+        """carry: called instead of `wait`, with the same arguments."""
         self._to_hub = to_hub
         self._carry = carry or LocalLine.wait
         self._inbox: deque[bytes] = deque()
@@ -174,13 +174,13 @@ class LocalLine:
         return not self._inbox
 
     def put(self, payload: bytes, *, wakes: bool = True) -> None:
-        """A message for this peer. wakes: from another thread than the one that receives."""
+        """Queue a message for this peer. wakes: the caller is not the receiving thread."""
         self._inbox.append(payload)
         if wakes:
             wake(self._waker)
 
     def wait(self, wait_s: float | None, descriptor: int | None = None) -> None:
-        """Until something was put, or the descriptor is readable, or the time is over."""
+        """Wait until a message was put, `descriptor` is readable, or `wait_s` seconds passed."""
         wait_ms = None if wait_s is None else int(wait_s * 1000 + 0.999)
         sources = select.poll()
         for source in (self._woken.fileno(), descriptor):
@@ -207,9 +207,9 @@ class LocalLine:
 
 
 class Line:
-    """A peer's end. Made after a fork, never before: zmq contexts do not survive one.
+    """A peer's connection. Created only after a fork, because zmq contexts do not survive one.
 
-    context: shared with other peers in this process; None for a context of its own.
+    context: one that is shared with other peers of this process; None: a context of its own.
     """
 
     def __init__(

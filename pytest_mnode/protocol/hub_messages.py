@@ -1,4 +1,4 @@
-"""Messages between the hub and its clients: nodes, worlds, questions to the launcher."""
+"""Messages between the hub and its clients: nodes, worlds, requests to the launcher."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pytest_mnode.protocol.world import WorldInfo
 
 @dataclass(frozen=True)
 class StartPool:
-    """Bring nodes and agents up before anything asks for them; torch too where a node is here."""
+    """Start nodes and agents in advance; also import torch if nodes share this machine's kernel."""
 
 
 @dataclass(frozen=True)
 class Collect:
-    """How the controller's pytest was configured, so that fork servers collect the same items.
+    """Configuration of the controller's pytest, so that fork servers collect the same items.
 
-    args: what to collect from, of which only `files` are wanted. coverage: configuration of
-    coverage.py that ranks measure with; "" where they do not. ranks: some items run in ranks.
+    args: pytest's arguments, of which only `files` are collected. coverage: coverage.py
+    configuration for ranks; "" if they do not measure. ranks: whether some items run in ranks.
     """
 
     args: tuple[str, ...]
@@ -35,17 +35,17 @@ class Collect:
     ranks: bool = True
 
     def only(self, files: frozenset[str]) -> Collect:
-        """The same of these files alone."""
+        """The same configuration, restricted to these files."""
         others = self.files - files
         return replace(self, args=tuple(a for a in self.args if a not in others), files=files)
 
 
 @dataclass(frozen=True)
 class LeaseNodes:
-    """Ask for `nodes` free nodes (None: all), alone on the fabric if `exclusive`.
+    """Request `nodes` free nodes (None: all), alone on the fabric if `exclusive`.
 
-    on: names of these nodes, where no others will do. ranks: a world is to be opened on them at
-    once; without, nodes of other machines are granted before torch is imported there.
+    on: names of the required nodes; empty if any will do. ranks: the client will open a world on
+    them at once; if false, nodes of other machines are granted before torch is imported there.
     """
 
     seq: int
@@ -63,9 +63,9 @@ class ReleaseNodes:
 
 @dataclass(frozen=True)
 class OpenWorld:
-    """Ask for a world on nodes of a lease (None: all of them in order).
+    """Request a world on `nodes` of a lease (None: all of its nodes, in order).
 
-    held: id of the world that is wanted, where it still lives. file: of the test that asks.
+    held: id of a held world that is preferred if it still exists. file: of the requesting test.
     """
 
     seq: int
@@ -79,9 +79,9 @@ class OpenWorld:
 
 @dataclass(frozen=True)
 class CloseWorld:
-    """Give a world back. new_group: as WorldInfo has it.
+    """Give a world back. new_group: see WorldInfo.
 
-    held: it is idle for this client alone, and lives until the client closes it without.
+    held: keep the idle world for this client only, until the client closes it with `held` false.
     """
 
     world: str
@@ -98,14 +98,14 @@ class AskLauncher:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Nobody waits for the answer to this client's request `seq` any more."""
+    """Withdraw this client's request `seq`: nobody waits for its answer any more."""
 
     seq: int
 
 
 @dataclass(frozen=True)
 class ClientGone:
-    """A pytest-xdist worker ended; what it held is free."""
+    """A pytest-xdist worker ended; its leases and worlds are free."""
 
     client: str
 
@@ -136,7 +136,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Refused:
-    """`kind` is the name of the class in errors.py to raise."""
+    """A request was refused. kind: name of the class in errors.py to raise."""
 
     seq: int
     kind: str

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class LauncherRequest:
-    """does: what the launcher does, in words that follow "cannot".
+    """A request to the launcher.
 
-    offered_by: a launcher that can. limit_s: how long its answer is waited for.
+    does: the operation, worded to follow "cannot". offered_by: a launcher that supports it.
+    limit_s: how long to wait for the answer.
     """
 
     does: ClassVar[str]
@@ -20,14 +21,14 @@ class LauncherRequest:
 
 @dataclass(frozen=True, slots=True)
 class DescribeRun(LauncherRequest):
-    """The run's nodes and what they share: a `launchers.nodes.RunDescription`."""
+    """Request for the run's nodes and what they share: a `launchers.nodes.RunDescription`."""
 
     does: ClassVar[str] = "describe the run"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCommands(LauncherRequest):
-    """The local commands, one per node, that run `argv` there: a list of lists of words."""
+    """Request for the local commands, one per node, that run `argv` there: lists of arguments."""
 
     nodes: tuple[str, ...]
     argv: tuple[str, ...]
@@ -36,9 +37,9 @@ class NodeCommands(LauncherRequest):
 
 @dataclass(frozen=True, slots=True)
 class SwitchPower(LauncherRequest):
-    """Switch a node off, as by a pulled plug, or boot it with its old name, addresses and links.
+    """Switch a node off as if unplugged, or boot it with its old name, addresses and links.
 
-    Machines may take minutes; the spec says how many.
+    Real machines may take minutes; the spec says how many.
     """
 
     node: str
@@ -57,16 +58,19 @@ class PowerOn(SwitchPower):
 
 @dataclass(frozen=True, slots=True)
 class LinkRates(LauncherRequest):
-    """The last set rates of a node's link in Mbit/s: (what it sends, what it receives)."""
+    """Request for the rates last set on a node's link, in Mbit/s: (send rate, receive rate)."""
 
     node: str
     link: str
-    does: ClassVar[str] = "say how fast a node's link is"
+    does: ClassVar[str] = "report the rate of a node's link"
 
 
 @dataclass(frozen=True, slots=True)
 class SetLinkRate(LauncherRequest):
-    """direction: "tx" for what the node sends, "rx" for what it receives, or "both"."""
+    """Set the rate of a node's link.
+
+    direction: "tx" (traffic that the node sends), "rx" (traffic that it receives), or "both".
+    """
 
     node: str
     link: str
@@ -77,9 +81,9 @@ class SetLinkRate(LauncherRequest):
 
 @dataclass(frozen=True, slots=True)
 class SetPairRate(LauncherRequest):
-    """Limit what `target` receives from `source` (IPv4) at the switch; None removes the limit.
+    """Limit at the switch the IPv4 traffic from `source` to `target`; None removes the limit.
 
-    Packets wait in a queue of their own there and hold up no others.
+    The packets wait in a separate queue there and do not delay other packets.
     """
 
     source: str
@@ -91,7 +95,7 @@ class SetPairRate(LauncherRequest):
 
 @dataclass(frozen=True, slots=True)
 class SetLinkUp(LauncherRequest):
-    """Switch port of a node's link up or down; the node sees a carrier, or none."""
+    """Set the switch port of a node's link up or down; the node's carrier follows."""
 
     node: str
     link: str
@@ -101,17 +105,17 @@ class SetLinkUp(LauncherRequest):
 
 @dataclass(frozen=True, slots=True)
 class SetLinkPresent(LauncherRequest):
-    """Take a node's link away, with its interface, or give it back."""
+    """Remove a node's link with its interface, or restore it."""
 
     node: str
     link: str
     present: bool
-    does: ClassVar[str] = "take a node's link away or give it back"
+    does: ClassVar[str] = "remove or restore a node's link"
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNames(LauncherRequest):
-    """Slurm's name of each node, by the node's own name: a dict."""
+    """Request for a dict: Slurm's name of each node, by the node's name in this run."""
 
-    does: ClassVar[str] = "say what Slurm calls a node"
+    does: ClassVar[str] = "report Slurm's names of nodes"
     offered_by: ClassVar[str] = "slurm"

@@ -1,6 +1,6 @@
-"""The files of a rank in the log directory, and reading what matters of them.
+"""The files of a rank in the log directory, and functions that read them.
 
-They are read where the rank itself cannot answer: it hangs, is stopped, or has died.
+They are read when the rank itself cannot answer: it hangs, is stopped, or has died.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pytest_mnode.protocol.agent_messages import Progress
 from pytest_mnode.protocol.world import WorldInfo
 
 STACK_SIGNAL = signal.SIGRTMIN + 5
-"""Asks a rank for its stacks: high enough that no library uses it."""
+"""Makes a rank dump its stacks; the number is high enough that no library uses it."""
 CUT = "…"
-"""Stands for what came before the end that is shown."""
+"""Replaces the omitted beginning of a text of which only the end is shown."""
 NCCL_SECTION = "NCCL's log"
-"""Name of the section of a failed rank's report with what `nccl_causes` found."""
+"""Name of the report section of a failed rank that holds the result of `nccl_causes`."""
 _TAIL_BYTES = 4096
 _FAULT_BYTES = 64 * 1024
 _NCCL_BYTES = 2**20
@@ -32,17 +32,17 @@ _LOCAL_RANK_BYTES = 4
 
 
 def agent_log(log_dir: str, agent: int, incarnation: int) -> Path:
-    """What an agent prints, a file for each time that it is started."""
+    """Log file of an agent's output, one per incarnation."""
     return Path(log_dir, f"agent{agent}.{incarnation}.log")
 
 
 class RankFiles:
     """Paths of the files of one rank.
 
-    stacks: where faulthandler writes when it is asked for stacks; fault: where it writes in a
-    crash. progress: the test and phase that the rank is in. calls: the collectives that it called.
-    nccl: the log of NCCL. coverage: a directory for what coverage.py measures. live: what the rank
-    prints, where that is shown while it runs.
+    stacks: where faulthandler writes stacks on request; fault: where it writes in a crash.
+    progress: the test and phase that the rank is in. calls: the collectives that it called.
+    nccl: the log of NCCL. output: all that the tests of a dead rank printed. coverage: a directory
+    for coverage.py's data. live: the rank's output, if it is shown live.
     """
 
     def __init__(self, world: WorldInfo, rank: int) -> None:
@@ -58,7 +58,7 @@ class RankFiles:
 
 
 def captured(files: RankFiles, pid: int) -> list[int]:
-    """Descriptors of the files that a rank's output is captured in; none if it is shown live."""
+    """Descriptors of the files that capture a rank's output; none if the output is shown live."""
     found = []
     for fd in (1, 2):
         path = Path(f"/proc/{pid}/fd/{fd}")
@@ -69,7 +69,7 @@ def captured(files: RankFiles, pid: int) -> list[int]:
 
 
 def give_output(line: socket.socket, files: RankFiles, local_rank: int) -> None:
-    """Hand what `captured` finds of this rank to its launcher, for the files die with the rank."""
+    """Send this rank's `captured` descriptors to its launcher; the files vanish with the rank."""
     fds = captured(files, os.getpid())
     socket.send_fds(line, [local_rank.to_bytes(_LOCAL_RANK_BYTES, "big")], fds)
     for fd in fds:
@@ -77,7 +77,7 @@ def give_output(line: socket.socket, files: RankFiles, local_rank: int) -> None:
 
 
 def take_output(line: socket.socket) -> tuple[int, list[int]] | None:
-    """A local rank and the descriptors that it gave; None where no rank is left to give any."""
+    """A local rank and the descriptors that it sent; None if no rank is left to send any."""
     data, fds, _, _ = socket.recv_fds(line, _LOCAL_RANK_BYTES, 2)
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -85,7 +85,7 @@ def take_output(line: socket.socket) -> tuple[int, list[int]] | None:
 
 
 def size(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
+    """Size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -93,7 +93,7 @@ def size(path: Path) -> int:
 
 
 def tail(path: Path) -> str:
-    """`tail_of_fd` of a file by its path; "" where there is none."""
+    """`tail_of_fd` of the file at `path`; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             return tail_of_fd(file.fileno())
@@ -102,7 +102,7 @@ def tail(path: Path) -> str:
 
 
 def head(path: Path) -> str:
-    """What matters of a fault comes first, before a long list of loaded modules."""
+    """The first bytes of a fault file: the stacks precede a long list of loaded modules."""
     try:
         with path.open("rb") as file:
             return file.read(_FAULT_BYTES).decode(errors="replace")
@@ -111,7 +111,7 @@ def head(path: Path) -> str:
 
 
 def tail_of_fd(fd: int) -> str:
-    """The last whole lines of a file, after a line with CUT where there are more."""
+    """The last whole lines of a file, preceded by a line with CUT if there are more."""
     try:
         size = os.fstat(fd).st_size
         data = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
@@ -125,7 +125,10 @@ def tail_of_fd(fd: int) -> str:
 
 
 def end_of_output(fd: int, keep_in: Path | None) -> str:
-    """The end of what a dead rank's test printed; all of it is added to this file, if any."""
+    """The end of what a dead rank's test printed.
+
+    If the text is cut, all of it is appended to the file `keep_in`, if one is given.
+    """
     text = tail_of_fd(fd)
     if not text.startswith(CUT):
         return text
@@ -141,8 +144,8 @@ def end_of_output(fd: int, keep_in: Path | None) -> str:
 
 
 def nccl_causes(path: Path, start: int = 0) -> str:
-    """Lines of NCCL's own log from byte `start` on, which a rank does not print, that tell why it
-    failed."""
+    """Lines of NCCL's own log, which ranks do not print, from byte `start` on, that explain a
+    failure."""
     try:
         with path.open("rb") as file:
             file.seek(max(start, path.stat().st_size - _NCCL_BYTES))
@@ -153,25 +156,24 @@ def nccl_causes(path: Path, start: int = 0) -> str:
 
 
 def error_message(path: Path) -> str:
-    """The message of torchrun's error file, where a rank's own loop raised.
+    """The message in torchrun's error file, written when a rank's own loop raised.
 
-    "" where there is none: a test knows the path, and may have written anything there.
+    "" if there is none. The file is not trusted: a test knows its path and may have written to it.
     """
     try:
         message = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return ""
-    for _ in range(2):  # torch has a message in its message, or the text alone
+    for _ in range(2):  # torch writes a message inside a message, or the text alone
         message = message.get("message") if isinstance(message, dict) else message
     return message if isinstance(message, str) else ""
 
 
 class ProgressFile:
-    """Where a rank is, in a mapped file: what it wrote last survives however the rank ends.
+    """A rank's current test and phase, in a mapped file that survives however the rank ends.
 
-    A rank shares it with the children that it forks.
-
-    Mapped, and not a descriptor: a test may close all there are.
+    A rank shares the mapping with the children that it forks. It is a mapping and not a descriptor
+    because a test may close every descriptor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -183,13 +185,13 @@ class ProgressFile:
         self._map[:_PROGRESS_BYTES] = f"{ordinal} {phase}".encode().ljust(_PROGRESS_BYTES, b"\0")
 
     def leave_note(self, text: str) -> None:
-        """Kept for the rank itself: what a child that it forked did in its name."""
+        """Store a note from a forked child for the rank itself."""
         room = _PROGRESS_FILE_BYTES - _PROGRESS_BYTES
         data = text.encode(errors="replace")[:room]
         self._map[_PROGRESS_BYTES:] = data.ljust(room, b"\0")
 
     def take_note(self) -> str:
-        """What a forked child left here, "" for nothing; cleared."""
+        """Return the note of a forked child and clear it; "" if there is none."""
         text = _text(self._map[_PROGRESS_BYTES:])
         if text:
             self.leave_note("")
@@ -197,7 +199,7 @@ class ProgressFile:
 
 
 def read_progress(path: Path) -> Progress:
-    """What a rank wrote last; nothing known where there is no such file or it is not ours."""
+    """The progress that a rank wrote last; an empty Progress if the file is missing or invalid."""
     try:
         words = _text(path.read_bytes()[:_PROGRESS_BYTES]).split()
         return Progress(int(words[0]), words[1]) if words else Progress()

@@ -9,7 +9,7 @@ from pytest_mnode.charts import Chart
 from pytest_mnode.measurement import Measurement
 
 TIMES = frozenset(("duration", "start", "stop"))
-"""What a report of a pass has that differs between ranks, where nothing was captured or added."""
+"""Fields of a passed report that differ between ranks if nothing was captured or added."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """A pytest report, as pytest serialises it; of a plain pass its TIMES alone.
+    """A pytest report as pytest serialises it; for a plain pass only its TIMES.
 
-    partial: not pytest's own report of setup, call or teardown, but one more beside it, such as
-    that of a subtest.
+    partial: an additional report, such as a subtest's, and not pytest's own report of setup, call
+    or teardown.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class PhaseReport:
 
 @dataclass(frozen=True)
 class RankProgress:
-    """What `progress.progress` was called with, in rank 0."""
+    """The arguments of a call of `progress.progress` in rank 0."""
 
     rank: int
     ordinal: int
@@ -47,7 +47,7 @@ class RankProgress:
 
 @dataclass(frozen=True)
 class Limit:
-    """From now on the test, or only its body, has to end within this time."""
+    """From now on the test (only its body if `body_only`) must end within `timeout_s` seconds."""
 
     rank: int
     ordinal: int
@@ -59,7 +59,7 @@ class Limit:
 class BodyDone:
     """Setup and call are over in this rank, whatever their outcome; it waits for TearDown.
 
-    `reports` has that of the call, which nothing comes between: one message is quicker than two.
+    reports: includes the report of the call, because one message is faster than two.
     """
 
     rank: int
@@ -69,9 +69,9 @@ class BodyDone:
 
 @dataclass(frozen=True)
 class CoverageData:
-    """What was measured in a rank since the last time, as coverage.py dumps its data.
+    """The coverage measured in a rank since the previous message, as coverage.py dumps its data.
 
-    site: where Python's packages are installed there. problem: why nothing was measured.
+    site: directory of the rank's installed Python packages. problem: why nothing was measured.
     """
 
     dumps: tuple[bytes, ...] = ()
@@ -83,10 +83,9 @@ class CoverageData:
 class TornDown:
     """Teardown is over. `leaks` are lines for the user; a world with leaks is not reused.
 
-    allure: what allure has of it, as in its own files.
-
+    allure: allure's result of the test, in the form of its own files.
     entered: how many operations of the default process group this rank has entered so far.
-    new_group: keys of groups that were ended are in its store, where the next would meet them.
+    new_group: the store holds keys of destroyed groups, which the next group would find.
     """
 
     rank: int
@@ -113,9 +112,9 @@ class Pong:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a function gave in this rank: `value` pickled by cloudpickle, or the error's text.
+    """The result of a function in this rank: `value` pickled by cloudpickle, or the error's text.
 
-    new_group: as TornDown has it.
+    new_group: see TornDown.
     """
 
     rank: int
@@ -129,11 +128,11 @@ class Returned:
 
 @dataclass(frozen=True)
 class RunItem:
-    """Run one test. `keep_group` False: a new process group if the test asks for one.
+    """Run one test. keep_group: if False, a test that uses a process group gets a new one.
 
-    next_nodeid: of the test that the controller runs next, wherever that runs. keep: node id of the
-    innermost collector whose fixtures outlive this test; None: no fixture does. shared_tmp: a new
-    directory that all ranks see; empty where there is none.
+    next_nodeid: node id of the controller's next test, wherever that test runs. keep: node id of
+    the innermost collector whose fixtures outlive this test; None: no fixture does. shared_tmp: a
+    new directory that all ranks see; "" if there is none.
     """
 
     ordinal: int
@@ -147,7 +146,7 @@ class RunItem:
 
 @dataclass(frozen=True)
 class TearDown:
-    """`last`: nothing of this world's fixtures is to survive."""
+    """Tear the test down. last: no fixture of this world may survive."""
 
     ordinal: int
     last: bool
@@ -155,7 +154,7 @@ class TearDown:
 
 @dataclass(frozen=True)
 class EndFixtures:
-    """Tear down the fixtures that live in a rank, but for those of collector `keep` and above."""
+    """Tear down the fixtures that live in a rank, except those of collector `keep` and above."""
 
     ordinal: int
     reply_to: str
@@ -169,9 +168,9 @@ class Ping:
 
 @dataclass(frozen=True)
 class CallFunction:
-    """Call a function pickled by cloudpickle with its arguments, in every rank.
+    """Call a function in every rank. blob: the function and its arguments, by cloudpickle.
 
-    keep_group: as RunItem has it.
+    group: whether the call needs a process group. keep_group: see RunItem.
     """
 
     ordinal: int

@@ -1,7 +1,7 @@
-"""Messages of a debugger's session, and what ranks print while it is shown live.
+"""Messages of a debugger session, and the live output of ranks.
 
-The agent's side holds the terminal of a debugged rank, not the rank: it is read and interrupted
-also while the rank computes or is stuck.
+The agent's side, not the rank, holds the terminal of a debugged rank, so that the terminal can be
+read and interrupted while the rank computes or is stuck.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ class AskDebugger:
 
 @dataclass(frozen=True)
 class DebuggerAnswer:
-    """reads, writes: paths of the rank's terminal; "" where another rank is debugged.
+    """The answer to AskDebugger.
 
-    term: the value of TERM. error: why no rank can be debugged in this run, "" where it can.
+    reads, writes: paths of the rank's terminal; "" if another rank is debugged. term: the value of
+    TERM. error: why no rank can be debugged in this run; "" if one can.
     """
 
     reads: str = ""
@@ -32,7 +33,7 @@ class DebuggerAnswer:
 
 @dataclass(frozen=True)
 class DebuggerLeft:
-    """The rank goes on; quit: its user ended the run."""
+    """The debugger was left and the rank continues; quit: the user ended the run."""
 
     rank: int
     ordinal: int
@@ -41,7 +42,7 @@ class DebuggerLeft:
 
 @dataclass(frozen=True)
 class ToTerminal:
-    """For the process that holds the terminal of a rank."""
+    """A message to the process that holds the terminal of a rank."""
 
     node: str
     world: str
@@ -50,27 +51,27 @@ class ToTerminal:
 
 @dataclass(frozen=True)
 class OpenTerminal(ToTerminal):
-    """size: lines and columns of a pseudo-terminal; None: two pipes, because the user's own input
-    is no terminal."""
+    """Open a terminal for a rank. size: lines and columns; None: two pipes instead, because the
+    user's own input is no terminal."""
 
     size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class TerminalInput(ToTerminal):
-    """b"" is the end of the input."""
+    """The user's input for the rank; b"" is its end."""
 
     data: bytes = b""
 
 
 @dataclass(frozen=True)
 class CloseTerminal(ToTerminal):
-    """Answered by TerminalClosed, after all that the rank wrote."""
+    """Close the terminal. TerminalClosed answers, after all output of the rank."""
 
 
 @dataclass(frozen=True)
 class FromTerminal:
-    """For the client whose test the rank runs."""
+    """A message to the client whose test the rank runs."""
 
     world: str
     rank: int
@@ -78,7 +79,7 @@ class FromTerminal:
 
 @dataclass(frozen=True)
 class TerminalOpened(FromTerminal):
-    """reads, writes: where the rank opens it; error: why there is none."""
+    """The terminal is open. reads, writes: paths for the rank; error: why there is no terminal."""
 
     reads: str = ""
     writes: str = ""
@@ -97,7 +98,7 @@ class TerminalClosed(FromTerminal):
 
 @dataclass(frozen=True)
 class LiveOutput:
-    """Whole lines that ranks of a node printed since the last of these messages, by rank."""
+    """Whole lines that a node's ranks printed since the previous message, by rank."""
 
     world: str
     lines: dict[int, list[str]] = field(default_factory=dict)

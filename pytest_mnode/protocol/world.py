@@ -1,4 +1,4 @@
-"""Worlds, leases, and the names that all processes of a run know."""
+"""Worlds, leases, and the names that all processes of a run share."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 HUB = "hub"
 BEAT = b"mnode-hub-is-there"
-"""From the hub to agents of other machines, as it is: an agent that misses it for long ends."""
+"""Heartbeat of the hub to agents on other machines, in raw bytes; without it an agent ends."""
 RUN = "MNODE_RUN"
-"""Variable of what is started on nodes; its value is the directory of the run it goes with."""
+"""Environment variable of processes started on nodes; its value is the directory of their run."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a world is: `nodes` × `procs_per_node` ranks."""
+    """The size of a world: `nodes` × `procs_per_node` ranks."""
 
     nodes: int
     procs_per_node: int
@@ -28,10 +28,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class WorldInfo:
-    """A world as the controller knows it. `nodes` holds one name a group rank.
+    """The controller's description of a world.
 
-    new_group: the next test in it shares no process group with one before.
-    own_imports: its ranks imported test modules for themselves, those that cannot be shared.
+    nodes: name of the node of each group rank.
+    new_group: the world's next test shares no process group with an earlier test.
+    own_imports: each rank imported for itself the test modules that cannot be shared.
     """
 
     id: str
@@ -50,7 +51,7 @@ class WorldInfo:
 
 @dataclass(frozen=True)
 class Lease:
-    """Nodes that are a client's own until it gives them back."""
+    """Nodes that a client has exclusively until it gives them back."""
 
     id: int
     nodes: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""What runs in a rank: its pytest session, process group, CPU binding, leak checks and traces."""
+"""The code of a rank: its pytest session, process group, CPU binding, leak checks and traces."""

@@ -1,4 +1,4 @@
-"""Where the accelerators of local ranks are: PCI addresses and NUMA nodes."""
+"""PCI addresses and NUMA nodes of the accelerators of local ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pytest_mnode.machine.sysfs import SysfsView
 
 
 def homes_of(shown: SysfsView, local_size: int) -> list[int | None]:
-    """NUMA node of each local rank's accelerator, found without using any where that is possible.
+    """NUMA node of each local rank's accelerator, found without using CUDA if possible.
 
-    Using CUDA starts threads, which would not be bound.
+    CUDA starts threads, which would not be bound.
     """
     if shown.accelerators:
         return [home_of(shown, accelerator_address(shown, rank)) for rank in range(local_size)]
@@ -33,9 +33,9 @@ def homes_of(shown: SysfsView, local_size: int) -> list[int | None]:
 def visible_addresses(devices: Sequence[Accelerator], visible: str | None) -> list[str | None]:
     """PCI addresses of CUDA devices 0, 1, …, from NVML's devices and CUDA_VISIBLE_DEVICES.
 
-    CUDA numbers devices of one model as NVML does, by PCI address. Of different models the fastest
-    comes first, so that their addresses are not known here. An entry that is no device ends the
-    list; parts of a device (MIG) have no address of their own.
+    CUDA numbers devices of one model as NVML does, by PCI address. If models differ, the fastest
+    device comes first, so their addresses are not known here. An entry that is not a device ends
+    the list; parts of a device (MIG) have no address of their own.
 
     Source: CUDA C++ Programming Guide, CUDA environment variables.
     """
@@ -62,16 +62,16 @@ def visible_addresses(devices: Sequence[Accelerator], visible: str | None) -> li
 
 
 def home_of(shown: SysfsView, address: str | None) -> int | None:
-    """NUMA node of the accelerator at this PCI address; None where that is not known."""
+    """NUMA node of the accelerator at this PCI address; None if not known."""
     if address is None:
         return None
     return sysfs.count(Path(shown.sysfs_root, "sys/bus/pci/devices", address, "numa_node"))
 
 
 def accelerator_address(shown: SysfsView, local_rank: int) -> str | None:
-    """PCI address of a rank's accelerator, such as "0000:17:00.0"; None where there is none.
+    """PCI address of a rank's accelerator, such as "0000:17:00.0"; None if there is none.
 
-    On the rack it is that of the place shown for it. Asking CUDA starts it in this process.
+    On the rack it is the address that the node shows. Otherwise this initializes CUDA.
     """
     if shown.accelerators:
         return shown.accelerators[local_rank % len(shown.accelerators)]

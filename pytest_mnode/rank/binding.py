@@ -1,12 +1,12 @@
-"""Binds ranks to the CPUs and the memory beside their accelerator, before any thread exists.
+"""Binds ranks to the CPUs and the memory near their accelerator, before any thread exists.
 
-A process forked later inherits the binding, a thread started earlier would not: so each rank binds
-itself right after the fork. How depends on the node:
+A process forked later inherits the binding, but a thread started earlier would not, so each rank
+binds itself right after the fork. The binding depends on the node:
 
-- a node of the rack binds each of its ranks to cores of its own, as a scheduler would have done;
-- elsewhere ranks are bound only on request, as under torchrun: what is certified is then what a
-  user's job gets. `node` and `exclusive` mean what torchrun's --numa-binding means by them, and are
-  left to torch where it can do them (CUDA devices, one per rank).
+- a node of the rack binds each of its ranks to its own cores, as a scheduler would have done;
+- elsewhere ranks are bound only on request, as under torchrun, so that the binding of a user's job
+  is certified. `node` and `exclusive` have the meaning of torchrun's --numa-binding, and torch
+  applies them if it can (CUDA devices, one per rank).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pytest_mnode.rank import mempolicy
 from pytest_mnode.rank.accelerators import homes_of
 
 Core = tuple[int, ...]
-"""CPUs that are threads of one core."""
+"""CPUs that are hardware threads of one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What was done to this rank.
+    """How this rank was bound.
 
-    by: "pytest-mnode", "torch", or "" where it was not bound, with the reason in `why`.
-    usable: CPUs it could have had. cpus: those it got. numa_node: of its accelerator.
-    shared_with: local ranks that got the same CPUs because there are not enough.
+    by: "pytest-mnode", "torch", or "" if it was not bound, with the reason in `why`.
+    usable: CPUs that the rank was allowed to use. cpus: CPUs that it may use now. numa_node: its
+    accelerator's. shared_with: local ranks that got the same CPUs because there are too few.
     """
 
     by: str
@@ -48,7 +48,7 @@ class Binding:
 
     @property
     def text(self) -> str:
-        """In words, such as "CPUs 0-3 of NUMA node 0, bound by pytest-mnode"."""
+        """A text such as "CPUs 0-3 of NUMA node 0, bound by pytest-mnode"."""
         where = "" if self.numa_node is None else f" of NUMA node {self.numa_node}"
         shared = ", ".join(map(str, self.shared_with))
         return "".join(
@@ -65,23 +65,23 @@ _inherited: frozenset[int] = frozenset()
 
 
 def inherited_areas() -> frozenset[int]:
-    """Where the areas of memory begin that this rank was forked with.
+    """Start addresses of the memory areas that this rank inherited through the fork.
 
-    They are shared with the process that imported torch, and are where that one was. Empty on a
-    machine with one NUMA node, where it does not matter.
+    They are shared with the process that imported torch, and lie on that process's NUMA node. Empty
+    on a machine with one NUMA node, where they do not matter.
     """
     return _inherited
 
 
 def of_this_rank() -> Binding:
-    """What was done to this process. Raises RuntimeError outside of ranks."""
+    """The binding of this process. Raises RuntimeError outside of ranks."""
     if _current is None:
-        raise RuntimeError("this process is not a rank, so nobody bound it")
+        raise RuntimeError("this process is not a rank and has no binding")
     return _current
 
 
 def bind(order: BindingOrder, local_rank: int, local_size: int, by_torch: bool) -> Binding:
-    """Bind this process, which must be a rank that has no threads yet, and remember how."""
+    """Bind this process, which must be a rank without threads, and keep the binding."""
     global _current, _inherited  # noqa: PLW0603  one process, one rank
     now = tuple(sorted(os.sched_getaffinity(0)))
     if len(memories()) > 1:
@@ -99,7 +99,7 @@ def _why_not(order: BindingOrder) -> str:
     if order.mode == "none":
         return "--mnode-numa-bind=none"
     if order.mode == "auto" and not order.shown.emulated and order.start.cpus is None:
-        return order.shown.missing or "torchrun binds nobody unless asked to"
+        return order.shown.missing or "torchrun does not bind ranks by default"
     return ""
 
 
@@ -134,13 +134,13 @@ def _bind(
 def _given(cpus: tuple[int, ...], cores: Mapping[int, tuple[Core, ...]]) -> Share:
     """The share of a rank that its launcher binds."""
     if not cpus:
-        return Share((), None, why="its node bound none of its ranks")
+        return Share((), None, why="the launcher binds no ranks on this node")
     numa_nodes = [number for number, of in cores.items() for core in of if cpus[0] in core]
     return Share(cpus, numa_nodes[0] if numa_nodes else None)
 
 
 def _prefer_memory(numa_node: int | None) -> None:
-    """Take memory beside the CPUs, where this machine has memory there and elsewhere too."""
+    """Prefer memory of this NUMA node, if this machine has memory there and on other nodes."""
     if numa_node in memories() and len(memories()) > 1:
         mempolicy.prefer(numa_node)
 
@@ -159,10 +159,10 @@ def _areas() -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank gets. Without CPUs it is left as it is; `why` is the reason.
+    """The CPUs of one rank. If empty, the rank is not bound, for the reason `why`.
 
-    numa_node: of its accelerator; None where not known.
-    shared_with: local ranks that get the same CPUs because there are not enough.
+    numa_node: its accelerator's; None if not known.
+    shared_with: local ranks that get the same CPUs because there are too few.
     """
 
     cpus: tuple[int, ...]
@@ -177,11 +177,11 @@ def shares(
     exclusive: bool,
     what: str = "accelerator",
 ) -> list[Share]:
-    """A share for each local rank.
+    """The share of each local rank.
 
-    homes: NUMA node of each rank's accelerator, or of `what` it is bound beside instead. cores: of
-    each NUMA node, as far as ranks may use them. exclusive: ranks beside the same NUMA node get
-    cores of their own; else all of them.
+    homes: NUMA node of each rank's `what`. cores: the usable cores of each NUMA node. exclusive:
+    ranks with the same NUMA node divide its cores; otherwise each gets all of them. what: the
+    device that ranks are bound near.
     """
     every = []
     for rank, home in enumerate(homes):
@@ -189,7 +189,7 @@ def shares(
         if home is None:
             every.append(Share((), None, why=f"the NUMA node of its {what} is not known"))
         elif not near:
-            why = f"none of the CPUs of NUMA node {home}, its {what}'s, may be used here"
+            why = f"this rank may use no CPU of NUMA node {home}, where its {what} is"
             every.append(Share((), home, why=why))
         else:
             beside = [other for other, node in enumerate(homes) if node == home]
@@ -206,7 +206,7 @@ def shares(
 
 
 def _part(cores: Sequence[Core], number: int, of: int) -> Sequence[Core]:
-    """Part `number` of cores shared by `of` ranks; where they do not suffice, one in turn."""
+    """Part `number` of cores divided among `of` ranks; if there are too few, one core in turn."""
     if len(cores) < of:
         return [cores[number % len(cores)]]
     length, left = divmod(len(cores), of)

@@ -1,9 +1,9 @@
-"""Measures what tests run in a rank, by coverage.py, as it is measured in the controller.
+"""Measures the coverage of tests in a rank, by coverage.py, as the controller does.
 
-A rank is ended from outside, so that coverage could never save its data there: after each test,
-what is new goes to the controller with the rank's last report. Programs that a test starts, and
-children that it forks, are measured where `patch` of coverage's configuration asks for it; their
-files lie in a directory of this rank's and go the same way.
+A rank is ended from outside, so coverage.py could never save its data there: after each test, new
+data are sent to the controller with the rank's last report. Programs that a test starts, and
+children that it forks, are measured if `patch` in coverage's configuration requests it; their
+files are in a directory of this rank and are sent in the same way.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pytest_mnode.protocol.rank_files import RankFiles
 from pytest_mnode.protocol.rank_messages import CoverageData
 
 _QUIET = ("no-data-collected", "module-not-imported", "module-not-measured", "already-imported")
-"""Warnings of coverage about a process that measured little: true of any one rank."""
+"""coverage.py's warnings about a process that measured little, which any rank may be."""
 PLUGIN = "mnode-rank-coverage"
 
 
 class RankCoverage:
-    """pytest plugin of a rank, made in its own process."""
+    """pytest plugin that measures a rank; created in the rank's own process."""
 
     def __init__(self, config_data: str, directory: Path, by_test: bool) -> None:
-        """config_data: serialised by the controller's coverage. by_test: a context per test."""
+        """config_data: configuration of the controller's coverage. by_test: a context per test."""
         from coverage import Coverage  # type: ignore[import-not-found]
 
         directory.mkdir(parents=True, exist_ok=True)
@@ -68,17 +68,17 @@ class RankCoverage:
             self._cov.switch_context(context)
 
     def take(self) -> CoverageData:
-        """What was measured since the last time, of this process and of those that ended."""
+        """Coverage measured since the last call by this process and by processes that ended."""
         from coverage import CoverageData as Data
 
         if self._cov.get_option("run:dynamic_context"):
-            self._cov.get_data()  # hands over what was collected, and looks for files nobody ran
+            self._cov.get_data()  # flushes the collected data, and looks for files that did not run
         else:
-            self._cov.switch_context("")  # hands over what was collected
+            self._cov.switch_context("")  # flushes the collected data
         dumps = [self._data.dumps()] if self._data else []
         self._data.erase()
         for path in sorted(self._directory.glob(".coverage.*")):
-            with contextlib.suppress(Exception):  # one that a process was killed over
+            with contextlib.suppress(Exception):  # incomplete if its process was killed
                 other = Data(str(path))
                 other.read()
                 dumps.append(other.dumps())
@@ -88,7 +88,7 @@ class RankCoverage:
 
 
 class _Unmeasured:
-    """In the place of RankCoverage where that cannot be."""
+    """Replaces RankCoverage if a rank cannot measure."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem
@@ -98,19 +98,19 @@ class _Unmeasured:
 
 
 def start(config: pytest.Config, files: RankFiles, config_data: str) -> None:
-    """Measure this rank from now on; nothing where `config_data` is empty."""
+    """Measure this rank from now on; do nothing if `config_data` is ""."""
     if not config_data:
         return
     plugin: RankCoverage | _Unmeasured
     by_test = config.getoption("cov_context", None) == "test"
     try:
         plugin = RankCoverage(config_data, files.coverage, by_test)
-    except Exception as error:  # this node's Python may lack it, or have another release
+    except Exception as error:  # this node's Python may lack coverage.py, or have another release
         plugin = _Unmeasured(f"{os.uname().nodename}: {type(error).__name__}: {error}")
     config.pluginmanager.register(plugin, PLUGIN)
 
 
 def measured(config: pytest.Config) -> CoverageData | None:
-    """What a rank with this configuration has measured; None where it is not to measure."""
+    """The new coverage data of a rank with this configuration; None if it does not measure."""
     plugin: Any = config.pluginmanager.getplugin(PLUGIN)
     return None if plugin is None else plugin.take()

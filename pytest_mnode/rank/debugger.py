@@ -1,8 +1,8 @@
-"""pytest's own debugger in a rank, with a terminal that is the controller's.
+"""pytest's own debugger in a rank, on the controller's terminal.
 
-Every way into it (`breakpoint()`, `pdb.set_trace()`, `pytest.set_trace()`, --trace, --pdb) passes
-`pytestPDB._init_pdb`. That is replaced here, to ask the controller first whether this rank is the
-one to be debugged. The other ranks run on, and wait in their next collective.
+Every entry (`breakpoint()`, `pdb.set_trace()`, `pytest.set_trace()`, --trace, --pdb) calls
+`pytestPDB._init_pdb`. It is replaced here by a function that first requests the debugger from the
+controller, which chooses one rank. The other ranks continue, and wait in their next collective.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from pytest_mnode.rank.rank import Rank
 
 
 class _NotDebugged:
-    """In place of a debugger in the ranks that are not debugged."""
+    """Replaces the debugger in ranks that are not debugged."""
 
     def set_trace(self, frame: object) -> None:
-        """Go on."""
+        """Continue."""
 
     def runcall(self, function: Callable[[], object]) -> object:
         return function()
 
 
 def install(current: Callable[[], Debugger | None]) -> None:
-    """Replace pytest's way into the debugger in this process and in those forked from it.
+    """Replace pytest's entry to the debugger in this process and in processes forked from it.
 
-    current: the debugger of this process; None in a fork server, where no rank is there yet.
+    current: returns the debugger of this process; None in a fork server, which is not a rank.
     """
     enter: Any = pytestPDB._init_pdb
 
@@ -52,7 +52,7 @@ def install(current: Callable[[], Debugger | None]) -> None:
 
 
 class Debugger:
-    """The debugger of one rank; attached while its user may type."""
+    """The debugger of one rank; attached while the user's terminal belongs to the rank."""
 
     def __init__(self, config: pytest.Config, rank: Rank) -> None:
         self._config, self._rank = config, rank
@@ -62,12 +62,12 @@ class Debugger:
         self._saved: tuple[list[int], tuple[Any, ...]] | None = None
         options = config.option.usepdb, config.option.trace
         if any(options) or debug_rank_of(config) is not None:
-            rank.groups.wait_longer()  # from the start, and not only at a breakpoint
+            rank.groups.wait_longer()  # from the start, not only from a breakpoint on
 
     def attach(self) -> bool:
-        """Whether this rank is the one that is debugged; its terminal is the user's then.
+        """Connect to the user's terminal if this rank is the debugged one; returns whether it is.
 
-        Raises pytest's Failed where there is no terminal.
+        Raises pytest's Failed if there is no terminal.
         """
         rank = self._rank
         if self._saved is not None:
@@ -103,11 +103,11 @@ class Debugger:
         sys.stdout, sys.stderr = (os.fdopen(fd, "w", 1, closefd=False) for fd in (1, 2))
 
     def adopt(self, pdb: Any) -> None:
-        """Name the rank in the prompt, and attach again where a breakpoint of `pdb` is reached."""
+        """Name the rank in the prompt, and attach again at each breakpoint of `pdb`."""
         self._pdb = pdb
         world, setup = self._rank.world, pdb.setup
         place = f"rank {world.rank} of {world.size} on {world.node}"
-        with contextlib.suppress(AttributeError):  # one that draws its own
+        with contextlib.suppress(AttributeError):  # some debuggers draw their own prompt
             name = pdb.prompt.strip().strip("()")
             pdb.prompt = f"({name} {place}) "
 
@@ -123,7 +123,7 @@ class Debugger:
         report: Any,
         held: Iterable[PhaseReport],
     ) -> None:
-        """Under --pdb: send the held reports, show a failure and have its user look around."""
+        """Under --pdb: send the held reports, show the failure and start the debugger there."""
         for message in held:
             self._rank.tell(message)
         if not self.attach():
@@ -145,7 +145,7 @@ class Debugger:
         self.leave()
 
     def leave(self, quits: bool = False) -> bool:
-        """Give the terminal back, if it was taken; quits: its user ends the run, if so."""
+        """Give the terminal back, if attached; returns `quits` (the user ends the run) then."""
         if self._saved is None:
             return False
         for stream in (sys.stdout, sys.stderr):
@@ -163,7 +163,7 @@ class Debugger:
         return quits
 
     def end(self) -> None:
-        """The test, or its phase, is over: nothing of it can be stepped through any more."""
+        """End the debugger with the test or phase, whose code can no longer be stepped through."""
         if self._pdb is not None:
             self._pdb.clear_all_breaks()
             self._pdb.set_continue()
@@ -172,10 +172,10 @@ class Debugger:
 
 
 class DebuggerHooks:
-    """pytest plugin of a rank: when its user's turn begins and ends."""
+    """pytest plugin of a rank: starts and ends the debugger."""
 
     def __init__(self, debugger: Debugger, take_held: Callable[[], Iterable[PhaseReport]]) -> None:
-        """take_held: takes the reports that are not sent yet; the user may end the run."""
+        """take_held: returns the unsent reports, sent first because the user may end the run."""
         self._debugger, self._take_held = debugger, take_held
 
     def pytest_leave_pdb(self) -> None:

@@ -1,7 +1,7 @@
-"""Where the fork server enters this package: before a fork, once, and in every rank after it.
+"""Entry points of the fork server into this package: once before a fork, then in every rank.
 
-The tests are collected as the controller did, through pytest's own `Config.fromdictargs`; then the
-session serves instead of running them.
+The tests are collected as in the controller, through pytest's own `Config.fromdictargs`; then the
+session serves the controller instead of running them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pytest_mnode.rank.live_output import SHOWN_LIVE
 from pytest_mnode.rank.session import RankSession
 from pytest_mnode.rank.trial import Trial
 
-# What selects, prints, writes files or starts processes is the controller's business alone.
+# Only the controller selects tests, prints, writes files and starts processes.
 _NOT_IN_RANKS: dict[str, object] = {
     "lf": False,
     "failedfirst": False,
@@ -54,20 +54,20 @@ _NOT_IN_RANKS: dict[str, object] = {
 
 
 def prepare() -> None:
-    """Before any test module is imported: those take what they import by name."""
+    """Wrap functions before any test module is imported, because modules import them by name."""
     processes.guard_forks()
     recorder.install()
     process_group.install()
     shared_test.install()
     _share_torch_handler()
-    in_order_of_matching()  # once, and not in each rank of a failed test while others wait for it
+    in_order_of_matching()  # cached here: others would wait while a rank that failed computes it
 
 
 def _share_torch_handler() -> None:
-    """Have loggers below `torch` print through its handler in place of equal ones of their own.
+    """Make loggers below `torch` use its handler instead of equal handlers of their own.
 
     torch has some forty loggers that do not propagate, and pytest attaches its handlers to each of
-    them, and removes them, six times per test. The lines that they print are the same.
+    them, and removes them, six times per test. The printed lines stay the same.
     """
     top = logging.getLogger("torch")
     if len(top.handlers) != 1:
@@ -87,13 +87,13 @@ def _share_torch_handler() -> None:
 
 
 def _look(handler: logging.Handler) -> tuple[object, ...]:
-    """What decides how a handler prints."""
+    """The properties that determine how a handler prints."""
     stream = getattr(handler, "stream", None)
     return type(handler), handler.level, stream, type(handler.formatter), tuple(handler.filters)
 
 
 def rank_main(order: AgentOrder, session: RankSession) -> Callable[[Launch, int, bool], None]:
-    """Runs a rank in a child that is forked when all is collected."""
+    """A function that runs a rank in a child that is forked after collection."""
 
     def main(launch: Launch, elastic_pid: int, by_torch: bool) -> None:
         loop.follow(loop.begin(order, launch, elastic_pid, by_torch), session)
@@ -104,16 +104,16 @@ def rank_main(order: AgentOrder, session: RankSession) -> Callable[[Launch, int,
 def importing_rank_main(
     order: AgentOrder, collect_order: Collect
 ) -> Callable[[Launch, int, bool], None]:
-    """Runs a rank that collects for itself, in a child that is forked before."""
+    """A function that runs a rank which collects for itself, in a child forked before that."""
 
     def main(launch: Launch, elastic_pid: int, by_torch: bool) -> None:
         rank = loop.begin(order, launch, elastic_pid, by_torch)
 
         def fail(text: str) -> None:
             rank.line.send(HUB, PartLost(launch.node, launch.world.id, text))
-            signal.pause()  # the hub ends this world
+            signal.pause()  # until the hub ends this world
 
-        # None, for functions of cluster.world(): then there is no file that could be shared.
+        # own_imports is empty for functions of cluster.world(): then no file can be shared.
         wanted = collect_order.only(frozenset(launch.own_imports) or collect_order.files)
         collect(wanted, order, partial(loop.follow, rank), fail)
 
@@ -129,17 +129,17 @@ def collect(
 ) -> None:
     """Collect the tests, then call `serve`, which does not return.
 
-    `fail` is called where pytest itself fails, with the reason. trial: where one is needed.
+    fail: called with the reason if pytest itself fails. trial: None unless imports are tried first.
     """
     options = {**collect.options, **_NOT_IN_RANKS}
     options.pop("file_or_dir", None)
-    # As words of the command line, so that their order means what it meant there.
+    # As command line arguments, because their order matters as in the controller.
     plugins = [*options.pop("plugins", []), "no:terminal"]
     if trial is not None:
         plugins.insert(0, trial.__module__)
     options["plugins"] = []
     args = [word for name in plugins for word in ("-p", name)] + list(collect.args)
-    # That a plugin was imported before pytest could rewrite its asserts is no fault in ranks.
+    # In ranks a plugin may be imported before pytest could rewrite its asserts; do not warn.
     quiet = "ignore::pytest.PytestAssertRewriteWarning"
     options["pythonwarnings"] = [*(options.get("pythonwarnings") or ()), quiet]
     options["basetemp"] = collect.basetemp
@@ -150,7 +150,7 @@ def collect(
     config = pytest.Config.fromdictargs(options, args)
     config.args = list(collect.args)
     _without_other_loops(config)
-    config.pluginmanager.set_blocked("pdbinvoke")  # it needs a terminal reporter: see rank.debugger
+    config.pluginmanager.set_blocked("pdbinvoke")  # needs a terminal reporter; see rank.debugger
     session = RankSession(collect, order.logs_are_temporary, fail)
     session.serve = lambda: serve(session)
     config.pluginmanager.register(session, "mnode-rank-session")
@@ -162,9 +162,9 @@ def collect(
 
 
 def _without_other_loops(config: pytest.Config) -> None:
-    """Take out plugins that are only there to run tests in a way of their own.
+    """Unregister plugins whose only purpose is to run tests in their own way.
 
-    How often a test runs is for the controller to decide; such a plugin may also keep threads.
+    The controller decides how often a test runs, and such a plugin may also keep threads.
     """
     for name, plugin in other_loops(config.pluginmanager).items():
         of_fixtures = ("_fixture_function_marker", "_pytestfixturefunction")

@@ -1,8 +1,8 @@
-"""Tests of hypothesis in ranks: all ranks try the same examples, and agree on each one's outcome.
+"""Hypothesis tests in ranks: all ranks try the same examples, and agree on the outcome of each.
 
-Each rank has hypothesis' own engine with one seed for all. What an engine does next follows from
-what became of the examples before: so ranks vote on each, and an example that fails in one rank
-fails in all. In the end the error and its example are those of the ranks in which it failed.
+Each rank runs hypothesis' own engine, all with one seed. An engine's next step depends on the
+outcomes of earlier examples, so ranks vote on each outcome, and an example that fails in one rank
+fails in all. Only ranks in which it really failed report the error and the example.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pytest_mnode.outcome.describe import ranks_text
 from pytest_mnode.rank.votes import FOREVER_S, Ballot, Decision, Kind, Votes, decide
 
 LATE_S = 3.0
-"""How long a rank in which an example failed waits for the others, which may wait for it."""
+"""How long a rank whose example failed waits for the votes of others, which may wait for it."""
 _MOST_CHARS = 1000
 
 
 class FailedElsewhereError(Exception):
-    """The example failed in other ranks, which report it."""
+    """The example failed only in other ranks, which report it."""
 
 
-class EndError(FailedHealthCheck):  # of these the engine stops at once
-    """This rank can try no more examples. error: what is to be reported of it."""
+class EndError(FailedHealthCheck):  # the engine stops at once at a FailedHealthCheck
+    """This rank can try no more examples. error: the error to report."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -42,16 +42,16 @@ class EndError(FailedHealthCheck):  # of these the engine stops at once
 
 
 class Examples:
-    """One test of hypothesis in this rank."""
+    """One hypothesis test in this rank."""
 
     def __init__(self, test: Any, votes: Votes, rank: int) -> None:
-        """test: the function that `given` made."""
+        """test: the function that `given` returned."""
         self._test, self._votes, self._rank = test, votes, rank
         self._over = False
         self._failures: dict[str, type[Exception]] = {}
 
     def run(self) -> Generator[None, object, object]:
-        """Around the call of the test: a wrapper of pytest's hook."""
+        """Wrapper around the call of the test, for pytest's hook."""
         test, result = self._test, None
         own: BaseException | None = None
         seed = test._hypothesis_internal_use_seed
@@ -75,10 +75,8 @@ class Examples:
         return result
 
     def _settings(self, given: settings) -> settings:
-        """A rank waits for the slowest: no time limit is judged, and only rank 0 judges slowness.
-
-        The limit of the test in ranks holds.
-        """
+        """Settings without a deadline, because ranks wait for the slowest; only rank 0 checks for
+        slowness. The limit of the test in ranks still holds."""
         unjudged = [HealthCheck.too_slow] if self._rank else []
         database = given.database
         return settings(
@@ -89,7 +87,7 @@ class Examples:
         )
 
     def _agreed(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """`body`, with the outcome of each call that all ranks agreed on."""
+        """`body`, whose every call has the outcome that all ranks agreed on."""
 
         @functools.wraps(body)
         def agreed(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +125,7 @@ class Examples:
             case Kind.FAILED if context.is_final:
                 raise own or FailedElsewhereError
             case Kind.FAILED:
-                name = decision.origin  # what the engine tells failures apart by
+                name = decision.origin  # the engine distinguishes failures by it
                 kinds = self._failures
                 raise kinds.setdefault(name, type("FailedExample", (Exception,), {}))(name)
             case Kind.REJECTED | Kind.STOPPED:
@@ -143,7 +141,7 @@ class Examples:
         if decision.failed or not decision.well:
             return FailedElsewhereError()
         if decision.ended:
-            text = f"{ranks_text(decision.ended)} had tried all examples when others had not"
+            text = f"{ranks_text(decision.ended)} had tried all examples, but other ranks had not"
         else:
             text = "ranks drew different values"
         return pytest.fail.Exception(
@@ -153,7 +151,7 @@ class Examples:
         )
 
     def _vote(self, ballot: Ballot, own: BaseException | None = None, call: str = "") -> Decision:
-        """Raises EndError where this was the last vote."""
+        """Vote and return the decision. Raises EndError if this was the last vote."""
         if self._over:
             raise EndError(own or FailedElsewhereError())
         limit_s = FOREVER_S if own is None and ballot.kind is not Kind.ENDED else LATE_S
@@ -168,14 +166,14 @@ class Examples:
         return decision
 
     def _end(self, well: bool) -> None:
-        """Tell ranks that are still trying examples."""
+        """Notify ranks that are still trying examples."""
         if not self._over:
             with contextlib.suppress(TimeoutError):
                 self._vote(Ballot(Kind.ENDED, well=well))
 
 
 class _OneDatabase(ExampleDatabase):
-    """The database of failing examples: rank 0 reads and writes it, the others get what it read."""
+    """The database of failing examples: only rank 0 uses it, and the others get what it read."""
 
     def __init__(
         self, real: ExampleDatabase, rank: int, vote: Callable[[Ballot], Decision]
@@ -202,7 +200,7 @@ class _OneDatabase(ExampleDatabase):
 
 
 def _own(error: BaseException) -> BaseException | None:
-    """What this rank reports; None where others do."""
+    """The error that this rank reports; None if only other ranks report one."""
     if isinstance(error, EndError):
         return _own(error.error)
     if isinstance(error, FailedElsewhereError):
@@ -223,7 +221,7 @@ def _shown(kwargs: dict[str, Any]) -> str:
 
 
 def _origin(error: BaseException | None) -> str:
-    """Type and place of an error: what hypothesis tells failures apart by."""
+    """Type and place of an error, by which hypothesis distinguishes failures."""
     if error is None:
         return ""
     frame = error.__traceback__

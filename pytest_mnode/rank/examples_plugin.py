@@ -1,4 +1,4 @@
-"""Finds tests of hypothesis in a rank, where it is installed and used."""
+"""Finds hypothesis tests in a rank, if hypothesis is installed and used."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pytest_mnode.rank.rank import Rank
 
 
 class ExamplesPlugin:
-    """pytest plugin of a rank: all ranks of a world try the same examples."""
+    """pytest plugin of a rank: makes all ranks of a world try the same examples."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # inside of hypothesis' own
+    @pytest.hookimpl(wrapper=True, trylast=True)  # inside hypothesis' own wrapper
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         test = getattr(item, "obj", None)
         test, world = getattr(test, "__func__", test), self._rank.world
@@ -29,7 +29,7 @@ class ExamplesPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """What --hypothesis-show-statistics shows: the plugin gives it to a terminal alone."""
+        """Add the data of --hypothesis-show-statistics, which hypothesis' plugin only prints."""
         report = yield
         statistics = getattr(item, "hypothesis_statistics", None)
         if call.when == "teardown" and self._rank.world.rank == 0 and statistics:

@@ -1,4 +1,4 @@
-"""The rank that this process is. Imports no torch: fixtures ask in the controller too."""
+"""The rank of this process. Imports no torch, because fixtures use it in the controller too."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ if TYPE_CHECKING:
     from pytest_mnode.rank.rank import Rank
 
 rank: Rank | None = None
-"""None in a process that is no rank."""
+"""None in a process that is not a rank."""

@@ -1,4 +1,4 @@
-"""What a test left behind in its rank: child processes, threads, process groups, memory."""
+"""Resources that a test leaks in its rank: child processes, threads, process groups, memory."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ and keep them for the life of the process."""
 DEVICE_MEMORY_LIMIT_BYTES = 32 * 2**20
 _SETTLE_S = 0.2
 _SHOWN = 80
-"""Characters of a command."""
+"""Most characters shown of a command."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HELPER_THREADS = frozenset({LAST_GROUP, "tqdm_monitor", "InductorSubproc", "fsspecIO"})
 _HELPER_PROCESSES = (
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
     "torch/_inductor/compile_worker",
 )
-"""What libraries start once and keep for the life of their process: the next test uses it too."""
+"""Threads and processes that libraries start once and keep, because the next test uses them too."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 @dataclass(frozen=True, slots=True)
-class Things:
-    """What a rank holds at one moment, or the difference of two moments."""
+class Resources:
+    """The resources of a rank at one moment, or the difference of two moments."""
 
     children: frozenset[int] = frozenset()
     threads: frozenset[int] = frozenset()
     groups: frozenset[str] = frozenset()
-    """Process groups; a world can be rid of those itself."""
+    """Names of process groups; a world can destroy those itself."""
     timers: frozenset[int] = frozenset()
     host_bytes: int = 0
     device_bytes: int = 0
 
-    def __sub__(self, other: Things) -> Things:
-        return Things(
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(
             self.children - other.children,
             self.threads - other.threads,
             self.groups - other.groups,
@@ -57,8 +57,8 @@ class Things:
             self.device_bytes - other.device_bytes,
         )
 
-    def __add__(self, other: Things) -> Things:
-        return Things(
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(
             self.children | other.children,
             self.threads | other.threads,
             self.groups | other.groups,
@@ -67,15 +67,15 @@ class Things:
             self.device_bytes + other.device_bytes,
         )
 
-    def without(self, gone: Things) -> Things:
-        """This less what must be gone. Memory that was freed may still be the process's."""
+    def minus(self, gone: Resources) -> Resources:
+        """These without `gone`; memory stays, because freed memory may still be the process's."""
         less = self - gone
         return replace(less, host_bytes=self.host_bytes, device_bytes=self.device_bytes)
 
 
-def things(own_group: object) -> Things:
-    """What this process holds now; `own_group` is the process group that is not the test's."""
-    return Things(
+def resources(own_group: object) -> Resources:
+    """This process's resources now, without `own_group`, which is not the test's."""
+    return Resources(
         frozenset(_children()),
         frozenset(_threads()),
         frozenset(_groups(own_group)),
@@ -85,22 +85,22 @@ def things(own_group: object) -> Things:
     )
 
 
-def left_since(allowed: Things, own_group: object, may_leave: Sequence[str]) -> Things:
-    """What is here and is not allowed, after what is about to end had a moment to do so.
+def leaked_since(allowed: Resources, own_group: object, may_leave: Sequence[str]) -> Resources:
+    """Resources beyond `allowed`, after those that are about to end had a moment to do so.
 
     may_leave: patterns of names of threads and of commands of child processes, "memory", "alarm".
     """
     end = time.monotonic() + _SETTLE_S
     while True:
-        left = things(own_group) - allowed
+        left = resources(own_group) - allowed
         if may_leave:
-            left = _less(left, may_leave)
+            left = _without_tolerated(left, may_leave)
         if not (left.children or left.threads) or time.monotonic() > end:
             return left
         time.sleep(0.01)
 
 
-def _less(left: Things, may_leave: Sequence[str]) -> Things:
+def _without_tolerated(left: Resources, may_leave: Sequence[str]) -> Resources:
     names = _threads()
     return replace(
         left,
@@ -116,8 +116,8 @@ def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def lines(left: Things, allowed: Things) -> list[str]:
-    """Lines for the user, one for each thing; process groups are none of the user's concern."""
+def lines(left: Resources, allowed: Resources) -> list[str]:
+    """Lines for the user, one per resource; process groups do not concern the user."""
     names = _threads() if left.threads else {}
     return [
         *(f"child process {pid} ({_command(pid)[:_SHOWN]})" for pid in sorted(left.children)),
@@ -128,8 +128,8 @@ def lines(left: Things, allowed: Things) -> list[str]:
 
 
 def _children() -> list[int]:
-    """Children that run; one that has ended and was not waited for holds nothing."""
-    try:  # one system call where there are none, as after nearly every test
+    """Running child processes; a zombie holds no resources."""
+    try:  # one system call if there are none, as after nearly every test
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return []
@@ -138,7 +138,7 @@ def _children() -> list[int]:
 
 
 def _threads() -> dict[int, str]:
-    """Names of the threads that run Python, however they were started, by ident; no helpers."""
+    """Names by ident of all threads that run Python, without helpers, however they started."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = {ident: names.get(ident, f"{ident:#x}") for ident in sys._current_frames()}
     return {ident: name for ident, name in found.items() if name not in _HELPER_THREADS}
@@ -151,7 +151,7 @@ def _groups(own_group: object) -> list[str]:
     return [str(name) for group, name in module._world.pg_names.items() if group is not own_group]
 
 
-def _memory(allowed: Things, left: Things) -> list[str]:
+def _memory(allowed: Resources, left: Resources) -> list[str]:
     lines = []
     limit = _host_limit_bytes()
     if left.host_bytes > limit:
@@ -160,7 +160,7 @@ def _memory(allowed: Things, left: Things) -> list[str]:
         if grown > limit:
             lines.append(
                 f"{grown / 2**20:.0f} MiB of memory (more than "
-                f"{limit / 2**20:.0f} MiB is taken for a leak)"
+                f"{limit / 2**20:.0f} MiB counts as a leak)"
             )
     if left.device_bytes > DEVICE_MEMORY_LIMIT_BYTES:
         gc.collect()

@@ -1,4 +1,4 @@
-"""The loop of a rank: says hello, then does what the controller asks, one thing at a time."""
+"""The loop of a rank: sends Hello, then carries out the controller's orders one by one."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ from pytest_mnode.rank.world import World
 
 
 def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -> Rank:
-    """First in a rank, called by torch's elastic agent with torchrun's environment in place.
+    """The first step in a rank, called by torch's elastic agent with torchrun's environment set.
 
-    by_torch: that agent has bound it to CPUs already.
+    by_torch: the elastic agent has already bound the rank to CPUs.
     """
     processes.die_with_parent(elastic_pid)
     processes.set_name(f"mnode-rank{os.environ['RANK']}")
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # the launcher's handlers came along with the fork
+        signal.signal(number, signal.SIG_DFL)  # the fork inherited the launcher's handlers
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    processes.adopt_orphans()  # so that what a test started is found however deep it hides
+    processes.adopt_orphans()  # so that processes of a test are found at any depth
     world = World.from_env(os.environ, launch.world.nodes)
     binding.bind(launch.binding, world.local_rank, world.local_size, by_torch)
     if launch.binding.start.first:
         path, function, *values = launch.binding.start.first
         runpy.run_path(path)[function](*values)
     rank = Rank(order, launch, world)
-    # A process that exits removes multiprocessing's own; a rank is killed, and has the run's.
+    # multiprocessing removes its temporary directory at exit, but a rank is killed: use the run's.
     process: Any = multiprocessing.process.current_process()
     process._config["tempdir"] = order.run_dir
     if launch.backend == "nccl":
         _have_nccl_log(rank.files.nccl)
-    # Kept open for the life of the process: faulthandler writes to the descriptors.
+    # The file stays open for the life of the process, because faulthandler writes to it.
     faulthandler.register(STACK_SIGNAL, rank.files.stacks.open("a"), all_threads=True, chain=False)
     _note_faults(rank)
     return rank
 
 
 def _note_faults(rank: Rank) -> None:
-    """Have crashes leave their stack in the rank's file, whoever enabled faulthandler before."""
-    # A descriptor: a file object that another takes the place of would warn that it was not closed.
+    """Make crashes write stacks to the rank's file, even if faulthandler was enabled before."""
+    # A descriptor, because a file object warns that it was not closed when another replaces it.
     fault = os.open(rank.files.fault, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     faulthandler.enable(fault, all_threads=True)
 
 
 def follow(rank: Rank, session: RankSession) -> None:
-    """With everything collected: runs what the controller asks."""
+    """Carry out the controller's orders, after collection."""
     _note_faults(rank)  # again: pytest's own plugin enables it for stderr in ranks that collect
     session.become(rank)
     with socket.socket(fileno=int(os.environ.pop("MNODE_OUTPUT_FD"))) as line:
@@ -78,14 +78,14 @@ def follow(rank: Rank, session: RankSession) -> None:
 
 
 def _have_nccl_log(path: Path) -> None:
-    """Have NCCL log what it runs on, once it is used; what the user asked of it is left alone."""
+    """Make NCCL log its devices and transports once it is used; the user's settings stay."""
     os.environ.setdefault("NCCL_DEBUG", "INFO")
     os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,ENV,GRAPH")
     os.environ.setdefault("NCCL_DEBUG_FILE", str(path))
 
 
 def serve(rank: Rank, session: RankSession) -> None:
-    """For ever: the elastic agent's processes are ended from outside."""
+    """Carry out orders for ever, because the elastic agent's processes are ended from outside."""
     world, node = rank.launch.world.id, rank.launch.node
     missing = rank.groups.missing_accelerators()
     first = PartLost(node, world, missing) if missing else Hello(world, rank.world.rank)
@@ -121,7 +121,7 @@ def _call(rank: Rank, message: CallFunction, debugger: Debugger) -> Returned:
         return Returned(*place, cloudpickle.dumps(value))
     except BaseException as error:
         debugger.leave(quits=isinstance(error, pytest.exit.Exception))
-        # The frames above the function are ours and tell the reader nothing.
+        # The frames above the function belong to this package and do not help the reader.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
         summary = "".join(traceback.format_exception_only(error)).strip()
@@ -131,7 +131,7 @@ def _call(rank: Rank, message: CallFunction, debugger: Debugger) -> Returned:
 
 
 def _with_world(function: Callable[..., Any], world: World) -> Callable[..., Any]:
-    """`function`, given `world` by name where it asks for it as a keyword-only parameter."""
+    """`function`, called with `world` if it has a keyword-only parameter of that name."""
     try:
         parameter = inspect.signature(function).parameters.get("world")
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Where this process gets its memory from, by the system call that Python lacks."""
+"""The NUMA memory policy of this process, by a system call that Python does not provide."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prefer(numa_node: int) -> None:
-    """From now on take memory of this NUMA node while it has any, on whatever CPU the thread runs.
+    """Prefer memory of this NUMA node while it has any, on whatever CPU the thread runs.
 
-    Holds for the calling thread and those it starts. Raises OSError where the kernel refuses.
+    Applies to the calling thread and the threads it starts. Raises OSError if the kernel refuses.
     """
     _set(_PREFERRED, numa_node)
     _preferred.append(numa_node)
@@ -24,9 +24,9 @@ def prefer(numa_node: int) -> None:
 
 @contextlib.contextmanager
 def only(numa_node: int) -> Iterator[None]:
-    """What this thread touches first in this block is on this NUMA node, or nowhere.
+    """Place pages that this thread first touches in this block on this NUMA node, or nowhere.
 
-    Afterwards memory comes from where the thread runs, or from the node that was last preferred.
+    Afterwards pages come from the node where the thread runs, or from the node last preferred.
     """
     _set(_BIND, numa_node)
     try:
@@ -39,7 +39,7 @@ def only(numa_node: int) -> Iterator[None]:
 
 
 _preferred: list[int] = []
-"""What this process prefers, last."""
+"""NUMA nodes that this process has preferred; the last one applies."""
 
 
 def _set(policy: int, numa_node: int | None) -> None:
@@ -53,7 +53,7 @@ def _set(policy: int, numa_node: int | None) -> None:
     words = numa_node // bits + 1
     mask = (ctypes.c_ulong * words)()
     mask[numa_node // bits] = 1 << (numa_node % bits)
-    # The kernel reads one bit less than this number.
+    # The kernel reads one bit less than `maxnode`.
     _call(number, policy, mask, words * bits + 1, f"node {numa_node}")
 
 

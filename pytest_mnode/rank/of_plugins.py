@@ -1,10 +1,10 @@
-"""What other plugins have of a rank: started in its own process, and taken after each test.
+"""Data of other plugins in a rank: started in the rank's process, and taken after each test.
 
-allure-pytest: what a rank would write of a test goes to the controller instead.
+allure-pytest: a rank's results of a test are sent to the controller instead of being written.
 
-pytest-benchmark: one calibration for all ranks, and the results of each. How often a function is
-called follows from how long it took, which differs between ranks: a body with collectives would
-hang. So the ranks agree on each time that decides.
+pytest-benchmark: one calibration for all ranks, and the results of each. The number of calls of a
+function depends on measured times, which differ between ranks, so a body with collectives would
+hang. Therefore the ranks agree on each of these times.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pytest_mnode.rank import coverage_plugin
 from pytest_mnode.rank.rank import Rank
 
 RESULTS = "mnode_benchmarks"
-"""Attribute of a report with its results."""
+"""Attribute of a report that holds its benchmark results."""
 _ALLURE = "mnode-rank-allure"
 
 
@@ -33,7 +33,7 @@ def start(config: pytest.Config, rank: Rank, collect: Collect) -> None:
 
 
 def taken(config: pytest.Config) -> dict[str, Any]:
-    """Fields of TornDown; None of a plugin that is not in use."""
+    """Fields of TornDown; a field is None if its plugin is not in use."""
     allure: Any = config.pluginmanager.getplugin(_ALLURE)
     return {
         "coverage": coverage_plugin.measured(config),
@@ -42,7 +42,7 @@ def taken(config: pytest.Config) -> dict[str, Any]:
 
 
 def _start_allure(config: pytest.Config, wanted: bool) -> None:
-    """Keep allure's results of this rank's tests in memory, where they are wanted."""
+    """Keep allure's results of this rank's tests in memory, if `wanted`."""
     if not wanted or not config.pluginmanager.hasplugin("allure_pytest"):
         return
     import allure_commons  # type: ignore[import-not-found]
@@ -66,7 +66,7 @@ class _AllureResults:
         self._memory = memory
 
     def take(self) -> dict[str, Any]:
-        """Results since the last time, as in allure's own files, and their attachments."""
+        """Results since the last call, in the form of allure's own files, and their attachments."""
         memory = self._memory
         taken = {"results": list(memory.test_cases), "attachments": dict(memory.attachments)}
         memory.test_cases.clear()
@@ -76,7 +76,7 @@ class _AllureResults:
 
 
 def _start_benchmark(config: pytest.Config, rank: Rank) -> None:
-    """Where the plugin is installed, have its fixture decide for all ranks together."""
+    """If the plugin is installed, make its fixture use the same times in all ranks."""
     if not hasattr(config, "_benchmarksession"):
         return
     from pytest_benchmark import fixture  # type: ignore[import-not-found]
@@ -108,7 +108,7 @@ def _agree_on_times(fixture: Any, greatest: Callable[[float], float]) -> None:
 
 
 class _BenchmarkResults:
-    """pytest plugin: the results of a test go with its report."""
+    """pytest plugin: adds the results of a test to its report."""
 
     def __init__(self, rank: Rank) -> None:
         self._place = {"rank": rank.world.rank, "node": rank.world.node}

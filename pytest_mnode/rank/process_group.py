@@ -1,4 +1,4 @@
-"""The default process group of a rank: made when a test asks, kept while tests may share it."""
+"""The default process group of a rank: made when a test needs it, kept while tests may share it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pytest_mnode.rank.world import World
 
 _BACKENDS_OF_DEVICES = ("nccl", "xccl", "hccl")
 DEBUGGED_TIMEOUT = timedelta(days=1)
-"""Of groups and their store where a rank is debugged: the others wait for its user."""
+"""Timeout of groups and their store if a rank is debugged, because the others wait for its user."""
 LAST_GROUP = "mnode-last-group"
-"""Name of the thread that takes the group of an earlier test down."""
+"""Name of the thread that destroys the group of an earlier test."""
 
 
 def _accelerators() -> tuple[str, int]:
@@ -29,7 +29,7 @@ def _accelerators() -> tuple[str, int]:
     kind = torch.accelerator.current_accelerator()
     if kind is None:
         return "cpu", 0
-    # By NVML, where torch can: the others start the driver.
+    # For CUDA, torch can count by NVML; the other calls initialize the driver.
     cuda = kind.type == "cuda"
     return kind.type, torch.cuda.device_count() if cuda else torch.accelerator.device_count()
 
@@ -49,7 +49,7 @@ def _tell_ranks(group: Any, size: int) -> None:
 
 
 def connection(timeout: timedelta | None = None) -> TCPStore:
-    """A new connection to the store of the world."""
+    """A new connection to the world's store. timeout: 300 s if None."""
     return TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -63,11 +63,11 @@ class GroupKeeper:
     """Makes, keeps and ends the default process group of one rank."""
 
     stale_keys = False
-    """The store of the default group holds keys of a group that ended, under a name that torch
-    gives again: the next group of the same ranks would be sent to addresses that are gone."""
+    """Whether the store of the default group holds keys of a destroyed group whose name torch
+    reuses: the next group of the same ranks would connect to addresses that are gone."""
 
     def __init__(self, world: World, backend: str, accelerators: int) -> None:
-        """accelerators: that the spec promises of this node."""
+        """accelerators: number that the spec promises for this node."""
         self.world = world
         self.backend = backend
         self.promised = accelerators
@@ -78,13 +78,13 @@ class GroupKeeper:
 
     @property
     def device(self) -> torch.device:
-        """This rank's accelerator by local rank, or the CPU where the spec promises none."""
+        """This rank's accelerator by local rank, or the CPU if the spec promises none."""
         uses = self.promised or self.backend != "gloo"
         kind, count = _accelerators() if uses else ("cpu", 0)
         return torch.device(kind, self.world.local_rank % count) if count else torch.device("cpu")
 
     def missing_accelerators(self) -> str:
-        """What this node lacks of the accelerators that its ranks need; "" where nothing."""
+        """Text on accelerators that this node's ranks need and that are missing; "" if none are."""
         size, on_devices = self.world.local_size, self.backend in _BACKENDS_OF_DEVICES
         promised = min(self.promised, size)
         needed = size if on_devices else promised
@@ -103,7 +103,7 @@ class GroupKeeper:
         )
 
     def get(self) -> Any:
-        """The default process group over all ranks of the world, made where there is none."""
+        """The default process group over all ranks of the world, made if there is none."""
         if self.made is not None and dist.is_initialized():
             return self.made
         if dist.is_initialized():
@@ -113,7 +113,7 @@ class GroupKeeper:
             )
         if self.device.type != "cpu":
             torch.get_device_module(self.device).set_device(self.device)
-        # A prefix of its own for every group: keys of the one before must not be met again.
+        # Every group has its own prefix, so that it never reads keys of an earlier group.
         store = PrefixStore(f"mnode/{self.generation}", self._connect())
         dist.init_process_group(
             self.backend,
@@ -133,7 +133,7 @@ class GroupKeeper:
         return self._store
 
     def open_store(self, name: str) -> Any:
-        """A store of its own, served by rank 0 while that holds it. All ranks must call this."""
+        """A new store, served by rank 0 while rank 0 references it. All ranks must call this."""
         shared, host, key = self._connect(), os.environ["MASTER_ADDR"], f"mnode/store/{name}"
         if self.world.rank != 0:
             return TCPStore(host, int(shared.get(key)), is_master=False, wait_for_workers=False)
@@ -142,33 +142,33 @@ class GroupKeeper:
         return store
 
     def forget_store(self, name: str) -> None:
-        """Take the way to a store back, when all ranks have opened it."""
+        """Delete the published port of a store, after all ranks have opened it."""
         if self.world.rank == 0:
             self._connect().delete_key(f"mnode/store/{name}")
 
     def wait_longer(self) -> None:
-        """Have the groups of this rank, also later ones, wait for a rank that is debugged.
+        """Make this rank's groups, also later ones, wait for a rank that is debugged.
 
-        A collective that has begun keeps the limit that it began with.
+        A collective that has already begun keeps its timeout.
         """
         self._timeout = DEBUGGED_TIMEOUT
         if self._store is not None:
             self._store.set_timeout(DEBUGGED_TIMEOUT)
         if not dist.is_initialized():
             return
-        with warnings.catch_warnings(action="ignore"):  # of a backend that has no such limit
+        with warnings.catch_warnings(action="ignore"):  # a backend without a timeout warns
             for group in list(distributed_c10d._world.pg_map):
                 with contextlib.suppress(RuntimeError, ValueError):
                     distributed_c10d._set_pg_timeout(DEBUGGED_TIMEOUT, group)
 
     @property
     def intact(self) -> bool:
-        """Whether the group that was made, if any, is still the default one."""
+        """Whether the group that was made, if any, is still the default group."""
         return self.made is None or (dist.is_initialized() and dist.group.WORLD is self.made)
 
     @property
     def entered(self) -> int | None:
-        """How many operations this rank has entered in the group; None where that is not known."""
+        """How many operations this rank has entered in the group; None if not known."""
         if self.made is None or not self.intact:
             return None
         with contextlib.suppress(RuntimeError):  # not every backend counts
@@ -183,11 +183,11 @@ class GroupKeeper:
             dist.destroy_process_group()
         old, self.made = [self.made], None
         if old[0] is not None and self.backend == "gloo":
-            # gloo's destructor waits some 20 ms for its threads: the next test need not.
+            # gloo's destructor waits some 20 ms for its threads; the next test must not wait.
             threading.Thread(target=old.clear, name=LAST_GROUP, daemon=True).start()
 
     def end(self, names: frozenset[str]) -> bool:
-        """End groups beside the default one that was made; False where that is not there."""
+        """Destroy groups other than the default group; False if the default group is gone."""
         if self.made is None or not self.intact:
             return False
         for group, name in list(dist.distributed_c10d._world.pg_names.items()):
@@ -196,21 +196,21 @@ class GroupKeeper:
         return True
 
     def foreign_keys(self) -> int | None:
-        """How many keys the store holds; None where it cannot be asked."""
+        """How many keys the store holds; None if it cannot be read."""
         with contextlib.suppress(RuntimeError, OSError):
             return int(self._connect().num_keys())
         return None
 
 
 def install() -> None:
-    """Before test modules are imported: notice groups that they end themselves."""
+    """Wrap destroy_process_group before test modules import it, to notice destroyed groups."""
     destroy = dist.destroy_process_group
 
     @functools.wraps(destroy)
     def call(group: Any = None) -> None:
         name = str(distributed_c10d._world.pg_names.get(group, "0"))
         destroy(group)
-        # A number is not given again; use_local_synchronization has a hash of the ranks.
+        # torch never reuses a number, but names by use_local_synchronization hash the ranks.
         GroupKeeper.stale_keys |= not name.isdecimal()
 
     for module in (dist, distributed_c10d):

@@ -1,4 +1,4 @@
-"""One rank: its place in the world, its line to the controller, its process groups and files."""
+"""One rank: its place in the world, its connection to the controller, its groups and files."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _CONTRACT = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-"""Variables of torchrun that a test may have changed when the next one starts."""
+"""torchrun's variables, which are restored before each test because a test may change them."""
 
 
 class Rank:
-    """Made in the rank's own process: a zmq context does not survive a fork."""
+    """A rank; created in the rank's own process, because a zmq context does not survive a fork."""
 
     def __init__(self, order: AgentOrder, launch: Launch, world: World) -> None:
         self.launch = launch
@@ -49,28 +49,28 @@ class Rank:
         self._contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
 
     def tell(self, message: Any) -> None:
-        """To whoever gave the last order."""
+        """Send a message to the client that gave the last order."""
         if os.getpid() != self.pid:
-            self.child_left("what it was forked in")
+            self.child_left("the code that forked it")
         self.line.send(self.reply_to, message)
 
     def say_progress(self, text: str, done: int | None, total: int | None) -> None:
-        """To whoever watches this test."""
+        """Send a test's progress to the client that runs it."""
         if os.getpid() == self.pid:
             self.line.send(
                 self.reply_to, RankProgress(self.world.rank, self.ordinal, text, done, total)
             )
 
     def child_left(self, what: str) -> NoReturn:
-        """End a child that a test forked: it has no part in the talk with the controller."""
+        """End a child that a test forked, because it must not send messages to the controller."""
         text = f"a forked child (pid {os.getpid()}) left {what}; it must end by os._exit"
         self.progress.leave_note(text)
         os._exit(1)
 
     def begin(self, message: RunItem | CallFunction | EndFixtures, phase: str) -> None:
-        """Take an order: what an earlier test changed or left has no part in this one."""
+        """Begin an order, without state that an earlier test changed or left."""
         self.reply_to, self.ordinal = message.reply_to, message.ordinal
-        with contextlib.suppress(OSError):  # what crashed in an earlier test explains nothing here
+        with contextlib.suppress(OSError):  # stacks of an earlier test do not explain this one
             os.truncate(self.files.fault, 0)
         self.progress.write(self.ordinal, phase)
         self.votes.begin(f"{self.reply_to}/{self.ordinal}")
@@ -78,13 +78,13 @@ class Rank:
         self.restore_contract()
 
     def restore_contract(self) -> None:
-        """Torchrun's variables, as they were when this rank began."""
+        """Restore torchrun's variables to their values at the rank's start."""
         for name, value in self._contract.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
 
     def receive(self, kind: type[Any] | None = None) -> Any:
-        """The next message, of this kind where one is given; pings are answered."""
+        """The next message, or the next of `kind` if given; answers Pings meanwhile."""
         while True:
             message = self.line.receive(None)
             if isinstance(message, Ping):

@@ -1,9 +1,9 @@
 """Records the collectives that a rank calls through `torch.distributed`, in a mapped file.
 
-The file outlives the rank's answers: it can be read while the rank hangs, holds the GIL or is dead.
-Only the public names of `torch.distributed` are wrapped, and not what its own modules call, so that
-a collective is recorded once. Point-to-point calls are not recorded, and neither are collectives
-that C++ starts (DistributedDataParallel, functional collectives).
+The file can be read when the rank cannot answer: while it hangs, holds the GIL or is dead.
+Only the public names of `torch.distributed` are wrapped, not the functions that its own modules
+call, so that a collective is recorded once. Point-to-point calls are not recorded, and neither are
+collectives that C++ starts (DistributedDataParallel, functional collectives).
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ _COLLECTIVES = {
 _LIST_ITEMS = 16
 """How many tensors of a list are recorded."""
 _GROUP_CHARS, _ARGUMENT_BYTES, _PLACE_BYTES = 200, 120, 60
-"""What a slot has room for beside numbers and names."""
+"""Room in a slot for these texts, beside numbers and names."""
 _SHORT_S = 600.0
-"""A group with a timeout below NCCL's own, the shortest: the test may expect that it is reached."""
+"""NCCL's default timeout, the shortest default; a test may expect a shorter timeout to expire."""
 
 
 class Recorder:
     """The last calls of one rank in one test; a ring of SLOTS lines."""
 
     current: Recorder | None = None
-    """Who records in this process, if anyone."""
+    """The recorder of this process, if it records."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """size: ranks of the world. Where the default group has another, nothing is recorded:
-        ranks may have made several, of which each is the default one of its own ranks."""
+        """size: ranks of the world. Nothing is recorded if the default group has another size:
+        then ranks may have made several default groups, each for some of the ranks."""
         with path.open("w+b") as file:
             file.truncate(SLOTS * SLOT_BYTES)
             self._map = mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
@@ -88,14 +88,14 @@ class Recorder:
         os.register_at_fork(after_in_child=self.stop)  # a child's calls are not this rank's
 
     def begin(self) -> None:
-        """Forget the calls of the test before, and record."""
+        """Delete the calls of the previous test, and start recording."""
         if self._number:
             self._map[:] = bytes(len(self._map))
         self._groups, self._counts, self._number = {}, {}, 0
         Recorder.current = self
 
     def enter(self, op: str, named: Mapping[str, Any]) -> int | None:
-        """Record a call that begins; its number, None for one that is not compared."""
+        """Record a call that begins; returns its number, None if it is not recorded."""
         group = named.get("group")
         if group is dist.GroupMember.NON_GROUP_MEMBER or named.get("use_local_synchronization"):
             return None
@@ -116,23 +116,23 @@ class Recorder:
         return number
 
     def leave(self, number: int, state: str) -> None:
-        """A call ended; one that the ring has no more is left alone."""
+        """Record that a call ended, unless the ring no longer holds it."""
         at = number % SLOTS * SLOT_BYTES
         limited = state == PENDING and self._map[at] == ord(LIMITED)
         if self._number - number < SLOTS and not limited:
             self._map[at] = ord(state)
 
     def stop(self) -> None:
-        """Until the next test: what a rank calls after an error is not the order of the test."""
+        """Stop until the next test, because calls after an error do not follow the test's order."""
         Recorder.current = None
 
     def _group(self, group: Any) -> tuple[str, bool]:
-        """Name and ranks, and whether its timeout is short; asked for once a test."""
+        """Name and ranks of a group, and whether its timeout is short; cached per test."""
         name = group.group_name
         found = self._groups.get((id(group), name))
         if found is None:
             ranks = format_cpulist(dist.get_process_group_ranks(group))
-            # Without its ranks, no rank can be missing in it.
+            # A group whose ranks are not recorded cannot have a missing rank.
             text = f"{name} {ranks if len(ranks) <= _GROUP_CHARS else 'many'}"
             key = "" if group is dist.group.WORLD else text
             found = self._groups[id(group), name] = key, _timeout_s(group) < _SHORT_S
@@ -140,8 +140,8 @@ class Recorder:
 
 
 def _timeout_s(group: Any) -> float:
-    """After how long a collective of the group raises by itself; infinite where not known."""
-    with contextlib.suppress(Exception):  # backends need not have it, and it has no public name
+    """The timeout of the group's collectives in seconds; infinite if not known."""
+    with contextlib.suppress(Exception):  # some backends lack it, and it has no public name
         backend = group._get_backend(group._device_types[0])
         return float(backend.options._timeout.total_seconds())
     return math.inf
@@ -153,7 +153,7 @@ def _fit(text: str, most_bytes: int) -> str:
 
 def install() -> None:
     """Wrap the public functions, before the test modules import any of them by name."""
-    for name in _COLLECTIVES:  # newer torch has names that older has not
+    for name in _COLLECTIVES:  # older torch lacks some of the names
         if hasattr(dist, name):
             setattr(dist, name, _recorded(name, getattr(dist, name)))
 
@@ -171,7 +171,7 @@ def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         named.update(kwargs)
         try:
             number = recorder.enter(name, named)
-        except Exception:  # arguments that torch will refuse in its own words
+        except Exception:  # invalid arguments, which torch will refuse with its own message
             number = None
         if number is None:
             return function(*args, **kwargs)
@@ -188,14 +188,14 @@ def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_complete(name: str, named: Mapping[str, Any]) -> bool:
-    """Whether the collective is over when the call returns: not on a device, not with async_op."""
+    """Whether the collective has ended when the call returns: only on CPUs, without async_op."""
     value = named.get(_COLLECTIVES[name])
     first = value[0] if isinstance(value, list | tuple) and value else value
     return not named.get("async_op") and getattr(first, "is_cpu", True)
 
 
 def _arguments(op: str, named: Mapping[str, Any]) -> str:
-    """What must be equal in all ranks, in words; "(here …)" need not be."""
+    """The arguments that must be equal in all ranks, as text; "(here …)" may differ."""
     words = []
     if op == "new_group":
         ranks = named.get("ranks")
@@ -204,7 +204,7 @@ def _arguments(op: str, named: Mapping[str, Any]) -> str:
         words.append(f"of {_values(op, value)}")
     if "reduce" in op:
         reduce_op = named.get("op", dist.ReduceOp.SUM)
-        kind = getattr(reduce_op, "op", reduce_op)  # of one with a factor
+        kind = getattr(reduce_op, "op", reduce_op)  # an operation with a factor has `op`
         words.append(f"with {getattr(kind, 'name', kind)}")
     if op in ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list"):
         words.append(f"from rank {_root(named, 'src')}")
@@ -216,7 +216,7 @@ def _arguments(op: str, named: Mapping[str, Any]) -> str:
 def _values(op: str, value: Any) -> str:
     if op == "broadcast_object_list":
         return f"{len(value)} objects"
-    if op.startswith("all_to_all"):  # each rank may send another number
+    if op.startswith("all_to_all"):  # the number of elements may differ between ranks
         tensors = value if isinstance(value, list | tuple) else [value]
         dtype = str(tensors[0].dtype).removeprefix("torch.")
         return f"{dtype} (here {' '.join(map(_tensor, tensors[:_LIST_ITEMS]))})"
@@ -236,7 +236,7 @@ def _tensor_text(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def _root(named: Mapping[str, Any], name: str) -> int:
-    """The rank in the world, however it was given; torch takes 0 where it was not."""
+    """The root's rank in the world, from either argument; 0 if none was given, as in torch."""
     in_group = named.get(f"group_{name}")
     if in_group is None:
         return int(named.get(name) or 0)
@@ -246,7 +246,7 @@ def _root(named: Mapping[str, Any], name: str) -> int:
 
 
 def _place() -> str:
-    """The line that called, outside of torch and of Python's own modules."""
+    """The calling line outside of torch and of Python's own modules."""
     frame: FrameType | None = sys._getframe(3)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Reports of a rank, made ready to travel: known outcomes, plain values, bounded output."""
+"""Prepares a rank's reports for the controller: known outcomes, plain values, bounded output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pytest_mnode.protocol.rank_messages import TIMES
 from pytest_mnode.rank.rank import Rank
 
 OUTPUT_LIMIT_CHARS = 16 * 1024
-"""How much of a test's output travels in a report."""
+"""Maximum of a test's output in a report."""
 
 
 def serialised(
@@ -32,7 +32,10 @@ def serialised(
     nccl_start: int,
     keep_in: Path | None,
 ) -> Any:
-    """With why NCCL failed, by its log from byte `nccl_start` on, and no more than can travel."""
+    """A serialized report of bounded size, with NCCL's causes of a failure.
+
+    nccl_start: byte of NCCL's log where this test begins. keep_in: see `trim`.
+    """
     if report.failed and (causes := nccl_causes(rank.files.nccl, nccl_start)):
         report.sections.append((NCCL_SECTION, causes))
     trim(report, rank.world.rank, keep_in)
@@ -40,7 +43,7 @@ def serialised(
 
 
 def trim(report: pytest.TestReport, rank: int, keep_in: Path | None) -> None:
-    """Cut long output down to its end; all of it goes to a file of this directory, if any."""
+    """Cut long output to its end; write all of it to a file in `keep_in`, if given."""
     sections = []
     for name, whole in report.sections:
         text = whole
@@ -58,7 +61,7 @@ def trim(report: pytest.TestReport, rank: int, keep_in: Path | None) -> None:
 
 
 def times_of_plain_pass(report: pytest.TestReport) -> dict[str, Any]:
-    """TIMES of a report with nothing else that the controller does not know; {} of another."""
+    """TIMES of a plain pass, whose other fields the controller knows; {} for other reports."""
     if report.sections or report.user_properties or report.longrepr or not report.passed:
         return {}
     fields = vars(report)
@@ -66,7 +69,7 @@ def times_of_plain_pass(report: pytest.TestReport) -> dict[str, Any]:
 
 
 def with_known_outcome(report: pytest.TestReport) -> pytest.TestReport:
-    """What neither passed, failed nor was skipped did not pass."""
+    """The report; as failed if its outcome is not passed, failed or skipped."""
     if report.outcome in ("passed", "failed", "skipped"):
         return report
     known = copy.copy(report)
@@ -79,7 +82,7 @@ def with_known_outcome(report: pytest.TestReport) -> pytest.TestReport:
 
 
 def plain(value: Any) -> Any:
-    """`value` of types that any process can unpickle: a property may be of any class."""
+    """`value` in types that any process can unpickle, because a property may be of any class."""
     if value is None or type(value) in (str, int, float, bool, bytes):
         return value
     if isinstance(value, dict):
@@ -97,20 +100,22 @@ def plain(value: Any) -> Any:
 
 
 def plain_warning(message: warnings.WarningMessage) -> tuple[bytes, str, str, int]:
-    """A warning pickled, empty where that cannot be; its text, file and line."""
+    """The pickled warning (b"" if that fails), its text, file and line."""
     blob = b""
-    with contextlib.suppress(Exception):  # whatever a user's class does when pickled
+    with contextlib.suppress(Exception):  # a user's class may raise anything when pickled
         blob = pickle.dumps((message.message, message.category))
     text = f"{message.category.__name__}: {message.message}"
     return blob, text, message.filename, message.lineno
 
 
 def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Leave the inside of torch out where a peer was lost, or its communication failed: to show it
-    takes half a second, and some hundred lines of init_process_group."""
+    """Drop torch's own frames if a peer was lost or its communication failed.
+
+    Formatting them takes half a second, and they are hundreds of lines of init_process_group.
+    """
     try:
         inside = isinstance(excinfo.value, DistError) or is_peer_lost(str(excinfo.value))
-    except Exception:  # whatever a user's class does when printed
+    except Exception:  # a user's class may raise anything when printed
         inside = False
     if not inside:
         return
@@ -125,7 +130,7 @@ def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
 
 
 def problem(error: BaseException) -> str:
-    """What left pytest's own protocol, such as pytest.exit, and where in the test it began."""
+    """Text of an error that escaped pytest's protocol, such as pytest.exit, and its test line."""
     text = "".join(traceback.format_exception_only(error)).strip().removesuffix(":")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not stacks.is_hidden(frame.filename):
@@ -134,7 +139,7 @@ def problem(error: BaseException) -> str:
 
 
 class Recorded:
-    """pytest plugin of a rank: warnings, and properties of junit's suite, which the controller has.
+    """pytest plugin of a rank: collects warnings and junit suite properties for the controller.
 
     Registered before collection, as fixtures must be.
     """
@@ -155,21 +160,21 @@ class Recorded:
 
     @pytest.fixture(scope="session")
     def record_testsuite_property(self) -> Callable[[str, object], None]:
-        """Add a property to the whole of junit's suite, with the ranks if not all record it."""
+        """Add a property to junit's whole suite; it names the ranks if not all record it."""
 
         def record(name: str, value: object) -> None:
             if not isinstance(name, str):
-                raise TypeError(f"record_testsuite_property: name={name!r} is no string")
+                raise TypeError(f"record_testsuite_property: name={name!r} is not a string")
             self._properties.append((name, plain(value)))
 
         return record
 
     def take_warnings(self) -> tuple[tuple[Any, ...], ...]:
-        """Those recorded since the last time."""
+        """Warnings recorded since the last call."""
         taken, self._warnings = self._warnings, []
         return tuple(taken)
 
     def take_properties(self) -> tuple[tuple[str, Any], ...]:
-        """Those recorded since the last time."""
+        """Properties recorded since the last call."""
         taken, self._properties = self._properties, []
         return tuple(taken)

@@ -1,7 +1,7 @@
-"""The pytest session of a fork server and its ranks: collects, then runs what the controller asks.
+"""The pytest session of a fork server and its ranks: collects, then runs the controller's orders.
 
-Registered before anything is collected. In a rank it sends every report on, and holds
-a test between its body and its teardown until the controller has heard from all ranks.
+Registered before collection. In a rank it sends every report to the controller, and holds a test
+between its body and its teardown until the controller has received messages from all ranks.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FINE = {"passed", "skipped"}
 
 
 class RankSession:
-    """pytest plugin of a fork server; becomes a rank's after the fork."""
+    """pytest plugin of a fork server; after the fork, of a rank."""
 
     serve: Callable[[], None]
-    """Called once with everything collected; returns in no process."""
+    """Called once after collection; never returns."""
 
     def __init__(
         self, collect: Collect, logs_are_temporary: bool, fail: Callable[[str], None]
@@ -63,11 +63,11 @@ class RankSession:
         self.session: pytest.Session
         self._held: list[PhaseReport] = []
         self._reported: dict[str, str] = {}
-        """Outcomes of the phases of a test that have been reported."""
+        """Outcomes of the test's reported phases, by phase."""
         self._keys: int | None = None
-        """How many keys the store of the world holds, as far as this rank has to know."""
+        """How many keys the world's store holds; None if this rank does not check it."""
         self._nccl_start = 0
-        """Where NCCL's log of this test begins."""
+        """Byte of NCCL's log where this test begins."""
 
     # In the fork server.
 
@@ -75,8 +75,8 @@ class RankSession:
     def pytest_configure(self, config: pytest.Config) -> None:
         self.config = config
         debugger.install(lambda: getattr(self, "debugger", None))
-        config.option.setupshow = False  # the controller shows it: there is no terminal here
-        for line in self.collect.markers:  # those of plugins that only the controller has
+        config.option.setupshow = False  # only the controller has a terminal to show it
+        for line in self.collect.markers:  # some plugins exist only in the controller
             config.addinivalue_line("markers", line)
 
     @pytest.hookimpl(tryfirst=True)
@@ -93,7 +93,7 @@ class RankSession:
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
-        self.items = {item.nodeid: item for item in items}  # what a plugin deselects may be asked
+        self.items = {item.nodeid: item for item in items}  # the controller may order any of them
         return (yield)
 
     @pytest.hookimpl(tryfirst=True)
@@ -107,11 +107,11 @@ class RankSession:
 
     @pytest.hookimpl
     def pytest_internalerror(self, excrepr: object) -> None:
-        self.fail(f"pytest failed where the ranks collect:\n{excrepr}")
+        self.fail(f"pytest failed in the process that collects the tests:\n{excrepr}")
 
     @pytest.hookimpl
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self.fail(f"pytest was ended where the ranks collect: {excinfo.value}")
+        self.fail(f"pytest was stopped in the process that collects the tests: {excinfo.value}")
 
     def _capture(self, method: str) -> None:
         if (manager := self.config.pluginmanager.getplugin("capturemanager")) is not None:
@@ -120,7 +120,7 @@ class RankSession:
     # In a rank.
 
     def become(self, rank: Rank) -> None:
-        """Called once after the fork: from now on this session is `rank`'s."""
+        """Make this the session of `rank`; called once after the fork."""
         self.rank = here.rank = rank
         self._wide = wide_fixtures.WideFixtures()
         self._leak_check = LeakCheck(rank.groups, self._wide)
@@ -154,46 +154,46 @@ class RankSession:
         looks = rank.world.rank == 0 and not grouped
         if not looks:
             self._keys = None
-        elif self._keys is None:  # else none were added since the end of the last test
+        elif self._keys is None:  # otherwise the count at the end of the last test still holds
             self._keys = rank.groups.foreign_keys()
         problem = ""
         try:
-            # Another test may come than was expected: of another pytest-xdist worker, or because
-            # what was to come is not tried any more.
+            # This may not be the expected next test: it may be of another pytest-xdist worker, or
+            # the expected test may no longer be run.
             self.session._setupstate.teardown_exact(item)
             if not (order.keep_group and self._wide.may_keep_group(grouped)):
                 self._wide.end_built_on_group()
-                rank.groups.renew()  # a test that does not ask for a group may make its own
+                rank.groups.renew()  # a test without the fixture may make its own group
             one_protocol(self.config.pluginmanager)(item=item, nextitem=following)
         except BaseException as error:
             problem = reports.problem(error)
             if self.debugger.leave(quits=isinstance(error, pytest.exit.Exception)):
                 return  # the controller ends this world
         self.debugger.end()
-        # Only now plugins have undone what they did around the test, such as setting an alarm.
+        # Not earlier: plugins must have undone their changes around the test, such as an alarm.
         if problem := problem or self._unreported():
             done = TornDown(rank.world.rank, order.ordinal, problem=problem)
         else:
             done = self._finish()
         if self.live is not None:
             live_output.end_line(self.live)
-        # Warnings come last from pytest.
+        # pytest records warnings after all other steps.
         done = replace(done, warnings=self.recorded.take_warnings(), reports=self._take_held())
         rank.tell(replace(done, **of_plugins.taken(self.config)))
         rank.progress.write(order.ordinal, "after")
 
     def limit(self, timeout_s: float, body_only: bool) -> None:
-        """Have the controller end the test that runs here when it takes longer than this."""
+        """Make the controller end the running test if it takes longer than `timeout_s`."""
         assert self.rank is not None
         self.rank.tell(Limit(self.rank.world.rank, self.order.ordinal, timeout_s, body_only))
 
     def _unreported(self) -> str:
-        """Which phase of the test gave no report; "" where each did that had to."""
+        """Text that names the phases without a due report; "" if there are none."""
         runs_body = not self.config.getoption("setuponly", False)
         has_body = runs_body and self._reported.get("setup") == "passed"
         due = ["setup", *(["call"] if has_body else []), "teardown"]
         silent = [_PHASE_WORDS[when] for when in due if when not in self._reported]
-        return f"no report of the {' and the '.join(silent)} came from pytest" if silent else ""
+        return f"pytest made no report of the {' and the '.join(silent)}" if silent else ""
 
     def _take_held(self) -> tuple[PhaseReport, ...]:
         held, self._held = self._held, []
@@ -202,13 +202,13 @@ class RankSession:
     def _not_collected(self, order: RunItem) -> TornDown:
         assert self.rank is not None
         broken = "; these could not be collected there:\n" + "\n".join(self.broken)
-        text = f"{order.nodeid} was collected by the controller but not where the ranks are" + (
-            broken if self.broken else "; are the parameters the same in every process?"
+        text = f"{order.nodeid} was collected by the controller but not in the ranks" + (
+            broken if self.broken else "; check that its parameters are equal in every process"
         )
         return TornDown(self.rank.world.rank, order.ordinal, problem=text)
 
     def end_fixtures(self, order: EndFixtures) -> Returned:
-        """Tear down fixtures that live here, between tests."""
+        """Tear down fixtures that live in this rank, between tests."""
         assert self.rank is not None
         problem, place = "", (self.rank.world.rank, order.ordinal)
         self._leak_check.begin()
@@ -243,14 +243,14 @@ class RankSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
-        """Between body and teardown all ranks meet, so that none is torn down under the others."""
+        """Wait for all ranks after the body, so that none tears down while others still run it."""
         __tracebackhide__ = True
         assert self.rank is not None
         self.rank.progress.write(self.order.ordinal, "teardown")
         self.rank.tell(BodyDone(self.rank.world.rank, self.order.ordinal, self._take_held()))
         self._last = self.rank.receive(TearDown).last
         result = yield
-        # pytest kept what the next test would share, which may be more than is to be kept here.
+        # pytest kept the fixtures that the next test would share, which may be more than `_keep`.
         self.session._setupstate.teardown_exact(None if self._last else self._keep)
         return result
 
@@ -269,8 +269,8 @@ class RankSession:
         message = PhaseReport(*place, when, report.outcome, data, partial)
         if not partial:
             self._reported[when] = report.outcome
-        # The body may be long, and others may wait for a rank that failed or skipped. What one
-        # that hangs in the body has printed in its setup is to be seen too.
+        # Sent before the body, which may be long: others may wait for a rank that failed or
+        # skipped, and output of the setup must be shown if the body hangs.
         if partial or (when == "setup" and (report.sections or not report.passed)):
             self.rank.tell(message)
         else:
@@ -281,7 +281,7 @@ class RankSession:
         rank, item = self.rank, self.items[self.order.nodeid]
         left = self._leak_check.end(item, all_passed=not set(self._reported.values()) - _FINE)
         keys = rank.groups.foreign_keys() if self._keys is not None else None
-        # A group that a test makes from the environment leaves keys that the next would trip over.
+        # A group made from the environment leaves keys that would disturb the next such group.
         added = keys is not None and self._keys is not None and keys > self._keys
         reusable = not added and rank.groups.intact and left.reusable
         self._keys = keys

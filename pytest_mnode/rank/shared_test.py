@@ -1,7 +1,7 @@
-"""What the ranks of a world share while a test runs whose class starts processes of its own.
+"""State shared by the ranks of a world during a test whose class starts its own processes.
 
-Its processes would have one parent, and one file to meet at. Here the file need not be on a file
-system that all nodes see: a FileStore of its name is a store of the test.
+Those processes would have one parent, and one file for their rendezvous. Here the file need not be
+on a file system that all nodes share: a FileStore of its name is replaced by a store of the test.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _POLL_S = 0.01
 
 
 class SharedTest:
-    """What the ranks of a world have in common while a test of such a class runs."""
+    """The state that the ranks of a world share while a test of such a class runs."""
 
     current: SharedTest | None = None
 
     def __init__(self, rank: Rank) -> None:
-        """All ranks must call this."""
+        """Open the test's store; all ranks must call this."""
         self.name = str(rank.ordinal)
         self.store = rank.groups.open_store(self.name)
         self.file_name = ""
@@ -38,23 +38,23 @@ class SharedTest:
         self.give_contract()
 
     def give_contract(self) -> None:
-        """Torchrun's variables, but the store they lead to is this test's."""
+        """Set torchrun's variables, with MASTER_PORT of this test's store."""
         self._rank.restore_contract()
         os.environ["MASTER_PORT"] = str(self.store.port)
 
     def of_rank_0(self, key: str, value: Any) -> Any:
-        """Rank 0's `value`, in every rank."""
+        """Rank 0's `value`, returned in every rank; it must be JSON."""
         if self._rank.world.rank == 0:
             self.store.set(key, json.dumps(value))
         return json.loads(self.store.get(key))
 
     def use_name(self, file_name: str) -> None:
-        """Remove a file that is there for its name alone: a rank that is killed could not."""
+        """Remove a file that serves only as a name, because a killed rank could not remove it."""
         self.temporary.append(file_name)
         Path(file_name).unlink()
 
     def inherit(self, file_name: str) -> None:
-        """Take what children have from the parent process: here from rank 0."""
+        """Take from rank 0 what child processes inherit from their parent."""
         before = self.environment
         changed = {name: v for name, v in os.environ.items() if before.get(name) != v}
         self.file_name, environment = self.of_rank_0("parent", [file_name, changed])
@@ -62,12 +62,12 @@ class SharedTest:
         self.give_contract()
 
     def open_file(self, file_name: str) -> Any:
-        """A store in place of a file. Opened again it is empty, as a file that its users left."""
+        """A store in place of a file; empty at each opening, as a file is once its users left."""
         self._opened += 1
         return dist.PrefixStore(f"{file_name[len(self.file_name) :]}/{self._opened}", self.store)
 
     def barrier(self, wait_for: int | None = None, timeout: float = 10) -> None:
-        """In place of one by files named after process ids, which nodes need not share."""
+        """Replaces a barrier by files named after process ids, which nodes need not share."""
         self._barriers += 1
         key, end = f"barrier/{self._barriers}", time.monotonic() + timeout
         count = self.store.add(key, 1)
@@ -78,7 +78,7 @@ class SharedTest:
             count = self.store.add(key, 0)
 
     def end(self, keep_group: bool) -> None:
-        """Clear what the body left."""
+        """Remove the group, environment and files that the body left."""
         SharedTest.current = None
         if dist.is_initialized() and not keep_group and self._rank.groups.made is None:
             dist.destroy_process_group()
@@ -90,7 +90,7 @@ class SharedTest:
 
 
 class _FileStore(dist.FileStore):  # type: ignore[misc]
-    """A FileStore, or the store of the test in place of its file."""
+    """A FileStore, or the test's store if the file is the test's."""
 
     def __new__(cls, file_name: str, *_: Any, **__: Any) -> Any:
         test = SharedTest.current
@@ -100,6 +100,6 @@ class _FileStore(dist.FileStore):  # type: ignore[misc]
 
 
 def install() -> None:
-    """Before test modules are imported: they may take FileStore by name."""
+    """Replace FileStore before test modules are imported, because they may import it by name."""
     for module in (dist, dist.rendezvous, _c10d):
         module.FileStore = _FileStore

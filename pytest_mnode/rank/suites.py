@@ -1,8 +1,8 @@
-"""Runs test classes that start processes of their own in the ranks of a world instead.
+"""Runs test classes that start their own processes in the ranks of a world instead.
 
-Of torch's classes each rank has both parts. As the parent it runs setUp and tearDown; in place of
-waiting for children it is one of them, and runs the body in an instance of its own. What children
-have from their one parent, all ranks have from rank 0.
+In torch's classes each rank is both parent and child. As the parent it runs setUp and tearDown;
+instead of waiting for children it acts as one, and runs the body in a separate instance. All ranks
+inherit from rank 0 what children inherit from their parent.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _TMP_FIXTURES = ("tmp_path", "tmpdir")
 
 
 class Suites:
-    """pytest plugin of a rank."""
+    """pytest plugin of a rank: adapts the classes of test suites."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._parent: Any = None
-        """The instance that runs setUp and tearDown of the present test."""
+        """The instance that runs setUp and tearDown of the current test."""
         self._adopted: set[Suite] = set()
 
     @pytest.hookimpl(wrapper=True)
@@ -73,13 +73,13 @@ class Suites:
                     patch.setattr(cls, "is_dist_test", False)  # its conftest.py starts no processes
                     return (yield)
             case _:
-                # Not before all ranks have ended their bodies, as where a parent waits for them.
+                # tearDown runs after all ranks have ended their bodies, as if a parent waited.
                 self._parent = item.instance
                 tear_down = item.instance.tearDown
 
                 def end() -> None:
                     for path in SharedTest.current.temporary if SharedTest.current else ():
-                        Path(path).touch()  # a tearDown may remove it
+                        Path(path).touch()  # tearDown may remove the file
                     tear_down()
 
                 item.instance.tearDown = lambda: item.addfinalizer(end)
@@ -98,7 +98,7 @@ class Suites:
                 SharedTest.current.use_name(case.file_name)
 
         def start(*_: Any) -> None:
-            """It is this rank."""
+            """Start no process: this rank is the child."""
 
         def join(case: Any, body: Callable[[], None]) -> None:
             self._be_child(case, body)
@@ -127,20 +127,20 @@ class Suites:
         if os.getpid() != self._rank.pid:
             self._run_test(child, name, pipe)
             return
-        child._outcome = self._parent._outcome  # where its subtests are reported
+        child._outcome = self._parent._outcome  # subtests are reported there
         sys.modules["torch.testing._internal.common_utils"].set_rng_seed()
-        # Its group ends after all bodies: a rank that leaves at once fails those still joining.
+        # The group is destroyed after all bodies: a rank that left early would fail joining ranks.
         getattr(child, name)()
 
     def _have_child(
         self, parent: Any, body: Callable[[], None], place: tuple[int, str, str], fake_group: bool
     ) -> None:
-        """Run a body that may end its process in a child of this rank, which torch judges."""
+        """Run a body that may end its process in a child of this rank; torch checks the child."""
         cuda: Any = torch.cuda
         if cuda.is_initialized():
             raise RuntimeError(
-                "this test expects its process to end, so that it needs a new one, and this rank "
-                "has used its device before; give the mnode mark reuse='fresh'"
+                "this test expects its process to end, so it needs a new process, but this rank "
+                "has already used its device; give the mnode mark reuse='fresh'"
             )
         context = multiprocessing.get_context("fork")
         here, there = context.Pipe()
@@ -153,17 +153,17 @@ class Suites:
         process.start()
         assert process.pid is not None
         parent.processes, parent.pid_to_pipe = [process], {process.pid: here}
-        if place[0] != 0:  # torch judges the exit code of the first process
+        if place[0] != 0:  # torch checks the exit code of the first process only
             parent.skip_return_code_checks.append(body)
         self._join(parent, body)
 
     # torch's MultiProcContinuousTest.
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # inside of what looks for leaks
+    @pytest.hookimpl(wrapper=True, trylast=True)  # inside the wrapper that checks for leaks
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: Any
     ) -> Generator[None, object, object]:
-        """The processes of a class begin with setUpClass, so that their group is the class's."""
+        """Begin a class's processes with setUpClass, so that their group belongs to the class."""
         __tracebackhide__ = True
         result = yield
         if "setUpClass" in fixturedef.argname and suite_of(request.cls) is Suite.CONTINUOUS:
@@ -201,7 +201,7 @@ class Suites:
 
 
 class _Worker:
-    """A process and its queues: the test runs here when its result is waited for."""
+    """Stands for a process and its queues: `get`, which waits for a result, runs the test."""
 
     def __init__(self, cls: Any) -> None:
         self._cls = cls
@@ -223,7 +223,7 @@ class _Worker:
 
 @contextlib.contextmanager
 def _exit_codes() -> Iterator[None]:
-    """torch's classes skip by the exit code of a process."""
+    """Turn torch's exit codes for skipped tests into SkipTest."""
     try:
         yield
     except SystemExit as left:
@@ -240,7 +240,7 @@ def _barrier(wait_for: int | None = None, timeout: float = 10) -> None:
 
 
 def _have_deepspeed(cls: Any) -> None:
-    """Its own layer over the default group, and its skip where it has no accelerator."""
+    """Initialize DeepSpeed's layer over the default group; skip if it needs an accelerator."""
     deepspeed: Any = sys.modules.get("deepspeed")
     if deepspeed is None:
         return
@@ -252,7 +252,7 @@ def _have_deepspeed(cls: Any) -> None:
 
 
 def _share_tmp(item: Any) -> None:
-    """The ranks of a DeepSpeed test have one temporary directory."""
+    """Give the ranks of a DeepSpeed test the same temporary directory."""
     assert SharedTest.current is not None
     for name in sorted(item.funcargs.keys() & set(_TMP_FIXTURES)):
         own = item.funcargs[name]

@@ -1,7 +1,8 @@
-"""Imports each test module in a child first, to know what its import would leave in a process.
+"""Imports each test module in a child first, to find what its import would leave in a process.
 
-Only where an import did harm before: it takes twice as long. `Trial` is pytest's plugin; so is this
-module, which pytest loads before all conftest.py files, to know which of them started threads.
+Used only after an import made a process unfit for forks, because it takes twice as long. `Trial` is
+a pytest plugin. So is this module: pytest loads it before all conftest.py files, so that it can
+find which of them started threads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pytest_mnode.protocol.hub_messages import Collect
 
 _UNKNOWN = "a plugin or a conftest.py, when pytest was configured,"
 _running: list[tuple[str, int]] = []
-"""How many threads ran when a plugin, or a conftest.py by its path, had been imported."""
+"""Number of running threads after each plugin, or conftest.py by its path, was imported."""
 
 
 def pytest_plugin_registered(plugin_name: str) -> None:
@@ -29,20 +30,20 @@ def pytest_plugin_registered(plugin_name: str) -> None:
 
 
 class Trial:
-    """lost: what a forked child of this process would lack, in words.
+    """pytest plugin that tries imports. lost: returns what a forked child would lack, as text.
 
-    unfit: called with the files to leave out where this process is unfit already; does not return.
+    unfit: called with the files to leave out if this process is already unfit; never returns.
     """
 
     def __init__(self, lost: Callable[[], str], unfit: Callable[[dict[str, str]], Any]) -> None:
         self.found: dict[str, str] = {}
-        """Why a module is not to be imported here, by file."""
+        """Why a module must not be imported here, by file."""
         self._culprit = _UNKNOWN
         self._lost = lost
         self._unfit = unfit
 
     def begin(self, collect: Collect) -> None:
-        """When plugins and conftest.py files are imported, and before they are configured."""
+        """Called after plugins and conftest.py files are imported, before they are configured."""
         self._collect = collect
         grown = (after for before, after in pairwise(_running) if after[1] > before[1])
         self._culprit, _ = next(grown, (_UNKNOWN, 0))
@@ -52,7 +53,7 @@ class Trial:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """When plugins and conftest.py files are configured, before the first module."""
+        """Check the process after plugins and conftest.py files are configured, before modules."""
         if not (lost := self._lost()):
             return
         culprit = self._culprit
@@ -71,11 +72,11 @@ class Trial:
         return pytest.CollectReport(collector.nodeid, "passed", None, [])
 
     def _tried(self, module: pytest.Module) -> str:
-        """What the import of a module would leave; "" where nothing."""
+        """What the import of a module would leave in this process, as text; "" if nothing."""
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            processes.adopt_orphans()  # what the import makes a daemon ends with it too
+            processes.adopt_orphans()  # so that daemons of the import end with this child too
             with contextlib.suppress(BaseException):  # an error is reported by the import itself
                 list(module.collect())
             try:
@@ -87,7 +88,7 @@ class Trial:
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(write)
-        os.set_blocking(read, False)  # something that the import started may hold the other end
+        os.set_blocking(read, False)  # a process of the import may still hold the other end
         lost = ""
         with contextlib.suppress(BlockingIOError):
             lost = os.read(read, 1 << 16).decode(errors="replace")

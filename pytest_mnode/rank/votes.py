@@ -1,4 +1,4 @@
-"""Ranks that agree: each gives its ballot, and all get the same answer, over the world's store."""
+"""Votes among ranks: each gives a ballot, and all get the same answer, over the world's store."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pytest_mnode.rank.process_group import connection
 from pytest_mnode.rank.world import World
 
 FOREVER_S = 1e6
-"""A rank that waits for the others is ended with its test."""
+"""Limit of a rank that waits for the others; the test's limit ends it earlier."""
 
 
 class Votes:
-    """The votes of one test; every rank must make one, with the same `name`.
+    """The votes of one test; every rank must create one, with the same `name`.
 
-    store: a connection of its own, for other threads that use it would wait as long.
+    store: a separate connection, because a wait would block other threads that use it.
     """
 
     def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
@@ -34,26 +34,26 @@ class Votes:
     def agree(
         self, ballot: Any, decide: Callable[[Sequence[Any]], Any], limit_s: float = FOREVER_S
     ) -> Any:
-        """What one rank decides from the ballots of all, by rank; ballots are pickled.
+        """The result of `decide`, called in one rank with all ballots by rank; ballots are pickled.
 
-        Raises TimeoutError where not all voted within the limit.
+        Raises TimeoutError if not all ranks voted within the limit.
         """
         self._count += 1
         answer, limit = self._answer(self._count), timedelta(seconds=limit_s)
         if self._rank and self._count == 1:
-            # Rank 0 may not have begun this test, and then counts the keys that are in the store.
+            # If rank 0 has not begun this test yet, it will first count the keys in the store.
             self._wait(self._ballot(0), limit)
         self._store.set(self._ballot(self._rank), pickle.dumps(ballot))
         if self._store.add(f"{self._name}/count", 1) == self._size * self._count:
             ballots = self._store.multi_get([self._ballot(rank) for rank in range(self._size)])
             self._store.set(answer, pickle.dumps(decide([pickle.loads(b) for b in ballots])))
         self._wait(answer, limit)
-        if self._rank == 0 and self._count > 1:  # all have read it: they are here
+        if self._rank == 0 and self._count > 1:  # all ranks voted again, so all have read it
             self._store.delete_key(self._answer(self._count - 1))
         return pickle.loads(self._store.get(answer))
 
     def close(self) -> None:
-        """Leave nothing in the store, when no rank votes any more."""
+        """Delete all keys from the store, when no rank votes any more."""
         if self._rank == 0:
             keys = [self._ballot(rank) for rank in range(self._size)]
             with contextlib.suppress(RuntimeError):
@@ -75,7 +75,7 @@ class Votes:
 
 
 class VotesOfTests:
-    """pytest plugin of a rank: makes the votes of each test, and closes them with its body."""
+    """pytest plugin of a rank: creates the votes of each test, and closes them after its body."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -84,11 +84,11 @@ class VotesOfTests:
         self._open: dict[str, Votes] = {}
 
     def begin(self, test: str) -> None:
-        """test: a name that all ranks give it, and no other one."""
+        """Begin a test. test: a name that is unique and the same in all ranks."""
         self._test = test
 
     def on(self, subject: str) -> Votes:
-        """The votes of the test that runs, on this subject."""
+        """The votes of the running test on this subject."""
         if subject not in self._open:
             self._store = self._store or connection()
             name = f"{self._test}/{subject}"
@@ -97,14 +97,14 @@ class VotesOfTests:
 
     @pytest.hookimpl
     def pytest_runtest_teardown(self) -> None:
-        """All ranks have ended the body."""
+        """Close the votes, because all ranks have ended the body."""
         for votes in self._open.values():
             votes.close()
         self._open.clear()
 
 
 class Kind(StrEnum):
-    """What became of an example in a rank, or what a rank does in its place."""
+    """The outcome of an example in a rank, or what a rank does instead of an example."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -116,10 +116,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """One rank's.
+    """One rank's ballot.
 
-    drawn: digest of what the example consists of; for a fetch of the key. origin: type and place
-    of the error. values: what rank 0 found in the database, or its seed. well: it ended the test
+    drawn: digest of the example's values; the key of a fetch. origin: type and place of the error.
+    values: rank 0's result from the database, or its seed. well: whether the rank ended the test
     without an error.
     """
 
@@ -132,10 +132,10 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do. differ: ranks drew different examples; the test cannot go on.
+    """The step of all ranks. differ: ranks drew different examples; the test cannot continue.
 
-    failed: ranks in which the example failed. origin: what tells this failure from others.
-    ended: ranks that have ended the test. well: none of these with an error.
+    failed: ranks in which the example failed. origin: text that distinguishes this failure.
+    ended: ranks that have ended the test. well: all of these ended it without an error.
     """
 
     kind: Kind
@@ -148,7 +148,7 @@ class Decision:
 
 
 def decide(ballots: Sequence[Ballot]) -> Decision:
-    """One decision from the ballots, by rank: an example fails where it failed in any rank."""
+    """The decision from the ballots, by rank: an example fails if it failed in any rank."""
     failed = tuple(rank for rank, one in enumerate(ballots) if one.kind is Kind.FAILED)
     ended = tuple(rank for rank, one in enumerate(ballots) if one.kind is Kind.ENDED)
     kinds = {one.kind for one in ballots}

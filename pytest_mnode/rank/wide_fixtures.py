@@ -1,4 +1,4 @@
-"""Fixtures of a rank that outlive a test: which are built on the process group, what is kept."""
+"""Fixtures of a rank that outlive a test: those built on the process group, and those kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUP_FIXTURE = "process_group"
 
 
 class WideFixtures:
-    """pytest plugin of a rank: knows which fixtures wider than a test are built on the group."""
+    """pytest plugin of a rank: tracks fixtures of wide scope that are built on the group."""
 
     def __init__(self) -> None:
         self._on_group: set[pytest.FixtureDef[Any]] = set()
@@ -20,19 +20,20 @@ class WideFixtures:
 
     @property
     def built_on_group(self) -> bool:
-        """Whether any such fixture is set up."""
+        """Whether a wide-scope fixture that is built on the group is set up."""
         return bool(self._on_group)
 
     def may_keep_group(self, grouped: bool) -> bool:
-        """Whether the next test may find the process group as it is.
+        """Whether the next test may get the existing process group.
 
-        grouped: it asks for it. A test that does not may make its own, unless a fixture is built on
-        the one there is. Where such a fixture has ended, groups that it made go with the group.
+        grouped: the test uses the group's fixture. A test that does not may make its own group,
+        unless a fixture is built on the existing one. After such a fixture has ended, its groups
+        are destroyed together with the group.
         """
         return not self._group_is_used and (grouped or self.built_on_group)
 
     def end_built_on_group(self) -> None:
-        """Tear down what is built on the process group, which is about to end."""
+        """Tear down the fixtures built on the process group, which is about to be destroyed."""
         self._end_group()
         self._group_is_used = False
 
@@ -54,7 +55,7 @@ class WideFixtures:
 
 
 def kept_node(chain: Iterable[pytest.Item | pytest.Collector | Any], keep: str | None) -> Any:
-    """The innermost collector of this node id; None where there is none."""
+    """The innermost collector of `chain` with the node id `keep`; None if there is none."""
     if keep is None:
         return None
     return next((node for node in reversed(list(chain)) if node.nodeid == keep), None)
@@ -63,9 +64,9 @@ def kept_node(chain: Iterable[pytest.Item | pytest.Collector | Any], keep: str |
 def following(
     item: pytest.Item, keep: Any, next_nodeid: str | None, items: Mapping[str, pytest.Item]
 ) -> pytest.Item | None:
-    """What pytest is told comes next: a test that shares the fixtures of `keep`.
+    """The test given to pytest as the next one: one that shares the fixtures of `keep`.
 
-    The next test itself may run in the controller, and its file not have been collected here.
+    The real next test may run in the controller, and its file may not be collected here.
     """
     if keep is None:
         return None

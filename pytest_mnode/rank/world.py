@@ -1,4 +1,4 @@
-"""The environment that torchrun gives a rank, checked against the contract."""
+"""The environment that torchrun sets in a rank, checked against torchrun's contract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_mnode.errors import EnvironmentContractError
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks that run this test together, seen from one of them.
+    """The ranks that run this test together, from the view of one of them.
 
     rank: 0 … size-1, counted over all nodes; local_rank: 0 … local_size-1, on this node.
     node: name of this node; nodes: names of all nodes of the world, by group rank.
@@ -26,7 +26,7 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], nodes: Sequence[str]) -> Self:
-        """Read torchrun's variables. Raises EnvironmentContractError naming the wrong one."""
+        """Read torchrun's variables. Raises EnvironmentContractError that names the wrong one."""
         size = _number(env, "WORLD_SIZE", lowest=1)
         rank = _number(env, "RANK", below=("WORLD_SIZE", size))
         local_size = _number(env, "LOCAL_WORLD_SIZE", lowest=1)

@@ -1,7 +1,7 @@
 """The program that torchrun starts: `torchrun … -m pytest_mnode.reference_job CONFIG.json`.
 
 Exit status: 0 when all steps are done, 75 (EX_TEMPFAIL) when it was asked to stop and has saved, 2
-for a config that cannot be used, 1 for all else.
+for a config that cannot be used, 1 for any other error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ USAGE = "usage: python -m pytest_mnode.reference_job CONFIG.json, started by tor
 
 
 class Stop:
-    """Whether SIGTERM came; the current step is finished and saved before the job stops."""
+    """A call returns whether SIGTERM came; the job finishes and saves its step before it stops."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -37,7 +37,7 @@ class Stop:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train in one rank as the config says; the exit status."""
+    """Train in one rank as the config says, and return the exit status."""
     if len(argv) != 1:
         raise UsageError(USAGE)
     config = JobConfig.read(argv[0])
@@ -53,9 +53,9 @@ def main(argv: Sequence[str]) -> int:
         from pytest_mnode.reference_job.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
-    device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))  # meet() asks for it
+    device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))  # meet() checks it
     meet(config.meet_s)
-    trainer = Trainer(config, _place(dist), device, stop_requested=stop)
+    trainer = Trainer(config, _world(dist), device, stop_requested=stop)
     trainer.resume()
     while trainer.finished_steps < config.steps and not trainer.preempted:
         trainer.step()
@@ -69,8 +69,8 @@ def main(argv: Sequence[str]) -> int:
     return 0 if trainer.finished_steps >= config.steps else EXIT_PREEMPTED
 
 
-def _place(dist: Any) -> Any:
-    """This rank, with the nodes by their own host names."""
+def _world(dist: Any) -> Any:
+    """This rank's World, with the nodes' own host names."""
     from pytest_mnode.rank.world import World
 
     names: list[str] = [""] * dist.get_world_size()

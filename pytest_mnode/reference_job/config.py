@@ -15,8 +15,8 @@ PARALLEL = ("ddp", "fsdp2")
 DTYPES = ("float32", "bfloat16")
 DEVICES = ("auto", "accelerator", "cpu")
 CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-"""Read by cuBLAS when it starts: without it torch refuses to multiply deterministically. Source:
-cuBLAS library documentation, "Results Reproducibility"."""
+"""cuBLAS reads this variable when it starts; without it torch refuses deterministic products.
+Source: cuBLAS library documentation, "Results Reproducibility"."""
 
 _MOST = (1 << 63) - 1
 _LEAST = {
@@ -34,20 +34,20 @@ class JobConfig:
     """The reference job. Sizes are numbers of tokens, samples or steps; durations are seconds.
 
     dropout: above zero, so that a run that resumes with other random states differs. Each rank
-    draws its own, so that runs on different numbers of ranks are equal only without it.
+    draws its own masks, so runs on different numbers of ranks are equal only without dropout.
     samples: of the data set, which is one epoch; a whole number of global batches.
     global_batch: samples per optimiser step, on all ranks and over all `accumulation` passes.
     dtype: "bfloat16" computes under autocast; parameters and sums of gradients stay float32.
-    device: "accelerator" is refused where there is none; "auto" takes one where there is.
-    bucket_bytes: gradients that DDP sends at once, at least.
+    device: "accelerator" is refused if there is none; "auto" takes one if there is one.
+    bucket_bytes: fewest bytes of gradients that DDP sends at once.
     compute_s: declared duration of the forward and backward passes of one step, filled up by sleep;
-    None: nothing is emulated. Only on the CPU.
+    None if nothing is emulated. Only on the CPU.
     directory: of the run; `records/` and `checkpoints/` are made in it.
-    checkpoint_every: steps between checkpoints, 0: none. keep: how many complete ones are kept.
+    checkpoint_every: steps between checkpoints; 0 for none. keep: number of complete ones to keep.
     reshard: whether a checkpoint of another number of ranks is accepted.
     meet_s: how long ranks wait for each other at the start.
-    hold_checkpoint: the step whose checkpoint is held open while it is written, to be killed there.
-    pause_s: slept after every step, outside the measured time.
+    hold_checkpoint: step whose checkpoint is held open while it is written, so that a kill hits it.
+    pause_s: sleep after every step, outside the measured time.
     """
 
     directory: str
@@ -92,7 +92,9 @@ class JobConfig:
         if self.width % self.heads:
             _refuse("width", self.width, f"a multiple of heads={self.heads}")
         if self.samples % self.global_batch:
-            wanted = f"a multiple of global_batch={self.global_batch}, so that each is seen once"
+            wanted = (
+                f"a multiple of global_batch={self.global_batch}, so that each sample is seen once"
+            )
             _refuse("samples", self.samples, wanted)
         if self.global_batch % self.accumulation:
             _refuse(
@@ -109,7 +111,7 @@ class JobConfig:
         except ValueError as error:
             raise UsageError(f"{path}: not JSON: {error}") from None
         except RecursionError:
-            raise UsageError(f"{path}: not a run's description: nested too deeply") from None
+            raise UsageError(f"{path}: not the config of a run: nested too deeply") from None
         try:
             return cls.from_dict(given)
         except UsageError as error:
@@ -117,19 +119,19 @@ class JobConfig:
 
     @classmethod
     def from_dict(cls, given: Any) -> Self:
-        """From keys and values. Raises UsageError for a key that is unknown or missing."""
+        """A config from keys and values. Raises UsageError for a key that is unknown or missing."""
         if not isinstance(given, Mapping):
-            raise UsageError(f"a run is described by an object of keys, not by {given!r:.60}")
+            raise UsageError(f"the config of a run is a JSON object, not {given!r:.60}")
         known = {field.name for field in fields(cls)}
         for key in given:
             if key not in known:
-                raise UsageError(f"unknown key {key!r}; known are {', '.join(sorted(known))}")
+                raise UsageError(f"unknown key {key!r}; known keys are {', '.join(sorted(known))}")
         if "directory" not in given:
             raise UsageError("key 'directory' is missing: the directory of the run")
         return cls(**given)
 
     def write(self, path: str | Path) -> Path:
-        """Write the JSON file that `read` reads; its path."""
+        """Write the JSON file that `read` reads, and return its path."""
         path = Path(path)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         return path
@@ -144,11 +146,11 @@ class JobConfig:
 
     @property
     def holding(self) -> Path:
-        """There as soon as the checkpoint of `hold_checkpoint` is held open; it stays."""
+        """File that appears when the checkpoint of `hold_checkpoint` is held open, and stays."""
         return Path(self.directory) / "HOLDING"
 
     def local_batch(self, ranks: int) -> int:
-        """Samples of one pass of one rank. Raises UsageError where they do not divide."""
+        """Samples of one pass of one rank. Raises UsageError if they do not divide evenly."""
         if self.global_batch % (ranks * self.accumulation):
             wanted = f"a multiple of {ranks} ranks × accumulation={self.accumulation}"
             _refuse("global_batch", self.global_batch, wanted)
@@ -156,7 +158,7 @@ class JobConfig:
 
 
 def device_for(accelerators_per_node: int) -> str:
-    """What ranks train on in a cluster of such nodes: CPUs only without accelerators."""
+    """The device of ranks on such nodes: CPUs only if there are no accelerators."""
     return "accelerator" if accelerators_per_node else "cpu"
 
 
@@ -172,7 +174,7 @@ def _check(name: str, kind: str, value: Any) -> None:
     accepted = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}[kind]
     wrong_bool = isinstance(value, bool) and kind != "bool"
     if wrong_bool or not isinstance(value, accepted):
-        words = {"int": "a whole number", "float": "a number", "str": "a text"}
+        words = {"int": "a whole number", "float": "a number", "str": "a string"}
         _refuse(name, value, words.get(kind, "true or false"))
     if kind == "int" and value > _MOST:
         _refuse(name, f"a number of {value.bit_length()} bits", "less than 2**63")
@@ -183,7 +185,7 @@ def _check(name: str, kind: str, value: Any) -> None:
 def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # a whole number larger than any float
         return False
 
 

@@ -16,14 +16,14 @@ from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.device import input_pause_s
 
 IGNORED = -100
-"""Target of positions behind a document's end: no loss and no token is counted there."""
+"""Target of positions after a document's end: no loss and no token is counted there."""
 
 
 class Documents(Dataset[tuple[int, Tensor, Tensor]]):
-    """Documents of different lengths, each a walk over the vocabulary with a step of its own.
+    """Documents of different lengths, each a walk over the vocabulary with its own step.
 
     A sample is its index, tokens (context,) and targets (context,): the token after each.
-    pause_s: called for each sample; how many seconds longer it takes to read.
+    pause_s: called for each sample; returns the additional seconds that reading it takes.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Documents(Dataset[tuple[int, Tensor, Tensor]]):
 
 
 class ResumableSampler(DistributedSampler[Any]):
-    """A DistributedSampler that begins at `position`: samples of this epoch that all ranks had.
+    """A DistributedSampler that begins after `position` samples of this epoch, over all ranks.
 
     Any number of ranks that divides the position can resume from it, and every sample still comes
-    once per epoch: which ones are left depends on seed, epoch and position alone.
+    once per epoch: the remaining samples depend on seed, epoch and position alone.
     """
 
     position = 0
@@ -71,9 +71,9 @@ class ResumableSampler(DistributedSampler[Any]):
 class Feed:
     """Batches of one rank, epoch by epoch, from wherever a run was interrupted.
 
-    consumed: samples that all ranks have had, of all epochs.
+    consumed: number of samples that all ranks together have had, over all epochs.
 
-    Raises UsageError where the global batch cannot be divided among the ranks.
+    Raises UsageError if the global batch cannot be divided among the ranks.
     """
 
     def __init__(self, config: JobConfig, rank: int, ranks: int, device: torch.device) -> None:
@@ -97,7 +97,7 @@ class Feed:
         return indices, tokens.to(**move), targets.to(**move)
 
     def advance(self) -> None:
-        """All ranks have done a step."""
+        """Count a step of all ranks."""
         self.consumed += self.config.global_batch
         if self.consumed % self.config.samples == 0:
             self._go_to(self.consumed)
@@ -106,7 +106,7 @@ class Feed:
         self._batches = iter(())
 
     def state_dict(self) -> dict[str, int]:
-        """The position in the data, and what identifies the data."""
+        """The position in the data, and the values that identify the data."""
         config = self.config
         return {
             **{"consumed": self.consumed, "samples": config.samples},
@@ -114,12 +114,12 @@ class Feed:
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to the saved position. Raises UsageError where the state is of other data."""
+        """Go to the saved position. Raises UsageError if the state is of other data."""
         for name, here in self.state_dict().items():
             if name != "consumed" and state[name] != here:
                 raise UsageError(
                     f"{name}={here}: the checkpoint is of a run with {name}={state[name]}; give "
-                    "the same, or a directory of its own"
+                    "the same value, or another directory"
                 )
         self._go_to(state["consumed"])
 

@@ -1,7 +1,7 @@
-"""What a rank trains on, and how slow an emulated device is.
+"""The device that a rank trains on, and the slowdown of an emulated device.
 
-A node of the rack has /dev/shm to itself. The faults `slow_device` and `slow_input` leave a number
-there, which a job with emulated computing obeys; on real accelerators these files are not read.
+A node of the rack has its own /dev/shm. The faults `slow_device` and `slow_input` write a number
+there: a job with emulated compute applies the factor, and every job applies the pause.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from pytest_mnode.reference_job.config import JobConfig
 
 COMPUTE_FACTOR = Path("/dev/shm/mnode-slow-device")
-"""How many times as long as declared this node's emulated computing takes."""
+"""File with the factor by which this node's emulated compute takes longer than declared."""
 INPUT_PAUSE = Path("/dev/shm/mnode-slow-input")
-"""How many seconds longer this node's loader takes for each sample."""
+"""File with the additional seconds that this node's loader takes for each sample."""
 
 
 def device_of(config: JobConfig, local_rank: int) -> torch.device:
-    """This rank's device, set as the current one where it is an accelerator.
+    """This rank's device, set as the current device if it is an accelerator.
 
-    Raises EnvironmentContractError where the config wants an accelerator and torch shows none: a
+    Raises EnvironmentContractError if the config wants an accelerator and torch shows none: a
     job on CPUs would say nothing about the accelerators.
     """
     import torch
 
     if config.device == "cpu":
         return torch.device("cpu")
-    # A build of torch for CUDA names cuda where there is no device.
+    # A CUDA build of torch names cuda even if there is no device.
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or not torch.accelerator.is_available():
         if config.device == "accelerator":
             raise EnvironmentContractError(
-                f"torch {torch.__version__} shows no accelerator, and the job is to train on one; "
-                "look at the driver, at CUDA_VISIBLE_DEVICES, and whether this build of torch is "
-                "one for CPUs"
+                f"torch {torch.__version__} shows no accelerator, and the job must train on one; "
+                "check the driver, CUDA_VISIBLE_DEVICES, and whether this build of torch is only "
+                "for CPUs"
             )
         return torch.device("cpu")
     device = torch.device(accelerator.type, local_rank)
@@ -49,12 +49,12 @@ def device_of(config: JobConfig, local_rank: int) -> torch.device:
 
 
 def compute_factor() -> float:
-    """How many times as long as declared compute takes on this node; 1 on a healthy one."""
+    """Factor by which compute takes longer than declared on this node; 1 on a healthy one."""
     return _number(COMPUTE_FACTOR, 1.0)
 
 
 def input_pause_s() -> float:
-    """Seconds that this node's loader takes longer for each sample; 0 on a healthy one."""
+    """Additional seconds of this node's loader for each sample; 0 on a healthy node."""
     return _number(INPUT_PAUSE, 0.0)
 
 

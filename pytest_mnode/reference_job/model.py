@@ -1,4 +1,4 @@
-"""A small transformer that predicts the next token and times its own blocks; trained alone."""
+"""A small transformer that predicts the next token and times its own blocks, on one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_mnode.reference_job.timeline import Timeline
 
 
 class Embedding(nn.Module):
-    """Tokens (batch, context) to vectors (batch, context, width)."""
+    """Maps tokens (batch, context) to vectors (batch, context, width)."""
 
     def __init__(self, config: JobConfig, spans: Spans) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each added to what came in."""
+    """Attention and a feed-forward network, each added to its input."""
 
     def __init__(self, config: JobConfig, spans: Spans) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors and the tokens that should have come next, to the sum of their losses."""
+    """Maps vectors and the next tokens (targets) to the sum of their losses."""
 
     def __init__(self, config: JobConfig, spans: Spans) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Summed loss of a batch: tokens and targets (batch, context), int64."""
+    """The whole model; returns the summed loss of tokens and targets (batch, context), int64."""
 
     def __init__(self, config: JobConfig, spans: Spans) -> None:
         super().__init__()
@@ -97,10 +97,10 @@ class Transformer(nn.Module):
 def train_alone(config: JobConfig, device: torch.device) -> str:
     """SHA-256 of losses, parameters and optimiser after `steps` steps of `global_batch` samples.
 
-    Seed, sizes, steps and dtype are the config's; no process group, no file and no dropout. Equal
-    on devices of one model with the same libraries: on CPUs by one thread, on accelerators by
-    deterministic kernels. The random states of the rank stay as they were. Raises RuntimeError
-    where the device cannot do it.
+    Seed, sizes, steps and dtype are the config's; no process group, no file and no dropout. The
+    digest is equal on devices of one model with the same libraries: CPUs use one thread,
+    accelerators use deterministic kernels. The random states of the rank stay as they were. Raises
+    RuntimeError if the device cannot do it.
 
     Source: PyTorch documentation, "Reproducibility"; cuBLAS documentation, "Results
     Reproducibility".

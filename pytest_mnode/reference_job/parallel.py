@@ -1,6 +1,6 @@
-"""The model over the ranks, by DDP or FSDP2, with every collective noted in the timeline."""
+"""Wraps the model in DDP or FSDP2, and records every collective in the timeline."""
 
-# No annotations as text here: DDP reads those of its hook.
+# No postponed annotations in this module: DDP reads the annotations of its hook.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from pytest_mnode.reference_job.spans import Spans
 def parallel(
     model: Transformer, config: JobConfig, device: torch.device, group: Any, spans: Spans
 ) -> nn.Module:
-    """`model` over the ranks of `group`, gradients averaged."""
+    """`model`, parallel over the ranks of `group`, with averaged gradients."""
     if config.parallel == "ddp":
         ids = [device.index] if device.type != "cpu" else None
         wrapped = DistributedDataParallel(
@@ -59,7 +59,7 @@ def _shard(
 
 @contextlib.contextmanager
 def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
-    """One of several passes: gradients go over the fabric only with the last one."""
+    """Context of one of several passes: gradients go over the fabric only with the last pass."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
         yield
@@ -71,7 +71,7 @@ def summing_up(model: nn.Module, last: bool) -> Iterator[None]:
 
 
 class _Noted:
-    """A collective that is noted in the timeline: when it was entered, and when it was done."""
+    """A collective that records in the timeline when it was entered, and when it was done."""
 
     name = ""
 
@@ -81,11 +81,11 @@ class _Noted:
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Memory that FSDP2 asks for."""
+        """The memory that FSDP2 requests."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def _began(self) -> Callable[..., None]:
-        """To be called when it is done, with its bytes."""
+        """The function to call with the bytes when the collective is done."""
         timeline = self._spans.timeline
         began = timeline.clock.mark()
 
@@ -96,7 +96,7 @@ class _Noted:
 
 
 class AveragedGradients(_Noted):
-    """DDP's own averaging of a bucket."""
+    """The hook that averages a bucket as DDP itself does."""
 
     name = "all_reduce"
 
@@ -125,7 +125,7 @@ class AveragedGradients(_Noted):
 
 
 class NotedSingle(_Noted):
-    """What FSDP2 calls in place of its all_gather or reduce_scatter."""
+    """Replaces the all_gather or reduce_scatter of FSDP2."""
 
     def __init__(self, spans: Spans, name: str) -> None:
         super().__init__(spans)
@@ -142,7 +142,7 @@ class NotedSingle(_Noted):
 
 
 def _when(work: Any, done: Callable[..., None]) -> Any:
-    """`done` is called once the work is; at once where there is none to wait for."""
+    """Call `done` when `work` is done, or at once if there is no work to wait for."""
     if work is None:
         done()
     else:

@@ -1,4 +1,4 @@
-"""Random states of a rank, set from a seed, kept, put back; what repeats exactly; and digests."""
+"""Seeds, saves and restores the random states of a rank; deterministic algorithms; digests."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def seed_all(*words: int) -> None:
 
 @contextlib.contextmanager
 def repeatable(wanted: bool = True) -> Iterator[None]:
-    """Refuse operations that differ from run to run, for a while, in ranks that exist already."""
+    """Within this context, refuse operations that differ from run to run, in a running rank."""
     before = torch.are_deterministic_algorithms_enabled()
-    # Without it torch refuses to multiply deterministically on accelerators.
+    # Without this variable torch refuses deterministic matrix products on accelerators.
     pinned = CUBLAS in os.environ or not wanted
     torch.use_deterministic_algorithms(wanted)
     if not pinned:
@@ -56,7 +56,7 @@ def random_states(device: torch.device) -> str:
 
 
 def set_random_states(text: str, device: torch.device) -> None:
-    """Put back what `random_states` kept."""
+    """Restore the states that `random_states` returned."""
     states: dict[str, Any] = json.loads(text)
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -72,7 +72,7 @@ def digest(text: str) -> str:
 
 
 def digest_of(tensors: list[torch.Tensor]) -> str:
-    """SHA-256 of the values of tensors in this order; of a sharded one, of this rank's shard."""
+    """SHA-256 of the values of tensors in this order; of a sharded tensor, this rank's shard."""
     found = hashlib.sha256()
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -81,7 +81,7 @@ def digest_of(tensors: list[torch.Tensor]) -> str:
 
 
 def values_of(optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All that an optimiser remembers, in the order of its parameters."""
+    """All state tensors of an optimiser, in the order of its parameters."""
     states = optimiser.state_dict()["state"]
     return [states[number][name] for number in sorted(states) for name in sorted(states[number])]
 

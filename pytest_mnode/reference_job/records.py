@@ -18,7 +18,7 @@ PARTS = (
     *("input", "forward", "backward", "exposed"),
     *("metrics", "optimiser", "checkpoint", "rest"),
 )
-"""How a step's time is split; see `timeline`."""
+"""Parts of a step's time; see `timeline`."""
 
 
 def _from_hex(text: Any) -> float:
@@ -31,15 +31,15 @@ def _from_hex(text: Any) -> float:
 
 
 Exact = Annotated[float, BeforeValidator(_from_hex)]
-"""Written as float.hex: to the last bit, and easily compared by eye."""
+"""A float written as float.hex: exact to the last bit, and easily compared by eye."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One collective of the gradients or parameters: seconds are since the step began.
+    """One collective of gradients or parameters; times are seconds since the step began.
 
-    began: when this rank entered it; ended: when its result was there. bytes: of what is reduced or
-    gathered, whole. collective: its name in torch.distributed, without _tensor or _single.
+    began: when this rank entered it; ended: when its result was there. bytes: of the whole reduced
+    or gathered tensor. collective: its name in torch.distributed, without _tensor or _single.
     """
 
     bytes: int
@@ -50,7 +50,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """In every line: which rank wrote it, and in which incarnation of the run.
+    """Fields of every line: the rank that wrote it, and the incarnation of the run.
 
     incarnation: "requeue.restart", the values of MNODE_REQUEUE and TORCHELASTIC_RESTART_COUNT.
     """
@@ -66,9 +66,9 @@ class _Written:
 class StartRecord(_Written):
     """A rank is ready to train. time: wall clock, s.
 
-    loaded: step of the checkpoint that it goes on from, None: from the beginning. loaded_from: how
-    many ranks had saved it; saved_at: wall clock, s. refused: checkpoints that were not accepted,
-    "path: reason" each.
+    loaded: step of the checkpoint that it resumes from; None if it starts from the beginning.
+    loaded_from: number of ranks that saved it; saved_at: wall clock, s. refused: checkpoints that
+    were not accepted, each as "path: reason".
     """
 
     kind: ClassVar[str] = "start"
@@ -82,12 +82,12 @@ class StartRecord(_Written):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord(_Written):
-    """One optimiser step, as one rank did it. Durations in seconds.
+    """One optimiser step of one rank. Durations in seconds.
 
     step: from 1. samples: data-set indices this rank consumed in it, in order. loss: mean over the
-    tokens of all ranks; tokens: those of this rank. lr: what the step was taken with. rng: digest
-    of the random states after it. began, ended: wall clock; wall_s: measured around the step and
-    apart from its parts. hidden_s: time of collectives beneath computing, None: not known.
+    tokens of all ranks; tokens: number on this rank. lr: learning rate of the step. rng: digest of
+    the random states after it. began, ended: wall clock; wall_s: measured around the step,
+    independently of its parts. hidden_s: time of collectives hidden by compute; None if not known.
     """
 
     kind: ClassVar[str] = "step"
@@ -108,7 +108,7 @@ class StepRecord(_Written):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord(_Written):
-    """A checkpoint is complete. begun, ended: wall clock, s; bytes: of the whole of it.
+    """A checkpoint is complete. begun, ended: wall clock, s; bytes: of the whole checkpoint.
 
     seconds: of the slowest rank; write_s: of this rank's own files, without waiting for others.
     """
@@ -124,9 +124,9 @@ class CheckpointRecord(_Written):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord(_Written):
-    """A rank has ended as it should. Digests are of this rank's own part of the state.
+    """A rank has ended normally. Digests are of this rank's own part of the state.
 
-    preempted: it was asked to stop, and steps is less than the config asks for.
+    preempted: the rank was asked to stop, and steps is less than in the config.
     """
 
     kind: ClassVar[str] = "end"
@@ -156,10 +156,10 @@ _READERS: dict[str, TypeAdapter[Any]] = {
 
 @dataclass(slots=True)
 class RecordFile:
-    """Appends lines to one rank's file, each written before the next thing is done.
+    """Appends lines to one rank's file; each is written before `append` returns.
 
-    stored: synced to the disk or its server, so that a node which loses power loses no line. That
-    takes milliseconds, sometimes more.
+    stored: lines are synced to the disk or its server, so that a node that loses power loses no
+    line. A sync takes milliseconds, sometimes more.
     """
 
     directory: Path
@@ -176,7 +176,7 @@ class RecordFile:
             self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             size = os.fstat(self._fd).st_size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                os.write(self._fd, b"\n")  # the one before was killed in the middle of a line
+                os.write(self._fd, b"\n")  # the writer before was killed in the middle of a line
         except OSError as error:
             raise MnodeError(f"{path}: records cannot be written: {error.strerror}") from None
 
@@ -189,7 +189,7 @@ class RecordFile:
         }
 
     def append(self, record: StartRecord | StepRecord | CheckpointRecord | EndRecord) -> None:
-        """Write one line. Raises MnodeError where the disk does not take it whole."""
+        """Write one line. Raises MnodeError if it is not written whole."""
         line = line_of(record).encode() + b"\n"
         try:
             written = os.write(self._fd, line)
@@ -212,7 +212,7 @@ def incarnation(env: Mapping[str, str]) -> str:
 
 
 def line_of(record: StartRecord | StepRecord | CheckpointRecord | EndRecord) -> str:
-    """A record as one line of JSON, without the line's end."""
+    """A record as one line of JSON, without the newline."""
     values = asdict(record)
     for name in ("loss", "lr"):
         if name in values:
@@ -221,11 +221,11 @@ def line_of(record: StartRecord | StepRecord | CheckpointRecord | EndRecord) -> 
 
 
 def record_of(line: str) -> StartRecord | StepRecord | CheckpointRecord | EndRecord:
-    """The record that a line holds. Raises ValueError with the reason where it holds none."""
+    """The record that a line holds. Raises ValueError with the reason if it holds none."""
     given = json.loads(line)
     kind = given.get("kind") if isinstance(given, dict) else None
     if not isinstance(kind, str) or kind not in _READERS:
-        raise ValueError("no record of a kind that is known")
+        raise ValueError("not a record of a known kind")
     try:
         found: StartRecord | StepRecord | CheckpointRecord | EndRecord
         found = _READERS[kind].validate_json(line, strict=True)
@@ -240,7 +240,7 @@ def read_records(directory: str | Path) -> list[Record]:
     """All records below a run's directory (or its `records/`), rank by rank, as written.
 
     A line that cannot be read, such as the last one of a rank that was killed, becomes an
-    UnreadableRecord; no content makes this raise, and no directory is no records.
+    UnreadableRecord; no content raises an error. A missing directory has no records.
     """
     place = Path(directory)
     place = place / "records" if (place / "records").is_dir() else place

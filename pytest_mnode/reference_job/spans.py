@@ -1,10 +1,10 @@
-"""Each block of the model times its own forward and backward computing, and is paced if declared.
+"""Times the forward and backward compute of each block of the model, and paces it if declared.
 
-A block calls `enter` on what it is given and `leave` on what it returns, inside its `forward`. The
-backward pass meets the same two places in reverse, through identity functions of autograd. Hooks
-that DDP and FSDP2 put around a module run before the one and after the other, so that waiting for a
-collective is never taken for computing. What runs inside all the same (DDP hands a bucket over as
-soon as its last gradient is there) is taken out by `aside`.
+A block calls `enter` on its input and `leave` on its output, inside its `forward`. The backward
+pass reaches the same two places in reverse, through identity functions of autograd. Hooks that DDP
+and FSDP2 put around a module run before `enter` and after `leave`, so that waiting for a collective
+is never counted as compute. Work that still runs inside (DDP hands a bucket over as soon as its
+last gradient is there) is subtracted by `aside`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pytest_mnode.reference_job.timeline import Clock, EventClock, HostClock, Ti
 
 
 class Pace:
-    """Holds computing to a declared duration: each span sleeps until its share has passed.
+    """Stretches compute to a declared duration: each span sleeps until its share has passed.
 
-    forward_s, backward_s: of one span. The next spans of a step make up for one that took too long,
-    so that the sum is as declared. now, sleep: of the clock, in seconds.
+    forward_s, backward_s: of one span. If a span takes too long, the next spans of the step are
+    shorter, so that the sum is as declared. now, sleep: functions of the clock, in seconds.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Pace:
         self._began = self._now()
 
     def spare(self, seconds: float) -> None:
-        """Leave this much of the span out: it was not computing."""
+        """Exclude `seconds` from the span: they were not compute."""
         self._began += seconds
 
     def end(self, way: str) -> None:
@@ -58,9 +58,9 @@ class Pace:
 
 
 def pace_of(config: JobConfig, device: torch.device) -> Pace | None:
-    """The pace of the duration that is declared, if any, on this node's emulated accelerator.
+    """The pace of declared compute on this node's emulated accelerator; None if none is declared.
 
-    Raises UsageError where there is a real one.
+    Raises UsageError on a real accelerator.
     """
     if config.compute_s is None:
         return None
@@ -74,7 +74,7 @@ def pace_of(config: JobConfig, device: torch.device) -> Pace | None:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """A clock for when computing was done, not when it was launched."""
+    """A clock for when compute was done, not when it was launched."""
     if device.type == "cpu":
         return HostClock()
     module = torch.get_device_module(device)
@@ -82,7 +82,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 class Spans:
-    """Puts what blocks compute into the timeline of the step that is being done."""
+    """Records the compute of blocks in the timeline of the current step."""
 
     def __init__(self, timeline: Timeline, pace: Pace | None = None) -> None:
         self.timeline = timeline
@@ -91,21 +91,21 @@ class Spans:
         self._began: Any = None
 
     def next_step(self) -> None:
-        """Begin a new timeline, with nothing to make up for."""
+        """Begin a new timeline, in which the pace has nothing to make up for."""
         before = self.timeline
         self.timeline = Timeline(before.clock, observed=before.observed)
         if self.pace is not None:
             self.pace.ahead_s = 0.0
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Where a block's computing begins. `x`, a tensor that is given to it or a weight."""
+        """Begin a block's compute; returns `x`, which is an input of the block or a weight."""
         self.begin("forward")
         return _MET(x, self.end, False) if x.requires_grad else x
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """Where a block's computing ends, with what it returns."""
+        """End a block's compute; returns `x`, the output of the block."""
         if x.requires_grad:
-            # No view: FSDP2 hangs its own hooks on what a module returns.
+            # Not a view: FSDP2 puts its own hooks on the output of a module.
             x = _MET(x, self.begin, True)
         self.end("forward")
         return x
@@ -124,7 +124,7 @@ class Spans:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Around what is not computing, wherever it runs."""
+        """Exclude the work in this context from compute, wherever it runs."""
         way, began, started = self._way, self.timeline.clock.mark(), time.perf_counter()
         try:
             yield
@@ -137,7 +137,7 @@ class Spans:
 
 
 class _Met(torch.autograd.Function):
-    """Passes a tensor on, and calls `note("backward")` where the backward pass meets it."""
+    """Passes a tensor on, and calls `note("backward")` when the backward pass reaches it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, note: Callable[[str], None], copied: bool) -> Any:

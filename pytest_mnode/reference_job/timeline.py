@@ -1,11 +1,11 @@
-"""How a step's time is split, on one rank and by its own clock.
+"""Splits the time of a step into parts, on one rank and by its own clock.
 
-A step is a row of sections, each beginning where the one before ended: input (waiting for the
+A step is a sequence of sections, each beginning where the one before ended: input (waiting for the
 loader), passes (forward and backward), metrics (agreeing on the loss with all ranks), optimiser,
 checkpoint, rest.
-Within the passes every block of the model times its own forward and backward computing; what is
-left of the passes is *exposed*: waiting for collectives, and the hooks of DDP or FSDP2. The step's
-wall time is measured around all of them, so that their sum is a check and not a definition.
+Within the passes every block of the model times its own forward and backward compute; the rest of
+the passes is *exposed*: waiting for collectives, and the hooks of DDP or FSDP2. The step's wall
+time is measured around all sections, so that their sum is a check and not a definition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Span = tuple[float, float]
 
 
 class Clock(Protocol):
-    """Marks moments; the seconds between two marks are known once they are settled."""
+    """Marks moments; `seconds` between two marks can be read once `settle` was called."""
 
     def mark(self) -> Any: ...
 
@@ -32,7 +32,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """This process's own clock: right where computing is done when the call returns."""
+    """This process's own clock, for devices whose compute is done when the call returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -45,9 +45,9 @@ class HostClock:
 
 
 class EventClock:
-    """The accelerator's clock: events on the stream that computes, read after one wait a step.
+    """The accelerator's clock: events on the compute stream, read after one wait per step.
 
-    event: makes one that is timed, such as `lambda: torch.cuda.Event(enable_timing=True)`.
+    event: returns a timed event, such as `lambda: torch.cuda.Event(enable_timing=True)`.
     synchronize: waits for the device.
     """
 
@@ -81,11 +81,11 @@ class Timeline:
     last: Any = None
     wall_s: float = 0.0
     observed: bool = False
-    """Whether collectives are noted; otherwise their time is not known."""
+    """Whether collectives are recorded; otherwise their time is not known."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around everything that belongs to the step; more than once where it has pieces."""
+        """Time the work in this context as part of the step; a step may have several contexts."""
         began = time.monotonic()
         self.last = self.clock.mark()
         if self.origin is None:
@@ -97,13 +97,13 @@ class Timeline:
             self.wall_s += time.monotonic() - began
 
     def lap(self, name: str) -> None:
-        """What was done since the last lap was `name`."""
+        """Add the time since the last lap to the section `name`."""
         now = self.clock.mark()
         self.sections.setdefault(name, []).append((self.last, now))
         self.last = now
 
     def parts(self) -> dict[str, float]:
-        """Seconds by part, of PARTS."""
+        """Seconds of each part in PARTS."""
         found = {name: self._total(self.sections.get(name, ())) for name in PARTS}
         for name in ("forward", "backward"):
             found[name] = self._total(getattr(self, name)) - self._total(self.aside.get(name, ()))
@@ -112,7 +112,7 @@ class Timeline:
         return found
 
     def transfers(self) -> tuple[Transfer, ...] | None:
-        """Collectives in the order in which they were entered; None where none were noted."""
+        """Collectives in the order in which they were entered; None if they are not recorded."""
         if not self.observed:
             return None
         found = [
@@ -122,7 +122,7 @@ class Timeline:
         return tuple(sorted(found, key=lambda one: (one.began, one.ended)))
 
     def hidden(self) -> float | None:
-        """Seconds in which a collective was under way while a block computed."""
+        """Seconds in which a collective ran while a block computed; None if not known."""
         found = self.transfers()
         if found is None:
             return None
@@ -139,7 +139,7 @@ class Timeline:
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
-    """The same moments as spans that do not touch each other, in order."""
+    """The union of `spans`, as spans that do not touch each other, in order."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -150,7 +150,7 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def overlap(some: Sequence[Span], others: Sequence[Span]) -> float:
-    """Seconds that are in both."""
+    """Seconds that are in spans of both."""
     return sum(
         max(0.0, min(end, other_end) - max(begin, other_begin))
         for begin, end in merged(some)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # optimisers would, at their first use and in every forked rank by itself
+import torch._dynamo  # else optimisers import it at their first use, in every forked rank
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -41,12 +41,12 @@ from pytest_mnode.reference_job.spans import Spans, clock_of, pace_of
 from pytest_mnode.reference_job.timeline import Timeline
 
 HOLD_S = 60.0
-"""How long a checkpoint is held open (JobConfig.hold_checkpoint)."""
+"""Time for which a checkpoint is held open (JobConfig.hold_checkpoint)."""
 _HOLD_INTERVAL_S = 0.1
 
 
 class Trainer:
-    """Trains over the ranks of `group` (None: all); each of them makes one and calls it alike.
+    """Trains over the ranks of `group` (None: all); each makes one, and all make the same calls.
 
     stop_requested: called after each step; when it is true on any rank, all stop (`preempted`).
     Raises UsageError for a config that does not fit these ranks or this device.
@@ -55,13 +55,13 @@ class Trainer:
     def __init__(
         self,
         config: JobConfig,
-        place: World,
+        world: World,
         device: torch.device,
         *,
         group: Any = None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.config, self.place, self.device = config, place, device
+        self.config, self.world, self.device = config, world, device
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.finished_steps = 0
@@ -80,17 +80,17 @@ class Trainer:
         self.feed = Feed(config, self.rank, self.ranks, device)
         self._settle()
         seed_all(config.seed, 1 + self.rank)  # dropout differs by rank
-        # A run without checkpoints is none that goes on after its node is gone; it may be timed.
+        # A run without checkpoints cannot resume after a node loss, but may be timed: no syncs.
         stored = config.checkpoint_every > 0
-        self.records = RecordFile(config.records, self.rank, self.ranks, place.node, stored)
+        self.records = RecordFile(config.records, self.rank, self.ranks, world.node, stored)
         self.store: Store | None = None
         if config.checkpoint_every:
             self.store = Store(config.checkpoints, keep=config.keep)
 
     def step(self) -> StepRecord:
-        """One optimiser step, recorded, and the checkpoint that is due after it.
+        """Do one optimiser step, record it, and save the checkpoint that is due after it.
 
-        The checkpoint's time counts in the next step, because a step is recorded before that.
+        The checkpoint's time counts in the next step, because a step is recorded before it.
         """
         config, timeline = self.config, self.spans.timeline
         began = time.time()
@@ -143,7 +143,7 @@ class Trainer:
         return record
 
     def save(self) -> Saved | None:
-        """Save a checkpoint of the finished steps; None where there is one of this step."""
+        """Save a checkpoint of the finished steps; None if there is one of this step."""
         if self.store is None or self._saved_step == self.finished_steps:
             return None
         timeline, begun = self.spans.timeline, time.time()
@@ -151,7 +151,7 @@ class Trainer:
             saved = self.store.save(
                 self._state(),
                 step=self.finished_steps,
-                world=self.place,
+                world=self.world,
                 group=self.group,
                 own=random_states(self.device),
                 before_commit=self._hold,
@@ -172,7 +172,7 @@ class Trainer:
         return saved
 
     def resume(self) -> Loaded | None:
-        """Resume from the newest checkpoint that is whole; None where there is none."""
+        """Resume from the newest checkpoint that is whole; None if there is none."""
         began = time.monotonic()
         loaded = None if self.store is None else self._load(self.store)
         refused = () if self.store is None else self.store.refused
@@ -191,7 +191,7 @@ class Trainer:
 
     def _load(self, store: Store) -> Loaded | None:
         state = self._state()
-        loaded = store.load(state, world=self.place, group=self.group, reshard=self.config.reshard)
+        loaded = store.load(state, world=self.world, group=self.group, reshard=self.config.reshard)
         if loaded is None:
             # get_state_dict took an optimiser step with a learning rate of 0, and counted it: AdamW
             # would begin with its second step.
@@ -204,7 +204,7 @@ class Trainer:
             optim_state_dict=state["optimiser"],
         )
         self.schedule.load_state_dict(state["schedule"])
-        self.feed.load_state_dict(state["feed"])  # draws a random number, so before the states
+        self.feed.load_state_dict(state["feed"])  # draws a random number, so precedes the states
         self.finished_steps = self._saved_step = loaded.step
         if loaded.own is not None:
             set_random_states(loaded.own, self.device)
@@ -227,7 +227,7 @@ class Trainer:
         return record
 
     def close(self) -> None:
-        """Close what was opened; the process group is the caller's."""
+        """Close all files; the process group is the caller's."""
         self.records.close()
         self.feed.close()
 
@@ -236,8 +236,8 @@ class Trainer:
         config = self.config
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             loss: Tensor = self.model(tokens, targets)
-        # Gradients are averaged over ranks. With this factor that is the sum over the global batch,
-        # divided by a constant, whatever the documents' lengths and however the batch is divided.
+        # Gradients are averaged over ranks. With this factor the average is the sum over the global
+        # batch divided by a constant, for any lengths of documents and any division of the batch.
         scale = self.ranks / (config.global_batch * config.context)
         (loss * scale).backward()  # type: ignore[no-untyped-call]
         return loss.detach().double()
@@ -257,9 +257,9 @@ class Trainer:
         return {"model": model, "optimiser": optimiser, **rest}
 
     def _hold(self, _path: Path) -> None:
-        """Stay for HOLD_S while the checkpoint is not complete, so that somebody may kill the run.
+        """Wait for HOLD_S while the checkpoint is not complete, so that the run can be killed.
 
-        Once only, at the step that the config names, and not again after a restart.
+        Only once, at the step that the config names, and not again after a restart.
         """
         if self.finished_steps != self.config.hold_checkpoint:
             return
@@ -274,7 +274,7 @@ class Trainer:
             time.sleep(_HOLD_INTERVAL_S)
 
     def _settle(self) -> None:
-        """One discarded pass: DDP orders its buckets by it, and FSDP2 sets itself up.
+        """Do one discarded pass, in which DDP orders its buckets and FSDP2 sets itself up.
 
         The last bits of a sum over ranks depend on its bucket. A run that resumes must have the
         same buckets in its first step as a run that was never interrupted.

@@ -1,7 +1,7 @@
-"""What a cluster promises: the page (YAML), its models and loader, and what the links allow.
+"""The cluster spec (YAML): its models, its loader, and formulas for what the links allow.
 
-Reads no machine and starts nothing: text in, frozen values out. `inventory` holds what the
-cluster consists of, `criteria` one model per criterion with its doubts, `bandwidth` the formulas.
+Reads no machine and starts nothing: text in, frozen values out. `inventory` has the parts of
+the cluster, `criteria` one model per criterion with its doubts, `bandwidth` the formulas.
 Readers of a machine live in `pytest_mnode.machine`; judges live in `pytest_mnode.criteria`.
 
 Names are imported on first use, so that `pytest_mnode.spec.bandwidth` costs neither pydantic nor

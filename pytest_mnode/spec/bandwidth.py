@@ -1,8 +1,8 @@
-"""What NICs and links allow: formulas from sizes, times and rates, each with its source.
+"""Bandwidth that NICs and links allow: formulas of sizes, times and rates, with their sources.
 
 Pure, without pydantic. GB is 10^9 bytes throughout, and rates count one direction of the link. Bus
 bandwidth counts bytes as they pass a rank; NICs count bytes as they leave a node. The two agree
-where one ring runs over all nodes; `busbw_at_line_rate` says by how much they differ elsewhere.
+if one ring runs over all nodes; `busbw_at_line_rate` gives their ratio otherwise.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Protocol
 from pytest_mnode.spec.quantity import RATE
 
 ETHERNET_HEADER_BYTES = 14
-"""Destination, source and type of a frame: what a Linux shaper (tbf) counts beside the packet."""
+"""Destination, source and type of a frame: what a Linux shaper (tbf) counts besides the packet."""
 
 ETHERNET_WIRE_BYTES = 38
-"""Header 14, checksum 4, preamble 8 and gap 12: what a frame costs beside its packet.
+"""Header 14, checksum 4, preamble 8 and gap 12: what a frame costs besides its packet.
 
 Source: IEEE 802.3, clauses 3 (frame) and 4.4 (inter-packet gap).
 """
@@ -39,7 +39,7 @@ class Collective(StrEnum):
 
 
 class NicRates(Protocol):
-    """The NICs of a node: how many there are, and the line rate of each."""
+    """The NICs of a node: their number, and the line rate of each."""
 
     @property
     def line_rate_bits_s(self) -> int: ...
@@ -92,7 +92,7 @@ def algbw_gbytes_s(size_bytes: int, time_s: float) -> float:
 
 
 def busbw_gbytes_s(collective: str, size_bytes: int, time_s: float, ranks: int) -> float:
-    """algbw × bus factor: comparable with the line rate, whatever the number of ranks.
+    """algbw × bus factor: comparable with the line rate for any number of ranks.
 
     Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth".
     """
@@ -164,9 +164,9 @@ def tcp_payload_share(
 
 
 def line_rate_gbytes_s(fabric: NicRates) -> float:
-    """What all NICs of one node together carry in one direction, headers included.
+    """Line rate of all NICs of one node together, in one direction, headers included.
 
-    Source: the spec's `fabric.line_rate` × `fabric.nics_per_node` / 8 bits a byte.
+    Source: the spec's `fabric.line_rate` × `fabric.nics_per_node` / 8 bits per byte.
     """
     _positive("line_rate_bits_s", fabric.line_rate_bits_s)
     _at_least("nics_per_node", fabric.nics_per_node, 1)
@@ -183,12 +183,12 @@ _FORMULA = {
 
 @dataclass(frozen=True, slots=True)
 class BusbwAtLineRate:
-    """What the NICs of a node allow the bus bandwidth of one collective to be.
+    """The bus bandwidth of one collective that the NICs of a node allow.
 
-    gbytes_s: with the algorithm in use; what a promise is a part of. text: how that follows from
-    the spec, for the source of a bound. ceiling_gbytes_s: what nothing can exceed that moves each
+    gbytes_s: with the algorithm in use; promises are fractions of it. text: its derivation from the
+    spec, for the source of a bound. ceiling_gbytes_s: the limit of all algorithms that move each
     byte over the fabric as often as a ring or a direct message does; None within one node, where no
-    byte goes over it.
+    byte crosses the fabric.
     """
 
     gbytes_s: float
@@ -214,11 +214,11 @@ def busbw_at_line_rate(
 ) -> BusbwAtLineRate:
     """The line of a collective over `nodes` × `ranks_per_node` ranks.
 
-    One ring over all ranks enters and leaves a node once, so that busbw is the NICs' rate: all of
+    One ring over all ranks enters and leaves a node once, so that busbw is the NICs' rate: for
     all-reduce, all-gather, reduce-scatter, broadcast, reduce. In an all-to-all each of g ranks
     sends (n-g)/n of S to other nodes, which makes the line (n-1)/(g(n-g)) of the NICs' rate. In an
     exchange with neighbours one rank of a node sends to the next node, over its own share of the
-    NICs. gloo broadcasts by a tree (`gloo_tree_copies`), and makes a reduce-scatter of an
+    NICs. gloo broadcasts by a tree (`gloo_tree_copies`), and runs a reduce-scatter as an
     all-reduce, which moves twice the bytes. Raises ValueError as `bus_factor` does.
 
     Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth"; gloo, broadcast.cc; torch,
@@ -252,10 +252,10 @@ def busbw_at_line_rate(
 
 
 def gloo_tree_copies(nodes: int, ranks_per_node: int) -> int:
-    """How often the busiest node sends the whole message to others in a broadcast by gloo.
+    """Copies of the whole message that the busiest node sends to others in a broadcast by gloo.
 
-    Ranks that have it double: rank r sends to r + 1, r + 2, r + 4 …, each power of two above r. For
-    g ranks a node, a power of two, that is g · log2(k) on k nodes.
+    The ranks that have it double in each step: rank r sends to r + p for each power of two p above
+    r. For g ranks per node, a power of two, that is g · log2(k) on k nodes.
 
     Source: gloo, broadcast.cc.
     """
@@ -272,7 +272,7 @@ def gloo_tree_copies(nodes: int, ranks_per_node: int) -> int:
 
 
 def busbw_formula(collective: str) -> str:
-    """How busbw follows from size and time, with its source, for a reader of a measurement."""
+    """The formula of busbw from size and time, with its source, for a reader of a measurement."""
     factor = _FORMULA.get(Collective(collective), "(n-1)/n")
     return f"busbw = size/time × {factor} (nccl-tests, PERFORMANCE.md)"
 
@@ -280,10 +280,10 @@ def busbw_formula(collective: str) -> str:
 def least_node_bytes(
     collective: str, size_bytes: int, nodes: int, ranks_per_node: int
 ) -> float | None:
-    """Bytes that each node sends to others at the least, by whatever algorithm, without headers.
+    """Fewest bytes that each node sends to others by any algorithm, without headers.
 
-    None where a node may send nothing: all but the root's in a broadcast. Less than this on a
-    kernel's counters means that the kernel did not see the traffic.
+    None if a node may send nothing, as all but the root's do in a broadcast. If the kernel's
+    counters show less than this, the kernel did not see the traffic.
     """
     ranks = nodes * ranks_per_node
     match Collective(collective):

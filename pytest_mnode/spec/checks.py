@@ -1,4 +1,4 @@
-"""What is promised of process groups over several dimensions, and of how data reaches ranks."""
+"""Promises about process groups over several dimensions, and about how data reach ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pytest_mnode.spec.inventory import Criterion
 from pytest_mnode.spec.quantity import shown
 
 _PLANNED = ("pp", "dp", "tp")
-"""Dimensions of the meshes that are tried where the spec names none."""
+"""Dimensions of the meshes that are tried if the spec names none."""
 _FORM = "sizes by name, such as {pp: 2, dp: rest, tp: 8}"
 
 
 def _mesh(written: Any) -> Any:
-    """The mesh as written. Raises ValueError that names the name or size which no mesh can have."""
+    """The mesh as written. Raises ValueError, which gives a name or size that no mesh can have."""
     if not isinstance(written, dict) or not written:
         raise ValueError(f"{shown(written)}; accepted: {_FORM}")
     for name, size in written.items():
@@ -44,15 +44,15 @@ class GroupsCriterion(Criterion):
     """Data, tensor and pipeline parallel groups have the right ranks and sum right."""
 
     meshes: Annotated[tuple[Mesh, ...] | None, Field(min_length=1)] = None
-    """Meshes to try: sizes by dimension, outermost first, such as {pp: 2, dp: rest, tp: 8}; one of
-    them may be what is left of all ranks. Left out: tp inside a node, pp and dp over nodes."""
+    """Meshes to try: sizes by dimension, outermost first, such as {pp: 2, dp: rest, tp: 8}; rest is
+    what the other sizes leave of all ranks. Left out: tp inside a node, pp and dp over nodes."""
     inside_node: tuple[Text, ...] = ("tp",)
     """Dimensions whose groups stay inside a node."""
 
     @model_validator(mode="after")
     def _stays_inside_in_a_mesh(self) -> Self:
         if "inside_node" not in self.model_fields_set:
-            return self  # tp, where there is one
+            return self  # the default, tp, applies only to meshes that have it
         known = _PLANNED if self.meshes is None else tuple(dict.fromkeys(chain(*self.meshes)))
         for name in self.inside_node:
             if name not in known:
@@ -65,18 +65,18 @@ class GroupsCriterion(Criterion):
 class DataCriterion(Criterion):
     """Shards are disjoint and complete, batches and metrics count right, seeds differ.
 
-    All of it is exact: what can be set is only what it is tried with.
+    All of it is exact: only the data that it is tried with can be set.
     """
 
     samples_per_rank: Annotated[int, Field(strict=True, ge=16)] = 64
-    """Of the data set that is shared out; there are some more, so that shards come out uneven."""
+    """Samples of the sharded data set per rank; it has some more, so that shards are uneven."""
     batch: Some = 8
     """Samples of one rank's micro-batch."""
     accumulation: Annotated[int, Field(strict=True, ge=1)] = 2
-    """Micro-batches of a step of the optimiser."""
+    """Micro-batches per step of the optimiser."""
     workers: Count = 2
-    """Of a rank's DataLoader, besides none."""
+    """Workers of a rank's DataLoader, which is tried without workers too."""
     sample_files: Some = 8
-    """How many files of storage.datasets every rank reads, the first by name."""
+    """Number of files of storage.datasets that every rank reads, the first by name."""
     sample_size_bytes: Bytes = Field(1 << 20, alias="sample_size")
-    """How much of the head of each is read."""
+    """Size of the head of each file that is read."""

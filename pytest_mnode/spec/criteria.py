@@ -1,4 +1,4 @@
-"""What can be promised, one model per criterion: the place to add one."""
+"""The possible promises, one model per criterion; a new criterion is added here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Criteria(Page):
     launch: LaunchCriterion | None = None
     """Does a job start right, wherever it is placed?"""
     scaling: ScalingCriterion | None = None
-    """Is what n nodes lose against one explained, and small?"""
+    """Is the loss of n nodes against one small, and explained?"""
     restart: RestartCriterion | None = None
     """Does a killed job come back and lose nothing?"""
     gang: GangCriterion | None = None

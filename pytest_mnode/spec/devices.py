@@ -1,4 +1,4 @@
-"""What is promised of each rank alone: how fast it computes and copies, and where it is placed."""
+"""Promises about each rank alone: how fast it computes and copies, and where it is placed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class RankPromise(Page):
     """No rank is much slower than the others."""
 
     at_least_fraction: Annotated[Fraction, Field(le=1)]
-    """Of the median of all ranks (of an even number, the upper of the middle two), reached by each.
-    Where the median itself falls as far short of the fastest rank, most ranks are slow: then it is
-    of the fastest."""
+    """Fraction of the median of all ranks (of an even number, the upper of the middle two) that
+    each rank reaches. If the median itself falls as far short of the fastest rank, most ranks are
+    slow: it is then a fraction of the fastest."""
     at_most_spreads: Positive | None = None
     """No rank is further below the median than this many times the spread: 1.4826 × the median
     deviation, at least 1 % of the median. From eight ranks on; fewer do not show what is usual."""
@@ -32,16 +32,16 @@ class MatmulPromise(RankPromise):
     """Products of square matrices, which also come out right."""
 
     dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)] = ("float32",)
-    """Of the matrices."""
+    """Data types of the matrices."""
     size: Some = 4096
     """Rows of a matrix: large enough that the device is busy, such as 8192 on a GPU."""
     at_least_tflops: Mapping[Dtype, Positive] = Field(default_factory=dict)
-    """What each rank reaches in any case, by dtype, such as {bfloat16: 600}."""
+    """TFLOP/s that each rank reaches in any case, by dtype, such as {bfloat16: 600}."""
     slowed_at_most_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.05
-    """Of NVML's samples under load, those with a clock held back by heat, power brake or hardware.
+    """Part of NVML's samples under load with a clock held back by heat, power brake or hardware.
     A device at its power limit (SwPowerCap) or without work (GpuIdle) is not held back."""
     at_least_sm_clock_mhz: Positive | None = None
-    """The median SM clock of each GPU under load, such as 1400."""
+    """Lowest median SM clock of each GPU under load, in MHz, such as 1400."""
 
     @model_validator(mode="after")
     def _floors_are_measured(self) -> Self:
@@ -58,25 +58,25 @@ class CopyPromise(RankPromise):
     """Copies of one buffer to another."""
 
     size_bytes: Bytes = Field(64 << 20, alias="size")
-    """Of the buffer, several times the caches that all ranks of a node share."""
+    """Size of the buffer: several times the caches that all ranks of a node share."""
     at_least_gbytes_s: Positive | None = None
-    """What each rank reaches while all copy at once; bytes copied, not bytes moved."""
+    """GB/s that each rank reaches while all copy at once; bytes copied, not bytes moved."""
     alone_at_least_gbytes_s: Positive | None = None
-    """What each rank reaches while no other rank of its node copies, as checks of one GPU at a
-    time define it."""
+    """GB/s that each rank reaches while no other rank of its node copies, as checks of one GPU at
+    a time define it."""
 
 
 class TrainingStepPromise(Page):
     """All ranks compute the same training steps, bit by bit."""
 
     steps: Some = 8
-    """Of a small transformer, from the same parameters and samples on every rank that does them."""
+    """Steps of a small transformer, from the same parameters and samples on each of `ranks`."""
     ranks: Annotated[int, Field(strict=True, ge=2)] = 3
-    """How many train the same model, on different nodes; three are the least that can vote."""
+    """Number of ranks that train the same model, on different nodes; a vote needs three."""
     width: Some = 1024
-    """Of the model: large enough that the device is busy."""
+    """Width of the model: large enough that the device is busy."""
     layers: Some = 4
-    """Of the model."""
+    """Layers of the model."""
     context: Annotated[int, Field(strict=True, ge=2)] = 256
     """Tokens of a sample."""
     batch: Some = 8
@@ -119,7 +119,7 @@ class NumaCriterion(Criterion):
     )
     """Copies within the near NUMA node are at least this many times as fast as from the far one."""
     copy_size_bytes: Bytes = Field(256 << 20, alias="copy_size")
-    """Buffer that is copied, several times the last-level cache, such as 256 MiB."""
+    """Size of the copied buffer: several times the last-level cache, such as 256 MiB."""
     copy_repeats: Some = 5
     """Timed copies, whose median is judged."""
 

@@ -1,6 +1,6 @@
-"""What bus bandwidth to expect of a cluster, by collective and size, and why it may be less. Pure.
+"""Expected bus bandwidth of a cluster, by collective and size, and reasons for less. Pure.
 
-The wire allows the line (`bandwidth.busbw_at_line_rate`), and each step takes its time besides: a
+The wire allows the line (`bandwidth.busbw_at_line_rate`), and each step adds its latency α: a
 collective of S bytes over n ranks takes t = steps × α + factor × S / line (Hockney, Parallel
 Computing 20, 1994), and its busbw is factor × S / t. A ring takes 2(n-1) steps for an all-reduce
 and n-1 for the others, a tree 2 log2(k) and log2(k) over k nodes (Thakur et al., IJHPCA 19, 2005).
@@ -25,14 +25,14 @@ SIZES_BYTES = tuple(1 << power for power in (20, 24, 28, 30, 33))
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 
 _NEARLY = 1.05
-"""What allows so much may exceed it by a clock's grain."""
+"""Factor by which a value may exceed its limit because of the clock's resolution."""
 _MOST_REASONS, _AS_LIKELY = 3, math.log(1.25)
-"""Reasons are named together where they miss a value by factors that differ by less than 1.25."""
+"""Reasons are named together if they miss a value by factors that differ by less than 1.25."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Shares of the line that large sizes reach, seconds of a step, and where both are from."""
+    """Usual shares of the line for large sizes, usual seconds per step, and the source of both."""
 
     low: float
     high: float
@@ -59,7 +59,7 @@ TCP = Usual(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Bus bandwidth of one size, GB/s: what the wire allows, and what is usual, from to."""
+    """Bus bandwidth of one size in GB/s. wire: its limit. low, high: the usual range."""
 
     wire: float
     low: float
@@ -68,14 +68,14 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a value may be what it is: which share of the line it leaves, at least and at most."""
+    """A possible reason of a value. least, most: share of the line that it leaves."""
 
     least: float
     most: float
     text: str
 
     def distance(self, share: float) -> float:
-        """0 where it explains this share; else how many times off, as a logarithm."""
+        """0 if it explains this share; else the logarithm of the factor that it is off by."""
         nearest = min(max(share, self.least), self.most)
         return abs(math.log(share / nearest))
 
@@ -104,7 +104,7 @@ class Expectation:
 
     @property
     def payload_share(self) -> float:
-        """Of the line, what is left beside headers, where they are known."""
+        """Share of the line that headers leave; 1 if the headers are not known."""
         mtu = self.spec.fabric.mtu_bytes
         if not self.by_tcp or not mtu:
             return 1.0
@@ -115,7 +115,7 @@ class Expectation:
         return TCP if self.by_tcp else RDMA
 
     def of_size(self, size_bytes: int) -> Expected:
-        """What to expect of this size."""
+        """The expected bus bandwidth of this size."""
         usual, wire = self.usual, self.line.gbytes_s * self.payload_share
         quick, slow = usual.step_s
         high = self._busbw(size_bytes, wire * usual.high, self._steps(tree=True) * quick)
@@ -123,7 +123,7 @@ class Expectation:
         return Expected(wire, min(low, high), high)
 
     def reasons(self, size_bytes: int, busbw_gbytes_s: float) -> list[str]:
-        """Why so little, or so much: the likeliest first."""
+        """Reasons why the value is so low, or so high: the likeliest first."""
         line = self.line.gbytes_s * self.payload_share
         expected, share = self.of_size(size_bytes), busbw_gbytes_s / line
         if expected.low <= busbw_gbytes_s <= max(expected.high, line):
@@ -168,7 +168,7 @@ class Expectation:
         )
 
     def _known(self, size_bytes: int) -> list[Reason]:
-        """What is known to slow collectives, by the share of the wire that it leaves."""
+        """Known reasons for slow collectives, each with the share of the wire that it leaves."""
         fabric, management = self.spec.fabric, self.spec.management
         wire = self.line.gbytes_s * self.payload_share
         ring = self._busbw(size_bytes, wire, self._steps(tree=False) * self.usual.step_s[1]) / wire

@@ -1,4 +1,4 @@
-"""What is promised of the fabric: bus bandwidth, what other programs measure, the transport."""
+"""Promises about the fabric: bus bandwidth, measurements of other programs, the transport."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from pytest_mnode.spec.inventory import NonEmptyCriterion
 from pytest_mnode.spec.quantity import SIZE
 
 COMMAND_FIELDS = ("program", "ranks", "nodes", "per_node", "hosts", "names", "from", "to")
-"""What can be filled in to the command that starts nccl-tests."""
+"""Fields of the command that starts nccl-tests."""
 
 
 class BusbwPromise(Page):
-    """Bus bandwidth of a collective, as a part of the line rate of all NICs of a node."""
+    """Bus bandwidth of a collective, as a fraction of the line rate of all NICs of a node."""
 
     at_least_fraction: Fraction
-    """Of the line rate, reached at every size of the plateau by the median of the repeats."""
+    """Fraction of the line rate that the median of repeats reaches at each size of the plateau."""
     tolerance_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
-    """Of the line rate, by which a measured value may fall short of the bound."""
+    """Fraction of the line rate by which a measured value may fall short of the bound."""
     sizes_bytes: Sizes = Field(alias="sizes")
-    """Sizes swept, rising, such as 1 MiB; nccl-tests' meaning of a collective's size.
+    """Sizes to sweep, ascending, such as 1 MiB; a collective's size is as nccl-tests defines it.
 
-    A list, or {from: 8 KiB, to: 1 GiB, factor: 2}: from the first, each so many times the one
-    before (2 by default), and the last in any case.
+    A list, or {from: 8 KiB, to: 1 GiB, factor: 2}: each size is factor times the one before (2 by
+    default), and the last is always included.
     """
     plateau_from_bytes: Bytes = Field(alias="plateau_from")
     """Sizes from here up are judged; smaller ones are only recorded."""
     warmup: Count = 2
     """Calls before the first that is timed, at each size."""
     repeats: Some = 5
-    """Timed runs of calls at each size, whose median is judged. Sizes of the plateau get more where
-    their noise hides more than the bound lets go: four times as many at most, or 12."""
+    """Timed runs of calls at each size, whose median is judged. Sizes of the plateau get more if
+    their noise exceeds what the bound tolerates: four times as many at most, or 12."""
 
     @field_validator("tolerance_fraction")
     @classmethod
@@ -83,16 +83,16 @@ class BusbwPromise(Page):
 
     @property
     def tolerated_fraction(self) -> float:
-        """Of the line rate, what the bound lets go."""
+        """Fraction of the line rate that the bound tolerates as a loss."""
         return 1 - self.at_least_fraction + self.tolerance_fraction
 
     def nic_mbits_s(self, fabric: NicRates) -> float:
-        """What one NIC must carry for the bound to be in reach, Mbit/s."""
+        """Rate that one NIC must carry for the bound to be in reach, in Mbit/s."""
         fraction = self.at_least_fraction - self.tolerance_fraction
         return fraction * fabric.line_rate_bits_s / 1e6
 
     def bound_gbytes_s(self, on: BusbwAtLineRate | NicRates) -> Bound:
-        """What busbw in GB/s must reach on a line, or on one ring over a fabric."""
+        """Bound of busbw in GB/s on a line, or on one ring over a fabric."""
         line = on if isinstance(on, BusbwAtLineRate) else ring_at_line_rate(on)
         return at_least(
             self.at_least_fraction * line.gbytes_s, self.tolerance_fraction * line.gbytes_s
@@ -110,17 +110,17 @@ class PerftestPromise(Page):
     program: Text
     """Its path, or its name on the nodes' PATH."""
     arguments: tuple[Text, ...] = ()
-    """More of them, such as ["-x", "3"] for a GID index or ["-q", "4"] for queue pairs."""
+    """Further arguments, such as ["-x", "3"] for a GID index or ["-q", "4"] for queue pairs."""
     binding: Literal["nic", "none"] = "nic"
     """Client and server run, and have their memory, on the NUMA node of their NIC, and where they
     ran is judged; none: wherever the system puts them, unjudged."""
     repeats: Some = 3
-    """Runs of each pair, whose median is judged. A rail with a pair whose noise hides more than the
-    bound lets go gets more: four times as many at most."""
+    """Runs of each pair, whose median is judged. A rail with a pair whose noise exceeds what the
+    bound tolerates gets more: four times as many at most."""
 
     @property
     def tolerated_fraction(self) -> float | None:
-        """Of the line rate, what the bound lets go; None where it is not of the line rate."""
+        """Fraction of the line rate that the bound tolerates as a loss; None for other bounds."""
         return None
 
 
@@ -128,17 +128,17 @@ class RdmaBandwidthPromise(PerftestPromise):
     """Bandwidth by perftest from each node to the next, over each rail."""
 
     at_least_fraction: Fraction = 0.96
-    """Of fabric.line_rate."""
+    """Fraction of fabric.line_rate."""
     size_bytes: Bytes = Field(1 << 20, alias="size")
-    """Of a message, such as 1 MiB."""
+    """Size of a message, such as 1 MiB."""
     duration_s: Annotated[Seconds, Field(ge=1, le=600)] = Field(2.0, alias="duration")
-    """How long each run of a pair is, in whole seconds, such as 2 s."""
+    """Duration of each run of a pair, in whole seconds, such as 2 s."""
     memory: Literal["host", "gpu"] = "host"
-    """Whose memory is sent; gpu: of the GPU nearest to each NIC, by perftest's CUDA options."""
+    """Memory that is sent; gpu: of the GPU nearest to each NIC, by perftest's CUDA options."""
 
     @property
     def tolerated_fraction(self) -> float:
-        """Of the line rate, what the bound lets go."""
+        """Fraction of the line rate that the bound tolerates as a loss."""
         return 1 - self.at_least_fraction
 
 
@@ -169,9 +169,9 @@ class WriteLatencyPromise(PerftestPromise):
     at_most_s: Seconds = Field(alias="at_most")
     """The typical (median) time of a message one way, such as 5 us."""
     size_bytes: Bytes = Field(2, alias="size")
-    """Of a message."""
+    """Size of a message."""
     iterations: Annotated[int, Field(strict=True, ge=100, le=1_000_000)] = 5000
-    """How many messages."""
+    """Number of messages."""
     program: Text = "ib_write_lat"
     """Its path, or its name on the nodes' PATH."""
 
@@ -180,11 +180,11 @@ class NcclTestsPromise(Page):
     """nccl-tests over all nodes, judged by the promises of the collectives they measure."""
 
     command: Text = "mpirun -np {ranks} --host {hosts} {program} -b {from} -e {to} -f 2 -g 1 -N 4"
-    """How one is started on the first node. Filled in are {program}, {ranks}, {nodes}, {per_node},
+    """Starts a program on the first node. Filled in are {program}, {ranks}, {nodes}, {per_node},
     {hosts} (NODE:RANKS,…), {names} (NODE,…), {from} and {to} in bytes. The median of its cycles
-    (-N) is judged; of a single one it is not known which loss it would have shown."""
+    (-N) is judged; for a single cycle the loss that it would have shown is unknown."""
     directory: Text | None = None
-    """Where all_reduce_perf and the others are; else on the PATH of the first node."""
+    """Directory of all_reduce_perf and the others; left out: the PATH of the first node."""
     limit_s: Seconds = Field(600.0, alias="limit")
     """How long one program may take, such as 10 min."""
 
@@ -206,21 +206,21 @@ class TransportPromise(Page):
     """Traffic runs on the fabric, by what is pinned, logged, counted, and quiet elsewhere."""
 
     size_bytes: Bytes = Field(1 << 30, alias="size")
-    """Of the all-reduce that is sent for the proof, such as 1 GiB: far more than ranks and nodes
-    otherwise send meanwhile."""
+    """Size of the all-reduce that is sent for the proof, such as 1 GiB: far more than ranks and
+    nodes otherwise send meanwhile."""
     calls: Some = 4
     """How often it is sent; a backend that takes its interfaces in turn needs several."""
     under_fraction: Share = 0.02
     """Part of the bytes that the algorithm must move by which the counters may fall short."""
     over_fraction: Share = 0.1
-    """Part of them, headers included, by which the counters may exceed it: acknowledgements,
-    packets sent twice, what nodes say to each other besides."""
+    """Part of these bytes, headers included, by which the counters may exceed them:
+    acknowledgements, packets sent twice, other traffic between nodes."""
     elsewhere_fraction: Share = 0.02
-    """Part of them that each other NIC may send at most. A link that carries more is not quiet."""
+    """Largest part of these bytes that each other NIC may send; a link with more is not quiet."""
     rail_fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.5
     """Part of its even share that each NIC of the fabric must carry at least."""
     roce_version: Literal["v1", "v2"] = "v2"
-    """What RoCE must run on, by the type of the GIDs: v2 is routed (UDP), v1 is not."""
+    """Version of RoCE to use, by the type of the GIDs: v2 is routed (UDP), v1 is not."""
 
 
 class FabricCriterion(NonEmptyCriterion):
@@ -253,6 +253,6 @@ class FabricCriterion(NonEmptyCriterion):
     """Traffic runs on the fabric, by four facts that agree."""
 
     def busbw(self, collective: str) -> BusbwPromise | None:
-        """What is promised of a collective, by torch.distributed's name; None if nothing is."""
+        """The promise for a collective, by torch.distributed's name; None if there is none."""
         found: BusbwPromise | None = getattr(self, f"{collective}_busbw", None)
         return found

@@ -1,4 +1,4 @@
-"""What the sections of a spec are made of: their base, and the forms a value can take."""
+"""Building blocks of the sections of a spec: their base class, and the types of values."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ PATTERNS = {
     r"^/[^\n]*$": "an absolute path, such as /data",
     r"^[A-Z][A-Z0-9_]*(=\S.*)?$": "a variable, such as NCCL_IB_HCA or NCCL_ALGO=Ring",
 }
-"""What the patterns of texts mean, for error messages."""
+"""Descriptions of the patterns of texts, for error messages."""
 
 
 def rising(numbers: tuple[int, ...], what: str, text: Callable[[int], str]) -> tuple[int, ...]:
-    """The numbers as they are. Raises ValueError where one is not larger than the one before."""
+    """`numbers` unchanged. Raises ValueError if one is not larger than the one before."""
     if sorted(set(numbers)) != list(numbers):
         listed = ", ".join(map(text, numbers))
         raise ValueError(f"[{listed}] does not rise; accepted: each {what} larger than the last")
@@ -134,8 +134,8 @@ class Page(BaseModel):
 def field_docs(section: type[BaseModel]) -> dict[str, str]:
     """The docstrings below a section's fields, inherited ones too, by the page's keys.
 
-    Read from the source when they are wanted: pydantic's use_attribute_docstrings parses all
-    sections in every process that imports them, which takes longer than the rest of it.
+    Read from the source on demand, because pydantic's use_attribute_docstrings parses all sections
+    in every process that imports them, which takes longer than the rest of the import.
     """
     found = {}
     for base in reversed(section.__mro__):

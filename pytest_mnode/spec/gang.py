@@ -1,4 +1,4 @@
-"""What is promised of gang jobs (co-scheduling): they get all of their nodes at once, or none."""
+"""Promises about gang jobs (co-scheduling): they get all of their nodes at once, or none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_mnode.spec.inventory import Criterion, Inventory
 from pytest_mnode.spec.quantity import DURATION
 
 _FEWEST_RUN_S = 1.0
-"""A few heartbeats, one every 0.2 s, and a few polls."""
+"""Time of a few heartbeats, one every 0.2 s, and of a few polls."""
 NodeLoss = Literal["either", "requeued", "cancelled"]
 
 
@@ -20,31 +20,31 @@ class GangCriterion(Criterion):
     """The scheduler starts a gang whole or lets it wait, and takes it down whole."""
 
     nodes: Annotated[int, Field(strict=True, ge=2)] | None = None
-    """Of a gang; left out: one more than half of the nodes that are free, so that two never fit."""
+    """Nodes of a gang; left out: one more than half of the free nodes, so that two never fit."""
     among: Annotated[tuple[Text, ...], Field(min_length=2)] | None = None
-    """Names of the nodes that the experiment is confined to; left out: all that are free."""
+    """Names of the nodes that the experiment is confined to; left out: all free nodes."""
     rounds: Annotated[int, Field(strict=True, ge=1)] = 3
     """How often each experiment is repeated, each time in another order."""
     seed: Count = 1
-    """Of the orders."""
+    """Seed of the random orders."""
     runs_s: Seconds = Field(15.0, alias="runs")
     """How long the ranks of a gang run: longer than `together`, so that all run at once."""
     waits_s: Seconds = Field(30.0, alias="waits")
-    """How long a gang is watched that has to wait: longer than the scheduler's cycle."""
+    """How long a gang that has to wait is watched: longer than the scheduler's cycle."""
     next_within_s: Seconds = Field(60.0, alias="next_within")
-    """In which a job starts once there is room for it, and one that ended is gone."""
+    """Limit for a job to start once there is room for it, and for an ended job to be gone."""
     settle_s: Seconds | None = Field(None, alias="settle")
-    """How long a gang may hold a part of its nodes, where a scheduler binds them one by one; left
+    """How long a gang may hold a part of its nodes, if a scheduler binds them one by one; left
     out: never."""
     together_s: Seconds = Field(10.0, alias="together")
-    """In which all ranks of a gang come, and go."""
+    """Time within which all ranks of a gang start, and within which all end."""
     clock_skew_s: Seconds = Field(1.0, alias="clock_skew")
-    """By which the nodes' clocks may differ from that of the controller."""
+    """Largest difference of a node's clock from the controller's."""
     node_loss: NodeLoss | None = None
-    """What becomes of a gang whose node dies: requeued whole, cancelled whole, or either; left out:
+    """The fate of a gang whose node dies: requeued whole, cancelled whole, or either; left out:
     not promised. The node is switched by `power`."""
     lost_within_s: Seconds = Field(600.0, alias="lost_within")
-    """From a node's death until its gang is taken off all nodes, and until one that is requeued
+    """Limit from a node's death until its gang is taken off all nodes, and until a requeued gang
     runs again; longer than the scheduler takes to notice."""
 
     @model_validator(mode="after")
@@ -58,7 +58,7 @@ class GangCriterion(Criterion):
         if self.clock_skew_s >= self.runs_s:
             raise ValueError(
                 f"clock_skew {DURATION.text(self.clock_skew_s)} is no less than runs {runs}: "
-                "heartbeats would say nothing; accepted: less"
+                "heartbeats would prove nothing; accepted: less"
             )
         if self.nodes is not None and self.among is not None and self.nodes > len(self.among):
             raise ValueError(
@@ -74,7 +74,7 @@ class GangCriterion(Criterion):
         if self.runs_s < _FEWEST_RUN_S:
             yield (
                 f"criteria.gang.runs: {runs} is less than {DURATION.text(_FEWEST_RUN_S)}: "
-                "a gang comes and goes between two looks"
+                "a gang may start and end between two polls"
             )
         if self.settle_s is not None and self.settle_s >= self.runs_s:
             yield (

@@ -1,4 +1,4 @@
-"""What a cluster consists of: nodes, accelerators, networks, storage, scheduler, power.
+"""The parts of a cluster: nodes, accelerators, networks, storage, scheduler, power.
 
 YAML keys carry no unit and their values do (`line_rate: 200 Mbit/s`); attributes hold plain numbers
 and carry the unit in their name (`line_rate_bits_s`).
@@ -31,9 +31,9 @@ class Accelerators(Page):
     """The accelerators of each node."""
 
     per_node: Count
-    """How many; 0 where ranks compute on CPUs."""
+    """Number of accelerators; 0 if ranks compute on CPUs."""
     model: Text | None = None
-    """As the driver names it, such as NVIDIA H100 80GB HBM3."""
+    """Name of the model as the driver gives it, such as NVIDIA H100 80GB HBM3."""
     memory_bytes: Bytes | None = Field(None, alias="memory")
     """Memory of one accelerator, such as 80 GB."""
 
@@ -44,7 +44,7 @@ class Network(Page):
     interfaces: tuple[Interface, ...] = Field(min_length=1)
     """Names or shell patterns (fab0, mlx5_*) of the interfaces, or of the RDMA devices."""
     line_rate_bits_s: BitsPerSecond = Field(alias="line_rate")
-    """Of one NIC, in each direction, such as 400 Gbit/s."""
+    """Line rate of one NIC in each direction, such as 400 Gbit/s."""
 
     @property
     def line_rate_gbits_s(self) -> float:
@@ -67,7 +67,7 @@ class Fabric(Network):
     kind: Literal["ethernet", "roce", "infiniband", "efa"]
     """What the traffic runs on: TCP on ethernet, RDMA on the others."""
     nics_per_node: Some
-    """How many NICs of each node carry training traffic."""
+    """Number of NICs of each node that carry training traffic."""
     mtu_bytes: Mtu = Field(alias="mtu")
     """Largest packet in bytes, without the frame: 1500, or 9000 for jumbo frames."""
     gpudirect: Annotated[bool, Field(strict=True)] | None = None
@@ -77,11 +77,12 @@ class Fabric(Network):
     errors_at_most: Count = 0
     """By how much an error counter of a port may rise while one criterion runs."""
     lost_at_most_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.01
-    """Of the packets of a port, or of a node's TCP on ethernet: lost or sent again meanwhile."""
+    """Part of a port's packets, or of a node's TCP packets on ethernet, that may be lost or sent
+    again while one criterion runs."""
 
     @property
     def protocol(self) -> str | None:
-        """What its RDMA ports must speak, as `machine.rdma` calls it; None without RDMA."""
+        """Protocol of its RDMA ports, as `machine.rdma` names it; None without RDMA."""
         return {"infiniband": "InfiniBand", "roce": "RoCE", "efa": "EFA"}.get(self.kind)
 
 
@@ -100,7 +101,7 @@ class Storage(Page):
     checkpoints: AbsolutePath | None = None
     """Where checkpoints are kept, shared by all nodes."""
     scratch: AbsolutePath | None = None
-    """Where a job may write what it does not keep."""
+    """Where a job may write temporary files."""
 
 
 KubernetesEngine = Literal[
@@ -110,22 +111,22 @@ _OF_KUBERNETES = ("engine", "namespace", "queue", "priority", "min_available")
 
 
 class Scheduler(Page):
-    """Who hands out nodes."""
+    """The scheduler that allocates nodes."""
 
     kind: Literal["slurm", "kubernetes"]
-    """The scheduler that jobs are submitted to."""
+    """Kind of the scheduler that jobs are submitted to."""
     names: Mapping[str, Text] = Field(default_factory=dict)
     """Names that a submission to Slurm needs: partition, account, qos, reservation, constraint."""
     engine: KubernetesEngine | None = None
-    """Of Kubernetes: what keeps gangs whole there; `default` is the scheduler without gangs."""
+    """For Kubernetes: what keeps gangs whole there; `default` is the scheduler without gangs."""
     namespace: Text | None = None
-    """Of Kubernetes: where jobs are made; left out: the context's."""
+    """For Kubernetes: the namespace of jobs; left out: the context's."""
     queue: Text | None = None
-    """Of Kubernetes: the queue of Kueue or Volcano that jobs are submitted to."""
+    """For Kubernetes: the queue of Kueue or Volcano that jobs are submitted to."""
     priority: Text | None = None
-    """Of Kubernetes: the jobs' PriorityClass."""
+    """For Kubernetes: the jobs' PriorityClass."""
     min_available: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Of Kubernetes: from how many pods on a gang may start (Volcano's minAvailable, a PodGroup's
+    """For Kubernetes: fewest pods with which a gang may start (Volcano's minAvailable, a PodGroup's
     minCount or minMember); left out: all."""
 
     @model_validator(mode="after")
@@ -147,18 +148,18 @@ class Scheduler(Page):
 class Topology(Page):
     """Sockets that each node of the rack shows, over the CPUs of this machine.
 
-    Node i has everything i sockets further, so that nodes take turns on the CPUs. Other launchers'
-    nodes show what they have.
+    On node i everything is i sockets further, so that nodes take turns on the CPUs. Nodes of other
+    launchers show their real sockets.
     """
 
     sockets: Annotated[int, Field(strict=True, ge=2, le=8)] = 2
-    """How many; each is one NUMA node. They are counted from 0 below."""
+    """Number of sockets; each is one NUMA node. The keys below count them from 0."""
     accelerator_sockets: Annotated[tuple[Count, ...], Field(min_length=1)] = (0, 1)
-    """Of the places for accelerators; local rank i is beside place i, beyond they begin again."""
+    """Sockets of the accelerators: local rank i is beside entry i, modulo the number of entries."""
     fabric_socket: Count = 0
-    """Where the fabric's NIC is."""
+    """Socket of the fabric's NIC."""
     management_socket: Count = 1
-    """Where the management network's NIC is."""
+    """Socket of the management network's NIC."""
 
     @field_validator("accelerator_sockets", "fabric_socket", "management_socket")
     @classmethod
@@ -189,21 +190,21 @@ Command = Annotated[Text, AfterValidator(_is_command)]
 class Power(Page):
     """Commands that switch a node, run where pytest runs, without a shell; {node} is its name.
 
-    Not off and on, which YAML takes for no and yes.
+    The keys are not off and on, because YAML reads these as no and yes.
     """
 
     switch_off: Command
-    """As a pulled plug, such as ipmitool -H {node}-bmc chassis power off."""
+    """Cuts the node's power, such as ipmitool -H {node}-bmc chassis power off."""
     switch_on: Command
-    """Boots it again."""
+    """Boots the node again."""
     within_s: Seconds = Field(600.0, alias="within")
-    """From the command that boots it until commands run on it again, such as 10 min."""
+    """Limit from the boot command until commands run on the node again, such as 10 min."""
     command_within_s: Seconds = Field(60.0, alias="command_within")
-    """The longest that either command itself may take."""
+    """Time limit of either command itself."""
 
 
 class Inventory(Page):
-    """All of a cluster that is there before anything is promised of it."""
+    """The description of a cluster, before anything is promised of it."""
 
     name: Text
     """What the cluster is called."""
@@ -213,7 +214,7 @@ class Inventory(Page):
     emulated: tuple[Text, ...] = ()
     """What is emulated and not real, one line each; printed on the certificate."""
     nodes: Some | None = None
-    """How many nodes the cluster has; left out where as many are made as a run asks for."""
+    """Number of nodes of the cluster; left out if each run creates as many as it requests."""
     accelerators: Accelerators
     fabric: Fabric
     management: Management | None = None
@@ -229,7 +230,7 @@ class Inventory(Page):
 
 
 class Criterion(Page):
-    """Base of what is promised for one criterion."""
+    """Base of the promises for one criterion."""
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
         """One line for each promise that this cluster cannot keep, or that would hide a fault."""
@@ -237,12 +238,12 @@ class Criterion(Page):
 
 
 def not_judged(key: str) -> str:
-    """The line about a key that is accepted and that no question reads."""
+    """The doubt about a key that is accepted but that no question reads."""
     return f"{key}: no longer judged: only the plugin's own code decides it, and its tests show it"
 
 
 class NonEmptyCriterion(Criterion):
-    """Base of a criterion without a required key, of which one key at least must be given."""
+    """Base of a criterion without required keys, of which at least one must be given."""
 
     @model_validator(mode="after")
     def _promises_something(self) -> Self:

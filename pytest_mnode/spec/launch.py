@@ -1,4 +1,4 @@
-"""What is promised of starting a job."""
+"""Promises about the start of a job."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class StartPromise(Page):
     """A job started this way runs with the right environment on every node."""
 
     within_s: Seconds = Field(60.0, alias="within")
-    """From its submission to its end, of a program that does nothing but meet, such as 60 s."""
+    """Limit from submission to end of a program whose ranks only meet, such as 60 s."""
     job: AbsolutePath | None = None
-    """A job file of the cluster's own (docs/launch.md), with a program that reports as ours does;
-    left out: the one of fixtures/jobs."""
+    """A job file of the cluster (docs/launch.md), whose program reports as that of fixtures/jobs
+    does; left out: the job file of fixtures/jobs."""
 
 
 class RendezvousPromise(Page):
-    """Ranks that are there make a process group in time."""
+    """Ranks that have started form a process group in time."""
 
     ranks: Some = 16
-    """How many at least, the same number on every node."""
+    """Least number of ranks, equally many on every node."""
     within_s: Seconds = Field(alias="within")
-    """From the call of init_process_group to its return, on the slowest rank."""
+    """Limit from the call of init_process_group to its return, on the slowest rank."""
 
 
 class StorePromise(Page):
     """The store in which ranks meet serves many clients."""
 
     clients: Annotated[tuple[Some, ...], Field(min_length=1)] = (64, 256, 1024)
-    """How many, rising; simulated by threads of the ranks."""
+    """Numbers of clients, ascending; simulated by threads of the ranks."""
     within_s: Seconds = Field(alias="within")
-    """In which any number of clients connects, exchanges values and passes a barrier."""
+    """Limit for each number of clients to connect, exchange values and pass a barrier."""
 
     @field_validator("clients")
     @classmethod
@@ -82,12 +82,12 @@ class LaunchCriterion(NonEmptyCriterion):
         return self
 
     def start(self, style: str) -> StartPromise | None:
-        """What is promised of a style; None if nothing is."""
+        """The promise for a style; None if there is none."""
         found: StartPromise | None = getattr(self, style, None)
         return found
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
-        """One line for each promise that this cluster has too little for, or that is not judged."""
+        """One line for each promise that this cluster is too small for, or that is not judged."""
         if self.absent is not None:
             yield not_judged("criteria.launch.absent")
         if self.rendezvous is None or not cluster.accelerators.per_node or cluster.nodes is None:

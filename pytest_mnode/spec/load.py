@@ -1,6 +1,6 @@
-"""From a YAML file to a `Spec`, or to one line: file, key, value met, accepted form.
+"""Reads a YAML file into a `Spec`, or raises one line: file, key, value met, accepted form.
 
-Stricter than YAML: a key stands once, and a fault names its line.
+Stricter than YAML: each key may be given once, and an error names its line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
 def load_spec(path: Path) -> Spec:
-    """The promise written in the YAML file `path`.
+    """The spec in the YAML file `path`.
 
     Raises SpecError, one line with the file, the dotted key, the value met and the accepted form.
     """
@@ -49,7 +49,7 @@ def load_spec(path: Path) -> Spec:
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
-    """The YAML file `path` as a model of pydantic's; raises SpecError as `load_spec` does."""
+    """The YAML file `path` as a pydantic model; raises SpecError as `load_spec` does."""
     page = _read_page(path)
     try:
         return model.model_validate(page)
@@ -115,7 +115,7 @@ def _needed(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     section = _model_in(field.annotation)
     about = (field_docs(within).get(key) or (section and section.__doc__) or "").partition("\n")[0]
     empty = section and not any(field.is_required() for field in section.model_fields.values())
-    return f"; needed: {about.rstrip('.')}{', or {} where nothing is to be set' if empty else ''}"
+    return f"; needed: {about.rstrip('.')}{', or {} to keep all defaults' if empty else ''}"
 
 
 class _Loader(yaml.SafeLoader):
@@ -123,7 +123,7 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
-            # what PyYAML's constructors raise for 2026-13-45 and the like, without a place
+            # PyYAML's constructors raise these for values like 2026-13-45, without a position
             kind = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(
                 None, None, f"{shown(node.value)} is no {kind}; quote what is text", node.start_mark
@@ -133,7 +133,7 @@ class _Loader(yaml.SafeLoader):
 def _read_page(path: Path) -> dict[Any, Any]:
     """The mapping in the YAML file `path`.
 
-    Raises SpecError, one line, where there is no such file, no YAML, no mapping, or a key twice.
+    Raises SpecError, one line, for a missing file, no YAML, no mapping, or a repeated key.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -166,12 +166,12 @@ def _read_page(path: Path) -> dict[Any, Any]:
 
 
 def _plain(key: str) -> str:
-    """`key` as it stands in a dotted path; quoted where it would break the line."""
+    """`key` as part of a dotted path; quoted if it would break the line."""
     return key if key.isprintable() and len(key) <= 60 else shown(key)
 
 
 def _bad_key(node: yaml.Node | None, path: str, seen: set[int]) -> str | None:
-    if id(node) in seen:  # an alias, perhaps of something that holds it
+    if id(node) in seen:  # an alias, perhaps of a node that contains it
         return None
     seen.add(id(node))
     children: list[tuple[str, yaml.Node]] = []
@@ -185,10 +185,10 @@ def _bad_key(node: yaml.Node | None, path: str, seen: set[int]) -> str | None:
             name, line = str(key.value), key.start_mark.line + 1
             dotted = f"{path}.{_plain(name)}" if path else _plain(name)
             if key.tag not in _KEY_TAGS:
-                return f"{dotted}: line {line}: this key is no text; accepted: text, or quote it"
+                return f"{dotted}: line {line}: this key is not text; accepted: text; quote the key"
             if name in lines:
                 return (
-                    f"{dotted}: key met twice, on lines {lines[name]} and {line}; "
+                    f"{dotted}: key given twice, on lines {lines[name]} and {line}; "
                     f"accepted: each key once"
                 )
             lines[name] = line

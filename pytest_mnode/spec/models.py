@@ -1,4 +1,4 @@
-"""The page that says what a cluster promises, as frozen values. Read one with `load_spec`."""
+"""The cluster spec as frozen values. Read one with `load_spec`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_mnode.spec.inventory import Criterion, Inventory
 
 
 class NotPromised(Page):
-    """One question that the cluster's owner does not answer for."""
+    """One question about which the cluster's owner promises nothing."""
 
     question: Text
     """A criterion's name, or the question in words."""
@@ -22,10 +22,10 @@ class NotPromised(Page):
 
 
 class Certificate(Page):
-    """How long the answers hold."""
+    """The validity of certificates."""
 
     valid_for_s: Seconds = Field(alias="valid_for")
-    """From the end of the run, such as 7 days."""
+    """How long a certificate is valid after the end of its run, such as 7 days."""
 
 
 class Spec(Inventory):
@@ -43,7 +43,7 @@ class Spec(Inventory):
         if accelerators and accelerators.per_node and scaling and scaling.compute_s is not None:
             raise ValueError(
                 f"scaling.compute: {scaling.compute_s:g} s, with accelerators.per_node "
-                f"{accelerators.per_node}: real accelerators compute for real; leave it out"
+                f"{accelerators.per_node}: real accelerators run the real computation; leave it out"
             )
         return criteria
 
@@ -64,7 +64,7 @@ class Spec(Inventory):
 
     @property
     def promises(self) -> dict[str, Criterion]:
-        """What is promised, by the criterion's name."""
+        """The promises, by the criterion's name."""
         every = {name: getattr(self.criteria, name) for name in Criteria.model_fields}
         return {name: promise for name, promise in every.items() if promise is not None}
 
@@ -73,6 +73,6 @@ class Spec(Inventory):
         return criterion in self.promised_criteria
 
     def digest(self) -> str:
-        """sha256 (hexadecimal) of what is promised: comments, order and spelling do not count."""
+        """sha256 (hexadecimal) of all values: comments, order and spelling do not count."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What is promised of the nodes themselves, before anything runs on them: one key per question."""
+"""Promises about the nodes themselves, before anything runs on them: one key per question."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Reachable(Page):
     master_port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
     """MASTER_PORT of jobs, such as 29500; left out: a free port of the first node."""
     networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
-    """On which of its networks a node reaches every other."""
+    """Networks on which a node reaches every other."""
 
 
 class Names(Page):
-    """Host names and addresses of all nodes are looked up quickly and rightly, on every node."""
+    """Host names and addresses of all nodes are resolved quickly and correctly, on every node."""
 
     within_s: Seconds = Field(1.0, alias="within")
     """One look-up, forward or reverse, takes no longer."""
@@ -59,36 +59,36 @@ class Speed(Page):
     """The interfaces of `fabric` and `management` run at their line_rate."""
 
     at_least_fraction: Annotated[float, Field(strict=True, gt=0, le=1)] = 1.0
-    """Of line_rate, as the kernel or the queue that shapes an emulated link gives it."""
+    """Fraction of line_rate, by the kernel's value or the queue that shapes an emulated link."""
 
 
 class MtuPromise(Page):
     """Interfaces have the mtu of their network, and full-size packets pass between all nodes."""
 
     networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
-    """On which networks; each needs its mtu."""
+    """Networks to test; each needs its mtu."""
 
 
 class Payload(Page):
-    """What a node sends by TCP arrives as it was sent: wires change no byte past checksums."""
+    """Data that a node sends by TCP arrive unchanged: no wire changes a byte past checksums."""
 
     size_bytes: Bytes = Field(4 << 20, alias="size")
-    """Sent to each partner: every other of up to 5 nodes, three of more."""
+    """Bytes for each partner: all other nodes if there are up to 5 nodes, else three."""
     within_s: Seconds = Field(5.0, alias="within")
-    """All payloads have arrived; what has not is inconclusive."""
+    """Limit for all payloads to arrive; those that have not arrived are inconclusive."""
     networks: tuple[NetworkName, ...] = Field(("fabric",), min_length=1)
-    """On which networks."""
+    """Networks to test."""
 
 
 class Clocks(Page):
     """The clocks of the nodes agree."""
 
     skew_s: Seconds = Field(alias="skew")
-    """No node's clock is further from the middle one, such as 50 ms."""
+    """Largest distance of a node's clock from the middle one, such as 50 ms."""
 
 
 class AcceleratorHealth(Page):
-    """Accelerators are as `accelerators` says; and in this state, where a key is given."""
+    """Accelerators are as `accelerators` says, and in the state of each given key."""
 
     ecc: Literal["on", "off"] | None = None
     """Error correction of their memory."""
@@ -101,25 +101,25 @@ class AcceleratorHealth(Page):
     mig: Literal["on", "off"] | None = None
     """Multi-Instance GPU mode."""
     remapped_rows: Literal["none"] | None = None
-    """No row of memory failed to be remapped, and none waits for a reset to be."""
+    """No remapping of a memory row has failed, and none waits for a reset."""
 
 
 class RdmaPromise(Page):
-    """The RDMA devices of `fabric` are there and their ports ACTIVE."""
+    """The RDMA devices of `fabric` exist, and their ports are ACTIVE."""
 
     gid_types: tuple[Literal["IB", "RoCE v1", "RoCE v2"], ...] | None = Field(None, min_length=1)
     """Each port has a GID of one of these types."""
     errors_at_most: Count | None = None
-    """By how much the error counters of a node may rise, in all, during preflight."""
+    """By how much all error counters of a node together may rise during preflight."""
 
 
 class KernelLogPromise(Page):
     """The kernel has logged no failure of a device since boot: GPUs (Xid), PCIe, NICs, memory."""
 
     corrected_at_most: Count = 100
-    """Errors that were made good: of PCIe (AER) and memory (EDAC)."""
+    """Number of corrected errors of PCIe (AER) and memory (EDAC) that is tolerated."""
     link_downs_at_most: Count = 3
-    """How often one link that was up went down; drivers do that while a node boots."""
+    """How often one link that was up may go down; drivers do that while a node boots."""
 
 
 class StoragePromise(Page):
@@ -130,18 +130,18 @@ class StoragePromise(Page):
     writable: tuple[StoragePath, ...] = ("checkpoints", "scratch")
     """Which of them a job may write to."""
     sample_files: Some = 8
-    """How many files of the datasets are compared, the first by name."""
+    """Number of files of the datasets that are compared, the first by name."""
     sample_size_bytes: Bytes = Field(1 << 20, alias="sample_size")
-    """How much of the head of each is read."""
+    """Size of the head of each file that is read."""
 
 
 class Limits(Page):
-    """What the system lets a rank have. What is left out is not promised."""
+    """Limits of the system for a rank. What is left out is not promised."""
 
     shm_bytes: Bytes | None = Field(None, alias="shm")
     """Size of /dev/shm."""
     shm_free_bytes: Bytes | None = Field(None, alias="shm_free")
-    """Of which free."""
+    """Free part of /dev/shm."""
     memlock_bytes: BytesOrUnlimited | None = Field(None, alias="memlock")
     """How much memory a process may lock, for RDMA and pinned buffers."""
     ipc_lock: Literal[True] | None = None
@@ -151,16 +151,16 @@ class Limits(Page):
 
 
 class FreeDisk(Page):
-    """Room on a file system."""
+    """Free space on a file system."""
 
     path: AbsolutePath
-    """Where."""
+    """A path on the file system."""
     free_bytes: Bytes = Field(alias="free")
     """How much is free for a user without privileges, such as 10 GB."""
 
 
 class EnvironmentPromise(Page):
-    """Ranks find torchrun's variables, and nothing that ties a backend's hands."""
+    """Ranks find torchrun's variables, and no setting that restricts a backend."""
 
     allowed: tuple[Setting, ...] = ()
     """Settings of NCCL, gloo and torch that belong to this cluster: NAME, or NAME=VALUE."""
@@ -177,28 +177,28 @@ class PreflightCriterion(Criterion):
     payload: Payload | None = None
     clocks: Clocks | None = None
     same: tuple[Part, ...] | None = Field(None, min_length=1)
-    """What is the same on all nodes; sysctl: kernel settings that networks depend on."""
+    """Parts that are the same on all nodes; sysctl: kernel settings that networks depend on."""
     accelerators: AcceleratorHealth | None = None
     rdma: RdmaPromise | None = None
     kernel_log: KernelLogPromise | None = None
     pcie: Literal["full"] | None = None
-    """PCIe links of accelerators and of the fabric's NICs have the width that card and slot can;
-    those of NICs the speed too. An idle accelerator may run slower: `devices` judges it."""
+    """PCIe links of accelerators and of the fabric's NICs have the full width of card and slot;
+    links of NICs the full speed too. An idle accelerator may run slower: `devices` judges it."""
     cpus: Literal["near"] | None = None
-    """A process may run on CPUs beside each accelerator that it has: its cpuset holds some."""
+    """A process's cpuset has CPUs beside each accelerator that the process has."""
     gpudirect: Literal["peermem", "dma-buf", "either"] | None = None
     """How NICs reach the memory of accelerators."""
     storage: StoragePromise | None = None
     limits: Limits | None = None
     disk: tuple[FreeDisk, ...] | None = Field(None, min_length=1)
-    """Free room on each node."""
+    """Free space on each node."""
     environment: EnvironmentPromise | None = None
 
     @field_validator("same")
     @classmethod
     def _once(cls, parts: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if parts is not None and len(set(parts)) < len(parts):
-            raise ValueError(f"[{', '.join(parts)}] names one twice; accepted: each once")
+            raise ValueError(f"[{', '.join(parts)}] lists one twice; accepted: each once")
         return parts
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
@@ -228,7 +228,7 @@ class PreflightCriterion(Criterion):
             if asked is None or "management" not in asked.networks:
                 continue
             if cluster.management is None:
-                yield f"{_KEY}.{key}.networks: management, of which the spec says nothing"
+                yield f"{_KEY}.{key}.networks: management, which the spec does not describe"
             elif key == "mtu" and cluster.management.mtu_bytes is None:
                 yield f"{_KEY}.mtu.networks: management, and management.mtu is not given"
 

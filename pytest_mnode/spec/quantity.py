@@ -14,7 +14,7 @@ _BARE = regex(rf"[+-]?{_NUMBER}")
 
 
 def shown(value: object) -> str:
-    """`value` as a message shows it: one line, not long."""
+    """`value` for a message: one short line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -41,7 +41,7 @@ class Kind:
     def parse(self, written: object) -> Fraction:
         """The quantity in its base unit, exactly; always above zero.
 
-        Raises ValueError that names the value met, what is wrong with it and the accepted form.
+        Raises ValueError, which names the value met, its error and the accepted form.
         """
         if isinstance(written, int | float) and not isinstance(written, bool):
             raise ValueError(f"{written!r} has no unit; accepted: {self.accepted}")
@@ -125,7 +125,7 @@ DURATION = Kind(
 
 
 def bits_per_s(written: object) -> int:
-    """Bits a second of a text such as `400 Gbit/s`; ValueError names the accepted form."""
+    """Bits per second of a text such as `400 Gbit/s`; ValueError names the accepted form."""
     return int(RATE.parse(written))
 
 

@@ -1,4 +1,4 @@
-"""What is promised of a training job that is killed and resumed."""
+"""Promises about a training job that is killed and resumed."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ Kill = Literal["rank", "node", "preemption", "checkpoint"]
 KILLS: tuple[Kill, ...] = ("rank", "node", "preemption", "checkpoint")
 _Steps = Annotated[int, Field(strict=True, ge=18)]
 _LAX = 0.05
-"""A tolerance above it also takes the losses of another learning rate or of skipped samples."""
+"""A larger tolerance also accepts the losses of another learning rate or of skipped samples."""
 _KEY = "criteria.restart"
 
 
 class RestartCriterion(Criterion):
-    """A killed job comes back without hands and loses nothing after its last checkpoint."""
+    """A killed job comes back without manual help and loses nothing after its last checkpoint."""
 
     kills: Annotated[tuple[Kill, ...], Field(min_length=1)] = KILLS
     """What the job comes back from: SIGKILL of a rank; a node that is powered off; preemption,
     which is SIGTERM to the whole job; SIGKILL while a checkpoint is written."""
     within_s: Seconds = Field(alias="within")
-    """From the kill to the end of the first step of the job that came back, such as 60 s."""
+    """Limit from the kill to the end of the first step of the restarted job, such as 60 s."""
     node_loss: Literal["spare", "fewer", "rebooted"] = "spare"
-    """Where the job goes on whose node is gone: on a spare that stands by, on one node fewer, or
-    on the node when it was booted again."""
+    """Where a job continues after it lost a node: on a standby spare, on one node fewer, or on the
+    same node after it was booted again."""
     tolerance: Annotated[float, Field(strict=True, ge=0, lt=1, allow_inf_nan=False)] = 0.0
-    """By which losses may differ from those of a run that was never killed, relative to them; 0:
-    bit by bit, and final parameters and optimiser states too. Above 0 where the backend is not
+    """Largest relative difference of losses from those of a run that was never killed; 0: equal bit
+    by bit, as are final parameters and optimiser states. Above 0 if the backend is not
     deterministic; parameters are then compared as values, relative to the largest."""
     resharded_tolerance: Annotated[Fraction, Field(lt=1)] | None = None
-    """The same for a job that goes on with another number of ranks, which sum in another order;
-    left out: checkpoints are not promised to be loaded by any other number."""
+    """The same for a job that continues with another number of ranks, which sum in another order;
+    left out: it is not promised that another number of ranks can load checkpoints."""
     refuses_damaged: Annotated[bool, Field(strict=True)] = True
     """Accepted and no longer judged: only the plugin's own code decides it, and its tests show it.
     """
     checkpoint_within_s: Seconds | None = Field(None, alias="checkpoint_within")
-    """The longest that a checkpoint of the job takes."""
+    """Time limit of a checkpoint of the job."""
     grace_s: Seconds = Field(30.0, alias="grace")
     """Time that a preempted job is given to save, before it is killed."""
     back_within_s: Seconds = Field(120.0, alias="back_within")
     """How long a job waits for its node to be booted again (node_loss: rebooted)."""
     steps: _Steps = 20
-    """Optimiser steps of the job, of which 10 are an epoch; 8 more where a node is lost. A
+    """Optimiser steps of the job, of which 10 are an epoch; 8 more if a node is lost. A
     checkpoint is saved at every 4th step. Kills come after step 6 (rank), while the checkpoint of
     step 12 is written, after step 14 (preemption) and after step 18 (node)."""
     pause_s: Seconds = Field(0.1, alias="pause")
-    """Waited after each step of the runs that are killed, so that the kill falls between the first
-    step and the last: as long as a command on a node takes, divided by a few."""
+    """Pause after each step of the runs that are killed, so that the kill falls between the first
+    step and the last: a fraction of the time that a command on a node takes."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
     """How the model is trained: replicated, or sharded."""
     width: Some = 64
-    """Of the model's embedding, a multiple of 4; parameters grow with its square."""
+    """Width of the model's embedding, a multiple of 4; parameters grow with its square."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if len(set(self.kills)) < len(self.kills):
-            raise ValueError(f"kills names one twice; accepted: each of {', '.join(KILLS)} once")
+            raise ValueError(f"kills lists one twice; accepted: each of {', '.join(KILLS)} once")
         if self.node_loss == "fewer" and "node" in self.kills and not self.resharded_tolerance:
             raise ValueError(
                 "node_loss fewer goes on with another number of ranks; accepted: with "

@@ -1,4 +1,4 @@
-"""Promises that links cannot keep, or that ask so little that they would hide a fault."""
+"""Finds promises that links cannot keep, or that are so low that they would hide a fault."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def doubts(spec: Spec) -> list[str]:
 
 
 def wire_allows_fraction(spec: Spec) -> tuple[float, str]:
-    """The part of the line rate that a collective on a ring can reach, and why.
+    """The fraction of the line rate that a collective on a ring can reach, and the reason.
 
-    On ethernet the payload share of TCP, by what a shaper counts where links are emulated; on RDMA
-    fabrics 1, as headers there differ by kind and are a few per cent.
+    On ethernet it is the payload share of TCP, of the bytes that a shaper counts if links are
+    emulated; on RDMA fabrics 1, because headers there differ by kind and are a few per cent.
     """
     fabric = spec.fabric
     if fabric.kind != "ethernet":
@@ -99,8 +99,8 @@ def _links(spec: Spec) -> Iterator[str]:
 def _words(spec: Spec) -> Iterator[str]:
     if not spec.confirmed:
         yield (
-            "confirmed: false: this page says what nodes showed, and nobody has compared it with "
-            "what was bought: no run with it certifies"
+            "confirmed: false: this spec was drafted from the nodes, and nobody has compared it "
+            "with what was bought: no run with it certifies"
         )
     if not spec.promised_criteria:
         yield f"criteria: none is promised; known are {', '.join(Criteria.model_fields)}"

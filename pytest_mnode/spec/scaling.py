@@ -1,4 +1,4 @@
-"""What is promised of a training job over more and more nodes."""
+"""Promises about a training job over increasing numbers of nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AllowedCause = Literal[
     "optimiser",
     "checkpoint",
 ]
-"""Causes that a spec may allow. Traffic on another network, and what has no name, never are."""
+"""Causes that a spec may allow. Traffic on another network and unattributed time never are."""
 _Part = Annotated[float, Field(strict=True, gt=0, lt=1, allow_inf_nan=False)]
 _KEY = "criteria.scaling"
 
@@ -33,13 +33,13 @@ class ReferenceModel(Page):
     layers: Some = 12
     """Blocks of attention and feed-forward."""
     width: Some = 768
-    """Of the embedding; divided by heads without a rest."""
+    """Width of the embedding: a multiple of heads."""
     heads: Some = 12
-    """Of attention."""
+    """Attention heads."""
     context: Some = 1024
     """Tokens of a sample."""
     vocab: Annotated[int, Field(strict=True, ge=2)] = 50304
-    """Different tokens."""
+    """Number of different tokens."""
 
     @model_validator(mode="after")
     def _has_whole_heads(self) -> Self:
@@ -51,51 +51,51 @@ class ReferenceModel(Page):
 
 
 class ScalingCriterion(Criterion):
-    """A training job over n nodes does n times the work of one; what is lost is named."""
+    """A training job over n nodes does n times the work of one; losses are attributed."""
 
     at_least_efficiency: Annotated[Fraction, Field(le=1)] = 0.95
-    """Throughput over n nodes, as a part of n times what one node does."""
+    """Throughput of n nodes, as a fraction of n times the throughput of one."""
     explained_from: Annotated[Fraction, Field(le=1)] = 0.90
-    """From here up to at_least_efficiency it passes where the loss is explained."""
+    """From here up to at_least_efficiency the criterion passes if the loss is explained."""
     explained_fraction: Annotated[Fraction, Field(le=1)] = 0.8
-    """Part of the loss that allowed causes have to account for there."""
+    """Part of the loss that allowed causes have to account for in that range."""
     allowed_causes: tuple[AllowedCause, ...] = ()
-    """What may explain a loss: communication (exposed, as much as the fabric needs by itself),
+    """Causes that may explain a loss: communication (exposed, as much as the fabric alone needs),
     contention (exposed beyond that), fabric (short of its line rate), overlap (communication that
     is not hidden), straggler (some nodes or ranks compute slower), skew (another one at each step),
     compute (all do), input, optimiser, checkpoint."""
     kind: Literal["weak", "strong"] = "weak"
-    """weak: each rank has samples_per_rank on any number of nodes; strong: over all nodes it has,
-    and as much more on fewer nodes."""
+    """weak: each rank has samples_per_rank on any number of nodes; strong: it has them on all
+    nodes, and proportionally more on fewer nodes."""
     parallel: Literal["ddp", "fsdp2"] = "ddp"
     """How the model is trained: replicated, or sharded."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What is computed in; bfloat16 on accelerators."""
+    """Data type of the computation; bfloat16 on accelerators."""
     model: ReferenceModel = Field(default_factory=ReferenceModel)
     samples_per_rank: Some = 8
     """Samples of a rank in a step."""
     bucket_bytes: Bytes = Field(25 << 20, alias="bucket")
     """Gradients that DDP sends at once, at least, such as 25 MiB."""
     compute_s: Seconds | None = Field(None, alias="compute")
-    """Declared time of forward and backward of a step, emulated by waiting: where nodes share the
-    processors of one machine, and nowhere else. Gradients and collectives stay real."""
+    """Declared time of forward and backward of a step, emulated by waiting; only for nodes that
+    share the processors of one machine. Gradients and collectives stay real."""
     warmup: Count = 3
-    """Steps before the first that is timed, each time."""
+    """Steps before the first timed step, each time."""
     steps: Annotated[int, Field(strict=True, ge=3)] = 10
     """Timed steps in a row on each number of nodes, in each round."""
     rounds: Annotated[int, Field(strict=True, ge=2)] = 3
     """How often all numbers of nodes take their turn, beginning at another node each time."""
     most_rounds: Annotated[int, Field(strict=True, ge=2)] = 8
-    """More rounds follow, up to so many, while the result is not known well enough, or noise hides
-    more than the bound lets go; a miss of at_least_efficiency takes three rounds."""
+    """Maximum number of rounds; more follow while the result is too uncertain, or noise exceeds
+    what the bound tolerates; a miss of at_least_efficiency takes three rounds."""
     at_most_uncertainty: _Part = 0.02
-    """Half of the 95 % confidence interval of an efficiency; with more there is no answer."""
+    """Half of the 95 % confidence interval of an efficiency; with more it is inconclusive."""
     parts_within: _Part = 0.02
-    """Part of the step time by which its parts may miss it, on each rank; and of the efficiency by
-    which the mean of steps may be below their median before it counts instead."""
+    """Part of the step time by which the sum of its parts may miss it, on each rank; and part of
+    the efficiency by which the mean of steps may be below their median before the mean counts."""
     fabric_fraction: Annotated[Fraction, Field(le=1)] = 0.8
-    """Of the line rate, reached by all-reduces with nothing else going on, of all gradients at
-    once; where it is not, the fabric is to blame for what communication costs."""
+    """Fraction of the line rate that all-reduces of all gradients at once reach without other load;
+    if they do not, the fabric is to blame for the cost of communication."""
     elsewhere_fraction: _Part = 0.1
     """Part of the bytes sent during the steps that may go over other NICs than the fabric's."""
     within_s: Seconds = Field(600.0, alias="within")
@@ -114,7 +114,7 @@ class ScalingCriterion(Criterion):
                 f"accepted: at least as many"
             )
         if len(set(self.allowed_causes)) < len(self.allowed_causes):
-            raise ValueError("allowed_causes names one twice; accepted: each once")
+            raise ValueError("allowed_causes lists one twice; accepted: each once")
         return self
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
@@ -143,7 +143,7 @@ class ScalingCriterion(Criterion):
             yield f"{_KEY}.dtype: bfloat16, but accelerators.per_node is 0"
 
     def _lax(self) -> Iterator[str]:
-        """Parts that could be missing, unexplained or elsewhere, and it would pass."""
+        """Doubts about limits under which missing, unexplained or misdirected parts would pass."""
         if self.parts_within > 0.05:
             yield (
                 f"{_KEY}.parts_within: {self.parts_within:g} of a step may have no name: more than "

@@ -1,4 +1,4 @@
-"""The JSON Schema of a spec, for editors and for whoever writes specs by program.
+"""The JSON Schema of a spec, for editors and for programs that write specs.
 
 python -m pytest_mnode.spec.schema > fixtures/clusters/spec.schema.json
 """
@@ -16,7 +16,7 @@ from pytest_mnode.spec.models import Spec
 
 
 class _NoNull(GenerateJsonSchema):
-    """A key that is not wanted is left out: no null, neither as a value nor as a default.
+    """A schema without null, neither as a value nor as a default: unused keys are left out.
 
     A key is described by the docstring of its field.
     """

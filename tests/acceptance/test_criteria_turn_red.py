@@ -109,7 +109,7 @@ def test_the_management_network_is_recognised(tmp_path: Path) -> None:
     assert " Mbit/s, the rate of the management network" in culprit
     measured = done.measurements("fabric")
     assert measured["all_reduce 1 MiB busbw"]["verdict"] == "fail"
-    assert measured["sent past the fabric, by the node that did most"]["value"] > 95
+    assert measured["bytes sent on other networks, by the node that sent most"]["value"] > 95
     assert "node2 mostly mgmt0" in done.run.output
 
 
@@ -134,6 +134,6 @@ def test_a_wrong_sum_fails_and_what_is_not_promised_is_not_judged(tmp_path: Path
     assert done.certificate["verdict"] == "not certified"
     wrong = done.measurements("mesh")["#wrong"]
     assert (wrong["value"], wrong["verdict"]) == (12, "fail")  # one in each call
-    assert wrong["culprit"].startswith("rank 1 on node1: wrong there, right on ")
+    assert wrong["culprit"].startswith("rank 1 on node1: wrong results there, right results on ")
     assert done.criterion("fabric")["verdict"] == "not promised"
     assert done.run.outcomes()[f"{RATE}[all_reduce]"] == "skipped"

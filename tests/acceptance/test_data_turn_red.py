@@ -163,7 +163,7 @@ def test_each_wrong_thing_is_named(tmp_path: Path) -> None:
     )
     read_wrong = failed["padded, 2 workers, epoch 0: samples that reached no rank"]
     assert read_wrong.startswith("rank 1 on node0 lacks ")
-    assert failed["3 epochs: times that a rank read in the order of an earlier epoch"] == (
+    assert failed["3 epochs: epochs read in the order of an earlier epoch"] == (
         "all 4 ranks: epoch 1 in the order of epoch 0, epoch 2 in the order of epoch 0: "
         "set_epoch was not called, or does nothing"
     )
@@ -176,7 +176,7 @@ def test_each_wrong_thing_is_named(tmp_path: Path) -> None:
     mean = failed["loss: ranks with a wrong mean"]
     assert mean.startswith("all 4 ranks: ")
     assert mean.endswith(", the average of the ranks' averages")
-    seeds = failed["4 ranks with seed 20: generators that draw what another draws"]
+    seeds = failed["4 ranks with seed 20: generators that draw the same numbers as another"]
     assert seeds.startswith("all 4 ranks: the same from python, numpy, torch, dropout; ")
     assert "all 4 ranks: worker 1, the same from python, numpy, torch, dropout" in seeds
     [files] = [culprit for name, culprit in failed.items() if "/datasets: files" in name]
@@ -189,7 +189,7 @@ def test_what_one_rank_or_one_part_does_otherwise_is_found(tmp_path: Path) -> No
     stale = failed["padded, 0 workers, epoch 1: samples that reached no rank"]
     assert stale.startswith("rank 2 on node1 shuffles by epoch 0, most ranks by 1; ")
     assert "padded, 0 workers, epoch 0: samples that reached no rank" not in failed
-    order = failed["3 epochs: times that a rank read in the order of an earlier epoch"]
+    order = failed["3 epochs: epochs read in the order of an earlier epoch"]
     assert order.startswith("rank 2 on node1: epoch 1 in the order of epoch 0, ")
     weights = "optimiser: gradients that are not the mean over the batch"
     assert failed[weights] == (
@@ -199,10 +199,11 @@ def test_what_one_rank_or_one_part_does_otherwise_is_found(tmp_path: Path) -> No
     tokens = failed["tokens: ranks with a wrong sum"]
     assert tokens.startswith("all 4 ranks: ")
     assert tokens.endswith(", as float64 has it")
-    again = failed["4 ranks with seed 20: generators that draw otherwise in a second run"]
+    again = failed["4 ranks with seed 20: generators that draw different numbers in a second run"]
     assert again == "all 4 ranks: others from python"
     found = done.measurements("data")
     assert found["loss: ranks with a wrong mean"]["verdict"] == "pass"
     assert (
-        found["4 ranks with seed 20: generators that draw what another draws"]["verdict"] == "pass"
+        found["4 ranks with seed 20: generators that draw the same numbers as another"]["verdict"]
+        == "pass"
     )

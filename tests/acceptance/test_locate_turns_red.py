@@ -33,7 +33,7 @@ def test_slow_paths_beside_the_ring_are_named(tmp_path: Path) -> None:
     assert suspects == {f"node{number}" for number in range(4)}
 
 
-def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:
+def test_a_node_that_is_slow_only_in_collectives_is_named(tmp_path: Path) -> None:
     need_rack()
     fault = "--mnode-fault=small_buffers:node2"
     # For up to five trials, as busy cores disturb some.
@@ -41,8 +41,8 @@ def test_a_node_that_is_slow_only_in_company_is_named(tmp_path: Path) -> None:
     done = certify(tmp_path, *args, files=["test_fabric.py"])
     [culprit] = done.culprits("fabric")
     found = re.fullmatch(
-        r"node2, slow only in company: every pair of nodes keeps the rate, and so does all_reduce "
-        r"without node2 \((0\.\d+) GB/s; with it (0\.\d+)\)",
+        r"node2, slow only in collectives: every pair of nodes keeps the rate, and so does "
+        r"all_reduce without node2 \((0\.\d+) GB/s; with it (0\.\d+)\)",
         culprit,
     )
     assert found, culprit
@@ -58,6 +58,6 @@ def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) 
     # A budget that all pairs keep, so that the limit of ranks that hang is near.
     args = ("-k", "every_path", fault, "--mnode-locate-budget=1")
     done = certify(tmp_path, *args, files=["test_fabric.py"])
-    changed = done.measurements("fabric")["paths that change what is sent"]
+    changed = done.measurements("fabric")["paths that corrupt the data sent"]
     assert (changed["verdict"], changed["culprit"]) == ("fail", "node2 fab0"), done.run.output
     assert 2 <= changed["value"] <= 6

@@ -136,7 +136,7 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
     assert full.endswith("scratch: no space left on device")
     assert "part1.bin" in found.notes("test_datasets_are_the_same[node2]")
     assert found.culprits("test_every_node_is_reached[node3]") == {"node3: fab0 has no carrier"}
-    assert "node1 is 127.0.1.1" in found.notes("test_names_are_found[node1]")
+    assert "node1 resolves to 127.0.1.1" in found.notes("test_names_are_found[node1]")
     [tied] = found.culprits("test_nothing_ties_the_hands_of_backends[node3]")
     assert tied == (
         "node3: GLOO_SOCKET_IFNAME=mgmt0 (not the fabric's interface), NCCL_ALGO=Ring "
@@ -177,7 +177,7 @@ def test_faults_of_links_are_found(tmp_path: Path) -> None:
     assert found.culprits("test_every_node_is_reached[node2]") == one_way
     assert "without node3" in found.notes("test_every_node_is_reached[node0]")
     assert found.culprits("test_interfaces_run_at_their_speed[node0]") == {"node0 fab0 (50 Mbit/s)"}
-    assert "node1 is 10.77.0.1" in found.notes("test_names_are_found[node0]")
+    assert "node1 resolves to 10.77.0.1" in found.notes("test_names_are_found[node0]")
     assert "pytest_mnode/measurement.py" in found.notes("test_nodes_are_the_same[node1-code]")
     mesh = found.done.criterion("mesh")
     assert mesh["verdict"] == "inconclusive"

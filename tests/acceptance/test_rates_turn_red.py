@@ -88,7 +88,9 @@ def test_a_node_at_half_rate_turns_all_red_and_is_looked_for_once(tmp_path: Path
         [point] = curve["points"]
         assert point["wrong"] == 0
         assert point["time_min_us"] <= point["time_median_us"] <= point["time_p99_us"]
-    assert done.run.output.count("culprit as found when all_reduce was measured") == len(red) - 1
+    assert (
+        done.run.output.count("culprit found earlier, when all_reduce was measured") == len(red) - 1
+    )
 
 
 def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_wrong_data_fails_at_any_rate(tmp_path: Path) -> None:
                 m for m in case["measurements"] if m["name"] == f"{name} 16 KiB #wrong"
             ]
             assert once_in_seven["verdict"] == "fail", done.run.output
-            named = "rank 2 on node2: wrong there, right on 3 other ranks"
+            named = "rank 2 on node2: wrong results there, right results on 3 other ranks"
             assert once_in_seven["culprit"] == named
         found = {m["name"]: m for m in case["measurements"]}
         wrong = found[f"{name} 1 KiB #wrong"]

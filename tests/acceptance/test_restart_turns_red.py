@@ -101,12 +101,12 @@ def test_no_way_back_and_processes_that_outlive_their_kill(done: Certified) -> N
     assert back["culprit"].startswith(start)
 
     verdict, found = _case(done, f"{KILL}[preemption]")
-    late = found["nodes killed when the time to save was over"]
+    late = found["nodes where the job was killed after the grace time"]
     assert (verdict, late["culprit"]) == ("fail", "node0"), output
     outlived = found["processes that outlived the kill"]
     assert (outlived["verdict"], outlived["value"]) == ("fail", 1), outlived
     assert " on node0" in outlived["culprit"], outlived
-    assert found["steps lost though it was told to end"]["verdict"] == "fail"
+    assert found["steps lost although the job was asked to end"]["verdict"] == "fail"
 
 
 def test_samples_repeated_and_a_slow_save(done: Certified) -> None:
@@ -118,7 +118,7 @@ def test_samples_repeated_and_a_slow_save(done: Certified) -> None:
         repeated = found[f"2 to {to} ranks: samples not seen exactly once"]
         assert repeated["verdict"] == "fail", output
         assert " of epoch 0: 2 times, step " in repeated["culprit"], repeated
-        assert found[f"2 to {to} ranks: steps of other samples"]["verdict"] == "fail"
+        assert found[f"2 to {to} ranks: steps with other samples"]["verdict"] == "fail"
 
     verdict, found = _case(done, "test_checkpoints_cost_no_more_than_promised")
     slow = found["time of a checkpoint, the longest"]
@@ -194,7 +194,7 @@ FORGETFUL = """
         },
         forgets_its_place_in_the_data: {
             "samples not seen exactly once": " times, step ",
-            "steps of other samples": "step 9: samples [",
+            "steps with other samples": "step 9: samples [",
             "losses that differ": "rank 0 on node0 from step 9 on: ",
         },
         forgets_random_states: {
@@ -212,7 +212,7 @@ FORGETFUL = """
         },
         finds_no_checkpoint: {
             "steps lost beyond the newest complete checkpoint":
-                "the resume: it went on from no checkpoint, and step 8 was saved",
+                "the resume: it continued from no checkpoint, and step 8 was saved",
         },
     }
 

@@ -86,7 +86,7 @@ def test_a_slow_link_is_located(tmp_path: Path) -> None:
     assert found["culprit"].startswith("all-reduce exposed "), found["culprit"]
     assert "% of line rate" in found["culprit"]
     assert "node2 fab0" in found["culprit"]
-    network = done.measurements("scaling")["sent past the fabric during the steps"]
+    network = done.measurements("scaling")["bytes sent on other networks during the steps"]
     assert network["verdict"] == "pass"
 
 
@@ -126,6 +126,6 @@ def test_the_management_network(tmp_path: Path) -> None:
     assert found["verdict"] == "fail", done.run.output
     assert found["culprit"].startswith("traffic on mgmt0 ("), found["culprit"]
     assert ", not fab0" in found["culprit"]
-    network = done.measurements("scaling")["sent past the fabric during the steps"]
+    network = done.measurements("scaling")["bytes sent on other networks during the steps"]
     assert network["verdict"] == "fail"
     assert network["culprit"] == "all nodes sent over mgmt0 instead of fab0"

@@ -303,7 +303,7 @@ def test_silence_of_the_hub_ends_an_agent_on_another_machine(
     assert around.agent.turn(), "what has come is read before anybody is judged"
     clock.seconds += agent_module._SILENCE_S + 0.1
     assert not around.agent.turn()
-    assert "nothing heard of the controller for 15 s" in capfd.readouterr().err
+    assert "no message from the controller for 15 s" in capfd.readouterr().err
 
 
 def test_the_end_of_its_input_ends_it(around: World) -> None:

@@ -116,7 +116,7 @@ def test_halves_without_a_path_between_them_are_no_certified_cluster(certify: Ce
     assert second.reasons == ("no path was measured between c,d and a,b",)
     assert certificate_line(second) == (
         "certified: 4 of 4 nodes, 33.3 % of paths until 2026-11-28 02:06 UTC (spec rack, rack "
-        "launcher); the cluster is not: no path was measured between c,d and a,b"
+        "launcher); cluster not certified: no path was measured between c,d and a,b"
     )
     between = replace(PASSED, paths=(rates("b", "c"),))
     third = run(certify, 2, between, "b", "c", earlier=(second.coverage,))
@@ -173,4 +173,4 @@ def test_a_run_of_the_future_does_not_outweigh_this_one(certify: Certify) -> Non
 def test_without_a_node_no_cluster_is_certified(certify: Certify) -> None:
     none = certify(PASSED, promised=["mesh"], nodes=(), cluster_nodes=None)
     assert (none.verdict, none.expiry, none.kept) == ("partly certified", None, True)
-    assert certificate_line(none).endswith("; the cluster is not: no node was tested")
+    assert certificate_line(none).endswith("; cluster not certified: no node was tested")

@@ -174,7 +174,7 @@ def test_nodes_that_fail_again_and_again_are_listed(certify: Certify, tmp_path: 
     assert (again.node, again.failed, again.tested) == ("node2", 2, 5)
     assert again.evidence == "mesh: rate 40 MB/s"
     printed = summary_lines(certificate)
-    assert "again and again: node2 failed in 2 of 5 runs (last: mesh: rate 40 MB/s)" in printed
+    assert "repeated failures: node2 failed in 2 of 5 runs (last: mesh: rate 40 MB/s)" in printed
     assert parse_certificate(json_text(certificate), "here") == certificate
 
 
@@ -229,15 +229,17 @@ def test_a_damaged_file_is_named_and_loses_nothing(certify: Certify, tmp_path: P
     certificate = after(tmp_path, night(certify, 2, 190))
     assert certificate.history is not None
     assert len(certificate.history.runs) == 2
-    [line] = [line for line in summary_lines(certificate) if "history without" in line]
-    assert line.startswith(f"history without {damaged}: no JSON (")
+    [line] = [line for line in summary_lines(certificate) if "left out of history" in line]
+    assert line.startswith(f"left out of history: {damaged}: no JSON (")
 
 
 def test_a_directory_that_cannot_be_read_is_named(certify: Certify, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
     history = after(tmp_path / "kept", night(certify, 0, 190)).history
     assert history is not None
-    assert list(history.lines())[1:] == [f"history without {tmp_path / 'kept'}: not a directory"]
+    assert list(history.lines())[1:] == [
+        f"left out of history: {tmp_path / 'kept'}: not a directory"
+    ]
     assert earlier_runs(tmp_path / "none", SPEC.digest).left_out == ()
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate, build_certificate
-from pytest_mnode.certificate.rejudge import facts_of, judged_by
+from pytest_mnode.certificate.rejudge import facts_of, rejudge_certificate
 from pytest_mnode.detection import Detection
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
@@ -92,7 +92,7 @@ FRACTION = ("criteria", "fabric", "all_reduce_busbw", "at_least_fraction")
 def test_a_bound_follows_the_key_that_its_source_names(
     edited: Any, value: float, fraction: float, verdict: str, limit: float
 ) -> None:
-    found, undecided = judged_by(
+    found, undecided = rejudge_certificate(
         night(busbw(value), RIGHT, PAST), *edited(at(*FRACTION, value=fraction))
     )
     [fabric] = [c for c in found.criteria if c.name == "fabric"]
@@ -110,7 +110,7 @@ def test_two_keys_of_a_product_change_it_both(edited: Any) -> None:
         at(*FRACTION, value=0.425)(page)
         at("fabric", "line_rate", value="399999999 bit/s")(page)
 
-    found, undecided = judged_by(night(busbw(0.022)), *edited(edit))
+    found, undecided = rejudge_certificate(night(busbw(0.022)), *edited(edit))
     [measured] = found.criteria[found_index(found, "fabric")].cases[0].measurements
     assert undecided == ()
     assert measured.expected is not None
@@ -121,7 +121,7 @@ def test_two_keys_of_a_product_change_it_both(edited: Any) -> None:
 
 def test_a_limit_that_is_a_time_is_shown_as_one(edited: Any) -> None:
     key = ("criteria", "preflight", "clocks", "skew")
-    found, _ = judged_by(
+    found, _ = rejudge_certificate(
         night(SKEW, name="preflight", promise="preflight.clocks"), *edited(at(*key, value="60 ms"))
     )
     [measured] = found.criteria[found_index(found, "preflight")].cases[0].measurements
@@ -150,9 +150,9 @@ def test_what_cannot_be_judged_anew_is_listed_and_never_passed(
     if measurement.source == UNTIED.source:
         certificate = night(measurement, busbw(0.03))
     spec, path = edited(lambda page: _plateau(page, edit))
-    found, undecided = judged_by(certificate, spec, path)
+    found, undecided = rejudge_certificate(certificate, spec, path)
     assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
-    assert any(f"{measurement.name}: cannot be judged anew: {why}" in line for line in undecided)
+    assert any(f"{measurement.name}: cannot be judged again: {why}" in line for line in undecided)
     assert not found.kept
 
 
@@ -165,10 +165,10 @@ def _plateau(page: dict[str, Any], edit: Edit) -> None:
 
 def test_a_change_elsewhere_changes_nothing(edited: Any) -> None:
     other = edited(at("criteria", "preflight", "clocks", "skew", value="10 ms"))
-    found, undecided = judged_by(night(busbw(0.03), RIGHT), *other)
+    found, undecided = rejudge_certificate(night(busbw(0.03), RIGHT), *other)
     assert (found.criteria[found_index(found, "fabric")].verdict, undecided) == ("pass", ())
     clocks = night(SKEW, name="preflight", promise="preflight.clocks")
-    found, undecided = judged_by(clocks, *other)
+    found, undecided = rejudge_certificate(clocks, *other)
     assert (found.criteria[0].verdict, undecided) == ("fail", ())
 
 
@@ -176,19 +176,19 @@ def test_what_was_not_allowed_at_all_may_be_allowed_a_few_times(edited: Any) -> 
     errors = Measurement("errors", 2, "", at_most(0), "fabric.errors_at_most 0", "node1 fab0")
     for allowed, verdict in ((3, "pass"), (1, "fail")):
         other = edited(at("fabric", "errors_at_most", value=allowed))
-        found, undecided = judged_by(night(errors, promise="fabric"), *other)
+        found, undecided = rejudge_certificate(night(errors, promise="fabric"), *other)
         assert found.criteria[found_index(found, "fabric")].verdict == verdict
         assert undecided == ()
 
 
 def test_a_night_that_was_too_noisy_stays_so(edited: Any) -> None:
     noisy = replace(busbw(0.024), detection=Detection("less", 0.4, 5, blur=0.5, tolerated=0.1))
-    found, _ = judged_by(night(noisy), *edited(at(*FRACTION, value=0.5)))
+    found, _ = rejudge_certificate(night(noisy), *edited(at(*FRACTION, value=0.5)))
     assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
 
 
 def test_what_the_other_spec_promises_and_nobody_measured_did_not_run(edited: Any) -> None:
-    found, _ = judged_by(night(busbw(0.03)), *edited(lambda page: None))
+    found, _ = rejudge_certificate(night(busbw(0.03)), *edited(lambda page: None))
     assert found.criteria[found_index(found, "mesh")].verdict == "did not run"
     assert found.verdict == "incomplete"
 
@@ -207,16 +207,16 @@ def test_a_test_that_failed_by_itself_stays_failed(edited: Any) -> None:
     again = build_certificate(
         run=certificate.run, cases=[failed], promised=["fabric"], not_promised={}
     )
-    found, _ = judged_by(again, *edited(at(*FRACTION, value=0.1)))
+    found, _ = rejudge_certificate(again, *edited(at(*FRACTION, value=0.1)))
     assert found.criteria[found_index(found, "fabric")].verdict == "fail"
 
 
 def test_who_has_read_the_spec_counts_by_which_it_is_judged_now(tmp_path: Path) -> None:
     certificate, spec = night(busbw(0.022)), load_spec(default_spec_path())
     draft = spec.model_copy(update={"confirmed": False})
-    found, _ = judged_by(certificate, draft, tmp_path / "draft.yaml")
+    found, _ = rejudge_certificate(certificate, draft, tmp_path / "draft.yaml")
     assert found.run.cut_short == ("confirmed: false in draft.yaml",)
-    again, _ = judged_by(found, spec, tmp_path / "cluster.yaml")
+    again, _ = rejudge_certificate(found, spec, tmp_path / "cluster.yaml")
     assert again.run.cut_short == ()
 
 
@@ -234,8 +234,8 @@ def test_a_question_that_was_open_and_is_promised_now_is_not_passed(edited: Any)
         not_promised={},
     )
     assert again.criteria[0].verdict == "pass"
-    found, undecided = judged_by(again, *edited(lambda page: None))
+    found, undecided = rejudge_certificate(again, *edited(lambda page: None))
     assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
     assert undecided[0].endswith(f"{key} was not promised, and not measured")
-    same, _ = judged_by(again, before, path)
+    same, _ = rejudge_certificate(again, before, path)
     assert same.criteria[found_index(same, "fabric")].verdict == "pass"

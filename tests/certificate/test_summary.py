@@ -72,14 +72,15 @@ nodes: failed: node2; suspect: node[0-1,3]
         (
             [case("fabric")],
             {"emulated": "links shaped on one machine", "nodes": ("node0",), "cluster_nodes": 16},
-            "certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack launcher); the "
-            "cluster is not: not every node has a pass: passed: node0; not tested: 15 others",
+            "certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack launcher); "
+            "cluster not certified: not every node has a pass: passed: node0; not tested: 15 "
+            "others",
         ),
         (
             [case("fabric")],
             {"nodes": (), "ranks": 0, "cluster_nodes": 4, "launcher": "none"},
-            "certified: fabric alone, and no node, until 2026-11-28 02:06 UTC (spec rack, none "
-            "launcher); the cluster is not: not every node has a pass: not tested: 4 others",
+            "certified: fabric only, no node tested, until 2026-11-28 02:06 UTC (spec rack, none "
+            "launcher); cluster not certified: not every node has a pass: not tested: 4 others",
         ),
         (
             [case("fabric", "passed", SLOW)],

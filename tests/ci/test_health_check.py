@@ -16,7 +16,7 @@ UNKNOWN = """\
 echo '.E'
 echo '=================================== ERRORS ==================================='
 echo '______ ERROR at teardown of test_accelerators_are_as_promised[node0] ______'
-echo 'inconclusive: accelerators: not measured, expected equals 8, NVML cannot be asked'
+echo 'inconclusive: accelerators: not measured, expected equals 8, NVML cannot be used'
 echo '/a/fixtures.py:27: Failed: no place to begin'
 """
 FAILED_RUN = f"""\

@@ -1,4 +1,4 @@
-"""`diff`: noise and change kept apart by each measurement's spread, and what else is another."""
+"""`diff`: noise and change kept apart by each measurement's spread, and other differences."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_a_damaged_file_before_them_is_named(
 ) -> None:
     kept[1].write_text("{")
     assert main(["diff", str(kept[0]), str(kept[-1])]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "without" in line]
-    assert line.startswith(f"history without {kept[1]}: no JSON")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "history" in line]
+    assert line.startswith(f"left out of history: {kept[1]}: no JSON")
 
 
 def test_near_zero_the_spread_is_no_share_of_the_value() -> None:
@@ -180,7 +180,7 @@ verdicts and states:
   fabric: pass → fail
   node[0-2]: passed → suspect
 
-what else is another:
+other differences:
   nodes gone: node3
   nodes new: node5
   backend: gloo → nccl

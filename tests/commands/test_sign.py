@@ -70,7 +70,7 @@ def test_what_was_changed_is_named(
     ]
     report.write_text("{")
     code, [line] = verify(report, keys / "ours.pub", capsys)
-    assert (code, "it is no JSON any more" in line) == (1, True)
+    assert (code, "it is not valid JSON any more" in line) == (1, True)
 
 
 def test_a_changed_statement_and_another_key_do_not_verify(

@@ -32,7 +32,7 @@ TESTS = """
     [
         ("raise RuntimeError('a plugin breaks')", (), "an internal error of pytest"),
         ("pytest.exit('enough', returncode=0)", (), "interrupted"),
-        ("os._exit(3)", ("-n1",), "the end of a worker in test_mesh.py::test_b"),
+        ("os._exit(3)", ("-n1",), "the end of a pytest-xdist worker in test_mesh.py::test_b"),
     ],
 )
 def test_it_is_incomplete(tmp_path: Path, end: str, options: tuple[str, ...], why: str) -> None:

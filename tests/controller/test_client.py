@@ -40,7 +40,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
         (lambda c: c.open_world(Lease(1, ("n0",)), 1, True), "no world was started within 0 s"),
         (
             lambda c: c.ask_launcher(LinkRates("n0", "fab0")),
-            "the launcher did not say how fast a node's link is within 0 s",
+            "the launcher did not report the rate of a node's link within 0 s",
         ),
         (
             lambda c: c.ask_launcher(PowerOn("n0")),

@@ -81,7 +81,7 @@ class Stage:
         self.sent: list[tuple[int, Any]] = []
         self.stacks_taken = 0
         self.records: list[dict[int, str]] = []
-        """What the ranks recorded of their calls, at one look after the other; the last stays."""
+        """What the ranks recorded of their calls, at one poll after the other; the last stays."""
         self.aside: list[Any] = []
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:
@@ -92,22 +92,22 @@ class Stage:
         self.sent.append((rank, message))
         self.inbox.extend(self.ranks[rank](rank, message))
 
-    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
-        self.stacks_taken += look is None
+    def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
+        self.stacks_taken += poll_id is None
         read = self.records.pop(0) if len(self.records) > 1 else (self.records or [{}])[0]
         for rank, node in enumerate(world.nodes):
-            texts = {} if look else {rank: "x"}
+            texts = {} if poll_id else {rank: "x"}
             calls = {rank: read[rank]} if rank in read else {}
-            self.inbox.append(StackTexts(node, world.id, texts, calls=calls, look=look))
+            self.inbox.append(StackTexts(node, world.id, texts, calls=calls, poll_id=poll_id))
 
     def take_native_stacks(self, world: WorldInfo, node: str, ranks: tuple[int, ...]) -> None:
         native = dict.fromkeys(ranks, f"C stack on {node}")
         self.inbox.append(StackTexts(node, world.id, native=native))
 
-    def take_aside(self, world: str) -> list[Any]:
+    def take_deferred(self, world: str) -> list[Any]:
         return []
 
-    def set_aside(self, message: Any) -> None:
+    def defer(self, message: Any) -> None:
         self.aside.append(message)
 
     def next_message(self, timeout_s: float) -> Any:
@@ -137,7 +137,7 @@ def ran(stage: Stage, timeout_s: float = 0.1, still_s: float = math.inf) -> Outc
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("PONG_LIMIT_S", "UNCLEAN_TEARDOWN_LIMIT_S", "LOOK_S"):
+    for limit in ("PONG_LIMIT_S", "UNCLEAN_TEARDOWN_LIMIT_S", "POLL_S"):
         monkeypatch.setattr(conduct, limit, 0.05)
     for limit in ("GRACE_S", "DEATH_GRACE_S", "STACKS_LIMIT_S"):
         monkeypatch.setattr(rank_talk, limit, 0.05)
@@ -172,17 +172,17 @@ def test_a_failure_starts_the_grace_not_the_limit() -> None:
 
 
 class Busy(Stage):
-    """Rank 1 runs at every look; after `looks` of them it fails as rank 0 did."""
+    """Rank 1 runs at every poll; after `polls` of them it fails as rank 0 did."""
 
-    looks = 2
+    polls = 2
 
-    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
-        super().take_stacks(world, look)
-        if look is not None:
+    def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
+        super().take_stacks(world, poll_id)
+        if poll_id is not None:
             running = self.inbox.pop()
             self.inbox.append(dataclasses.replace(running, running=(1,)))
-            self.looks -= 1
-            if self.looks == 0:
+            self.polls -= 1
+            if self.polls == 0:
                 self.inbox += fails(1, RunItem(7, "client", "a.py::test_a", None, True))
                 self.ranks = (fails, obedient)
 
@@ -197,7 +197,7 @@ def test_a_rank_that_runs_for_ever_has_not_a_grace_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rank_talk, "MOST_GRACE_S", 0.18)
-    monkeypatch.setattr(Busy, "looks", 1000)
+    monkeypatch.setattr(Busy, "polls", 1000)
     outcome = ran(Busy(fails, silent), timeout_s=60)
     assert outcome.states[1].stuck_in == "setup"
     assert outcome.grace_s == pytest.approx(0.2)
@@ -207,7 +207,7 @@ def test_calls_that_differ_end_the_test_before_its_limit() -> None:
     stage = Stage(silent, silent)
     stage.records = [{}, {0: record(1, "[2]"), 1: record(1, "[3]")}]
     outcome = ran(stage, timeout_s=60)
-    assert outcome.hopeless
+    assert outcome.deadlocked
     assert not outcome.timed_out
     assert [s.stuck_in for s in outcome.states.values()] == ["setup", "setup"]
 
@@ -223,7 +223,7 @@ def test_a_call_without_a_rank_that_skipped_ends_before_the_limit(when: str) -> 
     stage = Stage(skips, silent)
     stage.records = [{0: "", 1: record(1, "[2]")}]
     outcome = ran(stage, timeout_s=5)
-    assert outcome.hopeless
+    assert outcome.deadlocked
     assert not outcome.timed_out
 
 
@@ -240,13 +240,13 @@ def test_calls_that_agree_wait_for_the_limit(first: dict[int, str], second: dict
     stage.records = [{r: record(1, s) for r, s in seen.items()} for seen in (first, second)]
     outcome = ran(stage, timeout_s=0.5)
     assert outcome.timed_out == "call"
-    assert not outcome.hopeless
+    assert not outcome.deadlocked
 
 
 def test_a_rank_that_makes_calls_is_not_given_up() -> None:
     stage = Stage(silent, silent)
     stage.records = [{0: record(n, "[2]"), 1: record(n, "[3]")} for n in range(1, 100)]
-    assert not ran(stage, timeout_s=0.5).hopeless
+    assert not ran(stage, timeout_s=0.5).deadlocked
 
 
 def test_ranks_that_stand_still_have_hung_before_the_limit() -> None:
@@ -254,7 +254,7 @@ def test_ranks_that_stand_still_have_hung_before_the_limit() -> None:
     alike = {rank: record(9, "[2]") for rank in (0, 1)}
     stage.records = [{rank: record(8, "[2]") for rank in (0, 1)}, alike]
     outcome = ran(stage, timeout_s=60, still_s=0.6)
-    assert (outcome.stood_still, outcome.timed_out, outcome.limit_s) == (True, "call", 0.6)
+    assert (outcome.stalled, outcome.timed_out, outcome.limit_s) == (True, "call", 0.6)
     [failure] = stuck_failures(outcome, explained=False)
     assert failure.line.startswith("no rank made a call of torch.distributed for 0.6 s")
 
@@ -271,29 +271,29 @@ def test_ranks_that_stand_still_have_hung_before_the_limit() -> None:
 def test_ranks_that_may_go_on_have_the_whole_limit(
     records: list[dict[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conduct, "LOOK_S", 0.05)
-    monkeypatch.setattr(conduct, "MOST_LOOK_S", 0.05)
+    monkeypatch.setattr(conduct, "POLL_S", 0.05)
+    monkeypatch.setattr(conduct, "MOST_POLL_S", 0.05)
     stage = Stage(silent, silent)
     stage.records = records
     outcome = ran(stage, timeout_s=1.5, still_s=0.5)
-    assert (outcome.stood_still, outcome.limit_s) == (False, 1.5)
+    assert (outcome.stalled, outcome.limit_s) == (False, 1.5)
 
 
-def test_an_answer_to_an_older_look_is_not_heard() -> None:
+def test_the_answer_to_an_older_poll_is_ignored() -> None:
     class Late(Stage):
-        def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
-            super().take_stacks(world, look and look - 1)
+        def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
+            super().take_stacks(world, poll_id and poll_id - 1)
 
     stage = Late(silent, silent)
     stage.records = [{0: record(1, "[2]"), 1: record(1, "[3]")}]
-    assert not ran(stage, timeout_s=0.5).hopeless
+    assert not ran(stage, timeout_s=0.5).deadlocked
 
 
 class NoStacks(Stage):
     """Nodes are too busy to answer where their ranks are."""
 
-    def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
-        self.stacks_taken += look is None
+    def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
+        self.stacks_taken += poll_id is None
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,8 @@ def test_a_rank_without_an_answer_is_in_the_phase_of_the_others(
 
 def test_a_report_that_crosses_the_question_for_a_stack() -> None:
     class Crossing(Stage):
-        def take_stacks(self, world: WorldInfo, look: int | None = None) -> None:
-            if look is None:
+        def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
+            if poll_id is None:
                 place = {1: Progress(7, "call")}
                 stack = StackTexts("node1", world.id, {1: "x"}, places=place)
                 self.inbox.extend([phase(1, 7, "setup"), stack])
@@ -426,6 +426,6 @@ def calls_of_a_test(ranks: int) -> int:
 
 
 def test_a_test_of_more_ranks_costs_no_more_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("LOOK_S", "PONG_LIMIT_S"):
-        monkeypatch.setattr(conduct, limit, 60.0)  # no look at calls, which depends on the time
+    for limit in ("POLL_S", "PONG_LIMIT_S"):
+        monkeypatch.setattr(conduct, limit, 60.0)  # no poll of calls, which depends on the time
     assert calls_of_a_test(512) / 512 < 1.1 * calls_of_a_test(64) / 64

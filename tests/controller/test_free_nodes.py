@@ -140,7 +140,7 @@ def test_nodes_of_a_kubernetes_with_room_for_a_pod(
     keep_runs(tmp_path / "kept", ["a", "b"])
     assert chosen(tmp_path, k8s_template=tmp_path / "pods.yaml") == ("c", "a")
     monkeypatch.setattr(FakeApi, "refusal", api.ApiError(403, "nodes is forbidden"))
-    with pytest.raises(ClusterError, match="must be listed: nodes is forbidden; or give a number"):
+    with pytest.raises(ClusterError, match="of all namespaces: nodes is forbidden; give a number"):
         chosen(tmp_path, k8s_template=tmp_path / "pods.yaml")
 
 

@@ -219,7 +219,7 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
         )
         hub.turn()
     assert lost(hub) == ["n1"]
-    assert hub.nodes["n1"].lost == "nothing heard of it for 15 s"
+    assert hub.nodes["n1"].lost == "no message for 15 s"
 
 
 def torch_starts(hub: Hub) -> int:

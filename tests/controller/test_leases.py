@@ -64,12 +64,12 @@ def test_who_measures_is_alone() -> None:
 
 def test_a_lost_node_is_named() -> None:
     desk = leases()
-    desk.nodes["node2"].went("powered off")
+    desk.nodes["node2"].mark_lost("powered off")
     ask(desk, "a", 4)
     [(_, answer)] = desk.answers()
     assert isinstance(answer, Refused)
     assert answer.node == "node2"
-    text = "test of a needs 4 nodes and the run has 4, of which node2 is lost: powered off"
+    text = "test of a needs 4 nodes, but the run has 4, of which node2 is lost: powered off"
     assert answer.text == text
 
 

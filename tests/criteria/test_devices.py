@@ -75,7 +75,10 @@ def test_where_most_are_slow_they_are_named_beside_the_fastest() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "note"),
-    [((100, None, 100), "rank 1 on node1: cold"), ((100,), "one rank has no other to be compared")],
+    [
+        ((100, None, 100), "rank 1 on node1: cold"),
+        ((100,), "a single rank has no other rank to be"),
+    ],
 )
 def test_what_cannot_be_compared_is_inconclusive(
     rates: tuple[float | None, ...], note: str
@@ -119,7 +122,7 @@ def test_a_gpu_that_is_held_back_under_load_is_named(
     *_, slowed, clock = judge_rates(Comparison("matmul", "GFLOP/s", promise, None, tuple(rows), ""))
     assert (str(slowed.verdict), str(clock.verdict)) == verdicts
     assert slowed.culprit == culprit
-    assert slowed.name == "matmul, samples under load with a clock held back"
+    assert slowed.name == "matmul, samples under load with a throttled clock"
 
 
 @pytest.mark.parametrize(
@@ -161,5 +164,5 @@ def test_copies_at_once_and_alone_have_bounds_of_their_own(
     floor = found["copy, slowest rank against its floor"]
     by_itself = found["copy alone, slowest rank against its floor"]
     assert (str(floor.verdict), str(by_itself.verdict)) == verdicts
-    assert floor.source == f"what each rank is promised to reach, {how}"
-    assert by_itself.source == "what each rank is promised to reach, one rank of a node at a time"
+    assert floor.source == f"promised rate of each rank, {how}"
+    assert by_itself.source == "promised rate of each rank, one rank of a node at a time"

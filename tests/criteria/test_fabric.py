@@ -31,7 +31,7 @@ def test_the_plateau_is_judged_and_says_how() -> None:
         "all_reduce 64 KiB busbw": None,
         "all_reduce 1 MiB #wrong": Verdict.PASS,
         "all_reduce 1 MiB busbw": Verdict.PASS,
-        "all_reduce 1 MiB busbw beside what NICs carry": Verdict.PASS,
+        "all_reduce 1 MiB busbw against the ceiling of the NICs": Verdict.PASS,
     }
     busbw = found["all_reduce 1 MiB busbw"]
     assert busbw.source == (
@@ -69,7 +69,7 @@ def test_a_ring_is_no_faster_than_its_nics(
     algorithm: Algorithm, of_the_line: float, verdict: Verdict | None
 ) -> None:
     found = recorded(judged([row(MIB, of_the_line)], algorithm))
-    beside = [m for name, m in found.items() if name.endswith("beside what NICs carry")]
+    beside = [m for name, m in found.items() if name.endswith("against the ceiling of the NICs")]
     assert [m.verdict for m in beside] == ([verdict] if verdict else [])
     promised = next(m for name, m in found.items() if "busbw" in name)
     assert promised.verdict is Verdict.PASS
@@ -86,7 +86,7 @@ def test_ring_and_default_are_recorded_side_by_side() -> None:
     assert set(found) == {
         "all_reduce 1 MiB #wrong, ring pinned",
         "all_reduce 1 MiB busbw, ring pinned",
-        "all_reduce 1 MiB busbw, ring pinned beside what NICs carry",
+        "all_reduce 1 MiB busbw, ring pinned against the ceiling of the NICs",
         "all_reduce 1 MiB #wrong",
         "all_reduce 1 MiB busbw",
     }
@@ -134,5 +134,5 @@ def test_who_must_send_sends_over_the_fabric(
         for i, sent in enumerate(traffic)
     ]
     past = judge_busbw(_busbw(*nodes))[-1]
-    assert past.name.startswith("sent past the fabric")
+    assert past.name.startswith("bytes sent on other networks")
     assert (past.value, past.verdict) == (value and pytest.approx(value), verdict)

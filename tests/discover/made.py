@@ -118,7 +118,7 @@ def gpus(
     }
 
 
-NO_NVML = "NVML cannot be asked"
+NO_NVML = "NVML cannot be used"
 
 
 def without_nvml(count: int = 0) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def changed(found: FoundCluster, index: int, **changes: Any) -> FoundCluster:
 
 
 def silent(found: FoundCluster, index: int, problem: str = "no answer within 90 s") -> FoundCluster:
-    """With a node that showed nothing."""
+    """With a node that could not be read."""
     nodes = list(found.nodes)
     nodes[index] = replace(nodes[index], machine=None, problem=problem)
     return replace(found, nodes=tuple(nodes))

@@ -10,10 +10,10 @@ from pytest_mnode.discover.cluster import agreed, alike, named, where
     [
         ({"a": 1, "b": 1, "c": 1}, 1, ""),
         ({"a": 1, "b": 1, "c": 2}, 1, "c: 2"),
-        ({"a": 1, "b": 1, "c": None}, 1, "c: not known"),
+        ({"a": 1, "b": 1, "c": None}, 1, "c: unknown"),
         ({"a": 1, "b": 1, "c": 2, "d": 2}, None, "a, b: 1; c, d: 2"),
         ({"a": 1, "b": 2}, None, "a: 1; b: 2"),
-        ({"a": 1, "b": None}, 1, "b: not known"),
+        ({"a": 1, "b": None}, 1, "b: unknown"),
         ({"a": None, "b": None}, None, ""),
         ({}, None, ""),
     ],

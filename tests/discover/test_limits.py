@@ -68,6 +68,6 @@ def test_a_node_that_tells_no_limit_does_not_take_it_from_the_others(tmp_path: P
     page = draft(changed(cluster_of(), 1, limits=None))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
     assert page.differences == (
-        "locked memory (most: unlimited): node1: not known",
-        "open files (most: 65536): node1: not known",
+        "locked memory (most: unlimited): node1: unknown",
+        "open files (most: 65536): node1: unknown",
     )

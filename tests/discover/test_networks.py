@@ -45,7 +45,7 @@ def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
     assert networks.fabric.kind == "infiniband"
     assert networks.fabric.interfaces == tuple(f"mlx5_{i}" for i in range(8))
     assert networks.fabric.rate_mbits_s == 400_000
-    assert any("mlx5_8 is SYS" in text for text in networks.fabric.aside)
+    assert any("mlx5_8 is at PCI distance SYS" in text for text in networks.fabric.not_chosen)
     assert networks.management is not None
     assert networks.management.interfaces == ("eno1",)
 
@@ -55,7 +55,7 @@ def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
     fabric = found_with(rdma=ports, accelerators=8).fabric
     assert fabric is not None
     assert fabric.nics == 1
-    assert "mlx5_1:1 is DOWN" in fabric.aside
+    assert "mlx5_1:1 is DOWN" in fabric.not_chosen
 
 
 @pytest.mark.parametrize(("layer", "kind"), [("RoCE", "roce"), ("InfiniBand", "infiniband")])
@@ -70,7 +70,7 @@ def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, ki
     assert (with_them.fabric.kind, with_them.fabric.interfaces) == (kind, ("mlx5_0",))
     assert without.fabric is not None
     assert (without.fabric.kind, without.fabric.interfaces) == ("ethernet", ("eth1",))
-    assert any("mlx5_0 could do RDMA" in text for text in without.fabric.aside)
+    assert any("mlx5_0 could do RDMA" in text for text in without.fabric.not_chosen)
 
 
 def test_software_rdma_is_no_fabric() -> None:
@@ -102,7 +102,7 @@ def test_efa_is_told_by_its_driver() -> None:
     assert networks.fabric is not None
     assert (networks.fabric.kind, networks.fabric.nics) == ("efa", 32)
     assert networks.management is None
-    assert networks.no_management == "ens32 has the address for control, and its rate is not known"
+    assert networks.no_management == "ens32 carries control traffic, and its rate is unknown"
 
 
 def test_each_rail_of_roce_has_its_interface() -> None:
@@ -182,8 +182,8 @@ def test_what_is_made_of_one_nic_is_one_nic() -> None:
     fabric = found_with(nics).fabric
     assert fabric is not None
     assert (fabric.interfaces, fabric.nics) == (("eth1.100",), 1)
-    assert "eth1.200 is on the wire of eth1.100" in fabric.aside
-    assert "vlan300 is on the wire of eth1.100" in fabric.aside
+    assert "eth1.200 is on the wire of eth1.100" in fabric.not_chosen
+    assert "vlan300 is on the wire of eth1.100" in fabric.not_chosen
 
 
 def test_the_interface_itself_stands_for_what_is_made_of_it() -> None:
@@ -191,7 +191,7 @@ def test_the_interface_itself_stands_for_what_is_made_of_it() -> None:
     fabric = found_with((made, nic("eth1", "10.2.0.1", speed_mbits_s=100_000))).fabric
     assert fabric is not None
     assert fabric.interfaces == ("eth1",)
-    assert fabric.aside == ("a100 is on the wire of eth1",)
+    assert fabric.not_chosen == ("a100 is on the wire of eth1",)
 
 
 def test_one_wire_is_not_two_networks() -> None:
@@ -203,9 +203,9 @@ def test_one_wire_is_not_two_networks() -> None:
             networks = found_with(order)
             assert networks.fabric is not None
             assert networks.fabric.interfaces == (control,)
-            assert networks.fabric.aside == (f"{other} is on the wire of {control}",)
+            assert networks.fabric.not_chosen == (f"{other} is on the wire of {control}",)
             assert networks.management is None
-            assert "has the address for control too" in networks.no_management
+            assert "also carries control traffic" in networks.no_management
 
 
 def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
@@ -220,7 +220,7 @@ def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
     assert alone.fabric is not None
     assert alone.fabric.interfaces == ("mlx5_0",)
     assert alone.management is None
-    assert alone.no_management == "eth0.7 of the fabric has the address for control too"
+    assert alone.no_management == "eth0.7 of the fabric also carries control traffic"
 
 
 @pytest.mark.parametrize("shown", [2044, 4092])
@@ -305,4 +305,4 @@ def test_neither_virtual_functions_nor_their_representors_are_nics(tmp_path: Pat
     fabric = networks_of(FoundNode("n0", CONTROL, machine)).fabric
     assert fabric is not None
     assert (fabric.interfaces, fabric.nics) == (("mlx5_0",), 1)
-    assert "mlx5_1 is a virtual function" in fabric.aside
+    assert "mlx5_1 is a virtual function" in fabric.not_chosen

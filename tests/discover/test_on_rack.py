@@ -22,7 +22,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # As few as there can be a fabric between: each test has them start anew.
     done = run_pytest(directory, "--mnode-nodes=2", "--mnode-discover=page.yaml")
     assert done.returncode == pytest.ExitCode.OK, done.output
-    assert "node0, node1 showed what they have" in done.output
+    assert "read node0, node1" in done.output
     assert "differ" not in done.output
     assert "written: " in done.output
     return directory
@@ -50,9 +50,7 @@ def test_a_page_that_is_there_is_left_alone(place: Path) -> None:
     done = run_pytest(place, "--mnode-nodes=2", "--mnode-discover=page.yaml")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     [line] = [one for one in done.output.splitlines() if one.strip()]
-    assert re.fullmatch(
-        "ERROR: --mnode-discover=.*page.yaml: it is there already; accepted: .*", line
-    )
+    assert re.fullmatch("ERROR: --mnode-discover=.*page.yaml: the file exists; accepted: .*", line)
     assert (place / "page.yaml").read_text() == before
 
 
@@ -94,26 +92,32 @@ def test_nodes_that_differ_are_named(tmp_path: Path) -> None:
     text = (tmp_path / "page.yaml").read_text()
     assert re.search(r"fabric line rate \(most: 200 Mbit/s\): node1: \d+ Mbit/s", text)
     assert "mnode: nodes differ: fabric line rate (most: 200 Mbit/s): node1" in done.output
-    assert "mnode: nodes do not keep the page: node1 fab0" in done.output
+    assert "mnode: nodes do not meet the spec: node1 fab0" in done.output
     assert load_spec(tmp_path / "page.yaml").fabric.line_rate_mbits_s == 200
     assert re.search(r"size of /dev/shm \(most: \d+ [GM]iB\): node2: 64 MiB", text)
-    assert "mnode: nodes do not keep the page: node2 /dev/shm: " in done.output
+    assert "mnode: nodes do not meet the spec: node2 /dev/shm: " in done.output
     assert "limits: {shm: 64 MiB" not in text
 
 
 def test_processes_of_one_machine_have_no_fabric_to_show(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, "--mnode-launcher=local", "--mnode-discover=page.yaml")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "mnode: to be filled in before it loads: fabric.kind, fabric.interfaces" in done.output
+    assert (
+        "mnode: keys to fill in before the page can be loaded: fabric.kind, fabric.interfaces"
+        in done.output
+    )
     assert "FILL IN, and uncomment" in (tmp_path / "page.yaml").read_text()
 
 
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--mnode-discover=page.yaml", "--mnode-launcher=slurm"], "nothing says how many nodes; "),
+        (
+            ["--mnode-discover=page.yaml", "--mnode-launcher=slurm"],
+            "the number of nodes is unknown; ",
+        ),
         (["--mnode-discover=no/page.yaml", "--mnode-nodes=2"], "no directory "),
-        (["--mnode-discover=page.yaml", "--mnode-nodes=2", "-n2"], "runs no tests; accepted: w"),
+        (["--mnode-discover=page.yaml", "--mnode-nodes=2", "-n2"], "runs no tests; leave out"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is_started(

@@ -87,7 +87,7 @@ def test_interfaces_made_of_one_nic_share_its_wire(tmp_path: Path) -> None:
     fabric = networks_of(FoundNode("node0", "10.1.0.1", machine)).fabric
     assert fabric is not None
     assert fabric.interfaces == ("eth1.100",)
-    assert "vlan300 is on the wire of eth1.100" in fabric.aside
+    assert "vlan300 is on the wire of eth1.100" in fabric.not_chosen
 
 
 def test_accelerators_of_another_maker_and_virtual_functions_are_none_of_nvml(

@@ -14,12 +14,12 @@ import pytest
 from pytest_mnode.discover import nodes as discover_nodes
 from pytest_mnode.discover.draft import draft
 from pytest_mnode.discover.findings import Findings, findings
-from pytest_mnode.discover.nodes import look_at, node_of, scheduler_names
+from pytest_mnode.discover.nodes import node_of, read_nodes, scheduler_names
 from pytest_mnode.discover.session import (
     check_place,
     complete,
     doubts_but_unconfirmed,
-    nodes_to_look_at,
+    node_count,
     summary,
     write_new,
 )
@@ -47,7 +47,7 @@ def result(stdout: str = "", code: int | None = 0, stderr: str = "") -> CommandR
         (result("", None), "no answer within 90 s"),
         (result(ANSWER, None), "no answer within 90 s"),
         (result("", 127, "sh: python: not found\n"), "status 127: sh: python: not found"),
-        (result("", 1), "its look ended with status 1: no message"),
+        (result("", 1), "reading it ended with status 1: no message"),
         (result('{"interfaces": 3}\n'), "its answer cannot be read: "),
         (result("{\n"), "its answer cannot be read: "),
     ],
@@ -60,7 +60,7 @@ def test_what_a_node_answers(answer: CommandResult, problem: str) -> None:
 
 
 class OneOff(Nodes):
-    """Three nodes, the second of which is off; the others are looked at together."""
+    """Three nodes, the second of which is off; the others are read together."""
 
     python = "python3"
 
@@ -72,7 +72,7 @@ class OneOff(Nodes):
     ) -> list[list[str]]:
         if nodes != "node1":
             return [[]]
-        raise NodeLostError("node1", "node1 is not there: powered off")
+        raise NodeLostError("node1", "node1 is unavailable: powered off")
 
     def run(
         self,
@@ -90,10 +90,10 @@ class OneOff(Nodes):
 
 
 def test_a_node_that_is_off_does_not_hide_the_others() -> None:
-    seen = look_at(OneOff(), "rack", "no cluster was named")
+    seen = read_nodes(OneOff(), "rack", "no cluster was named")
     assert [node.name for node in seen.shown] == ["node0", "node2"]
     [off] = seen.silent
-    assert (off.name, off.problem) == ("node1", "node1 is not there: powered off")
+    assert (off.name, off.problem) == ("node1", "node1 is unavailable: powered off")
     assert seen.emulated
 
 
@@ -111,7 +111,7 @@ def test_a_name_whose_look_up_hangs_leaves_its_node_alone_without_an_address(
     monkeypatch.setattr(discover_nodes, "_LOOK_UP_LIMIT_S", 1.0)
     monkeypatch.setattr(OneOff, "address", lambda _, node: f"{node}.example")
     try:
-        seen = look_at(OneOff(), "ssh", "a hostfile was named")
+        seen = read_nodes(OneOff(), "ssh", "a hostfile was named")
         assert not answers.is_set()
     finally:
         answers.set()
@@ -133,35 +133,35 @@ def settings(**changes: Any) -> Settings:
     return Settings(**changes)
 
 
-def test_how_many_nodes_are_looked_at(tmp_path: Path) -> None:
+def test_number_of_nodes_to_read(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("node[1-3] slots=8\n")
     allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "5"}
-    assert nodes_to_look_at(settings(nodes=2, hostfile=hostfile), allocation) == 2
-    assert nodes_to_look_at(settings(hostfile=hostfile), {}) == 3
-    assert nodes_to_look_at(settings(hostfile=hostfile, launcher="ssh"), allocation) == 3
-    assert nodes_to_look_at(settings(hostfile=hostfile), allocation) == 5
-    assert nodes_to_look_at(settings(launcher="slurm"), allocation) == 5
+    assert node_count(settings(nodes=2, hostfile=hostfile), allocation) == 2
+    assert node_count(settings(hostfile=hostfile), {}) == 3
+    assert node_count(settings(hostfile=hostfile, launcher="ssh"), allocation) == 3
+    assert node_count(settings(hostfile=hostfile), allocation) == 5
+    assert node_count(settings(launcher="slurm"), allocation) == 5
     for wrong in ("", "0", "five"):
-        with pytest.raises(UsageError, match="nothing says how many nodes"):
-            nodes_to_look_at(settings(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": wrong})
-    with pytest.raises(UsageError, match="accepted: with --mnode-nodes=N"):
-        nodes_to_look_at(settings(launcher="slurm", hostfile=hostfile), {})
-    assert nodes_to_look_at(settings(launcher="rack", hostfile=hostfile), allocation) == 2
-    assert nodes_to_look_at(settings(), {}) == 2
+        with pytest.raises(UsageError, match="the number of nodes is unknown"):
+            node_count(settings(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": wrong})
+    with pytest.raises(UsageError, match="pass --mnode-nodes=N"):
+        node_count(settings(launcher="slurm", hostfile=hostfile), {})
+    assert node_count(settings(launcher="rack", hostfile=hostfile), allocation) == 2
+    assert node_count(settings(), {}) == 2
 
 
 def test_a_page_that_is_there_is_never_written_over(tmp_path: Path) -> None:
     there = tmp_path / "spec.yaml"
     there.write_text("mine")
-    with pytest.raises(UsageError, match="it is there already"):
+    with pytest.raises(UsageError, match="the file exists"):
         check_place(there)
     with pytest.raises(UsageError, match="file exists"):
         write_new(there, "theirs")
     assert there.read_text() == "mine"
     dangling = tmp_path / "link.yaml"
     dangling.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="it is there already"):
+    with pytest.raises(UsageError, match="the file exists"):
         check_place(dangling)
 
 
@@ -173,7 +173,7 @@ def test_where_it_cannot_be_written_is_said_first(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
 
 
-def test_preflight_says_what_nodes_do_not_keep(tmp_path: Path) -> None:
+def test_preflight_names_nodes_that_do_not_meet_the_page(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{interfaces: {}, speed: {}, same: [kernel], limits: {shm: 1 GiB}}")
     well = healthy()
     kept = findings(well, spec)
@@ -188,10 +188,10 @@ def test_preflight_says_what_nodes_do_not_keep(tmp_path: Path) -> None:
     assert f"- {line}" in paragraphs
 
 
-def test_a_page_that_all_nodes_keep_says_so() -> None:
+def test_a_page_that_all_nodes_meet_says_so() -> None:
     [line] = Findings((), (), 12).paragraphs()
     assert line == "Then preflight was run with this page, and made 12 measurements: all nodes " \
-        "keep it."  # fmt: skip
+        "meet it."  # fmt: skip
 
 
 def test_what_is_doubtful_of_a_page_but_that_nobody_confirmed_it(tmp_path: Path) -> None:
@@ -220,17 +220,17 @@ def test_what_the_terminal_shows() -> None:
     kept = Findings(("node1: accelerators 4",), ("speed on node2: mute",), 5)
     lines = summary(Path("new.yaml"), seen, page, kept, "")
     text = "\n".join(lines)
-    assert "node0, node1, node2 showed what they have" in lines[0]
-    assert "mnode: node3 showed nothing: no answer within 90 s" in lines
+    assert "read node0, node1, node2" in lines[0]
+    assert "mnode: node3 could not be read: no answer within 90 s" in lines
     assert "mnode: nodes differ: accelerators (most: 8): node1: 4" in lines
-    assert "mnode: nodes do not keep the page: node1: accelerators 4" in lines
+    assert "mnode: nodes do not meet the spec: node1: accelerators 4" in lines
     assert "mnode: could not be measured: speed on node2: mute" in lines
     assert "written: new.yaml" in lines
-    assert "then say confirmed: true" in text
+    assert "then set confirmed: true" in text
     odd = summary(Path("new.yaml"), seen, page, kept, "", doubtful=["fabric.mtu: odd"])
     assert "mnode: doubtful: fabric.mtu: odd" in odd
     refused = summary(Path("new.yaml"), seen, page, None, "fabric.mtu: 99999; accepted: less")
-    assert any("to be put right before it loads: fabric.mtu" in line for line in refused)
+    assert any("the page cannot be loaded, correct it: fabric.mtu" in line for line in refused)
 
 
 def test_a_node_whose_own_name_leads_to_its_loopback_has_the_address_that_others_see(
@@ -244,5 +244,5 @@ def test_a_node_whose_own_name_leads_to_its_loopback_has_the_address_that_others
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(OneOff, "address", lambda _, node: f"{node}.example")
     monkeypatch.setattr(discover_nodes, "towards", {"192.0.2.2": "192.0.2.1"}.get)
-    seen = look_at(OneOff(), "ssh", "a hostfile was named")
+    seen = read_nodes(OneOff(), "ssh", "a hostfile was named")
     assert [node.address for node in seen.nodes] == ["192.0.2.1", "192.0.2.2", "192.0.2.2"]

@@ -212,7 +212,7 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     assert left["culprit"].startswith("too large: a job whose submission was not answered ("), left
     unseen = large["nodes held by two jobs at once"]
     assert unseen["verdict"] == "inconclusive", output
-    assert unseen["note"].startswith("too large: nothing was seen for "), unseen
+    assert unseen["note"].startswith("too large: the scheduler gave no answer for "), unseen
     assert ": squeue: no answer in 0.001 s" in unseen["note"], unseen
 
     assert found[LOSS][0] == "not promised"

@@ -35,11 +35,11 @@ INSIDE = ["salloc", "--nodelist=node[0-1]", "--exclusive", "--quiet"]
     ("nodes", "words", "message"),
     [
         (3, ([], INSIDE),
-         "3 nodes asked for, and allocation {job} has 2: node0, node1; missing: 1; allocate them "
+         "3 nodes requested, but allocation {job} has 2: node0, node1; missing: 1; allocate them "
          "with --nodes=3"),
         (2, (["-pgpu"], INSIDE),
-         "UsageError: --mnode-slurm-args=-pgpu: this is inside of allocation {job} already"),
-        (2, (["--partition=gpu"], []), "ClusterError: slurm: no 2 nodes: "),
+         "UsageError: --mnode-slurm-args=-pgpu: this run is inside allocation {job}"),
+        (2, (["--partition=gpu"], []), "ClusterError: slurm: 2 nodes not allocated: "),
         (2, (["--no-shell"], []), "UsageError: --mnode-slurm-args: --no-shell: "),
     ],
     ids=["too few", "arguments inside", "no such partition", "no shell"],
@@ -68,7 +68,7 @@ def test_nodes_that_are_down_are_named_and_not_waited_for(
     controller = Controller(slurm, tmp_path, 4)
     controller.close()
     assert controller.report["error"] == (
-        "ClusterError: slurm: 4 nodes asked for: partition all has 3 usable of 4 nodes; "
+        "ClusterError: slurm: 4 nodes requested: partition all has 3 usable of 4 nodes; "
         "missing: node2 (DOWN: broken fan)"
     )
     assert slurm.queue() == []

@@ -51,7 +51,7 @@ def test_a_node_that_slurm_gives_up_is_named(slurm: SlurmOnRack, tmp_path: Path)
     assert controller("lost") == [["node1", "Slurm says DOWN: broken fan"]]
     assert controller('run(["hostname"], 2)') == [0, "node2\n", ""]
     assert controller('run(["true"], 1)') == (
-        "NodeLostError: node1 is not there: Slurm says DOWN: broken fan"
+        "NodeLostError: node1 is unavailable: Slurm says DOWN: broken fan"
     )
     slurm.run("scancel", str(controller.report["job"]))
     slurm.await_that(lambda: len(controller("lost")) == 3, 15, "the loss of all is reported")
@@ -65,7 +65,7 @@ def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> No
     controller = Controller(slurm, tmp_path, 2, ([FIRST_2], []), spec=tmp_path / "spec.yaml")
     node1 = "launcher.nodes[1]"
     assert controller(f"launcher.ask(PowerOff({node1}.name))") is None
-    assert controller('run(["true"], 1)') == "NodeLostError: node1 is not there: powered off"
+    assert controller('run(["true"], 1)') == "NodeLostError: node1 is unavailable: powered off"
     assert controller(f"launcher.ask(PowerOn({node1}.name))") is None
     assert controller('run(["hostname"], 1)') == [0, "node1\n", ""]
     assert controller("lost") == []

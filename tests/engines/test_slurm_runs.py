@@ -96,7 +96,7 @@ def test_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
         env={"PYTHONPATH": str(released_plugins())},
     )
     assert run.returncode == 0, run.output
-    assert "mnode: launcher slurm (asked for), 2 nodes" in run.output
+    assert "mnode: launcher slurm (requested), 2 nodes" in run.output
     assert 'assert os.uname().nodename == "node1"' in lines_run(tmp_path), run.output
     assert slurm.queue() == [] or [job.state for job in slurm.queue()] == ["COMPLETING"]
     assert list(tmp_path.glob(".mnode-*")) == []
@@ -155,7 +155,7 @@ def test_more_nodes_than_there_are(slurm: SlurmOnRack, tmp_path: Path) -> None:
         before=["salloc", "--nodelist=node[0-2]", "--exclusive", "--quiet"],
     )
     assert run.returncode == pytest.ExitCode.USAGE_ERROR, run.output
-    assert "4 nodes asked for, and allocation" in run.output
+    assert "4 nodes requested, but allocation" in run.output
     assert "has 3: node0, node1, node2; missing: 1; allocate them with --nodes=4" in run.output
     assert "Traceback" not in run.output
 
@@ -240,6 +240,6 @@ def test_without_slurm_it_is_said_so(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--mnode-launcher=slurm: no Slurm here: srun, salloc, sbatch, scontrol not found" in (
+    assert "--mnode-launcher=slurm: Slurm is not installed: srun, salloc, sbatch, scontrol" in (
         done.stdout + done.stderr
     )

@@ -130,11 +130,11 @@ def test_every_host_that_cannot_be_used_has_its_line(ssh: SshOnRack, tmp_path: P
     assert reported[0] == "ssh: 7 of 8 nodes cannot be used:", run.output
     lines = {line.split(":")[0].strip(): line for line in reported[1:]}
     assert set(lines) == set(hosts[1:])
-    assert "no Python started there (status 127" in lines["node1"]
+    assert "Python did not start on the node (status 127" in lines["node1"]
     assert "--mnode-python" in lines["node1"]
     assert "pytest_mnode cannot be imported by" in lines["node2"]
     assert "No module named 'pytest_mnode'" in lines["node2"]
-    assert f"pytest-mnode 0.0.1 in {old} there, " in lines["node3"]
+    assert f"pytest-mnode 0.0.1 in {old}, but " in lines["node3"]
     assert "Permission denied (publickey)" in lines["stranger"]
     assert "Connection refused" in lines["closed"]
     assert "No route to host" in lines["nowhere"] or "timed out" in lines["nowhere"]

@@ -227,7 +227,7 @@ def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Pat
         ("other_package:node1:no-such", "no distribution 'no-such' is installed"),
         ("other_code:node1:/no/such.py", "no file /no/such.py"),
         ("wrong_hosts:node1:node7", "no node 'node7'; accepted: node0 to node2"),
-        ("low_nofile:node1:1048576", "would lower nothing"),
+        ("low_nofile:node1:1048576", "does not lower the limit"),
     ],
 )
 def test_what_is_not_there_cannot_be_broken(rack: Rack, fault: str, message: str) -> None:

@@ -53,7 +53,7 @@ def test_a_fault_is_there_from_the_first_test_on(tmp_path: Path, xdist: list[str
         (["--mnode-fault=slow_tx:node7"], "*: fault 'slow_tx:node7': no node 'node7'; accepted: *"),
         (
             ["--mnode-fault=slow_tx:node1", "--mnode-launcher=local"],
-            "--mnode-fault: only the rack can have faults, and the launcher is local (asked for)",
+            "--mnode-fault: faults need the rack, but the launcher is local (requested)",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_several_are_read_in_order() -> None:
         ("full_disk:node1:data", "PATH='data': accepted: an absolute path"),
         ("other_package:node1", "NAME='': accepted: the name of an installed distribution"),
         ("skewed_clock:node1:inf", "SECONDS='inf'"),
-        ("powered_off:node1:now", "more than it takes; accepted: powered_off:NODE"),
+        ("powered_off:node1:now", "too many values; accepted: powered_off:NODE"),
     ],
 )
 def test_a_bad_text_is_one_line(text: str, message: str) -> None:

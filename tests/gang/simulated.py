@@ -16,7 +16,7 @@ from pytest_mnode.gang.engine import (
     GangRequest,
     Heartbeat,
     JobRecord,
-    Look,
+    Observation,
     Phase,
     Refused,
 )
@@ -53,13 +53,13 @@ class Scheduler:
     no gang after the first. keeps: cancels nothing. no_backfill: starts nothing behind a waiting
     job. twice: gives taken nodes away. early: a rank of a waiting gang runs. outlives: ranks run on
     after the end. elsewhere: a rank runs on another node. late_rank: one rank starts N s late.
-    silent: no heartbeat from this node. blind: no answer for N s from the fifth look on. slow:
-    answers take N s. fails: every job fails at once with these words. garbled: lines that are no
-    heartbeat. dies: gangs are over after N s without a rank; dies_again: in their second start.
+    silent: no heartbeat from this node. blind: no answer for N s from the fifth observation on.
+    slow: answers take N s. fails: every job fails at once with these words. garbled: lines that are
+    no heartbeat. dies: gangs are over after N s without a rank; dies_again: in their second start.
     late_small: the small job waits N s after a gang. power_limit: the power command never ends;
     interrupted: the user interrupts it; slow_power: it takes N s. foreign: nodes that others take
     after the first submission. unreasonable: no reason. split: a gang becomes N jobs of one node.
-    watched: cancelling takes N s, and the look after it brings what was seen meanwhile.
+    watched: cancelling takes N s, and the observation after it brings what was seen meanwhile.
     After a node was lost, half_requeue: the gang goes on without it; stubborn: it is requeued in
     any case; zombies: its ranks run on; never_again: it stays away.
     """
@@ -73,9 +73,9 @@ class Scheduler:
         self.time = 1_700_000_000.0
         self.jobs: list[Job] = []
         self.beats: list[Heartbeat] = []
-        self.passed: list[Look] = []
+        self.reported_changes: list[Observation] = []
         self.off: dict[str, float] = {}
-        self.looks = 0
+        self.observations = 0
         self.blind_until = 0.0
         self.ran_gang = False
         self.over_s = 0.0
@@ -115,18 +115,20 @@ class Scheduler:
         self.time += 0.02
         return tuple(job.id for job in made)
 
-    def observe(self) -> Look:
+    def observe(self) -> Observation:
         asked = self.time
-        self.looks += 1
-        if "blind" in self.faults and self.looks == 5:
+        self.observations += 1
+        if "blind" in self.faults and self.observations == 5:
             self.blind_until = asked + float(str(self.faults["blind"]))
         self.time += 0.02 + float(str(self.faults.get("slow", 0.0)))
         beats, self.beats = tuple(self.beats), []
         if asked < self.blind_until:
-            return Look(asked, self.time, None, beats, why="squeue: no answer in 20 s")
-        unreadable = 1 if "garbled" in self.faults and self.looks == 5 else 0
-        passed, self.passed = tuple(self.passed), []
-        return Look(asked, self.time, self._records(), beats, unreadable, passed=passed)
+            return Observation(asked, self.time, None, beats, why="squeue: no answer in 20 s")
+        unreadable = 1 if "garbled" in self.faults and self.observations == 5 else 0
+        reported_changes, self.reported_changes = tuple(self.reported_changes), []
+        return Observation(
+            asked, self.time, self._records(), beats, unreadable, reported_changes=reported_changes
+        )
 
     def cancel(self, jobs: Sequence[str]) -> None:
         for job in self.jobs:
@@ -137,7 +139,7 @@ class Scheduler:
                     job.ending_s = self.time
         if (seconds := self.faults.get("watched")) is not None:
             self.time += TICK_S
-            self.passed.append(Look(self.time, self.time, self._records()))
+            self.reported_changes.append(Observation(self.time, self.time, self._records()))
             self.time += float(str(seconds))
 
     def power(self, what: str, node: str) -> None:

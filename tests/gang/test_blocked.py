@@ -91,23 +91,25 @@ def blocked(
 @pytest.mark.parametrize("considered", [0.0, 103.0])
 def test_a_gang_that_waits_for_a_limit_does_not_wait_for_nodes(considered: float) -> None:
     waits_for_it = blocked("2", 108, 114, considered=considered)
-    looks = watched(both(course("1", 101, 107), waits_for_it), RACED, 118)
-    found = raced(looks, 115.0)
+    observations = watched(both(course("1", 101, 107), waits_for_it), RACED, 118)
+    found = raced(observations, 115.0)
     assert found == {
         NOT_TRIED: (
             UNKNOWN,
-            f" | race 1: B waited for something else than nodes: PENDING ({LIMIT})",
+            f" | race 1: B was blocked by something other than nodes: PENDING ({LIMIT})",
         )
     }
-    looks = watched(both(course("1", 101, 107), blocked("2", 108, 114, nodes_too=True)), RACED, 118)
-    assert raced(looks, 115.0) == {}
+    observations = watched(
+        both(course("1", 101, 107), blocked("2", 108, 114, nodes_too=True)), RACED, 118
+    )
+    assert raced(observations, 115.0) == {}
 
 
 @pytest.mark.parametrize("considered", [0.0, 100.9])
 def test_a_blocked_job_is_not_the_schedulers_fault(considered: float) -> None:
     jobs = (blocked(job, 290, 290, considered=considered) for job in "12")
-    looks = watched(both(*jobs), [], 295)
-    found = raced(looks, 290.0)
+    observations = watched(both(*jobs), [], 295)
+    found = raced(observations, 290.0)
     assert (found[NEVER][0], found[NEXT][0]) == (UNKNOWN, UNKNOWN)
     assert f"PENDING ({LIMIT})" in found[NEVER][1]
     waited = watched(
@@ -131,8 +133,8 @@ def test_beside_a_gang_that_is_too_large(blocked: bool, expected: str) -> None:
             return {job: over(job, "CANCELLED") for job in ("9", "2", "3")}
         return {"9": waits("9"), "2": waits("2", blocked=blocked), "3": waits("3", blocked=blocked)}
 
-    looks = watched(shown, [], 195)
-    window = Window("too large", (large, B, small), looks, notes=((190.0, CLEARED),))
+    observations = watched(shown, [], 195)
+    window = Window("too large", (large, B, small), observations, notes=((190.0, CLEARED),))
     found = faults(judged_size(window, PROMISE))
     assert (found[BLOCKED][0], found[OTHERS][0]) == (expected, expected)
     assert A.size == B.size

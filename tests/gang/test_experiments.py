@@ -74,26 +74,26 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
         ("race", {"twice": 1}, {TWICE: FAIL}, TWICE, "race 1: node1 by A and B"),
         # What was not seen is not known, and nothing passes for it.
         ("filled", {"silent": "node2"}, {ALONE: UNKNOWN}, ALONE, "no heartbeat from node2 in "),
-        ("filled", {"blind": 7.0}, {PARTS: UNKNOWN, TWICE: UNKNOWN}, PARTS, "nothing was seen "),
+        ("filled", {"blind": 7.0}, {PARTS: UNKNOWN, TWICE: UNKNOWN}, PARTS, "gave no answer "),
         ("race", {"garbled": 1}, {WAITING: UNKNOWN, ALONE: UNKNOWN}, WAITING, "1 heartbeats "),
-        ("filled", {"foreign": ("node3",)}, {NOT_TRIED: UNKNOWN}, NOT_TRIED, "somebody else "),
+        ("filled", {"foreign": ("node3",)}, {NOT_TRIED: UNKNOWN}, NOT_TRIED, "others use "),
         ("filled", {"fails": "FAILED (NonZeroExitCode)"}, {NOT_TRIED: UNKNOWN}, NOT_TRIED,
-         "the room could not be filled: filler 1 FAILED (NonZeroExitCode), filler 2 FAILED"),
-        ("loss", {"fails": "FAILED"}, {FATE: UNKNOWN}, FATE, "could lose no node: B FAILED"),
+         "the nodes could not be filled: filler 1 FAILED (NonZeroExitCode), filler 2 FAILED"),
+        ("loss", {"fails": "FAILED"}, {FATE: UNKNOWN}, FATE, "no node was switched off: B FAILED"),
         # A gang larger than the cluster.
         ("oversize", {"unreasonable": 1}, {NO_REASON: FAIL}, NO_REASON, "too large: PENDING"),
         ("oversize", {"no_backfill": 1}, {BLOCKED: FAIL, OTHERS: FAIL}, BLOCKED, "B: PENDING ("),
         ("oversize", {"partial": 1}, {PARTS: FAIL}, PARTS, "too large held 4 of 5 nodes"),
         # Gangs that are dead on arrival, in the scheduler's word or without one.
-        ("race", {"dies": 0.5}, {UNHEARD: UNKNOWN}, UNHEARD, "A: 0 of 3 ranks heard, 0 of them"),
+        ("race", {"dies": 0.5}, {UNHEARD: UNKNOWN}, UNHEARD, "A: 0 of 3 ranks sent heartbeats"),
         ("filled", {"dies": 0.5, "fails": "FAILED (1)"}, {UNHEARD: FAIL}, UNHEARD, "; FAILED (1)"),
         ("oversize", {"dies": 0.5}, {UNHEARD: UNKNOWN}, UNHEARD, "too large: B: 0 of 3 ranks"),
         ("loss", {"dies_again": 0.5}, {FATE: FAIL}, FATE, "requeued and then over, COMPLETED"),
         # Nodes that others have: nothing is known of what did not come, or is not given back.
         ("race", {"foreign": ("node2", "node3")}, {NEVER: UNKNOWN, NOT_BACK: UNKNOWN}, NEVER,
-         "these nodes were not there for it: node2: job 17 of bob"),
+         "these nodes were used by others or unavailable: node2: job 17 of bob"),
         ("race", {"foreign": ("node3",)}, {NOT_BACK: UNKNOWN}, NOT_BACK,
-         "race 1: somebody else has node3: job 17 of bob"),
+         "race 1: others use node3: job 17 of bob"),
         # A node may be off although the command that switches it did not end.
         ("loss", {"power_limit": 1}, {FATE: UNKNOWN}, FATE, "bmc off: no answer in 60 s"),
         # A gang that lost a node.
@@ -157,8 +157,8 @@ def test_a_gang_not_taken_down_in_time() -> None:
 @pytest.mark.parametrize(
     ("names", "promised", "text"),
     [
-        (("node0",), {}, "1 of 1 nodes are free, and a gang has 2; the experiment needs nodes"),
-        (("a", "b", "c"), {"nodes": 4}, "3 of 3 nodes are free, and a gang has 4"),
+        (("node0",), {}, "1 of 1 nodes are free, and a gang needs 2; nodes in the allocation"),
+        (("a", "b", "c"), {"nodes": 4}, "3 of 3 nodes are free, and a gang needs 4"),
         (("a", "b", "c"), {"among": ["a", "d"]}, "criteria.gang.among: d: no such node; the sch"),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_round_is_a_picture_of_gangs_and_nodes() -> None:
     on_nodes = {s.lane for s in shown.spans if s.text == "B" and s.start_s == whole.start_s}
     assert len(on_nodes) == 3
     assert all(0 <= span.start_s <= span.end_s for span in shown.spans)
-    assert any("room filled" in moment.text for moment in shown.moments)
+    assert any("nodes filled" in moment.text for moment in shown.moments)
 
 
 def test_orders_differ_from_round_to_round_and_come_again() -> None:

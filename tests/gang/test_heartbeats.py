@@ -141,13 +141,13 @@ def test_a_clock_that_is_behind_no_more_than_promised() -> None:
 
 @pytest.mark.parametrize("count", [1, 15])
 def test_heartbeats_that_came_late_all_at_once_are_no_clock(count: int) -> None:
-    """A rank of a gang that waits: what is heard of it comes in one look, long after."""
+    """A rank of a gang that waits: what is heard of it comes in one observation, long after."""
     early = [Heartbeat("2", 1, 0, "n0", 102.0 + 0.2 * n) for n in range(count)]
-    looks = [
-        replace(one, beats=(*one.beats, *early)) if 106 < one.asked_s <= 106.25 else one
+    observations = [
+        replace(one, beats=(*one.beats, *early)) if 106 < one.requested_s <= 106.25 else one
         for one in watched(RACE, RACED, 118)
     ]
-    assert raced(tuple(looks), 115.0)[WAITING][0] == FAIL
+    assert raced(tuple(observations), 115.0)[WAITING][0] == FAIL
 
 
 def test_all_ranks_on_one_node() -> None:

@@ -56,8 +56,8 @@ def lost(
         return {"1": holds("1", *NODES, restarts=1) if t < 200 else over("1", "CANCELLED", 1)}
 
     before = [b for r in range(3) for b in ran("1", r, 101.5, 110 if r == 2 else 124.5)]
-    looks = watched(shown, [b for b in before if b.what == "beat"] + beats, 204, off)
-    window = Window("loss", (gang,), looks, notes=((200.0, CLEARED),))
+    observations = watched(shown, [b for b in before if b.what == "beat"] + beats, 204, off)
+    window = Window("loss", (gang,), observations, notes=((200.0, CLEARED),))
     page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
     promise = GangCriterion.model_validate(page)
     return faults(judged_lost(Lost(window, "n2", 110.0), promise))
@@ -73,7 +73,7 @@ def test_a_start_that_is_whole_by_the_records_only(ranks: int) -> None:
     assert {name: found[name][0] for name in (FATE, AGAIN, ALONE)} == dict.fromkeys(
         (FATE, AGAIN, ALONE), UNKNOWN
     )
-    assert f"requeued, and {ranks} of 3 ranks heard of that start" in found[FATE][1]
+    assert f"requeued, but {ranks} of 3 ranks sent heartbeats" in found[FATE][1]
 
 
 def test_ranks_of_the_next_start_come_together() -> None:
@@ -139,8 +139,8 @@ def test_the_start_that_lost_its_node_is_the_one_that_ran() -> None:
     promise = GangCriterion.model_validate(page)
 
     def found(shown: Shown, beats: list[Heartbeat]) -> dict[str, tuple[str, str]]:
-        looks = watched(shown, [b for b in beats if b.what == "beat"], 304)
-        window = Window("loss", (gang,), looks, notes=((300.0, CLEARED),))
+        observations = watched(shown, [b for b in beats if b.what == "beat"], 304)
+        window = Window("loss", (gang,), observations, notes=((300.0, CLEARED),))
         return faults(judged_lost(Lost(window, "n2", 150.0), promise))
 
     old = [b for r in range(3) for b in ran("1", r, 120.5, 150 if r == 2 else 299.5, 1)]

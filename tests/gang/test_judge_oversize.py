@@ -40,8 +40,8 @@ def reason_given(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, 
         first = holds("3", "n3") if t < 102.5 else over("3")
         return {**large(t), **course("2", 101, 107)(t), "3": waits("3") if t < 101 else first}
 
-    looks = watched(shown, [*all_ran("2", 101.3, 106.3), *beats], 130)
-    window = Window("too large", gangs, looks, notes=((120.0, CLEARED),), arena=WIDE[:4])
+    observations = watched(shown, [*all_ran("2", 101.3, 106.3), *beats], 130)
+    window = Window("too large", gangs, observations, notes=((120.0, CLEARED),), arena=WIDE[:4])
     return faults(judged_size(window, PROMISE)).get(NO_REASON)
 
 
@@ -64,7 +64,7 @@ def test_a_gang_that_ran_was_not_larger_than_the_cluster() -> None:
         text = reason_given(runs, beats)
         assert text is not None
         assert text[0] == UNKNOWN
-        assert "it ran, so that it was not larger than the cluster" in text[1]
+        assert "it ran, so it was not larger than the cluster" in text[1]
     assert reason_given(lambda t: {"9": waits("9") if t < 120 else over("9")}, heard) is not None
 
 

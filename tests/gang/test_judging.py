@@ -59,7 +59,7 @@ def test_gangs_that_are_over_without_a_heartbeat(text: str, expected: str) -> No
     shown = both(course("1", 101, 101.6, text), course("2", 102, 102.6, text))
     found = raced(watched(shown, [], 106), 103.0)
     assert found[UNHEARD][0] == expected
-    assert "race 1: A: 0 of 3 ranks heard, 0 of them to their end" in found[UNHEARD][1]
+    assert "race 1: A: 0 of 3 ranks sent heartbeats, 0 of them to completion" in found[UNHEARD][1]
     assert (text in found[UNHEARD][1]) == (expected == FAIL)
     assert found[ALONE][0] == UNKNOWN
 
@@ -67,7 +67,9 @@ def test_gangs_that_are_over_without_a_heartbeat(text: str, expected: str) -> No
 def test_a_rank_that_did_not_run_to_its_end() -> None:
     beats = [b for b in RACED if (b.job, b.rank, b.what) != ("2", 1, "end")]
     found = raced(watched(RACE, beats, 118), 115.0)
-    assert found == {UNHEARD: (UNKNOWN, " | race 1: B: 3 of 3 ranks heard, 2 of them to their end")}
+    assert found == {
+        UNHEARD: (UNKNOWN, " | race 1: B: 3 of 3 ranks sent heartbeats, 2 of them to completion")
+    }
 
 
 def test_a_gang_that_clearing_up_ended_owes_no_end() -> None:
@@ -86,7 +88,7 @@ def test_ranks_one_after_another() -> None:
     ]
     found = raced(watched(shown, beats, 138), 135.0)
     assert found[UNHEARD][0] == FAIL
-    assert "race 1: A: its 3 ranks never ran at once" in found[UNHEARD][1]
+    assert "race 1: A: its 3 ranks never ran concurrently" in found[UNHEARD][1]
 
 
 @pytest.mark.parametrize(("by", "text"), [(30.0, "+29."), (-3.0, "-3.0 s or more")])
@@ -111,15 +113,15 @@ def test_nodes_that_somebody_else_took() -> None:
         course("1", 101, 107),
         lambda t: {"2": waits("2") if t < 185 else over("2", "CANCELLED")},
     )
-    looks = watched(shown, all_ran("1", 101.3, 106.3), 190)
-    alone = raced(looks, 184.0, not_free=("n2",))
+    observations = watched(shown, all_ran("1", 101.3, 106.3), 190)
+    alone = raced(observations, 184.0, not_free=("n2",))
     assert [alone[name][0] for name in (NEVER, NEXT, NOT_BACK)] == [FAIL, FAIL, FAIL]
     who = ("n2: job 17 of bob",)
-    found = raced(looks, 184.0, taken=who, others=who)
+    found = raced(observations, 184.0, taken=who, others=who)
     assert [found[name][0] for name in (NEVER, NEXT, NOT_BACK)] == [UNKNOWN] * 3
     assert all("n2: job 17 of bob" in found[name][1] for name in (NEVER, NEXT, NOT_BACK))
     # A node that nobody else has is missed all the same.
-    assert raced(looks, 184.0, not_free=("n1",), taken=who)[NOT_BACK][0] == FAIL
+    assert raced(observations, 184.0, not_free=("n1",), taken=who)[NOT_BACK][0] == FAIL
 
 
 def verdicts_of(*given: Any) -> dict[str, str]:
@@ -182,8 +184,8 @@ def test_a_gang_that_failed_between_two_looks() -> None:
     assert "0 of 3 nodes at most, FAILED (NonZeroExitCode)" in found[NEVER][1]
     large, small = Gang("too large", 5, ("9",), 5.0, 100.0), Gang("small", 1, ("3",), 1.0, 100.2)
     shown = both(lambda _: {"9": waits("9")}, fails_unseen("2"), fails_unseen("3"))
-    looks = watched(shown, [], 200)
-    window = Window("large", (large, B, small), looks, notes=((190.0, CLEARED),))
+    observations = watched(shown, [], 200)
+    window = Window("large", (large, B, small), observations, notes=((190.0, CLEARED),))
     blocked = faults(judged_size(window, PROMISE))[BLOCKED]
     assert "large: B: FAILED (NonZeroExitCode)" in blocked[1]
 
@@ -210,7 +212,7 @@ def test_a_small_job_that_came_and_went_between_two_looks(heard: bool) -> None:
     beats += [replace(b, job="3") for b in ran("1", 0, 101.0, 101.2)] if heard else []
     measurements = judged_race(watched(shown, beats, 118), 115.0, gangs=(A, B, small))
     [note] = [f.note for f in measurements if f.name == "race 1: small: time to its start"]
-    assert note == "it came and went between two looks: COMPLETED"
+    assert note == "it started and ended between two observations: COMPLETED"
 
 
 def test_a_small_job_that_did_not_start() -> None:
@@ -231,7 +233,7 @@ class Reasons(Scheduler):
 
     def _records(self) -> dict[str, JobRecord]:
         found = super()._records()
-        why = "PENDING (Priority)" if self.looks < 8 else "PENDING (Resources)"
+        why = "PENDING (Priority)" if self.observations < 8 else "PENDING (Resources)"
         waiting = {job.id for job in self.jobs if job.waits}
         return {job: replace(r, status=why) if job in waiting else r for job, r in found.items()}
 

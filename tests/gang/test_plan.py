@@ -47,8 +47,8 @@ def test_room_for_one_gang_and_not_for_two(
 @pytest.mark.parametrize(
     ("nodes", "free", "promised", "text"),
     [
-        (4, 0, {}, "0 of 4 nodes are free, and a gang has 2; the experiment needs nodes that"),
-        (4, 2, {"nodes": 3}, "2 of 4 nodes are free, and a gang has 3"),
+        (4, 0, {}, "0 of 4 nodes are free, and a gang needs 2; nodes in the allocation of"),
+        (4, 2, {"nodes": 3}, "2 of 4 nodes are free, and a gang needs 3"),
         (4, 2, {"among": ["node1", "node2"]}, "criteria.gang.among: node2 not free; give nodes"),
         (2, 2, {"among": ["node1", "nodex"]}, "criteria.gang.among: nodex: no such node; the sch"),
     ],

@@ -73,7 +73,7 @@ def test_nodes_that_jobs_may_get(
 
 
 def test_a_constraint_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="which nodes have it cannot be counted here"):
+    with pytest.raises(UsageError, match="its nodes cannot be counted; accepted: features"):
         SlurmEngine(tmp_path, names={"constraint": "[rack1|rack2]"})
     assert not list(tmp_path.glob(".mnode-gang-*"))
 
@@ -171,19 +171,19 @@ def test_left_out_nodes_are_left_out_by_sbatch_too(
     [
         (
             "--exclude=/home/x/nodes",
-            "--exclude=/home/x/nodes: a file is not read here; accepted: n",
+            "--exclude=/home/x/nodes: a file of names is not supported; accepted: n",
         ),
-        ("--nodefile=x", "--nodefile: which nodes can have it cannot be counted"),
-        ("-G8", "-G: which nodes can have it cannot be counted"),
-        ("--gpus=8", "--gpus: which nodes can have it cannot be counted"),
-        ("--gpus-per-task=1", "--gpus-per-task: which nodes can"),
-        ("--mem-per-cpu=4G", "--mem-per-cpu: which nodes can"),
-        ("--tres-per-node=gres/gpu:4", "--tres-per-node: which nodes can"),
-        ("--contiguous", "--contiguous: which nodes can"),
-        ("--mem=much", "--mem=much: not read; accepted: 64G, 512000M"),
-        ("--gres=gpu:a:b:c", "--gres=gpu:a:b:c: not read; accepted: gpu:4, gpu:a100:4"),
-        ("--gpus-per-node=x:y", "--gpus-per-node=x:y: not read; accepted: 4, a100:4"),
-        ("--cpus-per-task=x", "--cpus-per-task=x: not read; accepted: 16"),
+        ("--nodefile=x", "--nodefile: its nodes cannot be counted"),
+        ("-G8", "-G: its nodes cannot be counted"),
+        ("--gpus=8", "--gpus: its nodes cannot be counted"),
+        ("--gpus-per-task=1", "--gpus-per-task: its nodes cannot"),
+        ("--mem-per-cpu=4G", "--mem-per-cpu: its nodes cannot"),
+        ("--tres-per-node=gres/gpu:4", "--tres-per-node: its nodes cannot"),
+        ("--contiguous", "--contiguous: its nodes cannot"),
+        ("--mem=much", "--mem=much: invalid; accepted: 64G, 512000M"),
+        ("--gres=gpu:a:b:c", "--gres=gpu:a:b:c: invalid; accepted: gpu:4, gpu:a100:4"),
+        ("--gpus-per-node=x:y", "--gpus-per-node=x:y: invalid; accepted: 4, a100:4"),
+        ("--cpus-per-task=x", "--cpus-per-task=x: invalid; accepted: 16"),
     ],
 )
 def test_options_that_cannot_be_counted_are_refused(tmp_path: Path, option: str, text: str) -> None:
@@ -244,8 +244,8 @@ def test_heartbeats_that_cannot_be_read_are_counted(
     with engine_of(tmp_path) as engine:
         (engine.directory / "1.0.0.beats").mkdir()
         (engine.directory / "1.0.1.beats").write_text("beat 1 0 1 n1 1700000000.0\n")
-        look = engine.observe()
-        assert ([beat.rank for beat in look.beats], look.unreadable) == ([1], 1)
+        observation = engine.observe()
+        assert ([beat.rank for beat in observation.beats], observation.unreadable) == ([1], 1)
         (engine.directory / "1.0.0.beats").rmdir()
         monkeypatch.setattr(Path, "glob", lambda *_: (tmp_path / "none").read_text())
         assert engine.observe().unreadable == 1

@@ -1,10 +1,10 @@
-"""What a gang went through, look by look, and for how long at least and at most."""
+"""What a gang went through, observation by observation, and for how long at least and at most."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_mnode.gang.engine import JobRecord, Look, Phase
+from pytest_mnode.gang.engine import JobRecord, Observation, Phase
 from pytest_mnode.gang.timeline import (
     Gang,
     State,
@@ -18,9 +18,9 @@ from pytest_mnode.gang.timeline import (
 H, W, E, O = Phase.HOLDING, Phase.WAITING, Phase.ENDING, Phase.OVER  # noqa: E741
 
 
-def look(at: float, *records: JobRecord) -> Look:
+def observation(at: float, *records: JobRecord) -> Observation:
     """Asked for at `at`, answered 0.1 s later."""
-    return Look(at, at + 0.1, {record.job: record for record in records})
+    return Observation(at, at + 0.1, {record.job: record for record in records})
 
 
 def one(phase: Phase, nodes: int = 0, text: str = "", restarts: int = 0) -> JobRecord:
@@ -43,15 +43,15 @@ GANG = Gang("B", 3, ("1",), 5.0, submitted_s=0.5)
     ],
 )
 def test_states_of_one_job(records: list[JobRecord], expected: list[str]) -> None:
-    looks = [look(1.0 + at, record) for at, record in enumerate(records)]
-    assert [found.state.value for found in sightings(GANG, looks)] == expected
+    observations = [observation(1.0 + at, record) for at, record in enumerate(records)]
+    assert [found.state.value for found in sightings(GANG, observations)] == expected
 
 
 def test_states_of_a_gang_made_of_several_jobs() -> None:
     gang = Gang("B", 2, ("1", "2"), 5.0, submitted_s=0.5)
 
-    def states(*looks: tuple[JobRecord, ...]) -> list[str]:
-        found = [look(1.0 + at, *records) for at, records in enumerate(looks)]
+    def states(*observations: tuple[JobRecord, ...]) -> list[str]:
+        found = [observation(1.0 + at, *records) for at, records in enumerate(observations)]
         return [one.state.value for one in sightings(gang, found)]
 
     a, b = JobRecord("1", H, ("node0",)), JobRecord("2", H, ("node1",))
@@ -65,23 +65,27 @@ def test_states_of_a_gang_made_of_several_jobs() -> None:
 
 
 def test_looks_without_an_answer_say_nothing() -> None:
-    looks = [Look(0.0, 0.1, {}), Look(1.0, 21.0, None, why="no answer"), look(22.0, one(W))]
-    assert [found.state for found in sightings(GANG, looks)] == [State.WAITING]
-    assert longest_unseen_s(looks, 0.0) == pytest.approx(22.1)
-    assert longest_unseen_s(looks[:2], 0.0) is None
-    assert blind_gaps(looks, 0.0) == [(0.0, 22.1)]
-    assert blind_gaps([look(1.0), look(5.8)], 1.0) == []
+    observations = [
+        Observation(0.0, 0.1, {}),
+        Observation(1.0, 21.0, None, why="no answer"),
+        observation(22.0, one(W)),
+    ]
+    assert [found.state for found in sightings(GANG, observations)] == [State.WAITING]
+    assert longest_unseen_s(observations, 0.0) == pytest.approx(22.1)
+    assert longest_unseen_s(observations[:2], 0.0) is None
+    assert blind_gaps(observations, 0.0) == [(0.0, 22.1)]
+    assert blind_gaps([observation(1.0), observation(5.8)], 1.0) == []
 
 
 def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
-    looks = [
-        look(1.0, one(W, text="PENDING (Priority)")),
-        look(2.0, one(W, text="PENDING (Resources)")),
-        look(3.0, one(W, text="PENDING (Resources)")),
-        look(4.0, one(H, 3)),
-        look(5.0, one(O)),
+    observations = [
+        observation(1.0, one(W, text="PENDING (Priority)")),
+        observation(2.0, one(W, text="PENDING (Resources)")),
+        observation(3.0, one(W, text="PENDING (Resources)")),
+        observation(4.0, one(H, 3)),
+        observation(5.0, one(O)),
     ]
-    found = stretches(sightings(GANG, looks), GANG.submitted_s)
+    found = stretches(sightings(GANG, observations), GANG.submitted_s)
     assert [(s.state.value, s.status) for s in found] == [
         ("waiting", "PENDING (Priority)"),
         ("waiting", "PENDING (Resources)"),
@@ -90,16 +94,16 @@ def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
     waited = found[1]
     assert waited.at_least_s == pytest.approx(3.0 - 2.1)
     assert waited.at_most_s == pytest.approx(4.1 - 1.0)
-    by_itself = stretches(sightings(GANG, looks), GANG.submitted_s, by_state)
+    by_itself = stretches(sightings(GANG, observations), GANG.submitted_s, by_state)
     assert [s.state.value for s in by_itself] == ["waiting", "whole", "over"]
     assert by_itself[0].before_s == GANG.submitted_s
-    # Seen once: for no time at least, and from the look before to the one after at most.
+    # Seen once: for no time at least, and from the observation before to the one after at most.
     whole = by_itself[1]
     assert whole.at_least_s == 0.0
     assert whole.at_most_s == pytest.approx(5.1 - 3.0)
     assert (whole.before_s, whole.latest_s) == (3.0, 5.1)
-    unconsidered = [look(0.5, one(W, text="PENDING")), *looks]
+    unconsidered = [observation(0.5, one(W, text="PENDING")), *observations]
     waiting, *_ = stretches(sightings(GANG, unconsidered), GANG.submitted_s, by_state)
     assert waiting.status == "PENDING (Priority)"
-    # What is there at the last look has not ended.
+    # What is there at the last observation has not ended.
     assert by_itself[2].after_s is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.gang.engine import GangRequest, Look
+from pytest_mnode.gang.engine import GangRequest, Observation
 from pytest_mnode.gang.timeline import blind_gaps, longest_unseen_s
 from pytest_mnode.gang.watch import Watch
 from tests.gang.simulated import Scheduler, ran
@@ -38,11 +38,11 @@ class Dies(Scheduler):
 
     answers = 3
 
-    def observe(self) -> Look:
-        look = super().observe()
-        if self.looks <= self.answers:
-            return look
-        return replace(look, records=None, why="squeue: Unable to contact slurm controller")
+    def observe(self) -> Observation:
+        observation = super().observe()
+        if self.observations <= self.answers:
+            return observation
+        return replace(observation, records=None, why="squeue: Unable to contact slurm controller")
 
 
 @pytest.mark.parametrize("answers", [0, 1, 2, 3, 6, 10])
@@ -56,47 +56,58 @@ def test_a_scheduler_that_is_gone_from_some_moment_on(how: str, answers: int) ->
     assert {PARTS: UNKNOWN, TWICE: UNKNOWN}.items() <= found.items(), found
 
 
-def silent(looks: tuple[Look, ...], began: float, ended: float) -> tuple[Look, ...]:
+def silent(
+    observations: tuple[Observation, ...], began: float, ended: float
+) -> tuple[Observation, ...]:
     why = "squeue: no answer"
     return tuple(
-        replace(one, records=None, why=why) if began <= one.asked_s < ended else one
-        for one in looks
+        replace(one, records=None, why=why) if began <= one.requested_s < ended else one
+        for one in observations
     )
 
 
 @pytest.mark.parametrize("since", [107.7, 109.0, 112.0])
 def test_after_the_last_answer(since: float) -> None:
-    looks = silent(watched(RACE, RACED, 118), since, 999)
-    found = raced(looks, 115.0)
+    observations = silent(watched(RACE, RACED, 118), since, 999)
+    found = raced(observations, 115.0)
     assert {verdict for verdict, _ in found.values()} == {UNKNOWN}, found
     assert {PARTS, TWICE} <= found.keys()
-    assert "nothing was seen for" in found[PARTS][1]
+    assert "gave no answer for" in found[PARTS][1]
     assert (WAITING in found) == (since < 113.0)
 
 
 def test_before_the_first_answer() -> None:
     late = both(course("1", 120, 126), course("2", 127, 133))
     beats = [*all_ran("1", 120.3, 125.3), *all_ran("2", 127.3, 132.3)]
-    looks = watched(late, beats, 138)
-    assert raced(looks, 135.0) == {}
-    for some in (silent(looks, 0, 119), tuple(one for one in looks if one.asked_s > 119)):
+    observations = watched(late, beats, 138)
+    assert raced(observations, 135.0) == {}
+    for some in (
+        silent(observations, 0, 119),
+        tuple(one for one in observations if one.requested_s > 119),
+    ):
         found = raced(some, 135.0)
         assert {name: verdict for name, (verdict, _) in found.items()} == {
             PARTS: UNKNOWN,
             TWICE: UNKNOWN,
         }
-        assert "nothing was seen for 19." in found[PARTS][1]
+        assert "gave no answer for 19." in found[PARTS][1]
 
 
 def test_times_without_an_answer_have_two_ends() -> None:
-    looks = [Look(10.0, 10.1, {}), Look(11.0, 11.1, {}), Look(19.0, 20.0, None)]
-    assert longest_unseen_s(looks, 2.0) == pytest.approx(9.0)
-    assert longest_unseen_s(looks, 0.5) == pytest.approx(9.6)
-    assert blind_gaps(looks, 9.0) == [(11.0, float("inf"))]
-    assert blind_gaps(looks[:2], 0.5) == [(0.5, 10.1)]
-    assert blind_gaps(looks[:2], 9.0) == []
+    observations = [
+        Observation(10.0, 10.1, {}),
+        Observation(11.0, 11.1, {}),
+        Observation(19.0, 20.0, None),
+    ]
+    assert longest_unseen_s(observations, 2.0) == pytest.approx(9.0)
+    assert longest_unseen_s(observations, 0.5) == pytest.approx(9.6)
+    assert blind_gaps(observations, 9.0) == [(11.0, float("inf"))]
+    assert blind_gaps(observations[:2], 0.5) == [(0.5, 10.1)]
+    assert blind_gaps(observations[:2], 9.0) == []
     # However short: what ran then did so unseen.
-    assert blind_gaps([*looks[:2], Look(11.2, 11.3, None)], 9.0) == [(11.0, float("inf"))]
+    assert blind_gaps([*observations[:2], Observation(11.2, 11.3, None)], 9.0) == [
+        (11.0, float("inf"))
+    ]
 
 
 def test_a_gang_that_waited_as_long_as_the_scheduler_answered() -> None:
@@ -105,10 +116,10 @@ def test_a_gang_that_waited_as_long_as_the_scheduler_answered() -> None:
     def never(job: str) -> Shown:
         return lambda t: {job: waits(job) if t < 290 else over(job, "CANCELLED")}
 
-    looks = watched(both(course("1", 101, 107), never("2")), all_ran("1", 101.3, 106.3), 295)
-    found = raced(looks, 290.0)
+    observations = watched(both(course("1", 101, 107), never("2")), all_ran("1", 101.3, 106.3), 295)
+    found = raced(observations, 290.0)
     assert (found[NEVER][0], found[NEXT][0]) == (FAIL, FAIL)
-    found = raced(silent(looks, 110, 999), 290.0)
+    found = raced(silent(observations, 110, 999), 290.0)
     assert (found[NEVER][0], found[NEXT][0]) == (UNKNOWN, UNKNOWN)
     assert BLOCKED not in found
 
@@ -127,23 +138,23 @@ def test_it_is_looked_at_between_submissions() -> None:
     watch = Watch(scheduler, "race 1", scheduler, scheduler.names, 1.0)
     for name in ("A", "B", "C"):
         watch.submit(GangRequest(name, 2, 3.0, 60.0))
-    watch.look()
+    watch.observe()
     window = watch.window()
-    assert len(window.looks) == 4
-    longest = longest_unseen_s(window.looks, window.began_s)
+    assert len(window.observations) == 4
+    longest = longest_unseen_s(window.observations, window.began_s)
     assert longest is not None
     assert longest < 5.0
     quick = Scheduler()
     watch = Watch(quick, "race 1", quick, quick.names, 1.0)
     for name in ("A", "B", "C"):
         watch.submit(GangRequest(name, 2, 3.0, 60.0))
-    assert not watch.looks
+    assert not watch.observations
 
 
 def test_a_slow_answer_is_no_gap_where_all_in_between_was_reported() -> None:
-    slow = Look(11.0, 19.0, {})
-    reported = replace(slow, asked_s=15.0, answered_s=15.0, reported=True, complete=True)
-    first, last = Look(10.0, 10.1, {}), Look(20.0, 20.1, {})
+    slow = Observation(11.0, 19.0, {})
+    reported = replace(slow, requested_s=15.0, answered_s=15.0, reported=True, complete=True)
+    first, last = Observation(10.0, 10.1, {}), Observation(20.0, 20.1, {})
     complete = [first, reported, replace(slow, complete=True)]
     assert blind_gaps([*complete, replace(last, complete=True)], 10.0) == []
     assert blind_gaps([*complete, last], 10.0) == [(11.0, 20.1)]

@@ -39,7 +39,7 @@ def test_without_slurms_commands_nothing_is_certified(tmp_path: Path) -> None:
     for case in found["gang"]["cases"]:
         [tried] = case["measurements"]
         assert tried["name"] == "experiments that could not be conducted"
-        assert tried["note"].startswith("sinfo: no such command here"), tried
+        assert tried["note"].startswith("sinfo: no such command on this machine"), tried
     messages = {
         case["message"].splitlines()[0].removeprefix("Failed: ") for case in found["mesh"]["cases"]
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from pytest_mnode.gang.engine import Heartbeat, JobRecord, Look, Phase
+from pytest_mnode.gang.engine import Heartbeat, JobRecord, Observation, Phase
 from pytest_mnode.gang.judge_turns import Round, filled_turn, race_turn
 from pytest_mnode.gang.judging import judged_rounds
 from pytest_mnode.gang.site import Report
@@ -17,7 +17,7 @@ from pytest_mnode.spec.gang import GangCriterion
 FAIL, UNKNOWN = "fail", "inconclusive"
 PARTS = "longest time that a gang held a part of its nodes"
 WAITING = "ranks of waiting gangs that ran"
-AFTER = "ranks that ran on after their gang"
+AFTER = "ranks still running after their gang was over"
 ELSEWHERE = "ranks on nodes that their gang did not hold"
 ALONE = "longest time that ranks of a gang ran without all others"
 NEVER = "gangs that never ran, though there was room"
@@ -30,10 +30,10 @@ NO_REASON = "gangs larger than the cluster without a refusal or a reason"
 BLOCKED = "jobs that a gang larger than the cluster keeps from running"
 FATE = "gangs neither requeued nor cancelled whole when a node had died"
 OFF = "time from the death of a node until its gang is off all nodes"
-OLD = "ranks of the start that lost a node that ran on"
-AGAIN = "time from there until it runs again, whole"
-OTHERS = "longest time to the start of others beside it"
-UNHEARD = "gangs of which not all ranks ran at once, and to their end"
+OLD = "ranks still running after their gang lost a node"
+AGAIN = "time until the requeued gang runs whole again"
+OTHERS = "longest time to the start of jobs beside a gang larger than the cluster"
+UNHEARD = "gangs whose ranks did not all run concurrently to completion"
 CONDUCTED = "experiments that could not be conducted"
 
 
@@ -107,28 +107,34 @@ def all_ran(job: str, began: float, ended: float, restarts: int = 0) -> list[Hea
 
 def watched(
     shown: Shown, beats: Iterable[Heartbeat], until: float, off: dict[str, float] | None = None
-) -> tuple[Look, ...]:
-    """Looks every 0.25 s from 100.2 on. off: nodes whose clock is ahead by so much."""
-    looks, t, left = [], 100.2, sorted(beats, key=lambda beat: beat.at_s)
+) -> tuple[Observation, ...]:
+    """Observations every 0.25 s from 100.2 on. off: nodes whose clock is ahead by so much."""
+    observations, t, left = [], 100.2, sorted(beats, key=lambda beat: beat.at_s)
     while t < until:
         now = [beat for beat in left if beat.at_s <= t]
         left = left[len(now) :]
         stamped = [replace(b, at_s=b.at_s + (off or {}).get(b.node, 0.0)) for b in now]
-        looks.append(Look(t, t + 0.05, shown(t), tuple(stamped)))
+        observations.append(Observation(t, t + 0.05, shown(t), tuple(stamped)))
         t += 0.25
-    return tuple(looks)
+    return tuple(observations)
 
 
 def raced(
-    looks: tuple[Look, ...], cleared: float, promise: GangCriterion = PROMISE, **more: object
+    observations: tuple[Observation, ...],
+    cleared: float,
+    promise: GangCriterion = PROMISE,
+    **more: object,
 ) -> dict[str, tuple[str, str]]:
-    return faults(judged_race(looks, cleared, promise, **more))
+    return faults(judged_race(observations, cleared, promise, **more))
 
 
 def judged_race(
-    looks: tuple[Look, ...], cleared: float, promise: GangCriterion = PROMISE, **more: object
+    observations: tuple[Observation, ...],
+    cleared: float,
+    promise: GangCriterion = PROMISE,
+    **more: object,
 ) -> Sequence[Measurement]:
-    window = Window("race 1", (A, B), looks, notes=((cleared, CLEARED),))
+    window = Window("race 1", (A, B), observations, notes=((cleared, CLEARED),))
     window = replace(window, **more)  # type: ignore[arg-type]
     return judged_rounds([Round(window, race_turn(window, ("A", "B")))], promise)
 
@@ -155,8 +161,8 @@ def filled(
         first = {"1": holds("1", "n3") if t < 135 else over("1", "CANCELLED")}
         return first if t < 105.2 else {**first, **second(t), **small(t)}
 
-    looks = watched(shown, beats, cleared + 2, off)
-    window = Window("filled 1", gangs, looks, notes=((cleared, CLEARED),))
+    observations = watched(shown, beats, cleared + 2, off)
+    window = Window("filled 1", gangs, observations, notes=((cleared, CLEARED),))
     turn = filled_turn(window, "B", ["filler 1"], ("filler 1", "small"))
     return faults(judged_rounds([Round(window, turn)], PROMISE))
 

@@ -170,7 +170,7 @@ def test_a_trainjob_needs_a_template_that_names_its_runtime() -> None:
 
 
 def test_a_manifest_without_pods_is_refused() -> None:
-    with pytest.raises(UsageError, match="no pod template in it"):
+    with pytest.raises(UsageError, match="has no pod template"):
         job_manifest({"kind": "JobSet", "spec": {}}, "j-0", OWNER, ["n1"], ["run"])
 
 

@@ -88,7 +88,7 @@ TESTS = """
         details = [e.detail for e in job.events if e.what in ("preempted", "requeued")]
         assert details == ["", "preempted"]
         cluster.power_off("node1")
-        with pytest.raises(TimeLimitError, match="waits for node1 to be there again after 2 s"):
+        with pytest.raises(TimeLimitError, match="waits for node1 to come back after 2 s"):
             job.wait(2)
         assert job.pids("node0") == []
         cluster.power_on("node1")

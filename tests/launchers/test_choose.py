@@ -92,19 +92,19 @@ def test_ssh_where_hosts_are_named(tmp_path: Path, wanted: str) -> None:
     settings = _hosts(wanted, tmp_path, 3)
     launcher, reason = choose(settings, 2, SPEC, [str(tmp_path)], tmp_path)
     assert launcher.name == "ssh"
-    assert reason == ("asked for" if wanted == "ssh" else f"hostfile {settings.hostfile}")
+    assert reason == ("requested" if wanted == "ssh" else f"hostfile {settings.hostfile}")
     assert list(getattr(launcher, "unused", ())) == ["n2"]
 
 
 @pytest.mark.usefixtures("_outside_slurm")
 def test_ssh_needs_to_know_which_hosts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--mnode-launcher=ssh: which nodes\? name them by --mno"):
+    with pytest.raises(UsageError, match="--mnode-launcher=ssh: no nodes given: use --mnode-hostf"):
         choose(Settings(launcher="ssh"), 2, SPEC, [str(tmp_path)], tmp_path)
 
 
 @pytest.mark.usefixtures("_outside_slurm")
 def test_too_few_hosts_are_named(tmp_path: Path) -> None:
-    message = "4 nodes are needed, and .*hosts names 3: n0, n1, n2; add hosts to it, or give --mn"
+    message = "4 nodes are needed, but .*hosts names 3: n0, n1, n2; add hosts to it, or give --mn"
     with pytest.raises(UsageError, match=message):
         choose(_hosts("ssh", tmp_path, 3), 4, SPEC, [str(tmp_path)], tmp_path)
 
@@ -122,13 +122,13 @@ def test_inside_of_an_allocation_it_is_slurm(
 @pytest.mark.parametrize(
     ("wanted", "hostfile", "message"),
     [
-        ("auto", False, "this is outside of an allocation; add --mnode-launcher=slurm to ask for"),
-        ("auto", True, "nothing is asked of Slurm with --mnode-hostfile=.*hosts; leave one of th"),
-        ("rack", False, "nothing is asked of Slurm with --mnode-launcher=rack; leave one of them"),
-        ("ssh", True, "nothing is asked of Slurm with --mnode-launcher=ssh; leave one of them o"),
+        ("auto", False, "this run is outside of an allocation; add --mnode-launcher=slurm to req"),
+        ("auto", True, "Slurm is not used with --mnode-hostfile=.*hosts; leave one of them out"),
+        ("rack", False, "Slurm is not used with --mnode-launcher=rack; leave one of them out"),
+        ("ssh", True, "Slurm is not used with --mnode-launcher=ssh; leave one of them out"),
     ],
 )
-def test_an_allocation_that_nobody_would_ask_for(
+def test_slurm_arguments_of_an_allocation_that_is_not_requested(
     tmp_path: Path, wanted: str, hostfile: bool, message: str
 ) -> None:
     settings = _hosts(wanted, tmp_path, 2) if hostfile else Settings(launcher=wanted)

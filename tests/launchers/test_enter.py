@@ -126,7 +126,9 @@ def test_a_command_from_before_a_reboot_is_refused(rack: Rack, run_on: RunOn) ->
     rack.ask(PowerOn(node.name))
     done = subprocess.run(old, capture_output=True, text=True, check=False, timeout=10)
     assert done.returncode == 125
-    assert done.stderr == "node2: gone, or booted again since this command was made\n"
+    assert (
+        done.stderr == "node2: the node is off, or was booted again after this command was made\n"
+    )
     assert run_on(rack, node, ["uname", "-n"]).stdout == "node2\n"
 
 

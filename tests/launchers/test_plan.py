@@ -52,7 +52,7 @@ def test_no_name_or_address_is_used_twice() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"nodes": 0}, r"rack: 0 nodes: needs 1 to 254 \(one /24 a link\)"),
+        ({"nodes": 0}, r"rack: 0 nodes: needs 1 to 254 \(one /24 per link\)"),
         ({"nodes": 255}, "rack: 255 nodes: needs 1 to 254"),
         ({"nodes": 1, "mode": "sudo"}, "mode 'sudo': must be one of auto, root, rootless"),
         ({"nodes": 1, "shm_bytes": 0}, "shm_bytes 0: needs 1 to"),
@@ -98,7 +98,7 @@ def test_unknown_links_and_nodes_are_named() -> None:
 
 def test_a_rack_that_is_not_started_says_so() -> None:
     rack = Rack(1)
-    with pytest.raises(ClusterError, match="node0 is not there: not started"):
+    with pytest.raises(ClusterError, match="node0 is unavailable: not started"):
         rack.commands(rack.nodes, ["true"])
     with pytest.raises(ClusterError, match="rack: not started"):
         rack.agent_command(["true"])

@@ -58,10 +58,10 @@ def test_a_node_that_is_off_is_named(rack: Rack, losses: Losses) -> None:
     node = rack.nodes[1]
     rack.ask(PowerOff(node.name))
     assert losses.get(timeout=HANGS_S) == ("node1", "powered off")
-    with pytest.raises(NodeLostError, match="node1 is not there: powered off") as caught:
+    with pytest.raises(NodeLostError, match="node1 is unavailable: powered off") as caught:
         rack.commands(rack.nodes, ["true"])
     assert caught.value.node == "node1"
-    with pytest.raises(NodeLostError, match="node1 is not there: powered off"):
+    with pytest.raises(NodeLostError, match="node1 is unavailable: powered off"):
         rack.namespace_pid(node)
     assert rack.commands(rack.nodes[:1], ["true"])
 
@@ -95,7 +95,7 @@ def test_a_node_that_dies_by_itself_is_told(rack: Rack, losses: Losses, run_on: 
     place = next(index for index, word in enumerate(command) if word.endswith("enter.py"))
     os.kill(int(command[place + 1]), signal.SIGKILL)
     assert losses.get(timeout=HANGS_S) == ("node2", "its first process ended (SIGKILL)")
-    with pytest.raises(NodeLostError, match=r"node2 is not there: its first process ended"):
+    with pytest.raises(NodeLostError, match=r"node2 is unavailable: its first process ended"):
         rack.namespace_pid(node)
     rack.ask(PowerOn(node.name))
     assert run_on(rack, node, ["uname", "-n"]).stdout == "node2\n"
@@ -141,7 +141,7 @@ def test_the_end_of_the_daemon_is_the_end_of_all_nodes(one_node: Rack) -> None:
     os.kill(one_node.daemon_pid, signal.SIGKILL)
     assert losses.get(timeout=HANGS_S) == ("node0", "the rack's first process ended")
     assert sleeper.wait(HANGS_S) in (125, 137)
-    with pytest.raises(ClusterError, match="node0 is not there: the rack's first process ended"):
+    with pytest.raises(ClusterError, match="node0 is unavailable: the rack's first process ended"):
         one_node.commands(one_node.nodes, ["true"])
     with pytest.raises(ClusterError, match="cannot switch nodes on: node0: the rack is down"):
         one_node.ask(PowerOn("node0"))

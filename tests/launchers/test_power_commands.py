@@ -127,7 +127,7 @@ class Switchless(Local):
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         if not self.command:
-            raise NodeLostError("n1", "n1 is not there: powered off")
+            raise NodeLostError("n1", "n1 is unavailable: powered off")
         return [self.command]
 
 

@@ -25,7 +25,7 @@ def deny(number: int, step: str) -> OSError:
 @pytest.mark.parametrize(
     ("mode", "number", "message"),
     [
-        ("root", errno.EPERM, r"unshare as root: Operation not permitted \(a container without"),
+        ("root", errno.EPERM, r"unshare as root: Operation not permitted \(containers often"),
         ("rootless", errno.ENOSPC, "unshare in a user namespace: No space left on device"),
         ("root", errno.EINVAL, "unshare as root: Invalid argument$"),
     ],
@@ -91,9 +91,9 @@ def test_a_start_that_fails_gives_the_last_words(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     rack = Rack(1)
-    with pytest.raises(ClusterError, match="rack: start: the rack is gone: no such thing"):
+    with pytest.raises(ClusterError, match="rack: start: the rack has ended: no such thing"):
         rack.start()
-    with pytest.raises(ClusterError, match="node0 is not there: the rack is closed"):
+    with pytest.raises(ClusterError, match="node0 is unavailable: the rack is closed"):
         rack.commands(rack.nodes, ["true"])
 
 

@@ -91,7 +91,7 @@ def test_nodes_take_turns() -> None:
 
 def test_one_cpu_shows_no_two_sockets_and_says_so() -> None:
     assert why_not(machine(2), Layout()) is None
-    why = "2 sockets need as many CPUs, and this machine lets us use 1"
+    why = "2 sockets need as many CPUs, but this process may use 1"
     assert why_not(machine(1), Layout()) == why
     plan = Plan(2, Link("fab0", 80), Link("mgmt0", 8), 1 << 20, Layout(), tuple(machine(1)), "/x")
     assert plan.board(0) is None
@@ -103,7 +103,7 @@ def test_a_layout_with_a_place_on_no_socket_is_refused() -> None:
         Layout(fabric=2)
     with pytest.raises(UsageError, match="rack: 9 sockets: needs 1 to 8"):
         Layout(sockets=9)
-    with pytest.raises(UsageError, match="sockets to show, and no directory for it"):
+    with pytest.raises(UsageError, match="a layout of sockets needs a directory"):
         Rack(1, layout=Layout())
 
 

@@ -152,7 +152,7 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
         nodes_from(looks)
     assert str(raised.value).splitlines() == [
         "ssh: 1 of 2 nodes cannot be used:",
-        "  n1: its address is 127.0.1.1, which is every node's own; name it by one at which the "
+        "  n1: its address 127.0.1.1 is a loopback address; name it by an address at which the "
         "other nodes reach it",
     ]
     [first, second] = nodes_from(looks | {"n1": replace(WELL, connection="")})
@@ -192,7 +192,7 @@ def test_a_node_whose_connection_was_lost_is_connected_anew_and_not_switched(
     def lose() -> None:
         psutil.Process(int((tmp_path / "masters").read_text().split()[-1])).kill()
         assert losses.get(timeout=10)[1].startswith("the connection was lost: ")
-        with pytest.raises(NodeLostError, match="is not there: the connection was lost"):
+        with pytest.raises(NodeLostError, match="is unavailable: the connection was lost"):
             launcher.commands(launcher.nodes, ["true"])
 
     try:
@@ -206,7 +206,7 @@ def test_a_node_whose_connection_was_lost_is_connected_anew_and_not_switched(
         (tmp_path / "closed").touch()
         with pytest.raises(ClusterError, match="the spec names no command for it"):
             launcher.ask(PowerOn(node.name))
-        with pytest.raises(NodeLostError, match="is not there: n1: Connection refused"):
+        with pytest.raises(NodeLostError, match="is unavailable: n1: Connection refused"):
             launcher.commands([node], ["true"])
     finally:
         launcher.close()

@@ -244,7 +244,7 @@ def test_a_log_that_shows_nothing_of_the_kernel_is_not_read(
     assert since(text) is None
     monkeypatch.setattr(kernel_log, "_kmsg", lambda: "")
     monkeypatch.setattr(kernel_log, "_output", lambda _: text)
-    with pytest.raises(OSError, match="no line of the kernel is shown"):
+    with pytest.raises(OSError, match="the log shows no line of the kernel"):
         kernel_log.read()
     first = "[    0.000000] Linux version 6.8.0\n[    5.1] x: y"
     monkeypatch.setattr(kernel_log, "_output", lambda _: first)

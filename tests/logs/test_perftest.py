@@ -61,7 +61,7 @@ def test_a_latency_by_duration_is_the_mean() -> None:
     row = " 2             62078352            2.42           413812.77\n"
     rule = "-" * 87
     assert read_perftest(heading + warning + row + rule).typical_us == ((2, 2.42),)
-    assert read_perftest(heading + row).why_incomplete == "cut off: nothing closes the table"
+    assert read_perftest(heading + row).why_incomplete == "cut off: the table has no closing line"
     other = heading.replace("usec", "cycles")
     assert read_perftest(other + row + rule).typical_us == ((2, None),)
 
@@ -123,7 +123,7 @@ def test_a_newer_server_takes_the_size_of_its_client() -> None:
 def test_results_of_intervals_are_read_and_are_no_result() -> None:
     found = read_perftest(recorded("roce-6.06/write_bw-intervals.client"))
     assert [rate for _, rate in found.rates_gbits_s] == [0.038346, 0.039004, 0.021982, 0.0]
-    assert found.why_incomplete == "cut off: nothing closes the table"
+    assert found.why_incomplete == "cut off: the table has no closing line"
 
 
 NEWER = """\

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mnode.machine.counters import (
-    bytes_below,
-    grown,
-    grown_by,
+    estimated_port_bytes,
+    increase,
+    increases,
     port_bytes,
     sent_bytes,
     sent_so_far,
@@ -119,9 +119,9 @@ def test_efa_counts_each_byte_once(
 
     after = tuple(b + m for b, m in zip(before, moved, strict=True))
     # A total of all, with headers or what else the fourth stands for.
-    assert grown(sent(before, sum(before)), sent(after, sum(after))) == sum(moved)
+    assert increase(sent(before, sum(before)), sent(after, sum(after))) == sum(moved)
     if generation == 3:  # a total of sends alone
-        assert grown(sent(before, before[0]), sent(after, after[0])) == sum(moved[:3])
+        assert increase(sent(before, before[0]), sent(after, after[0])) == sum(moved[:3])
 
 
 def test_a_counter_that_cannot_be_read_is_not_another() -> None:
@@ -148,7 +148,7 @@ def test_interfaces_and_ports_together(tmp_path: Path) -> None:
     after = reading("after", {"eth0": 30, "port_xmit_data": 3, "tx_bytes": 4, "tx_pkts": 5})
     assert after == {"eth0": 30, "rdma0:1": 12, "rdma1:1": 4}
     # rdma1 went back, as by a reset; what came meanwhile has no first reading.
-    assert grown_by(before, after | {"new0": 5}) == {"eth0": 20, "rdma0:1": 8}
+    assert increases(before, after | {"new0": 5}) == {"eth0": 20, "rdma0:1": 8}
 
 
 def test_a_counter_at_the_end_of_32_bits_is_not_known() -> None:
@@ -175,4 +175,4 @@ def test_this_machine_has_a_loopback() -> None:
 def test_bytes_of_a_port_that_counts_packets(
     packets: int, below: tuple[int, int], found: int | None
 ) -> None:
-    assert bytes_below(packets, *below) == found
+    assert estimated_port_bytes(packets, *below) == found

@@ -142,4 +142,4 @@ def test_without_the_binding_the_reason_is_given(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pytest_mnode.machine.nvml.importlib.import_module", absent)
     reading = read_nvml()
     assert reading.found is None
-    assert reading.why == "NVML cannot be asked: No module named 'pynvml'; pip install nvidia-ml-py"
+    assert reading.why == "NVML cannot be used: No module named 'pynvml'; pip install nvidia-ml-py"

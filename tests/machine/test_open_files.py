@@ -52,7 +52,7 @@ def test_more_than_this_machine_allows_is_refused(monkeypatch: pytest.MonkeyPatc
     assert str(raised.value) == (
         "385 nodes with 8 ranks each need 4106 open files of this process, and this machine allows "
         "4096 (nofile); raise its hard limit here (ulimit -Hn, /etc/security/limits.conf, "
-        "LimitNOFILE=), or take fewer nodes"
+        "LimitNOFILE=), or use fewer nodes"
     )
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
     open_files.check(100_000, 8)

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_mnode.machine.counters import Means, error_rises, grown, meaning, port_bytes
+from pytest_mnode.machine.counters import (
+    CounterMeaning,
+    error_increases,
+    increase,
+    meaning,
+    port_bytes,
+)
 from pytest_mnode.machine.rdma import (
     UNKNOWN_GID,
     Gid,
@@ -142,7 +148,7 @@ def test_no_sys_is_not_no_device(tmp_path: Path) -> None:
 
 def _moved_bytes(before: Port, after: Port) -> tuple[int | None, int | None]:
     sent, received = (
-        grown(port_bytes(before, sent=s), port_bytes(after, sent=s)) for s in (True, False)
+        increase(port_bytes(before, sent=s), port_bytes(after, sent=s)) for s in (True, False)
     )
     return sent, received
 
@@ -154,19 +160,19 @@ def test_bytes_between_two_readings(recorded: Recorded) -> None:
     assert after is not None
     ports = [(b.ports[0], a.ports[0]) for b, a in zip(before, after, strict=True)]
     assert [_moved_bytes(b, a) for b, a in ports] == [(4 * 105525466, 4 * 102694981), (0, 0)]
-    one, quiet = ([(n, by) for n, by in error_rises(*pair).items() if by] for pair in ports)
+    one, quiet = ([(n, by) for n, by in error_increases(*pair).items() if by] for pair in ports)
     assert one == [("completer_retry_err", 96), ("duplicate_request", 2793)]
     assert quiet == []
     # Read the wrong way round they went back, which is a reset: nothing is known then.
     assert [_moved_bytes(a, b)[0] for b, a in ports] == [None, 0]
-    back = error_rises(after[0].ports[0], before[0].ports[0])
+    back = error_increases(after[0].ports[0], before[0].ports[0])
     assert back["duplicate_request"] is None
 
 
 def test_soft_roce_as_shipped_does_not_count_bytes(recorded: Recorded) -> None:
     port = _devices(recorded("numa2-e1000e-rxe-up"))["rxe0"].ports[0]
     assert port_bytes(port) is None
-    assert set(error_rises(port, port).values()) == {0}
+    assert set(error_increases(port, port).values()) == {0}
 
 
 _MLX5 = {"port_xmit_data": 1000, "port_rcv_data": 500, "port_xmit_wait": 7, "symbol_error": 0}
@@ -194,14 +200,14 @@ def test_an_infiniband_port_and_what_rose_on_it(tmp_path: Path) -> None:
     rose = {"port_xmit_data": 1000 + (1 << 33), "port_xmit_wait": 9, "link_downed": 2}
     rose_hw = {"out_of_sequence": 5, "np_cnp_sent": 14, "req_cqe_flush_error": 90}
     after = _reading(tmp_path / "after", _MLX5 | rose, _MLX5_HW | rose_hw)
-    found = error_rises(port, after.ports[0])
+    found = error_increases(port, after.ports[0])
     assert _moved_bytes(port, after.ports[0]) == (4 << 33, 0)
     assert {name: by for name, by in found.items() if by} == {
         "link_downed": 1,
         "out_of_sequence": 3,
     }
     assert None not in found.values()
-    assert set(error_rises(port, None).values()) == {None}
+    assert set(error_increases(port, None).values()) == {None}
 
 
 def test_a_counter_that_stands_still_at_its_largest_value_tells_nothing(tmp_path: Path) -> None:
@@ -209,8 +215,10 @@ def test_a_counter_that_stands_still_at_its_largest_value_tells_nothing(tmp_path
     before = _reading(tmp_path / "before", {"port_xmit_data": 5, "symbol_error": 65535})
     after = _reading(tmp_path / "after", full)
     assert _moved_bytes(before.ports[0], after.ports[0])[0] is None
-    assert error_rises(before.ports[0], after.ports[0]) == {"symbol_error": None}
-    risen = error_rises(_reading(tmp_path / "low", {"symbol_error": 1}).ports[0], after.ports[0])
+    assert error_increases(before.ports[0], after.ports[0]) == {"symbol_error": None}
+    risen = error_increases(
+        _reading(tmp_path / "low", {"symbol_error": 1}).ports[0], after.ports[0]
+    )
     assert risen == {"symbol_error": 65534}
 
 
@@ -226,7 +234,7 @@ def test_a_counter_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     (device,) = read_rdma(tree.root) or ()
     assert device.ports[0].unreadable == ("counters/port_rcv_errors",)
     for pair in (before, device), (device, before):
-        found = error_rises(*(one.ports[0] for one in pair))
+        found = error_increases(*(one.ports[0] for one in pair))
         assert [name for name, by in found.items() if by is None] == ["port_rcv_errors"]
     assert _moved_bytes(before.ports[0], device.ports[0])[0] == 0
 
@@ -305,37 +313,43 @@ def test_any_text_is_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("counter", "means"),
     [
-        ("symbol_error", Means.ERROR),
-        ("tcpRetransSegs", Means.LOSS),
-        ("ip4InDiscards", Means.ERROR),
-        ("RxECNMrkd", Means.CONGESTION),
-        ("link_error_recovery", Means.ERROR),
-        ("port_xmit_discards", Means.ERROR),
-        ("VL15_dropped", Means.LOSS),
-        ("rx_drops", Means.LOSS),
-        ("retry_exceeded_err", Means.ERROR),
-        ("req_remote_access_errors", Means.ERROR),
-        ("rx_icrc_encapsulated", Means.ERROR),
-        ("local_ack_timeout_err", Means.LOSS),
-        ("rnr_nak_retry_err", Means.LOSS),
-        *((name, Means.LOSS) for name in ("rnr_naks_rcvd", "requester_oos_nak", "responder_oos")),
-        *((name, Means.ERROR) for name in ("res_exceed_max", "res_length_mismatch")),
-        *((name, Means.ERROR) for name in ("res_rx_no_perm", "res_irrq_oflow", "ip4OutNoRoutes")),
-        ("retrans_timeout_events", Means.LOSS),
-        *((name, Means.LOSS) for name in ("req_rx_pkt_seq_err", "resp_tx_pkt_seq_err")),
-        *((name, Means.LOSS) for name in ("resp_rx_outouf_seq", "tx_rdma_ack_timeout")),
-        ("req_tx_retry_excd_err", Means.ERROR),
-        ("rp_cnp_handled", Means.CONGESTION),
-        ("np_ecn_marked_roce_packets", Means.CONGESTION),
-        ("port_xmit_wait", Means.CONGESTION),
-        ("resp_cqe_flush_error", Means.OTHER),
-        ("ack_deferred", Means.OTHER),
-        ("rx_write_requests", Means.OTHER),
-        ("port_xmit_data", Means.OTHER),
-        ("multicast_xmit_packets", Means.OTHER),
+        ("symbol_error", CounterMeaning.ERROR),
+        ("tcpRetransSegs", CounterMeaning.LOSS),
+        ("ip4InDiscards", CounterMeaning.ERROR),
+        ("RxECNMrkd", CounterMeaning.CONGESTION),
+        ("link_error_recovery", CounterMeaning.ERROR),
+        ("port_xmit_discards", CounterMeaning.ERROR),
+        ("VL15_dropped", CounterMeaning.LOSS),
+        ("rx_drops", CounterMeaning.LOSS),
+        ("retry_exceeded_err", CounterMeaning.ERROR),
+        ("req_remote_access_errors", CounterMeaning.ERROR),
+        ("rx_icrc_encapsulated", CounterMeaning.ERROR),
+        ("local_ack_timeout_err", CounterMeaning.LOSS),
+        ("rnr_nak_retry_err", CounterMeaning.LOSS),
+        *(
+            (name, CounterMeaning.LOSS)
+            for name in ("rnr_naks_rcvd", "requester_oos_nak", "responder_oos")
+        ),
+        *((name, CounterMeaning.ERROR) for name in ("res_exceed_max", "res_length_mismatch")),
+        *(
+            (name, CounterMeaning.ERROR)
+            for name in ("res_rx_no_perm", "res_irrq_oflow", "ip4OutNoRoutes")
+        ),
+        ("retrans_timeout_events", CounterMeaning.LOSS),
+        *((name, CounterMeaning.LOSS) for name in ("req_rx_pkt_seq_err", "resp_tx_pkt_seq_err")),
+        *((name, CounterMeaning.LOSS) for name in ("resp_rx_outouf_seq", "tx_rdma_ack_timeout")),
+        ("req_tx_retry_excd_err", CounterMeaning.ERROR),
+        ("rp_cnp_handled", CounterMeaning.CONGESTION),
+        ("np_ecn_marked_roce_packets", CounterMeaning.CONGESTION),
+        ("port_xmit_wait", CounterMeaning.CONGESTION),
+        ("resp_cqe_flush_error", CounterMeaning.OTHER),
+        ("ack_deferred", CounterMeaning.OTHER),
+        ("rx_write_requests", CounterMeaning.OTHER),
+        ("port_xmit_data", CounterMeaning.OTHER),
+        ("multicast_xmit_packets", CounterMeaning.OTHER),
     ],
 )
-def test_what_a_counter_tells(counter: str, means: Means) -> None:
+def test_what_a_counter_tells(counter: str, means: CounterMeaning) -> None:
     assert meaning(counter) is means
 
 

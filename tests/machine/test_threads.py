@@ -48,7 +48,7 @@ def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
     (task / "comm").write_bytes("données-de-chargé".encode()[:10] + b"\xc3\n")
     (task / "syscall").write_text("running\n")
     (task / "wchan").write_text("0")
-    assert threads_text(7, tmp_path) == "thread données-d\ufffd (main): runs, outside of the kernel"
+    assert threads_text(7, tmp_path) == "thread données-d\ufffd (main): runs in user space"
 
 
 def test_a_debugger_that_cannot_be_run_is_the_reason(
@@ -58,7 +58,7 @@ def test_a_debugger_that_cannot_be_run_is_the_reason(
     gdb.write_text("no program of any processor")
     gdb.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert native_frames(7) == f"C stack: not known, {gdb} cannot be run: Exec format error"
+    assert native_frames(7) == f"C stack: unknown; {gdb} cannot be run: Exec format error"
 
 
 def test_the_name_of_a_thread_may_be_any_bytes() -> None:
@@ -92,7 +92,7 @@ def test_a_socket_is_named_by_both_ends() -> None:
         ("import time; time.sleep(60)", "in clock_nanosleep: sleeps"),
         ("import threading; threading.Lock().acquire() and [x := threading.Lock(), x.acquire(), "
          "x.acquire()]", "in futex: waits for a lock or another thread"),
-        ("while True: pass", "runs, outside of the kernel"),
+        ("while True: pass", "runs in user space"),
     ],
 )  # fmt: skip
 def test_what_a_process_waits_for(code: str, words: str) -> None:
@@ -113,7 +113,7 @@ def test_every_thread_has_a_line() -> None:
     ("call", "words"),
     [
         ("", "its system call cannot be read"),
-        ("running", "runs, outside of the kernel"),
+        ("running", "runs in user space"),
         ("-1 0x7ffd 0x7f01", "waits in the kernel outside of a system call"),
         ("9999 0x0", "in system call 9999"),
         ("garbage", "waits in the kernel outside of a system call"),
@@ -141,7 +141,7 @@ def test_a_process_that_is_gone_has_no_c_stack() -> None:
     need_gdb()
     with started("pass") as pid:
         pass
-    assert native_frames(pid).startswith("C stack: not known, gdb: "), native_frames(pid)
+    assert native_frames(pid).startswith("C stack: unknown; gdb: "), native_frames(pid)
 
 
 STD, A = ["std::f<void (int)>::operator()(int) const (f.h:9)"], ["a (/a.so)"]

@@ -13,7 +13,7 @@ from pytest_mnode.spec.fabric import TransportPromise
 from tests.machines import pages
 
 PROMISE = TransportPromise.model_validate({"size": "2 MiB", "calls": 2})
-LOGGED = "transport, logged: ranks or nodes that run on something else"
+LOGGED = "transport, logged: ranks or nodes that use another network"
 COUNTED = "transport, counted: nodes whose fabric did not carry the expected bytes"
 LEAST = "transport, bytes on the fabric of the node that sent least"
 

@@ -150,7 +150,7 @@ def test_a_firewall_what_is_missing_and_a_flapping_link_are_named(
     absent = found["RDMA devices of node1"]
     assert absent["culprit"] == "node1 has rxe0; outside of the fabric it has rxe7"
     why = {
-        "ib_write_bw": (":18515", "port 18516 answered no connection"),
+        "ib_write_bw": (":18515", "port 18516 did not answer a connection"),
         "ib_send_bw": tuple(
             f"{side} on node1: ib_send_bw cannot be run: No such file"
             for side in ("its server", "client")

@@ -28,7 +28,7 @@ def test_the_first_spec_is_what_guests_were_built_of(machines: Machines, tmp_pat
         limit_s=LIMIT_S,
     )
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.output  # a line is to be filled in
-    assert "mnode: to be filled in before it loads: fabric.line_rate" in run.output
+    assert "mnode: keys to fill in before the page can be loaded: fabric.line_rate" in run.output
     text = (directory / "page.yaml").read_text()
     page = yaml.safe_load(text)
     criteria = page.pop("criteria")
@@ -46,8 +46,8 @@ def test_the_first_spec_is_what_guests_were_built_of(machines: Machines, tmp_pat
         },
         "certificate": {"valid_for": "7 days"},
     }
-    assert "# Left out: mgmt0 has the address for control, and its rate is not known." in text
-    assert "# Left out: this run is in no allocation, and no Slurm answers the nodes." in text
+    assert "# Left out: mgmt0 carries control traffic, and its rate is unknown." in text
+    assert "# Left out: this run has no Slurm allocation, and sinfo answers on no node." in text
     for tag in ("share0", "own"):  # what the guests mount of this machine
         assert f"(9p {tag})" in " ".join(line.strip("# ") for line in text.splitlines())
     preflight = criteria["preflight"]

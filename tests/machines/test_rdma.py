@@ -117,7 +117,7 @@ def test_faults_of_ports_are_named_with_node_and_port(whole: Machines, spec: Spe
     found = faults(whole, spec)
     whole.guest("node0", "ip -6 address flush dev fab0 scope global", LIMIT_S)
     [missing] = found["node0"]
-    assert f"node0 rxe0:1 has none of {address}" in missing
+    assert f"node0 rxe0:1 has no RoCE v2 GID for {address}" in missing
     assert found["node1"] == []
     whole.guest("node0", "ip link set fab0 down")
     plug(whole, "node1", 0)

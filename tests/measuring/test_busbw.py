@@ -77,7 +77,7 @@ def test_a_culprit_is_looked_for_until_found(
         found = module._culprit(short, short.sweeps[0], CPU, 7.0, known=known)
         assert found == (culprit or "nobody", culprit is not None)
     assert asked == [pytest.approx(160.0)] * searches  # 0.8 of 200 Mbit/s
-    printed = "culprit as found when all_reduce was measured" in capsys.readouterr().out
+    printed = "culprit found earlier, when all_reduce was measured" in capsys.readouterr().out
     assert printed is (culprit is not None)
     module._culprit(short, short.sweeps[0], CPU, 7.0, known=None)
     assert len(asked) == searches + 1
@@ -115,7 +115,7 @@ def test_an_emulated_fabric_that_falls_short_with_nobody_slow_is_measured_again(
         return _Found(culprit)
 
     monkeypatch.setattr(module, "find_slow_links", located)
-    monkeypatch.setattr(module, "slow_in_company", lambda *_: "")
+    monkeypatch.setattr(module, "slow_in_collectives", lambda *_: "")
     monkeypatch.setattr(module, "by_rank", lambda *_: [[12.0], [13.0]])
     spec = SPEC.model_copy(update={"emulated": ("links",) if emulated else ()})
     found = module.measure_busbw("all_reduce", PROMISE, spec, WORLD, CPU)

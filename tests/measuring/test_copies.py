@@ -66,13 +66,19 @@ def test_near_is_the_accelerators_own_and_far_the_farthest() -> None:
     [
         (
             copy_nodes(machine(GIB, GIB), None, None),
-            "the NUMA node of its accelerator is not known",
+            "the NUMA node of this rank's accelerator is unknown",
         ),
-        (copy_nodes(machine(GIB, 0), None, 0), "how far memory is from NUMA node 0 is not known"),
-        (copy_nodes(machine(GIB, GIB), None, 7), "how far memory is from NUMA node 7 is not known"),
+        (
+            copy_nodes(machine(GIB, 0), None, 0),
+            "the distance of memory from NUMA node 0 is unknown",
+        ),
+        (
+            copy_nodes(machine(GIB, GIB), None, 7),
+            "the distance of memory from NUMA node 7 is unknown",
+        ),
         (
             copy_nodes(machine(GIB, 0, GIB), None, 1),
-            "no memory is farther from NUMA node 1 than other",
+            "all memory is equally far from NUMA node 1",
         ),
     ],
 )
@@ -84,7 +90,7 @@ def test_one_memory_is_nowhere_far() -> None:
     assert nothing_far(machine(GIB, GIB), None) == ""
     one = "this machine has memory on one NUMA node, so none is far"
     assert nothing_far(machine(GIB, 0), None) == one
-    few = "of 2 NUMA nodes with memory this process may use 1"
+    few = "this process may use 1 of 2 NUMA nodes with memory"
     assert nothing_far(machine(GIB, GIB), frozenset({1})) == few
 
 
@@ -93,7 +99,7 @@ def test_a_buffer_is_larger_than_the_cache_and_much_smaller_than_memory() -> Non
     assert buffer_bytes(GIB, cpus(1 << 20), machine(GIB, GIB), found) == (GIB, "")
     assert buffer_bytes(GIB, cpus(GIB), machine(GIB, GIB), found)[0] == 2 * GIB
     tight = machine(GIB, GIB, free_bytes=GIB)
-    why = "NUMA node 0 has 1024 MiB free, and 8192 are needed"
+    why = "NUMA node 0 has 1024 MiB free, but 8192 MiB are needed"
     assert buffer_bytes(GIB, cpus(0), tight, found) == (GIB, why)
 
 

@@ -39,7 +39,7 @@ def test_the_rank_in_all_wrong_messages_is_named(
 
 
 def test_one_rank_alone_does_not_pass() -> None:
-    with pytest.raises(ValueError, match="one rank has no other to exchange with; give two"):
+    with pytest.raises(ValueError, match="one rank has no partner to exchange with; give two"):
         exchange(World(0, 1, 0, 1, "node0", ("node0",)), torch.device("cpu"))
 
 
@@ -75,6 +75,7 @@ def test_sums_of_many_ranks_exchange_a_few_numbers_each(
     assert sent == [3]
     assert found.wrong == len(positions) * ranks
     sender = 5 % ranks
-    named = f"rank {sender} on node{sender}: its values are wrong in the results of all ranks"
-    everywhere = "unknown: the results of all ranks are wrong, so that one of them may send wrongly"
+    wrong = "the values of this rank are wrong in the results of all ranks"
+    named = f"rank {sender} on node{sender}: {wrong}"
+    everywhere = "unknown: the results of all ranks are wrong, so any of them may send wrong values"
     assert found.culprit == (named if one_sender else everywhere if positions else None)

@@ -26,9 +26,9 @@ MIB = 1 << 20
         ({"fab0": 2 * MIB, "mgmt0": 4096, "lo": 2 * MIB}, (("fab0",), "")),
         ({"rail0": MIB, "rail1": MIB, "eth0": 100}, (("rail0", "rail1"), "")),
         ({"mlx5_0:1": 2 * MIB, "eth0": 2 * MIB}, (("mlx5_0:1",), "")),
-        ({"lo": 4 * MIB, "eth0": 10}, (None, "only lo carried it")),
-        ({"eth0": 10}, (None, "no counter shows what it sent")),
-        ({}, (None, "no counter shows what it sent")),
+        ({"lo": 4 * MIB, "eth0": 10}, (None, "only lo carried its traffic")),
+        ({"eth0": 10}, (None, "no byte counter shows its traffic")),
+        ({}, (None, "no byte counter shows its traffic")),
     ],
 )
 def test_who_carried_it(carried: dict[str, int], found: tuple[tuple[str, ...] | None, str]) -> None:

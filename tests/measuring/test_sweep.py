@@ -93,7 +93,7 @@ def test_a_size_is_not_tried_where_one_rank_has_no_room() -> None:
     gib = 1 << 30
     assert too_large(16 * gib, [20.0 * gib, 16.0 * gib]) is None
     assert too_large(32 * gib, [40.0 * gib, 20.0 * gib]) == (
-        "needs 32 GiB on every rank, and rank 1 may take no more than 20 GiB"
+        "needs 32 GiB on every rank, but rank 1 may allocate only 20 GiB"
     )
 
 

@@ -39,7 +39,7 @@ def test_each_rank_fails_in_a_way_of_its_own() -> None:
         reports[rank] = {"call": report}
         state.reports["call"] = PhaseReport(rank, 1, "call", "failed", {})
         state.at["call"] = state.failed_at = 1.0 + rank
-        state.torn = TornDown(rank, 1)
+        state.torn_down = TornDown(rank, 1)
     found = merged(outcome_of(all_states), reports)
     text = found.longreprtext
     assert text.startswith("[rank 0 of 512 on node0: first]\nvalue 0 is wrong")
@@ -70,7 +70,7 @@ def test_each_rank_leaves_something_of_its_own_behind() -> None:
     all_states = states()
     for rank, state in all_states.items():
         state.reports["call"] = PhaseReport(rank, 1, "call", "passed", {})
-        state.torn = TornDown(rank, 1, leaks=(f"child process {rank + 1000}", "thread 'x'"))
+        state.torn_down = TornDown(rank, 1, leaks=(f"child process {rank + 1000}", "thread 'x'"))
     text = merged(outcome_of(all_states), {}).longreprtext
     assert "rank 3 on node0 left child process 1003 behind" in text
     assert "and 496 more" in text

@@ -27,7 +27,7 @@ from pytest_mnode.outcome.call_record import (
     parse,
     read,
 )
-from pytest_mnode.outcome.calls import absent, difference, is_hopeless
+from pytest_mnode.outcome.calls import absent, difference, is_deadlock
 
 SUM = "of [2] float32 with SUM"
 
@@ -146,7 +146,7 @@ def test_numbers_after_an_error_that_the_test_caught(later: list[list[Call]]) ->
     calls = {0: first, 1: later[1]}
     for ended in ([], [0], [1]):
         assert difference(calls, ended, still=True) is None
-        assert not is_hopeless(calls, ended)
+        assert not is_deadlock(calls, ended)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_numbers_after_an_error_that_the_test_caught(later: list[list[Call]]) ->
         Call(1, 1, "", "all_reduce", SUM, "a.py:1", PENDING, "async_op"),
     ],
 )
-def test_a_wait_with_a_limit_of_its_own_is_not_hopeless(call: Call) -> None:
+def test_a_wait_with_a_limit_of_its_own_is_not_deadlocked(call: Call) -> None:
     calls = {0: [call], 1: []}
-    assert not is_hopeless(calls, [1])
+    assert not is_deadlock(calls, [1])
     assert difference(calls, [1], still=True)  # where the test ends at its own limit all the same
 
 
@@ -179,7 +179,7 @@ def test_a_wait_with_a_limit_of_its_own_is_not_hopeless(call: Call) -> None:
 def test_ranks_that_left(calls: list[list[Call]], ended: list[int], start: str) -> None:
     assert line(calls, *ended).startswith(start)
     assert bool(line(calls, *ended)) is bool(start)
-    assert is_hopeless(dict(enumerate(calls)), ended) is bool(start)
+    assert is_deadlock(dict(enumerate(calls)), ended) is bool(start)
 
 
 @pytest.mark.parametrize(
@@ -196,15 +196,15 @@ def test_ranks_that_left(calls: list[list[Call]], ended: list[int], start: str) 
 def test_ranks_that_wait_for_each_other(calls: list[list[Call]], odd: str) -> None:
     assert line(calls).partition("]")[0] == odd.removesuffix("]")
     assert not line(calls, still=False)
-    assert is_hopeless(dict(enumerate(calls)), []) is bool(odd)
+    assert is_deadlock(dict(enumerate(calls)), []) is bool(odd)
 
 
 @pytest.mark.parametrize(
-    ("state", "hopeless"), [(INSIDE, True), (PENDING, True), (RETURNED, False), (RAISED, False)]
+    ("state", "deadlocked"), [(INSIDE, True), (PENDING, True), (RETURNED, False), (RAISED, False)]
 )
-def test_a_difference_that_is_over_ends_no_test(state: str, hopeless: bool) -> None:
+def test_a_difference_that_is_over_ends_no_test(state: str, deadlocked: bool) -> None:
     calls = {0: made(all_reduce(), state=RETURNED), 1: made(all_reduce("of [3]"), state=state)}
-    assert is_hopeless(calls, []) is hopeless
+    assert is_deadlock(calls, []) is deadlocked
 
 
 def test_a_record_is_read_back(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_any_bytes_may_come(data: bytes) -> None:
     text = "\n".join(part.decode(errors="replace") for part in data.split(b"\0"))
     calls = {0: parse(text), 1: made("barrier")}
     difference(calls, [0], still=True)
-    is_hopeless(calls, [0])
+    is_deadlock(calls, [0])
 
 
 def test_many_ranks_are_compared_without_asking_each_for_each(
@@ -277,5 +277,5 @@ def test_many_ranks_are_compared_without_asking_each_for_each(
 ) -> None:
     search = Mock(wraps=calls_module._missing)
     monkeypatch.setattr(calls_module, "_missing", search)
-    assert not is_hopeless(dict(enumerate([made("barrier")] * 500)), [])
+    assert not is_deadlock(dict(enumerate([made("barrier")] * 500)), [])
     assert search.call_count < 5

@@ -66,7 +66,7 @@ def test_who_killed(kills: OomKills, who: str) -> None:
     kill = int(signal.SIGKILL)
     assert died_of(death(None, kill, kills)) == f"killed by SIGKILL{who}"
     measured = died_of(death(None, kill, kills, 3 * 2**20))
-    assert measured == f"killed by SIGKILL{who}, its memory at most 3 MiB"
+    assert measured == f"killed by SIGKILL{who}, peak memory 3 MiB"
     # A machine short of memory explains a SIGKILL and nothing else.
     assert died_of(death(None, 11, kills)) == "killed by SIGSEGV"
 

@@ -57,7 +57,7 @@ class Ranks:
         for rank, state in self.states.items():
             for when in PASSED:
                 self.say(rank, report(when, "passed"), 0.0)
-            state.body_done, state.torn, state.pong = True, TornDown(rank, 1), True
+            state.body_done, state.torn_down, state.pong = True, TornDown(rank, 1), True
 
     def say(self, rank: int, made: Any, at: float) -> None:
         self.reports[rank][made.when] = made
@@ -72,7 +72,7 @@ class Ranks:
         for when in phases:
             self.reports[rank].pop(when, None)
             self.states[rank].reports.pop(when, None)
-        self.states[rank].torn, self.states[rank].pong = None, False
+        self.states[rank].torn_down, self.states[rank].pong = None, False
 
     def stick(self, rank: int, stack: str | None) -> None:
         self.forget(rank, "call", "teardown")
@@ -112,7 +112,7 @@ def test_victims_stand_behind_the_culprit_though_they_spoke_first(ranks: Ranks) 
     ranks.die(1, at=2.0)
     text = ranks.failure()
     assert text.startswith("[rank 1 of 4 on node1: first]\nexited with code 3, in the test")
-    assert text.index("because of it]") > text.index("rank 1")
+    assert text.index("caused by the first failure]") > text.index("rank 1")
 
 
 WAITS = """Thread 0x1 (most recent call first):
@@ -134,7 +134,7 @@ def test_who_waits_for_a_rank_that_failed_is_no_culprit_whatever_its_error_is(
         ranks.stick(rank, WAITS)
     text = ranks.failure()
     assert text.startswith("[rank 2 of 4 on node2")
-    assert "[ranks 0-1,3 of 4 on node0,node1,node3: because of it]" in text
+    assert "[ranks 0-1,3 of 4 on node0,node1,node3: caused by the first failure]" in text
 
 
 def test_who_reports_that_others_did_not_join_is_no_culprit(ranks: Ranks) -> None:
@@ -145,7 +145,7 @@ def test_who_reports_that_others_did_not_join_is_no_culprit(ranks: Ranks) -> Non
     text = ranks.failure()
     assert text.startswith("[rank 1 of 4 on node1")
     assert "it is at test_a.py:5" in text.partition("[rank 0 of 4")[0]
-    assert "[rank 0 of 4 on node0: because of it]" in text
+    assert "[rank 0 of 4 on node0: caused by the first failure]" in text
 
 
 def test_the_phase_is_the_culprit_s_though_victims_had_not_come_to_it(ranks: Ranks) -> None:
@@ -177,7 +177,7 @@ def test_an_abort_after_a_lost_peer_is_a_victim(ranks: Ranks) -> None:
     ranks.die(2, 2.0, code=None, signal=11)
     text = ranks.failure()
     assert text.startswith("[rank 2 of 4 on node2: first]\nkilled by SIGSEGV")
-    assert "[rank 0 of 4 on node0: because of it]\nkilled by SIGABRT" in text
+    assert "[rank 0 of 4 on node0: caused by the first failure]\nkilled by SIGABRT" in text
 
 
 def test_a_death_names_its_cause_with_the_line_that_tells(ranks: Ranks) -> None:
@@ -190,7 +190,10 @@ def test_a_death_names_its_cause_with_the_line_that_tells(ranks: Ranks) -> None:
         "killed by SIGABRT, in the test: port went down (mlx5_3:1, port error)\n"
         f"{warned.strip()!r}; look at the cable"
     )
-    assert "[rank 2 of 4 on node2: because of it]\nkilled by SIGABRT, in the test\n" in text
+    assert (
+        "[rank 2 of 4 on node2: caused by the first failure]\nkilled by SIGABRT, in the test\n"
+        in text
+    )
 
 
 def test_a_cause_that_only_repeats_how_a_rank_ended_is_left_out(ranks: Ranks) -> None:
@@ -211,9 +214,9 @@ def test_a_rank_that_raised_names_the_cause_in_its_nccl_log(ranks: Ranks) -> Non
         "[ranks 2-3 of 4 on node2,node3: first]\nDistBackendError: ncclRemoteError: A call failed: "
         f"port went down (mlx5_3:1, port error)\n{down!r}; look at the cable"
     )
-    assert "[rank 1 of 4 on node1: because of it]" in text
+    assert "[rank 1 of 4 on node1: caused by the first failure]" in text
     assert f"{silent!r}; check the link" in text
-    assert "[rank 0 of 4 on node0: because of it]" in text
+    assert "[rank 0 of 4 on node0: caused by the first failure]" in text
 
 
 def test_nccl_s_log_of_earlier_tests_is_left_out(tmp_path: Path) -> None:
@@ -230,16 +233,16 @@ def test_a_death_after_the_last_report_is_no_pass(ranks: Ranks) -> None:
     assert ranks.merged()["teardown"].outcome == "passed"
 
 
-@pytest.mark.parametrize("missing", ["torn", "pong"])
+@pytest.mark.parametrize("missing", ["torn_down", "pong"])
 def test_silence_is_no_pass(ranks: Ranks, missing: str) -> None:
     setattr(ranks.states[3], missing, None)
-    assert "[rank 3 of 4 on node3]\nnever reported the end of the test" in ranks.failure()
+    assert "[rank 3 of 4 on node3]\ndid not report the end of the test" in ranks.failure()
 
 
 def test_a_rank_that_did_not_run_the_body_is_no_pass(ranks: Ranks) -> None:
     ranks.reports[2].pop("call")
     ranks.states[2].reports.pop("call")
-    assert "[rank 2 of 4 on node2]\ndid not run the test, which others did" in ranks.failure()
+    assert "[rank 2 of 4 on node2]\ndid not run the test, but other ranks did" in ranks.failure()
 
 
 @pytest.mark.parametrize("stack", [None, "", "no dump at all"])
@@ -250,7 +253,7 @@ def test_a_rank_that_gave_no_stack(ranks: Ranks, stack: str | None) -> None:
     text = ranks.failure()
     assert text.startswith("[rank 1 of 4 on node1]\nno end within 10 s")
     if not stack:
-        assert "gave no stack: its process is stopped (SIGSTOP)" in text
+        assert "no stack could be read: its process is stopped (SIGSTOP)" in text
 
 
 def test_time_that_no_rank_reported_is_the_failed_phase_s(ranks: Ranks) -> None:

@@ -166,7 +166,7 @@ def test_a_rank_that_makes_its_report_is_in_no_frame_of_the_user() -> None:
     making = ("/pytest_mnode/rank/session.py", 2, "pytest_runtest_makereport")
     below = ("/work/run.py", 1, "main")
     text = dump(("/lib/python3.11/re/_parser.py", 5, "parse"), making, below)
-    assert str(where_of_rank(parse(text))) == "the report of its own end of this test"
+    assert str(where_of_rank(parse(text))) == "the creation of its report of this test"
     assert tidy(text) == dump(below).strip().replace("\n", "\n  …\n")
 
 

@@ -28,7 +28,7 @@ def test_equal_ranks_together() -> None:
     of = outcome(6)
     of.states[1].stack = stack(9)
     of.states[2].lost = "its node is lost"
-    of.states[3].torn = TornDown(3, 1)
+    of.states[3].torn_down = TornDown(3, 1)
     of.states[4].body_done = True
     of.states[5].stack, of.states[5].state = "", "its process is stopped (SIGSTOP)"
     text = "\n".join(whereabouts(of))
@@ -37,7 +37,7 @@ def test_equal_ranks_together() -> None:
     assert "[rank 2 of 6 on node2] is gone" in text
     assert "[rank 3 of 6 on node3] has ended" in text
     assert "[rank 4 of 6 on node4] has ended the body of the test, and waits" in text
-    assert "[rank 5 of 6 on node5] gave no stack: its process is stopped (SIGSTOP)" in text
+    assert "[rank 5 of 6 on node5] no stack could be read: its process is stopped (SIGSTOP)" in text
 
 
 def test_one_rank_waits() -> None:
@@ -47,7 +47,7 @@ def test_one_rank_waits() -> None:
         state.stuck_in = "call"
     of.states[1].stack = stack(8).replace("\n", f"\n{TORCH}\n", 1)
     absent = stuck_failures(of, explained=False)[0]
-    assert "entering the barrier (t.py:8) that rank 1 waits in; it is at t.py:7" in absent.line
+    assert "did not enter the barrier (t.py:8) that rank 1 waits in; it is at t.py:7" in absent.line
 
 
 def test_a_rank_waits_for_a_collective_on_its_device() -> None:
@@ -59,7 +59,9 @@ def test_a_rank_waits_for_a_collective_on_its_device() -> None:
     words = (PENDING, "1", "1", "", "all_reduce", "", "of [8] float32 with SUM", "t.py:6")
     of.states[1].calls = SEPARATOR.join(words)
     absent, waits = stuck_failures(of, explained=False)
-    assert "entering the all_reduce (t.py:6) that rank 1 waits in; it is at t.py:7" in absent.line
+    assert (
+        "did not enter the all_reduce (t.py:6) that rank 1 waits in; it is at t.py:7" in absent.line
+    )
     assert (absent.ranks, absent.victim, waits.ranks, waits.victim) == ([0], False, [1], True)
     assert waits.line == "no end within 0 s: waits for the all_reduce of t.py:6 at t.py:7 in f"
     of.states[0].calls = of.states[1].calls
@@ -87,5 +89,5 @@ def test_who_is_waited_for() -> None:
     assert awaited(of, {0}) == "rank 2 of 3 on node2"
     of.states[2].lost = "its node is lost"
     assert awaited(of, set()) == "ranks 0-1 of 3 on node0,node1"
-    of.states[0].torn = of.states[1].torn = TornDown(0, 1)
+    of.states[0].torn_down = of.states[1].torn_down = TornDown(0, 1)
     assert awaited(of, set()) == ""

@@ -76,14 +76,14 @@ def test_a_launcher_may_bind_ranks_elsewhere(shown: SysfsView) -> None:
 def test_a_launcher_may_leave_ranks_unbound(shown: SysfsView) -> None:
     done, cpus = bound(BindingOrder("auto", shown, RankStart(((),))))
     assert cpus == set(os.sched_getaffinity(0))
-    assert "not bound: its node bound none of its ranks" in done.text
+    assert "not bound: the launcher binds no ranks on this node" in done.text
 
 
 @pytest.mark.parametrize(
     ("order", "why"),
     [
         (BindingOrder("none", SysfsView("/nowhere", ("0000:01:00.0",))), "--mnode-numa-bind=none"),
-        (BindingOrder("auto"), "torchrun binds nobody unless asked to"),
+        (BindingOrder("auto"), "torchrun does not bind ranks by default"),
         (BindingOrder("auto", SysfsView(missing="one CPU")), "one CPU"),
         (BindingOrder("node"), "the NUMA node of its accelerator is not known"),
         (
@@ -199,4 +199,4 @@ def test_what_is_not_known_is_not_bound() -> None:
     unknown, nowhere = shares([None, 3], CORES, True)
     assert (unknown.cpus, nowhere.cpus) == ((), ())
     assert unknown.why == "the NUMA node of its accelerator is not known"
-    assert nowhere.why == "none of the CPUs of NUMA node 3, its accelerator's, may be used here"
+    assert nowhere.why == "this rank may use no CPU of NUMA node 3, where its accelerator is"

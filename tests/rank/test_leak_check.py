@@ -10,7 +10,7 @@ import torch
 
 from pytest_mnode.rank import leaks
 from pytest_mnode.rank.leak_check import LeakCheck
-from pytest_mnode.rank.leaks import Things, lines
+from pytest_mnode.rank.leaks import Resources, lines
 from pytest_mnode.rank.wide_fixtures import WideFixtures
 
 MIB = 2**20
@@ -19,7 +19,7 @@ MIB = 2**20
 @pytest.mark.parametrize("fixture_mib", [600, -600])
 def test_memory_of_a_fixture_counts_once(monkeypatch: pytest.MonkeyPatch, fixture_mib: int) -> None:
     held = [1000 * MIB]
-    monkeypatch.setattr(LeakCheck, "_things", lambda _: Things(host_bytes=held[0]))
+    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=held[0]))
     rank: Any = SimpleNamespace(made=None)
     check = LeakCheck(rank, WideFixtures())
     check.begin()
@@ -38,7 +38,7 @@ def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(
 ) -> None:
     """As of the process group in the last test of a world: NCCL keeps what it took."""
     held = [1000 * MIB]
-    monkeypatch.setattr(LeakCheck, "_things", lambda _: Things(host_bytes=held[0]))
+    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=held[0]))
     rank: Any = SimpleNamespace(made=None)
     check = LeakCheck(rank, WideFixtures())
     check.begin()
@@ -72,20 +72,20 @@ def test_workspaces_of_cublas_are_no_leak(
     monkeypatch: pytest.MonkeyPatch, allocated: int, workspaces: int, found: list[str]
 ) -> None:
     cuda(monkeypatch, allocated, workspaces)
-    assert lines(Things(device_bytes=allocated), Things()) == found
+    assert lines(Resources(device_bytes=allocated), Resources()) == found
 
 
 def test_libraries_of_cuda_may_take_host_memory_at_their_first_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leaks, "_host_bytes", lambda: 400 * MIB)
-    left = Things(host_bytes=400 * MIB)
-    assert lines(left, Things()) == [
-        "400 MiB of memory (more than 256 MiB is taken for a leak)",
+    left = Resources(host_bytes=400 * MIB)
+    assert lines(left, Resources()) == [
+        "400 MiB of memory (more than 256 MiB counts as a leak)",
     ]
     cuda(monkeypatch, 0)
-    assert lines(left, Things()) == []
+    assert lines(left, Resources()) == []
     monkeypatch.setattr(leaks, "_host_bytes", lambda: 2000 * MIB)
-    assert lines(Things(host_bytes=2000 * MIB), Things()) == [
-        "2000 MiB of memory (more than 1024 MiB is taken for a leak)",
+    assert lines(Resources(host_bytes=2000 * MIB), Resources()) == [
+        "2000 MiB of memory (more than 1024 MiB counts as a leak)",
     ]

@@ -24,7 +24,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seeds": 1}, r"unknown key 'seeds'; known are accumulation, .*seed,"),
+        ({"seeds": 1}, r"unknown key 'seeds'; known keys are accumulation, .*seed,"),
         ({"steps": "ten"}, "steps='ten': give a whole number"),
         ({"steps": 2.5}, "steps=2.5: give a whole number"),
         ({"steps": True}, "steps=True: give a whole number"),
@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"meet_s": float("inf")}, "meet_s=inf: give at least 0.1"),
         ({"reshard": 1}, "reshard=1: give true or false"),
         ({"directory": ""}, "directory='': give the path of a directory"),
-        ({"directory": 5}, "directory=5: give a text"),
+        ({"directory": 5}, "directory=5: give a string"),
         ({"parallel": "fsdp"}, 'parallel=\'fsdp\': give "ddp" or "fsdp2"'),
         ({"dtype": "float16"}, 'dtype=\'float16\': give "float32" or "bfloat16"'),
         ({"width": 65}, "width=65: give a multiple of heads=4"),
@@ -62,7 +62,7 @@ def test_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str
     [
         ("", "not JSON"),
         ('{"directory": ', "not JSON"),
-        ("[1]", "a run is described by an object of keys"),
+        ("[1]", "the config of a run is a JSON object"),
         ("{}", "key 'directory' is missing"),
         ("\x00\xff", "not JSON"),
         ("[" * 100_000, "nested too deeply"),

@@ -22,5 +22,5 @@ def test_the_cpu_where_it_may_be(device: str) -> None:
 
 
 def test_never_the_cpu_instead_of_an_accelerator() -> None:
-    with pytest.raises(EnvironmentContractError, match="shows no accelerator, and the job is to"):
+    with pytest.raises(EnvironmentContractError, match="shows no accelerator, and the job must"):
         device_of(JobConfig("run", device="accelerator"), 0)

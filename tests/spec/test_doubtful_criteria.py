@@ -80,7 +80,7 @@ DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
     (
         "gang",
         {".": "{runs: 100 ms, together: 50 ms, clock_skew: 10 ms}"},
-        ["runs: 0.1 s is less than 1 s: a gang comes and goes between two looks"],
+        ["runs: 0.1 s is less than 1 s: a gang may start and end between two polls"],
     ),
     ("launch", {".rendezvous.ranks": "129"}, []),  # ranks share processors
     ("launch", {".absent": "{said_within: 3 s}"}, ["absent: no longer judged: only the plugin's"]),

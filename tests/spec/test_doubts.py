@@ -118,5 +118,5 @@ def test_a_spec_that_promises_nothing_is_doubtful(load: Load) -> None:
 
 def test_a_page_that_nobody_confirmed_is_doubtful(load: Load) -> None:
     [line] = doubts(load("name: rack\n", "name: rack\nconfirmed: false\n"))
-    assert line.startswith("confirmed: false: this page says what nodes showed")
+    assert line.startswith("confirmed: false: this spec was drafted from the nodes")
     assert doubts(load("name: rack\n", "name: rack\nconfirmed: true\n")) == []

@@ -29,7 +29,7 @@ RATES = (
         (
             "name: rack",
             "name: rack\nno: 4",
-            "no: line 3: this key is no text; accepted: text, or quote it",
+            "no: line 3: this key is not text; accepted: text; quote the key",
         ),
         ("name: rack", "", "name: missing; needed: What the cluster is called"),
         (
@@ -53,12 +53,13 @@ RATES = (
             "mesh: {}",
             "mesh:",
             "criteria.mesh: no value; needed: Does every rank meet and sum right?, "
-            "or {} where nothing is to be set",
+            "or {} to keep all defaults",
         ),
         (
             "200 Mbit/s",
             "",
-            "fabric.line_rate: no value; needed: Of one NIC, in each direction, such as 400 Gbit/s",
+            "fabric.line_rate: no value; needed: Line rate of one NIC in each direction, such as "
+            "400 Gbit/s",
         ),
         ("200 Mbit/s", "200", f"fabric.line_rate: 200 has no unit; {RATES}"),
         (
@@ -132,9 +133,9 @@ RATES = (
         (
             "name: rack",
             "name: rack\nname: b",
-            "name: key met twice, on lines 2 and 3; accepted: each key once",
+            "name: key given twice, on lines 2 and 3; accepted: each key once",
         ),
-        ("  nics_per_node: 1", "  kind: efa", "fabric.kind: key met twice, on lines 14 and 17; "),
+        ("  nics_per_node: 1", "  kind: efa", "fabric.kind: key given twice, on lines 14 and 17; "),
         ("name: rack", "name: [rack", "line 3, column 9: not YAML: expected ',' or ']', "),
         (
             "name: rack",

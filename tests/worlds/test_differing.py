@@ -41,7 +41,7 @@ OF_2 = "ranks 0-2 called it of [2] float32 with SUM"
          "where ranks 0-2 called it of [64] float32 with SUM"),
         ("handle", "all_reduce (async_op) of [2] float32 with SUM as call 1 of",
          "where ranks 0-2 called it of [5] float32 with SUM"),
-        ("one_more", "barrier as call 1 of", "without which ranks 0-2 ended the test"),
+        ("one_more", "barrier as call 1 of", "but ranks 0-2 ended the test without it"),
     ],
 )  # fmt: skip
 def test_the_rank_that_differs_stands_first(

@@ -31,7 +31,7 @@ def test_nothing_passed(ran: Scenario) -> None:
         ("exit_0", 1, "exited with code 0, in the test"),
         ("segfault", 2, "killed by SIGSEGV, in the test"),
         ("abort", 2, "killed by SIGABRT, in the test"),
-        ("sigkill", 3, "killed by SIGKILL (not by pytest-mnode), its memory at most "),
+        ("sigkill", 3, "killed by SIGKILL (not by pytest-mnode), peak memory "),
         ("sigterm", 3, "killed by SIGTERM, in the test"),
         ("silent_exit_after_last_collective", 1, "exited with code 0, in the test"),
         ("sigkill_after_last_collective", 1, "killed by SIGKILL (not by pytest-mnode)"),
@@ -84,7 +84,7 @@ def test_those_who_lost_it_are_not_blamed(ran: Scenario, name: str) -> None:
     assert titles[0].endswith(": first")
     assert len(titles) > 1
     # On a busy machine some are stopped before they have reported whom they lost.
-    assert all(title.endswith(": because of it") for title in titles[1:])
+    assert all(title.endswith(": caused by the first failure") for title in titles[1:])
 
 
 def test_nobody_waits_for_the_limit(ran: Scenario) -> None:

@@ -151,7 +151,7 @@ def test_where_others_wait_in_a_collective_the_example_is_reported_as_it_is(run:
     text = failure(run, "test_fails_before_the_collective")
     assert "[rank 0 of 2 on local0: first]" in text
     assert "Failing test case (not shrunk: other ranks did not end it within 3 s)" in text
-    assert "[rank 1 of 2 on local1: because of it]" in text
+    assert "[rank 1 of 2 on local1: caused by the first failure]" in text
 
 
 def test_its_own_plugin_works_in_ranks(tmp_path: Path) -> None:

@@ -125,5 +125,5 @@ def test_the_run_says_which_and_why(ran: InnerRun) -> None:
     }
     courier = lines["courier/test_courier.py"]
     assert "its import starts thread 'courier'" in courier
-    assert "each rank imports this for itself, which takes longer" in courier
-    assert "Start it in a fixture or in a test" in courier
+    assert "each rank imports these files itself (slower)" in courier
+    assert "start it in a fixture or test, not at import" in courier

@@ -31,7 +31,9 @@ def test_nobody_waits_for_the_limit(ran: Scenario) -> None:
 
 
 def test_the_others_are_its_victims(ran: Scenario) -> None:
-    others = ran["power_cut"].part("ranks 0-1,3 of 4 on node0,node1,node3: because of it]")
+    others = ran["power_cut"].part(
+        "ranks 0-1,3 of 4 on node0,node1,node3: caused by the first failure]"
+    )
     assert "dist.barrier()" in others
 
 

@@ -258,7 +258,7 @@ def test_where_the_run_leaves_a_module_its_fixtures_end_and_errors_are_its_last_
     ]
     error = run.cases()["test_that_leaves_the_module_next"].find("error")
     assert error is not None
-    assert "the end of fixtures of test_b.py" in str(error.text), run.output
+    assert "the teardown of fixtures of test_b.py" in str(error.text), run.output
     assert "[rank 1 of 2 on local1] AssertionError: cannot end" in str(error.text)
 
 

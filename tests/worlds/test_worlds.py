@@ -205,7 +205,7 @@ def test_all_end_as_they_would_anywhere(run: InnerRun) -> None:
 
 def test_header_says_what_was_chosen_and_why(run: InnerRun) -> None:
     assert (
-        "mnode: launcher rack (asked for), 4 nodes × 1 = 4 ranks, backend gloo, spec rack"
+        "mnode: launcher rack (requested), 4 nodes × 1 = 4 ranks, backend gloo, spec rack"
         in run.output
     )
 

@@ -1,4 +1,4 @@
-"""Charts as SVG by matplotlib, which is imported when there is something to draw."""
+"""Charts as SVG by matplotlib, which is imported only when a chart is drawn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISSING = "without pictures, because matplotlib is missing: pip install 'pytest-
 _WIDTH_IN = 6.6
 
 Drawn = Curve | Lines | Bars | Matrix | Timeline | Map
-"""Kinds of charts that are pictures; others have a place of their own in the certificate."""
+"""Kinds of charts that are drawn; others have fields of their own in the certificate."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mnode",
@@ -54,7 +54,7 @@ _VARIABLES = {
     ),
     **{colour: f"c{n}" for n, colour in enumerate(SERIES)},
 }
-"""Colours that no picture has by itself, each for a variable of the page's style, which knows
+"""Placeholder colours, each replaced by a variable of the page's style, whose value depends on
 whether the page is light, dark or printed."""
 
 _PROLOG = re.compile(r"^.*?(?=<svg)", re.DOTALL)
@@ -74,14 +74,14 @@ def can_draw() -> bool:
 
 
 def title_of(chart: Drawn) -> str:
-    """What the picture shows, in words."""
+    """The picture's title."""
     if isinstance(chart, Curve):
         return f"Bus bandwidth by size: {chart.collective}, {chart.ranks} ranks, {chart.backend}"
     return chart.title
 
 
 def together(charts: Iterable[Chart]) -> Iterator[tuple[Drawn, ...]]:
-    """Charts by picture: curves of one collective share one."""
+    """Charts grouped by picture: curves of one collective share one."""
     drawn = (chart for chart in charts if isinstance(chart, Drawn))
     for _, group in groupby(
         enumerate(drawn),
@@ -91,7 +91,7 @@ def together(charts: Iterable[Chart]) -> Iterator[tuple[Drawn, ...]]:
 
 
 def draw(charts: Sequence[Drawn], prefix: str) -> str:
-    """One picture, for inlining. prefix: of its ids, in which no other picture's begins."""
+    """One picture, for inlining. prefix: of its ids; no other picture has the same prefix."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -114,7 +114,7 @@ def draw(charts: Sequence[Drawn], prefix: str) -> str:
                 raise TypeError("a map is drawn by the template")
         file = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        with warnings.catch_warnings():  # of names that leave no room, and of letters in no font
+        with warnings.catch_warnings():  # about names without room and missing glyphs
             warnings.simplefilter("ignore")
             figure.savefig(file, format="svg", metadata=nothing)
     return inlined(file.getvalue(), prefix, escape(fit(title_of(first))))
@@ -134,7 +134,7 @@ def _height(chart: Drawn) -> float:
 def inlined(svg: str, prefix: str, label: str) -> str:
     """An SVG file as an element of the page.
 
-    prefix: makes its ids differ from those of other pictures. label: escaped, for who cannot see.
+    prefix: makes its ids differ from those of other pictures. label: escaped, for screen readers.
     """
     svg = _PROLOG.sub("", svg).strip()
     used = set(_REFERENCE.findall(svg))

@@ -1,4 +1,4 @@
-"""One function for each kind of chart: draws it into given axes. Runs where matplotlib is."""
+"""One function per kind of chart, which draws it into given axes. Requires matplotlib."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pytest_mnode.spec.quantity import SIZE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Colours that no picture has by itself, each for a variable of the page's style.
+# Placeholder colours, each replaced by a variable of the page's style (`pictures`).
 INK, FAINT, GRID, GOOD, BAD, UNSURE, PAPER = (f"#{n:02x}{n:02x}{n:02x}" for n in range(1, 8))
 SERIES = tuple(f"#{n:02x}{n:02x}{n:02x}" for n in range(8, 16))
 _LONGEST_NAME = 36
 _WIDE = 8
-"""From the first x to the last, from which the axis is logarithmic."""
+"""Ratio of the last x to the first above which the axis is logarithmic."""
 FEW_CELLS = 10
-"""Rows of a matrix up to which each cell has its value as text."""
+"""Maximum number of rows of a matrix whose cells show their values as text."""
 _MOST_CELLS = 128
-"""Rows of a matrix up to which each has cells of its own."""
+"""Maximum number of rows of a matrix that have cells of their own; more share cells."""
 FEW_NAMES = 40
-"""Rows of a matrix up to which each has its name; moments of a timeline that are shown."""
+"""Maximum number of named rows of a matrix, and of moments shown in a timeline."""
 
 
 def _name(text: str) -> str:
@@ -79,7 +79,7 @@ def lines(axes: Axes, chart: Lines) -> None:
     if len(numbers) <= FEW_CELLS:
         axes.set_xticks(numbers)
     low, high = axes.get_ylim()
-    axes.set_ylim(min(0.0, low), high + 0.05 * abs(high))  # a mark at the top is not cut
+    axes.set_ylim(min(0.0, low), high + 0.05 * abs(high))  # markers at the top are not cut
     axes.set(xlabel=_name(chart.x), ylabel=_name(chart.y))
     axes.legend(loc="best")
 
@@ -108,7 +108,7 @@ def matrix(axes: Axes, chart: Matrix) -> None:
     values = _worst_of_blocks(values, side := -(-len(chart.rows) // _MOST_CELLS))
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
-    if chart.expected is not None:  # so that what is within noise looks alike
+    if chart.expected is not None:  # so that values within noise look alike
         low = min(low, 0.9 * chart.expected.limit)
     # Light to dark in a hue that red-blind readers tell from the red of a broken bound.
     share = np.nan_to_num((values - low) / (high - low or 1.0))[..., None]
@@ -117,7 +117,7 @@ def matrix(axes: Axes, chart: Matrix) -> None:
     broken = _broken(values, chart.expected)
     pixels[broken] = (0.80, 0.15, 0.15)
     axes.imshow(pixels, interpolation="none", aspect="equal")
-    if len(chart.rows) > FEW_NAMES:  # a cell is a dot there
+    if len(chart.rows) > FEW_NAMES:  # a dot marks each, because cells are too small to see
         rows, columns = np.nonzero(broken)
         axes.scatter(columns, rows, s=12, color="#cc2626", linewidths=0)
     handles = []
@@ -148,7 +148,7 @@ def matrix(axes: Axes, chart: Matrix) -> None:
 
 
 def _worst_of_blocks(values: Any, side: int) -> Any:
-    """The lowest value of each block, so that one bad path of many nodes is seen; nan: none."""
+    """The lowest value of each block, so that one bad path of many is visible; nan if none."""
     import numpy as np
 
     if side <= 1:
@@ -176,7 +176,7 @@ def timeline(axes: Axes, chart: Timeline) -> None:
     colours = dict(zip(states, _colours(len(states)), strict=True))
     ends = [s.end_s for s in chart.spans] + [m.at_s for m in chart.moments] + [0.1]
     begins = [s.start_s for s in chart.spans] + [m.at_s for m in chart.moments] + [0.0]
-    least_s = (max(ends) - min(begins)) / 300  # so that a short one shows
+    least_s = (max(ends) - min(begins)) / 300  # so that a short span is visible
     labelled: set[str] = set()
     for span in chart.spans:
         label = "_nolegend_" if span.state in labelled else _name(span.state)

@@ -1,4 +1,4 @@
-"""From a certificate to the text of its page."""
+"""Renders the page of a certificate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def missing_pictures(certificate: Certificate) -> str:
-    """Why the page has no pictures; "" where it has all that there are to draw."""
+    """Why the page has no pictures; "" if none is missing."""
     charts = (c for criterion in certificate.criteria for k in criterion.cases for c in k.charts)
     past = certificate.history
     drawn = (
@@ -42,7 +42,7 @@ def missing_pictures(certificate: Certificate) -> str:
 
 
 def page_text(certificate: Certificate) -> str:
-    """The page, HTML 5. Without matplotlib it has no pictures, and says so."""
+    """The page as HTML 5. Without matplotlib it has no pictures, and says so."""
     from markupsafe import Markup
 
     missing = missing_pictures(certificate)
@@ -71,7 +71,7 @@ def page_text(certificate: Certificate) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    import jinja2  # not before a page is written: other runs pay nothing
+    import jinja2  # imported here, because runs without a page do not need it
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pytest_mnode.certificate.page", ""),
@@ -97,10 +97,10 @@ def _template() -> jinja2.Template:
 
 
 def _finalized(value: Any) -> Any:
-    """Texts of others without control characters; None is a mistake of the template."""
+    """Text with control characters escaped. Raises TypeError for None, an error of the template."""
     if value is None:
         raise TypeError("the template prints None")
-    # What is marked safe is the template's own.
+    # Text marked as safe is the template's own.
     return value if hasattr(value, "__html__") or not isinstance(value, str) else fit(value)
 
 
@@ -109,7 +109,7 @@ def _time(moment: datetime) -> str:
 
 
 def _css_class(verdict: str) -> str:
-    """The class for a verdict: good, bad, or unsure; none for what was not judged."""
+    """The CSS class of a verdict: good, bad, unsure, or open if not judged."""
     good, bad = ("pass", "passed", "certified"), ("fail", "failed", "not certified")
     known = dict.fromkeys(good, "good") | dict.fromkeys(bad, "bad")
     quiet = ("not promised", "not tested", "recorded")

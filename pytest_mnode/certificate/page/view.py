@@ -1,4 +1,4 @@
-"""What the page shows of a criterion: questions, and under each what was measured. Pure."""
+"""Content of the page: the questions of a criterion with their measurements. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _WORST_FIRST = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2, None:
 _ORDER = tuple(CriterionVerdict)
 _MOST_TRENDS = 6
 MANY = 40
-"""Values of one name from which they are not opened on paper."""
+"""Maximum number of entries of a list that is opened in print."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One measurement. of: which case, such as "node3"; empty where a question has one."""
+    """One measurement. of: its case, such as "node3"; empty if the question has only one."""
 
     of: str
     measurement: Measurement
@@ -46,19 +46,19 @@ class Group:
 
     @property
     def shown(self) -> tuple[Value, ...]:
-        """What stands in the table itself."""
+        """Values that the table itself shows."""
         return self.broken[:MANY] or (self.worst,)
 
     @property
     def verdicts(self) -> str:
-        """How many of each, such as "511 pass, 1 fail"."""
+        """Number of values by verdict, such as "511 pass, 1 fail"."""
         counted = Counter(word(v.measurement) for v in self.values)
         return ", ".join(f"{count} {name}" for name, count in counted.items())
 
 
 @dataclass(frozen=True, slots=True)
 class SharedText:
-    """A text that some cases have in common, such as why they failed."""
+    """A text that several cases share, such as why they failed. of: names of the cases."""
 
     text: str
     of: tuple[str, ...]
@@ -79,7 +79,7 @@ class Question:
 
 
 def questions(criterion: CriterionResult) -> list[Question]:
-    """Worst verdict first, else in the order of the suite; those not promised aside."""
+    """Promised questions, worst verdict first, else in the order of the suite."""
     by_test: dict[str, list[CaseResult]] = {}
     for case in criterion.cases:
         if case.verdict is not CriterionVerdict.NOT_PROMISED:
@@ -89,7 +89,7 @@ def questions(criterion: CriterionResult) -> list[Question]:
 
 
 def left_open(criterion: CriterionResult) -> list[tuple[str, str, int]]:
-    """Questions that the spec does not promise: question, reason, how many cases."""
+    """Questions that the spec does not promise: question, reason, number of cases."""
     counted = Counter(
         (case.question or _test(case), case.message)
         for case in criterion.cases
@@ -99,7 +99,7 @@ def left_open(criterion: CriterionResult) -> list[tuple[str, str, int]]:
 
 
 def not_passed(coverage: Coverage) -> list[NodeCoverage]:
-    """Nodes that failed come first, then those that are suspect."""
+    """Nodes without a pass: first failed, then suspect, then not tested."""
     order = (State.FAILED, State.SUSPECT, State.NOT_TESTED)
     return sorted(
         (node for node in coverage.nodes if node.state in order),
@@ -108,9 +108,9 @@ def not_passed(coverage: Coverage) -> list[NodeCoverage]:
 
 
 def path_matrix(coverage: Coverage) -> Matrix | None:
-    """What every path carried, as last found; None where no run has measured any.
+    """The latest rate of every path; None if no run has measured any.
 
-    A path that failed without a reading carried nothing.
+    A path that failed without a reading has the rate 0.
     """
     if not coverage.paths:
         return None
@@ -122,7 +122,7 @@ def path_matrix(coverage: Coverage) -> Matrix | None:
     for sender, receiver, state, mbits_s in paths:
         dead = mbits_s is None and state is State.FAILED
         values[row[sender]][row[receiver]] = 0.0 if dead else mbits_s
-    # A path that is below the bound and yet passed is no outlier, and is not shown as one.
+    # A path that passed although below the bound is not an outlier and is not shown as one.
     passed = [rate for _, _, state, rate in paths if state is State.PASSED and rate is not None]
     bound = min([coverage.paths[0].rates.bound_mbits_s, *passed])
     return Matrix(
@@ -136,7 +136,7 @@ def path_matrix(coverage: Coverage) -> Matrix | None:
 
 
 def trend_lines(history: History) -> list[Lines]:
-    """Pictures of the measurements that changed most, by run."""
+    """Charts over runs of the measurements that changed most."""
     return [
         Lines(f"{one.label}: unusual", "run", one.unit or "value", tuple(_over_runs(one)))
         for one in history.trends
@@ -153,12 +153,12 @@ def _over_runs(trend: Trend) -> Iterator[Series]:
 
 
 def word(measurement: Measurement) -> str:
-    """The verdict for a reader."""
+    """The verdict as text; "recorded" if not judged."""
     return "recorded" if measurement.verdict is None else measurement.verdict.value
 
 
 def share_of_bound(measurement: Measurement) -> str:
-    """The margin as a share of the bound; "" where there is no such share."""
+    """The margin as a share of the bound; "" if there is no such share."""
     expected, value = measurement.expected, measurement.value
     if measurement.margin is None or expected is None or value is None:
         return ""
@@ -200,7 +200,7 @@ def _named(of: Iterable[str]) -> tuple[str, ...]:
 
 
 def _severity(verdict: CriterionVerdict) -> int:
-    """A fail comes first, then what could not be judged."""
+    """Sort key: fail first, then inconclusive, then the rest."""
     first = (CriterionVerdict.FAIL, CriterionVerdict.INCONCLUSIVE)
     return first.index(verdict) if verdict in first else len(first)
 

@@ -1,9 +1,9 @@
-"""Data in ranks: which samples they read, what the optimiser gets of them, their random numbers.
+"""Data in ranks: the samples they read, the optimiser's gradients, their random numbers.
 
 `in_ranks` runs in ranks, with the classes of torch or of a test, and gathers their reports.
 `readings`, `batches`, `metrics` and `digests` judge these reports, without torch. `seeds` starts
-ranks twice and compares what they drew. `checks` has the questions of the certificate, which judge
-the software of the nodes. How fast data comes is measured by the scaling criterion.
+ranks twice and compares their draws. `checks` has the certificate's data checks, which judge the
+software of the nodes. The scaling criterion measures how fast data are read.
 """
 
 from __future__ import annotations

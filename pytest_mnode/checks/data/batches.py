@@ -1,4 +1,4 @@
-"""Judging what the optimiser saw: how many samples a step, and at what weight. Without torch."""
+"""Judges the optimiser's steps: the number of samples and their weights. Without torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pytest_mnode.measurement import Measurement, equals, listed
 
 _KEPT = "gradients of earlier steps are in it: zero_grad"
 _SHARE = 1e-6
-"""Weights of samples may differ by this part: gradients are sums of rounded numbers."""
+"""Part by which weights of samples may differ, because gradients are sums of rounded numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the optimiser of one rank was given in one step.
+    """The input of one rank's optimiser in one step.
 
-    samples, weights: of equal length, each sample in the gradient and its part in it; of a mean
-    over the global batch each is one over that batch. fed: samples that this rank computed since
+    samples, weights: of equal length: each sample in the gradient, and its weight; in a mean over
+    the global batch each weight is 1 / its size. fed: samples that this rank computed since
     the step before, in order.
     """
 
@@ -32,17 +32,17 @@ class Step:
 
     @property
     def gradient(self) -> tuple[bytes, bytes]:
-        """What two steps with the same gradient have in common."""
+        """A key that is equal for steps with the same gradient."""
         return self.samples.tobytes(), self.weights.tobytes()
 
 
 def judge_batches(
     label: str, seen: Sequence[tuple[At, Sequence[Step]]], local: int, accumulation: int
 ) -> list[Measurement]:
-    """Does each step take the gradient of `local` samples × ranks × micro-batches, all alike?
+    """Judge whether each step takes the mean over `local` samples × ranks × micro-batches.
 
-    seen: the steps of every rank. local: samples of one rank's micro-batch. Where ranks took
-    unequally many steps, steps of one number are not the same step, and no more is judged.
+    seen: the steps of every rank. local: samples of one rank's micro-batch. If ranks took different
+    numbers of steps, steps of one number are not the same step, and nothing else is judged.
     """
     ranks = len(seen)
     expected = local * ranks * accumulation
@@ -53,7 +53,7 @@ def judge_batches(
     in_order = [] if uneven else list(zip(*(steps for _, steps in seen), strict=True))
     unseen = "" if in_order else "no step of the optimiser was seen"
     if uneven:
-        unseen = "ranks took unequally many steps"
+        unseen = "ranks took different numbers of steps"
     sizes, wrong_sizes, totals, unequal, unreduced = [], [], [], [], []
     earlier: set[int] = set()
     for number, steps in enumerate(in_order, 1):
@@ -82,8 +82,12 @@ def judge_batches(
             unreduced.append((at, "a gradient that most ranks do not have"))
         earlier.update(times.nonzero()[0].tolist())
     judged = (
-        ("gradients that are not the mean over the batch", "samples weigh one in all", totals),
-        ("gradients with samples that weigh otherwise", "all weigh alike", unequal),
+        (
+            "gradients that are not the mean over the batch",
+            "weights of samples add up to 1",
+            totals,
+        ),
+        ("gradients with unequal weights of samples", "all samples have the same weight", unequal),
         ("gradients unlike those of most ranks", "ranks step by the same gradient", unreduced),
     )
     return [
@@ -135,7 +139,7 @@ def _why_total(total: float, ranks: int, accumulation: int) -> str:
 
 
 def _why_size(own: int, size: int, expected: int, ranks: int, accumulation: int) -> str:
-    """Why a step has so many samples; own: how many of them this rank computed."""
+    """Why a step has so many samples. own: how many of them this rank computed."""
     if own and size == own != expected:
         return "its own only: gradients were not reduced over ranks"
     if size * accumulation == expected:
@@ -148,7 +152,7 @@ def _why_size(own: int, size: int, expected: int, ranks: int, accumulation: int)
 
 
 def _unequal(samples: NDArray[np.int64], each: NDArray[np.float64]) -> str:
-    """How many samples weigh otherwise than the usual one, and the first; "" where all alike."""
+    """Number of samples with an unusual weight, and the first of them; "" if all weigh alike."""
     strange = ~np.isfinite(each)
     middle = 0.0 if strange.any() or not len(each) else float(np.sort(each)[len(each) // 2])
     odd = strange if strange.any() else ~np.isclose(each, middle, rtol=_SHARE, atol=0)

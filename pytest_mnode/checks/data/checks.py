@@ -1,4 +1,4 @@
-"""The questions of the certificate, put to torch's own sampler, loader and optimiser.
+"""The certificate's data checks of torch's own sampler, loader and optimiser.
 
 All ranks call these functions.
 """
@@ -47,18 +47,18 @@ from pytest_mnode.spec.checks import DataCriterion
 EPOCHS = 3
 STEPS = 3
 _MOST = 2**54
-"""Sums of counts are above 2^53, where float64 no longer has every whole number."""
+"""Makes sums of counts exceed 2^53, where float64 cannot represent every whole number."""
 
 
 def samples_of(promise: DataCriterion, world: World) -> int:
-    """As many for each rank as promised, and some more that cannot be shared out evenly."""
+    """Size of the data set: the promised samples per rank, and some more for uneven shards."""
     return promise.samples_per_rank * world.size + (world.size + 1) // 2
 
 
 def _epochs(
     promise: DataCriterion, world: World, epochs: int, *, drop_last: bool = False, workers: int = 0
 ) -> list[tuple[Reading, ...]]:
-    """What all ranks read in these epochs of one loader."""
+    """Readings of all ranks in each of these epochs of one loader."""
     loader, sampler = sharded(
         samples_of(promise, world),
         world,
@@ -78,7 +78,7 @@ def _epochs(
 def shards(
     promise: DataCriterion, world: World, *, drop_last: bool, workers: int
 ) -> list[Measurement]:
-    """Is every sample read by one rank, once, in each of two epochs?"""
+    """Judge whether every sample is read by one rank, once, in each of two epochs."""
     samples, ranks = samples_of(promise, world), world.size
     found = []
     for epoch, readings in enumerate(
@@ -99,26 +99,26 @@ def shards(
 
 
 def orders(promise: DataCriterion, world: World) -> list[Measurement]:
-    """Is each epoch in an order of its own, and the same when it is begun anew?"""
+    """Judge whether each epoch has an order of its own, and the same one when it is begun again."""
     first, again = (_epochs(promise, world, EPOCHS) for _ in range(2))
     return [
         *judge_orders(f"{EPOCHS} epochs", first),
-        *(judge_again(f"epoch {i} begun anew", first[i], again[i]) for i in range(EPOCHS)),
+        *(judge_again(f"epoch {i} begun again", first[i], again[i]) for i in range(EPOCHS)),
     ]
 
 
 def ranks_that_go_on(world: World) -> tuple[int, ...]:
-    """On how many ranks an epoch goes on: on all, and on fewer that share alike what is left."""
+    """Numbers of ranks on which an epoch continues: all, and fewer that share the rest evenly."""
     return tuple(dict.fromkeys((world.size, world.size // smallest_factor(world.size))))
 
 
 def resumed(promise: DataCriterion, world: World, ranks: int) -> Measurement:
-    """Does a sampler that goes on in the middle of an epoch, on `ranks` of the world, end it?
+    """Judge whether a sampler that continues an epoch on `ranks` ranks of the world completes it.
 
-    ranks: a divisor of the size of the world; those from `ranks` on read nothing after the cut.
+    ranks: a divisor of the world's size; ranks from `ranks` on read nothing after the cut.
     """
     samples = promise.samples_per_rank * world.size
-    position = samples // 2 // world.size * world.size  # all had equally many
+    position = samples // 2 // world.size * world.size  # all ranks had equally many
 
     def batches(ranks: int, batch: int, position: int = 0) -> Iterable[Any]:
         indices: Any = Indices(samples)
@@ -135,7 +135,7 @@ def resumed(promise: DataCriterion, world: World, ranks: int) -> Measurement:
 
 
 def global_batch(promise: DataCriterion, world: World, device: torch.device) -> list[Measurement]:
-    """What the optimiser sees of a loop with micro-batches, under DDP."""
+    """Judge the optimiser's steps in a loop with micro-batches under DDP."""
     samples = promise.batch * promise.accumulation * STEPS * world.size
     loader, sampler = sharded(samples, world, batch=promise.batch, seed=SEED)
     sampler.set_epoch(0)
@@ -153,7 +153,7 @@ def train(
     loader: DataLoader[Any],
     accumulation: int,
 ) -> None:
-    """An epoch with gradients accumulated over micro-batches, and reduced with the last of them."""
+    """Train an epoch; gradients accumulate over micro-batches and are reduced with the last."""
     for number, batch in enumerate(loader, 1):
         last = number % accumulation == 0
         with contextlib.nullcontext() if last else model.no_sync():
@@ -164,12 +164,12 @@ def train(
 
 
 def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[Measurement]:
-    """Are a mean over uneven batches and a sum of large counts exact?"""
+    """Judge whether a mean over uneven batches and a sum of large counts are exact."""
     samples = samples_of(promise, world)
     mine = list(range(world.rank, samples, world.size))
     mine = mine[: len(mine) - world.rank * promise.samples_per_rank // (2 * world.size)]
     losses = [1.0 + (index * 7919 % 1009) / 1009 + world.rank for index in mine]
-    # An odd sum, which float64 does not have: even counts, and one more on rank 0.
+    # Even counts, and one more on rank 0: float64 cannot represent their odd sum.
     large = 2 * (_MOST // world.size // 2 + world.rank) + int(world.rank == 0)
     return [
         mean("loss", losses, mean_over_ranks(losses, device), world),
@@ -179,7 +179,7 @@ def metrics(promise: DataCriterion, world: World, device: torch.device) -> list[
 
 
 def files(promise: DataCriterion, path: str, world: World) -> list[Measurement]:
-    """Does every rank read the same heads of the first files below a path?"""
+    """Judge whether every rank reads the same heads of the first files below a path."""
     at = At(world.rank, world.node)
     read_here = read_files(at, path, promise.sample_files, promise.sample_size_bytes)
     return judge_files(path, gathered(read_here))

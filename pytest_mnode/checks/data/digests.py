@@ -1,6 +1,6 @@
-"""Judging digests: of what ranks drew at random, and of the files they read. Without torch.
+"""Judges digests of ranks' random numbers, and of the files that they read. Without torch.
 
-The judges are pure; `read_files` alone looks at a disk.
+The judges are pure; only `read_files` reads a disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ABSENT = "not among the first"
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """What one rank drew or read, as digests: by generator ("worker 0: torch"), or by file name.
+    """Digests of one rank's random numbers by generator ("worker 0: torch"), or of files by name.
 
     problem: why nothing could be read.
     """
@@ -32,15 +32,15 @@ class Digests:
 
 
 def judge_distinct(label: str, draws: Sequence[Digests]) -> Measurement:
-    """Does every rank, and every worker of its loader, draw numbers of its own?
+    """Judge whether every rank, and every worker of its loader, draws numbers of its own.
 
-    Two that draw the same from one kind of generator are wrong. Inconclusive where none are, and a
-    rank did not draw what others drew.
+    Two that draw the same from one kind of generator are wrong. Inconclusive if none are wrong, and
+    a rank did not draw from a generator that others drew from.
     """
-    name = f"{label}: generators that draw what another draws"
+    name = f"{label}: generators that draw the same numbers as another"
     source = "each rank and each worker has a seed of its own"
     if len(draws) < 2:
-        return Measurement.unknown(name, "one rank has nobody to share with", source=source)
+        return Measurement.unknown(name, "a single rank has no other to share with", source=source)
     drawn: defaultdict[tuple[str, str], list[tuple[At, str]]] = defaultdict(list)
     for one in draws:
         for generator, digest in one.digests.items():
@@ -62,7 +62,7 @@ def judge_distinct(label: str, draws: Sequence[Digests]) -> Measurement:
 
 
 def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> str:
-    """Who draws the same, such as "all 8 ranks: worker 0, the same from torch, dropout"."""
+    """Text of who draws the same: "all 8 ranks: worker 0, the same from torch, dropout"."""
     what = f"the same from {', '.join(kinds)}"
     [worker, *others] = {worker for _, worker in who}
     if others:
@@ -73,15 +73,15 @@ def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> 
 
 
 def judge_reproduced(label: str, first: Sequence[Digests], again: Sequence[Digests]) -> Measurement:
-    """Does every rank draw the same numbers in a second run with the same seed?"""
-    name = f"{label}: generators that draw otherwise in a second run"
+    """Judge whether every rank draws the same numbers in a second run with the same seed."""
+    name = f"{label}: generators that draw different numbers in a second run"
     source = "numbers follow from the seed and the rank"
     return _between(name, source, (first, again), operator.ne, "others from")
 
 
 def judge_depends(label: str, one: Sequence[Digests], other: Sequence[Digests]) -> Measurement:
-    """Does another seed give every rank other numbers?"""
-    name = f"{label}: generators that the seed does not reach"
+    """Judge whether another seed gives every rank other numbers."""
+    name = f"{label}: generators that do not depend on the seed"
     source = "another seed gives other numbers"
     return _between(name, source, (one, other), operator.eq, "the same from")
 
@@ -93,7 +93,7 @@ def _between(
     wrong: Callable[[str, str], bool],
     what: str,
 ) -> Measurement:
-    """Generators whose digests of two runs are wrong; inconclusive where some did not draw."""
+    """Generators whose digests of two runs are wrong; inconclusive if some did not draw."""
     first, again = ({one.at.rank: one.digests for one in run} for run in runs)
     both = [one for run in runs for one in run]
     every = _generators(both)
@@ -135,7 +135,7 @@ def _undrawn(every: Sequence[str], drawn: Iterable[str]) -> str:
 
 
 def _generators(draws: Iterable[Digests]) -> list[str]:
-    """All that any rank drew from."""
+    """All generators that any rank drew from."""
     return list(dict.fromkeys(generator for one in draws for generator in one.digests))
 
 
@@ -148,7 +148,7 @@ def read_files(at: At, path: str, files: int, size_bytes: int) -> Digests:
 
 
 def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
-    """Does every rank read what most read, of every file that any of them found?"""
+    """Judge whether every rank reads the same as most, for every file that any rank found."""
     able = [one for one in read if not one.problem]
     names = sorted({name for one in able for name in one.digests})
     texts = [
@@ -158,7 +158,9 @@ def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
     ]
     unsure = ""
     if not names or len(able) < 2:
-        unsure = "one rank has nobody to compare with" if names else "there is no file to compare"
+        unsure = (
+            "a single rank has no other to compare with" if names else "there is no file to compare"
+        )
     source = "the same data set on every node"
     return [
         Measurement.none_allowed(
@@ -167,7 +169,7 @@ def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
             source,
         ),
         Measurement.none_allowed(
-            f"{label}: files that ranks read otherwise than most",
+            f"{label}: files that a rank reads differently from most",
             texts,
             source,
             unsure=unsure,

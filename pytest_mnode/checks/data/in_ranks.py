@@ -1,6 +1,6 @@
-"""What ranks do: read samples, reduce metrics, draw random numbers, note gradients.
+"""Functions for ranks: read samples, reduce metrics, draw random numbers, record gradients.
 
-All ranks call these functions; what each rank found is gathered on all of them.
+All ranks call these functions; the results of each rank are gathered on all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pytest_mnode.reference_job.randomness import random_states, set_random_stat
 
 _NUMBERS = 16
 _DROPPED = 256
-"""Values of a dropout mask: two are equal by chance in one of 2^256."""
+"""Values of a dropout mask: two masks are equal by chance once in 2^256."""
 
 
 class Indices(Dataset[int]):
@@ -65,7 +65,7 @@ def sharded(
 def shard_of(
     samples: int, ranks: int, rank: int, *, seed: int = 0, epoch: int = 0, drop_last: bool = False
 ) -> list[int]:
-    """What DistributedSampler gives a rank: every `ranks`-th sample of a permutation.
+    """Samples that DistributedSampler gives a rank: every `ranks`-th one of a permutation.
 
     The permutation is torch's for seed + epoch, cut or repeated from its beginning to equal shards.
     """
@@ -87,10 +87,11 @@ def read(
     sampler: object = None,
     indices: Callable[[Any], Iterable[int]] = torch.Tensor.tolist,
 ) -> tuple[Reading, ...]:
-    """Go through the batches of an epoch on every rank, and gather what came.
+    """Read the batches of an epoch on every rank, and gather the samples read.
 
     batches: a loader, or a sampler's own indices. indices: the data set's indices in one batch; a
-    batch that is one index is taken as it is. sampler: asked what rank, seed and epoch it has.
+    batch that is a single index is used as it is. sampler: its attributes (SamplerFacts) are
+    recorded.
     """
     came: list[int] = []
     for batch in batches:
@@ -107,7 +108,7 @@ def read_epochs(
     sampler: object = None,
     indices: Callable[[Any], Iterable[int]] = torch.Tensor.tolist,
 ) -> list[tuple[Reading, ...]]:
-    """Readings of epochs 0, 1, …; `begin` does what a loop does first, and returns the batches."""
+    """Readings of epochs 0, 1, …; `begin` prepares one and returns its batches."""
     return [
         read(begin(epoch), world, epoch=epoch, sampler=sampler, indices=indices)
         for epoch in range(epochs)
@@ -127,7 +128,7 @@ def sum_over_ranks(count: int, device: torch.device) -> int:
 
 
 def mean_over_ranks(values: Sequence[float] | torch.Tensor, device: torch.device) -> float | None:
-    """The mean of all values of all ranks, in float64; None where there are none.
+    """The mean of all values of all ranks, in float64; None if there are none.
 
     Ranks may have unequally many: the sum and the number are reduced, not each rank's mean.
     """
@@ -139,14 +140,14 @@ def mean_over_ranks(values: Sequence[float] | torch.Tensor, device: torch.device
 
 
 def mean(label: str, values: Sequence[float], result: float | None, world: World) -> Measurement:
-    """Is `result` on every rank the mean of the values of all?"""
+    """Judge whether `result` on every rank is the mean of the values of all ranks."""
     return judge_mean(
         label, gathered(Reduced(At(world.rank, world.node), tuple(map(float, values)), result))
     )
 
 
 def count(label: str, own: int, result: int | None, world: World) -> Measurement:
-    """Is `result` on every rank the sum of all `own`, exactly?"""
+    """Judge whether `result` on every rank is exactly the sum of all `own`."""
     return judge_count(label, gathered(Reduced(At(world.rank, world.node), (own,), result)))
 
 
@@ -157,9 +158,9 @@ def draw(
     workers: int = 0,
     worker_init: Callable[[int], None] | None = None,
 ) -> Digests:
-    """Draw from every generator of this rank, and put their states back as they were.
+    """Draw from every generator of this rank, and restore the generators' states.
 
-    workers, worker_init: of a DataLoader like the one in use, whose workers draw as well.
+    workers, worker_init: of a DataLoader like the one in use, whose workers draw too.
     """
     states = random_states(device)
     try:
@@ -180,7 +181,7 @@ def draw(
 
 
 def _own(device: torch.device) -> dict[str, str]:
-    """Digests of what this process draws next."""
+    """Digests of the next random numbers of this process."""
     found = {
         "python": repr([random.random() for _ in range(_NUMBERS)]),
         "numpy": repr(np.random.rand(_NUMBERS).tolist()),
@@ -194,7 +195,7 @@ def _own(device: torch.device) -> dict[str, str]:
 
 
 def _in_worker(_: list[int]) -> dict[str, str]:
-    """What a worker draws, in place of a batch."""
+    """Digests of a worker's draws, in place of a batch."""
     return _own(torch.device("cpu"))
 
 
@@ -217,7 +218,7 @@ class Ledger(nn.Module):
         return self.weight[indices.to(self.weight.device)]
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the gradient that each step of this optimiser takes."""
+        """Record the gradient that each step of this optimiser takes."""
         optimizer.register_step_pre_hook(self._note)
 
     def _note(self, *_: Any) -> None:

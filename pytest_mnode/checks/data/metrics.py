@@ -1,4 +1,4 @@
-"""Judging reduced metrics: the mean of all values, the sum of all counts. Pure, without torch."""
+"""Judges reduced metrics: the mean of all values, the sum of all counts. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_mnode.checks.judged import At, texts_by_who
 from pytest_mnode.measurement import Measurement, listed
 
 _ROUNDING = 1e-12
-"""Of the mean of absolute values: float64 sums of a million values are better than that."""
+"""Relative to the mean of absolute values: float64 sums of a million values are more exact."""
 _SINGLE = 1e-5
-"""What sums in float32 may be off by."""
+"""Relative error that sums in float32 may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """One rank's own values of a metric, and what it took for the result over all ranks."""
+    """One rank's own values of a metric, and its result over all ranks."""
 
     at: At
     values: tuple[float, ...]
@@ -27,10 +27,10 @@ class Reduced:
 
 
 def judge_mean(label: str, reduced: Sequence[Reduced]) -> Measurement:
-    """Has every rank the mean of all values of all ranks, as float64 has it?
+    """Judge whether every rank has the mean of all values of all ranks, in float64.
 
-    Inconclusive where an average of the ranks' averages would be the same, because then a wrong way
-    would not show; and where the sum of all values is not finite, because then many ways agree.
+    Inconclusive if an average of the ranks' averages is the same, because a wrong formula would not
+    show; and if the sum of all values is not finite, because many formulas agree then.
     """
     name = f"{label}: ranks with a wrong mean"
     source = "sum over all values by their number, in float64"
@@ -56,7 +56,7 @@ def judge_mean(label: str, reduced: Sequence[Reduced]) -> Measurement:
 
 
 def _no_mean(reduced: Sequence[Reduced], values: Sequence[float]) -> str:
-    """Why the values have no mean in float64, and whose they are; "" where they have one."""
+    """Why the values have no mean in float64, and whose they are; "" if they have one."""
     if not values:
         return "no rank has a value"
     with contextlib.suppress(OverflowError):
@@ -72,7 +72,7 @@ def _no_mean(reduced: Sequence[Reduced], values: Sequence[float]) -> str:
 
 
 def judge_count(label: str, counted: Sequence[Reduced]) -> Measurement:
-    """Has every rank the sum of all counts, exactly?"""
+    """Judge whether every rank has exactly the sum of all counts."""
     total = sum(int(one.values[0]) for one in counted)
     inexact = ("as float64 has it", total, len(counted) * ulp(float(total)))
     return _judged(
@@ -91,9 +91,9 @@ def _judged(
     ways: Sequence[tuple[str, float, float]],
     note: str,
 ) -> Measurement:
-    """Ranks whose result is not the right one, with the mistake that it comes near to.
+    """Judge the results of ranks; a wrong one is shown with the mistake that it comes near to.
 
-    ways: the right one and then mistakes: in words, the result, and how near to that.
+    ways: (name, result, tolerance) of the right formula, then of mistakes.
     """
     silent = [str(one.at) for one in reduced if one.result is None]
     if silent or not reduced:

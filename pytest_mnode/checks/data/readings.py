@@ -1,4 +1,4 @@
-"""Judging what ranks read: shards, orders of epochs, and epochs that were cut. Without torch."""
+"""Judges the samples that ranks read: shards, orders of epochs, cut epochs. Without torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pytest_mnode.checks.judged import At, numbered, texts_by_who, unlike_most
 from pytest_mnode.measurement import Measurement, listed
 
 NEGLIGIBLE = 1e-9
-"""An order that correct shuffles give with less than this probability is no shuffle."""
+"""An order that correct shuffles give with a lower probability is not a shuffle."""
 ENOUGH = 16
-"""So many samples of one rank are enough to judge: a correct shuffle ascends once in 16!, 2e13."""
+"""Samples of one rank that suffice to judge: a correct shuffle ascends once in 16!, 2e13."""
 _UNSHUFFLED = "order of the data set"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerFacts:
-    """A sampler's attributes; None where it has no such attribute."""
+    """A sampler's attributes; None if it has no such attribute."""
 
     rank: int | None = None
     num_replicas: int | None = None
@@ -30,7 +30,7 @@ class SamplerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Samples that one rank read in one epoch: indices of the data set, as they came."""
+    """Samples that one rank read in one epoch: indices of the data set, in the order read."""
 
     at: At
     epoch: int
@@ -39,12 +39,12 @@ class Reading:
 
 
 def padding_of(samples: int, ranks: int) -> int:
-    """Samples that come twice so that every rank has equally many, as DistributedSampler does."""
+    """Number of samples that DistributedSampler repeats so that every rank has equally many."""
     return -samples % ranks
 
 
 def tail_of(samples: int, ranks: int) -> int:
-    """Samples that are left out so that every rank has equally many, with drop_last."""
+    """Number of samples that drop_last leaves out so that every rank has equally many."""
     return samples % ranks
 
 
@@ -57,11 +57,11 @@ def judge_shards(
     left_out: int = 0,
     expected: Sequence[Sequence[int]] | None = None,
 ) -> list[Measurement]:
-    """Did every sample of 0 … samples-1 reach one rank, once, in this epoch?
+    """Judge whether every sample of 0 … samples-1 reached one rank, once, in this epoch.
 
     readings: of all ranks. padding: how many samples may come twice. left_out: how many may reach
-    no rank. expected: the samples that each rank should have had, to name ranks; may be unknown.
-    Inconclusive where there is no sample, or no rank read any.
+    no rank. expected: the samples that each rank should have read, to name ranks; None if unknown.
+    Inconclusive if there is no sample, or no rank read any.
     """
     counts = _samples(readings)
     missing = [index for index in range(samples) if not counts[index]]
@@ -84,7 +84,7 @@ def judge_shards(
     return [
         Measurement.none_allowed(
             f"{label}: samples that reached no rank",
-            [*causes, f"{numbered('sample', missing)} reached nobody"] if absent else [],
+            [*causes, f"{numbered('sample', missing)} reached no rank"] if absent else [],
             f"{samples} samples, of which {left_out} may be left out",
             count=absent,
             unsure=nothing or ("" if samples else "there is no sample that could be missing"),
@@ -102,7 +102,7 @@ def judge_shards(
             f"{label}: ranks with more or fewer samples", uneven, "shards are equal", unsure=nothing
         ),
         Measurement.none_allowed(
-            f"{label}: samples that there are not",
+            f"{label}: indices outside the data set",
             foreign,
             f"indices 0 to {samples - 1}",
             unsure=nothing,
@@ -115,7 +115,7 @@ def _samples(readings: Iterable[Reading]) -> Counter[int]:
 
 
 def _causes(readings: Sequence[Reading]) -> Iterator[str]:
-    """Samplers that have another rank, number of ranks, seed or epoch than they should."""
+    """Samplers with a wrong rank, number of ranks, seed or epoch."""
     ranks = len(readings)
     for one in readings:
         if one.sampler.rank not in (None, one.at.rank):
@@ -141,7 +141,7 @@ def _strayed(readings: Sequence[Reading], expected: Sequence[Sequence[int]]) -> 
 
 
 def _overlaps(readings: Sequence[Reading]) -> list[str]:
-    """Pairs of ranks that read the same samples, those with most first."""
+    """Pairs of ranks that read the same samples, largest overlaps first."""
     sets = [(one.at, set(one.indices), len(one.indices)) for one in readings]
     overlaps = [
         (len(both), f"{one} and {other} both read {numbered('sample', sorted(both))}")
@@ -169,9 +169,10 @@ class _Odd:
 
 
 def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measurement]:
-    """Is every epoch shuffled, and differently from those before? epochs: readings of all ranks.
+    """Judge whether every epoch is shuffled, and differently from earlier ones.
 
-    Inconclusive where correct shuffles of so few samples may give the same orders.
+    epochs: readings of all ranks. Inconclusive if correct shuffles of so few samples may give the
+    same orders.
     """
     by_rank: defaultdict[At, list[Reading]] = defaultdict(list)
     for reading in (reading for epoch in epochs for reading in epoch):
@@ -197,14 +198,14 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
     found = []
     for name, source, odd, lacking, cause in (
         (
-            f"{label}: times that a rank read in the order of an earlier epoch",
-            "each epoch is shuffled anew: set_epoch",
+            f"{label}: epochs read in the order of an earlier epoch",
+            "each epoch has an order of its own: set_epoch",
             repeats,
             missing + alone,
             ": set_epoch was not called, or does nothing",
         ),
         (
-            f"{label}: times that a rank read unshuffled",
+            f"{label}: unshuffled epochs",
             "each epoch is shuffled",
             ascending,
             missing,
@@ -218,7 +219,7 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
         texts = texts_by_who(
             ((at, f"{', '.join(of_rank)}{cause}") for at, of_rank in who.items()), len(by_rank)
         )
-        few = f"shuffles of so few samples may be so, give each rank {ENOUGH}"
+        few = f"correct shuffles of so few samples may look like this; give each rank {ENOUGH}"
         unsure = filter(None, [listed(lacking), *([listed(texts), few] if odd else [])])
         found.append(
             Measurement.none_allowed(name, texts, source, count=len(sure))
@@ -229,7 +230,7 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
 
 
 def _not_by_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> Sequence[_Odd]:
-    """Odd orders that are not chance: of one rank or one epoch, else all of them together."""
+    """Odd orders that are not by chance: those of one rank or one epoch, else all together."""
 
     def unlikely(some: Sequence[_Odd], places: int, times: int) -> bool:
         # The union bound: times × C(places, odd) × the probability of these.
@@ -246,7 +247,7 @@ def _not_by_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> Sequence[_Od
 
 
 def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) -> Measurement:
-    """Did every rank read the same samples in the same order both times?"""
+    """Judge whether every rank read the same samples in the same order both times."""
     ats = {one.at.rank: one.at for one in (*first, *again)}
     runs = [{one.at.rank: one.indices for one in run} for run in (first, again)]
     differing, nothing = [], []
@@ -264,7 +265,7 @@ def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) 
         elif not then:
             nothing.append(f"{at} read nothing")
     return Measurement.none_allowed(
-        f"{label}: ranks that read otherwise",
+        f"{label}: ranks that read differently",
         differing,
         "order follows from seed and epoch",
         unsure=listed(nothing) if first else "no rank read the first time",
@@ -274,10 +275,10 @@ def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) 
 def judge_resumed(
     label: str, whole: Sequence[Reading], before: Sequence[Reading], after: Sequence[Reading]
 ) -> Measurement:
-    """Is what was read before a cut and after it the epoch, no sample lost and none twice?
+    """Judge whether the samples before and after a cut are the epoch, none lost and none twice.
 
-    whole: the epoch without a cut. after: by as many ranks or by others. Inconclusive where nothing
-    was read on one side of the cut, and nothing is wrong.
+    whole: the epoch without a cut. after: by the same number of ranks or another. Inconclusive if
+    nothing was read on one side of the cut, and nothing is wrong.
     """
     want, got = _samples(whole), _samples((*before, *after))
     lost, twice = list((want - got).elements()), list((got - want).elements())
@@ -287,7 +288,7 @@ def judge_resumed(
         who = listed(readers) or "nobody after it"
         texts.append(f"{numbered('sample', twice)} read again by {who}")
     sides = (("without a cut", whole), ("before the cut", before), ("after the cut", after))
-    judged = want and after  # else what is lost or read again is not known
+    judged = want and after  # else lost and repeated samples are unknown
     return Measurement.none_allowed(
         f"{label}: samples lost or read again",
         texts if judged else [],

@@ -1,4 +1,4 @@
-"""Random numbers of two runs with new ranks. Called by the controller."""
+"""Judges random numbers of two runs with new ranks. Called by the controller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def seeds_of_two_runs(cluster: Cluster, *, workers: int, on_accelerator: bool) -> list[Measurement]:
-    """Does a second run, in new ranks, draw the same on each rank, and no two ranks alike?"""
+    """Judge whether a run in new ranks draws the same on each rank, and no two ranks draw alike."""
     with cluster.world(fresh=True) as ranks:
         first = ranks.run(_drawn, SEED, workers, on_accelerator)
     with cluster.world(fresh=True) as ranks:

@@ -1,8 +1,8 @@
-"""Process groups over several dimensions: does every rank have the right ones, and do they work?
+"""Checks of process groups over several dimensions: their ranks, and collectives in them.
 
-`layout` says which meshes to try and who belongs where, without torch. `check` asks all ranks of
-their groups, those of a DeviceMesh or of a test's own making, `exchange` runs collectives in them,
-and `judge` is pure. What is judged is the software of the nodes, not speed.
+`layout` plans the meshes to try and the ranks of each group, without torch. `check` gathers the
+groups of all ranks, of a DeviceMesh or of a test's own making, `exchange` runs collectives in them,
+and `judge` is pure. They judge the software of the nodes, not speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks report about their groups. All ranks of the world call these functions together."""
+"""Reports of ranks about their groups. All ranks of the world call these functions together."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from pytest_mnode.measuring.ranks import boot_id, gathered
 from pytest_mnode.rank.world import World
 
 Groups = Mapping[str, Any]
-"""Process groups by name, those that this rank is in."""
+"""The process groups that this rank is in, by name."""
 
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Destroy the process groups that this rank makes inside, by meshes or one by one."""
+    """Destroy at the end the process groups that this rank creates inside, by meshes or singly."""
 
     def groups() -> frozenset[Any]:
         return frozenset(distributed_c10d._world.pg_map) - {dist.group.WORLD}
@@ -52,7 +52,7 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def mesh_of(layout: Layout, device: torch.device) -> Iterator[DeviceMesh]:
-    """A DeviceMesh over all ranks, whose groups end with it, and those of its slices."""
+    """A DeviceMesh over all ranks; its groups and those of its slices are destroyed at the end."""
     with ending():
         yield init_device_mesh(device.type, layout.sizes, mesh_dim_names=layout.names)
 
@@ -65,11 +65,11 @@ def members(
     expected: Expected | Layout | None = None,
     label: str = "",
 ) -> list[Measurement]:
-    """Is every rank in the groups it should be in, and at the right place in each?
+    """Judge whether every rank is in the right groups, and at the right place in each.
 
-    groups: a mesh, or this rank's process groups by name. expected: the groups there should be, by
-    name, as ranks of the world in order; of a mesh what follows from its names and sizes. What
-    torch declares is judged, and who answered inside the group.
+    groups: a mesh, or this rank's process groups by name. expected: the right groups by name, as
+    ranks of the world in order; None for those of a mesh's names and sizes. Both the ranks that
+    torch declares and those that answered inside the group are judged.
     """
     right = _expected_in(groups, expected)
     facts = _declared(groups, world)
@@ -79,7 +79,7 @@ def members(
 def inside_node(
     groups: DeviceMesh | Groups, world: World, names: Sequence[str] = ("tp",)
 ) -> Measurement:
-    """Do the groups of these names stay on one host, by the name that each rank reads there?"""
+    """Judge whether the groups of these names stay on one host, by the host name of each rank."""
     facts = _declared(groups, world)
     there = {
         name: [one.groups[name].declared for one in facts if name in one.groups]
@@ -96,7 +96,7 @@ def collectives(
     expected: Expected | Layout | None = None,
     label: str = "",
 ) -> Measurement:
-    """Do collectives inside the groups come right, at every position?
+    """Judge whether collectives inside the groups give right values, at every position:
 
     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, and messages from each rank to
     the next and to the one before, as between pipeline stages.
@@ -113,9 +113,9 @@ def together(
     *,
     expected: Mapping[str, Expected | Layout] | None = None,
 ) -> Measurement:
-    """Do collectives come right while those in all other groups, of all meshes, are under way?
+    """Judge collectives while those in all other groups, of all meshes, are in progress.
 
-    meshes: by a name of the reader's. expected: by the same names, as in `members`.
+    meshes: by a name for the reader. expected: by the same names, as in `members`.
     """
     groups: dict[str, Any] = {}
     right: dict[str, Sequence[Sequence[int]]] = {}
@@ -128,9 +128,9 @@ def together(
 
 
 def slices(mesh: DeviceMesh, world: World, device: torch.device) -> list[Measurement]:
-    """Are slices of a mesh by two names, and what they are flattened to, made of the right ranks?
+    """Judge whether slices of a mesh by two names, and flattened slices, have the right ranks.
 
-    Where this torch cannot flatten, slices alone are judged. Raises ValueError for a mesh of one
+    If this torch cannot flatten, only the slices are judged. Raises ValueError for a mesh of one
     dimension.
     """
     flat: dict[str, Any] = {}
@@ -166,7 +166,7 @@ def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ..
     """The groups of every rank, as torch declares them."""
     places: dict[str, int] = {}
     if isinstance(groups, DeviceMesh):
-        # get_local_rank is the group's word, not the mesh's: new groups sort their ranks.
+        # get_local_rank gives the group's order, not the mesh's: new groups sort their ranks.
         places = dict(zip(groups.mesh_dim_names or (), groups.get_coordinate() or (), strict=False))
     mine = {
         name: Membership(
@@ -181,7 +181,7 @@ def _declared(groups: DeviceMesh | Groups, world: World) -> tuple[RankGroups, ..
 def _heard(
     facts: Sequence[RankGroups], groups: Groups, device: torch.device
 ) -> tuple[RankGroups, ...]:
-    """The same facts with the ranks that answered in each group whose members agree on it."""
+    """`facts` with the ranks that answered in each group whose members agree on it."""
     mine = facts[dist.get_rank()]
     heard = dict(mine.groups)
     for name in _all_names(facts):
@@ -194,7 +194,7 @@ def _heard(
 
 
 def _all_names(facts: Sequence[RankGroups]) -> list[str]:
-    """Names in one order for all ranks."""
+    """Names of all groups, in the same order on all ranks."""
     return list(dict.fromkeys(name for one in facts for name in one.groups))
 
 
@@ -207,7 +207,7 @@ def _exchanged(
     *,
     at_once: bool = False,
 ) -> Measurement:
-    """Run collectives in the groups where all ranks will join, and judge the values received."""
+    """Run collectives in the groups that all members will join, and judge the values received."""
     refused = refusals(_declared(groups, world), expected)
     able = {group: groups[group] for group in expected if group in groups.keys() - refused.keys()}
     done = exchange(able, expected, world.rank, device, at_once=at_once)
@@ -230,9 +230,9 @@ def _named(groups: DeviceMesh | Groups) -> dict[str, Any]:
 
 
 def _expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None) -> Expected:
-    """The groups there should be: those given, else those of the mesh's names and sizes.
+    """The right groups: `expected`, else those of the mesh's names and sizes.
 
-    Raises TypeError for groups of no mesh without `expected`.
+    Raises TypeError for groups without a mesh and without `expected`.
     """
     if expected is None:
         if not isinstance(groups, DeviceMesh):

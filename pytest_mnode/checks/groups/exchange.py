@@ -15,11 +15,11 @@ from pytest_mnode.checks.groups.judge import CollectiveResult, Expected
 from pytest_mnode.measuring.collectives import all_gather_single, reduce_scatter_single
 
 COUNT = 64
-"""Values of a part."""
+"""Number of values of a part."""
 _RANKS = 1 << 20
-"""More than there are ranks."""
+"""More than the ranks of any world."""
 _NOT_WRITTEN = -(1 << 40)
-"""What receivers hold before: nothing that anybody sends."""
+"""Initial value of receive buffers, which no rank sends."""
 
 
 def sent(rank: int, salt: int, device: torch.device) -> torch.Tensor:
@@ -50,7 +50,7 @@ class Call:
         return torch.cat([self.sent_by(self.me, place) for place in range(len(self.ranks))])
 
     def sent_here(self) -> list[torch.Tensor]:
-        """What each rank of the group sends to this one."""
+        """The parts that the ranks of the group send to this one."""
         return [self.sent_by(rank, self.place) for rank in self.ranks]
 
     def empty(self, parts: int = 1) -> torch.Tensor:
@@ -59,7 +59,7 @@ class Call:
 
 
 class Pending:
-    """A collective under way, and what it should come to. kept: what is still being sent."""
+    """A collective in progress, and its right result. kept: buffers that are still being sent."""
 
     def __init__(
         self, works: Any, got: torch.Tensor, right: torch.Tensor, kept: object = None
@@ -69,7 +69,7 @@ class Pending:
         self._kept = kept
 
     def result(self, group: str, name: str) -> CollectiveResult:
-        """Wait for the end, and count what is wrong on this rank."""
+        """Wait for the end, and count the wrong values on this rank."""
         for work in filter(None, self._works):
             work.wait()
         self._kept = None
@@ -83,14 +83,14 @@ class Pending:
 
 
 def difference(got: int, right: int) -> str:
-    """A value that was copied, and the one that should have been, by the rank that sends them."""
+    """Text that compares a copied value with the right one, by the ranks that send them."""
     sender, position = right // COUNT % _RANKS, right % COUNT
     if got == _NOT_WRITTEN:
         return f"not written, expected from rank {sender}"
     if right == _NOT_WRITTEN:
         return f"from rank {got // COUNT % _RANKS}, expected nothing"
     if got < 0:
-        return f"{got}, which nobody sends, expected from rank {sender}"
+        return f"{got}, which no rank sends, expected from rank {sender}"
     other = got // COUNT % _RANKS
     if other != sender:
         return f"from rank {other}, expected from rank {sender}"
@@ -132,7 +132,7 @@ def _all_to_all(call: Call) -> Pending:
 
 
 def _along(call: Call, step: int) -> Pending:
-    """Each rank to the one that is `step` places on; nobody sends to those at the beginning."""
+    """Send from each rank to the one `step` places on; ranks without a sender receive nothing."""
     here, mine = call.empty(), call.sent_by(call.me)
     right = here.clone()
     operations = []
@@ -166,12 +166,12 @@ def exchange(
     *,
     at_once: bool = False,
 ) -> list[CollectiveResult]:
-    """Every collective in every group, one after the other.
+    """Run every collective in every group, one after the other.
 
-    at_once: three of them in all groups, twice, under way together, and waited for from last to
-    first. groups: those of this rank, by name. expected: the groups of all ranks, the same on each.
-    All ranks start them in one order, which NCCL requires. Calls are numbered by `expected`,
-    because the members of one group may be in unequally many others.
+    at_once: run three of them in all groups, twice, all in progress together, and wait for them
+    from last to first. groups: those of this rank, by name. expected: the groups of all ranks,
+    the same on each. All ranks start them in the same order, which NCCL requires. Calls are
+    numbered by `expected`, because members of one group may be in different numbers of others.
     """
     widest = max((len(ranks) for every in expected.values() for ranks in every), default=1)
 

@@ -1,4 +1,4 @@
-"""Judging process groups: what all ranks reported against the groups there should be. Pure."""
+"""Judges process groups: the reports of all ranks against the right groups. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_mnode.checks.judged import At, numbered, texts_by_who
 from pytest_mnode.measurement import Measurement, listed
 
 Expected = Mapping[str, Sequence[Sequence[int]]]
-"""The groups there should be: by name, each the ranks of the world in the order of the group."""
+"""The right groups by name: each is its ranks of the world, in the order of the group."""
 NOT_TRIED = "ranks disagree on who is in it, so that a collective in it would not end"
 
 
@@ -17,9 +17,9 @@ NOT_TRIED = "ranks disagree on who is in it, so that a collective in it would no
 class Membership:
     """One group as one of its ranks reports it.
 
-    declared: ranks of the world in the order of the group, as torch says. place: this rank's.
-    coordinate: this rank's coordinate in the mesh; None for a group of no mesh. heard: which rank
-    answered at each place; None where nobody was asked.
+    declared: ranks of the world in the order of the group, as torch declares them. place: this
+    rank's place. coordinate: this rank's coordinate in the mesh; None for a group without a mesh.
+    heard: the rank that answered at each place; None if no answers were gathered.
     """
 
     declared: tuple[int, ...]
@@ -32,8 +32,8 @@ class Membership:
 class RankGroups:
     """One rank's groups, by name.
 
-    host: the name that its host has for itself. machine: an identifier that no two machines share,
-    "" where it could not be read.
+    host: its host name. machine: an identifier that no two machines share; "" if it could not be
+    read.
     """
 
     at: At
@@ -53,9 +53,9 @@ class CollectiveResult:
 
 
 def agreed(gathered: Sequence[RankGroups], name: str) -> bool:
-    """Whether all that are declared to be in a group of this name declare the same of it.
+    """Whether all declared members of a group of this name declare the same members.
 
-    Where they do not, a collective in it would wait for ranks that never come.
+    If they do not, a collective in it would wait for ranks that never join.
     """
     has = {one.at.rank: one.groups[name] for one in gathered if name in one.groups}
     declared = {rank: mine.declared for rank, mine in has.items()}
@@ -89,10 +89,10 @@ def _compared(
 def judge_members(
     label: str, gathered: Sequence[RankGroups], expected: Expected
 ) -> list[Measurement]:
-    """Which ranks are in a wrong group, and which are at a wrong place in the right one.
+    """Judge which ranks are in a wrong group, and which are at a wrong place in the right one.
 
-    By the ranks that torch declares and those that answered inside the group. Inconclusive where
-    nothing is wrong and some rank was not asked.
+    By the ranks that torch declares and those that answered inside the group. Inconclusive if
+    nothing is wrong and some rank reported no groups or heard no answers.
     """
     strangers, misplaced = [], []
     for name, facts, ours, has in _compared(gathered, expected):
@@ -138,7 +138,7 @@ def _not_asked(gathered: Sequence[RankGroups], expected: Expected) -> Iterator[s
 
 
 def _wrong_members(name: str, ours: tuple[int, ...] | None, has: Membership | None) -> str:
-    """What is wrong with the members, whatever their order; "" where nothing is."""
+    """What is wrong with the members, in any order; "" if nothing is."""
     if has is None:
         return "" if ours is None else f"is in no {name}, expected in {_shown(ours)}"
     if ours is None:
@@ -165,9 +165,9 @@ def _wrong_place(name: str, ours: tuple[int, ...], has: Membership) -> str:
 def judge_inside_node(
     label: str, gathered: Sequence[RankGroups], names: Iterable[str]
 ) -> Measurement:
-    """Which groups of these names have ranks on more than one host, by each host's own name.
+    """Judge which groups of these names have ranks on more than one host, by each host's own name.
 
-    Inconclusive where there is no group of one of the names, or a rank's host is not known.
+    Inconclusive if there is no group of one of the names, or a rank's host is not known.
     """
     asked = tuple(names)
     hosts = {facts.at.rank: _host(facts, gathered) for facts in gathered}
@@ -199,9 +199,9 @@ def judge_inside_node(
 
 
 def _host(facts: RankGroups, gathered: Sequence[RankGroups]) -> str | None:
-    """A host by its name, and by its machine where another machine has the same name.
+    """A host by its name, and by its machine if another machine has the same name.
 
-    None where nodes have hosts of the same name and the machine of one could not be read.
+    None if nodes have hosts of the same name and the machine of one could not be read.
     """
     namesakes = [one for one in gathered if one.host == facts.host]
     machines = {one.machine for one in namesakes}
@@ -215,7 +215,7 @@ def judge_collectives(
     gathered: Sequence[tuple[At, Sequence[CollectiveResult]]],
     not_tried: Mapping[str, str],
 ) -> Measurement:
-    """Wrong values of collectives inside groups.
+    """Judge the values of collectives inside groups.
 
     gathered: the results of each rank. not_tried: by name, why no collective was run in a group.
     """

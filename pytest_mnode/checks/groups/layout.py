@@ -1,4 +1,4 @@
-"""Which meshes to try, and which rank belongs where: arithmetic of our own, not torch's."""
+"""Meshes to try, and the ranks of their groups, computed independently of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Layout:
     """Named dimensions over ranks 0 … size-1, outermost first: ranks are neighbours along the last.
 
-    Raises ValueError for names that are not as many as sizes, or not different, or a size below 1.
+    Raises ValueError unless each size has a name of its own, and for a size below 1.
     """
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class Layout:
 
     @classmethod
     def of(cls, **sizes: int) -> Self:
-        """`Layout.of(pp=2, dp=4, tp=8)`."""
+        """A layout by keywords, such as `Layout.of(pp=2, dp=4, tp=8)`."""
         return cls(tuple(sizes), tuple(sizes.values()))
 
     @property
@@ -42,7 +42,7 @@ class Layout:
         return prod(self.sizes)
 
     def wider_than_one(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Which of these dimensions it has, with more than one rank along them."""
+        """The dimensions of `names` along which this layout has more than one rank."""
         sizes = dict(zip(self.names, self.sizes, strict=True))
         return tuple(name for name in names if sizes.get(name, 1) > 1)
 
@@ -68,7 +68,7 @@ class Layout:
 def plan_layouts(nodes: int, per_node: int) -> tuple[Layout, ...]:
     """Meshes to try over nodes × ranks per node: tp inside a node, pp and dp over nodes.
 
-    Where a node has several ranks that can be divided, dp is also tried inside it, beside tp.
+    If the ranks of a node can be divided, dp is also tried inside it, beside tp.
     """
     stages = smallest_factor(nodes) if nodes > 1 else 1
     inner = smallest_factor(per_node)
@@ -79,7 +79,7 @@ def plan_layouts(nodes: int, per_node: int) -> tuple[Layout, ...]:
     if 1 < inner < per_node:
         tp = per_node // inner
         layouts.append(Layout.of(pp=stages, dp=nodes // stages * inner, tp=tp))
-    if nodes == 1:  # nothing is left for dp and pp but the ranks of the one node
+    if nodes == 1:  # only the ranks of the one node are left for dp and pp
         layouts[1] = Layout.of(pp=inner, dp=per_node // inner, tp=1)
     return tuple(dict.fromkeys(layouts))
 
@@ -87,7 +87,7 @@ def plan_layouts(nodes: int, per_node: int) -> tuple[Layout, ...]:
 def layouts(promise: GroupsCriterion, world: World) -> tuple[Layout, ...]:
     """The meshes to try over a world: those that the spec names, else those planned.
 
-    Raises UsageError, one line, for one that does not fit the ranks there are.
+    Raises UsageError, one line, for a mesh that does not fit the world.
     """
     if promise.meshes is None:
         return plan_layouts(len(world.nodes), world.local_size)
@@ -95,9 +95,9 @@ def layouts(promise: GroupsCriterion, world: World) -> tuple[Layout, ...]:
 
 
 def asked_layout(sizes: Mapping[str, int | str], ranks: int) -> Layout:
-    """The mesh that the spec names, over this many ranks.
+    """A mesh that the spec names, over `ranks` ranks.
 
-    Raises UsageError, one line, for one that does not fit them.
+    Raises UsageError, one line, if it does not fit them.
     """
     text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
     given = {name: size for name, size in sizes.items() if isinstance(size, int)}
@@ -109,12 +109,12 @@ def asked_layout(sizes: Mapping[str, int | str], ranks: int) -> Layout:
             f"mesh {{{text}}} needs {least}{fixed} ranks, and there are {ranks}; "
             "give other sizes, or rest for one of them"
         )
-    # Not by Layout.of, for which no dimension could be called cls.
+    # Layout.of does not accept a dimension named cls.
     return Layout(tuple(sizes), tuple(given.get(name, ranks // fixed) for name in sizes))
 
 
 def smallest_factor(number: int) -> int:
-    """The smallest prime that divides a number; 1 of 1."""
+    """The smallest prime that divides a number; 1 for 1."""
     return next((f for f in range(2, number + 1) if number % f == 0), 1)
 
 

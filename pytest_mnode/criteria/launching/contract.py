@@ -1,7 +1,7 @@
-"""What a style of launch promises the ranks of a job; who reported, met, leaked, and sees devices.
+"""The contract of each launch style with ranks: reports, meeting, leaks, devices, parallel sizes.
 
-Pure: from the ranks' reports to texts of what is wrong, each with node and rank. The variables are
-judged in `variables`.
+Pure functions from the ranks' reports to texts of faults, each with node and rank. The variables
+are judged in `variables`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "deepspeed": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
     "megatron": (
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
-        # Its script makes the others from these, whoever starts the tasks.
+        # Megatron's script derives the others from these, whatever starts the tasks.
         *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"),
     ),
     "plain": (),
@@ -45,21 +45,21 @@ _MASKS = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "ZE_AFFINITY_MASK",
 )
-"""By which a scheduler gives a rank its own accelerators, of any vendor."""
+"""Variables by which a scheduler gives a rank its own accelerators, of any vendor."""
 _NUMBER = re.compile("[0-9]{1,9}")
 _TENSOR, _PIPELINE = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the ranks of a job must find.
+    """The expected environment of a job's ranks.
 
-    nodes: names as nodes report them, in the order of ranks. per_node: ranks of each node.
-    accelerators: of each node. pins: variables that every rank of a node must have, by node.
-    outside: names of variables of the submitting environment; own: of those that the job sets.
-    hosts: how nodes name themselves where that differs; nodes with one name are one machine.
-    added: prefixes of variables that the way of submitting adds. profile: the user's profile adds
-    more, of any name.
+    nodes: names as nodes report them, in the order of ranks. per_node: ranks per node.
+    accelerators: per node. pins: variables that every rank of a node must have, by node.
+    outside: names of variables of the submitting environment. own: names of those that the job
+    sets. hosts: host names of nodes that differ from their names; nodes with the same host name are
+    one machine. added: prefixes of variables that the submission path adds. profile: whether the
+    user's profile adds more variables, of any name.
     """
 
     style: str
@@ -79,7 +79,7 @@ class Expected:
 
 
 def not_reported(reports: Sequence[RankReport], facts: Collection[str]) -> str:
-    """Which of these facts ranks did not report; "" where all reported all."""
+    """Text of the facts that some ranks did not report; "" if all ranks reported all of them."""
     if not reports:
         return "no rank reported"
     lines = []
@@ -94,8 +94,8 @@ def not_reported(reports: Sequence[RankReport], facts: Collection[str]) -> str:
 def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
     """Variables of the submitting environment that ranks see, the canary first.
 
-    Where a profile adds variables, which may have the same names, only the canary proves a leak: a
-    rank without it sees nothing of that environment.
+    If a profile adds variables, they may have the same names, so that only the canary proves a
+    leak: a rank without it sees nothing of the submitting environment.
     """
     allowed = LOGIN | _SHELL | expected.own | set(REQUIRED[expected.style])
     allowed |= {name for pins in expected.pins.values() for name in pins}
@@ -113,7 +113,7 @@ def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
 
 
 def missing_ranks(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
-    """Nodes on which fewer or more ranks reported than run there."""
+    """Nodes on which fewer or more ranks reported than the job has there."""
     reported = Counter(report.node for report in reports)
     found = []
     for node in (*expected.nodes, *sorted(set(reported) - set(expected.nodes))):
@@ -130,10 +130,10 @@ def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
     for report in reports:
         met = report.met
         if met is None:
-            what = report.error or "met nobody"
+            what = report.error or "met no other rank"
         elif met.size != size:
-            alone = " alone" if met.size == 1 else ""
-            what = f"met{alone}: {met.size} of {size} ranks by a collective"
+            alone = "only itself: " if met.size == 1 else ""
+            what = f"met {alone}{met.size} of {size} ranks in a collective"
         elif met.total != size * (size + 1) // 2 or sorted(met.ranks) != list(range(size)):
             what = f"a wrong sum over all ranks: {met.total}, from ranks {list(met.ranks)}"
         else:
@@ -145,7 +145,7 @@ def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
 def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
     """Ranks that see neither all accelerators of their node nor one of their own.
 
-    More accelerators than the job asked for are no fault: few sites hide those of others.
+    More accelerators than the job requested are no fault: few sites hide those of other jobs.
     """
     for there in by_node(reports).values():
         one_each = len(_distinct_views(there)) == len(there) == expected.accelerators
@@ -160,11 +160,11 @@ def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator
 
 
 def _distinct_views(there: Sequence[RankReport]) -> set[tuple[str, ...]]:
-    """The different sets of accelerators that ranks of a node see.
+    """The distinct sets of accelerators that ranks of a node see.
 
-    By the devices' own ids where all ranks reported them: a number in a variable is relative to
-    what a rank sees, so that each has 0 where cgroups hide the others. A name in a variable, such
-    as that of a MIG part, means the same to all ranks.
+    Device ids are compared if all ranks reported them: a number in a variable is relative to the
+    devices that a rank sees, so that each rank has 0 if cgroups hide the others. A name in a
+    variable, such as that of a MIG instance, means the same to all ranks.
     """
     known = all(report.devices for report in there)
     found = set()
@@ -176,26 +176,26 @@ def _distinct_views(there: Sequence[RankReport]) -> set[tuple[str, ...]]:
 
 
 def more_visible(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
-    """A line for each number of accelerators that is more than the job asked for."""
+    """One line for each number of visible accelerators that is more than the job requested."""
     nodes: dict[int, dict[str, None]] = defaultdict(dict)
     for report in reports:
         if report.accelerators is not None and report.accelerators > expected.accelerators:
             nodes[report.accelerators][report.node] = None
-    asked = f"and the job asked for {expected.accelerators}"
+    requested = f"the job requested {expected.accelerators}"
     return [
-        f"accelerators visible on {', '.join(there)}: {count}, {asked}"
+        f"accelerators visible on {', '.join(there)}: {count}, {requested}"
         for count, there in sorted(nodes.items())
     ]
 
 
 def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Megatron's tensor × pipeline sizes divide the ranks, and tensor groups stay on a node."""
+    """Megatron's parallel sizes that do not divide the ranks, or split tensor groups over nodes."""
     for report in reports:
         sizes = {}
         for name in (_TENSOR, _PIPELINE):
-            given = _given(name, report.arguments)
+            given = _option_value(name, report.arguments)
             if given is not None and not _NUMBER.fullmatch(given):
-                yield report.fault(f"{name}={shown(given)} is no number")
+                yield report.fault(f"{name}={shown(given)} is not a number")
                 given = None
             sizes[name] = 1 if given is None else int(given)
         tensor, pipeline = sizes[_TENSOR], sizes[_PIPELINE]
@@ -208,8 +208,8 @@ def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterato
             )
 
 
-def _given(name: str, arguments: Sequence[str]) -> str | None:
-    """The last value of an option, after = or as the next word; None without it."""
+def _option_value(name: str, arguments: Sequence[str]) -> str | None:
+    """The last value of an option, after = or as the next word; None if the option is absent."""
     found = None
     for number, word in enumerate(arguments):
         if word == name:

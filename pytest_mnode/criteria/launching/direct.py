@@ -1,4 +1,4 @@
-"""The path of launchers that run commands on nodes: log in to each node, run the command there."""
+"""The submission path of launchers that run commands on nodes: a login on each node."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _HAS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 _END_S = 15.0
-"""How long a node may take to end a job after SIGTERM."""
+"""Time that a node may take to end a job after SIGTERM."""
 
 
 def pins_of(cluster: Nodes, node: str, own: Mapping[str, str]) -> dict[str, str]:
-    """The site's variables on a node: the fabric's interface, unless the job sets them."""
+    """The site's variables on a node, which name the fabric's interface, without the job's own."""
     interface = cluster.fabric_interface(node)
     if not interface:
         return {}
@@ -40,8 +40,8 @@ def pins_of(cluster: Nodes, node: str, own: Mapping[str, str]) -> dict[str, str]
 class Direct:
     """Logs in to each node with HOME, USER, PATH, LANG, the site's pins and the job's variables.
 
-    Where the login is root, the job runs as an unprivileged user, unless that user could not read
-    the job or run Python. note: why a scheduler is not used.
+    If the login is root, the job runs as an unprivileged user, unless that user could not read the
+    job or run Python. note: why no scheduler is used.
     """
 
     name = "direct"
@@ -55,7 +55,8 @@ class Direct:
         if job.image is not None:
             raise UsageError(
                 f"job {job.name}: image {job.image}: the launcher of this run starts commands on "
-                "nodes as they are and runs no images; leave image out, or use one that does"
+                "nodes as they are and runs no images; leave image out, or use a launcher that "
+                "runs images"
             )
         names = tuple(nodes)
         place = styles.Placement(
@@ -77,7 +78,7 @@ class Direct:
         """The argument of `login` on each node."""
         files = [word for one in started.values() for p in one for word in p.argv if "/" in word]
         must_read = sorted({word for word in files if Path(word).is_file()})
-        # The Python of the run first, as in an activated environment.
+        # The folder of the run's Python comes first, as in an activated environment.
         beside = str(Path(self._cluster.python).parent)
         path = os.pathsep.join((beside, "/usr/local/bin:/usr/bin:/bin"))
         common = {
@@ -95,8 +96,8 @@ class Direct:
         }
 
     def _has(self, package: str, nodes: Sequence[str]) -> bool:
-        asked = self._cluster.run([self._cluster.python, "-I", "-c", _HAS, package], nodes)
-        return all(result.ok for result in asked)
+        results = self._cluster.run([self._cluster.python, "-I", "-c", _HAS, package], nodes)
+        return all(result.ok for result in results)
 
 
 class DirectSubmission:
@@ -140,7 +141,7 @@ class DirectSubmission:
         self._logs.cleanup()
 
     def _end(self) -> None:
-        """SIGTERM to what still runs; the login on the node ends all of its descendants."""
+        """Send SIGTERM to logins that still run; each login ends all of its descendants."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.terminate()

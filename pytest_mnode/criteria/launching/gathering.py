@@ -1,4 +1,4 @@
-"""How ranks agree in a store that all of them are there, or find out which are not.
+"""Protocol by which ranks agree in a store that all have come, or find out which are missing.
 
 The store may be older than the ranks: torchrun keeps it when it restarts ranks, and counts restarts
 by node, so that the ranks share no restart count. Meetings are therefore numbered in the store, and
@@ -7,10 +7,10 @@ keys of ranks that were killed in an earlier meeting must not count:
 - Rank 0 opens the next meeting, and ends the previous one if that never ended. The others go to the
   open meeting, or wait for the next.
 - Only ranks that announce themselves after the opening count, and only rank 0 may declare a meeting
-  complete: one whose rank 0 is gone stays undecided until the next rank 0 ends it.
+  complete: a meeting whose rank 0 is gone stays undecided until the next rank 0 ends it.
 - The first rank that reaches its limit calls the roll. Ranks that answer are alive; all of them
   raise the same line, which names the others. A rank that comes only to the next meeting, in a
-  store that outlives the failed one, gets the line of the failed meeting as well.
+  store that outlives the failed one, raises the line of the failed meeting as well.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREFIX = "mnode-meet"
 _OPENED = f"{PREFIX}/opened"
 _OPEN, _ALL, _NEXT, _CALL = "open", "all", "next", "call"
 _ROLL_S = 0.5
-"""How long ranks may take to answer the roll."""
+"""Time that ranks may take to answer the roll."""
 _FOUND_S = 10.0
 _POLL_S = 0.02
 
@@ -44,7 +44,7 @@ class Gathering:
     """One rank's side of a meeting.
 
     until: when this rank gives up, by the monotonic clock. within_s: its limit, for messages.
-    keeps_store: the store ends with this process.
+    hosts_store: whether the store is in this process, and ends with it.
     """
 
     store: TCPStore
@@ -52,13 +52,13 @@ class Gathering:
     size: int
     within_s: float
     until: float
-    keeps_store: bool
+    hosts_store: bool
 
-    def come(self) -> int:
-        """The number of the meeting, once all ranks are there.
+    def wait_for_all(self) -> int:
+        """Wait until all ranks have come; the number of the meeting.
 
-        Raises TimeLimitError that names the ranks that never came, WorldError where the store was
-        lost or a second process is rank 0.
+        Raises TimeLimitError that names the ranks that never came, WorldError if the store was lost
+        or a second process is rank 0.
         """
         from torch.distributed import DistNetworkError
 
@@ -68,8 +68,8 @@ class Gathering:
                 number += 1
         except DistNetworkError:
             raise WorldError(
-                f"{me(self.rank, self.size)} lost the store while it waited for the others: "
-                "rank 0, or the torchrun that keeps it, ended"
+                f"{rank_text(self.rank, self.size)} lost the store while it waited for the others: "
+                "rank 0, or the torchrun that hosts it, ended"
             ) from None
         return number
 
@@ -104,7 +104,7 @@ class Gathering:
             raise TimeLimitError(self._answer_roll(at))
         if news == _NEXT and self.rank == 0:
             raise WorldError(
-                f"{me(self.rank, self.size)} waited, and another process came as rank 0: "
+                f"{rank_text(self.rank, self.size)} waited, but another process joined as rank 0: "
                 "RANK must be different in every process"
             )
         return news == _ALL
@@ -114,17 +114,17 @@ class Gathering:
         from torch.distributed import DistNetworkError
 
         try:
-            self.store.wait([f"{at}/{key}"], left(self.until))
+            self.store.wait([f"{at}/{key}"], time_left(self.until))
         except DistNetworkError:
             raise
-        except RuntimeError:  # the limit: some versions raise a subclass
+        except RuntimeError:  # the limit; some versions of torch raise a subclass
             for one in ("opening", "full", "end"):
                 self.store.compare_set(f"{at}/{one}", "", _CALL)
             self.store.compare_set(f"{at}/caller", "", str(self.rank))
         return self.store.get(f"{at}/{key}").decode()
 
     def _answer_roll(self, at: str) -> str:
-        """The line that names the missing ranks, made by the first rank that called."""
+        """The line that names the missing ranks, made by the first rank that called the roll."""
         node = socket.gethostname()
         times = self.store.add(f"{at}/answers/{self.rank}", 1)
         own = {"node": node, "local_size": _local_size(), "place": f"{node} (pid {os.getpid()})"}
@@ -138,7 +138,7 @@ class Gathering:
         self.store.wait([f"{at}/found"], limit)
         line = self.store.get(f"{at}/found").decode()
         self.store.add(f"{at}/read", 1)
-        if self.keeps_store:
+        if self.hosts_store:
             self._let_all_read(at)
         return line
 
@@ -166,7 +166,7 @@ class Gathering:
         return never_came(self.size, came, self.within_s, twice)
 
     def _before(self, at: str, came: Collection[int]) -> str | None:
-        """The line of the previous meeting, where that failed and none of these ranks was in it."""
+        """The line of the previous meeting if it failed without any of these ranks; else None."""
         before = f"{PREFIX}/{int(at.rpartition('/')[2]) - 1}"
         if not self.store.check([f"{before}/found"]):
             return None
@@ -183,13 +183,13 @@ class Gathering:
             time.sleep(_POLL_S)
 
 
-def me(rank: int, size: int) -> str:
-    """ "rank 2 of 4 on node1"."""
+def rank_text(rank: int, size: int) -> str:
+    """Text such as "rank 2 of 4 on node1"."""
     return f"rank {rank} of {size} on {socket.gethostname()}"
 
 
-def left(until: float) -> timedelta:
-    """Time left; at least 0.1 s, because torch takes 0 for no limit."""
+def time_left(until: float) -> timedelta:
+    """Time left; at least 0.1 s, because torch treats 0 as no limit."""
     return timedelta(seconds=max(0.1, until - time.monotonic()))
 
 
@@ -227,14 +227,14 @@ def never_came(
 
 
 def came_late(size: int, came: Mapping[int, Arrival], before: str) -> str:
-    """The line of ranks that came after the others had failed; before: the line of those."""
+    """The line of ranks that came after the others had failed. before: the line of the others."""
     nodes = list(dict.fromkeys(came[rank].node for rank in sorted(came)))
     who = f"{ranks_text(sorted(came))} of {size} on {','.join(nodes)}"
     return f"{who} came after the others had given up: {before}"
 
 
 def _nodes_of(missing: list[int], came: Mapping[int, Arrival]) -> list[str]:
-    """Nodes of missing ranks, where another rank of the same node came."""
+    """Nodes of missing ranks, if another rank of the same node came."""
     found: dict[str, None] = {}
     for rank, arrival in sorted(came.items()):
         if arrival.local_size:

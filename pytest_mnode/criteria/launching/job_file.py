@@ -14,7 +14,7 @@ from pytest_mnode.spec.load import read_model
 from pytest_mnode.spec.quantity import shown
 
 HERE, RANKS = "{here}", "{ranks_per_node}"
-"""In a command: the folder of the job file, and the number of ranks per node."""
+"""Placeholders in a command: the folder of the job file, and the number of ranks per node."""
 Word = Annotated[str, StringConstraints(min_length=1)]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -39,7 +39,7 @@ class LaunchJob(Page):
     nodes: Annotated[int | Literal["all"], _or_all(1)]
     """Number of nodes, or all."""
     accelerators_per_node: Annotated[int | Literal["all"], _or_all(0)]
-    """Number of accelerators per node; 0 where ranks compute on CPUs."""
+    """Number of accelerators per node; 0 if ranks compute on CPUs."""
     ranks_per_node: Some | None = None
     """Number of ranks per node where ranks compute on CPUs; left out: 1. On accelerators it is one
     rank per accelerator."""
@@ -67,7 +67,7 @@ class LaunchJob(Page):
 
     @field_validator("ranks_per_node")
     @classmethod
-    def _is_one_an_accelerator(cls, ranks: int | None, info: ValidationInfo) -> int | None:
+    def _is_one_per_accelerator(cls, ranks: int | None, info: ValidationInfo) -> int | None:
         each = info.data.get("accelerators_per_node")
         if isinstance(each, int) and each and ranks not in (None, each):
             raise ValueError(
@@ -77,15 +77,16 @@ class LaunchJob(Page):
         return ranks
 
     def placed(self, nodes: int, accelerators: int, *, every: int | None = None) -> Self:
-        """The job with numbers in place of `all`: of the nodes it may have, and of the spec.
+        """The job with numbers in place of `all`.
 
-        every: the number of nodes that `all` means, where that is not `nodes`. Raises UsageError
-        where the job asks for more than there is.
+        nodes: the most that it may have. accelerators: per node, of the spec. every: the number of
+        nodes that `all` means, if that is not `nodes`. Raises UsageError if the job requests more
+        than there is.
         """
-        asked = (every or nodes) if self.nodes == "all" else self.nodes
+        count = (every or nodes) if self.nodes == "all" else self.nodes
         each = accelerators if self.accelerators_per_node == "all" else self.accelerators_per_node
-        if asked > nodes:
-            raise UsageError(f"job {self.name}: nodes {asked}; accepted: up to {nodes}")
+        if count > nodes:
+            raise UsageError(f"job {self.name}: nodes {count}; accepted: up to {nodes}")
         if each > accelerators:
             raise UsageError(
                 f"job {self.name}: accelerators_per_node {each}; the spec has {accelerators} "
@@ -93,7 +94,7 @@ class LaunchJob(Page):
             )
         ranks = each or self.ranks_per_node or 1
         placed = self.model_copy(
-            update={"nodes": asked, "accelerators_per_node": each, "ranks_per_node": ranks}
+            update={"nodes": count, "accelerators_per_node": each, "ranks_per_node": ranks}
         )
         words = tuple(word.replace(RANKS, str(placed.rank_count)) for word in self.command)
         return placed.model_copy(update={"command": words})

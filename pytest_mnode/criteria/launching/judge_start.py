@@ -1,4 +1,4 @@
-"""What a started job is judged on: its ranks, their environment, its place. Pure."""
+"""Judges of a started job: its ranks, their environment, its placement. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 6
 
 
 def judged_start(started: Started, promise: StartPromise, key: str) -> list[Measurement]:
-    """What every job is judged on. key: of the promise in the spec."""
+    """Measurements of every started job. key: spec key of the promise."""
     what, expected, reports = started.what, started.expected, started.outcome.reports
     more = more_visible(expected, reports)
     return [
@@ -31,12 +31,12 @@ def judged_start(started: Started, promise: StartPromise, key: str) -> list[Meas
             wrong_variables(expected, reports),
             f"contract of {expected.style}",
             unread=not_reported(reports, FACTS),
-            besides=more,
+            notes=more,
         ),
         _counted(
             f"{what}: variables leaked",
             leaked(expected, reports),
-            "HOME, USER, PATH, LANG and the job's",
+            "only HOME, USER, PATH, LANG and the job's own",
             unread=not_reported(reports, ["names"]),
         ),
         Measurement(
@@ -93,7 +93,7 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
                 f"{expected.size} jobs of one rank" if single else "",
             )
         )
-    # Where one node fails, others often wait for it until the limit.
+    # If one node fails, others often wait for it until the limit.
     failed = [f"{node} (exit {code})" for node, code in outcome.codes.items() if code]
     overdue = "" if waits else ", ".join(started.overdue)
     judged.append(
@@ -104,20 +104,20 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
             equals(0),
             key,
             ", ".join(failed) or started.late,
-            f"not over at the limit on {overdue}" if overdue else "",
+            f"not finished at the time limit on {overdue}" if overdue else "",
         )
     )
     return judged
 
 
 def _counted(
-    name: str, found: Sequence[str], source: str, *, unread: str, besides: Sequence[str] = ()
+    name: str, found: Sequence[str], source: str, *, unread: str, notes: Sequence[str] = ()
 ) -> Measurement:
-    """unread: facts that ranks did not report; what was found all the same counts.
+    """Number of faults. unread: facts that ranks did not report; faults found all the same count.
 
-    besides: notes that are no fault.
+    notes: facts that are no fault.
     """
-    note = "; ".join(line for line in (_several(found), unread, *besides) if line)
+    note = "; ".join(line for line in (_several(found), unread, *notes) if line)
     value = None if unread and not found else len(found)
     return Measurement(name, value, "", equals(0), source, _first(found), note)
 
@@ -137,27 +137,27 @@ def elsewhere(nodes: Sequence[str], count: int | None = None) -> tuple[str, ...]
 
 
 def judged_place(
-    started: Started, asked: Sequence[str], addresses: Mapping[str, str]
+    started: Started, requested_nodes: Sequence[str], addresses: Mapping[str, str]
 ) -> list[Measurement]:
     """Whether a job ran on the nodes it was placed on, and its MASTER_ADDR is the first of them.
 
-    asked: in the order of ranks, unless the path has its own order. addresses: where others reach
-    these and all other nodes.
+    requested_nodes: in the order of ranks unless the path has its own order. addresses: of all
+    nodes, by node name, as other nodes reach them.
     """
     reports = started.outcome.reports
     ran_on = {report.node for report in reports}
-    strange = sorted(ran_on - set(asked))
-    missing = [node for node in asked if node not in ran_on]
+    strange = sorted(ran_on - set(requested_nodes))
+    missing = [node for node in requested_nodes if node not in ran_on]
     nodes = Measurement(
-        f"{started.what}: nodes that it ran on as asked",
-        max(0, len(asked) - len(missing) - len(strange)) if reports else None,
+        f"{started.what}: requested nodes that it ran on",
+        max(0, len(requested_nodes) - len(missing) - len(strange)) if reports else None,
         "",
-        equals(len(asked)),
-        f"placed on {', '.join(asked)}",
+        equals(len(requested_nodes)),
+        f"placed on {', '.join(requested_nodes)}",
         ", ".join(strange or missing) or None,
     )
     placed = started.submitted.nodes
-    first = placed[0] if set(placed) == set(asked) else asked[0]
+    first = placed[0] if set(placed) == set(requested_nodes) else requested_nodes[0]
     others = _addresses_of_others(first, addresses, started.outcome.hosts)
     right = _addresses_of_first(started, first, addresses) - set(others)
     met = [report.contract.get("MASTER_ADDR", "none") for report in reports]
@@ -174,8 +174,8 @@ def judged_place(
 
 
 def _addresses_of_first(started: Started, first: str, addresses: Mapping[str, str]) -> set[str]:
-    """What MASTER_ADDR may be: the first node's address, its name, or what its ranks found to be
-    its own. A loopback address is every node's, and only right where all are one machine.
+    """Valid values of MASTER_ADDR: the first node's address, its name, or an address that its ranks
+    found to be the node's own. Every node has a loopback address: it is valid on one machine only.
     """
     found = {
         address
@@ -189,7 +189,7 @@ def _addresses_of_first(started: Started, first: str, addresses: Mapping[str, st
 def _addresses_of_others(
     first: str, addresses: Mapping[str, str], hosts: Mapping[str, str]
 ) -> dict[str, str]:
-    """Nodes other than the first by their addresses and names."""
+    """Nodes other than the first, by each of their addresses and names."""
     own = {addresses[first], first, hosts.get(first, first)}
     named = [(name, node) for node in addresses for name in (node, hosts.get(node, node))]
     known = [(address, node) for node, address in addresses.items()]

@@ -1,15 +1,15 @@
 """Runs commands on a node as an ordinary user after login: `login.py PLAN`, a JSON object.
 
-Run by path with `python -I -S`, with nothing but the standard library. PLAN is made by `Direct`:
+It is run by path with `python -I -S`, so it uses only the standard library. `Direct` makes PLAN:
 the user's PATH and LANG, whether to become an unprivileged user, files that this user must be able
 to read and run, and processes with argv and variables. Each process gets HOME, USER, PATH, LANG and
-its own variables, and nothing of the environment before. PLAN of `Pods` says "container": its user
-and environment are kept.
+its own variables, and nothing of the environment before. PLAN of `Pods` has "container": the user
+and the environment of the container are kept.
 
 The first line of output is the user: {"login": {"node": …, "uid": …, "user": …, "why": …}}.
-The program ends when all processes have, or some time after one has failed. It then kills all
-descendants, and also when it gets SIGTERM itself. The exit status is the first that is not 0;
-128 + signal where a signal ended a process.
+The program ends when all processes have ended, some time after one has failed, or at SIGTERM, and
+then kills all descendants. Its exit status is the first status that is not 0; for a process that a
+signal ended, the status is 128 + signal.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 NOBODY = 65534
 _SUBREAPER, _PARENT_DEATH = 36, 1
 _FOLLOW_S = 20.0
-"""How long other processes of the node may run after one has failed: their own errors about the
-lost peer are worth reading."""
+"""Time that other processes of the node may run after one has failed, so that they can report
+their own errors about the lost peer."""
 
 
 def main(plan: dict[str, Any]) -> NoReturn:
@@ -64,7 +64,7 @@ def main(plan: dict[str, Any]) -> NoReturn:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        kill_all_below()
+        kill_descendants()
         if made:
             shutil.rmtree(home, ignore_errors=True)
     sys.exit(next((code for code in ended if code), 0))
@@ -75,10 +75,10 @@ def interrupted(*_: object) -> NoReturn:
 
 
 def chosen_user(unprivileged: bool, must_read: list[str], must_run: list[str]) -> tuple[int, str]:
-    """The user of the processes, and why that is not an unprivileged one where one is wanted."""
+    """The user of the processes, and why that is not an unprivileged one; "" if it is one."""
     uid = os.geteuid()
     if uid != 0 or not unprivileged:
-        return uid, "" if uid else "not asked to be unprivileged"
+        return uid, "" if uid else "no unprivileged user was requested"
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -92,11 +92,13 @@ def chosen_user(unprivileged: bool, must_read: list[str], must_run: list[str]) -
 
 
 def why_not(must_read: list[str], must_run: list[str]) -> str:
-    """Why uid nobody cannot run the job, tried in this process; "" where it can."""
+    """Why uid nobody cannot run the job, tried in this process; "" if it can."""
     try:
         become(NOBODY)
     except OSError as error:
-        return f"the node does not let uid {NOBODY} be taken ({(error.strerror or '').lower()})"
+        return (
+            f"the node does not allow a switch to uid {NOBODY} ({(error.strerror or '').lower()})"
+        )
     for paths, mode, doing in ((must_run, os.X_OK, "run"), (must_read, os.R_OK, "read")):
         for path in paths:
             if not os.access(path, mode):
@@ -111,7 +113,7 @@ def become(uid: int) -> None:
 
 
 def home_of(uid: int) -> tuple[str, bool]:
-    """The user's home, and whether it is a temporary one: in memory, for a user without a home."""
+    """The user's home, and whether it is temporary; uid nobody gets a temporary one in memory."""
     if uid == os.geteuid():
         try:
             return pwd.getpwuid(uid).pw_dir, False
@@ -131,7 +133,7 @@ def name_of(uid: int) -> str:
 
 
 def start(argv: list[str], env: dict[str, str], uid: int) -> int:
-    """Start a process as that user in its home, with this environment alone; its pid."""
+    """Start a process as user `uid` in its home, with only the environment `env`; its pid."""
     child = os.fork()
     if child:
         return child
@@ -152,7 +154,7 @@ def start(argv: list[str], env: dict[str, str], uid: int) -> int:
 
 
 def wait_for(children: set[int]) -> list[int]:
-    """Exit codes in the order of ending; after a failure not for longer than _FOLLOW_S."""
+    """Exit codes in the order of ending; waits at most _FOLLOW_S after a failure."""
     codes: list[int] = []
     left = set(children)
     limit: float | None = None
@@ -169,7 +171,7 @@ def wait_for(children: set[int]) -> list[int]:
     return codes
 
 
-def kill_all_below() -> None:
+def kill_descendants() -> None:
     """Kill all descendants, round by round: children of a killed parent become ours."""
     limit = time.monotonic() + 10
     while time.monotonic() < limit:

@@ -1,7 +1,7 @@
-"""`meet` in place of `dist.init_process_group`: its error names the ranks that never came.
+"""`meet` replaces `dist.init_process_group`, and its error names the ranks that never came.
 
-With plain torch, a missing rank is a time-out of the store on all others, with addresses and no
-ranks. Runs in ranks; only its functions import torch.
+With plain torch, a missing rank is a store timeout on all other ranks, with addresses but without
+ranks. The module runs in ranks; only its functions import torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.launching.gathering import PREFIX, Gathering, left, me
+from pytest_mnode.criteria.launching.gathering import PREFIX, Gathering, rank_text, time_left
 from pytest_mnode.errors import EnvironmentContractError, TimeLimitError, WorldError
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ def meet(timeout_s: float, backend: str | None = None) -> None:
     """Make the default process group from torchrun's variables, or name the ranks that never came.
 
     timeout_s: from the call to the end of initialisation; collectives keep torch's default limit.
-    backend: as of `dist.init_process_group`; None: torch's choice by device.
+    backend: as of `dist.init_process_group`; None if torch chooses it by device.
 
-    Raises EnvironmentContractError for a variable that is missing or wrong, TimeLimitError where
-    ranks or the store were not there in time, WorldError where a second process was rank 0, or
-    where all came and the group could not be made.
+    Raises EnvironmentContractError for a variable that is missing or wrong, TimeLimitError if ranks
+    or the store were not there in time, WorldError if a second process was rank 0, or if all ranks
+    came but the group could not be made.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -42,28 +42,32 @@ def meet(timeout_s: float, backend: str | None = None) -> None:
     if not 0 <= rank < size:
         raise EnvironmentContractError(f"RANK={rank} is outside WORLD_SIZE={size}")
     until = time.monotonic() + timeout_s
-    torchrun_keeps_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    keeps_it = rank == 0 and not torchrun_keeps_it
-    keeper = "the torchrun of the first node" if torchrun_keeps_it else "rank 0"
-    store = _connect(me(rank, size), size, keeper, keeps_it, until=until, within_s=timeout_s)
-    number = Gathering(store, rank, size, timeout_s, until, keeps_it).come()
-    # A prefix of this meeting alone: earlier ranks may have left keys in the store.
+    torchrun_hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosts_store = rank == 0 and not torchrun_hosts_store
+    host = "the torchrun of the first node" if torchrun_hosts_store else "rank 0"
+    store = _connect(
+        rank_text(rank, size), size, host, hosts_store, until=until, within_s=timeout_s
+    )
+    number = Gathering(store, rank, size, timeout_s, until, hosts_store).wait_for_all()
+    # The prefix is this meeting's own, because earlier ranks may have left keys in the store.
     group_store = PrefixStore(f"{PREFIX}/{number}/group", store)
-    group_store.set_timeout(left(until))
+    group_store.set_timeout(time_left(until))
     try:
         dist.init_process_group(
-            backend, store=group_store, rank=rank, world_size=size, timeout=left(until)
+            backend, store=group_store, rank=rank, world_size=size, timeout=time_left(until)
         )
     except RuntimeError as error:
         line = str(error).partition("\n")[0]
-        raise WorldError(f"all {size} ranks came, but their group was not made: {line}") from error
+        raise WorldError(
+            f"all {size} ranks came, but their process group was not created: {line}"
+        ) from error
     _use_default_limits(store)
 
 
 def _connect(
-    me: str, size: int, keeper: str, keeps_it: bool, *, until: float, within_s: float
+    who: str, size: int, host: str, hosts_store: bool, *, until: float, within_s: float
 ) -> TCPStore:
-    """A client of the store, or the store itself where this rank keeps it."""
+    """A client of the store, or the store itself if this rank hosts it."""
     from torch._C._distributed_c10d import TCPStore
 
     address = os.environ.get("MASTER_ADDR")
@@ -71,21 +75,22 @@ def _connect(
         raise EnvironmentContractError(f"MASTER_ADDR is not set; {_REMEDY}")
     port = _number("MASTER_PORT")
     if not 0 < port < 65536:
-        raise EnvironmentContractError(f"MASTER_PORT={port} is no port; accepted: 1 to 65535")
-    if not keeps_it:
+        raise EnvironmentContractError(f"MASTER_PORT={port} is not a port; accepted: 1 to 65535")
+    if not hosts_store:
         why = unreachable(address, port, until)
         if why is not None:
             raise TimeLimitError(
-                f"{me} could not reach the store at {address}:{port} within {within_s:g} s: {why}; "
-                f"{keeper} keeps it: it may be absent, or the address cannot be reached from here"
+                f"{who} could not reach the store at {address}:{port} within {within_s:g} s: "
+                f"{why}; {host} hosts the store: it may be absent, or the address cannot be "
+                "reached from here"
             )
     try:
-        return TCPStore(address, port, size, keeps_it, left(until), False, True)
+        return TCPStore(address, port, size, hosts_store, time_left(until), False, True)
     except RuntimeError as error:
         line = str(error).partition("\n")[0]
-        doing = "keep" if keeps_it else "use"
+        doing = "host" if hosts_store else "use"
         raise TimeLimitError(
-            f"{me} could not {doing} the store at MASTER_ADDR:MASTER_PORT, {address}:{port}, "
+            f"{who} could not {doing} the store at MASTER_ADDR:MASTER_PORT, {address}:{port}, "
             f"within {within_s:g} s: {line}"
         ) from error
 
@@ -101,7 +106,7 @@ def _number(name: str) -> int:
 
 
 def _use_default_limits(store: TCPStore) -> None:
-    """Set torch's default limits, as after a plain init: ours was for initialisation only."""
+    """Set torch's default limits, as after a plain init; ours was for initialisation only."""
     from torch.distributed import constants
     from torch.distributed import distributed_c10d as c10d
 
@@ -117,7 +122,7 @@ def _use_default_limits(store: TCPStore) -> None:
 
 
 def unreachable(address: str, port: int, until: float) -> str | None:
-    """None as soon as somebody listens there; else the reason, when the time is over.
+    """None as soon as a process listens there; the reason if none does before `until`.
 
     until: by the monotonic clock. A look-up of the name cannot be interrupted, and may outlast it.
     """
@@ -126,7 +131,7 @@ def unreachable(address: str, port: int, until: float) -> str | None:
         try:
             socket.create_connection((address, port), timeout=left).close()
         except socket.gaierror as error:
-            why = f"{address!r} is not known ({error.strerror})"
+            why = f"{address!r} cannot be resolved ({error.strerror})"
         except TimeoutError:
             why = "no answer"
         except (OSError, OverflowError) as error:

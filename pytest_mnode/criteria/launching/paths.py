@@ -18,12 +18,12 @@ from pytest_mnode.criteria.launching.reports import Login, RankReport
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job.
+    """Result of a job.
 
-    codes: exit status by node; None where it had not ended at the limit. reports: of all ranks,
-    with the controller's names of nodes. output: of each node. hosts: how each node names itself.
-    seconds: from submission to end. waits: the scheduler's words about a job that was still in its
-    queue, for which no node is to blame.
+    codes: exit status by node; None if the job had not ended there at the limit. reports: of all
+    ranks, with the controller's names of nodes. hosts: each node's own host name. output: by node.
+    seconds: from submission to end. waits: the scheduler's text about a job that was still in its
+    queue, for which no node is to blame; "" for any other job.
     """
 
     codes: Mapping[str, int | None]
@@ -39,9 +39,9 @@ class Outcome:
 class Submitted:
     """A job as a path submitted it.
 
-    nodes: in the order of ranks. pins: variables that the site adds, by node. notes: what a reader
-    would not expect. adds: prefixes of variables that the path adds. profile: the user's profile on
-    the node adds more.
+    nodes: in the order of ranks. pins: variables that the site adds, by node. notes: facts that a
+    reader would not expect. adds: prefixes of variables that the path adds. profile: whether the
+    user's profile on the node adds more variables.
     """
 
     nodes: tuple[str, ...]
@@ -56,31 +56,31 @@ class Submission(Protocol):
 
     @property
     def submitted(self) -> Submitted:
-        """Final when `wait` has returned: a scheduler may choose the order of the nodes."""
+        """Final once `wait` has returned, because a scheduler may choose the order of the nodes."""
 
     def wait(self, timeout_s: float) -> Outcome:
-        """Wait for its end. At the limit, or at once where it would never start, the job is ended,
-        and its codes are None."""
+        """Wait for the job's end. At the limit, or at once if it would never start, the job is
+        ended, and its codes are None."""
 
     def close(self) -> None:
-        """End what is left of it; idempotent."""
+        """End what is left of the job; idempotent."""
 
 
 class SubmissionPath(Protocol):
     """A way to start jobs."""
 
     name: str
-    """For messages, such as "direct" or "sbatch"."""
+    """Name for messages, such as "direct" or "sbatch"."""
 
     @property
     def runs_images(self) -> bool:
-        """Whether jobs run in their image; else `submit` refuses a job with one."""
+        """Whether jobs run in their image; if not, `submit` rejects a job with an image."""
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:
-        """Start a placed job on these nodes, in this order where the path can choose it.
+        """Start a placed job on these nodes, in this order if the path can choose it.
 
-        The submitting environment has CANARY. Raises UsageError for what this path cannot do,
-        ClusterError where the job could not be submitted.
+        The submitting environment has CANARY. Raises UsageError for a job that this path cannot
+        run, ClusterError if the job could not be submitted.
         """
 
 

@@ -1,4 +1,4 @@
-"""The path of Kubernetes: a job is an object of its own, with pods of its own."""
+"""The submission path of Kubernetes: each job is an object with its own pods."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 class Pods:
     """Makes pods like those of the run, on the nodes that the job is placed on: ranks have the
-    environment of their container, the site's pins, and the job's own.
+    environment of their container, the site's pins, and the job's own variables.
 
-    A job that Kubernetes does not start beside the run's pods is started in those, with a note.
+    A job that Kubernetes does not start beside the run's pods is started in the run's pods, with a
+    note.
     """
 
     name = "pods"
@@ -83,7 +84,7 @@ class PodSubmission:
                         "deepspeed's ranks were started one by one, with the variables that its "
                         "launcher sets"
                     )
-                # The container's environment adds more, of any name.
+                # The container's environment adds more variables, of any name.
                 self.submitted = Submitted(names, pins, tuple(notes), profile=True)
                 self._start.order(_orders(cluster, pods, started))
             except BaseException:
@@ -127,7 +128,7 @@ def _orders(
 
 @contextmanager
 def _canary() -> Iterator[None]:
-    """In the submitting environment, of which no pod may have anything."""
+    """Set CANARY in the submitting environment, no variable of which may reach a pod."""
     os.environ[CANARY] = uuid.uuid4().hex
     try:
         yield

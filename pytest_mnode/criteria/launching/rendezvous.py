@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.launching.store_clients import all_here
+from pytest_mnode.criteria.launching.store_clients import barrier
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.measurement import Measurement, at_least, at_most
 from pytest_mnode.spec import Spec
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 _KEY = "mnode-rendezvous"
 _STANDS_OUT = 3.0
-"""A rank is named where its own part takes this many times the median of all ranks, and …"""
+"""A rank is named if its own connection takes this many times the median of all ranks, and …"""
 _LEAST_S = 0.1
-"""… is longer by this time, so that no scheduling delay is blamed."""
+"""… exceeds the median by this time, so that no scheduling delay is blamed."""
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
     """One rank's times, s. connect_s: its own connection to the store and two round trips, without
-    waiting for others. init_s: init_process_group, begun by all ranks together; None where it
-    failed with `error`."""
+    waiting for other ranks. init_s: init_process_group, started by all ranks together; None if
+    it failed with `error`."""
 
     rank: int
     node: str
@@ -44,7 +44,7 @@ class RankTimes:
 
 
 def time_init(backend: str | None, limit_s: float, *, world: World) -> RankTimes:
-    """In a rank without a group: make one as a job does, and end it."""
+    """Make a process group as a job does, in a rank without one, and destroy it."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
@@ -60,12 +60,12 @@ def time_init(backend: str | None, limit_s: float, *, world: World) -> RankTimes
     store.get(f"{_KEY}/{world.rank}")
     connect_s = time.perf_counter() - began
     try:
-        all_here(store, f"{_KEY}/begin", world.size, limit)
+        barrier(store, f"{_KEY}/begin", world.size, limit)
         began = time.perf_counter()
         dist.init_process_group(backend, timeout=limit)
         init_s = time.perf_counter() - began
         # To ranks that still connect, a group that has ended looks like a dead peer.
-        all_here(store, f"{_KEY}/end", world.size, limit)
+        barrier(store, f"{_KEY}/end", world.size, limit)
     except RuntimeError as error:
         return RankTimes(world.rank, world.node, connect_s, None, str(error).partition("\n")[0])
     finally:
@@ -77,7 +77,7 @@ def time_init(backend: str | None, limit_s: float, *, world: World) -> RankTimes
 def measured_rendezvous(
     cluster: Cluster, promise: RendezvousPromise, spec: Spec
 ) -> list[Measurement]:
-    """Have fresh ranks make a group, and judge how long the slowest took."""
+    """Have fresh ranks make a group, and judge the time of the slowest rank."""
     devices, nodes = spec.accelerators.per_node, len(cluster.nodes)
     each = ranks_per_node(promise.ranks, nodes, devices)
     name = f"init_process_group over {each * nodes} ranks"
@@ -95,13 +95,13 @@ def measured_rendezvous(
 
 
 def ranks_per_node(wanted: int, nodes: int, accelerators: int) -> int:
-    """The fewest that make `wanted` in all; at most one per accelerator where there are any."""
+    """The fewest ranks per node for `wanted` in total; at most one per accelerator, if any."""
     each = -(-wanted // nodes)
     return min(each, accelerators) if accelerators else each
 
 
 def first_error(text: str) -> str:
-    """The line of an account of failed ranks that has the error; else its first line."""
+    """The line with the error in a report of failed ranks; the first line if none has one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = (line for line in lines if _ERROR.match(line))
     return next(errors, lines[0] if lines else "no message")
@@ -110,9 +110,9 @@ def first_error(text: str) -> str:
 def judged_ranks(
     times: Sequence[RankTimes], promise: RendezvousPromise, name: str, *, nodes: int, devices: int
 ) -> Measurement:
-    """How many ranks have a group; inconclusive where these nodes cannot have enough of them.
+    """Number of ranks that made a group; inconclusive if these nodes cannot have enough ranks.
 
-    devices: accelerators of a node, one per rank; 0 where ranks share processors.
+    devices: accelerators per node, one per rank; 0 if ranks share CPUs.
     """
     without = [one for one in times if one.init_s is None]
     value: int | None = len(times) - len(without)
@@ -120,8 +120,8 @@ def judged_ranks(
     if 0 < devices * nodes < promise.ranks:
         value = None
         note = (
-            f"{nodes} nodes × {devices} accelerators have {nodes * devices} ranks; "
-            f"{-(-promise.ranks // devices)} nodes have as many as are promised"
+            f"{nodes} nodes × {devices} accelerators allow {nodes * devices} ranks; "
+            f"the promised number needs {-(-promise.ranks // devices)} nodes"
         )
     source = f"criteria.launch.rendezvous.ranks {promise.ranks}"
     culprit = f"rank {without[0].rank} on {without[0].node}" if without else None
@@ -131,11 +131,11 @@ def judged_ranks(
 def judged_times(
     times: Sequence[RankTimes], promise: RendezvousPromise, name: str
 ) -> list[Measurement]:
-    """The slowest rank's init_process_group, and the slowest connection of a rank alone."""
+    """Times of the slowest init_process_group, and of the slowest connection of a rank alone."""
     slow = slow_rank(times)
     failed = [one for one in times if one.init_s is None]
     last = max(times, key=lambda one: one.init_s or 0.0)
-    culprit = f"no rank by itself; rank {last.rank} on {last.node} was the last"
+    culprit = f"no single rank; rank {last.rank} on {last.node} was the last"
     if slow:
         alone = f"{slow.connect_s:.2f} s to connect to the store alone"
         culprit = f"{slow.node} (rank {slow.rank}: {alone})"
@@ -164,7 +164,7 @@ def judged_times(
 
 
 def slow_rank(times: Sequence[RankTimes]) -> RankTimes | None:
-    """The rank whose own connection stands out; None where all took about the same time."""
+    """The rank whose own connection stands out; None if all took about the same time."""
     slowest = max(times, key=lambda one: one.connect_s)
     return slowest if stands_out([one.connect_s for one in times]) else None
 

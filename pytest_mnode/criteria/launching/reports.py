@@ -1,5 +1,4 @@
-"""Reads what the ranks of a job print about themselves. Pure; never raises, whatever was
-printed."""
+"""Reads the lines that ranks of a job print about themselves. Pure; no output makes it raise."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _KEYS: Mapping[str, type] = {"contract": dict, "names": list, "arguments": list,
 _NEVER_EMPTY = ("names", "interfaces")
 """Every process has a variable, and every node has lo."""
 _DIGITS = 18
-"""No number here is longer; Python refuses to convert very long ones."""
+"""Most digits of a number; Python refuses to convert very long ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +28,11 @@ class Met:
 class RankReport:
     """One rank's line. Variables are text as found; None is unknown.
 
-    node: as the rank itself names it. root: "device:inode" of its root file system, which differs
+    node: its name as the rank has it. root: "device:inode" of its root file system, which differs
     from the node's in an image. names: of all its variables. master_is_here: whether MASTER_ADDR is
-    an address of its node; None where the name is not known there. met: None where it met nobody,
-    with the reason in `error`. missing: facts it did not report.
-    devices: ids of its accelerators, different for each on a node; () where it reported none.
+    an address of its node; None if that does not resolve there. met: None if the rank met nobody,
+    with the reason in `error`. missing: facts that the rank did not report.
+    devices: ids of its accelerators, unique on a node; () if the rank reported none.
     """
 
     node: str
@@ -51,7 +50,7 @@ class RankReport:
     devices: tuple[str, ...] = ()
 
     def number(self, name: str) -> int | None:
-        """A variable as a whole number; None where it is absent or is no number."""
+        """A variable as a whole number; None if it is absent or is no number."""
         text = self.contract.get(name, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
@@ -117,7 +116,7 @@ def read_nodes(
 
 
 def _object_in(line: str) -> dict[str, Any]:
-    """The JSON object in a line; launchers may prefix it."""
+    """The JSON object in a line, which launchers may prefix; {} if there is none."""
     start = line.find("{")
     if start < 0:
         return {}
@@ -177,7 +176,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Of a text or a number; "" for anything else."""
+    """A string or number as text; "" for any other value."""
     return str(value) if isinstance(value, str | int | float) else ""
 
 

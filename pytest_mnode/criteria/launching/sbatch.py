@@ -1,4 +1,4 @@
-"""The path of Slurm clusters: users submit batch scripts."""
+"""The submission path of Slurm clusters: batch scripts."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _LOST = 128 + 9
 
 class Sbatch:
     """Submits a script with `--export=NONE`: the job's environment is that of a login on the node
-    (HOME, USER, PATH, LANG), what Slurm adds, the site's pins, and the job's own.
+    (HOME, USER, PATH, LANG), Slurm's variables, the site's pins, and the job's own variables.
 
-    It runs as the user that runs pytest. Slurm chooses the order of the nodes. A job that would
-    never start beside the run's own allocation is started directly, with a note.
+    The job runs as the user that runs pytest. Slurm chooses the order of the nodes. A job that
+    would never start beside the run's own allocation is started directly, with a note.
     """
 
     name = "sbatch"
@@ -110,11 +110,11 @@ class SbatchSubmission:
             task = self._files / "task.sh"
             task.write_text(styles.task_text(job, site))
             output = str(self._files / "slurm.out")
-            asked = replace(request, name=self._queued.name, output=output)
-            text = script(asked, styles.batch_lines(job, site, str(task)))
+            named = replace(request, name=self._queued.name, output=output)
+            text = script(named, styles.batch_lines(job, site, str(task)))
             env = {**submitting(os.environ), CANARY: uuid.uuid4().hex}
             self._began = time.monotonic()
-            # On the command line, where it wins over the user's SBATCH_ variables.
+            # --output on the command line wins over the user's SBATCH_ variables.
             self._queued.submit(text, env, [f"--output={output}"])
         except BaseException:
             self.close()
@@ -129,7 +129,7 @@ class SbatchSubmission:
         seconds = time.monotonic() - self._began
         waits = in_queue(self._queued.number, self._queued.state)
         nodes = self.submitted.nodes
-        codes = {node: self._code(node, in_time) for node in nodes}  # before it is cancelled
+        codes = {node: self._code(node, in_time) for node in nodes}  # before the job is cancelled
         self._cancel()
         output = {node: self._output(node) for node in nodes}
         self._end()
@@ -147,7 +147,7 @@ class SbatchSubmission:
             self._end(done)
 
     def _over(self) -> bool:
-        """Look once; False also while Slurm does not answer, as when it is restarted.
+        """Query the job once; False also while Slurm does not answer, as during its restart.
 
         Slurm's order of the nodes is the order of ranks.
         """
@@ -167,26 +167,26 @@ class SbatchSubmission:
         self._directory.cleanup()
 
     def _code(self, node: str, in_time: bool) -> int | None:
-        """The first status of a node's tasks that is not 0.
+        """The first status of a node's tasks that is not 0; 0 if all tasks succeeded.
 
-        None: no task failed, and some had not ended at the limit.
+        None if no task failed, and some had not ended at the limit.
         """
         texts = [path.read_text().strip() for path in self._of_tasks("code", node)]
-        codes = [int(text) for text in texts if text]  # empty where it was killed while writing
+        codes = [int(text) for text in texts if text]  # empty if the task was killed while writing
         failed = next((code for code in codes if code), None)
         if failed is None and len(codes) < styles.tasks_per_node(self._job):
             return _LOST if in_time else None
         return failed or 0
 
     def _output(self, node: str) -> str:
-        """Output of a node's tasks; on the first node also of Slurm and the batch script."""
+        """Output of a node's tasks; for the first node also that of Slurm and the batch script."""
         paths = self._of_tasks("out", node)
         if node == self.submitted.nodes[0]:
             paths.append(self._files / "slurm.out")
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def _of_tasks(self, what: str, node: str) -> list[Path]:
-        """Files of a node's tasks in their order, not of nodes whose names begin alike."""
+        """Files of a node's tasks, in task order, and of no node whose name begins alike."""
         begin = f"{what}-{self._names.slurm[node]}-"
         numbers = {
             path: path.name.removeprefix(begin)
@@ -204,11 +204,10 @@ def _notes(job: LaunchJob) -> tuple[str, ...]:
 
 
 def _login(cluster: Nodes) -> dict[str, str]:
-    """Variables of a login on a node; the Python of the run first, as in an activated
-    environment."""
+    """Variables of a login on a node; the run's Python is first on PATH, as in a venv."""
     slurm = Path(shutil.which("scontrol") or "/usr/bin/scontrol").parent
-    ways = (str(Path(cluster.python).parent), "/usr/local/bin", "/usr/bin", "/bin", str(slurm))
-    path = os.pathsep.join(dict.fromkeys(ways))
+    folders = (str(Path(cluster.python).parent), "/usr/local/bin", "/usr/bin", "/bin", str(slurm))
+    path = os.pathsep.join(dict.fromkeys(folders))
     return {"HOME": _home(), "USER": login.name_of(os.getuid()), "PATH": path, "LANG": "C.UTF-8"}
 
 
@@ -222,5 +221,5 @@ def _home() -> str:
 def _user_of(node: str, report: RankReport) -> Login:
     uid = os.getuid() if report.uid is None else report.uid
     return Login(
-        node, uid, login.name_of(uid), "" if uid else "a job is its submitter's, who is root"
+        node, uid, login.name_of(uid), "" if uid else "the job runs as its submitter, which is root"
     )

@@ -1,5 +1,4 @@
-"""Describes a job, submits it by the path of the cluster and waits for its end; and whether one ran
-in its image."""
+"""Describes a job, submits it by the path of the cluster, and waits for its end; judges images."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _IN_IMAGE = "ranks in the image"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A job that ran, and what its ranks must find. `what` begins the names of its measurements."""
+    """A job that ran, and what its ranks must find. what: prefix of its measurements' names."""
 
     what: str
     expected: Expected
@@ -48,17 +47,16 @@ class Started:
 
     @property
     def late(self) -> str | None:
-        """The culprit of a job that had not ended: the queue it waits in, else those nodes."""
+        """Culprit of a job that has not ended: its queue, else overdue nodes; None if it ended."""
         return self.outcome.waits or ", ".join(self.overdue) or None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader would not expect, and what the scheduler says."""
+        """Facts that a reader would not expect, and the scheduler's text about a waiting job."""
         return (*self.submitted.notes, *filter(None, [self.outcome.waits]))
 
     def text(self) -> str:
-        """For the report: which ranks ran where, as which user, and the last output of the
-        nodes."""
+        """Text for the report: nodes, number of ranks, users, and the last output of each node."""
         lines = [
             f"{self.what}: {self.expected.size} ranks on {', '.join(self.submitted.nodes)}, "
             f"{len(self.outcome.reports)} reported, {self.outcome.seconds:.1f} s",
@@ -74,7 +72,7 @@ class Started:
         return "\n".join(lines)
 
     def logins(self) -> list[str]:
-        """The user that the job ran as, one line for all nodes where that is the same."""
+        """The users that the job ran as, one line per user with its nodes."""
         users: dict[str, list[str]] = {}
         for login in self.outcome.logins:
             why = f": {login.why}" if login.why else ""
@@ -83,7 +81,7 @@ class Started:
 
 
 def path_of(cluster: Nodes) -> SubmissionPath:
-    """The path of a cluster: Slurm's or Kubernetes' where that gave the nodes of the run."""
+    """The path of a cluster: Slurm's or Kubernetes' if that gave the run its nodes."""
     if cluster.pods is not None:
         from pytest_mnode.criteria.launching.pods import Pods
 
@@ -111,9 +109,9 @@ def job_of(
     """The job of a style, for this number of nodes: the cluster's own job file, or ours in
     `folder`.
 
-    every: the number that `all` means, where that is not `nodes`. Ranks of our jobs meet by torch
-    on accelerators, whatever the style, and on CPUs where the spec has no accelerators. Raises
-    UsageError for a job file that cannot be used.
+    every: the number that `all` means, if that is not `nodes`. Ranks of our jobs meet by torch on
+    accelerators, whatever the style, and on CPUs if the spec has no accelerators. Raises UsageError
+    for a job file that cannot be used.
     """
     path = Path(promise.job) if promise.job else folder / f"{style}.yaml"
     job = read_job(path)
@@ -158,7 +156,7 @@ def start(
 
 
 def measured_image(cluster: Cluster, path: SubmissionPath, spec: Spec, folder: Path) -> Measurement:
-    """Submit a job with the promised image; inconclusive where the path runs no images.
+    """Submit a job with the promised image; inconclusive if the path runs no images.
 
     folder: of our own job files.
     """
@@ -173,15 +171,15 @@ def measured_image(cluster: Cluster, path: SubmissionPath, spec: Spec, folder: P
     plain = job_of(style, promise, folder, spec, size)
     job = plain.model_copy(update={"image": promised.image})
     started = start(path, job, cluster.nodes[: job.node_count], "image", 2 * promise.within_s)
-    asked = cluster.run([cluster.python, "-I", "-S", "-c", _ROOT])
-    roots = {result.node: result.stdout.strip() for result in asked if result.ok}
+    results = cluster.run([cluster.python, "-I", "-S", "-c", _ROOT])
+    roots = {result.node: result.stdout.strip() for result in results if result.ok}
     return judged_image(started.outcome.reports, roots, started.expected.size, source)
 
 
 def judged_image(
     reports: Sequence[RankReport], roots: Mapping[str, str], size: int, source: str
 ) -> Measurement:
-    """A rank in an image has another root file system than its node. roots: by node."""
+    """Ranks in the image, whose root file system differs from their node's. roots: by node."""
     outside = [
         f"rank {r.rank} on {r.node}"
         for r in reports

@@ -1,4 +1,4 @@
-"""The store of a rendezvous under many clients, judged. The clients are in `store_clients`."""
+"""Judges of a rendezvous store under many clients. The clients are in `store_clients`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
 
 _LONG_LOOK_UP = 0.3
-"""A name look-up that takes this part of the whole time explains it."""
+"""A name look-up that takes more than this share of the whole time is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLoad:
-    """One number of clients of a store, by the ranks that ran them. failed: why there is none."""
+    """Results of one number of clients, by rank. failed: why there are none; "" if there are."""
 
     clients: int
     ranks: tuple[RankClients, ...]
@@ -37,7 +37,7 @@ class StoreLoad:
     def latest(
         self, step: Callable[[RankClients], float | None]
     ) -> tuple[float, RankClients] | None:
-        """Time and rank of the slowest client; None where one never came to this step."""
+        """Time and rank of the slowest client at a step; None if a client never reached it."""
         times = [(value, rank) for rank in self.ranks if (value := step(rank)) is not None]
         if not times or len(times) < len(self.ranks):
             return None
@@ -60,7 +60,7 @@ def table(loads: Sequence[StoreLoad]) -> str:
 
 
 def measured_loads(cluster: Cluster, promise: StorePromise) -> list[StoreLoad]:
-    """Have a store of rank 0 serve each number of clients, one after the other."""
+    """Have a store of rank 0 serve each number of clients in turn."""
     limit_s = 3 * promise.within_s + 5
     found: list[StoreLoad] = []
     try:
@@ -77,9 +77,9 @@ def measured_loads(cluster: Cluster, promise: StorePromise) -> list[StoreLoad]:
 
 
 def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Measurement]:
-    """The time of each number of clients, and wrong keys.
+    """The time of each number of clients, and the number of wrong keys.
 
-    A client's error, or a limit of open files that is too low, leaves a time unmeasured.
+    A time is inconclusive after a client's error, or if the limit of open files is too low.
     """
     source = f"criteria.launch.store.within {promise.within_s:g} s"
     judged = []
@@ -102,7 +102,7 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
     return [
         *judged,
         Measurement(
-            "store: keys that did not come right",
+            "store: wrong keys",
             sum(rank.wrong for rank in ranks) if wrong or not unread else None,
             "",
             equals(0),
@@ -113,10 +113,10 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
 
 
 def _slowest(one: StoreLoad, last: RankClients) -> str:
-    """The node whose clients connected much later than others; else the rank of the last client."""
+    """The node with slow name look-ups or much later clients; else the rank of the last client."""
     names = max(one.ranks, key=lambda rank: rank.look_up_s or 0.0)
     if (names.look_up_s or 0.0) > _LONG_LOOK_UP * (last.passed_s or 0.0):
-        return f"{names.node} (the store's address is looked up in {names.look_up_s:.1f} s)"
+        return f"{names.node} (looking up the store's address took {names.look_up_s:.1f} s)"
     times = {rank: rank.connected_s for rank in one.ranks if rank.connected_s is not None}
     slowest = max(times, key=lambda rank: times[rank])
     if stands_out(list(times.values())):

@@ -1,7 +1,7 @@
 """Clients of a store, run by ranks: each is a thread with a connection of its own.
 
 Each connects, writes its key, waits until all have come, reads its neighbour's key, and passes a
-barrier, as ranks do that make a group.
+barrier, as ranks that make a group do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SPARE_FILES = 64
 _LONG_S = 1.0
-"""After a longer time to connect, the time of a name look-up is measured."""
+"""If connecting takes longer, the time of a name look-up is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class RankClients:
     """The clients of one rank. Times are of its slowest client, in s from the common start.
 
     connected_s, all_came_s, passed_s: when it had connected, knew that all had come, and had passed
-    the barrier; None where it never did. errors: of clients, one line each. wrong: number of
-    neighbours' keys that were wrong.
+    the barrier; None if a client never did. wrong: number of neighbours' keys that were wrong.
+    errors: of clients, one line each. look_up_s: of a name look-up; None if not measured.
     """
 
     rank: int
@@ -54,20 +54,20 @@ class Start:
         self._off = False
 
     def given(self) -> bool:
-        """Each thread waits here; False where there is no start."""
+        """Wait in a thread for the start; False if it is called off or does not come in time."""
         return self._decided.wait(self._limit_s) and not self._off
 
     def run(self, threads: Sequence[threading.Thread], agree: Callable[[], None]) -> float:
-        """Start all threads, agree with the other ranks, give the start, and wait for their ends.
+        """Start all threads, agree with the other ranks, give the start, and wait for the threads.
 
-        The time of the start, by this process's clock. Where a thread cannot be started, or there
-        is no agreement, the start is called off.
+        Returns the time of the start, by this process's clock. If a thread cannot be started, or
+        the ranks do not agree, the start is called off.
         """
-        begun = []
+        started = []
         try:
             for thread in threads:
                 thread.start()
-                begun.append(thread)
+                started.append(thread)
             agree()
         except BaseException:
             self._off = True
@@ -75,7 +75,7 @@ class Start:
         finally:
             began = time.perf_counter()
             self._decided.set()
-            for thread in begun:
+            for thread in started:
                 thread.join()
         return began
 
@@ -90,7 +90,7 @@ class _Client:
     error: str = ""
 
     def run(self, address: str, port: int, clients: int, limit: timedelta, start: Start) -> None:
-        """In a thread of its own: all steps of a client; the connection ends with it."""
+        """Run all steps of the client in a thread; the client's connection ends with the thread."""
         if not start.given():
             self.error = f"client {self.number}: the start was called off"
             return
@@ -100,18 +100,18 @@ class _Client:
             store = TCPStore(address, port, None, False, limit, False)
             self.at.append(time.perf_counter())
             store.set(f"client/{self.number}", str(self.number))
-            all_here(store, "came", clients, limit)
+            barrier(store, "came", clients, limit)
             self.at.append(time.perf_counter())
             neighbour = (self.number + 1) % clients
             self.wrong = store.get(f"client/{neighbour}").decode() != str(neighbour)
-            all_here(store, "through", clients, limit)
+            barrier(store, "through", clients, limit)
             self.at.append(time.perf_counter())
         except (RuntimeError, OSError) as error:
             self.error = f"client {self.number}: {error}".splitlines()[0]
 
 
 def run_clients(clients: int, round_name: str, limit_s: float, *, world: World) -> RankClients:
-    """In every rank: run its share of the clients of a store that rank 0 opens and closes.
+    """Run this rank's share of the clients of a store that rank 0 opens and closes.
 
     round_name: unique in a world.
     """
@@ -134,7 +134,7 @@ def run_clients(clients: int, round_name: str, limit_s: float, *, world: World) 
             meeting.set(f"{round_name}/port", str(server.port))
         port = int(meeting.get(f"{round_name}/port"))
         found = [_Client(number) for number in mine]
-        # The limit of the threads begins before that of the agreement.
+        # Twice the limit, because the threads' wait begins before that of the agreement.
         start = Start(2 * limit_s)
         threads = [
             threading.Thread(target=client.run, args=(address, port, clients, limit, start))
@@ -146,8 +146,8 @@ def run_clients(clients: int, round_name: str, limit_s: float, *, world: World) 
     return _rank_clients(world, found, began)
 
 
-def all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
-    """A barrier of this number of clients; each `name` serves once."""
+def barrier(store: Any, name: str, clients: int, limit: timedelta) -> None:
+    """A barrier of this number of clients; each `name` can be used once."""
     if store.add(f"{name}/count", 1) == clients:
         store.set(f"{name}/all", "yes")
     store.wait([f"{name}/all"], limit)
@@ -156,22 +156,21 @@ def all_here(store: Any, name: str, clients: int, limit: timedelta) -> None:
 def _agree(store: Any, name: str, text: str, world: World, limit: timedelta) -> None:
     """Write a text for the other ranks, and wait until all ranks have written theirs."""
     store.set(f"{name}/{world.rank}", text)
-    all_here(store, name, world.size, limit)
+    barrier(store, name, world.size, limit)
 
 
 @contextlib.contextmanager
 def _open_files(wanted: int) -> Iterator[str]:
-    """Raise the limit of open files meanwhile; yields why that is impossible, "" where it is
-    not."""
+    """Raise the limit of open files for a while; yields why that is impossible, else ""."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    endless = resource.RLIM_INFINITY
-    if soft != endless and soft < wanted and hard != endless and hard < wanted:
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < wanted and hard != unlimited and hard < wanted:
         yield (
             f"{socket.gethostname()}: a process may have {hard} open files (hard limit), and "
             f"{wanted} are needed; raise nofile"
         )
         return
-    if soft != endless and soft < wanted:
+    if soft != unlimited and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     try:
         yield ""

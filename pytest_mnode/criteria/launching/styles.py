@@ -1,4 +1,4 @@
-"""What each style of launch starts: processes on nodes, or a batch script and its tasks. Pure."""
+"""Processes on nodes, or a batch script and its tasks, for each style of launch. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDED = (
 class Process:
     """A process on a node. env: variables to add to those of the login.
 
-    In argv, {home} stands for the user's home there.
+    In argv, {home} stands for the user's home on that node.
     """
 
     argv: tuple[str, ...]
@@ -50,9 +50,9 @@ def processes(
 ) -> dict[str, tuple[Process, ...]]:
     """The processes to start on each node, by its name, for a placed job.
 
-    pins: variables of the site by node, such as the interface for collectives; the job's own win.
-    by_deepspeed: deepspeed's launcher is installed and starts the ranks of its style; else they are
-    started one by one with the variables that it sets.
+    pins: variables of the site by node, such as the interface for collectives; the job's own
+    variables win. by_deepspeed: whether deepspeed's launcher is installed and starts the ranks of
+    its style; if not, they are started one by one with the variables that it sets.
     """
     found = {}
     for number, node in enumerate(place.nodes):
@@ -63,16 +63,16 @@ def processes(
             case "deepspeed" if by_deepspeed:
                 started = [Process((*_deepspeed(job, place, number), *job.command), env)]
             case "deepspeed":
-                started = _each(job, number, env, _as_deepspeed(job, place, number))
+                started = _one_per_rank(job, number, env, _as_deepspeed(job, place, number))
             case "megatron":
-                started = _each(job, number, env, _as_scheduler(job, place, number))
+                started = _one_per_rank(job, number, env, _as_scheduler(job, place, number))
             case "plain":
                 started = [Process(job.command, env)]
         found[node] = tuple(started)
     return found
 
 
-def _each(
+def _one_per_rank(
     job: LaunchJob, number: int, env: Mapping[str, str], common: Mapping[str, str]
 ) -> list[Process]:
     """One process for each rank of this node."""
@@ -90,9 +90,10 @@ def _each(
 
 
 def _program(job: LaunchJob) -> Sequence[str]:
-    """The command as torchrun takes it: a Python program or module, or any other command.
+    """The command in torchrun's form: a Python program or module, or --no-python and a command.
 
-    torchrun has no options for the interpreter: a Python command with options is any other.
+    torchrun cannot pass options to the interpreter, so a Python command with options needs
+    --no-python.
     """
     python, *words = job.command
     plain = python == "python" and words and (words[0] == "-m" or not words[0].startswith("-"))
@@ -122,7 +123,7 @@ def _deepspeed(job: LaunchJob, place: Placement, number: int) -> Sequence[str]:
 
 
 def _as_deepspeed(job: LaunchJob, place: Placement, number: int) -> dict[str, str]:
-    """Variables of deepspeed's launcher (deepspeed/launcher/launch.py), without the rank's."""
+    """Variables of deepspeed's launcher (deepspeed/launcher/launch.py), except the rank's own."""
     return {
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
@@ -136,7 +137,7 @@ def _as_deepspeed(job: LaunchJob, place: Placement, number: int) -> dict[str, st
 def _as_scheduler(job: LaunchJob, place: Placement, number: int) -> dict[str, str]:
     """Variables of an srun task (srun(1), OUTPUT ENVIRONMENT VARIABLES), without the task's own.
 
-    The node list has the address of the first node, then names.
+    The node list has the address of the first node, then the names of the others.
     """
     return {
         "MASTER_PORT": str(place.port),
@@ -149,9 +150,10 @@ def _as_scheduler(job: LaunchJob, place: Placement, number: int) -> dict[str, st
 
 @dataclass(frozen=True, slots=True)
 class SiteEnvironment:
-    """login: variables of a login on a node. pins: variables of the site, by node.
+    """The site's part of a batch job. login: variables of a login on a node.
 
-    directory: for the output of the job; all nodes see it. image: whether srun runs images.
+    pins: variables of the site, by node. directory: for the job's output, visible on all nodes.
+    image: whether srun runs images.
     """
 
     login: Mapping[str, str]
@@ -161,21 +163,21 @@ class SiteEnvironment:
 
 
 def tasks_per_node(job: LaunchJob) -> int:
-    """Tasks that the scheduler starts on each node; torchrun is one, and starts its own ranks."""
+    """Number of tasks that the scheduler starts per node; torchrun is one task and starts ranks."""
     return 1 if job.style in ("torchrun", "plain") else job.rank_count
 
 
 def batch_lines(job: LaunchJob, site: SiteEnvironment, task_path: str) -> list[str]:
     """The batch script after its options."""
     lines = [
-        # --export=NONE sets it, and srun would obey it.
+        # sbatch --export=NONE sets this variable, and srun would obey it.
         "unset SLURM_EXPORT_ENV",
         *_exports(site.login),
         *_exports(job.env),
         f"MASTER_PORT=$(python -I -S -c {shlex.quote(FREE_PORT)})",
         "export MASTER_PORT",
     ]
-    if job.style != "megatron":  # there the user's script sets it
+    if job.style != "megatron":  # in that style the user's script sets it
         first = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
         lines += [f"MASTER_ADDR=$({first})", "export MASTER_ADDR"]
     tasks = tasks_per_node(job)
@@ -191,8 +193,8 @@ def batch_lines(job: LaunchJob, site: SiteEnvironment, task_path: str) -> list[s
 
 
 def task_text(job: LaunchJob, site: SiteEnvironment) -> str:
-    """What each task runs. Output and exit status go to files of each task: srun names its files by
-    host name, which may differ from Slurm's node name, and has the largest status only."""
+    """Script of each task. Output and status go to files per task, because srun names its files by
+    host name, which may differ from Slurm's node name, and returns only the largest status."""
     match job.style:
         case "torchrun":
             variables, command = [], _torchrun_of_task(job, site.directory)
@@ -235,7 +237,7 @@ def _exports(variables: Mapping[str, str]) -> list[str]:
 
 
 def _pin_lines(job: LaunchJob, by_node: Mapping[str, Mapping[str, str]]) -> Sequence[str]:
-    """Exports of the site's variables that the job does not set itself, grouped by equal nodes."""
+    """Exports of the site's variables that the job does not set, one case per set of variables."""
     nodes_of: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for node, pins in by_node.items():
         own = tuple((name, value) for name, value in pins.items() if name not in job.env)

@@ -16,7 +16,7 @@ from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.spec.quantity import shown
 
 FACTS = ("contract", "interfaces", "master_is_here", "arguments")
-"""Facts that ranks must report for this, beside their accelerators."""
+"""Facts that these judges need from ranks, besides their accelerators."""
 
 _NUMBERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -27,12 +27,12 @@ _LAST_PORT = 65535
 
 
 def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
-    """What is wrong with variables, devices and arguments. A rank that did not report its variables
-    is left out here: `not_reported` names it."""
+    """Faults of variables, devices and arguments. A rank that did not report its variables is left
+    out, because `not_reported` names it."""
     read = [report for report in reports if "contract" not in report.missing]
     checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[str]]] = (
         _absent,
-        _garbled,
+        _not_numbers,
         _numbers,
         _ranks,
         _locals,
@@ -56,21 +56,21 @@ def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                 yield report.fault(f"{name}={shown(text)} is not a number")
 
 
-def _garbled(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Variables that are not required are numbers all the same, and the port is one of a port."""
+def _not_numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+    """Optional variables must be numbers too, and MASTER_PORT must be in the range of ports."""
     for report in reports:
         for name in _NUMBERS:
             text = report.contract.get(name)
-            asked = name in REQUIRED[expected.style]
-            if text is not None and not asked and report.number(name) is None:
+            required = name in REQUIRED[expected.style]
+            if text is not None and not required and report.number(name) is None:
                 yield report.fault(f"{name}={shown(text)} is not a number")
         port = report.number("MASTER_PORT")
         if port is not None and not 1 <= port <= _LAST_PORT:
-            yield report.fault(f"MASTER_PORT={port} is no port: 1 to {_LAST_PORT}")
+            yield report.fault(f"MASTER_PORT={port} is not a port (1 to {_LAST_PORT})")
 
 
 def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Numbers of ranks and nodes; node numbers are in the order in which the job has its nodes."""
+    """Numbers of ranks and nodes must be right; nodes are numbered in the order of the job."""
     sizes = {
         "WORLD_SIZE": expected.size,
         **dict.fromkeys(("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), expected.per_node),
@@ -90,7 +90,7 @@ def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]
 
 
 def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """RANK is 0 to n-1, each once; of two equal ones, that on the wrong node is wrong."""
+    """RANK must be 0 to n-1, each once; of two equal ones, the one on the wrong node is wrong."""
     if not REQUIRED[expected.style]:
         return
     nodes_of: dict[int, list[str]] = defaultdict(list)
@@ -106,8 +106,8 @@ def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
         elif len(nodes_of[rank]) > 1:
             own = expected.nodes[rank // expected.per_node]
             if report.node != own or nodes_of[rank].count(own) > 1:
-                others = ", ".join(sorted(set(nodes_of[rank]) - {report.node})) or "here"
-                yield report.fault(f"RANK={rank} is also a rank's of {others}")
+                others = ", ".join(sorted(set(nodes_of[rank]) - {report.node})) or "this node"
+                yield report.fault(f"RANK={rank} is also set in a rank on {others}")
     missing = sorted(set(range(expected.size)) - set(nodes_of))
     if missing and len(reports) >= expected.size:
         node = expected.nodes[missing[0] // expected.per_node]
@@ -115,7 +115,7 @@ def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """LOCAL_RANK counts the ranks of a node from 0, in the order of RANK."""
+    """LOCAL_RANK must count the ranks of a node from 0, in the order of RANK."""
     for there in by_node(reports).values():
         met = Counter(report.number("LOCAL_RANK") for report in there)
         for report in there:
@@ -127,7 +127,7 @@ def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                     f"LOCAL_RANK={local} is outside the {expected.per_node} ranks of the node"
                 )
             elif met[local] > 1:
-                yield report.fault(f"LOCAL_RANK={local} is {met[local]} ranks' of the node")
+                yield report.fault(f"LOCAL_RANK={local} is set in {met[local]} ranks of the node")
             elif expected.style != "megatron" and rank is not None:
                 right = rank % expected.per_node
                 if local != right:
@@ -135,7 +135,7 @@ def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _blocks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """Each node has a block of consecutive ranks, in the order in which the job has its nodes."""
+    """Each node must have a block of consecutive ranks, in the order of the job's nodes."""
     times = Counter(report.rank for report in reports)
     for report in reports:
         rank = report.rank
@@ -148,7 +148,7 @@ def _blocks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
 
 
 def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """The same in all ranks, and an address of the first node alone."""
+    """MASTER_ADDR and MASTER_PORT must be the same in all ranks, and of the first node alone."""
     first, common = expected.nodes[0], {}
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         common[name] = _common(name, expected, reports)
@@ -162,17 +162,17 @@ def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
             continue
         why = ""
         if report.node == first and here is not True:
-            means = "means nothing there" if here is None else "is not one of its addresses"
-            why = f"{means}, and rank 0 is there"
-        # An address that differs from the others' is named above.
+            fault = "cannot be resolved here" if here is None else "is not an address of this node"
+            why = f"{fault}, but rank 0 runs here"
+        # The loop above names an address that differs from the others'.
         elif here and address == common["MASTER_ADDR"] and not _is_first(report.node, expected):
-            why = f"is its own, and rank 0 is on {first}"
+            why = f"is this node's own address, but rank 0 runs on {first}"
         if why:
             yield report.fault(f"MASTER_ADDR={address} {why}")
 
 
 def _common(name: str, expected: Expected, reports: Sequence[RankReport]) -> str | None:
-    """The value of most ranks; the first node's where as many have another."""
+    """The value of most ranks; in a tie, the first node's value."""
     met = Counter(report.contract[name] for report in reports if name in report.contract)
     if not met:
         return None
@@ -190,9 +190,9 @@ def _is_first(node: str, expected: Expected) -> bool:
 
 
 def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
-    """The scheduler's numbers of a task agree with those that the user's script made of them.
+    """The scheduler's numbers of a task must agree with those that the user's script made of them.
 
-    In torchrun's style the task is torchrun, and its numbers are of nodes.
+    In torchrun's style the task is torchrun itself, so its numbers count nodes.
     """
     if expected.style == "torchrun":
         return
@@ -201,7 +201,7 @@ def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[st
         for fact, name in pairs.items():
             given, made = report.number(fact), report.number(name)
             if given is not None and made is not None and given != made:
-                yield report.fault(f"{name}={made}, and {fact}={given}")
+                yield report.fault(f"{name}={made}, but {fact}={given}")
 
 
 def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
@@ -218,4 +218,4 @@ def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                 continue
             for interface in value.lstrip("=").split(","):
                 if interface not in report.interfaces:
-                    yield report.fault(f"{name}={value}, and the node has no {interface}")
+                    yield report.fault(f"{name}={value}, but the node has no {interface}")

@@ -1,4 +1,4 @@
-"""CPUs of a rank: are they local to its accelerator, and do no other ranks run on its cores?"""
+"""Judges the CPUs of a rank: local to its accelerator, and on cores that no other rank uses."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pytest_mnode.measurement import Measurement
 
 _CPU_BINDING = "CPU binding"
 _MOST_NAMED = 4
-"""Groups of stray threads that are named; a process can have hundreds."""
+"""Limit on the groups of stray threads that a message names; a process can have hundreds."""
 
 
 def judge_cpus(machine: Machine, rank: RankPlacement) -> Measurement:
-    """How many CPUs a rank's process and threads may run on that are not local to its accelerator.
+    """Number of CPUs allowed to a rank's process or threads that are not local to its accelerator.
 
-    CPUs that are offline do not count: an affinity may name them. On a machine that shows one NUMA
-    node any binding keeps the promise, as long as the accelerator is known to be on it.
+    Offline CPUs do not count: an affinity may name them. On a machine that shows one NUMA node any
+    binding passes, as long as the accelerator is known to be on that node.
     """
     local = near(machine, rank)
     if isinstance(local, str):
-        why = f"not known which CPUs are local to {rank.anchor}: {local}"
+        why = f"it is not known which CPUs are local to {rank.anchor}: {local}"
         return _cpus_answer(rank, None, None, online(machine, rank.cpus), why)
     cpus = online(machine, rank.cpus)
     if not cpus:
@@ -46,9 +46,9 @@ def judge_cpus(machine: Machine, rank: RankPlacement) -> Measurement:
 def judge_cores(
     machine: Machine, rank: RankPlacement, ranks: Iterable[RankPlacement]
 ) -> Measurement:
-    """How many other ranks of the node (among `ranks`) may run on a core that this one may run on.
+    """Number of other ranks of the node (among `ranks`) that may run on a core of this rank.
 
-    Threads of a process count with it, and CPUs that are threads of one core are that core.
+    The threads of a process count with it, and hardware threads of one core count as that core.
     """
     others = [other for other in ranks if other.node == rank.node and other.rank != rank.rank]
     own = _with_threads(machine, rank)
@@ -75,19 +75,19 @@ def judge_cores(
         why = f"the affinity of threads of rank {format_cpulist(unread)} could not be read"
         return _cores_answer(rank, None, own, why)
     if others and not own <= {cpu.number for cpu in machine.cpus.cpus if cpu.siblings}:
-        return _cores_answer(rank, None, own, "which CPUs share a core is not known")
+        return _cores_answer(rank, None, own, "it is not known which CPUs share a core")
     return _cores_answer(rank, 0, own, "shares no core" if others else "is alone on its node")
 
 
 def online(machine: Machine, cpus: frozenset[int] | None) -> frozenset[int] | None:
-    """Those of the CPUs that are online; all where it is not known which are."""
+    """The online CPUs among `cpus`; all of `cpus` if it is not known which are online."""
     if cpus is None or machine.cpus.online is None:
         return cpus
     return cpus & machine.cpus.online
 
 
 def _of_thread(machine: Machine, thread: Thread, process: frozenset[int]) -> frozenset[int]:
-    """CPUs of a thread; those of its process where they are not known."""
+    """CPUs allowed to a thread; those of its process if not known."""
     return online(machine, thread.cpus_allowed) or process
 
 
@@ -171,7 +171,7 @@ def _cores_answer(
     found = f"CPUs {format_cpulist(cpus)}" if cpus else "not known"
     why = f"may run on {found}, {what}" if cpus else what
     if sharing:
-        why += "; give each rank of a node CPUs of its own, no core split between two of them"
+        why += "; give each rank of a node its own CPUs, and split no core between ranks"
     return rank.answer(
         Question.CORES,
         sharing,

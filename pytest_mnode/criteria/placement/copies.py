@@ -1,4 +1,4 @@
-"""Is memory beside the accelerator faster than memory that is far from it? Pure."""
+"""Judges whether memory near the accelerator is faster than far memory. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RATES = {
 
 
 def judge_copies(rates: Sequence[CopyRates], spec: Spec) -> list[Measurement]:
-    """The rank with the least effect against the promise, and rates beside it."""
+    """The lowest ratio of near to far rates against the promise, and the median rates."""
     criterion = spec.criteria.numa
     if criterion is None or criterion.copy_near_over_far is None:
         return []
@@ -50,7 +50,7 @@ def judge_copies(rates: Sequence[CopyRates], spec: Spec) -> list[Measurement]:
 
 
 def copies_table(rates: Sequence[CopyRates]) -> str:
-    """One line per rank."""
+    """Text table of the rates, one line per rank."""
     lines = [f"{'near':>8} {'far':>8} {'ratio':>6}  GB/s"]
     for one in rates:
         values = (one.near_gbytes_s, one.far_gbytes_s, one.ratio)

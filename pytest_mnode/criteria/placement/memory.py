@@ -1,4 +1,4 @@
-"""Is a rank's own memory on the NUMA node of its accelerator?"""
+"""Judges whether a rank's own memory is on the NUMA node of its accelerator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MIB = 1 << 20
 
 
 def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -> Measurement:
-    """The share of a rank's own pages (heap, stacks, anonymous) that are near its accelerator.
+    """The fraction of a rank's own pages (heap, stacks, anonymous) that is near its accelerator.
 
-    Files and shared memory do not count: they lie where the first process touched them.
+    Files and shared memory do not count: they lie near the process that touched them first.
     """
     expected = f"the NUMA node of {rank.anchor}"
 
@@ -32,7 +32,7 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
         )
 
     def unknown(reason: str) -> Measurement:
-        why = f"not known where its memory should be or is: {reason}; expected {expected}"
+        why = f"its memory placement cannot be judged: {reason}; expected {expected}"
         return answer(None, "not known", why)
 
     local = near(machine, rank)
@@ -50,14 +50,14 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
         return unknown(rank.unknown.get("memory_bytes") or "its numa_maps could not be read")
     total = sum(memory.values())
     if not total:
-        return unknown(rank.unknown.get("memory_bytes") or "it has no page of its own")
+        return unknown(rank.unknown.get("memory_bytes") or "it has no private page")
     share = sum(size for node, size in memory.items() if node in nodes) / total
     found = _by_node(memory)
     why = f"{share:.1%} of its memory is near: {found}; expected {expected}"
     if share < least_fraction:
         why += (
-            f"; start it with its memory bound, such as numactl --membind={local.numa_node}:"
-            " binding within the process moves no page that it has already"
+            f"; bind its memory before it starts, such as numactl --membind={local.numa_node}:"
+            " a process that binds itself does not move its existing pages"
         )
     return answer(share, found, why)
 

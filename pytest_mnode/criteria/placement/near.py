@@ -14,9 +14,9 @@ from pytest_mnode.machine.numa import NumaNode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locality:
-    """What is near an accelerator.
+    """CPUs and memory near an accelerator.
 
-    place: the accelerator in words. numa_node: its own, which may be without CPUs.
+    place: the accelerator, in words. numa_node: its own NUMA node, which may have no CPUs.
     """
 
     place: str
@@ -26,14 +26,14 @@ class Locality:
 
     @property
     def cpus_text(self) -> str:
-        """Such as "CPUs 0-31, local to 0000:17:00.0 on NUMA node 0"."""
+        """Text such as "CPUs 0-31, local to 0000:17:00.0 on NUMA node 0"."""
         return f"CPUs {format_cpulist(self.cpus)}, local to {self.place}"
 
 
 def near(machine: Machine, rank: RankPlacement) -> Locality | str:
-    """What is near a rank's accelerator; or the reason, in words, why it is not known.
+    """CPUs and memory near a rank's accelerator; a str says why they are not known.
 
-    For an accelerator on a node without CPUs, or without memory, the nearest node that has some
+    If the accelerator's NUMA node has no CPUs or no memory, the nearest NUMA node that has some
     counts, by the firmware's distances.
     """
     number, cpus, what = rank.numa_node, None, rank.anchor
@@ -61,7 +61,7 @@ def near(machine: Machine, rank: RankPlacement) -> Locality | str:
         cpus &= online
     if not cpus:
         return f"the CPUs of NUMA node {number} are not known" + ", or others are local" * both
-    # A process does not keep its memory on the NUMA node of a device's own memory.
+    # A process does not keep its memory on a NUMA node that is a device's own memory.
     memory = _with(machine, node, lambda other: other.memory_bytes != 0 and bool(other.cpus))
     memory = memory or _with(machine, node, lambda other: other.memory_bytes != 0)
     around = {number, *(other.number for other in memory)}
@@ -83,10 +83,10 @@ def beside_nic(
     local_rank: int,
     local_size: int,
 ) -> RankPlacement:
-    """A rank without an accelerator: it should be beside a NIC of the fabric.
+    """`rank`, which has no accelerator, with the NUMA node of a fabric NIC as its anchor.
 
-    patterns: names and patterns of the fabric's interfaces. Of several NICs it is the one where it
-    runs, else they are dealt out to the `local_size` ranks of the node in order.
+    patterns: names and patterns of the fabric's interfaces. Of several NICs, the rank gets
+    the one on the NUMA node where it runs; else the `local_size` ranks get them in order.
     """
     nics = fabric_nics(patterns, machine.interfaces or (), machine.rdma or ())
     runs_on = machine.numa.nodes_of(rank.cpus or ())
@@ -104,7 +104,7 @@ def beside_nic(
 
 
 def _attached_to(machine: Machine, number: int) -> int | None:
-    """The node with CPUs nearest to a node without CPUs; None where not known or not unique.
+    """The NUMA node with CPUs nearest to one without CPUs; None if not known or not unique.
 
     Pages of a process move to such memory (a GPU's, on its own NUMA node) when the GPU uses them.
     """
@@ -125,7 +125,7 @@ def _cpus(machine: Machine, node: NumaNode) -> frozenset[int] | None:
 def _with(
     machine: Machine, node: NumaNode, has: Callable[[NumaNode], bool]
 ) -> tuple[NumaNode, ...]:
-    """The node itself where it `has` it, else the nearest nodes that have; none if not known."""
+    """`node` itself if `has(node)`, else the nearest NUMA nodes with `has`; empty if not known."""
     if has(node):
         return (node,)
     far = {n.number: machine.numa.distance(node.number, n.number) for n in machine.numa.nodes}

@@ -1,4 +1,4 @@
-"""Does a rank send over the NIC that is nearest to its accelerator?"""
+"""Judges whether a rank sends over the NIC nearest to its accelerator."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SAME_NODE = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Far:
-    """How far a NIC is: between two bounds where it is not known. words: such as "PIX"."""
+class _NicDistance:
+    """Distance of a NIC; `least` and `most` differ if it is not known. words: such as "PIX"."""
 
     name: str
     least: _Key
@@ -37,33 +37,38 @@ def judge_nics(
     candidates: Sequence[str],
     beside: Sequence[str | None] = (),
 ) -> Measurement:
-    """How many NICs a rank uses that are farther than the nearest: PCI path, then NUMA distance.
+    """Number of used NICs that are farther than the nearest, by PCI path, then by NUMA distance.
 
-    Several that are equally near are equally good. A bond or VLAN is what is below it.
-    A NIC whose NUMA node is not known can be no nearer than another host bridge of the same node:
-    where that decides it is decided, else inconclusive.
+    NICs that are equally near are equally good. A bond or VLAN counts as the devices below it.
+    A NIC whose NUMA node is not known can be no nearer than another host bridge of the same NUMA
+    node: if that bound does not decide, the measurement is inconclusive.
 
-    candidates: NICs among which to look; without any it is not known which is nearest. beside: PCI
-    addresses of accelerators of the node: a NIC that is on another socket than each of them is near
-    to none, so it fails.
+    candidates: NICs that the rank could use; if empty, the nearest is not known. beside: PCI
+    addresses of the node's accelerators: a NIC on another socket than all of them fails.
     """
     reason = _why_unknown(rank, candidates)
     if reason is not None or not rank.nics:
         return _answer(rank, None, reason=reason or "it used no NIC")
-    could = [_far(machine, rank, name) for name in dict.fromkeys((*candidates, *rank.nics))]
-    used = [far for far in could if far.name in rank.nics]
-    farther = [u for u in used if any(c.most < u.least for c in could)]
+    candidate_distances = [
+        _far(machine, rank, name) for name in dict.fromkeys((*candidates, *rank.nics))
+    ]
+    used = [far for far in candidate_distances if far.name in rank.nics]
+    farther = [u for u in used if any(c.most < u.least for c in candidate_distances)]
     if farther:
-        return _answer(rank, len(farther), used=used, could=could, blamed=farther)
-    unknown = [far for far in could if far.least != far.most]
+        return _answer(
+            rank, len(farther), used=used, candidate_distances=candidate_distances, blamed=farther
+        )
+    unknown = [far for far in candidate_distances if far.least != far.most]
     if any(u in unknown or c.least < u.most for u in used for c in unknown):
         listed = ", ".join(f"{far.name} ({far.words})" for far in unknown)
-        reason = f"not known how far from it: {listed}"
-        return _answer(rank, None, used=used, could=could, reason=reason)
-    if lonely := [far for far in used if _near_to_none(machine, far.name, beside)]:
-        expected = f"{lonely[0].name} on the socket of an accelerator"
-        return _answer(rank, 1, used=used, blamed=lonely[:1], expected=expected)
-    return _answer(rank, 0, used=used, could=could)
+        reason = f"the distance of these NICs is not known: {listed}"
+        return _answer(
+            rank, None, used=used, candidate_distances=candidate_distances, reason=reason
+        )
+    if off_socket := [far for far in used if _across_from_all(machine, far.name, beside)]:
+        expected = f"{off_socket[0].name} on the socket of an accelerator"
+        return _answer(rank, 1, used=used, blamed=off_socket[:1], expected=expected)
+    return _answer(rank, 0, used=used, candidate_distances=candidate_distances)
 
 
 def _why_unknown(rank: RankPlacement, candidates: Sequence[str]) -> str | None:
@@ -72,7 +77,7 @@ def _why_unknown(rank: RankPlacement, candidates: Sequence[str]) -> str | None:
     if rank.accelerator is None and rank.numa_node is None:
         return rank.unknown.get("accelerator") or "it is not known which accelerator it has"
     if not candidates:
-        return f"{rank.node} shows none of the NICs among which to look"
+        return f"{rank.node} shows none of the NICs that the rank could use"
     return None
 
 
@@ -80,15 +85,18 @@ def _device(name: str) -> str:
     return name.partition(":")[0]
 
 
-def _far(machine: Machine, rank: RankPlacement, name: str) -> _Far:
+def _far(machine: Machine, rank: RankPlacement, name: str) -> _NicDistance:
     places = _places(machine, name)
     bounds = [_bounds(machine, rank, address, node) for address, node in places]
     if not bounds:
-        words = "no such device, or none below it"
-        return _Far(name=name, least=_NEAREST, most=_FARTHEST, words=words)
-    # Of a bond, the farthest link counts: traffic takes any.
+        words = "no such device, or no physical device below it"
+        return _NicDistance(name=name, least=_NEAREST, most=_FARTHEST, words=words)
+    # The farthest link of a bond counts: traffic may take any link.
     return max(
-        (_Far(name=name, least=least, most=most, words=words) for least, most, words in bounds),
+        (
+            _NicDistance(name=name, least=least, most=most, words=words)
+            for least, most, words in bounds
+        ),
         key=lambda far: (far.most, far.least),
     )
 
@@ -126,10 +134,10 @@ def _answer(
     rank: RankPlacement,
     value: int | None,
     *,
-    used: Sequence[_Far] = (),
-    could: Sequence[_Far] = (),
+    used: Sequence[_NicDistance] = (),
+    candidate_distances: Sequence[_NicDistance] = (),
     reason: str = "",
-    blamed: Sequence[_Far] = (),
+    blamed: Sequence[_NicDistance] = (),
     expected: str = "",
 ) -> Measurement:
     what = rank.accelerator or rank.anchor
@@ -138,11 +146,11 @@ def _answer(
         expected = f"the NIC nearest to {what}"
         why = f"uses {found}; {reason}"
     else:
-        best = min((far.most for far in could), default=_FARTHEST)
-        nearest = [far for far in could if far.most == best]
+        best = min((far.most for far in candidate_distances), default=_FARTHEST)
+        nearest = [far for far in candidate_distances if far.most == best]
         expected = expected or f"{_words(nearest, ' or ')}, nearest to {what}"
         why = f"uses {found}; expected {expected}"
-    if value and could:
+    if value and candidate_distances:
         why += (
             "; name the NICs of each rank (NCCL_IB_HCA, NCCL_SOCKET_IFNAME), or let NCCL see the"
             " real topology (NCCL_TOPO_FILE in a guest)"
@@ -157,11 +165,11 @@ def _answer(
     )
 
 
-def _words(those: Sequence[_Far], between: str = ", ") -> str:
+def _words(those: Sequence[_NicDistance], between: str = ", ") -> str:
     return between.join(f"{far.name} ({far.words})" for far in those)
 
 
-def _near_to_none(machine: Machine, name: str, beside: Sequence[str | None]) -> bool:
+def _across_from_all(machine: Machine, name: str, beside: Sequence[str | None]) -> bool:
     """Whether a NIC is across sockets from every accelerator in `beside`.
 
     A socket may have several NUMA nodes: another node of the same socket is near enough. One NIC
@@ -183,7 +191,7 @@ def _across_sockets(machine: Machine, one: str | None, other: str | None) -> boo
 
 
 def _sockets(machine: Machine, address: str | None) -> frozenset[int]:
-    """Sockets of the CPUs on a function's NUMA node; empty where not known."""
+    """Sockets of the CPUs on a function's NUMA node; empty if not known."""
     function = machine.pci.function(address)
     node = machine.numa.node(function.numa_node if function else None)
     cpus = node.cpus or frozenset() if node else frozenset()
@@ -191,8 +199,8 @@ def _sockets(machine: Machine, address: str | None) -> frozenset[int]:
 
 
 def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str, ...]:
-    """NICs of the fabric that are not known to be down: RDMA ports where those are used, or where
-    nobody knows what is used and RDMA is promised."""
+    """Fabric NICs that are not known to be down: RDMA ports if `used` has some, or is empty and
+    RDMA is promised; else interfaces."""
     fabric = spec.fabric
     if any(":" in name for name in used) or (not used and fabric.kind != "ethernet"):
         devices = machine.rdma or ()
@@ -203,9 +211,9 @@ def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str,
 
 
 def sending_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str, ...]:
-    """Of interfaces that count the same bytes, one: the bond, not its links.
+    """One of the interfaces that count the same bytes: the bond, not its links.
 
-    Where the spec names only one of them, that one.
+    If the spec names only one of these interfaces, that one.
     """
     named = {name for name in used if spec.fabric.has_interface(name)}
     lower = lower_devices_of(machine.interfaces or (), ())

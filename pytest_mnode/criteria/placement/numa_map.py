@@ -1,4 +1,4 @@
-"""What is on which NUMA node: CPUs, memory, accelerators, NICs and ranks, as a picture. Pure."""
+"""Chart of CPUs, memory, accelerators, NICs and ranks by NUMA node. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class RankOnMap:
-    """One rank and its machine. places: the hardware; runs_on: names of places with its CPUs."""
+    """One rank and its node. places: the hardware; runs_on: names of places with its CPUs."""
 
     node: str
     places: tuple[Place, ...]
@@ -31,7 +31,7 @@ def on_map(
     nics: Sequence[str],
     answer: Measurement,
 ) -> RankOnMap:
-    """A rank among the hardware of its node. nics: those of the fabric. answer: judges the rank."""
+    """A rank and the hardware of its node. nics: of the fabric. answer: the rank's measurement."""
     cpus = "CPUs not known" if rank.cpus is None else f"CPUs {format_cpulist(rank.cpus)}"
     parts = (
         cpus,
@@ -45,7 +45,7 @@ def on_map(
 
 
 def numa_map(ranks: Iterable[RankOnMap]) -> Map:
-    """All nodes, those that look alike as one."""
+    """The chart of all nodes; nodes that are alike share one layout."""
     by_node: dict[str, list[RankOnMap]] = {}
     for one in ranks:
         by_node.setdefault(one.node, []).append(one)

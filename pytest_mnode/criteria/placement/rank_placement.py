@@ -1,4 +1,4 @@
-"""What is known of a rank's placement, and how answers about it are written."""
+"""The placement of a rank, and the measurements about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = ("interfaces", "rdma", "pci", "cpus", "numa")
 
 
 class Question(Enum):
-    """What is asked of a rank's placement: its key, unit, source, and the name over all ranks."""
+    """A question about placement: key, unit, source, and the measurement's name over all ranks."""
 
     CPUS = (
         *("cpus", "CPUs out of place", "numa.cpus near"),
@@ -42,13 +42,13 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlacement:
-    """A rank, as read in the rank itself while it works.
+    """Placement of a rank, as the rank itself reads it while it works.
 
-    accelerator: PCI address of its device; None where it has none or the address is not known.
-    numa_node: of an accelerator without a PCI address, or of what else the rank should be beside,
-    which `anchor` is in words. cpus: those that its process may run on.
-    threads: all of its process; None or empty where not listed. memory_bytes: its own memory by
-    NUMA node. nics: interfaces or RDMA devices (with or without port) that it sends over.
+    accelerator: PCI address of its device; None if it has none or the address is not known.
+    numa_node: of an accelerator without a PCI address, or of another device that the rank should be
+    near; anchor: that device, in words. cpus: CPUs that its process may run on.
+    threads: of its process; None or empty if not listed. memory_bytes: its own memory by NUMA node.
+    nics: interfaces or RDMA devices (with or without port) that it sends over.
     unknown: why a field is None, by the field's name.
     """
 
@@ -65,7 +65,7 @@ class RankPlacement:
 
     @property
     def name(self) -> str:
-        """Such as "rank 3 on node1"."""
+        """Text such as "rank 3 on node1"."""
         return f"rank {self.rank} on {self.node}"
 
     def answer(
@@ -79,10 +79,10 @@ class RankPlacement:
         blamed: str,
         bound: Bound | None = None,
     ) -> Measurement:
-        """One question, answered for this rank.
+        """The measurement that answers one question for this rank.
 
-        found, expected: in words. why: what was found, what was expected, and the remedy.
-        blamed: what of the rank is out of place, such as its CPU binding.
+        found, expected: in words. why: the placement found, the one expected, and the remedy.
+        blamed: the part of the placement that is wrong, such as "CPU binding".
         """
         return Measurement(
             name=question.key,
@@ -97,9 +97,9 @@ class RankPlacement:
 
 
 def over_ranks(question: Question, answers: Sequence[Measurement]) -> Measurement:
-    """One measurement of the answers of all ranks; a rank that is not known leaves it open.
+    """One measurement for all ranks; inconclusive if a rank is inconclusive and none fails.
 
-    The number of ranks out of place; of memory, the least share.
+    The value is the number of ranks that fail; for memory, the lowest fraction of a rank.
     """
     wrong = [one for one in answers if one.verdict is Verdict.FAIL]
     unknown = [one for one in answers if one.verdict is Verdict.INCONCLUSIVE]

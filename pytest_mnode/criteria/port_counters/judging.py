@@ -1,6 +1,6 @@
 """Judges how counters of fabric ports rose between two readings. Pure.
 
-A row is a value, None where not known, by its port and counter in words.
+A row maps a port and counter, in words, to a value; None if the value is not known.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
-from pytest_mnode.machine.counters import Means, counts_the_link, in_use, meaning, rises
+from pytest_mnode.machine.counters import (
+    CounterMeaning,
+    counter_increases,
+    counts_the_link,
+    in_use,
+    meaning,
+)
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.inventory import Fabric
 
 PortReadings = Mapping[str, PortReading | str]
-"""By node; a text says why a node could not be read."""
+"""Readings by node; a str says why a node could not be read."""
 FEWEST_PACKETS = 10_000
 """With fewer packets a share means nothing: losses are then judged as if there were this many."""
 _LOSSES = ("rx_dropped", "tx_dropped", "rx_missed_errors", "rx_fifo_errors", "RetransSegs")
@@ -26,7 +32,7 @@ _PACKETS = (
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """By how much the counters of one port rose; None where not known."""
+    """Increases of the counters of one port; None if not known."""
 
     node: str
     name: str
@@ -43,9 +49,9 @@ def judge(
 ) -> list[Measurement]:
     """Carrier changes, errors and the share of packets lost, each of the worst port.
 
-    kills: processes were killed on purpose between the readings. Counters of connections do not
-    show the fabric then, and only counters of links are judged. restarted: nodes that were switched
-    off on purpose, whose counters began anew; they are not compared.
+    kills: processes were killed on purpose between the readings. Counters of connections then say
+    nothing about the fabric, and only counters of links are judged. restarted: nodes that were
+    switched off on purpose, whose counters restarted; they are not compared.
     """
     ports, unread = list[_Port](), list[str]()
     for node in (node for node in before if node not in restarted):
@@ -57,7 +63,7 @@ def judge(
         _counted(port, counter)
         for port in ports
         for counter in port.rises
-        if _means(counter) is Means.ERROR
+        if _means(counter) is CounterMeaning.ERROR
         and not (kills and ":" in port.name and not counts_the_link(counter))
     )
     lost = {} if kills else dict(row for port in ports if (row := _lost(port)))
@@ -96,7 +102,7 @@ def judge(
 
 
 def _tcp_path(ports: Sequence[_Port]) -> str:
-    """Where TCP lost most: senders count retransmissions, receivers segments out of order.
+    """Node or path where TCP lost most: senders count retransmissions, receivers reordering.
 
     A node that is both has a bad link; otherwise the path between two nodes is bad.
     """
@@ -116,15 +122,15 @@ def _tcp_path(ports: Sequence[_Port]) -> str:
 def _ports(
     node: str, before: PortReading | str, after: PortReading | str, fabric: Fabric
 ) -> list[_Port] | str:
-    """What the counters of each port of a node did; or why that is not known."""
+    """Counter increases of each port of a node; a str says why they are not known."""
     if isinstance(before, str) or isinstance(after, str):
         return before if isinstance(before, str) else str(after)
     if before.boot != after.boot:
-        return "it was started anew, and its counters with it"
+        return "it was restarted, and so were its counters"
     names = dict.fromkeys((*before.ports, *after.ports))
     if not names.keys() - {TCP}:
         return f"no port of {', '.join(fabric.interfaces)}"
-    # With RDMA, TCP and drops of interfaces belong to the system, not to the traffic.
+    # With RDMA, TCP and drops of interfaces are system traffic, not training traffic.
     ethernet = fabric.kind == "ethernet"
     ports = []
     for name in names:
@@ -132,23 +138,23 @@ def _ports(
         if ":" not in name and not ethernet:
             rises = {counter: by for counter, by in rises.items() if counter not in _LOSSES}
         ports.append(_Port(node, name, rises))
-    if not any(_means(counter) is Means.ERROR for port in ports for counter in port.rises):
+    if not any(_means(counter) is CounterMeaning.ERROR for port in ports for counter in port.rises):
         return "no error counter of its fabric ports can be read"
     return ports
 
 
 def _rises(before: Counters, after: Counters) -> dict[str, int | None]:
-    """By how much counters rose; not known of a port that came or went, or whose counter fell."""
+    """Counter increases; None if the port appeared or vanished, or if any counter fell."""
     names = before | after
     both = {name: (before.get(name), after.get(name)) for name in names if not in_use(name)}
     back = any(b is not None and a is not None and a < b for b, a in both.values())
     if back or not before or not after:
         return dict.fromkeys(names)
-    return rises(names, before, after)
+    return counter_increases(names, before, after)
 
 
-def _means(counter: str) -> Means:
-    return Means.LOSS if counter in _LOSSES else meaning(counter)
+def _means(counter: str) -> CounterMeaning:
+    return CounterMeaning.LOSS if counter in _LOSSES else meaning(counter)
 
 
 def _counted(port: _Port, counter: str) -> tuple[str, int | None]:
@@ -157,11 +163,12 @@ def _counted(port: _Port, counter: str) -> tuple[str, int | None]:
 
 
 def _lost(port: _Port) -> tuple[str, float | None] | None:
-    """Packets of a port that were lost or retransmitted, in per cent; None without counters."""
+    """Percentage of a port's packets that were lost or retransmitted; None without counters."""
     rises = [
         by
         for counter, by in port.rises.items()
-        if _means(counter) is Means.LOSS and not counter.endswith("_bytes")  # EFA counts both
+        if _means(counter) is CounterMeaning.LOSS
+        and not counter.endswith("_bytes")  # EFA counts both
     ]
     if not rises:
         return None

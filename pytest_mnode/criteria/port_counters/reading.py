@@ -19,14 +19,14 @@ Counters = dict[str, int | None]
 """Counters of one port by the kernel's names; None for one that cannot be read."""
 CARRIER = "carrier_changes"
 TCP = "TCP"
-"""The pseudo port of the node's TCP segments, over all interfaces."""
+"""The pseudo port that counts the node's TCP segments over all interfaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortReading:
     """Counters of one node by port: an interface (fab0) or an RDMA port (mlx5_0:1), and `TCP`.
 
-    boot: changes when the node is started anew.
+    boot: an identifier that changes when the node is restarted.
     """
 
     boot: str
@@ -34,11 +34,11 @@ class PortReading:
 
 
 def read(patterns: Sequence[str], root: Path = Path("/")) -> PortReading:
-    """Counters of the interfaces and RDMA devices that a pattern names, and of what they rest on.
+    """Counters of interfaces and RDMA devices that match a pattern, and of the devices below them.
 
-    An interface stands for the RDMA device that it belongs to, and the device for its interfaces.
-    Two parts of a machine, by their own readers: this program starts twice on every node for each
-    criterion, and the model of a whole machine takes most of the time of such a start.
+    A pattern that names an interface also names its RDMA device, and the reverse. These two
+    parts of a machine are read by their own readers: this program starts twice per criterion on
+    every node, and the model of a whole machine would take most of the time of a start.
     """
 
     def named(*names: str) -> bool:
@@ -69,7 +69,7 @@ def _of_port(port: rdma.Port) -> Counters:
 
 
 def _tcp(root: Path) -> Counters:
-    """TCP segments; of two lines with the same head, the first has names and the second values."""
+    """TCP segment counters; each prefix has two lines, first the names and then the values."""
     found: Counters = {}
     for file, head, wanted in (
         ("snmp", "Tcp:", ("OutSegs", "RetransSegs")),

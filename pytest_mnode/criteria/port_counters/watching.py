@@ -1,7 +1,7 @@
 """Reads the counters of all nodes before the first test of a criterion, and again for its last.
 
-What ran between two criteria that are judged, such as one that is not promised, counts too: there a
-rise of a link's own counters is the next criterion's finding. Kills there are not known of, so that
+Tests between two judged criteria, such as those of a criterion that is not promised, count too: if
+counters of links rise there, the next criterion reports it. Kills there are not recorded, so
 counters of connections are not judged.
 """
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from pytest_mnode.spec.inventory import Fabric
 
 LIMIT_S = REPORT_LIMIT_S
-"""As for a node's first command: shells and interpreters take their time."""
+"""The limit of a node's first command: shells and interpreters start slowly."""
 PROGRAM = ("-P", "-m", "pytest_mnode.criteria.port_counters.reading")
 
 
 class PortWatch:
-    """pytest plugin of the controller, where a test asks for `fabric_ports`."""
+    """pytest plugin of the controller, for tests that request `fabric_ports`."""
 
     def __init__(self, run: NodesOfRun, session: pytest.Session) -> None:
         self._run = run
         asking = [item for item in session.items if asks_for(item, PORTS_FIXTURE)]
         self._watched = {item.path for item in asking}
-        # With pytest-xdist criteria run at the same time, and their kills with them.
+        # With pytest-xdist, criteria and their kills run at the same time.
         self._shared = hasattr(session.config, "workerinput")
         self._since: Path | None = None
         self._before: PortReadings = {}
         self._just_read = False
         self._judged: PortReadings = {}
-        """Up to here counters have been judged, or from here on they are to be."""
+        """The readings up to which counters are judged; at first, those from which to judge."""
         self._between: tuple[PortReadings, PortReadings, set[str]] | None = None
 
     @pytest.hookimpl(wrapper=True)
@@ -66,9 +66,9 @@ class PortWatch:
         return (yield)
 
     def measurements(self, *, kills: bool = False) -> list[Measurement]:
-        """What counters did since the first test of this file, judged.
+        """Judged increases of counters since the first test of this file.
 
-        kills: its tests killed processes on purpose, so that only counters of links are judged.
+        kills: its tests killed processes on purpose, so only counters of links are judged.
         """
         after, off = self._read(), sorted(self._run.switched_off)
         before, fabric = self._before, self._run.spec.fabric
@@ -80,7 +80,7 @@ class PortWatch:
         return found
 
     def _links_between(self, fabric: Fabric) -> list[Measurement]:
-        """What counters of links did before this criterion, where nobody else judged them."""
+        """Judged increases of link counters before this criterion that no criterion has judged."""
         if self._between is None:
             return []
         first, last, off = self._between
@@ -110,7 +110,7 @@ def read_ports(nodes: Nodes, patterns: tuple[str, ...]) -> PortReadings:
 def _reading(result: CommandResult) -> PortReading | str:
     if result.returncode is None:
         return f"its counters were not read within {LIMIT_S:g} s"
-    try:  # a remote shell may greet first
+    try:  # a remote shell may print a greeting first
         return decode(PortReading, result.stdout.strip().rpartition("\n")[2])
     except ValueError:
         last = result.stderr.strip().rpartition("\n")[2]

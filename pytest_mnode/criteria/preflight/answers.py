@@ -1,6 +1,6 @@
-"""What the program on a node answers, as JSON lines; and what a survey learnt. Unknown is None.
+"""Answers of the program on a node, as JSON lines, and the resulting survey. Unknown is None.
 
-`NodeFacts` answers the first order, `PathFacts` the second, `PayloadFacts` one after it where
+`NodeFacts` answers the first order, `PathFacts` the second, `PayloadFacts` the one after it if
 payloads are promised, `LastFacts` the last.
 """
 
@@ -18,7 +18,7 @@ _STRICT: Mapping[str, Any] = {"extra": "forbid"}
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """An address of a node on a network, with the ports its probe listens on there."""
+    """An address of a node on a network, with the ports that its probe listens on there."""
 
     interface: str
     address: str
@@ -38,7 +38,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Head of one file: path below its directory, size and digest."""
+    """Sample of a file. name: path below its directory. digest: of the first bytes."""
 
     name: str
     size_bytes: int
@@ -47,12 +47,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryFacts:
-    """A directory as a node finds it.
+    """Facts of a directory on a node.
 
-    problem, write_problem: why it cannot be read, or written to; "" where it can. timed_out: the
-    problem is that it did not answer. refuses_root: the problem is that a file server refused root,
-    which says nothing of users. token: the file left there. file_system: type and source of the
-    mount, such as "nfs4 filer:/data".
+    problem, write_problem: why it cannot be read, or written; "" if it can. timed_out: whether the
+    problem is a missing answer. refuses_root: whether the problem is a file server that refused
+    root, which proves nothing about users. token: the file that the node left there. file_system:
+    type and source of the mount, such as "nfs4 filer:/data".
     """
 
     key: str
@@ -70,7 +70,7 @@ class DirectoryFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a node says of itself. code: digests of programs by name; None: not read in time."""
+    """A node's facts about itself. code: digests of programs by name; None if not read in time."""
 
     __pydantic_config__ = _STRICT
     machine: Machine
@@ -84,10 +84,10 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A TCP connection that was tried: how long it took, or why there is none.
+    """Attempt at a TCP connection: `took_s` to connect, or the `problem` that prevented it.
 
     rail: our own interface; "" for the control address. largest_bytes: the largest IP packet that
-    the kernel sends on it; None where it does not show that.
+    the kernel sends on the connection; None if the kernel does not report it.
     """
 
     to: int
@@ -100,11 +100,11 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Datagrams to one address of another node.
+    """Results of datagrams to one address of another node.
 
-    answered: whether any small one was. largest_bytes: largest IP packet that arrived with
-    don't-fragment; None where none was tried. refused_bytes: smallest that this node's own
-    interface refused. offset_s: the other's clock less ours; error_s: by how much it may be wrong.
+    answered: whether any small datagram was. largest_bytes: largest IP packet that arrived with
+    don't-fragment; None if none was tried. refused_bytes: smallest packet that this node's own
+    interface rejected. offset_s: the peer's clock minus ours. error_s: largest error of offset_s.
     """
 
     to: int
@@ -119,7 +119,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """A name or an address that was looked up. took_s: None where it did not end in time."""
+    """Look-up of a name or an address of node `of`. took_s: None if it did not end in time."""
 
     of: int
     what: str
@@ -130,7 +130,7 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class TokenSeen:
-    """Whether a file that another node left is here as it was written. problem: "" if so."""
+    """Check of a file that another node left. problem: "" if it is here as it was written."""
 
     directory: str
     index: int
@@ -139,7 +139,7 @@ class TokenSeen:
 
 @dataclass(frozen=True, slots=True)
 class PathFacts:
-    """How a node reached the others."""
+    """Results of a node's paths to all other nodes."""
 
     __pydantic_config__ = _STRICT
     connections: tuple[Connection, ...]
@@ -151,7 +151,7 @@ class PathFacts:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A payload that was to be sent. source: our address and port. problem: "" if all was taken."""
+    """Attempt to send a payload. source: our address and port. problem: "" if all was taken."""
 
     to: int
     network: str
@@ -169,7 +169,7 @@ class PayloadFacts:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A payload that arrived: bytes, and how many of them are wrong. source: as in `Sent`."""
+    """A payload that arrived. wrong_bytes: those that were changed. source: as in `Sent`."""
 
     source: str
     size_bytes: int
@@ -178,7 +178,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Which nodes' datagrams arrived at one address."""
+    """Indices of the nodes whose datagrams arrived at one address."""
 
     network: str
     rail: str
@@ -187,7 +187,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class LastFacts:
-    """What a node knows when all are done. rdma: its devices, to compare counters with before."""
+    """A node's facts at the end. rdma: its devices, to compare their counters with the start."""
 
     __pydantic_config__ = _STRICT
     heard: tuple[Heard, ...]
@@ -197,7 +197,7 @@ class LastFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeSurvey:
-    """A node and what was learnt of it. problem: why it did not answer; "" where it did."""
+    """A node and its answers. problem: why it did not answer; "" if it did."""
 
     index: int
     name: str
@@ -210,11 +210,11 @@ class NodeSurvey:
 
     @property
     def machine(self) -> Machine:
-        """Its machine; one of which nothing is known where the node did not answer."""
+        """The node's machine; a Machine of unknown facts if the node did not answer."""
         return self.facts.machine if self.facts else Machine()
 
     def directory(self, key: str) -> DirectoryFacts | None:
-        """What it found of a directory."""
+        """The node's facts of the directory `key`; None if there are none."""
         found = self.facts.directories if self.facts else ()
         return next((one for one in found if one.key == key), None)
 

@@ -1,8 +1,8 @@
-"""Datagrams between nodes: who hears whom, what size arrives, what the other's clock says.
+"""Datagrams between nodes: which nodes hear each other, which sizes arrive, clock offsets.
 
 A ping carries its sender and is answered by a small packet with the times of arrival and departure.
-Pings of every size go out with don't-fragment, and the kernel's own knowledge of the path's MTU is
-not used, so that a path that swallows large packets shows.
+Pings have don't-fragment set and ignore the path MTU that the kernel has cached, so that a path
+that drops large packets is detected.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
 _SO_BINDTODEVICE = 25
 _BUFFER_BYTES = 4 << 20
 LEAST_PACKET_BYTES = 128
-"""An IP packet that every path must carry, and that holds our header."""
+"""Size of an IP packet that every path must carry and that holds our header."""
 
 _ROUNDS = 3
-"""How often a full-size packet is lost, while small ones pass, before that is a hole."""
+"""Times that a full-size packet is lost, while small ones pass, until smaller sizes are tried."""
 _LAST_LIMIT_S, _OVERTAKEN_S = 0.6, 0.05
 _GOOD_ERROR_S = 0.002
 
 KNOWN_SIZES = (576, 1280, 1400, 1420, 1450, 1480, 1492, 1500, 2044, 4092, 4096, 8900, 9000)
-"""Largest packets of usual links and tunnels, tried first where a full-size packet is lost."""
+"""Largest packets of usual links and tunnels, B; tried first if a full-size packet is lost."""
 
 
 def open_socket(
     kind: socket.SocketKind, address: str, device: str | None, port: int = 0
 ) -> socket.socket:
-    """A socket bound to an address ("": all, of IPv4 and IPv6), held to a device where we may."""
+    """Socket bound to `address` ("": all of IPv4 and IPv6), and to `device` if permitted."""
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else family_of(address)
     sock = socket.socket(family, kind)
@@ -48,7 +48,7 @@ def open_socket(
         if both:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         if device:
-            with contextlib.suppress(OSError):  # kernels before 5.7 want privileges for it
+            with contextlib.suppress(OSError):  # kernels before 5.7 require privileges for it
                 sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, device.encode() + b"\0")
         if kind is socket.SOCK_STREAM:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,13 +62,13 @@ def open_socket(
 
 
 def header_bytes(address: str) -> int:
-    """Of IP and UDP before the payload of a datagram to this address."""
+    """Bytes of the IP and UDP headers of a datagram to this address."""
     return 48 if ":" in address else 28
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """An answer: the other's clock less ours, and by how much that may be wrong."""
+    """Answer to a ping. offset_s: the peer's clock minus ours. error_s: its largest error."""
 
     size_bytes: int
     offset_s: float
@@ -76,7 +76,7 @@ class Pong:
 
 
 class UdpProbe:
-    """One UDP socket that sends pings, answers those of others, and notes whom it heard."""
+    """UDP socket that sends pings, answers pings of other nodes, and records their senders."""
 
     def __init__(self, address: str, device: str | None, run: bytes, index: int) -> None:
         self._run, self._index = run, index
@@ -93,7 +93,7 @@ class UdpProbe:
         self._waiting: dict[int, tuple[float, float, asyncio.Future[Pong]]] = {}
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer from now on."""
+        """Start to receive and answer."""
         loop.add_reader(self._socket, self._read)
 
     def _read(self) -> None:
@@ -129,7 +129,7 @@ class UdpProbe:
     def ping(self, target: tuple[str, int], packet_bytes: int) -> tuple[int, asyncio.Future[Pong]]:
         """Send one packet of this size, IP header included; number and future of its answer.
 
-        Raises OSError with EMSGSIZE where our own interface does not take it.
+        Raises OSError with EMSGSIZE if our own interface rejects the size.
         """
         if self._socket.family == socket.AF_INET6 and ":" not in target[0]:
             target = f"::ffff:{target[0]}", target[1]
@@ -145,14 +145,14 @@ class UdpProbe:
             if error.errno == errno.EMSGSIZE:
                 del self._waiting[number]
                 raise
-            # Buffers full, no route, an ICMP of before: as good as lost on the way.
+            # Full buffers, no route, an earlier packet's ICMP error: this packet counts as lost.
         return number, future
 
     @contextlib.contextmanager
     def pings(
         self, target: tuple[str, int], sizes: Sequence[int]
     ) -> Iterator[list[asyncio.Future[Pong]]]:
-        """A ping of each size; those our own interface does not take are left out."""
+        """Futures of one ping per size, without the sizes that our own interface rejects."""
         sent: list[tuple[int, asyncio.Future[Pong]]] = []
         try:
             for size in sizes:
@@ -169,7 +169,7 @@ class UdpProbe:
 
 @dataclass(slots=True)
 class PathProber:
-    """Tries the path from one socket to one address of another node."""
+    """Prober of the path from one socket to one address of another node."""
 
     socket: UdpProbe
     target: tuple[str, int]
@@ -186,8 +186,9 @@ class PathProber:
         return False
 
     async def clock(self, exchanges: int = 8, limit_s: float = 0.3) -> Pong | None:
-        """The exchange that was over soonest, and so is least wrong; more of them where all took
-        long, as on a busy machine.
+        """Answer with the shortest round trip, and so the smallest error; None without an answer.
+
+        Makes up to three times as many exchanges if all are slow, as on a busy machine.
         """
         best: Pong | None = None
         for number in range(3 * exchanges):
@@ -203,9 +204,9 @@ class PathProber:
         return best
 
     async def largest(self, full_bytes: int) -> tuple[int | None, int | None]:
-        """Largest packet up to `full_bytes` that arrives, and the smallest refused on our side.
+        """Largest packet up to `full_bytes` that arrives, and smallest that our interface rejects.
 
-        None where no small packet arrives any more either, so that nothing is known.
+        The first is None if small packets are lost as well; the second is None if none is rejected.
         """
         for _ in range(_ROUNDS):
             passed, heard = await self._passed([full_bytes])
@@ -227,10 +228,10 @@ class PathProber:
             sizes = list(range(low + step, top, step))
 
     async def _passed(self, sizes: Sequence[int]) -> tuple[list[int], bool]:
-        """Which of these sizes arrive, and whether a small packet sent after them does.
+        """Sizes that arrive, and whether a small packet sent after them is answered.
 
-        When that one is answered, those before it have been or are lost: on a busy machine a fixed
-        time would show nothing.
+        Once the small packet is answered, the packets before it have been answered or are lost. A
+        fixed wait would prove nothing on a busy machine.
         """
         with (
             self.socket.pings(self.target, sizes) as futures,
@@ -242,7 +243,7 @@ class PathProber:
             return [f.result().size_bytes for f in futures if f.done()], bool(heard)
 
     def _smallest_refused(self, full_bytes: int) -> int | None:
-        """By halves: what our own interface takes is decided at once, without any answer."""
+        """Bisects: our own interface accepts or rejects a size at once, without any answer."""
         low, high = LEAST_PACKET_BYTES, full_bytes
         if self._takes(high):
             return None

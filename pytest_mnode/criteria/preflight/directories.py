@@ -1,4 +1,4 @@
-"""Directories as a node finds them: readable, writable, the same for all, with the same content."""
+"""Facts of directories on a node: readable, writable, shared by all nodes, samples of content."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MOST_ENTRIES = 10_000
 def visit(
     directory: Directory, run: str, index: int, note: Callable[[Token], None]
 ) -> DirectoryFacts:
-    """Look at a directory; `note` is called with a file left there before the file is made.
+    """Inspect a directory; `note` receives the token of a file before that file is created.
 
-    Nothing raises: what cannot be done is a problem in words.
+    Raises nothing: every failure is a problem in words.
     """
     path = Path(directory.path)
     size = free = None
@@ -45,7 +45,7 @@ def visit(
         volume = os.statvfs(path)
         size, free = volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
     except OSError as error:
-        problem, refused = _words(error), error.errno in _REFUSALS
+        problem, refused = _error_text(error), error.errno in _REFUSALS
     if not problem and directory.writable:
         name = f"{_PREFIX}{run}-{index}"
         left = Token(directory.key, index, str(path / name), f"{run} {index}")
@@ -54,7 +54,7 @@ def visit(
             _write(path / name, left.text)
             token = left
         except OSError as error:
-            write_problem, refused = _words(error), error.errno in _REFUSALS
+            write_problem, refused = _error_text(error), error.errno in _REFUSALS
     mount = _mount(directory.path)
     of_network = mount is not None and mount.of_network
     return DirectoryFacts(
@@ -78,7 +78,7 @@ def _mount(path: str) -> Mount | None:
         return None
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
@@ -94,7 +94,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _remove_stale(directory: Path, now: float) -> None:
-    """Files that a killed survey may have left. now: by the clock that dates these files."""
+    """Remove files that killed surveys left. now: time of the clock that dates these files."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
@@ -104,13 +104,13 @@ def _remove_stale(directory: Path, now: float) -> None:
 
 
 def remove(token: Token) -> None:
-    """Remove what `visit` left."""
+    """Remove the file that `visit` left."""
     with contextlib.suppress(OSError):
         Path(token.path).unlink()
 
 
 def seen(tokens: Sequence[Token], index: int) -> tuple[TokenSeen, ...]:
-    """Which files of other nodes are here; waits a little for file systems that are slow."""
+    """Whether the files of other nodes are here; waits up to 2 s for slow file systems."""
     end = time.monotonic() + _SEEN_LIMIT_S
     return tuple(
         TokenSeen(token.directory, token.index, _problem(token, end))
@@ -123,16 +123,16 @@ def _problem(token: Token, end: float) -> str:
     while True:
         try:
             text = Path(token.path).read_text(encoding="utf-8", errors="replace")
-            problem = "" if text == token.text else "holds something else"
+            problem = "" if text == token.text else "has different content"
         except OSError as error:
-            problem = _words(error)
+            problem = _error_text(error)
         if not problem or time.monotonic() > end:
             return problem
         time.sleep(0.05)
 
 
 def _samples(directory: Directory) -> Iterator[Sample]:
-    """The first files by path below a directory, as far as a bounded walk gets."""
+    """The first files by path below a directory, found by a walk of bounded length."""
     for name in heapq.nsmallest(directory.sample_files, _files(directory.path)):
         path = Path(directory.path, name)
         with path.open("rb") as file:

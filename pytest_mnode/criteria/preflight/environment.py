@@ -1,6 +1,6 @@
-"""Do ranks find torchrun's environment, and no setting that costs the speed of a backend?
+"""Environment of ranks: torchrun's variables, and settings that cost the speed of a backend.
 
-Read in the very ranks of a world, judged in the controller.
+It is read in the ranks of a world and judged in the controller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TORCHRUN = (
 _SETTINGS = re.compile(r"(NCCL|GLOO|TORCH_NCCL|TORCH_DISTRIBUTED|FI|UCX|OFI_NCCL)_[A-Z0-9_]+")
 _SETTING_TOO = frozenset({"CUDA_LAUNCH_BLOCKING"})
 _TORCHRUN_PRIVATE = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING"})
-"""Set by torchrun itself."""
+"""Settings that torchrun itself makes."""
 _COMMON = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _HCA = "NCCL_IB_HCA"
@@ -44,10 +44,10 @@ _OF_NODE = (*_INTERFACES, _HCA, "NCCL_IB_GID_INDEX", "UCX_NET_DEVICES")
 class RankEnvironment:
     """The environment of one rank.
 
-    number: its position in the world. variables: of torchrun. settings: of backends, each with its
-    value and where it comes from (" in FILE"; "" for the environment). nccl: version of the library
-    that torch loads; None where there is none, or it is not known. hcas: ports such as mlx5_0:1 of
-    RDMA devices that it can open; None: not known.
+    number: its position in the world. variables: torchrun's, by name. settings: value and origin
+    (" in FILE"; "" for the environment) of each backend setting, by name. nccl: version of the
+    library that torch loads; None if there is none or it is unknown. hcas: ports, such as mlx5_0:1,
+    of RDMA devices that the rank can open; None if unknown.
     """
 
     number: int
@@ -59,7 +59,7 @@ class RankEnvironment:
 
 
 def read_environment(*, world: World) -> RankEnvironment:
-    """Runs in a rank."""
+    """Read the environment of the rank that calls this."""
     nccl = None
     with contextlib.suppress(OSError, AttributeError):
         nccl = nccl_version()
@@ -69,7 +69,7 @@ def read_environment(*, world: World) -> RankEnvironment:
 
 
 def hcas_of(machine: Machine) -> tuple[str, ...] | None:
-    """Ports of the RDMA devices that a process can open; None where that is not known."""
+    """Ports of the RDMA devices that a process can open; None if unknown."""
     if machine.rdma is None or machine.verbs is None:
         return None
     opened = {one.device for one in machine.verbs if not one.problem}
@@ -83,7 +83,7 @@ def environment_of(
     files: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     nccl: str | None = None,
 ) -> RankEnvironment:
-    """The part of an environment that concerns a world. files: settings that NCCL's files make."""
+    """The variables in `env` that concern a world. files: settings from NCCL's own files."""
     settings = {name: (value, f" in {file}") for name, (value, file) in files.items()}
     for name, value in env.items():
         concerns = _SETTINGS.fullmatch(name) or name in _SETTING_TOO
@@ -96,9 +96,9 @@ def environment_of(
 def contract(
     ranks: Sequence[RankEnvironment] | None, spec: Spec, name: str, why: str = ""
 ) -> list[Measurement]:
-    """How many of torchrun's variables are missing, wrong or unlike those of other ranks.
+    """Number of torchrun's variables that are missing, wrong or unlike those of other ranks.
 
-    ranks: of the whole world, by rank; None where there could be no world, and `why`.
+    ranks: all ranks of the world, by rank; without a world, None and the reason in `why`.
     """
     if promises(spec).environment is None:
         return []
@@ -118,7 +118,7 @@ def _on(name: str, ranks: Sequence[RankEnvironment]) -> list[RankEnvironment]:
 
 
 def _faults(rank: RankEnvironment, ranks: Sequence[RankEnvironment]) -> list[str]:
-    """What is wrong with a rank's variables, where it is number `rank.number` of the world."""
+    """Faults of a rank's variables; `rank.number` is its actual position in the world."""
     local = [other for other in ranks if other.node == rank.node]
     expected = {
         "RANK": str(rank.number),
@@ -142,7 +142,7 @@ def _faults(rank: RankEnvironment, ranks: Sequence[RankEnvironment]) -> list[str
             found.append(f"rank {rank.number}: {variable}={value}, {usual} in most ranks")
     port = rank.variables.get("MASTER_PORT")
     if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        found.append(f"rank {rank.number}: MASTER_PORT={port} is no port")
+        found.append(f"rank {rank.number}: MASTER_PORT={port} is not a port")
     return found
 
 
@@ -156,7 +156,7 @@ def _most_common(values: Sequence[str | None]) -> str | None:
 
 
 def _not_fabric(variable: str, value: str, spec: Spec) -> bool:
-    """Whether a list of interfaces leaves the fabric's out, or takes others by name."""
+    """Whether a list of interfaces omits the fabric's, or names others."""
     if spec.fabric.kind != "ethernet":
         return False  # on RDMA fabrics sockets only carry the bootstrap
     if variable == "GLOO_SOCKET_IFNAME":  # whole names
@@ -167,17 +167,17 @@ def _not_fabric(variable: str, value: str, spec: Spec) -> bool:
     foreign = [name for name, _ in chosen.names if not spec.fabric.has_interface(name)]
     if chosen.excludes:
         return len(hit) < len(spec.fabric.interfaces)
-    ours = len(foreign) < len(chosen.names)  # a whole name that a pattern of the fabric takes
+    ours = len(foreign) < len(chosen.names)  # a whole name that matches a pattern of the fabric
     return not (hit or ours) or bool(foreign and chosen.exact)
 
 
 def overrides(
     ranks: Sequence[RankEnvironment] | None, spec: Spec, name: str, why: str = ""
 ) -> list[Measurement]:
-    """How many settings of this node's ranks cost speed and are not the cluster's own.
+    """Number of settings of this node's ranks that cost speed and are not on the allow-list.
 
-    From the environment, and from the files that NCCL reads too; the environment has the last word.
-    Settings that ranks of a node do not share count, whatever they do.
+    They come from the environment and from the files that NCCL reads; the environment wins. A
+    setting that differs between ranks of the node or from most nodes counts, whatever its effect.
     """
     promise = promises(spec).environment
     if promise is None:
@@ -194,7 +194,7 @@ def overrides(
         if variable in allowed or f"{variable}={value}" in allowed:
             continue
         costs = cost(variable, value, spec.fabric.kind, mine[0].nccl)
-        # Nodes that share one machine have nothing but lo.
+        # Nodes that share one machine have no interface but lo.
         if variable in _INTERFACES and not (value == "lo" and _on_loopback(mine)):
             costs = "not the fabric's interface" if _not_fabric(variable, value, spec) else None
         if costs is not None:
@@ -208,14 +208,13 @@ def overrides(
     harmless = sorted({f"{k}={v}" for k, v, _ in settings} - found.keys())
     note = listed(list(found.values()))
     if harmless:
-        note = "; ".join(filter(None, [note, f"set as well: {listed(harmless)}"]))
+        note = "; ".join(filter(None, [note, f"also set: {listed(harmless)}"]))
     culprit = f"{name}: {listed(list(found.values()), 2)}"
     return [subject.measured(len(found), culprit, note)]
 
 
 def _differs(ranks: Sequence[RankEnvironment], variable: str, name: str) -> str:
-    """How a setting differs between ranks of this node, or from that of most nodes; "" if it does
-    not."""
+    """Difference of a setting between ranks of this node, or from most nodes; "" if none."""
     values: dict[str, set[str]] = {}
     for rank in ranks:
         value, _ = rank.settings.get(variable, ("not set", ""))
@@ -231,9 +230,9 @@ def _differs(ranks: Sequence[RankEnvironment], variable: str, name: str) -> str:
 def devices(
     ranks: Sequence[RankEnvironment] | None, spec: Spec, name: str, why: str = ""
 ) -> list[Measurement]:
-    """How many names in NCCL_IB_HCA of this node's ranks are of no RDMA device that they can open.
+    """Number of names in NCCL_IB_HCA that match no RDMA device that this node's ranks can open.
 
-    NCCL passes over such a name, and sends over fewer NICs or over TCP.
+    NCCL skips such a name, and sends over fewer NICs or over TCP.
     """
     if promises(spec).environment is None or spec.fabric.kind not in ("infiniband", "roce"):
         return []
@@ -254,7 +253,7 @@ def devices(
 
 
 def _absent(value: str, hcas: Sequence[str]) -> list[str]:
-    """Names of a list that are of none of these ports; all of it where it excludes every port."""
+    """Names of a list that match none of these ports; the whole list if it excludes every port."""
     chosen = Selection.of(value)
     known = [(device, int(port)) for device, _, port in (hca.partition(":") for hca in hcas)]
     if chosen.excludes:

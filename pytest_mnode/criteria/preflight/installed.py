@@ -1,4 +1,4 @@
-"""What all nodes have installed and set, as the certificate keeps it. Pure."""
+"""Software and settings of all nodes, as kept in the certificate. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.spec import Spec
 
 _MOST_VALUES = 8
-"""Of one fact; 512 nodes that all differ would say nothing."""
+"""Most values kept of one fact; 512 different values would be useless."""
 
 
 def installed(survey: Survey, spec: Spec) -> Installed:
-    """Versions, firmware, settings and a digest of the code; what was not read is left out."""
+    """Versions, firmware, settings and a digest of the code; unread items are left out."""
     facts = []
     for part in PARTS:
         nodes: dict[str, dict[str, list[str]]] = {}

@@ -1,10 +1,10 @@
-"""The program that probes from a node: `python -m pytest_mnode.criteria.preflight.node_probe`.
+"""Program that probes from a node: `python -m pytest_mnode.criteria.preflight.node_probe`.
 
-Started once on every node at the same time. Orders come as JSON lines on standard input, one answer
-each goes as a JSON line to standard output: look (this machine, and the ports the program listens
-on), probe (its paths to all others), payload (bytes to some others), end (what was heard and
-received). Ends when standard input ends, and leaves no file. Imports neither torch nor pytest.
-Whatever may hang runs in a thread with a limit.
+It is started once on every node at the same time. It reads orders as JSON lines from standard input
+and answers each with a JSON line on standard output: look (this machine, and the ports the program
+listens on), probe (its paths to all other nodes), payload (bytes to some other nodes), end (the
+datagrams and payloads that arrived). It ends when standard input ends, and leaves no file. It
+imports neither torch nor pytest. Calls that may hang run in a thread with a limit.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import code_digests
 
 _READ_LIMIT_S = 30.0
-"""Half of what a survey waits: files may come from a server that is slow for the first."""
+"""Half of the survey's limit; a file server may be slow for its first client."""
 _SEEN_LIMIT_S = 10.0
 _DIRECTORY_LIMIT_S = 3.0
-"""A directory hangs where its file server is gone."""
+"""Access to a directory hangs if its file server is gone."""
 CONTROL = "control"
 _PACKAGE = Path(__file__).parents[2]
 _SELF_DESTRUCT_S = 120.0
-"""After an order: the next waits for the slowest node."""
+"""Time without an order until the program ends; the next order waits for the slowest node."""
 
 
 class NodeProbe:
-    """State between the orders."""
+    """The program's state between orders."""
 
     def __init__(self) -> None:
         self.order: LookOrder
@@ -139,7 +139,7 @@ class NodeProbe:
         return listener
 
     def listen_as_master(self) -> str:
-        """On the master port, where this is the first node; why it cannot listen, else ""."""
+        """Listen on the master port if this is the first node; why that failed, else ""."""
         port = self.order.master_port
         if self.order.index or port is None:
             return ""
@@ -162,13 +162,13 @@ class NodeProbe:
             RailPair(peer, CONTROL, nowhere, Rail("", peer.address, peer.tcp_port, peer.udp_port))
             for peer in others
         ]
-        others_too = asyncio.gather(
+        other_probes = asyncio.gather(
             connect_all(order, pairs),
             look_up_all(order),
             or_none(lambda: directories.seen(order.tokens, self.order.index), _SEEN_LIMIT_S),
         )
         paths = await asyncio.gather(*(self.try_path(pair, order) for pair in (*pairs, *controls)))
-        (connections, master), looked_up, seen = await others_too
+        (connections, master), looked_up, seen = await other_probes
         self.tried = list(zip(pairs, connections, strict=True))
         for listener in self.listeners:  # payloads follow when all nodes are done
             listener.take = self.receiver.take
@@ -222,7 +222,7 @@ class NodeProbe:
         return LastFacts(tuple(heard), after.rdma, self.receiver.received)
 
     def clean_up(self) -> None:
-        """Remove the files that were left for others to see."""
+        """Remove the files that this node left for other nodes."""
         while self.tokens:
             directories.remove(self.tokens.pop())
 
@@ -270,7 +270,7 @@ def _stop(node: NodeProbe) -> None:
 
 
 def _probe_order(fields: dict[str, Any]) -> ProbeOrder:
-    """By hand: pydantic would double the time that this program takes to start."""
+    """Decoded by hand, because pydantic would double the start-up time of this program."""
     for peer in fields["peers"]:
         named = peer["rails"].items()
         peer["rails"] = {name: tuple(Rail(**rail) for rail in found) for name, found in named}
@@ -280,7 +280,7 @@ def _probe_order(fields: dict[str, Any]) -> ProbeOrder:
 
 
 def main() -> None:
-    """Leaves without waiting for threads that hang in the file system or in a look-up."""
+    """Serve, and exit without waiting for threads that hang in the file system or a look-up."""
     status = 0
     try:
         asyncio.run(serve())

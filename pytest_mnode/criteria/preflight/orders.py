@@ -1,4 +1,4 @@
-"""What is asked of a node, as JSON lines: the orders, and how they follow from the spec."""
+"""Orders to the program on a node, sent as JSON lines and derived from the spec."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PARTS = (
     *("boot_id", "hostname", "interfaces", "refusals", "rdma", "pci", "limits", "settings"),
     "software",
 )
-"""Of the machine, read in any case."""
+"""Parts of the machine that are always read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory to look at. key: of the spec, such as "datasets", or the path."""
+    """A directory to inspect. key: spec key, such as "datasets", or the path."""
 
     key: str
     path: str
@@ -37,11 +37,11 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class LookOrder:
-    """First order: read your machine, and listen.
+    """First order: read the machine, and listen.
 
-    run: hexadecimal name of this survey, in every packet and in the names of files it makes.
+    run: hexadecimal name of the survey, in every packet and in the names of files that it makes.
     networks: shell patterns of interfaces, or of RDMA devices, by network.
-    code: directories whose programs are compared. master_port: where the first node listens.
+    code: directories whose programs are compared. master_port: port that the first node listens on.
     """
 
     run: str
@@ -55,7 +55,7 @@ class LookOrder:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A node as all others know it. rails: its addresses by network, in interface order."""
+    """A node's addresses, for all other nodes. rails: by network, in interface order."""
 
     index: int
     hostname: str
@@ -67,11 +67,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """Second order: try your paths to all others.
+    """Second order: try the paths to all other nodes.
 
-    mtu: bytes of a full-size IP packet by network, where it is to be tried.
-    master: address and port of the first node. look_up_within_s: how soon names are to be found;
-    None: they are not looked up. tokens: files that others left, by directory and node.
+    mtu: size of a full IP packet, B, by network; absent networks are not tried.
+    master: address and port of the first node; None if not tried. look_up_within_s: time limit of a
+    look-up; None if nothing is looked up. tokens: files that nodes left, by directory and node.
     """
 
     peers: tuple[Peer, ...]
@@ -87,7 +87,7 @@ class ProbeOrder:
 class PayloadOrder:
     """Order after the second: send payloads on paths of these networks.
 
-    rate_bytes_s: of a node, all of its paths together.
+    rate_bytes_s: rate of a node, over all of its paths together.
     """
 
     networks: tuple[str, ...]
@@ -119,7 +119,7 @@ def look_order(
 
 
 def directories_of(promise: PreflightCriterion, spec: Spec) -> list[Directory]:
-    """The directories that the spec promises something of."""
+    """/dev/shm, and the directories that the spec makes promises about."""
     found = [Directory(SHM, SHM)]
     found += [Directory(f"disk {disk.path}", disk.path) for disk in promise.disk or ()]
     if promise.storage is None or spec.storage is None:
@@ -142,9 +142,9 @@ def directories_of(promise: PreflightCriterion, spec: Spec) -> list[Directory]:
 
 
 def probe_order(
-    promise: PreflightCriterion, spec: Spec, looked: Mapping[int, tuple[str, NodeFacts]]
+    promise: PreflightCriterion, spec: Spec, look_answers: Mapping[int, tuple[str, NodeFacts]]
 ) -> ProbeOrder:
-    """The second order. looked: control address and facts of each node that answered, by index."""
+    """The second order. look_answers: address and facts of each node that answered, by index."""
     peers = tuple(
         Peer(
             index,
@@ -154,7 +154,7 @@ def probe_order(
             facts.udp_port,
             facts.rails,
         )
-        for index, (address, facts) in looked.items()
+        for index, (address, facts) in look_answers.items()
     )
     reachable, names, mtu = promise.reachable, promise.names, promise.mtu
     networks = {n for one in (reachable, mtu, promise.payload) if one for n in one.networks}
@@ -162,8 +162,8 @@ def probe_order(
     if spec.management is not None and spec.management.mtu_bytes is not None:
         sizes["management"] = spec.management.mtu_bytes
     master = None
-    if reachable is not None and 0 in looked:
-        address, first = looked[0]
+    if reachable is not None and 0 in look_answers:
+        address, first = look_answers[0]
         master = (address, reachable.master_port or first.tcp_port)
     shared = promise.storage.shared if promise.storage is not None else ()
     return ProbeOrder(
@@ -175,7 +175,7 @@ def probe_order(
         look_up_within_s=names.within_s if names else None,
         tokens=tuple(
             one.token
-            for _, facts in looked.values()
+            for _, facts in look_answers.values()
             for one in facts.directories
             if one.token is not None and one.key in shared
         ),

@@ -1,8 +1,8 @@
-"""Which paths change what is sent: asked of the nodes where the ranks of a test gave no answer.
+"""Search for paths that change payloads, on the nodes where the ranks of a test gave no answer.
 
-A wire that changes a byte past the checksum changes one of gloo's or NCCL's own messages as well,
-and then the receiver waits for ever for what has come under another name, or blames its peer. So
-the nodes send payloads by plain TCP, in which nothing but the payload can change.
+A link that changes bytes undetected by the checksum also changes gloo's or NCCL's own messages.
+The receiver then waits forever for a message that came under another name, or blames its peer. The
+nodes therefore send payloads by plain TCP, where only the payload can change.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 def changed_paths(nodes: Nodes, spec: Spec) -> list[Measurement]:
-    """The measurement of paths that change what is sent; none of one node, which has no path.
+    """Measurement of the paths that change payloads; [] for one node, which has no path.
 
-    Sends what preflight.payload of the spec promises, or its defaults. For `on_failure` of a test,
-    which has a culprit already: payloads that did not arrive blame nobody here.
+    Sends what preflight.payload of the spec promises, or its defaults. Used by `on_failure` of a
+    test that already has a culprit: lost payloads alone blame nobody, so that the result is [].
     """
     if len(nodes.nodes) < 2:
         return []
     promised = spec.criteria.preflight
-    asked = (promised and promised.payload) or Payload.model_validate({})
-    asked = asked.model_copy(update={"networks": ("fabric",)})
-    preflight = PreflightCriterion.model_validate({"payload": asked})
+    promise = (promised and promised.payload) or Payload.model_validate({})
+    promise = promise.model_copy(update={"networks": ("fabric",)})
+    preflight = PreflightCriterion.model_validate({"payload": promise})
     criteria = spec.criteria.model_copy(update={"preflight": preflight})
     of_payloads = spec.model_copy(update={"criteria": criteria})
-    found = payload_paths(survey(nodes, of_payloads, ()), of_payloads, asked)
+    found = payload_paths(survey(nodes, of_payloads, ()), of_payloads, promise)
     return [] if found.value is None else [found]

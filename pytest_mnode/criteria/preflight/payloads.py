@@ -1,4 +1,4 @@
-"""Payloads of a known pattern over TCP: a wire that changes bytes past checksums shows in them."""
+"""Payloads of a known pattern over TCP, which reveal changed bytes that checksums miss."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any
 
 from pytest_mnode.criteria.preflight.answers import Received, Sent
-from pytest_mnode.criteria.preflight.tcp import RailPair, in_words
+from pytest_mnode.criteria.preflight.tcp import RailPair, error_text
 from pytest_mnode.protocol.address import family_of
 
 PATTERN_BYTES = 1 << 20
-"""The pattern repeats after these."""
+"""The pattern repeats after this many bytes."""
 _READ_BYTES = 1 << 18
 _ALL_PAIRS_UP_TO = 5
 _SO_MAX_PACING_RATE = 47
@@ -24,9 +24,9 @@ _NO_PACE = 0xFFFFFFFF
 
 
 def targets(index: int, indices: Sequence[int]) -> tuple[int, ...]:
-    """Nodes that this one sends payloads to: all others of few nodes; of many, at ring distances.
+    """Nodes that node `index` sends payloads to: all others of up to 5 nodes, three of more.
 
-    The distances are 1, 2 and half of the ring, so that each node receives from three as well.
+    The three are at ring distances 1, 2 and half the ring, so that each node receives from three.
     """
     count, position = len(indices), indices.index(index)
     distances = range(1, count) if count <= _ALL_PAIRS_UP_TO else (1, 2, count // 2)
@@ -34,8 +34,7 @@ def targets(index: int, indices: Sequence[int]) -> tuple[int, ...]:
 
 
 async def send(pair: RailPair, size_bytes: int, limit_s: float, rate_bytes_s: float) -> Sent:
-    """Send a payload, no faster than `rate_bytes_s`; done when the receiver, which has read all of
-    it, closes."""
+    """Send a payload, at most at `rate_bytes_s`, and wait until the receiver has read it all."""
     loop = asyncio.get_running_loop()
     source = problem = ""
     view = memoryview(_pattern())
@@ -55,7 +54,7 @@ async def send(pair: RailPair, size_bytes: int, limit_s: float, rate_bytes_s: fl
     except TimeoutError:
         problem = f"not done within {limit_s:g} s"
     except OSError as error:
-        problem = in_words(error)
+        problem = error_text(error)
     return Sent(pair.peer.index, pair.network, source, problem)
 
 
@@ -90,12 +89,12 @@ class Receiver:
 
     @property
     def received(self) -> tuple[Received, ...]:
-        """What has come in by now."""
+        """Payloads received so far."""
         return tuple(Received(source, *counts) for source, counts in self._counts.items())
 
 
 def differing(one: memoryview, other: memoryview) -> int:
-    """How many bytes differ, of two of the same length."""
+    """Number of bytes that differ between two views of the same length."""
     if one == other:
         return 0
     difference = int.from_bytes(one) ^ int.from_bytes(other)

@@ -1,4 +1,4 @@
-"""A survey: `node_probe` is started once on all nodes, gets its orders, and is taken down."""
+"""The survey: starts `node_probe` once on all nodes, sends its orders, and ends it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_LIMIT_S = REPORT_LIMIT_S
-"""From the start of the commands, as for their first: shells and interpreters take their time."""
+"""Time from the start of the commands: shells and interpreters may start slowly."""
 END_LIMIT_S = 10.0
 _PAYLOAD_SHARE = 0.8
-"""Of the line rate: what is sent to see whether it arrives unchanged."""
+"""Share of the line rate at which payloads are sent."""
 PROBE_SLACK_S = 15.0
-"""Beyond the spec's own limits: for the search of the largest packet, and a busy machine."""
+"""Time beyond the spec's limits, for the search of the largest packet and a busy machine."""
 _DOING = {
     "look": "looking at the nodes",
     "probe": "trying all paths",
@@ -67,37 +67,39 @@ class _Running:
 
 
 def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
-    """Look at every node, and have each try its paths to all others.
+    """Inspect every node, and have each node try its paths to all others.
 
-    code: directories whose programs are to be the same everywhere. A node that does not answer in
-    time has a problem in words and no facts; the others go on without it.
+    code: directories whose programs must be the same on all nodes. A node that does not answer in
+    time has a problem in words and no facts; the other nodes go on without it.
     """
     promise = spec.criteria.preflight
     assert promise is not None
     with contextlib.ExitStack() as stack:
         running: list[_Running] = []
-        off = {}
+        unreachable = {}
         stack.callback(_end, running)
         for index, name in enumerate(nodes.nodes):
             try:
                 running.append(_start(nodes, index, name, stack))
             except MnodeError as error:  # no command can be run there
-                off[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
+                unreachable[name] = NodeSurvey(index, name, "", str(error).splitlines()[0])
         run = uuid.uuid4().hex[:16]
         looks = [look_order(promise, spec, run, r.index, code) for r in running]
-        _ask(running, "look", looks, NodeFacts, LOOK_LIMIT_S)
-        looked = {r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers}
-        probe = probe_order(promise, spec, looked)
+        _exchange(running, "look", looks, NodeFacts, LOOK_LIMIT_S)
+        look_answers = {
+            r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers
+        }
+        probe = probe_order(promise, spec, look_answers)
         limit_s = max(probe.connect_limit_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
-        _ask(running, "probe", [probe] * len(running), PathFacts, limit_s)
+        _exchange(running, "probe", [probe] * len(running), PathFacts, limit_s)
         if promise.payload is not None:
-            asked = promise.payload
-            # More than the wire takes would be lost, and counted as the wire's losses.
+            promised = promise.payload
+            # Packets beyond the line rate would be dropped, and counted as losses of the link.
             rate = _PAYLOAD_SHARE * spec.fabric.line_rate_mbits_s * 1e6 / 8
-            payload = PayloadOrder(asked.networks, asked.size_bytes, asked.within_s, rate)
-            limit_s = asked.within_s + PROBE_SLACK_S
-            _ask(running, "payload", [payload] * len(running), PayloadFacts, limit_s)
-        _ask(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
+            payload = PayloadOrder(promised.networks, promised.size_bytes, promised.within_s, rate)
+            limit_s = promised.within_s + PROBE_SLACK_S
+            _exchange(running, "payload", [payload] * len(running), PayloadFacts, limit_s)
+        _exchange(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
     answered = {
         r.name: NodeSurvey(
             r.index,
@@ -111,7 +113,7 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
         )
         for r in running
     }
-    found = tuple((off | answered)[name] for name in nodes.nodes)
+    found = tuple((unreachable | answered)[name] for name in nodes.nodes)
     return Survey(found)
 
 
@@ -126,7 +128,7 @@ def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> 
         stdout=subprocess.PIPE,
         stderr=errors,
         env={**node_env(), **search_path(nodes.python)},
-        start_new_session=True,  # Ctrl-C is for the controller alone, which ends it in order
+        start_new_session=True,  # Ctrl-C must reach only the controller, which ends this in order
     )
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
@@ -134,19 +136,19 @@ def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> 
 
 
 def search_path(python: str) -> dict[str, str]:
-    """What this Python finds, for nodes that use it too; another one has packages of its own."""
+    """PYTHONPATH of this process for nodes that run the same Python; {} for another Python."""
     if python != sys.executable:
         return {}
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _end(running: Sequence[_Running]) -> None:
-    """Close their input, which ends them and has them clean up; kill those that stay."""
+    """Close the input of the programs, so that they clean up and end; kill those that do not."""
     for one in running:
         assert one.process.stdin is not None
         assert one.process.stdout is not None
         one.process.stdin.close()
-        one.process.stdout.close()  # one that still answers would wait for a reader
+        one.process.stdout.close()  # a program that still writes would block without a reader
     end = time.monotonic() + END_LIMIT_S
     for one in running:
         try:
@@ -156,14 +158,14 @@ def _end(running: Sequence[_Running]) -> None:
             one.process.wait()
 
 
-def _ask(
+def _exchange(
     running: Sequence[_Running],
     what: str,
     orders: Sequence[Any],
     kind: type[T],
     limit_s: float,
 ) -> None:
-    """Send each its order, and read answers until all came or the limit is over."""
+    """Send each program its order, and read answers until all came or the limit is over."""
     with selectors.DefaultSelector() as selector:
         for one, order in zip(running, orders, strict=True):
             if one.problem:
@@ -179,9 +181,9 @@ def _ask(
         while selector.get_map() and not late:
             left = end - time.monotonic()
             silent = [r.name for r in running if what not in r.answers and not r.problem]
-            doing = f"{_DOING[what]}, no answer yet of {listed(silent, separator=', ')}"
+            doing = f"{_DOING[what]}, no answer yet from {listed(silent, separator=', ')}"
             progress(doing, len(running) - len(silent), len(running))
-            late = left <= 0  # before the last look: what has come by then counts
+            late = left <= 0  # set before the last select, so that answers that have come count
             for key, _ in selector.select(max(0.0, left)):
                 one = key.data
                 sends = key.fileobj is one.process.stdin
@@ -193,7 +195,7 @@ def _ask(
 
 
 def _write(one: _Running) -> bool:
-    """Whether no more is to be sent; the output of a program that has ended shows its end."""
+    """Send some of the order; whether nothing is left to send. `_read` detects an ended program."""
     assert one.process.stdin is not None
     try:
         one.unsent = one.unsent[os.write(one.process.stdin.fileno(), one.unsent) :]
@@ -203,17 +205,17 @@ def _write(one: _Running) -> bool:
 
 
 def _read(one: _Running, what: str, kind: type[T]) -> bool:
-    """Whether no more is to come: its answer is here, or it has ended."""
+    """Read some of the answer; whether it is complete or the program has ended."""
     assert one.process.stdout is not None
     data = os.read(one.process.stdout.fileno(), 1 << 20)
     if not data:
-        one.problem = _last_words(one)
+        one.problem = _why_ended(one)
         return True
     one.buffer += data
     while b"\n" in one.buffer:
         line, _, one.buffer = one.buffer.partition(b"\n")
         if not line.startswith(b"{"):
-            continue  # what a remote shell greets with
+            continue  # the greeting of a remote shell
         try:
             one.answers[what] = decode(kind, line)
         except ValueError as error:
@@ -223,7 +225,7 @@ def _read(one: _Running, what: str, kind: type[T]) -> bool:
     return False
 
 
-def _last_words(one: _Running) -> str:
+def _why_ended(one: _Running) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         one.process.wait(1.0)
     one.errors.seek(0)

@@ -25,43 +25,43 @@ if TYPE_CHECKING:
 Judge = Callable[[Survey, "Spec", str], list[Measurement]]
 """A judge of `judges`: `(survey, spec, node) -> list[Measurement]`."""
 RankJudge = Callable[[Sequence[RankEnvironment] | None, "Spec", str, str], list[Measurement]]
-"""The same of ranks: None and the reason where there could be no world."""
+"""A judge of `(ranks, spec, node, why)`; without a world, ranks is None and why is the reason."""
 
 STORAGE_FIXTURE = "ask_storage"
-"""The fixture of tests that ask for the paths of storage."""
+"""Fixture that tests of the storage paths request."""
 _SURVEY: pytest.StashKey[Survey] = pytest.StashKey()
 _RANKS: pytest.StashKey[Environments] = pytest.StashKey()
 
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """Of all ranks of a world over all nodes, by rank; None and `why` where there could be none."""
+    """Ranks of a world over all nodes, by rank; without a world, None and the reason in `why`."""
 
     ranks: tuple[RankEnvironment, ...] | None
     why: str = ""
 
 
 def spec_to_survey(spec: Spec, items: Sequence[pytest.Item]) -> Spec:
-    """The spec of a survey: without the paths of storage where no test asks for them.
+    """Spec of the survey, without the storage paths if no test requests `STORAGE_FIXTURE`.
 
-    To look at one is to write there, and to hang where its server does.
+    The probe writes to these paths, and hangs if their file server hangs.
     """
     if any(STORAGE_FIXTURE in fixture_names(item) for item in items):
         return spec
     return spec.model_copy(update={"storage": None})
 
 
-class Ask:
-    """Judges one node of a run."""
+class NodeJudgement:
+    """Judges one node of a run, and records the measurements."""
 
     def __init__(self, test: pytest.Item, spec: Spec, node: str, measure: Measure) -> None:
         self._test, self._session, self._spec = test, test.session, spec
         self._node, self._measure = node, measure
 
     def __call__(self, key: str, judge: Judge) -> None:
-        """Record what a judge says of this node, by a survey that is made once per run.
+        """Record a judge's measurements of this node, from a survey that is made once per run.
 
-        key: of the spec, such as "preflight.mtu"; the test ends as not promised without it.
+        key: spec key, such as "preflight.mtu"; the test ends as not promised if the spec lacks it.
         """
         promised(self._spec, "preflight")
         promised(self._spec, key)
@@ -72,7 +72,7 @@ class Ask:
         self._record(key, found)
 
     def ranks(self, key: str, judge: RankJudge) -> None:
-        """The same by what the ranks of a world over all nodes find, read once per run."""
+        """Record a judge's measurements of ranks of a world over all nodes, read once per run."""
         promised(self._spec, "preflight")
         promised(self._spec, key)
         stash = self._session.config.stash
@@ -83,7 +83,7 @@ class Ask:
 
     def _record(self, key: str, found: list[Measurement]) -> None:
         if not found:
-            not_promised(f"{key} says nothing of this question")
+            not_promised(f"{key} does not cover this check")
         self._measure.record(found)
 
     @property
@@ -96,7 +96,7 @@ class Ask:
             items = self._session.items
             code = sorted({str(item.path.parent) for item in items})
             spec = spec_to_survey(self._spec, items)
-            # Without a lease: that needs agents, and a node may be too broken for one.
+            # No lease: a lease needs agents, and a node may be too broken to run one.
             stash[_SURVEY] = survey(self._run.all_nodes(), spec, code)
             self._measure.chart(installed(stash[_SURVEY], spec))
         return stash[_SURVEY]

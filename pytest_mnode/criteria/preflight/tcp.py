@@ -1,4 +1,4 @@
-"""TCP connections between nodes, and look-ups of names: all at once, each with a limit."""
+"""TCP connections between nodes, and name look-ups: concurrent, each with a time limit."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from pytest_mnode.protocol.address import family_of
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"
 NO_ANSWER = "no answer"
-_AT_ONCE = 256
-"""Connections that are tried at the same time: a process may have no more than 1024 files open."""
+_MAX_CONNECTING = 256
+"""Connections tried at the same time, because a process may be limited to 1024 open files."""
 _RESOLVE_LIMIT_S = 2.0
 _MAPPED = "::ffff:"
 _PMTU = struct.Struct("=60xI")
-"""Where Linux's struct tcp_info has it."""
+"""Position of tcpi_pmtu in Linux's struct tcp_info."""
 T = TypeVar("T")
 
 
 async def in_thread(function: Callable[[], T], limit_s: float) -> T:
-    """What `function` returns; raises TimeoutError after `limit_s`, and leaves it behind then."""
+    """Result of `function`; after `limit_s`, raises TimeoutError and leaves its thread running."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -55,7 +55,7 @@ async def in_thread(function: Callable[[], T], limit_s: float) -> T:
 
 
 async def or_none(function: Callable[[], T], limit_s: float) -> T | None:
-    """What `function` returns; None where it fails, or not in time."""
+    """Result of `function`; None if it raises OSError or exceeds `limit_s`."""
     try:
         return await in_thread(function, limit_s)
     except (OSError, TimeoutError):
@@ -63,7 +63,7 @@ async def or_none(function: Callable[[], T], limit_s: float) -> T | None:
 
 
 class Listener:
-    """A listening socket; connections go to `take`, or are closed where that is None."""
+    """A listening socket; connections go to `take`, or are closed if `take` is None."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -89,9 +89,9 @@ class RailPair:
 
 
 def paired(mine: Sequence[Rail], theirs: Sequence[Rail]) -> tuple[tuple[Rail, Rail], ...]:
-    """Which of our addresses goes with which of theirs: of the same interface name.
+    """Pairs of our rails and theirs with the same interface name.
 
-    Nodes that share no name at all are paired in their order.
+    If no name is on both nodes, rails are paired in their order.
     """
     by_name = {rail.interface: rail for rail in theirs}
     if any(rail.interface in by_name for rail in mine):
@@ -102,9 +102,9 @@ def paired(mine: Sequence[Rail], theirs: Sequence[Rail]) -> tuple[tuple[Rail, Ra
 async def connect_all(
     order: ProbeOrder, pairs: Sequence[RailPair]
 ) -> tuple[tuple[Connection, ...], Connection | None]:
-    """A connection for each pair of rails, and one to the master."""
+    """One connection per pair of rails, and one to the master; None if the order has no master."""
     limit_s = order.connect_limit_s
-    slots = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_MAX_CONNECTING)
 
     async def one(pair: RailPair) -> Connection:
         attempt = Connection(pair.peer.index, pair.network, pair.mine.interface, None, "")
@@ -147,13 +147,13 @@ async def _connect(
             took_s = limit_s if _is_connected(sock) else None
             problem = "" if took_s else f"{NO_ANSWER} within {limit_s:g} s"
         except OSError as error:
-            problem = in_words(error)
+            problem = error_text(error)
         largest_bytes = None if took_s is None else _largest_packet(sock)
     return replace(attempt, took_s=took_s, problem=problem, largest_bytes=largest_bytes)
 
 
 def _largest_packet(sock: socket.socket) -> int | None:
-    """The MTU of the path as the kernel knows it, by interface, route or ICMP message."""
+    """The kernel's MTU of the path, B, from interface, route or ICMP message; None if unknown."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _PMTU.size)
         return int(_PMTU.unpack(info)[0])
@@ -162,7 +162,7 @@ def _largest_packet(sock: socket.socket) -> int | None:
 
 
 def _is_connected(sock: socket.socket) -> bool:
-    """What the kernel says: on a busy machine this process may hear of it late."""
+    """Whether the kernel has connected; on a busy machine asyncio may notice that late."""
     try:
         sock.getpeername()
     except OSError:
@@ -170,8 +170,8 @@ def _is_connected(sock: socket.socket) -> bool:
     return True
 
 
-def in_words(error: OSError) -> str:
-    """Why a connection fails; what rejects it has other words than what swallows it."""
+def error_text(error: OSError) -> str:
+    """Why a connection fails, in words; a rejected one differs from one without an answer."""
     if error.errno == errno.ECONNREFUSED:
         return REFUSED
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
@@ -182,14 +182,14 @@ def in_words(error: OSError) -> str:
 
 
 async def look_up_all(order: ProbeOrder) -> tuple[LookUp, ...]:
-    """Every node's host name, and its control address as such and as dual-stack sockets ask."""
+    """Look-ups of each node's host name, and of its control address, plain and IPv4-mapped."""
     within_s = order.look_up_within_s
     if within_s is None:
         return ()
     wanted = [
         (peer, what)
         for peer in order.peers
-        for what in (peer.hostname, *_askable(peer.address))
+        for what in (peer.hostname, *_numeric_forms(peer.address))
         if what
     ]
 
@@ -197,7 +197,7 @@ async def look_up_all(order: ProbeOrder) -> tuple[LookUp, ...]:
         first = await once(peer, what, look_up_limit_s(within_s))
         if first.took_s is not None and first.took_s <= within_s:
             return first
-        # What is slow is slow again; on a busy machine anything may be late once.
+        # A slow name server is slow again; on a busy machine any look-up may be late once.
         again = await once(peer, what, within_s)
         return first if again.took_s is None else again
 
@@ -221,8 +221,8 @@ def look_up_limit_s(within_s: float) -> float:
     return min(2 * within_s, within_s + 2.0)
 
 
-def _askable(address: str) -> tuple[str, ...]:
-    """A numeric address, and its form in a dual-stack socket; nothing for a name."""
+def _numeric_forms(address: str) -> tuple[str, ...]:
+    """A numeric address, and for IPv4 its form in a dual-stack socket; () for a name."""
     if is_address(address):
         return (address,) if ":" in address else (address, _MAPPED + address)
     return ()
@@ -238,21 +238,21 @@ def is_address(text: str) -> bool:
 
 
 def address_of(name: str) -> str:
-    """The first address of a name, IPv4 or IPv6. Raises OSError where it has none."""
+    """The first address of a name, IPv4 or IPv6. Raises OSError if it has none."""
     return addresses_of(name)[0]
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """All addresses of a name, each once. Raises OSError where it has none."""
+    """All addresses of a name, each once. Raises OSError if it has none."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # an empty label, or one that is too long
-        raise OSError(f"no name of a host: {error}") from None
+        raise OSError(f"not a host name: {error}") from None
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 async def resolved(address: str, port: int) -> tuple[str, int]:
-    """Address and port, where the address may be a name. Raises OSError or TimeoutError."""
+    """Address and port; `address` may be a name. Raises OSError or TimeoutError."""
     if is_address(address):
         return address, port
     return await in_thread(lambda: address_of(address), _RESOLVE_LIMIT_S), port
@@ -267,6 +267,6 @@ def _look_up(what: str) -> tuple[tuple[str, ...], float]:
     else:
         address = (what, 0, 0, 0) if ":" in what else (what, 0)
         name = socket.getnameinfo(address, 0)[0]
-        # The address itself comes back where there is no name for it.
+        # getnameinfo returns the address itself if it has no name.
         names = () if name.removeprefix(_MAPPED) == what.removeprefix(_MAPPED) else (name,)
     return names, time.monotonic() - started

@@ -1,7 +1,7 @@
-"""A training job that is killed, watched as it comes back, and compared with one that was not.
+"""Kills a training job, watches it come back, and compares it with a job that was not killed.
 
 The reference job (`pytest_mnode.reference_job`) runs under torchrun, or in warm ranks, and records
-what it does. `experiments`, `resharding`, `kill_run`, `warm_runs` and `run_files` work from the
-controller; what `warm_runs` starts in ranks alone imports torch. `history`, `plan`, `judging`,
-`resuming` and `comparing` are pure: from records to measurements.
+what it does. `experiments`, `resharding`, `kill_run`, `warm_runs` and `run_files` run in the
+controller; only the functions that `warm_runs` starts in ranks import torch. `history`, `plan`,
+`judging`, `resuming` and `comparing` are pure: they turn records into measurements.
 """

@@ -1,4 +1,4 @@
-"""A kill and the way back as a picture: what each rank did when. Pure."""
+"""Chart of a kill and the recovery: what each rank did when. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _KEPT, _REDONE, _LOADING, _SAVING = "trains", "trains, lost by the kill", "loads
 def kill_timeline(
     kill: str, history: History, report: KillReport, events: Sequence[JobEvent]
 ) -> Timeline | None:
-    """Ranks (of many, the first) from the start that was killed to the one after it.
+    """Timeline of ranks from the killed start to the start after it; of many ranks, the first.
 
-    Times are by the clocks of the nodes, which differ a little. None where there was no kill.
+    Times are by the clocks of the nodes, which differ a little. None if there was no kill.
     """
     last = report.incarnations or len(history.incarnations)
     shown = history.incarnations[report.incarnation : last]

@@ -1,4 +1,4 @@
-"""Two runs beside each other, number by number, and the samples that a run saw. Pure."""
+"""Compares two runs number by number, and checks the samples that a run saw. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How equal two runs have to be.
+    """The largest allowed difference between two runs.
 
-    relative: of losses; 0: bit by bit, and then parameters too. source: where it comes from.
-    same_ranks: both have as many ranks, so that what belongs to a rank can be compared.
+    relative: of losses; 0 requires losses and parameters equal bit by bit. source: where the
+    tolerance comes from. same_ranks: both have as many ranks, so state per rank can be compared.
     """
 
     relative: float
@@ -35,7 +35,7 @@ class Tolerance:
         return self.relative == 0 and self.same_ranks
 
     def accepts(self, one: float, other: float) -> bool:
-        """Whether two losses are equal enough; NaN equals nothing, and infinity only itself."""
+        """Whether two losses agree; NaN equals nothing, and infinity equals only itself."""
         if self.relative == 0 or not (isfinite(one) and isfinite(other)):
             return one == other
         return abs(one - other) <= self.relative * max(abs(one), abs(other))
@@ -43,7 +43,7 @@ class Tolerance:
     def differences(
         self, one: Mapping[int, StepRecord], other: Mapping[int, StepRecord]
     ) -> Iterator[str]:
-        """How the same step of two runs differs, one line per rank and number."""
+        """Differences in one step of two runs, one line per rank and number."""
         for rank in sorted(one.keys() & other.keys()):
             a, b = one[rank], other[rank]
             where = f"rank {rank} on {b.node}"
@@ -59,7 +59,7 @@ class Tolerance:
 
 
 def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> list[Measurement]:
-    """Numbers that differ from the uninterrupted run, over all steps that both did."""
+    """Numbers that differ from the uninterrupted run, over the steps of both runs."""
     pairs = list(_pairs(whole, cut, tolerance.same_ranks))
 
     def differing(
@@ -107,7 +107,7 @@ def _relative_distance(one: float, other: float) -> float:
 def _pairs(
     whole: LossCurve, cut: LossCurve, same_ranks: bool
 ) -> Iterator[tuple[int, StepRecord, StepRecord]]:
-    """Records of the same step and rank; any rank's with another number, as losses are of all."""
+    """Records of the same step and rank; of any rank if sizes differ: losses are of all ranks."""
     for step in sorted(whole.keys() & cut.keys()):
         for rank in sorted(cut[step]):
             other = whole[step].get(rank) if same_ranks else whole[step][min(whole[step])]
@@ -125,18 +125,20 @@ def _other_samples(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> Me
         )
         if one != other:
             new = sorted(set(other) - set(one))
-            wrong.append(f"step {step}: samples {new[:4] or 'missing'} that it had not")
-    return Measurement.none_allowed("steps of other samples", wrong, tolerance.source)
+            wrong.append(
+                f"step {step}: samples {new[:4] or 'missing'} that the other run did not use"
+            )
+    return Measurement.none_allowed("steps with other samples", wrong, tolerance.source)
 
 
 def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) -> list[Measurement]:
     """Final parameters, optimiser state and learning rate of each rank, compared bit by bit.
 
-    With a tolerance, or another number of ranks, digests say nothing: only ends are counted then.
+    With a tolerance, or another number of ranks, digests say nothing: only ends are counted.
     """
     missing = [f"rank {rank}" for rank in range(cut.size) if _end(cut, rank) is None]
     source = tolerance.source
-    found = [Measurement.none_allowed("ranks that did not come to the end", missing, source)]
+    found = [Measurement.none_allowed("ranks that did not finish", missing, source)]
     if not tolerance.exact:
         return found
     ends = [(rank, _end(whole, rank), _end(cut, rank)) for rank in range(cut.size)]
@@ -147,7 +149,7 @@ def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) ->
         ("lr", "final learning rates that differ"),
     ):
         if not both:
-            why = "no rank came to the end in both"
+            why = "no rank finished in both runs"
             found.append(Measurement.unknown(name, why, source=source))
             continue
         wrong = [
@@ -169,8 +171,8 @@ def samples_not_seen_once(
 ) -> Measurement:
     """Samples that an epoch did not see exactly once, over all ranks.
 
-    samples: of one epoch. consumed: by the whole run. An unfinished epoch may miss as many samples
-    as it left, but none may come twice.
+    samples: of one epoch. consumed: by the whole run. An unfinished epoch may lack the samples that
+    it did not reach, but none may occur twice.
     """
     seen: dict[int, dict[int, list[str]]] = {}
     for one in effective:
@@ -184,7 +186,7 @@ def samples_not_seen_once(
         in_epoch = seen.pop(epoch, {})
         for sample, places in sorted(in_epoch.items()):
             if not 0 <= sample < samples:
-                wrong.append(f"sample {sample} of epoch {epoch}: there is none")
+                wrong.append(f"sample {sample} of epoch {epoch}: no such sample")
             elif len(places) > 1:
                 times = f"{len(places)} times, {', '.join(places)}"
                 wrong.append(f"sample {sample} of epoch {epoch}: {times}")
@@ -192,7 +194,7 @@ def samples_not_seen_once(
             missing = sorted(set(range(samples)) - in_epoch.keys())
             wrong += [f"sample {sample} of epoch {epoch}: not seen" for sample in missing]
         elif len(in_epoch) != left:
-            wrong.append(f"epoch {epoch}: {len(in_epoch)} samples in place of {left}")
+            wrong.append(f"epoch {epoch}: {len(in_epoch)} samples instead of {left}")
     wrong += [f"epoch {epoch}: beyond the end of the run" for epoch in sorted(seen)]
     return Measurement.none_allowed(
         "samples not seen exactly once",
@@ -202,7 +204,7 @@ def samples_not_seen_once(
 
 
 def compared_parameters(one: Parameters, other: Parameters, tolerance: Tolerance) -> Measurement:
-    """The largest difference of final parameters, relative to the largest of them."""
+    """The largest difference of final parameters, relative to the largest parameter."""
     import numpy as np
 
     name, bound = "final parameters, largest difference", at_most(tolerance.relative)
@@ -212,14 +214,14 @@ def compared_parameters(one: Parameters, other: Parameters, tolerance: Tolerance
         return Measurement.unknown(name, why, expected=bound, source=source)
 
     if one.keys() != other.keys() or not one:
-        return unknown(f"only in one: {sorted(one.keys() ^ other.keys())}")
+        return unknown(f"parameters of only one run: {sorted(one.keys() ^ other.keys())}")
     if any(one[key].shape != other[key].shape for key in one):
-        return unknown("of other shapes")
+        return unknown("the parameters of both runs differ in shape")
     odd = [
         key for key in one if not (np.isfinite(one[key]).all() and np.isfinite(other[key]).all())
     ]
     if odd:
-        # A difference from NaN or infinity has no size: it counts as all of the value.
+        # A difference from NaN or infinity has no size: it counts as 1.0, the whole value.
         note = f"not finite: {listed(odd)}"
         return Measurement(name, 1.0, "", bound, source, odd[0], note)
     largest = max((float(np.abs(value).max(initial=0.0)) for value in one.values()), default=0.0)

@@ -1,4 +1,4 @@
-"""The questions of the acceptance test, asked on a cluster; each run is made once per session."""
+"""Runs the restart experiments on a cluster; each run is made once per session."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A kill, the run that it fell on, and the run that nobody killed.
+    """A kill, the killed run (`history`), and the uninterrupted run (`whole`).
 
-    parameters: final ones of the run that was killed; None where digests are compared.
+    parameters: final parameters of the killed run; None if digests are compared.
     """
 
     plan: Plan
@@ -51,23 +51,23 @@ class Killed:
 
     @property
     def lines(self) -> list[str]:
-        """What happened, for the reader of the log."""
+        """The kill and the events of the job, for the log."""
         return [self.report.what, *map(str, self.events)]
 
     def timeline(self, kill: Kill) -> list[Timeline]:
-        """The kill and the way back, for the certificate; nothing where there was no kill."""
+        """Chart of the kill and the recovery, for the certificate; empty if there was no kill."""
         shown = kill_timeline(kill, self.history, self.report, self.events)
         return [] if shown is None else [shown]
 
 
 _KILLED: dict[tuple[str, str], dict[Kill, Killed]] = {}
-"""Kills of this session, by its directory and the promise."""
+"""Kills of this session, by session directory and promise."""
 
 
 def killed_before(kill: Kill, promise: RestartCriterion, base: Path) -> Killed | None:
-    """A kill that fell on a run with others, where an earlier test has asked; else None.
+    """A kill that the run of an earlier test included; None if there is none.
 
-    It needs no nodes, because one of them may be gone for good.
+    It needs no nodes, because one of them may be lost for good.
     """
     return _KILLED.get((str(base), promise.model_dump_json()), {}).get(kill)
 
@@ -75,10 +75,10 @@ def killed_before(kill: Kill, promise: RestartCriterion, base: Path) -> Killed |
 def kill_in_run(
     kill: Kill, promise: RestartCriterion, cluster: Cluster, spec: Spec, base: Path
 ) -> Killed | str:
-    """Run the reference job, and kill it in every way that is promised, one after the other.
+    """Run the reference job, and kill it in every promised way, one after the other.
 
-    A kill that the job does not survive ends its run; the kills that are left get another one.
-    base: a directory of this session on this machine. As a text: why nothing can be tried.
+    A kill that the job does not survive ends its run; the kills that are left get another run.
+    base: a directory of this session on this machine. A str says why no run is possible.
     """
     shared = run_files.shared_directory(cluster, spec, base)
     if isinstance(shared, str):
@@ -108,10 +108,10 @@ def kill_in_run(
 def judge_killed(
     kill: Kill, promise: RestartCriterion, killed: Killed | str, base: Path
 ) -> list[Measurement]:
-    """Everything that is asked of one kill."""
+    """All measurements of one kill."""
     if isinstance(killed, str):
         name = "kills that the job did not come back from"
-        source = "a job goes on from a directory that all nodes share"
+        source = "a job resumes from a directory that all nodes share"
         return [Measurement.unknown(name, killed, source=source)]
     terms = killed.plan.terms(kill, promise)
     found = judge(killed.whole, killed.history, killed.report, terms)
@@ -142,9 +142,9 @@ def judge_checkpoints(
 def uninterrupted(
     planned: Plan, promise: RestartCriterion, cluster: Cluster, shared: Path, base: Path
 ) -> History:
-    """The run that nobody kills, in warm ranks; made once per session.
+    """History of the uninterrupted run, which is made in warm ranks once per session.
 
-    Where it did not end well, the reason is among what is stray of it.
+    If the run failed, the reason is in `stray`.
     """
     kept = base / f"whole-{planned.digest()}"
     reason = kept / "reason"
@@ -152,7 +152,7 @@ def uninterrupted(
         node = planned.observer_node
         with run_files.run_directory(cluster, node, shared, "whole") as directory:
             config = planned.whole(directory)
-            progress("a run that nobody kills", 0, 0)
+            progress("uninterrupted run", 0, 0)
             final = warm_runs.finished(cluster, config, planned.nodes, planned.per_node)
             run_files.read_history(cluster, node, directory, kept)
         why = ""

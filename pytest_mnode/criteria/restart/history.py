@@ -17,7 +17,7 @@ from pytest_mnode.reference_job.records import (
 
 @dataclass(slots=True)
 class RankIncarnation:
-    """What one rank wrote between one start and the next, in the order of writing."""
+    """Records of one rank between one start and the next, in the order of writing."""
 
     start: StartRecord
     steps: list[StepRecord] = field(default_factory=list)
@@ -29,7 +29,7 @@ class RankIncarnation:
 class Incarnation:
     """All ranks from one start of the job to the next; `number` counts from 0.
 
-    by_rank: ranks that wrote something. size: how many ranks there should be.
+    by_rank: ranks that wrote something. size: the number of ranks that there should be.
     """
 
     number: int
@@ -38,12 +38,12 @@ class Incarnation:
 
     @property
     def loaded(self) -> int:
-        """The step that it resumed from, the lowest of all ranks; 0: from the beginning."""
+        """The step that it resumed from, the lowest of all ranks; 0 if it did not resume."""
         return min(own.start.loaded or 0 for own in self.by_rank.values())
 
     @property
     def began_by_rank_0(self) -> float | None:
-        """When rank 0 was ready to train, by its own wall clock; None where it wrote nothing."""
+        """Time when rank 0 was ready to train, by its own wall clock; None if it wrote nothing."""
         return self.by_rank[0].start.time if 0 in self.by_rank else None
 
     @property
@@ -53,18 +53,18 @@ class Incarnation:
 
     @property
     def last_step(self) -> int:
-        """The last step that any rank finished; the loaded one where none did."""
+        """The last step that any rank finished; `loaded` if no rank finished one."""
         steps = [s.step for own in self.by_rank.values() for s in own.steps]
         return max(steps, default=self.loaded)
 
     def last_step_until(self, time: float) -> int:
-        """The last step that any rank had finished at this wall clock; 0 where there is none."""
+        """The last step that any rank had finished at this wall-clock time; 0 if there is none."""
         steps = [s.step for own in self.by_rank.values() for s in own.steps if s.ended <= time]
         return max(steps, default=0)
 
     @property
     def last_common_step(self) -> int:
-        """The last step that all ranks finished; the loaded one where there is none."""
+        """The last step that all ranks finished; `loaded` if there is none."""
         if self.silent:
             return self.loaded
         lasts = [own.steps[-1].step if own.steps else 0 for own in self.by_rank.values()]
@@ -72,21 +72,21 @@ class Incarnation:
 
     @property
     def processes(self) -> dict[str, list[tuple[int, float]]]:
-        """(pid, a time at which it ran) of its ranks, by node."""
+        """(pid, a time when the process ran) of each rank, by node."""
         found: dict[str, list[tuple[int, float]]] = {}
         for own in self.by_rank.values():
             found.setdefault(own.start.node, []).append((own.start.pid, own.start.time))
         return found
 
     def first_step_ended(self) -> float | None:
-        """When all of its ranks had finished their first step, wall clock; None: not all did."""
+        """Wall-clock time when all ranks had finished their first step; None if not all did."""
         firsts = [own.steps[0].ended for own in self.by_rank.values() if own.steps]
         return max(firsts) if len(firsts) == self.size else None
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """A step that counts: no later incarnation did it again. `incarnation`: who did it."""
+    """A step that counts: no later incarnation did it again. `incarnation`: which one did it."""
 
     step: int
     incarnation: int
@@ -106,7 +106,7 @@ class History:
         return min(later, default=incarnation.last_step)
 
     def effective(self) -> list[Effective]:
-        """Steps that count, in order of incarnations; twice where one incarnation did it twice."""
+        """Steps that count, in order of incarnations; twice if one incarnation did a step twice."""
         return [
             Effective(step, incarnation.number, found)
             for incarnation in self.incarnations
@@ -115,7 +115,7 @@ class History:
         ]
 
     def redone(self) -> list[Effective]:
-        """Steps as they were before a later incarnation did them again."""
+        """Steps that do not count, because a later incarnation did them again."""
         return [
             Effective(step, incarnation.number, found)
             for incarnation in self.incarnations
@@ -124,16 +124,16 @@ class History:
         ]
 
     def curve(self) -> dict[int, Mapping[int, StepRecord]]:
-        """Records by step and rank of the steps that count; of a step done twice, the last."""
+        """Records of the steps that count, by step and rank; the last if a step was done twice."""
         return {one.step: one.by_rank for one in self.effective()}
 
 
 def history_of(records: Iterable[Record]) -> History:
     """Incarnations from records, which come rank by rank in the order of writing (read_records).
 
-    Ranks count their restarts apart, so that their numbers identify no incarnation: a new one
-    begins where a rank starts again, with another requeue, or with another number of ranks. Clocks
-    of nodes differ, so that time separates incarnations only where a rank wrote nothing in one.
+    Each rank counts its own restarts, so these numbers do not identify an incarnation: a new one
+    begins when a rank starts again, with another requeue, or with another number of ranks. Clocks
+    of nodes differ, so time separates incarnations only if a rank wrote nothing in one of them.
     """
     by_rank: dict[int, list[RankIncarnation]] = {}
     stray = []
@@ -170,7 +170,7 @@ def _add(incarnation: RankIncarnation, record: StepRecord | CheckpointRecord | E
 def _comparable(
     by_rank: Mapping[int, Sequence[RankIncarnation]],
 ) -> list[dict[int, list[RankIncarnation]]]:
-    """Starts of the same requeue and number of ranks, by rank; in the order of requeues."""
+    """Starts by rank, grouped by requeue and number of ranks, in the order of requeues."""
     comparable: dict[tuple[int, str], dict[int, list[RankIncarnation]]] = {}
     for rank, incarnations in by_rank.items():
         for incarnation in incarnations:
@@ -179,7 +179,7 @@ def _comparable(
 
     def order(what: tuple[int, str]) -> tuple[int, float]:
         requeue = int(what[1]) if what[1].isdecimal() else 0
-        # By one clock: rank 0 of every size is on the first node.
+        # These times are of one clock: rank 0 of every size is on the first node.
         first = comparable[what][min(comparable[what])][0]
         return requeue, first.start.time
 
@@ -187,7 +187,7 @@ def _comparable(
 
 
 def _grouped(by_rank: Mapping[int, Sequence[RankIncarnation]]) -> list[dict[int, RankIncarnation]]:
-    """One group per incarnation: first starts, second ones; by time where some rank lacks one."""
+    """One group per incarnation: all first starts, all second ones; by time if a rank lacks one."""
     counts = {len(incarnations) for incarnations in by_rank.values()}
     if len(counts) == 1:
         return [{rank: starts[n] for rank, starts in by_rank.items()} for n in range(counts.pop())]
@@ -201,7 +201,7 @@ def _grouped(by_rank: Mapping[int, Sequence[RankIncarnation]]) -> list[dict[int,
 
 
 def _steps(incarnation: Incarnation) -> Iterator[tuple[int, Mapping[int, StepRecord]]]:
-    """Each step with the records of all ranks; again for each time that a rank did it again."""
+    """Each step with the records of all ranks, once for each time that a rank did it."""
     times: dict[int, list[dict[int, StepRecord]]] = {}
     for rank, own in incarnation.by_rank.items():
         done: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""A run that was killed beside one that was not: what is wrong with how it came back. Pure.
+"""Judges how a killed run came back, compared with a run that was not killed. Pure.
 
 A question that cannot be answered is a measurement without a value, which is inconclusive.
 """
@@ -26,16 +26,16 @@ from pytest_mnode.criteria.restart.resuming import (
 from pytest_mnode.measurement import Measurement, at_most, listed
 
 _STANDS_OUT = 2.0
-"""Times the median: a rank that wrote longer made the others wait."""
-_SAME_SEED = "beside a run with the same seed that was never killed"
+"""Multiple of the median time: a rank that wrote longer made the others wait."""
+_SAME_SEED = "compared with an uninterrupted run with the same seed"
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the runs were to do, and what is promised of them.
+    """What the runs had to do, and what is promised for them.
 
-    steps: in all; samples: of one epoch; batch: samples per step over all ranks. within_s: from
-    the kill to the first new step, None: not promised.
+    steps: in total; samples: per epoch; batch: samples per step over all ranks. within_s: from
+    the kill to the first new step; None if not promised.
     """
 
     steps: int
@@ -49,12 +49,14 @@ def judge(whole: History, cut: History, kill: KillReport, terms: Terms) -> list[
     """All measurements of one kill of the run `cut`. whole: the uninterrupted run."""
     until = History(cut.incarnations[: kill.incarnations], cut.stray)
     since = History(until.incarnations[kill.incarnation :], cut.stray)
-    # One that came back on some of its ranks only, and failed, did not come back.
-    unfit = kill.missed or _unfit(whole, since, terms, to_its_end=kill.came_back is not False)
-    if not unfit and _over_before(since, kill, terms.steps):
-        unfit = "the run was over before the kill: more steps, or a longer pause, are needed"
-    if unfit:
-        return [came_back(since, kill, unfit)]
+    # A job that came back on only some of its ranks, and then failed, did not come back.
+    not_comparable = kill.missed or _not_comparable(
+        whole, since, terms, to_its_end=kill.came_back is not False
+    )
+    if not not_comparable and _over_before(since, kill, terms.steps):
+        not_comparable = "the run ended before the kill: increase criteria.restart.steps or pause"
+    if not_comparable:
+        return [came_back(since, kill, not_comparable)]
     found = [came_back(since, kill), *judge_kill(since, kill)]
     if len(since.incarnations) > 1:
         found += judge_loading(since, kill, until.incarnations[0].began_by_rank_0)
@@ -64,11 +66,11 @@ def judge(whole: History, cut: History, kill: KillReport, terms: Terms) -> list[
 
 
 def judge_resume(whole: History, cut: History, terms: Terms) -> list[Measurement]:
-    """Measurements of a run that was ended, resumed and finished: what it did, not how it died."""
-    unfit = _unfit(whole, cut, terms)
-    if unfit:
+    """Measurements of a run that was ended, resumed and finished, but not of how it was ended."""
+    not_comparable = _not_comparable(whole, cut, terms)
+    if not_comparable:
         name = "comparisons that could not be made"
-        return [Measurement.unknown(name, unfit, source=_SAME_SEED)]
+        return [Measurement.unknown(name, not_comparable, source=_SAME_SEED)]
     return [
         *_steps_and_numbers(whole, cut, terms.steps, terms.tolerance),
         _wrong_ends(cut, terms.steps),
@@ -78,9 +80,9 @@ def judge_resume(whole: History, cut: History, terms: Terms) -> list[Measurement
 
 
 def checkpoint_costs(whole: History, expected: int, within_s: float | None) -> list[Measurement]:
-    """The longest time of a checkpoint over all ranks, and the size of all files.
+    """The longest time of a checkpoint over all ranks, and the size of all its files.
 
-    expected: how many checkpoints the run saves.
+    expected: number of checkpoints that the run saves.
     """
     name, source = "time of a checkpoint, the longest", "criteria.restart.checkpoint_within"
     bound = None if within_s is None else at_most(within_s)
@@ -96,7 +98,7 @@ def checkpoint_costs(whole: History, expected: int, within_s: float | None) -> l
         return [Measurement.unknown(name, why, unit="s", expected=bound, source=source)]
     longest, _ = max(written, key=lambda pair: pair[0].seconds)
     largest = max(record.bytes for record, _ in written)
-    note = f"{len(steps)} of them, step {longest.step} the longest"
+    note = f"{len(steps)} checkpoints, the longest of step {longest.step}"
     alike = [pair for pair in written if pair[0].step == longest.step]
     slowest, node = max(alike, key=lambda pair: pair[0].write_s)
     usual_s = median_low(record.write_s for record, _ in alike)
@@ -112,7 +114,7 @@ def checkpoint_costs(whole: History, expected: int, within_s: float | None) -> l
 def _judge_course(
     whole: History, since: History, until: History, kill: KillReport, terms: Terms
 ) -> list[Measurement]:
-    """What the run that came back did, up to its end or to the next kill."""
+    """Measurements of the run after it came back, up to its end or to the next kill."""
     over = kill.incarnations is None
     last = terms.steps if over else since.incarnations[-1].last_common_step
     # An incarnation that was itself a resume was judged with the kill before it.
@@ -130,7 +132,7 @@ def _judge_course(
 def _steps_and_numbers(
     whole: History, cut: History, last: int, tolerance: Tolerance, judged_before: int = 0
 ) -> list[Measurement]:
-    """Each step once, up to `last`, and with the numbers of the uninterrupted run.
+    """Whether each step up to `last` was done once, with the numbers of the uninterrupted run.
 
     judged_before: the step up to which numbers are not compared again.
     """
@@ -143,7 +145,7 @@ def _steps_and_numbers(
 
 
 def _steps_not_done_once(cut: History, last: int) -> Measurement:
-    """Steps that are missing from what counts, or there more than once."""
+    """Steps that are missing among those that count, or done more than once."""
     first, loaded = cut.incarnations[0].loaded + 1, cut.incarnations[-1].loaded
     sizes = {one.number: one.size for one in cut.incarnations}
     times: dict[int, int] = {}
@@ -176,7 +178,7 @@ def _wrong_ends(cut: History, steps: int) -> Measurement:
         for rank, end in ends.items()
         if end is not None and not end.preempted and end.steps != steps
     ]
-    source = "a run ends after the steps it has"
+    source = "a run ends after its configured number of steps"
     return Measurement.none_allowed("ends at another step", [*beyond, *others], source)
 
 
@@ -189,14 +191,14 @@ def _redone_differently(cut: History, tolerance: Tolerance) -> Measurement:
         if one.step in curve
         for text in tolerance.differences(one.by_rank, curve[one.step])
     ]
-    source = "what is redone replaces what was lost, and is equal to it"
+    source = "a step done again replaces the lost step and must equal it"
     note = f"{len({one.step for one in redone})} steps were done again"
     name = "steps done again with another result"
     return Measurement.none_allowed(name, differ, source, note=note)
 
 
 def _over_before(since: History, kill: KillReport, steps: int) -> bool:
-    """Whether the kill found nothing to do: all steps were done, or were done in spite of it."""
+    """Whether the kill had no effect: all steps were done before it, or in spite of it."""
     first = since.incarnations[0]
     if first.last_step_until(kill.at) >= steps:
         return True
@@ -205,10 +207,10 @@ def _over_before(since: History, kill: KillReport, steps: int) -> bool:
     return alone and all(end is not None and end.steps >= steps for end in ends)
 
 
-def _unfit(whole: History, cut: History, terms: Terms, *, to_its_end: bool = True) -> str:
-    """Why these runs cannot be compared; "" where they can. to_its_end: whether `cut` ran so far"""
+def _not_comparable(whole: History, cut: History, terms: Terms, *, to_its_end: bool = True) -> str:
+    """Why these runs cannot be compared; "" if they can. to_its_end: `cut` ran to its end."""
     if not whole.incarnations:
-        return f"the run that was not to be killed wrote no records{_stray(whole)}"
+        return f"the uninterrupted run wrote no records{_stray(whole)}"
     last = whole.incarnations[-1]
     expected = list(range(1, terms.steps + 1))
     done = {rank: [s.step for s in own.steps] for rank, own in last.by_rank.items()}
@@ -217,9 +219,9 @@ def _unfit(whole: History, cut: History, terms: Terms, *, to_its_end: bool = Tru
     if len(whole.incarnations) > 1 or silent or lacking:
         fewest = min(len(set(steps) & set(expected)) for steps in done.values())
         whose = f", ranks {silent} did not end" if silent else ""
-        whose += f", ranks {lacking} have not each step once" if lacking else ""
+        whose += f", ranks {lacking} do not have each step once" if lacking else ""
         return (
-            f"the run that was not to be killed did {fewest} of {terms.steps} steps in "
+            f"the uninterrupted run did {fewest} of {terms.steps} steps in "
             f"{len(whole.incarnations)} starts{whose}{_stray(whole)}"
         )
     if not cut.incarnations:

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
 
 START_LIMIT_S = 180.0
-"""From the launch of a job to the step that a kill waits for."""
+"""Limit from the launch of a job to the step that a kill waits for."""
 _PATIENCE = 2.0
-"""How many times `within` a job is waited for, so that a late return is measured too."""
+"""Wait for a job this many times `within`, so that a late return is measured too."""
 _END_LIMIT_S = 120.0
 _NOTICED_S = 10.0
 
 
 @dataclass(slots=True)
 class KillRun:
-    """A run and its kills, in their order. into: a directory here, to which records are copied.
+    """A run and its kills, in order. into: local directory to which records are copied.
 
-    reports: what followed each kill; none for the kills after one that the job did not survive.
+    reports: one per kill; none for the kills after one that the job did not survive.
     """
 
     kills: Sequence[Kill]
@@ -49,7 +49,7 @@ class KillRun:
     events: Sequence[JobEvent] = ()
 
     def run(self) -> History:
-        """Launch, kill, wait for the end; the history of the run."""
+        """Launch the job, kill it, wait for its end, and return the history of the run."""
         config = self.plan.cut(self.kills, self.directory)
         path = run_files.write_config(self.cluster, self.plan.observer_node, config)
         with contextlib.closing(self.cluster.launch(self.plan.job(path, self.promise))) as job:
@@ -95,11 +95,11 @@ class KillRun:
         ranks = self.plan.ranks_after(kill)
         back, unseen, seen_between = self._await(job, ranks, 0, started + 1, patience)
         result = job.poll()
-        how = _how_ended(job, result) if result else f"nothing in {patience:g} s"
+        how = _how_ended(job, result) if result else f"no new step within {patience:g} s"
         return replace(
             report,
             incarnation=started - 1,
-            # A later listing may hold what the next incarnation saved.
+            # A later listing may include checkpoints of the next incarnation.
             listing=listing if len(seen) == started else None,
             alive=_alive(job, seen[started - 1]) if len(seen) >= started else None,
             came_back=back,
@@ -117,7 +117,7 @@ class KillRun:
             self.reports[last] = replace(self.reports[last], came_back=well, ended_how=how)
 
     def _kill(self, job: LaunchedJob, kill: Kill) -> KillReport:
-        """Kill: what was done, when, and by whose clock."""
+        """Kill the job, and report what was done, when, and by whose clock."""
         known, at = len(job.events), time.time()
         late: Sequence[str] = ()
         try:
@@ -140,7 +140,7 @@ class KillRun:
         if not sent:
             result = _end_of(job)
             state = _how_ended(job, result) if result is not None else "the job had not ended"
-            return _missed(f"no process was there to get a signal; {state}")
+            return _missed(f"there was no process to signal; {state}")
         first = min(sent, key=lambda event: event.time_s)
         if kill != "preemption":
             what += f" on {first.node}"
@@ -160,7 +160,7 @@ class KillRun:
     def _await(
         self, job: LaunchedJob, ranks: int, step: int, starts: int, limit_s: float
     ) -> tuple[bool | None, str, run_files.SeenBetween | None]:
-        """Whether the step was seen, see await_steps; None, and why, if unknown; and when."""
+        """Whether await_steps saw the step (None if not known), why it is not known, and when."""
         try:
             seen = run_files.await_steps(
                 self.cluster,
@@ -182,7 +182,7 @@ class KillRun:
 
 
 def _alive(job: LaunchedJob, killed: Incarnation) -> list[str] | None:
-    """Processes of a killed incarnation that still run; those of a lost node went with it."""
+    """Processes of a killed incarnation that still run, none on a lost node; None if not known."""
     try:
         return job.alive(killed.processes)
     except ClusterError:
@@ -196,7 +196,7 @@ def _missed(why: str) -> KillReport:
 def _between(
     first: float, last: float, seen: run_files.SeenBetween | None
 ) -> tuple[float, float] | None:
-    """Seconds from a kill between `first` and `last` to what was seen after it."""
+    """Shortest and longest time from a kill, between `first` and `last`, to the step seen, in s."""
     if seen is None:
         return None
     least = 0.0 if seen.not_before is None else max(0.0, seen.not_before - last)
@@ -204,14 +204,14 @@ def _between(
 
 
 def _end_of(job: LaunchedJob) -> JobResult | None:
-    """The result of a job without ranks: torchrun ends a little later than they do."""
+    """The result of a job without ranks: torchrun ends a little later than its ranks."""
     with contextlib.suppress(MnodeError):
         return job.wait(_NOTICED_S)
     return None
 
 
 def _how_ended(job: LaunchedJob, result: JobResult | None) -> str:
-    """In words, with the reason as far as the job printed one."""
+    """How the job ended, in words, with the reason if the job printed one."""
     if result is None:
         return f"the job still ran on {', '.join(job.nodes)}"
     codes = ", ".join(f"{code} on {node}" for node, code in result.returncodes.items())
@@ -223,7 +223,7 @@ def _how_ended(job: LaunchedJob, result: JobResult | None) -> str:
 def _why_ended(result: JobResult, unless: Sequence[str]) -> str:
     """The known cause, the last message of a rank, or the last line of a node that failed.
 
-    unless: names of causes that are none here.
+    unless: names of causes that do not count here.
     """
     known = [
         replace(cause, host=cause.host or node)

@@ -1,4 +1,4 @@
-"""Which job is run, on which nodes, and when it is killed: from the promise alone. Pure."""
+"""Plans the job, its nodes and its kills, from the promise alone. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pytest_mnode.spec.restart import Kill, RestartCriterion
 EPOCH_STEPS = 10
 CHECKPOINT_EVERY = 4
 KILL_AFTER: Mapping[Kill, int] = {"rank": 6, "checkpoint": 12, "preemption": 14, "node": 18}
-"""The step after which each kill comes, in the order in which all of them fall on one run, because
-to start a job takes longer than all that it does then. Each is in the middle of an epoch, behind a
-checkpoint of the same epoch; "checkpoint" names the step whose checkpoint is held open while it is
-written, where the checkpoint before is of another epoch."""
+"""The step after which each kill comes, in the order of the kills. All kills fall on one run,
+because starting a job takes longer than its steps. Each step is in the middle of an epoch, after a
+checkpoint of the same epoch; "checkpoint" is the step whose checkpoint is held open while it is
+written, and the checkpoint before that one is of another epoch."""
 STEPS_FOR_NODE = 8
-"""How many more steps the job has where a node is lost."""
+"""Number of additional steps of a job that loses a node."""
 RESTARTS = 3
-"""Each kill costs every node one; others are for a rendezvous that fails on a busy machine."""
+"""Each kill costs every node one restart; the others are for a rendezvous that fails under load."""
 _KEY = "criteria.restart"
 
 
@@ -32,8 +32,8 @@ _KEY = "criteria.restart"
 class Plan:
     """A job that will be killed.
 
-    nodes: where it begins; spares: nodes that stand by; fewest: the lowest number of nodes that it
-    goes on with. victim: the node that is lost. observer_node: another node, from which the run is
+    nodes: where it begins; spares: standby nodes; fewest: the lowest number of nodes that it can
+    continue with. victim: the node that is lost. observer_node: another node, from which the run is
     watched.
     """
 
@@ -50,7 +50,7 @@ class Plan:
         return len(self.nodes) * self.per_node
 
     def ranks_after(self, kill: Kill) -> int:
-        """How many ranks the job has after it came back from this kill."""
+        """Number of ranks of the job after it came back from this kill."""
         if kill == "node" and self.fewest is not None:
             return self.fewest * self.per_node
         return self.ranks
@@ -82,31 +82,31 @@ class Plan:
         return promise.tolerance == 0 and self.fewest is None
 
     def digest(self) -> str:
-        """Identifies the uninterrupted run: the same for the same job on the same nodes."""
+        """Identifier of the uninterrupted run: the same for the same job on the same nodes."""
         what = json.dumps([asdict(self.whole(".")), self.nodes, self.per_node])
         return hashlib.sha256(what.encode()).hexdigest()[:16]
 
     def terms(self, kill: Kill, promise: RestartCriterion) -> Terms:
-        """What the run has to keep."""
+        """The terms that this run has to meet."""
         same = self.ranks_after(kill) == self.ranks
         tolerance = same_ranks_tolerance(promise) if same else resharded_tolerance(promise)
         return terms_of(self.config, tolerance, promise.within_s)
 
 
 def kills_in_order(promise: RestartCriterion) -> tuple[Kill, ...]:
-    """The kills that are promised, in the order in which they fall on one run."""
+    """The promised kills, in the order in which they fall on one run."""
     return tuple(kill for kill in KILL_AFTER if kill in promise.kills)
 
 
 def terms_of(config: JobConfig, tolerance: Tolerance, within_s: float | None = None) -> Terms:
-    """What a run of this job has to keep."""
+    """The terms that a run of this job has to meet."""
     return Terms(config.steps, config.samples, config.global_batch, tolerance, within_s)
 
 
 def plan(
     promise: RestartCriterion, there: Sequence[str], per_node: int, device: str = "auto"
 ) -> Plan:
-    """The job for these nodes. Raises UsageError where they are too few for the promise.
+    """The job for these nodes. Raises UsageError if there are too few.
 
     device: see JobConfig.
     """
@@ -119,7 +119,7 @@ def plan(
     batch = len(nodes) * per_node * (2 if fewest is None else fewest)
     config = config_for(promise, batch, device)
     if fewest is not None:
-        config = replace(config, dropout=0.0)  # its masks are each rank's own
+        config = replace(config, dropout=0.0)  # each rank draws its own masks
     return Plan(
         nodes=nodes,
         spares=(there[-1],) if spare else (),
@@ -132,7 +132,7 @@ def plan(
 
 
 def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> JobConfig:
-    """The reference job, small, with this global batch; of no directory yet."""
+    """A small reference job with this global batch; its directory is set later."""
     return JobConfig(
         directory=".",
         device=device,
@@ -152,14 +152,14 @@ def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> J
 
 
 def same_ranks_tolerance(promise: RestartCriterion) -> Tolerance:
-    """How equal a run is that goes on with as many ranks."""
+    """The tolerance of a run that continues with as many ranks."""
     if promise.tolerance == 0:
         return Tolerance(0.0, f"{_KEY}.tolerance 0: bit by bit")
     return Tolerance(promise.tolerance, f"{_KEY}.tolerance {promise.tolerance:g}, relative")
 
 
 def resharded_tolerance(promise: RestartCriterion) -> Tolerance:
-    """How equal a run is that goes on with another number of ranks."""
+    """The tolerance of a run that continues with another number of ranks."""
     relative = promise.resharded_tolerance or 0.0
     source = f"{_KEY}.resharded_tolerance {relative:g}, relative"
     return Tolerance(relative, source, same_ranks=False)

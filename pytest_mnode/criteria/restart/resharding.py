@@ -1,4 +1,4 @@
-"""A checkpoint of one number of ranks, from which other numbers of ranks go on."""
+"""Resumes a checkpoint on other numbers of ranks than the number that saved it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
 
 _KILLED_AFTER = 10
-_DID_NOT_GO_ON = "runs that did not go on"
+_DID_NOT_CONTINUE = "runs that did not continue"
 _SOURCE = "checkpoints are loaded by any number of ranks"
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Ranks on nodes."""
+    """Nodes, and the number of ranks on each."""
 
     nodes: tuple[str, ...]
     per_node: int
@@ -44,10 +44,10 @@ class Size:
 
 
 def sizes(nodes: Sequence[str], per_node: int, doubled: bool) -> tuple[Size, list[Size]]:
-    """Where a checkpoint is saved, and where it is resumed: on half and twice as many ranks.
+    """The size that saves a checkpoint, and the sizes that resume it: half and twice as many ranks.
 
-    doubled: whether a node can have twice as many ranks. Where ranks would share accelerators, half
-    of the nodes save, and all of them and a quarter resume.
+    doubled: whether a node can have twice as many ranks. If not, because ranks would share
+    accelerators, half of the nodes save, and all of them and a quarter resume.
     """
     names = tuple(nodes)
     half = Size(names[: max(1, len(names) // 2)], per_node)
@@ -61,15 +61,15 @@ def sizes(nodes: Sequence[str], per_node: int, doubled: bool) -> tuple[Size, lis
 def judge_other_sizes(
     promise: RestartCriterion, cluster: Cluster, spec: Spec, base: Path
 ) -> list[Measurement]:
-    """Save on some ranks, kill them, and go on with half and twice as many, in warm ranks.
+    """Save on some ranks, kill them, and resume on half and twice as many, in warm ranks.
 
-    Compared with an uninterrupted run of the first size; without dropout, whose masks each rank
-    draws for itself.
+    The result is compared with an uninterrupted run of the first size; without dropout, because
+    each rank draws its own masks.
     """
     shared = run_files.shared_directory(cluster, spec, base)
     if isinstance(shared, str):
-        why = "ranks of another number need the files of those that saved"
-        return [Measurement.unknown(f"resharding: {_DID_NOT_GO_ON}", shared, source=why)]
+        why = "resuming on other ranks needs the files of the ranks that saved"
+        return [Measurement.unknown(f"resharding: {_DID_NOT_CONTINUE}", shared, source=why)]
     saved_on, resumed_on = sizes(
         cluster.nodes, cluster.procs_per_node, not spec.accelerators.per_node
     )
@@ -95,11 +95,11 @@ def judge_other_sizes(
                 final = warm_runs.finished(cluster, moved, size.nodes, size.per_node)
                 into = base / f"resharded-{size.ranks}"
                 cut = run_files.read_history(cluster, node, resumed_at, into)
-            of_size = [_went_on(final, expected)]
+            of_size = [_continued(final, expected)]
             if not isinstance(final, RankError) and not isinstance(expected, RankError):
                 saved = max(completed(cut.incarnations[0]), default=0)
                 loaded = cut.incarnations[-1].loaded
-                culprit = f"the resume: went on from step {loaded}, and {saved} was saved"
+                culprit = f"the resume: it continued from step {loaded}, and step {saved} was saved"
                 lost = Measurement.none_allowed(
                     "steps lost",
                     [culprit],
@@ -114,9 +114,9 @@ def judge_other_sizes(
     return found
 
 
-def _went_on(final: Parameters | RankError, expected: Parameters | RankError) -> Measurement:
+def _continued(final: Parameters | RankError, expected: Parameters | RankError) -> Measurement:
     if isinstance(expected, RankError):
         why = f"the run to compare with failed: {warm_runs.last_line(expected)}"
-        return Measurement.unknown(_DID_NOT_GO_ON, why, source=_SOURCE)
+        return Measurement.unknown(_DID_NOT_CONTINUE, why, source=_SOURCE)
     failed = [warm_runs.last_line(final)] if isinstance(final, RankError) else []
-    return Measurement.none_allowed(_DID_NOT_GO_ON, failed, _SOURCE)
+    return Measurement.none_allowed(_DID_NOT_CONTINUE, failed, _SOURCE)

@@ -1,4 +1,4 @@
-"""How a run was killed and came back: completely, from the right checkpoint, in time. Pure.
+"""Judges the kill of a run and its return: complete, from the right checkpoint, in time. Pure.
 
 The histories here begin with the incarnation that was killed.
 """
@@ -14,7 +14,7 @@ from pytest_mnode.measurement import Measurement, at_least, at_most, equals, lis
 
 EVERY_STEP = "a resumed run does each step once, from the newest complete checkpoint on"
 _CLOCK_TOLERANCE_S = 5.0
-"""Clocks of nodes may differ, and a step be seen late over a shared file system, by this much."""
+"""Clocks of nodes may differ by this much, and a shared file system may show a step this late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,27 @@ class StoreListing:
 
     @property
     def newest(self) -> int:
-        """The newest complete one; 0 where there is none: to begin anew loses nothing then."""
+        """The newest complete step; 0 if there is none: a restart from step 0 loses nothing."""
         return max(self.complete, default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class KillReport:
-    """One kill, and what followed.
+    """One kill and what followed.
 
-    what: in words, such as "SIGKILL of rank 1 on node1". at: wall clock, s; clock: whose.
-    incarnation: number of the one that it ended, from 0. incarnations: how many there were at the
-    next kill; None: it was the last kill of the run.
-    listing: None where the store could not be seen between the kill and the next incarnation.
+    what: the kill in words, such as "SIGKILL of rank 1 on node1". at: wall-clock time of the kill,
+    s; clock: whose clock that is. incarnation: number of the incarnation that it ended, from 0.
+    incarnations: how many there were at the next kill; None if this was the last kill of the run.
+    listing: None if the store could not be listed between the kill and the next incarnation.
     alive: "pid on node" of processes of the killed incarnation that ran while the next one
-    trained; None where that is not known.
-    came_back: whether it trained again, and after the last kill to its end; None where that could
-    not be seen; ended_how: how it ended instead, or why it was not seen.
-    preempted: it was asked to end, and may lose nothing; late: nodes on which it had to be killed
-    when the time to save was over. in_writing: the step whose checkpoint was being written.
-    missed: why there was no kill; then nothing else counts.
+    trained; None if not known.
+    came_back: whether the job trained again, and after the last kill to its end; None if that could
+    not be seen; ended_how: how the job ended instead, or why it was not seen.
+    preempted: the job was asked to end, and may lose nothing; late: nodes on which it had to be
+    killed when the time to save was over. in_writing: the step whose checkpoint was being written.
+    missed: why there was no kill; then no other field counts.
     between_s: shortest and longest time from the kill until all ranks had done a step again, by
-    the controller's monotonic clock; None where it did not see that.
+    the controller's monotonic clock; None if it did not see that step.
     """
 
     what: str
@@ -69,18 +69,18 @@ class KillReport:
     between_s: tuple[float, float] | None = None
 
 
-def came_back(cut: History, kill: KillReport, unfit: str = "") -> Measurement:
-    """Whether the job trained again by itself. unfit: why that cannot be judged."""
+def came_back(cut: History, kill: KillReport, not_comparable: str = "") -> Measurement:
+    """Whether the job trained again by itself. not_comparable: why that cannot be judged."""
     name = "kills that the job did not come back from"
     source = "torchrun restarts ranks, the launcher requeues jobs"
     started = len(cut.incarnations)
-    if unfit or kill.came_back is None:
-        return Measurement.unknown(name, unfit or kill.ended_how, source=source)
+    if not_comparable or kill.came_back is None:
+        return Measurement.unknown(name, not_comparable or kill.ended_how, source=source)
     culprits = []
     if started < 2:
         culprits = [f"no rank trained again after {kill.what}; {kill.ended_how}".rstrip("; ")]
     elif not kill.came_back:
-        culprits = [f"started again after {kill.what}, and did not go on: {kill.ended_how}"]
+        culprits = [f"started again after {kill.what}, and did not continue: {kill.ended_how}"]
     more = f", at the start number {started - 1} after it" if started > 2 else ""
     note = "" if culprits else "; ".join([f"after {kill.what}{more}", *kill.notes])
     return Measurement.none_allowed(name, culprits, source, note=note)
@@ -89,26 +89,30 @@ def came_back(cut: History, kill: KillReport, unfit: str = "") -> Measurement:
 def judge_kill(cut: History, kill: KillReport) -> Iterator[Measurement]:
     """Whether the kill was complete, and hit what it was meant to hit."""
     name = "processes that outlived the kill"
-    source = "what is left of a killed run writes over the one that follows"
+    source = "a process left from a killed run may overwrite files of the next run"
     if kill.alive is None:
-        yield Measurement.unknown(name, "not found out whether there were any", source=source)
+        yield Measurement.unknown(name, "the processes could not be listed", source=source)
     else:
         note = f"of {sum(map(len, cut.incarnations[0].processes.values()))} ranks"
         yield Measurement.none_allowed(name, kill.alive, source, note=note)
     if kill.preempted:
-        source = "a job that is told to end saves and ends in the time it is given"
-        name = "nodes killed when the time to save was over"
+        source = "a job that is asked to end saves and ends within the grace time"
+        name = "nodes where the job was killed after the grace time"
         yield Measurement.none_allowed(name, kill.late, source)
     if kill.in_writing is not None:
         unfinished = kill.listing.unfinished if kill.listing is not None else ()
         hit = any(step == kill.in_writing for step, _ in unfinished)
-        seen = "its directory was there, not complete" if hit else "no unfinished one was found"
+        seen = (
+            "its directory existed and was not complete"
+            if hit
+            else "no unfinished checkpoint was found"
+        )
         yield Measurement(
             "kills that missed the writing of a checkpoint",
             0 if hit else None,
             "",
             equals(0),
-            "only a kill in the middle of writing shows that half a checkpoint is not used",
+            "only a kill in the middle of writing shows that an unfinished checkpoint is not used",
             note=f"checkpoint of step {kill.in_writing}: {seen}",
         )
 
@@ -116,8 +120,8 @@ def judge_kill(cut: History, kill: KillReport) -> Iterator[Measurement]:
 def judge_loading(cut: History, kill: KillReport, began: float | None) -> Iterator[Measurement]:
     """Whether all ranks loaded the newest complete checkpoint, and it was of this run.
 
-    began: when the run was started first, by the wall clock of rank 0, which also dates
-    checkpoints; None where that is not known.
+    began: time of the first start of the run, by the wall clock of rank 0, which also dates
+    checkpoints; None if not known.
     """
     killed, resumed = cut.incarnations[0], cut.incarnations[1]
     yield _lost_steps(killed, resumed, kill)
@@ -135,18 +139,18 @@ def judge_loading(cut: History, kill: KillReport, began: float | None) -> Iterat
 
 def _lost_steps(killed: Incarnation, resumed: Incarnation, kill: KillReport) -> Measurement:
     if kill.preempted:
-        name, newest = "steps lost though it was told to end", killed.last_step
+        name, newest = "steps lost although the job was asked to end", killed.last_step
     else:
         name = "steps lost beyond the newest complete checkpoint"
         if kill.listing is None:
-            why = "the store was not seen between the kill and the next start"
+            why = "the checkpoints were not listed between the kill and the next start"
             return Measurement.unknown(name, why, source=EVERY_STEP)
         newest = max([kill.listing.newest, *completed(killed)])
     lost = newest - resumed.loaded
     refused = listed(text for own in resumed.by_rank.values() for text in own.start.refused)
     loaded = _shown(resumed.loaded or None)
     culprit = (
-        f"the resume: it went on from {loaded}, and step {newest} was "
+        f"the resume: it continued from {loaded}, and step {newest} was "
         + ("finished" if kill.preempted else "saved")
         + (f"; refused {refused}" if refused else "")
     )
@@ -161,21 +165,24 @@ def completed(incarnation: Incarnation) -> set[int]:
 
 
 def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement:
-    """How much later than the start of the run the loaded checkpoint was saved."""
-    name, source = "loaded checkpoint saved after the start", "it is of this run, and not left over"
+    """Seconds from the start of the run until the loaded checkpoint was saved."""
+    name, source = (
+        "loaded checkpoint saved after the start",
+        "the checkpoint is of this run, not of an earlier one",
+    )
     saved = [own.start.saved_at for own in resumed.by_rank.values()]
     times = [time for time in saved if time is not None]
     if len(times) < len(saved) or began is None:
-        why = "nothing was loaded" if began is not None else "rank 0 did not say when it started"
+        why = "nothing was loaded" if began is not None else "rank 0 recorded no start time"
         return Measurement.unknown(name, why, unit="s", expected=at_least(0), source=source)
     culprit = f"{_shown(resumed.loaded)}, which is older than the run"
     return Measurement(name, min(times) - began, "s", at_least(0), source, culprit)
 
 
 def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Measurement:
-    """Seconds from the kill until all ranks had done a step again, by the clocks of both.
+    """Seconds from the kill until all ranks had done a step again, by the clocks of both events.
 
-    Where the controller saw that step, its own clock has to agree with these: a clock that is wrong
+    If the controller saw that step, its own clock has to agree with these clocks: a wrong clock
     decides nothing.
     """
     back = [one for one in cut.incarnations[1:] if one.first_step_ended() is not None]
@@ -184,15 +191,17 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
     note = f"kill by the clock of {kill.clock}, step by that of the slowest rank"
     least, most = kill.between_s or (0.0, math.inf)
     if seconds is not None and kill.between_s is None and seconds < 0:
-        note += f", which is {-seconds:.3g} s before the kill: these clocks differ, set them right"
+        note += (
+            f", which is {-seconds:.3g} s before the kill: these clocks differ, synchronise them"
+        )
         seconds = None
     elif (
         seconds is not None
         and not least - _CLOCK_TOLERANCE_S <= seconds <= most + _CLOCK_TOLERANCE_S
     ):
         note += (
-            f"; by these {seconds:.3g} s, by the controller's own {least:.1f} to {most:.1f} s: "
-            f"{_slowest_node(back[0])}'s clock, or that of {kill.clock}, is wrong: set it right"
+            f"; these clocks give {seconds:.3g} s, the controller's {least:.1f} to {most:.1f} s: "
+            f"{_slowest_node(back[0])}'s clock, or that of {kill.clock}, is wrong: synchronise it"
         )
         seconds = None
     return Measurement(
@@ -201,7 +210,7 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
         "s",
         None if within_s is None else at_most(within_s),
         "" if within_s is None else "criteria.restart.within",
-        f"the way back from {kill.what}",
+        f"the recovery from {kill.what}",
         note,
     )
 

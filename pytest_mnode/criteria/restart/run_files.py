@@ -1,6 +1,6 @@
-"""The directory of a run, as a node sees it: made, read, watched, listed, removed.
+"""Creates, reads, watches, lists and removes the directory of a run.
 
-The controller may not see the nodes' file systems, so that everything is a command on a node.
+The controller may not see the nodes' file systems, so each operation is a command on a node.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import json, pathlib, sys
 files = pathlib.Path(sys.argv[1]).glob("rank*.jsonl")
 json.dump({f.name: f.read_bytes().decode("utf-8", "replace") for f in files}, sys.stdout)
 """
-# Waits until as many ranks have started `starts` times and done `step` since, or with ranks=0 until
-# a checkpoint is held open. Prints the time at which it last looked in vain.
+# Waits until `ranks` ranks have started `starts` times and done `step` since, or with ranks=0 until
+# a checkpoint is held open. Prints the time of its last check that found neither.
 _AWAIT = r"""
 import glob, json, os, sys, time
 place, ranks, starts, step, limit = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
@@ -74,9 +74,9 @@ json.dump(found, sys.stdout)
 
 
 def shared_directory(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
-    """A directory that all nodes see; else, as a text, why there is none.
+    """A directory that all nodes share; a str says why there is none.
 
-    base: on this machine, used where all nodes are on it.
+    base: a directory on this machine, used if all nodes are on it.
     """
     if spec.storage is not None and spec.storage.checkpoints is not None:
         return Path(spec.storage.checkpoints)
@@ -89,7 +89,7 @@ def shared_directory(cluster: Cluster, spec: Spec, base: Path) -> Path | str:
 
 @contextlib.contextmanager
 def run_directory(cluster: Cluster, node: str, parent: Path, name: str) -> Iterator[str]:
-    """A directory for one run, made by a node, and removed in the end."""
+    """A directory for one run, created on `node` and removed at the end."""
     [made] = cluster.run(["mktemp", "-d", str(parent / f"mnode-{name}-XXXXXX")], node)
     if not made.ok:
         raise ClusterError(f"{node}: no directory for a run: {made.stderr.strip()}")
@@ -102,14 +102,14 @@ def run_directory(cluster: Cluster, node: str, parent: Path, name: str) -> Itera
 
 
 def write_config(cluster: Cluster, node: str, config: JobConfig) -> str:
-    """Put a run's config into its directory; the path."""
+    """Write a run's config into its directory, and return the path."""
     path = f"{config.directory}/config.json"
     _ask(cluster, node, _WRITE, path, json.dumps(asdict(config)))
     return path
 
 
 def read_history(cluster: Cluster, node: str, directory: str, into: Path) -> History:
-    """The history of a run; its records are copied into a directory here."""
+    """The history of a run; its records are copied to `into` on this machine."""
     files = json.loads(_ask(cluster, node, _READ, f"{directory}/records"))
     into.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -118,7 +118,7 @@ def read_history(cluster: Cluster, node: str, directory: str, into: Path) -> His
 
 
 def list_store(cluster: Cluster, node: str, directory: str) -> StoreListing | None:
-    """What is in the run's store; None where it cannot be read."""
+    """The checkpoints in the run's store; None if the store cannot be read."""
     argv = [cluster.python, "-c", _SURVEY, f"{directory}/checkpoints"]
     [found] = cluster.run(argv, node, timeout=_LIMIT_S)
     try:
@@ -131,9 +131,9 @@ def list_store(cluster: Cluster, node: str, directory: str) -> StoreListing | No
 
 @dataclass(frozen=True, slots=True)
 class SeenBetween:
-    """When a step was seen, by this process's monotonic clock.
+    """Bounds of the time when a step was seen, in seconds of this process's monotonic clock.
 
-    not_before: None where it was seen at the first look.
+    not_before: None if the first check saw the step.
     """
 
     not_before: float | None
@@ -151,11 +151,11 @@ def await_steps(
     limit_s: float,
     over: Callable[[], bool],
 ) -> SeenBetween | None:
-    """Wait until as many ranks did this step since their start number `starts`; None: they did not.
+    """Wait until `ranks` ranks did `step` since their start number `starts`; None if they did not.
 
-    over: called repeatedly meanwhile; True ends the wait. With ranks=0 it waits for a checkpoint
-    that is held open. Raises ClusterError where the watcher on the node failed, so that nothing
-    follows about the run.
+    over: called repeatedly during the wait; True ends it. With ranks=0, wait for a checkpoint that
+    is held open. Raises ClusterError if the watcher on the node failed: that says nothing about the
+    run.
     """
     words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
     began = time.monotonic()
@@ -164,7 +164,7 @@ def await_steps(
     try:
         while watcher.poll() is None and time.monotonic() < end:
             if over():
-                # The step may have been written last.
+                # The step may have been written just before the end.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     watcher.wait(0.5)
                 break
@@ -180,7 +180,7 @@ def await_steps(
 
 
 def _seen(began: float, ended: float, printed: str) -> SeenBetween:
-    """printed: seconds after its own start at which the watcher last looked in vain."""
+    """printed: seconds from the watcher's start to its last check that did not see the step."""
     try:
         missed_s = float(printed)
     except ValueError:

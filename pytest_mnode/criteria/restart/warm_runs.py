@@ -1,6 +1,6 @@
-"""Parts of the reference job in ranks that are there already: no interpreter is started for them.
+"""Runs parts of the reference job in warm ranks, for which no interpreter is started.
 
-Driven from the controller. Only the functions that run in ranks import torch.
+The controller drives these runs. Only the functions that run in ranks import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIMIT_S = 120.0
 def killed_after(
     cluster: Cluster, config: JobConfig, nodes: Sequence[str], procs: int, step: int
 ) -> None:
-    """Train to this step, and kill all ranks with SIGKILL. Raises RankError where they fail."""
+    """Train to this step, then kill all ranks with SIGKILL. Raises RankError if the ranks fail."""
     world = cluster.world(nodes, procs)
     try:
         world.run(train, config, step, group=True, timeout=_LIMIT_S)
@@ -39,7 +39,7 @@ def killed_after(
 def finished(
     cluster: Cluster, config: JobConfig, nodes: Sequence[str], procs: int
 ) -> Parameters | RankError:
-    """Resume and train to the end: the final parameters, or why that failed."""
+    """Resume and train to the end; return the final parameters, or the error if ranks failed."""
     with cluster.world(nodes, procs) as world:
         try:
             return world.run(train, config, group=True, timeout=_LIMIT_S)[0]  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ def last_line(error: RankError) -> str:
 
 
 def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[str, Any] | None:
-    """In ranks: resume, train to step `until` (None: to the end), then die by SIGKILL or end well.
+    """In ranks: resume, train to step `until`, then die by SIGKILL; None: train to the end.
 
     Rank 0 returns the final parameters by name, as arrays; the others None.
     """
@@ -81,7 +81,7 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
 
 
 def final_parameters(config: JobConfig, *, world: World) -> dict[str, Any]:
-    """In the rank of a world of one: the parameters of a run's newest checkpoint, by name."""
+    """In a world of one rank: the parameters of a run's newest checkpoint, by name."""
     from pytest_mnode.reference_job.device import device_of
     from pytest_mnode.reference_job.trainer import Trainer
 
@@ -94,7 +94,7 @@ def final_parameters(config: JobConfig, *, world: World) -> dict[str, Any]:
 
 
 def _whole(model: Any) -> dict[str, Any]:
-    """Parameters by name, whole on every rank; DDP's prefix left out."""
+    """Unsharded parameters by name, on every rank, without DDP's prefix."""
     found = {}
     for name, value in model.named_parameters():
         full = value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -1,7 +1,7 @@
-"""Training over more and more nodes: throughput, efficiency, and where every lost second went.
+"""Trains on more and more nodes: throughput, efficiency, and the causes of all lost time.
 
 One world trains the reference job over all numbers of nodes in turn, in the same processes
-(`program`, in ranks). What it measured is one value (`timings`), from which efficiency, parts of
-the loss, causes and verdict follow by functions from values to values (`efficiency`, `attribution`,
-`causes`, `network`, `judge`). The controller opens the world (`job`) and never imports torch.
+(`program`, in ranks). Its measurements are one value (`timings`), from which pure functions compute
+efficiency, parts of the loss, causes and verdict (`efficiency`, `attribution`, `causes`, `network`,
+`judge`). The controller opens the world (`job`) and never imports torch.
 """

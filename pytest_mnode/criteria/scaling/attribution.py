@@ -1,12 +1,12 @@
-"""Where the time of a step goes on n nodes, and the time that one node does not need. Pure.
+"""Splits a step on n nodes, and its loss compared with one node, into parts. Pure.
 
-Ranks go in step, so a step takes as long as its slowest rank. A rank waits in collectives for two
-reasons: the time that the collectives need, and the time until the slowest rank arrives. No clocks
-are compared to separate the two: in each step the rank that waits least is the slowest, its wait is
-what the collectives need, and any longer wait of another rank is waiting for the slowest rank.
+Ranks run in lockstep, so a step takes as long as its slowest rank. A rank waits in collectives for
+two reasons: the time that the collectives need, and the time until the slowest rank arrives. No
+clocks are compared to separate the two: in each step the rank that waits least is the slowest, its
+wait is what the collectives need, and any longer wait of a rank is waiting for the slowest rank.
 
 Along the slowest rank of each step the parts add up to the step without any such waiting, so that
-the loss against one node splits into parts that each have one cause.
+the loss compared with one node splits into parts that each have one cause.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pytest_mnode.criteria.scaling.efficiency import Throughput, reference_node
 from pytest_mnode.criteria.scaling.timings import PARTS, GroupSteps, JobTimings, Step
 
 TYPICAL = 0.5
-"""Part of the steps whose means stand for all: they add up, which medians of parts would not, and
-leave out what happened once."""
+"""Fraction of the steps whose means represent all steps: means add up, which medians of parts would
+not, and these means leave out events that happened once."""
 _MOSTLY = 0.8
-"""Part of its steps in which a rank does what it does mostly; of eight ranks one often does so by
-chance in two thirds of nine steps."""
+"""Fraction of a rank's steps that counts as most of them; by chance, one of eight ranks is often
+slow in two thirds of nine steps."""
 SPLIT = (*PARTS, "waiting")
-"""Parts of the mean rank: `exposed` is what the collectives need by themselves there."""
+"""Parts of the mean rank's step; here `exposed` is only the time that the collectives need."""
 _EXPOSED = PARTS.index("exposed")
 _NEAR = 0.005
-"""Of a step: how near the mean of typical steps should come to the step time that is judged."""
+"""Fraction of a step by which the mean of typical steps may differ from the judged step time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class RankMeans:
     """Mean seconds of a rank's typical steps. waiting_s: the part of `exposed` that is waiting
     for the slowest rank.
 
-    slowest_in: part of the steps in which it was the slowest. missed: part of its step time by
-    which all its parts together miss it. computes_mostly: seconds, so long at least in most steps.
+    slowest_in: fraction of the steps in which it was the slowest. missed: fraction of its step time
+    by which the sum of its parts differs from it. computes_mostly: least compute in most steps.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class RankMeans:
     computes_mostly: float
 
     def scaled(self, share: float) -> RankMeans:
-        """The same rank with so much of the work."""
+        """The same rank with this share of the work."""
         return replace(self, **{part: getattr(self, part) * share for part in PARTS})
 
 
@@ -67,13 +67,13 @@ class RankMeans:
 class Attribution:
     """The typical steps on `count` nodes, in parts.
 
-    ranks: each rank's own parts, over all groups of so many nodes that it was in; alone: of one
-    node, with as much work as it has of these steps. step_s: mean of
-    the typical steps, about the step time that is judged; ideal_s: of one node's, as a part of
-    which nothing would be lost. parts: of the mean rank, by the order of SPLIT, and ideal: of one
-    node. path, path_ideal: along the slowest rank of each step, by the order of PARTS. sent_s,
-    hidden_s: how long gradients were on their way along the path, None where not known. backward_s:
-    how long they could have been hidden.
+    ranks: each rank's own parts, over all its groups of `count` nodes; alone: of the ranks of one
+    node, scaled to the work that a node has in these steps. step_s: mean of the typical steps, near
+    the judged step time; ideal_s: of the steps of one node, scaled likewise: nothing is lost in it.
+    parts: of the mean rank, in the order of SPLIT; ideal: of one node. path, path_ideal: along the
+    slowest rank of each step, in the order of PARTS. sent_s, hidden_s: times for which gradients
+    were in transfer, and hidden, along the path; None if not known. backward_s: time that could
+    have hidden them.
     """
 
     count: int
@@ -95,28 +95,28 @@ class Attribution:
 
     @property
     def lost(self) -> tuple[float, ...]:
-        """The loss in parts of the mean rank, by the order of SPLIT."""
+        """The loss in parts of the mean rank, in the order of SPLIT."""
         return tuple(mine - one for mine, one in zip(self.parts, self.ideal, strict=True))
 
     @property
     def lost_on_path(self) -> tuple[float, ...]:
-        """The loss in parts of the slowest rank of each step, by the order of PARTS."""
+        """The loss in parts of the slowest rank of each step, in the order of PARTS."""
         return tuple(mine - one for mine, one in zip(self.path, self.path_ideal, strict=True))
 
     @property
     def uneven_s(self) -> float:
-        """By how much the path is shorter than the step: a collective does not end for all ranks at
+        """The loss that is not on the path: a collective does not end for all ranks at
         once, and the rank for which it ends last is the slowest in the next step."""
         return self.lost_s - sum(self.lost_on_path)
 
     @property
     def worst_missed(self) -> RankMeans:
-        """The rank whose parts miss its step time by most."""
+        """The rank whose parts differ most from its step time."""
         return max(self.ranks, key=lambda rank: rank.missed)
 
     @property
     def hidden_fraction(self) -> float | None:
-        """Part of the gradients' way that was hidden; None where not known, or nothing was sent."""
+        """Fraction of the transfer time that was hidden; None if not known, or nothing was sent."""
         if self.sent_s is None or self.hidden_s is None or self.sent_s <= 0:
             return None
         return self.hidden_s / self.sent_s
@@ -124,7 +124,7 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """Of some steps: their time, the mean rank's parts, and those along the slowest ranks."""
+    """Means over some steps: step time, parts of the mean rank, and parts of the slowest ranks."""
 
     step_s: float
     parts: NDArray[np.float64]
@@ -133,9 +133,9 @@ class _Means:
 
 
 def attribute(timings: JobTimings, row: Throughput) -> Attribution:
-    """Split the steps on `row.count` nodes into their parts, and the loss against one node too.
+    """Split the steps on `row.count` nodes, and their loss compared with one node, into parts.
 
-    Where the row is by means, whole turns are typical or not, with their slow steps.
+    If the row is by means, typical turns are taken, with their slow steps, not typical steps.
     """
     reference = reference_node(timings)
     ones = [one for one in timings.over(1) if one.nodes[0] == reference]
@@ -166,11 +166,11 @@ def attribute(timings: JobTimings, row: Throughput) -> Attribution:
 def _typical(
     steps: Sequence[tuple[GroupSteps, int]], around_s: float, whole: bool
 ) -> list[tuple[GroupSteps, int]]:
-    """Neighbours by time, half of the steps, that took so long in the mean; fewer where no half
-    did, one at least. whole: turns instead, of which all steps are taken.
+    """Half of the steps, adjacent by time, whose mean is nearest to `around_s`; fewer steps, at
+    least one, if no half is near enough. whole: turns with all their steps, instead of steps.
 
-    Their parts are to add up to the time that is judged. The steps nearest to it would not: where
-    every other step is longer, the median lies in the gap, and all that is near is on one side.
+    Their parts have to add up to the judged time. The steps nearest to it would not: if every other
+    step is longer, the median lies in the gap, and all near steps are on one side.
     """
     units: dict[tuple[int, int], list[tuple[GroupSteps, int]]] = {}
     for one, number in steps:
@@ -217,7 +217,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def rank_means(steps: Sequence[tuple[GroupSteps, int]], whole: bool) -> tuple[RankMeans, ...]:
-    """Each rank's own typical steps, in the middle half of its groups'; all of them for `whole`."""
+    """Means of each rank's typical steps, the half nearest to the median; of all, if `whole`."""
     every: dict[int, list[tuple[GroupSteps, int, int]]] = {}
     for one, number in steps:
         for index, rank in enumerate(one.ranks):

@@ -1,4 +1,4 @@
-"""What made n nodes lose time against one: causes, each with its seconds, kind and culprit.
+"""Causes of the time that n nodes lose compared with one: seconds, kind and culprit of each.
 
 Pure. Every part of the loss along the slowest rank of each step goes to one cause, so that causes
 add up to the loss.
@@ -19,31 +19,31 @@ NETWORK, FABRIC, OVERLAP, COMMUNICATION = "network", "fabric", "overlap", "commu
 CONTENTION, UNMEASURED = "contention", "unmeasured"
 STRAGGLER, SKEW, COMPUTE, REST = "straggler", "skew", "compute", "rest"
 OWNED = (NETWORK, FABRIC, OVERLAP, STRAGGLER, "input", "checkpoint")
-"""Kinds that have a culprit; others may come from whatever else runs."""
+"""Kinds of cause that have a culprit; other kinds may come from unrelated processes."""
 _OWN = {
     "input": ("waits", "wait", "for input"),
-    "optimiser": ("takes", "take", "longer to optimise"),
-    "checkpoint": ("takes", "take", "longer for its checkpoint"),
-    "rest": ("takes", "take", "that is unattributed"),
+    "optimiser": ("takes", "take", "in the optimiser"),
+    "checkpoint": ("takes", "take", "for the checkpoint"),
+    "rest": ("takes", "take", "in unattributed work"),
 }
 _NAMED_FROM = 0.5
-"""Of what is lost beyond what all lose: a rank that is slower by this part is named."""
+"""A rank is named if it is slower by this fraction of the loss that not all ranks share."""
 _NOTHING = 1e-3
-"""Of a step: nobody is named for losing less."""
+"""Fraction of a step: no rank is named for a smaller loss."""
 _LISTED_FROM = 0.1
-"""Of the loss: smaller causes are not listed, except the largest of all."""
+"""Fraction of the loss: smaller causes are not listed, except the largest one."""
 _HIDDEN = 0.5
-"""Of the gradients' way, as far as computing lasts: what has to be hidden to be overlapped."""
+"""Fraction of the transfer time that compute can hide: with less, collectives do not overlap."""
 
-Of = Callable[[RankMeans], float]
+RankTime = Callable[[RankMeans], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """kind: of `spec.scaling.AllowedCause`, or "network", "unmeasured" or "rest". seconds: of each
-    step.
+    """A cause of loss. kind: of `spec.scaling.AllowedCause`, or "network", "unmeasured" or "rest".
 
-    text: what happens, with numbers. culprit: node, rank, NIC or setting; None where nobody's.
+    seconds: per step. text: what happens, with numbers. culprit: node, rank, NIC or setting; None
+    if there is none.
     """
 
     kind: str
@@ -55,37 +55,38 @@ class Cause:
 def causes_of(
     found: Attribution,
     baseline: CollectiveBaseline | None,
-    instead: tuple[str, str | None] | None,
+    off_fabric: tuple[str, str | None] | None,
     promise: ScalingCriterion,
 ) -> tuple[Cause, ...]:
     """The causes of the loss on `found.count` nodes, largest first.
 
-    baseline: what the fabric does with nothing else going on, None where that is
-    not known. instead: see network.instead_of.
+    baseline: times of all-reduces while nothing else runs; None if not known. off_fabric: see
+    network.off_fabric_nics.
     """
     lost = dict(zip(PARTS, found.lost_on_path, strict=True))
     ideal = dict(zip(PARTS, found.path_ideal, strict=True))
     causes = [
         *_computing(found, lost["compute"]),
-        *_communicating(found, lost["exposed"], baseline, instead, promise),
+        *_communicating(found, lost["exposed"], baseline, off_fabric, promise),
     ]
     causes += [_own_part(found, part, lost[part], ideal[part]) for part in _OWN]
-    text = f"ranks hear unevenly that a collective has ended: {_ms(found.uneven_s)} a step"
+    text = "collectives complete at different times on different ranks: "
+    text += f"{_ms(found.uneven_s)} per step"
     causes.append(Cause(SKEW, found.uneven_s, text))
     return tuple(sorted(causes, key=lambda cause: -cause.seconds))
 
 
 def describe(causes: Sequence[Cause], lost_s: float) -> str:
-    """The causes that matter in words, largest first."""
+    """The causes that are worth listing, in words, largest first."""
     worth = [c for i, c in enumerate(causes) if not i or c.seconds >= _LISTED_FROM * lost_s]
     return "; ".join(cause.text for cause in worth)
 
 
 def explained(causes: Sequence[Cause], allowed: Sequence[str], lost_s: float) -> float:
-    """Part of the loss that allowed causes account for, 0 to 1.
+    """Fraction of the loss that allowed causes account for, 0 to 1.
 
-    What a cause gains does not pay for what another loses: the whole is the larger of the loss and
-    of all that is lost anywhere.
+    A gain does not offset the loss of another cause: the whole is the larger of the loss and the
+    sum of all causes that lose time.
     """
     whole = max(lost_s, sum(max(0.0, cause.seconds) for cause in causes))
     if whole <= 0:
@@ -94,23 +95,23 @@ def explained(causes: Sequence[Cause], allowed: Sequence[str], lost_s: float) ->
 
 
 def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
-    """What all ranks take longer than one node alone, what some mostly take beyond that, and what
-    the slowest of a step takes beyond those.
+    """Compute time that all ranks lose compared with one node, that slow ranks lose beyond it, and
+    that the slowest rank of a step loses beyond both.
 
-    The usual rank is compared with the usual rank of one node. What is uneven inside one node costs
-    nothing against it: so much of the other two was there before.
+    The usual rank is compared with the usual rank of one node. Unevenness that one node has alone
+    is no loss, and is subtracted from the other two.
     """
     usual = usual_s(found.ranks, _compute)
     alone_s = usual_s(found.alone, _compute)
     common_s = usual - alone_s
-    own_s = lost_s - common_s
+    rank_specific_s = lost_s - common_s
     as_alone_s = uneven_s(found.alone, _compute)
-    late = None
-    if own_s > _NOTHING * found.step_s:
-        late = slow(
+    slow_ranks = None
+    if rank_specific_s > _NOTHING * found.step_s:
+        slow_ranks = slow(
             found.ranks,
             _compute,
-            as_alone_s + _NAMED_FROM * own_s,
+            as_alone_s + _NAMED_FROM * rank_specific_s,
             lambda rank: rank.computes_mostly,
         )
     yield Cause(
@@ -120,18 +121,19 @@ def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
         f"{_ms(common_s)} more",
         "all nodes",
     )
-    if late is not None:
-        its_s = min(own_s, late.seconds - usual - as_alone_s)
-        own_s -= its_s
-        verb = "compute up to" if late.several else "computes"
-        text = f"{late.who} {verb} {_times(late.seconds, usual)} slower: {_ms(late.seconds)}"
-        yield Cause(STRAGGLER, its_s, f"{text}, others {_ms(usual)}", late.who)
+    if slow_ranks is not None:
+        straggler_s = min(rank_specific_s, slow_ranks.seconds - usual - as_alone_s)
+        rank_specific_s -= straggler_s
+        verb = "compute up to" if slow_ranks.several else "computes"
+        text = f"{slow_ranks.label} {verb} {_times(slow_ranks.seconds, usual)} slower: "
+        text += f"{_ms(slow_ranks.seconds)}, others {_ms(usual)}"
+        yield Cause(STRAGGLER, straggler_s, text, slow_ranks.label)
     often = max(found.ranks, key=lambda rank: rank.slowest_in)
     text = (
         f"ranks compute unevenly: the slowest of a step, most often rank {often.rank} on "
-        f"{often.node}, takes {_ms(own_s)} more"
+        f"{often.node}, takes {_ms(rank_specific_s)} more"
     )
-    yield Cause(SKEW, own_s, text, None)
+    yield Cause(SKEW, rank_specific_s, text, None)
 
 
 def _compute(rank: RankMeans) -> float:
@@ -142,34 +144,35 @@ def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> C
     def of(rank: RankMeans) -> float:
         return float(getattr(rank, part))
 
-    late: SlowRanks | None = None
+    slow_ranks: SlowRanks | None = None
     if lost_s > _NOTHING * found.step_s:
-        late = slow(found.ranks, of, uneven_s(found.alone, of) + _NAMED_FROM * lost_s)
-    if late is None and part == REST:
-        text = f"unattributed: {_ms(lost_s)} a step, the bookkeeping of ranks"
+        slow_ranks = slow(found.ranks, of, uneven_s(found.alone, of) + _NAMED_FROM * lost_s)
+    if slow_ranks is None and part == REST:
+        text = f"unattributed: {_ms(lost_s)} per step in the bookkeeping of ranks"
         return Cause(REST, lost_s, text)
-    if late is None:
-        text = f"{part} takes {_ms(ideal_s + lost_s)} a step, on one node {_ms(ideal_s)}"
+    if slow_ranks is None:
+        text = f"{part} takes {_ms(ideal_s + lost_s)} per step, on one node {_ms(ideal_s)}"
         return Cause(part, lost_s, text, "all nodes" if lost_s > 0 else None)
     one, many, what = _OWN[part]
-    verb = f"{many} up to" if late.several else one
-    text = f"{late.who} {verb} {_ms(late.seconds)} a step {what}, others {_ms(late.usual_s)}"
-    return Cause(part, lost_s, text, late.who)
+    verb = f"{many} up to" if slow_ranks.several else one
+    text = f"{slow_ranks.label} {verb} {_ms(slow_ranks.seconds)} per step {what}"
+    text += f", others {_ms(slow_ranks.usual_s)}"
+    return Cause(part, lost_s, text, slow_ranks.label)
 
 
 def _communicating(
     found: Attribution,
     lost_s: float,
     baseline: CollectiveBaseline | None,
-    instead: tuple[str, str | None] | None,
+    off_fabric: tuple[str, str | None] | None,
     promise: ScalingCriterion,
 ) -> Iterator[Cause]:
-    """Exposed communication: on the wrong network, slow, as much as the fabric needs, and more."""
-    exposed = f"collectives exposed {_ms(lost_s)} a step"
+    """Exposed communication: on the wrong network, slow, needed by the fabric, or beyond that."""
+    exposed = f"collectives exposed {_ms(lost_s)} per step"
     hidden = found.hidden_fraction
     hid = "" if hidden is None else f"; {hidden:.0%} of communication is hidden"
-    if instead is not None:
-        network, culprit = instead
+    if off_fabric is not None:
+        network, culprit = off_fabric
         yield Cause(NETWORK, lost_s, f"traffic on {network}: {exposed}", culprit)
         return
     if baseline is None:
@@ -178,7 +181,7 @@ def _communicating(
         return
     at = f"{baseline.line_fraction:.0%} of line rate"
     if baseline.line_fraction < promise.fabric_fraction:
-        text = f"all-reduce exposed {_ms(lost_s)} a step: fabric at {at}{hid}"
+        text = f"all-reduce exposed {_ms(lost_s)} per step: fabric at {at}{hid}"
         yield Cause(FABRIC, lost_s, text, "the fabric")
         return
     allowed_s = baseline.exposed_s(found.backward_s)
@@ -187,12 +190,12 @@ def _communicating(
         text = f"{exposed}{hid}; fabric at {at}, which allows {_ms(allowed_s)}"
         yield Cause(COMMUNICATION, lost_s, text, "the job")
         return
-    text = f"collectives need {_ms(allowed_s)} a step by themselves that nothing hides"
+    text = f"collectives alone need {_ms(allowed_s)} per step that nothing hides"
     yield Cause(COMMUNICATION, allowed_s, text, "the job")
     if _not_overlapped(found):
         text = (
             f"collectives are not overlapped: {hidden:.0%} of communication is hidden, "
-            f"{_ms(lost_s)} a step exposed, where the fabric allows {_ms(allowed_s)}"
+            f"{_ms(lost_s)} per step exposed, where the fabric allows {_ms(allowed_s)}"
         )
         yield Cause(OVERLAP, more_s, text, "the job")
         return
@@ -201,7 +204,7 @@ def _communicating(
 
 
 def _not_overlapped(found: Attribution) -> bool:
-    """Whether little of what computing could have hidden was hidden; False where not known."""
+    """Whether little of the transfer that compute could hide was hidden; False if not known."""
     if found.sent_s is None or found.hidden_s is None:
         return False
     return found.hidden_s < _HIDDEN * min(found.sent_s, found.backward_s)
@@ -218,15 +221,15 @@ def _times(one_s: float, other_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SlowRanks:
-    """Nodes all of whose ranks take longer, and ranks of other nodes. seconds: of the slowest.
-    usual_s: of the others."""
+    """Slow ranks, or nodes of which all ranks are slow. seconds: of the slowest rank. usual_s: of
+    the others."""
 
     names: tuple[str, ...]
     seconds: float
     usual_s: float
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         *most, last = self.names
         return f"{', '.join(most)} and {last}" if most else last
 
@@ -235,30 +238,31 @@ class SlowRanks:
         return len(self.names) > 1
 
 
-def usual_s(ranks: Sequence[RankMeans], of: Of) -> float:
-    """The median of the faster half."""
+def usual_s(ranks: Sequence[RankMeans], of: RankTime) -> float:
+    """The median time of the faster half of the ranks."""
     times = sorted(map(of, ranks))
     return median(times[: (len(times) + 1) // 2])
 
 
-def uneven_s(ranks: Sequence[RankMeans], of: Of) -> float:
-    """By how much the slowest takes longer than is usual."""
+def uneven_s(ranks: Sequence[RankMeans], of: RankTime) -> float:
+    """Seconds that the slowest rank takes beyond the usual time."""
     return max(map(of, ranks)) - usual_s(ranks, of)
 
 
 def slow(
-    ranks: Sequence[RankMeans], of: Of, more_s: float, mostly: Of | None = None
+    ranks: Sequence[RankMeans], of: RankTime, more_s: float, mostly: RankTime | None = None
 ) -> SlowRanks | None:
-    """Who takes so much longer than is usual; None where nobody does.
+    """Ranks that take at least `more_s` beyond the usual time; None if there are none.
 
-    mostly: what a rank takes at least in most of its steps, where once in a while is not enough.
+    mostly: time that a rank takes at least in most steps; given if rare slow steps do not count.
     """
     usual = usual_s(ranks, of)
-    late = [rank for rank in ranks if (mostly or of)(rank) - usual >= more_s]
-    if not late:
+    slow_ranks = [rank for rank in ranks if (mostly or of)(rank) - usual >= more_s]
+    if not slow_ranks:
         return None
-    on_time = {rank.node for rank in ranks if rank not in late}
+    on_time = {rank.node for rank in ranks if rank not in slow_ranks}
     names = dict.fromkeys(
-        f"rank {rank.rank} on {rank.node}" if rank.node in on_time else rank.node for rank in late
+        f"rank {rank.rank} on {rank.node}" if rank.node in on_time else rank.node
+        for rank in slow_ranks
     )
-    return SlowRanks(tuple(names), max(map(of, late)), usual)
+    return SlowRanks(tuple(names), max(map(of, slow_ranks)), usual)

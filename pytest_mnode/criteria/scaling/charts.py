@@ -1,4 +1,4 @@
-"""Scaling as pictures: efficiency over nodes, and what each part of a step lost. Pure."""
+"""Charts of scaling: efficiency over nodes, and the loss in each part of a step. Pure."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Throughput and efficiency with what is uncertain about them. Pure.
+"""Throughput and efficiency, with their uncertainty. Pure.
 
-A step time is the median of medians: of the steps of each group in each turn, then of these, of an
-even number the slower of the middle two, so that where half of the groups have a slow node it
-shows. One node is the median node, of an even number the faster of the middle two: of two nodes
-a slow one cannot hide in their mean.
+A step time is a median of medians: first of the steps of each group in each turn, then of these
+medians. If their number is even, it is the slower of the middle two, so that a slow node in half of
+the groups shows. One node is represented by the median node; if their number is even, by the faster
+of the middle two, so that a slow node of two cannot hide in their mean.
 
-A median of steps does not see what fewer than half of them wait for. Where the mean of a group's
-steps in a turn shows more loss, it counts in place of the median; the median over turns stays, so
-that one or two disturbed turns change nothing.
+A median of steps does not show a delay of fewer than half of them. If the mean of a group's steps
+in a turn shows more loss, it replaces the median; the median over turns stays, so that one or two
+disturbed turns change nothing.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from pytest_mnode.spec.scaling import ScalingCriterion
 RESAMPLES = 400
 CONFIDENCE = 0.95
 FEWEST_ROUNDS = 3
-"""On which an efficiency may be found to miss its bound."""
+"""Fewest rounds that can show that an efficiency misses its bound."""
 _Rounds = Mapping[int, Sequence[NDArray[np.float64]]]
-"""By round: the step times of each of its groups, seconds."""
+"""Step times of each group of a round, in seconds, by round."""
 _Middle = Callable[..., Any]
-"""np.median or np.mean: of steps, along an axis."""
+"""np.median or np.mean of steps along an axis."""
 _MOST_GROUPS = 16
-"""Of a round, by chance, from which steps are drawn: more would take long, and change little."""
+"""Most random groups of a round to draw steps from: more would take long, and change little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """One number of nodes against one node.
+    """Throughput of one number of nodes, compared with one node.
 
-    step_s: as above. ideal_s: what the step would take with nothing lost. samples_s, tokens_s: per
-    second. low, high: 95 % confidence interval of the efficiency. steps: how many were timed.
-    share: what a node has of the work of one node alone: 1 in weak scaling, 1/n in strong.
-    by_round: the efficiency of each round by itself; () of one node.
-    mean: the same by the mean of a group's steps in a turn; None where this is by the mean.
+    step_s: as above. ideal_s: the step time without any loss. samples_s, tokens_s: per second.
+    low, high: 95 % confidence interval of the efficiency. steps: number of timed steps.
+    share: fraction of the work of one node alone that each node has: 1 in weak scaling, 1/n in
+    strong. by_round: the efficiency of each round by itself; () for one node.
+    mean: the same by the mean of a group's steps in a turn; None if this one is by the mean.
     """
 
     count: int
@@ -65,11 +65,11 @@ class Throughput:
         return self.mean or self
 
     def hides(self, more_than: float) -> bool:
-        """Whether by the mean more is lost, by so much of the ideal throughput."""
+        """Whether the efficiency by the mean is lower by more than `more_than`."""
         return self.efficiency - self.by_mean().efficiency > more_than
 
     def judged_by(self, hidden: float) -> Throughput:
-        """What is judged: this, or the mean where this hides more."""
+        """The throughput to judge: this, or that by the mean if this hides more than `hidden`."""
         return self.by_mean() if self.hides(hidden) else self
 
     @property
@@ -78,14 +78,14 @@ class Throughput:
         return (self.high - self.low) / 2
 
     def known(self, at_most_uncertainty: float, bound: float) -> bool:
-        """Whether the uncertainty is as small, or the interval is on one side of the bound."""
+        """Whether the uncertainty is small enough, or the interval is on one side of the bound."""
         return self.uncertainty <= at_most_uncertainty or not self.low < bound <= self.high
 
     def detection(self, bound: float, promise: ScalingCriterion) -> Detection | None:
-        """The loss of efficiency that would have been found, by how much rounds differ.
+        """The smallest loss of efficiency that would have been found, given how much rounds differ.
 
-        Noise makes nothing inconclusive where other nodes make it: computing is declared only
-        where nodes share the processors of one machine.
+        If compute is declared, noise makes nothing inconclusive: nodes then share the processors of
+        one machine, and the noise comes from other nodes.
         """
         if not self.by_round:
             return None
@@ -99,7 +99,7 @@ class Throughput:
 
 
 def reference_node(timings: JobTimings) -> str:
-    """The node that stands for one node: the median by step time, of two the faster."""
+    """The node that represents one node: the median by step time, the faster of two."""
     times: dict[str, list[float]] = {}
     for one in timings.over(1):
         times.setdefault(one.nodes[0], []).extend(one.step_times_s)
@@ -108,7 +108,7 @@ def reference_node(timings: JobTimings) -> str:
 
 
 def throughputs(timings: JobTimings, *, seed: int = 0) -> tuple[Throughput, ...]:
-    """A row for each number of nodes, rising, from one node on; () where nothing ran on one."""
+    """One row per number of nodes, ascending from one node; () if nothing ran on one node."""
     ones = timings.over(1)
     if not ones or any(not one.steps[0] for one in timings.trained):
         return ()
@@ -130,7 +130,7 @@ def _row(
     middle: _Middle,
     seed: int,
 ) -> Throughput:
-    """What groups did beside one node. middle: of a group's steps in a turn."""
+    """Throughput of groups, compared with one node. middle: of a group's steps in a turn."""
     rounds, ideal = _by_round(over), _by_round(alone)
     step_s, ideal_s = _step_s(rounds, middle), _step_s(ideal, middle) * share
     count = over[0].count
@@ -155,7 +155,7 @@ def _row(
 def settled(timings: JobTimings, promise: ScalingCriterion, *, seed: int = 0) -> bool:
     """Whether every efficiency is known well enough, or known to be on one side of the bound.
 
-    Fewer than `FEWEST_ROUNDS` settle it only where every interval is above the bound, so that a
+    Fewer than `FEWEST_ROUNDS` rounds settle it only if every interval is above the bound, so that a
     disturbed round never decides against a cluster.
     """
     bound = promise.at_least_efficiency
@@ -169,10 +169,10 @@ def settled(timings: JobTimings, promise: ScalingCriterion, *, seed: int = 0) ->
 
 
 def _too_noisy(row: Throughput, promise: ScalingCriterion) -> bool:
-    """Whether rounds hide more than the bound lets go, where the efficiency keeps it."""
+    """Whether noise hides more loss than the bound tolerates, for an efficiency that meets it."""
     full, least = promise.at_least_efficiency, promise.explained_from
     found = row.detection(full if row.efficiency >= full else least, promise)
-    return found is not None and found.blurred
+    return found is not None and found.too_noisy
 
 
 def _by_round(trained: Sequence[GroupSteps]) -> dict[int, list[NDArray[np.float64]]]:
@@ -199,10 +199,10 @@ def _step_s(rounds: _Rounds, middle: _Middle) -> float:
 def _interval(
     alone: _Rounds, over: _Rounds, share: float, middle: _Middle, seed: int
 ) -> tuple[float, float]:
-    """Resample rounds, and steps within them, with replacement; both sides by the same rounds.
+    """Confidence interval: rounds, and steps in them, resampled; the same rounds for both sides.
 
-    Source: Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8
-    (hierarchical data).
+    Drawn with replacement. Source: Davison and Hinkley, "Bootstrap Methods and their Application",
+    1997, section 3.8 (hierarchical data).
     """
     source = np.random.default_rng(seed)
     numbers = sorted(set(over) & set(alone))
@@ -224,7 +224,7 @@ def _resampled(
     middle: _Middle,
     source: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Step times over steps of the rounds `drawn` (resamples, rounds) that are drawn themselves."""
+    """Step time of each resample, with steps drawn at random. drawn: rounds (resamples, rounds)."""
     least = min(len(of_round) for of_round in rounds)
     chosen = source.choice(least, min(least, _MOST_GROUPS), replace=False)
     times = np.array([[of_round[int(i)] for i in chosen] for of_round in rounds])

@@ -1,4 +1,4 @@
-"""A scaling job from the controller's side: start it, wait for it, judge it."""
+"""Starts a scaling job from the controller, waits for it, and judges it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
 
 _START_S = 60.0
-"""Time to start the ranks and to end them, beside the job's own limit."""
+"""Time to start and to end the ranks, in addition to the job's own limit."""
 
 
 class JobOnce:
@@ -27,7 +27,7 @@ class JobOnce:
         self._result: ScalingResult | MnodeError | None = None
 
     def result(self, cluster: Cluster, spec: Spec, budget_s: float) -> ScalingResult:
-        """Run the job at the first call. Raises what the job raised, at each call."""
+        """Run the job at the first call. Each call raises the error of a job that failed."""
         if self._result is None:
             try:
                 self._result = run_job(cluster, spec, budget_s=budget_s)
@@ -39,11 +39,11 @@ class JobOnce:
 
 
 def run_job(cluster: Cluster, spec: Spec, *, budget_s: float) -> ScalingResult:
-    """Run the job on all nodes of a test and judge it; search for who slows the fabric.
+    """Run the job on all nodes of a test and judge it; search for slow links.
 
-    budget_s: of that search, which runs only where the fabric is the largest cause. Raises
-    UsageError where there is nothing to scale to, TimeLimitError where the job does not end,
-    WorldError with its last output where it fails.
+    budget_s: of that search, which runs only if the fabric is the largest cause. Raises UsageError
+    if there is nothing to scale to, TimeLimitError if the job does not end, WorldError with the
+    job's last output if it fails.
     """
     promise = spec.criteria.scaling
     assert promise is not None
@@ -64,14 +64,14 @@ def run_job(cluster: Cluster, spec: Spec, *, budget_s: float) -> ScalingResult:
 
 
 def _train(plan: Plan, *, world: World) -> JobTimings | None:
-    """In ranks: the whole job."""
+    """In ranks: run the whole job."""
     from pytest_mnode.criteria.scaling.program import train
 
     return train(plan, world)
 
 
 def _slow_links(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_s: float) -> str:
-    """Who slows the fabric, by pairs of nodes; or why that could not be found out."""
+    """Slow links between pairs of nodes, in words; or why they could not be located."""
     mbits_s = promise.fabric_fraction * spec.fabric.line_rate_mbits_s
     timeout = budget_s + 60.0
     try:
@@ -82,7 +82,7 @@ def _slow_links(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_
 
 
 def _locate(spec: Spec, slow_below_mbits_s: float, budget_s: float, *, world: World) -> str:
-    """In ranks: who slows the fabric, in words."""
+    """In ranks: the slow links, in words."""
     from pytest_mnode.measuring.locating.locate import find_slow_links
     from pytest_mnode.reference_job.config import JobConfig, device_for
     from pytest_mnode.reference_job.device import device_of

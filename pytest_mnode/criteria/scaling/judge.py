@@ -1,4 +1,4 @@
-"""A scaling job judged: efficiency against its bound, parts of the steps, and the network. Pure."""
+"""Judges a scaling job: efficiency against its bound, parts of the steps, and the network. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_mnode.criteria.scaling.efficiency import Throughput, throughputs
 from pytest_mnode.criteria.scaling.network import (
     CollectiveBaseline,
     baseline_over,
-    instead_of,
+    off_fabric_nics,
     sent_in_steps,
 )
 from pytest_mnode.criteria.scaling.plan import Plan, nodes
@@ -30,23 +30,23 @@ from pytest_mnode.spec.scaling import ScalingCriterion
 
 _KEY = "criteria.scaling"
 _LEAST_LOSS = 0.005
-"""Of a step: a smaller loss is given no cause."""
+"""Fraction of a step: a smaller loss is given no cause."""
 PART_NAMES = (
     *("computing", "communication", "input", "optimiser", "checkpoint", "rest"),
     "waiting for the slowest",
 )
-"""For readers, by the order of SPLIT."""
+"""Names of the parts for readers, in the order of SPLIT."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountResult:
-    """One number of nodes beside its promise.
+    """The result for one number of nodes.
 
-    measured: by the median step; row: what is judged, by the mean where the median hides a loss.
-    baseline: None for one rank, and where the fabric was not measured. explained: part of the loss
-    due to allowed causes. bound: what the efficiency has to reach; source: why that
-    much. no_answer: why the result is inconclusive; empty where it is not. cpu_wait_s: per step,
-    how long threads of the median rank waited for a CPU; None where that is not known.
+    measured: by the median step; row: as it is judged, by the mean if the median hides a loss.
+    baseline: None for one rank, or if the fabric was not measured. explained: fraction of the loss
+    due to allowed causes. bound: efficiency that has to be reached; source: of the bound.
+    inconclusive_reason: why the result is inconclusive; empty if it is not. cpu_wait_s: time per
+    step for which threads of the median rank waited for a CPU; None if not known.
     """
 
     measured: Throughput
@@ -58,27 +58,27 @@ class CountResult:
     bound: float
     source: str
     cpu_wait_s: float | None
-    no_answer: str = ""
+    inconclusive_reason: str = ""
 
     @property
     def holds(self) -> bool | None:
-        """None where there is no answer."""
-        return None if self.no_answer else self.row.efficiency >= self.bound
+        """Whether the efficiency reaches its bound; None if there is no answer."""
+        return None if self.inconclusive_reason else self.row.efficiency >= self.bound
 
     @property
     def not_attributed(self) -> float:
-        """Part of the step by which the parts of the mean rank miss the loss that is judged."""
+        """Fraction of the step by which the parts of the mean rank differ from the judged loss."""
         return abs(self.row.lost_s - sum(self.parts.lost)) / self.row.step_s
 
     @property
     def diffuse(self) -> bool:
-        """Whether the bound would be kept but for causes that have no culprit."""
+        """Whether the bound would be reached without the causes that have no culprit."""
         owned_s = sum(max(0.0, cause.seconds) for cause in self.causes if cause.kind in OWNED)
         return self.row.ideal_s / (self.row.ideal_s + owned_s) >= self.bound
 
     @property
     def description(self) -> str:
-        """Causes in words, largest first; empty where next to nothing is lost."""
+        """Causes in words, largest first; empty if next to nothing is lost."""
         if self.row.lost_s <= _LEAST_LOSS * self.row.step_s:
             return ""
         return describe(self.causes, self.row.lost_s)
@@ -86,7 +86,7 @@ class CountResult:
 
 @dataclass(frozen=True, slots=True)
 class ScalingResult:
-    """A scaling job judged. slow_links: who slows the fabric, in words, where that was searched."""
+    """The result of a scaling job. slow_links: in words; None if they were not searched."""
 
     spec: Spec
     promise: ScalingCriterion
@@ -119,12 +119,14 @@ class ScalingResult:
     def how(self) -> str:
         """What was trained, for the note of a measurement."""
         declared_s = self.promise.compute_s
-        compute = "" if declared_s is None else f", emulated compute {declared_s * 1e3:g} ms a step"
+        compute = (
+            "" if declared_s is None else f", emulated compute {declared_s * 1e3:g} ms per step"
+        )
         return f"{self.promise.kind} scaling, {self.promise.parallel}{compute}"
 
 
 def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion) -> ScalingResult:
-    """Judge what a job measured, for each number of nodes."""
+    """Judge the timings of a job, for each number of nodes."""
     rows = throughputs(timings, seed=plan.seed)
     counts = tuple(_judge_count(row, timings, plan, spec, promise) for row in rows)
     sent = sent_in_steps(timings.trained, timings)
@@ -132,7 +134,7 @@ def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion
 
 
 def judge_efficiency(found: ScalingResult) -> list[Measurement]:
-    """Throughput of each number of nodes, and its part of so many times one node's."""
+    """Measurements of the throughput and the efficiency of each number of nodes."""
     measurements = []
     for one in found.counts:
         row, count, how = one.row, nodes(one.row.count), found.how
@@ -148,13 +150,15 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
         measurements.append(
             Measurement(
                 f"efficiency, {count}",
-                None if one.no_answer else row.efficiency,
+                None if one.inconclusive_reason else row.efficiency,
                 "",
                 at_least(one.bound),
                 one.source,
                 culprit or None,
-                "; ".join(filter(None, (one.no_answer, _interval(found, one), how))),
-                detection=None if one.no_answer else row.detection(one.bound, found.promise),
+                "; ".join(filter(None, (one.inconclusive_reason, _interval(found, one), how))),
+                detection=None
+                if one.inconclusive_reason
+                else row.detection(one.bound, found.promise),
             )
         )
     full = found.promise.at_least_efficiency
@@ -165,7 +169,7 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
 
 
 def judge_parts(found: ScalingResult) -> list[Measurement]:
-    """Whether the parts of each rank's steps add up, and those of the loss against one node."""
+    """Whether the parts of each rank's steps, and of the loss compared with one node, add up."""
     most = found.promise.parts_within
     bound, unit, source = at_most(most), "of the step", f"{_KEY}.parts_within {most:g}"
     measurements = []
@@ -173,18 +177,18 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
         worst, count = one.parts.worst_missed, nodes(one.row.count)
         measurements.append(
             Measurement(
-                f"parts beside the step time, {count}",
+                f"step time that differs from its parts, {count}",
                 worst.missed,
                 unit,
                 bound,
                 source,
                 f"rank {worst.rank} on {worst.node}",
-                f"rank {worst.rank} of {len(one.parts.ranks)}, which misses it most",
+                f"rank {worst.rank} of {len(one.parts.ranks)}, whose parts miss its step most",
             )
         )
         if one.row.count == 1:
             continue
-        name, note = f"loss not attributed, {count}", one.description or "next to nothing is lost"
+        name, note = f"loss not attributed, {count}", one.description or "almost nothing is lost"
         measurements.append(Measurement(name, one.not_attributed, unit, bound, source, note=note))
         measurements += [
             Measurement(f"{name}, {count}", seconds * 1e3, "ms", note="more than on one node")
@@ -199,33 +203,35 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
 
 
 def lost_parts(parts: Attribution) -> dict[str, float]:
-    """The parts of the loss of the mean rank, seconds, by their names for readers."""
+    """The parts of the loss of the mean rank, in seconds, by their names for readers."""
     return dict(zip(PART_NAMES, parts.lost, strict=True))
 
 
 def _judge_count(
     measured: Throughput, timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion
 ) -> CountResult:
-    """Judge one number of nodes: by the median step, or by the mean where that hides a loss."""
+    """Judge one number of nodes by the median step, or by the mean if the median hides a loss."""
     row = measured.judged_by(promise.parts_within)
     parts = attribute(timings, row)
     baseline = baseline_over(timings, row.count, spec)
     causes: tuple[Cause, ...] = ()
     if row.count > 1:
         sent = sent_in_steps(timings.over(row.count), timings)
-        causes = causes_of(parts, baseline, instead_of(spec.fabric, sent), promise)
+        causes = causes_of(parts, baseline, off_fabric_nics(spec.fabric, sent), promise)
     share = explained(causes, promise.allowed_causes, max(row.lost_s, parts.lost_s))
     bound, source = _bound(row, share, promise)
     waited_s = timings.cpu_wait_s(row.count)
     found = CountResult(measured, row, parts, baseline, causes, share, bound, source, waited_s)
     if row.count == 1:
         return found
-    no_answer = _wrong_device(timings, spec) or plan.missing_from(timings, row.count)
-    return replace(found, no_answer=no_answer or _no_answer(found, promise))
+    inconclusive_reason = _wrong_device(timings, spec) or plan.missing_from(timings, row.count)
+    return replace(
+        found, inconclusive_reason=inconclusive_reason or _inconclusive_reason(found, promise)
+    )
 
 
 def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[float, str]:
-    """Full efficiency, or less of it where allowed causes explain the loss."""
+    """The bound and its source: full efficiency, or less if allowed causes explain the loss."""
     full, least = promise.at_least_efficiency, promise.explained_from
     source = f"{_KEY}.at_least_efficiency {full:g}"
     allowed = ", ".join(promise.allowed_causes) or "none"
@@ -237,13 +243,13 @@ def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[fl
     return least, f"{_KEY}.explained_from {least:g}, as {reason}"
 
 
-def _no_answer(one: CountResult, promise: ScalingCriterion) -> str:
-    """Why what was measured is no answer; "" where it is one."""
+def _inconclusive_reason(one: CountResult, promise: ScalingCriterion) -> str:
+    """Why the measured efficiency is inconclusive; "" if it is not."""
     row = one.row
     if not row.known(promise.at_most_uncertainty, one.bound):
         return (
-            f"known to ± {row.uncertainty:.3f} only, at_most_uncertainty is "
-            f"{promise.at_most_uncertainty:g}: steps differ too much"
+            f"the uncertainty is ± {row.uncertainty:.3f}, at_most_uncertainty is "
+            f"{promise.at_most_uncertainty:g}: step times vary too much"
         )
     may_be_excused = promise.explained_from <= row.efficiency < one.bound
     on_the_fabric = all(cause.kind != NETWORK for cause in one.causes)
@@ -253,19 +259,19 @@ def _no_answer(one: CountResult, promise: ScalingCriterion) -> str:
     shared, waited_s = promise.compute_s is not None, one.cpu_wait_s or 0.0
     if shared and row.efficiency < one.bound and one.diffuse and waited_s > row.lost_s / 2:
         return (
-            f"nodes share this machine's processors, and the threads of a rank had none for "
-            f"{waited_s * 1e3:.0f} ms of a step, of which {row.lost_s * 1e3:.0f} ms are lost with "
-            f"nobody to blame"
+            f"nodes share this machine's processors: the threads of a rank waited for one for "
+            f"{waited_s * 1e3:.0f} ms per step, and {row.lost_s * 1e3:.0f} ms per step are lost "
+            "without a culprit"
         )
     return ""
 
 
 def _wrong_device(timings: JobTimings, spec: Spec) -> str:
-    """What the job was trained on, where that is not what the spec has."""
+    """How the device of the job contradicts the spec; "" if it does not."""
     there = spec.accelerators.per_node
     if (timings.device != "cpu") == bool(there):
         return ""
-    has = f"{there} accelerators a node" if there else "no accelerators"
+    has = f"{there} accelerators per node" if there else "no accelerators"
     return f"trained on {timings.device}, spec has {has}"
 
 

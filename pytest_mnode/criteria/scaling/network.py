@@ -1,4 +1,4 @@
-"""What the fabric does by itself, and which NICs traffic the steps' bytes. Pure."""
+"""All-reduce times of the idle fabric, and the NICs that carried the steps' bytes. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOOPBACK = "lo"
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBaseline:
-    """All-reduces over `count` nodes with nothing else going on.
+    """All-reduces over `count` nodes while nothing else runs.
 
     all_s: of all gradients of a step at once. last_s: of the last bucket, which nothing can hide.
-    line_fraction: bus bandwidth of all gradients at once, as a part of the line rate.
+    line_fraction: bus bandwidth of all gradients at once, as a fraction of the line rate.
     """
 
     count: int
@@ -33,12 +33,12 @@ class CollectiveBaseline:
     line_fraction: float
 
     def exposed_s(self, backward_s: float) -> float:
-        """What must be exposed in any case: the last bucket, or what outlasts computing."""
+        """Seconds exposed in any case: the last bucket, or all buckets beyond `backward_s`."""
         return max(self.last_s, self.all_s - backward_s)
 
 
 def baseline_over(timings: JobTimings, count: int, spec: Spec) -> CollectiveBaseline | None:
-    """The baseline over `count` nodes: of groups that were tried at the same time, the median."""
+    """The baseline over `count` nodes: the median of groups measured at the same time."""
     all_reduces = [one for one in timings.all_reduces if len(one.nodes) == count]
     ranks = count * timings.ranks_per_node
     if count < 2 or not all_reduces or ranks < 2:
@@ -56,9 +56,9 @@ def baseline_over(timings: JobTimings, count: int, spec: Spec) -> CollectiveBase
 
 
 def sent_in_steps(trained: Sequence[GroupSteps], timings: JobTimings) -> tuple[SentByNode, ...]:
-    """What each node sent in the steps of these groups. Groups of one node send nothing.
+    """Bytes that each node sent in the steps of these groups. Groups of one node send nothing.
 
-    By whatever algorithm, a node sends the gradients of a step once at least.
+    With any algorithm, a node sends the gradients of a step at least once.
     """
     sent: dict[str, Counter[str]] = {}
     least: Counter[str] = Counter()
@@ -79,9 +79,9 @@ def sent_in_steps(trained: Sequence[GroupSteps], timings: JobTimings) -> tuple[S
     )
 
 
-def instead_of(fabric: Network, sent: Sequence[SentByNode]) -> tuple[str, str | None] | None:
-    """What carried the bytes instead of the fabric, and who did so, in words; None where nothing
-    did, or where counters do not show what each node had to send."""
+def off_fabric_nics(fabric: Network, sent: Sequence[SentByNode]) -> tuple[str, str | None] | None:
+    """The NICs that carried the bytes instead of the fabric, and the culprit, in words; None if
+    there are none, or if counters do not show the bytes that each node had to send."""
     if any(one.share(fabric) is None for one in sent):
         return None
     wrong = [(one, name) for one in sent if (name := one.off_fabric(fabric)) is not None]
@@ -96,8 +96,8 @@ def instead_of(fabric: Network, sent: Sequence[SentByNode]) -> tuple[str, str | 
 def judge_network(
     sent: Sequence[SentByNode], spec: Spec, promise: ScalingCriterion
 ) -> list[Measurement]:
-    """Whether the bytes of the steps went over the fabric's NICs: by the node of most bytes over
-    others, because among many one alone does not show in a sum."""
+    """Whether the bytes of the steps went over the fabric's NICs. The node that sent the largest
+    fraction over other NICs counts, because in a sum one node of many does not show."""
     fabric, most = spec.fabric, promise.elsewhere_fraction
     shares = {one.node: one.share(fabric) for one in sent}
     elsewhere = {node: 1 - share for node, share in shares.items() if share is not None}
@@ -111,10 +111,10 @@ def judge_network(
         over = f"other NICs than {'+'.join(fabric.interfaces)}"
         culprit = off_fabric(sent, fabric) or f"{worst} sent {fraction:.0%} over {over}"
     elif elsewhere:
-        note = f"no counter of {', '.join(unseen)} shows what it had to send: {note}"
+        note = f"no counter of {', '.join(unseen)} shows the bytes that it had to send: {note}"
     else:
         least = sum(one.least_bytes for one in sent)
         note = f"no counter shows the {least / 1e6:.0f} MB that were sent"
-    name = "sent past the fabric during the steps"
+    name = "bytes sent on other networks during the steps"
     source = f"criteria.scaling.elsewhere_fraction {most:g}"
     return [Measurement(name, fraction, "of the bytes", at_most(most), source, culprit, note)]

@@ -1,4 +1,4 @@
-"""What a scaling job does: which numbers of nodes, in which groups, in which turns. Pure."""
+"""The plan of a scaling job: numbers of nodes, groups and turns. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pytest_mnode.reference_job.config import device_for
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 Group = tuple[int, ...]
-"""Nodes that train together, by their place among all nodes of the job, rising."""
+"""Nodes that train together: ascending indices into all nodes of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Groups of `count` nodes that train at the same time; nodes of no group are idle."""
+    """Groups of `count` nodes that train at the same time; nodes in no group are idle."""
 
     round: int
     count: int
@@ -26,10 +26,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that the ranks of a scaling job need to know.
+    """Everything that the ranks of a scaling job need.
 
-    accelerators_per_node: of the spec. Where there are any, ranks train on nothing else. seed: of
-    the resampling that decides on more rounds. Raises UsageError for one node.
+    accelerators_per_node: of the spec; if there are any, ranks train on nothing else. seed: of the
+    resampling that decides on more rounds. Raises UsageError for one node.
     """
 
     nodes: tuple[str, ...]
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Numbers of nodes, rising, from 1 to all."""
+        """Numbers of nodes, ascending from 1 to all."""
         return counts_up_to(len(self.nodes))
 
     @property
@@ -76,14 +76,14 @@ class Plan:
         return self.promise.samples_per_rank * self.ranks_per_node * count
 
     def group_compute_s(self, count: int) -> float | None:
-        """Declared compute of a step over `count` nodes: as long as a rank has samples."""
+        """Declared compute of a step over `count` nodes, in proportion to a rank's samples."""
         if self.promise.compute_s is None:
             return None
         each = self.group_batch(count) / (self.ranks_per_node * count)
         return self.promise.compute_s * each / self.promise.samples_per_rank
 
     def missing_from(self, timings: JobTimings, count: int) -> str:
-        """What is missing over `count` nodes, or over one, with which all are compared; or ""."""
+        """What is missing over `count` nodes, or over one node, the reference; "" if nothing is."""
         return self._missing_over(timings, count) or self._missing_over(timings, 1)
 
     def _missing_over(self, timings: JobTimings, count: int) -> str:
@@ -117,7 +117,7 @@ class Plan:
 
 
 def nodes(count: int) -> str:
-    """Such as "1 node" and "2 nodes"."""
+    """Text such as "1 node" and "2 nodes"."""
     return f"{count} node{'s' if count != 1 else ''}"
 
 
@@ -130,8 +130,8 @@ def counts_up_to(nodes: int) -> tuple[int, ...]:
 def groups_of(count: int, nodes: int, offset: int) -> tuple[Group, ...]:
     """As many disjoint groups of `count` neighbours in the ring of nodes as fit, from `offset` on.
 
-    The last of fewer than `count` left over stay idle; another offset leaves others over. Nodes of
-    a group are in rising order, as torch numbers their ranks.
+    Fewer than `count` nodes may be left over, and stay idle; `offset` decides which nodes.
+    Nodes of a group are in ascending order, as torch numbers their ranks.
     """
     return tuple(
         tuple(sorted((offset + start + i) % nodes for i in range(count)))

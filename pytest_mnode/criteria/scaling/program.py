@@ -1,6 +1,6 @@
-"""What each rank of a scaling job does: the plan's turns, all numbers of nodes in one process.
+"""The program of each rank of a scaling job: all turns of the plan in one process.
 
-Groups of a turn train at the same time, after a barrier of all ranks; ranks of no group wait at the
+Groups of a turn train at the same time, after a barrier of all ranks; ranks in no group wait at the
 next barrier. Every wait has the promise's limit. Rank 0 has all timings, and decides on more
 rounds.
 """
@@ -23,7 +23,7 @@ from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
 from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.counters import grown_by, sent_so_far
+from pytest_mnode.machine.counters import increases, sent_so_far
 from pytest_mnode.measuring.ranks import backend_on, elapsed_s, finish
 from pytest_mnode.measuring.traffic import lower_devices_here
 from pytest_mnode.progress import progress
@@ -35,18 +35,18 @@ from pytest_mnode.reference_job.timeline import merged
 from pytest_mnode.reference_job.trainer import Trainer
 
 _SWEEP_S = 0.1
-"""How long a repeat of all-reduces takes, about: longer than a shaper's burst."""
+"""Approximate time of a repeat of all-reduces: longer than a shaper's burst."""
 _SWEEP_REPEATS = 3
 _MOST_CALLS = 50
 
 
 class Program:
-    """One rank. Made after the default process group."""
+    """The program of one rank. It is made after the default process group."""
 
     def __init__(self, plan: Plan, world: World, device: torch.device, directory: str) -> None:
         self.plan, self.world, self.device, self.directory = plan, world, device, directory
         self._limit = timedelta(seconds=plan.promise.within_s)
-        # Meetings and timings go over a group of their own, which no accelerator waits for.
+        # Barriers and timings use a separate process group, for which no accelerator waits.
         self._control: Any = dist.new_group(backend="gloo", timeout=self._limit)
         self._groups: dict[Group, Any] = {}
         self._timings = JobTimings(
@@ -54,7 +54,7 @@ class Program:
         )
 
     def run(self) -> JobTimings | None:
-        """All turns; what was measured, on rank 0."""
+        """Run all turns; return the timings on rank 0."""
         turn: Turn | None = None
         rounds, counts = self.plan.promise.rounds, self.plan.counts
         for number in range(self.plan.promise.most_rounds):
@@ -71,9 +71,9 @@ class Program:
         return self._timings if self.world.rank == 0 else None
 
     def _train(self, turn: Turn) -> tuple[GroupSteps | None, dict[str, Any]]:
-        """This rank's part of a turn: a GroupSteps with its own steps only, and what it sent."""
+        """Train this rank's part of a turn; return its own steps, and the sizes of its model."""
         where = f"round {turn.round + 1}, {turn.count} nodes"
-        self._no_answer(turn.groups)
+        self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
         if mine is None:
             self._meet(where)
@@ -82,7 +82,7 @@ class Program:
         with tempfile.TemporaryDirectory(dir=self.directory) as directory:
             trainer = self._trainer(turn.count, mine, directory)
             self._meet(where)
-            # Declared computing is only waited for, so that it has nothing to warm up.
+            # Declared compute is only a wait, so it needs no warm-up.
             pace, trainer.spans.pace = trainer.spans.pace, None
             for _ in range(self.plan.promise.warmup):
                 trainer.step()
@@ -98,7 +98,7 @@ class Program:
             steps=(tuple(step for step, _ in steps),),
             samples=self.plan.group_batch(turn.count),
             tokens=self.plan.group_batch(turn.count) * trainer.config.context,
-            sent_bytes=(grown_by(before, after),),
+            sent_bytes=(increases(before, after),),
             cpu_wait_s=(grown(waited_s, waited_until_s),),
             lower_devices=(lower_devices_here(),),
         )
@@ -106,14 +106,14 @@ class Program:
         return trained, {"parameters": parameters, "bucket_bytes": steps[-1][1]}
 
     def _timed(self, trainer: Trainer) -> tuple[Step, tuple[int, ...]]:
-        """A step, and the bytes of its buckets; timed once more around all that it does."""
+        """A step, timed once more from outside, and the bytes of its buckets."""
         began = time.perf_counter()
         record = trainer.step()
         sent = tuple(transfer.bytes for transfer in record.transfers or ())
         return step_of(record, time.perf_counter() - began), sent
 
     def _gather(self, mine: tuple[GroupSteps | None, dict[str, Any]]) -> None:
-        """Have rank 0 put the ranks' steps together, by group."""
+        """Collect the ranks' steps on rank 0, by group."""
         every: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
         dist.gather_object(mine, every, group=self._control)
         if every is None:
@@ -126,14 +126,14 @@ class Program:
         self._timings = replace(
             self._timings,
             parameters=max(about["parameters"], self._timings.parameters),
-            # Every gradient goes over the fabric once, whatever it is cut into.
+            # Every gradient goes over the fabric once, however many buckets there are.
             gradient_bytes=max(about["parameters"] * 4, self._timings.gradient_bytes),
             bucket_bytes=buckets,
             trained=(*self._timings.trained, *whole),
         )
 
     def _goes_on(self) -> bool:
-        """Whether another round is worth its time; by rank 0, so that all agree."""
+        """Whether another round is needed; rank 0 decides, so that all ranks agree."""
         plan, goes_on = self.plan, [False]
         if self.world.rank == 0:
             goes_on = [not settled(self._timings, plan.promise, seed=plan.seed)]
@@ -141,13 +141,13 @@ class Program:
         return goes_on[0]
 
     def _sweep(self, turn: Turn) -> None:
-        """All-reduces of all gradients, and of the last bucket, in all groups of a turn."""
+        """Time all-reduces of all gradients, and of the last bucket, in all groups of a turn."""
         sizes = [(self._timings.gradient_bytes, self._timings.bucket_bytes)]
         dist.broadcast_object_list(sizes, src=0, group=self._control)
         gradient_bytes, buckets = sizes[0]
         last = buckets[-1] if buckets else gradient_bytes
         progress(f"all-reduces over {nodes(turn.count)}", 0, 0)
-        self._no_answer(turn.groups)
+        self._make_groups(turn.groups)
         mine = self._group_of(turn.groups)
         found: list[AllReduceTime] = []
         self._meet(f"all-reduces over {turn.count} nodes")
@@ -167,7 +167,7 @@ class Program:
             )
 
     def _all_reduce_s(self, size_bytes: int, group: Any) -> float:
-        """Median of a few repeats of calls in a row, by the slowest rank of the group."""
+        """Seconds of a call by the slowest rank of the group: the median of a few repeats."""
         buffer = torch.zeros(max(1, size_bytes // 4), device=self.device)
 
         def call() -> None:
@@ -189,7 +189,7 @@ class Program:
             **self.plan.training,
             directory=directory,
             global_batch=batch,
-            samples=batch * (steps + 1),  # one epoch, not quite used up: no loader begins anew
+            samples=batch * (steps + 1),  # one epoch, not quite used up: no loader starts again
             steps=steps,
             compute_s=self.plan.group_compute_s(count),
             deterministic=False,
@@ -206,15 +206,15 @@ class Program:
         each = self.world.local_size
         return tuple(node * each + local for node in group for local in range(each))
 
-    def _no_answer(self, groups: Sequence[Group]) -> None:
-        """Process groups over these nodes' ranks, once for all rounds. All ranks make all of them:
-        torch numbers groups by how many a rank has made."""
+    def _make_groups(self, groups: Sequence[Group]) -> None:
+        """Create the process groups of these nodes, once for all rounds. All ranks create all of
+        them, because torch numbers groups by how many a rank has created."""
         for group in groups:
             if group not in self._groups:
                 self._groups[group] = dist.new_group(self._ranks_of(group), timeout=self._limit)
 
     def _meet(self, where: str) -> None:
-        """All ranks of the job. Raises RuntimeError that names who did not come."""
+        """Wait for all ranks of the job. Raises RuntimeError that names the missing ranks."""
         finish(self.device)
         try:
             dist.monitored_barrier(self._control, self._limit, wait_all_ranks=True)
@@ -223,7 +223,7 @@ class Program:
 
 
 def _whole(ranks: Sequence[GroupSteps], plan: Plan) -> GroupSteps:
-    """A group's ranks as one; what a node sent by its first rank."""
+    """The steps of all ranks of a group; the bytes sent by a node are from its first rank."""
     return replace(
         ranks[0],
         steps=tuple(steps for one in ranks for steps in one.steps),
@@ -234,9 +234,9 @@ def _whole(ranks: Sequence[GroupSteps], plan: Plan) -> GroupSteps:
 
 
 def train(plan: Plan, world: World) -> JobTimings | None:
-    """Do what the plan says, over the default process group; the timings on rank 0.
+    """Run the plan on the default process group; return the timings on rank 0.
 
-    Raises EnvironmentContractError where accelerators are promised, and torch shows none.
+    Raises EnvironmentContractError if accelerators are promised and torch shows none.
     """
     config = JobConfig(directory=".", device=plan.training["device"])
     device = device_of(config, world.local_rank)
@@ -245,9 +245,9 @@ def train(plan: Plan, world: World) -> JobTimings | None:
 
 
 def step_of(record: StepRecord, elapsed_s: float) -> Step:
-    """What a record of the reference job says of a step that took so long.
+    """The Step that a record of the reference job describes. elapsed_s: its measured time.
 
-    What the job does for its records, after the step that it times, counts as the rest.
+    Work of the job for its records, after the step that it times, counts as the rest.
     """
     parts = record.parts
     moved = None
@@ -269,7 +269,7 @@ def step_of(record: StepRecord, elapsed_s: float) -> Step:
 
 
 def cpu_wait_so_far_s() -> float | None:
-    """Seconds for which threads of this process were ready and had no CPU, all added up."""
+    """Seconds that threads of this process were ready and had no CPU, summed; None if not known."""
     waited_ns = 0
     for path in sysfs.entries(Path("/proc/self/task")):
         fields = (sysfs.text(path / "schedstat") or "").split()
@@ -281,5 +281,5 @@ def cpu_wait_so_far_s() -> float | None:
 
 
 def grown(before: float | None, after: float | None) -> float | None:
-    """By how much; None where either is not known."""
+    """The increase; None if either value is not known."""
     return None if before is None or after is None else max(0.0, after - before)

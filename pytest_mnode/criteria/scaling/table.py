@@ -1,4 +1,4 @@
-"""What a scaling job found, for readers: rows by number of nodes, rows by rank, and the causes."""
+"""Text tables of a scaling job: rows by number of nodes, rows by rank, and the causes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MOST_RANKS = 16
 
 
 def table(found: ScalingResult) -> str:
-    """Lines of text: scaling, where the time of a step goes, and each rank's step."""
+    """Text tables: scaling, where the time of a step goes, and each rank's step."""
     timings, promise = found.timings, found.promise
     model = promise.model
     lines = [
         f"{promise.kind} scaling, {promise.parallel}, {timings.parameters} parameters in "
-        f"{model.layers} layers, {timings.gradient_bytes} B of gradients a step in "
+        f"{model.layers} layers, {timings.gradient_bytes} B of gradients per step in "
         f"{len(timings.bucket_bytes) or 'an unknown number of'} buckets; {timings.backend} on "
         f"{timings.device}; medians of {promise.steps} steps in each of {timings.rounds} rounds, "
         f"{promise.warmup} dropped before them"
@@ -28,16 +28,16 @@ def table(found: ScalingResult) -> str:
             "gradients, buckets and collectives are real"
         )
     lines += ["", *_aligned([_HEADS, *(_row(one) for one in found.counts)])]
-    lines += ["", "ms a step of the mean rank, and (more than on one node):"]
+    lines += ["", "ms per step of the mean rank, and (more than on one node):"]
     lines += _aligned([("nodes", *PART_NAMES), *(_parts(one) for one in found.counts)])
     for one in found.counts:
         if one.row.count > 1:
-            causes = one.description or "next to nothing"
-            lines += ["", f"{one.row.count} nodes lose {_ms(one.row.lost_s)} ms a step: {causes}"]
+            causes = one.description or "almost nothing"
+            lines += ["", f"{one.row.count} nodes lose {_ms(one.row.lost_s)} ms per step: {causes}"]
     if found.slow_links:
         lines.append(f"slow links: {found.slow_links}")
     if found.counts:
-        lines += ["", f"each rank on {found.counts[-1].row.count} nodes, ms a step:"]
+        lines += ["", f"each rank on {found.counts[-1].row.count} nodes, ms per step:"]
         lines += _aligned(_ranks(found.counts[-1]))
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What a scaling job measured: values without judgement. Pure."""
+"""Timings of a scaling job, without judgement. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 PARTS = ("compute", "exposed", "input", "optimiser", "checkpoint", "rest")
-"""What a step of a rank is made of: computing; waiting for collectives, of gradients while there is
-nothing left to compute, and of the loss; waiting for input; the optimiser; writing a checkpoint;
-all else."""
+"""Parts of a rank's step: compute; waiting for collectives, which are those of gradients after all
+compute is done and that of the loss; waiting for input; the optimiser; writing a checkpoint; the
+rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one rank, seconds. wall_s: measured by itself, beside its parts.
+    """One step of one rank, in seconds. wall_s: measured independently of the parts.
 
-    sent_s: how long gradients were on their way; hidden_s: how long of that the rank computed; None
-    where that is not known. backward_s: the part of compute behind which they can hide.
+    sent_s: time for which gradients were in transfer; hidden_s: part of it during which the rank
+    computed; None if not known. backward_s: the part of compute that can hide the transfer.
     """
 
     wall_s: float
@@ -37,12 +37,12 @@ class Step:
 
     @property
     def after_s(self) -> float:
-        """What follows the last collective of the step."""
+        """Seconds after the last collective of the step."""
         return self.optimiser + self.rest
 
     @property
     def missed(self) -> float:
-        """Part of the wall time by which the parts miss it."""
+        """Fraction of the wall time by which the sum of the parts differs from it."""
         return abs(sum(self.parts) - self.wall_s) / self.wall_s if self.wall_s > 0 else 1.0
 
 
@@ -50,11 +50,11 @@ class Step:
 class GroupSteps:
     """A group's timed steps in one turn, by rank, in the group's order.
 
-    nodes: names. ranks: numbers in the whole job. steps[i]: of ranks[i], equally many each.
-    samples, tokens: of one step, all ranks together. sent_bytes: by node, what each NIC sent
-    meanwhile, RDMA ports as "device:port". cpu_wait_s: by rank, how long its threads were ready and
-    had no CPU, all steps and threads added up; None if not known. lower_devices: by node, which
-    NICs count the same bytes (`measuring.traffic`), RDMA devices without port.
+    nodes: names. ranks: numbers in the whole job. steps[i]: of ranks[i], equally many for each.
+    samples, tokens: of one step, over all ranks. sent_bytes: by node, bytes that each NIC sent
+    during the steps, RDMA ports as "device:port". cpu_wait_s: by rank, time for which its threads
+    were ready and had no CPU, summed over steps and threads; None if not known. lower_devices: by
+    node, NICs that count the same bytes (`measuring.traffic`), RDMA devices without port.
     """
 
     round: int
@@ -72,7 +72,7 @@ class GroupSteps:
         return len(self.nodes)
 
     def node_of(self, index: int) -> str:
-        """Name of the node of the rank at this place of `ranks`."""
+        """Name of the node of `ranks[index]`."""
         return self.nodes[index // (len(self.ranks) // len(self.nodes))]
 
     def step(self, number: int) -> tuple[Step, ...]:
@@ -80,11 +80,11 @@ class GroupSteps:
         return tuple(of_rank[number] for of_rank in self.steps)
 
     def cycle(self, number: int, closed: bool = False) -> tuple[Step, ...]:
-        """The same from collective to collective: with the end of the step before, not its own.
+        """One step from collective to collective: with the end of the step before, not its own.
 
-        Ranks end their last collective together. Who takes longer after it is late in the next
-        step, and it is there that the others wait. The first step has nothing before it, or the
-        last where they are closed to a ring, so that no time is lost from all of them together.
+        Ranks end their last collective together. A rank that takes longer after it is late in the
+        next step, where the others wait for it. The first step follows none; if `closed`, it
+        follows the last step, so that no time is missing from the sum of all steps.
         """
         if number == 0 and not closed:
             return self.step(0)
@@ -100,7 +100,7 @@ class GroupSteps:
         )
 
     def step_s(self, number: int) -> float:
-        """Seconds of a step of the group: ranks go in step, so what they differ by is no time."""
+        """Seconds of a step of the group: the mean, because ranks run in lockstep."""
         walls = [step.wall_s for step in self.step(number)]
         return sum(walls) / len(walls)
 
@@ -111,9 +111,9 @@ class GroupSteps:
 
 @dataclass(frozen=True, slots=True)
 class AllReduceTime:
-    """All-reduces of a group with nothing else going on.
+    """Time of the all-reduces of a group while nothing else runs.
 
-    size_bytes: of one call. time_s: median of a few calls in a row, by the slowest rank.
+    size_bytes: of one call. time_s: of one call by the slowest rank, the median of a few repeats.
     """
 
     nodes: tuple[str, ...]
@@ -123,8 +123,8 @@ class AllReduceTime:
 
 @dataclass(frozen=True, slots=True)
 class JobTimings:
-    """All that a job measured. gradient_bytes: sent in a step by each rank, before the collective
-    makes copies. bucket_bytes: in the order of sending; empty where not known.
+    """All timings of a job. gradient_bytes: sent in a step by each rank, before the collective
+    makes copies. bucket_bytes: in the order of sending; empty if not known.
     """
 
     ranks_per_node: int
@@ -137,7 +137,7 @@ class JobTimings:
     all_reduces: tuple[AllReduceTime, ...]
 
     def over(self, count: int) -> tuple[GroupSteps, ...]:
-        """What groups of `count` nodes did."""
+        """Steps of the groups of `count` nodes."""
         return tuple(one for one in self.trained if one.count == count)
 
     @property
@@ -155,7 +155,7 @@ class JobTimings:
                 yield one, number
 
     def cpu_wait_s(self, count: int) -> float | None:
-        """Per step over `count` nodes, how long threads of the median rank waited for a CPU."""
+        """Seconds per step over `count` nodes that threads of the median rank waited for a CPU."""
         waits_s = sorted(
             of_rank / len(one.steps[0])
             for one in self.over(count)

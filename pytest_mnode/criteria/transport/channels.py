@@ -1,4 +1,4 @@
-"""One rank's NCCL log against the promise: network, devices, GPUDirect, GIDs, warnings."""
+"""Judges one rank's NCCL log: network, devices, GPUDirect, GIDs, warnings."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _SHOWN, _WARNING_SHOWN = 120, 160
 
 @dataclass(slots=True)
 class RankChannels:
-    """The channels in one rank's log, beside the promise.
+    """The channels in one rank's log, compared with the promise.
 
-    nccl_version: of the rank's log, or of another rank's. own: its part of a log that ranks may
-    share. channels: its network channels.
+    nccl_version: from the rank's log, or from another rank's. own: the rank's part of a log that
+    ranks may share. channels: the rank's network channels.
     """
 
     spec: Spec
@@ -57,7 +57,7 @@ class RankChannels:
         return About(ProofFact.LOGGED, self.node.name, self.rank.rank)
 
     def _unreadable(self, text: str) -> Remark:
-        return self.about.missing(Case.UNREADABLE, text)
+        return self.about.inconclusive(Case.UNREADABLE, text)
 
     @property
     def identified(self) -> bool:
@@ -66,7 +66,7 @@ class RankChannels:
 
     @property
     def whole(self) -> bool:
-        """Whether no line is known to be missing: what the log does not contain is not there."""
+        """Whether no line is known to be missing, so that what is not logged did not happen."""
         if self.log is None or self.own is None or not self.identified:
             return False
         return self.own.complete is not False and not (self.log.truncated or self.log.unknown_lines)
@@ -75,11 +75,11 @@ class RankChannels:
         """All remarks on this rank's log."""
         if self.log is None:
             text = f"no log: {self.rank.no_log or 'none was written'}"
-            yield self.about.missing(Case.NO_LOG, text)
+            yield self.about.inconclusive(Case.NO_LOG, text)
             return
         if not self.identified:
             why = why_silent(self.rank.environment) or "no line shows which rank wrote it"
-            yield self.about.missing(Case.NO_LOG, f"the log does not contain this rank: {why}")
+            yield self.about.inconclusive(Case.NO_LOG, f"the log does not contain this rank: {why}")
         if self.own is None:
             yield from self._failed_for_all(self.log)
             return
@@ -99,16 +99,16 @@ class RankChannels:
             )
             yield self._unreadable(text)
         if log.truncated:
-            yield self.about.missing(
-                Case.UNREADABLE, f"the log is not whole: {log.truncated[0][:_SHOWN]}"
+            yield self.about.inconclusive(
+                Case.UNREADABLE, f"the log is incomplete: {log.truncated[0][:_SHOWN]}"
             )
         if own.complete is False:
-            yield self.about.missing(
+            yield self.about.inconclusive(
                 Case.UNREADABLE, "the log ends before its communicator is complete"
             )
 
     def _chosen(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
-        """The network that NCCL chose, where no channel is logged."""
+        """The network that NCCL chose, if no channel is logged."""
         providers = log.providers_of(own.process)
         promised = NetworkKind.SOCKETS if self.spec.fabric.kind == "ethernet" else NetworkKind.RDMA
         for name in log.networks_of(own.process):
@@ -118,10 +118,10 @@ class RankChannels:
             if kind is NetworkKind.SOCKETS:
                 case, why = why_fallen_back(self.rank, self.node, log, self.spec)
                 text = f"NCCL uses network {name} instead of {self.spec.fabric.kind}: {why}"
-                yield self.about.against(case, text, fallback=True)
+                yield self.about.fail(case, text, fallback=True)
             else:
                 text = f"NCCL uses network {name} ({kind}), promised is {self.spec.fabric.kind}"
-                yield self.about.against(Case.OTHER_NETWORK, text)
+                yield self.about.fail(Case.OTHER_NETWORK, text)
 
     def _carried(self, log: NcclLog) -> Iterator[Remark]:
         by_kind: dict[NetworkKind, list[Channel]] = {}
@@ -130,8 +130,8 @@ class RankChannels:
             by_kind.setdefault(kind, []).append(channel)
         if unknown := by_kind.get(NetworkKind.UNKNOWN):
             names = ", ".join(dict.fromkeys(c.network or c.detail for c in unknown))
-            text = f"channels run over {names}: not known what carries its bytes"
-            yield self.about.missing(Case.UNKNOWN_NETWORK, text)
+            text = f"channels run over {names}: it is not known which network carries their bytes"
+            yield self.about.inconclusive(Case.UNKNOWN_NETWORK, text)
         sockets = by_kind.get(NetworkKind.SOCKETS, [])
         if self.spec.fabric.kind == "ethernet":
             yield from self._other(by_kind.get(NetworkKind.RDMA, []), "RDMA")
@@ -148,30 +148,30 @@ class RankChannels:
                 f"channels run over {_networks(channels)} ({what}), promised is "
                 f"{self.spec.fabric.kind}"
             )
-            yield self.about.against(Case.OTHER_NETWORK, text)
+            yield self.about.fail(Case.OTHER_NETWORK, text)
 
     def _socket_interfaces(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
         names, all_named = log.adapters(channels)
         if not all_named:
-            yield self.about.missing(
+            yield self.about.inconclusive(
                 Case.UNREADABLE, "the log does not name the interfaces of sockets"
             )
         if wrong := [name for name in names if not self.spec.fabric.has_interface(name)]:
             fabric = ", ".join(self.spec.fabric.interfaces)
             case = Case.WRONG_INTERFACE if len(wrong) == len(names) else Case.STRAY_RAIL
             text = f"sockets run over {', '.join(wrong)}, not over the fabric ({fabric})"
-            yield self.about.against(case, text)
+            yield self.about.fail(case, text)
 
     def _fallen_back(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
         names, _ = log.adapters(channels)
         over = _networks(channels) + (f" ({', '.join(names)})" if names else "")
         case, why = why_fallen_back(self.rank, self.node, log, self.spec)
         text = f"channels run over {over} instead of {self.spec.fabric.kind}: {why}"
-        yield self.about.against(case, text, fallback=True)
+        yield self.about.fail(case, text, fallback=True)
         known = self.node.ipoib
         if over_ib := [n for n in names if n in known or (not known and n.startswith("ib"))]:
             text = f"sockets run over {', '.join(over_ib)}, which is IP over InfiniBand, not RDMA"
-            yield self.about.against(Case.IPOIB, text)
+            yield self.about.fail(Case.IPOIB, text)
 
     def _rdma(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
         kind = self.spec.fabric.kind
@@ -205,10 +205,10 @@ class RankChannels:
                 f"channels{f' that {ways}' if ways else ''} run over {_networks(staged)} without "
                 f"GDRDMA, staged through the host although GPUDirect is promised{why}"
             )
-            yield self.about.against(Case.GPUDIRECT_OFF, text)
+            yield self.about.fail(Case.GPUDIRECT_OFF, text)
         elif any(c.gdr is None for c in channels):
-            yield self.about.missing(
-                Case.UNREADABLE, "the log is cut before whether channels use GPUDirect"
+            yield self.about.inconclusive(
+                Case.UNREADABLE, "the log ends before it shows whether channels use GPUDirect"
             )
 
     def _gids(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
@@ -223,14 +223,14 @@ class RankChannels:
             self.roce_version,
             self.nccl_version if runs_rdma and not pinned else None,
         ):
-            yield self.about.against(Case.GID_TYPE, text)
+            yield self.about.fail(Case.GID_TYPE, text)
 
     def _failed_for_all(self, log: NcclLog) -> Iterator[Remark]:
-        """Final failures in a log that does not tell its ranks apart: they are of every rank."""
+        """Final failures in a log that does not identify its ranks: they count for every rank."""
         for warn in log.warnings:
             cause = failure(warn) if warn.recovered is False else None
             if cause is not None:
-                yield self.about.against(cause[0], f"{warn.process}: {cause[1]}")
+                yield self.about.fail(cause[0], f"{warn.process}: {cause[1]}")
 
     def _warned(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         for warn in log.warnings:
@@ -243,10 +243,10 @@ class RankChannels:
         if cause is not None:
             # Without a sign that NCCL gave up or recovered, it may have done either.
             unsure = warn.recovered is None
-            return (self.about.missing if unsure else self.about.against)(*cause)
+            return (self.about.inconclusive if unsure else self.about.fail)(*cause)
         if warn.recovered is False:
             return self._unreadable(f"{text} and gave up")
-        return self.about.note(Case.RECOVERED, f"{text}{' and went on' * bool(warn.recovered)}")
+        return self.about.note(Case.RECOVERED, f"{text}{' and continued' * bool(warn.recovered)}")
 
 
 def _networks(channels: Sequence[Channel]) -> str:
@@ -256,24 +256,24 @@ def _networks(channels: Sequence[Channel]) -> str:
 def ucx_off_fabric(
     configs: Sequence[UcxConfig], spec: Spec, rank: RankTransport
 ) -> Iterator[Remark]:
-    """Where UCX reaches other nodes by something else than the fabric."""
+    """Remarks on UCX where it reaches other nodes over another network than the fabric."""
     about = About(ProofFact.LOGGED, rank.node, rank.rank)
     kind, fabric = spec.fabric.kind, ", ".join(spec.fabric.interfaces)
     for config in configs:
         if kind == "ethernet" and config.rdma:
             text = f"UCX runs over {', '.join(config.rdma)} (RDMA), promised is {kind}"
-            yield about.against(Case.OTHER_NETWORK, text)
+            yield about.fail(Case.OTHER_NETWORK, text)
             continue
         if kind != "ethernet" and not config.rdma:
             named = ("UCX_TLS", "UCX_NET_DEVICES")
             why = [f"{n}={rank.environment[n]}" for n in named if n in rank.environment]
             text = f"channels run over UCX's tcp ({', '.join(config.tcp)}) instead of {kind}"
             reason = ", ".join(why) or "the log does not show why"
-            yield about.against(Case.SOCKETS, f"{text}: {reason}", fallback=True)
+            yield about.fail(Case.SOCKETS, f"{text}: {reason}", fallback=True)
             continue
         used = config.tcp if kind == "ethernet" else config.rdma
         wrong = [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]
         if wrong:
             case = Case.WRONG_INTERFACE if len(wrong) == len(used) else Case.STRAY_RAIL
             text = f"UCX runs over {', '.join(wrong)}, not over the fabric ({fabric})"
-            yield about.against(case, text)
+            yield about.fail(case, text)

@@ -1,4 +1,4 @@
-"""Third and fourth fact: what the fabric's NICs carried, and that all other NICs were quiet."""
+"""Judges facts three and four: bytes of the fabric's NICs, and quiet on all other NICs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOPBACK = "lo"
 def counted(
     facts: Evidence, spec: Spec, promise: TransportPromise, expected: ExpectedBytes
 ) -> Iterator[Remark]:
-    """Whether the NICs of the fabric sent what the algorithm must move, each its share."""
+    """Whether the fabric's NICs sent the bytes that the algorithm must move, each its share."""
     for node in facts.nodes:
         yield from _counted_on(node, facts, spec, promise, expected)
 
@@ -34,7 +34,7 @@ def quiet(
 def measured_bytes(
     facts: Evidence, spec: Spec, promise: TransportPromise, expected: ExpectedBytes
 ) -> list[Measurement]:
-    """Bytes on the fabric of the nodes that sent least and most, and past it on each node."""
+    """Bytes on the fabric of the nodes that sent least and most, and off it of each node."""
     sent = {node.name: _sent_on_fabric(node, spec) for node in facts.nodes}
     known = {name: count for name, count in sent.items() if count is not None}
     found = []
@@ -59,7 +59,7 @@ def measured_bytes(
             limit = _allowed_elsewhere(nic.name, facts, promise, expected)
             found.append(
                 Measurement(
-                    f"transport, bytes past the fabric on {facts_of_node.name}",
+                    f"transport, bytes sent on other networks by {facts_of_node.name}",
                     None if nic.sent_bytes is None else nic.sent_bytes / 1e6,
                     "MB",
                     note=f"{nic.name}, at most {limit / 1e6:.3g} MB",
@@ -69,7 +69,7 @@ def measured_bytes(
 
 
 def _sent_on_fabric(node: NodeTraffic, spec: Spec) -> int | None:
-    """Bytes that the fabric's NICs of a node sent together; None where one is not known."""
+    """Bytes that the fabric's NICs of a node sent together; None if one is not known."""
     fabric = node.carriers(spec, rdma=is_rdma(spec), of_fabric=True)
     if fabric is None or any(nic.sent_bytes is None for nic in fabric):
         return None
@@ -77,7 +77,7 @@ def _sent_on_fabric(node: NodeTraffic, spec: Spec) -> int | None:
 
 
 def _busiest_elsewhere(node: NodeTraffic, spec: Spec) -> Carrier | None:
-    """Of the other NICs of a node, loopback included, the one that carried most."""
+    """The NIC outside the fabric, loopback included, that carried most."""
     return max(_others(node, spec), key=lambda nic: nic.carried_bytes, default=None)
 
 
@@ -107,13 +107,13 @@ def _counted_on(
     fabric = node.carriers(spec, rdma=is_rdma(spec), of_fabric=True)
     instead = _instead(node, spec, expected)
     if fabric is None:
-        yield about.missing(Case.NO_COUNTER, f"no {what}s could be listed")
+        yield about.inconclusive(Case.NO_COUNTER, f"no {what}s could be listed")
         return
     if not fabric:
         others = node.carriers(spec, rdma=is_rdma(spec), of_fabric=False)
         there = f"; there is {', '.join(nic.name for nic in others)}" if others else ""
         case = Case.NO_DEVICE if is_rdma(spec) else Case.WRONG_INTERFACE
-        yield about.against(case, f"no {what} of the fabric ({names}){there}{instead}")
+        yield about.fail(case, f"no {what} of the fabric ({names}){there}{instead}")
         return
     if unknown := [nic.shown for nic in fabric if nic.sent_bytes is None]:
         most = [nic.sent_at_most_bytes for nic in fabric]
@@ -122,26 +122,26 @@ def _counted_on(
             packets = sum(nic.sent_packets or 0 for nic in fabric)
             text = f"the fabric ({names}) sent {packets} packets, {_shown(sum(known))} at most, "
             text += f"expected at least {_shown(expected.least_bytes)}{instead}"
-            yield about.against(Case.NOT_ON_FABRIC, text)
+            yield about.fail(Case.NOT_ON_FABRIC, text)
         else:
             text = f"bytes sent by {', '.join(unknown)} could not be read"
-            yield about.missing(Case.NO_COUNTER, text)
+            yield about.inconclusive(Case.NO_COUNTER, text)
         return
     sent = sum(nic.sent_bytes or 0 for nic in fabric)
     text = f"the fabric ({names}) sent {_shown(sent)}"
     if sent < expected.least_bytes:
         text += f", expected at least {_shown(expected.least_bytes)}{instead}"
-        yield about.against(Case.NOT_ON_FABRIC, text)
+        yield about.fail(Case.NOT_ON_FABRIC, text)
     elif sent > expected.most_bytes:
         text += (
             f", expected at most {_shown(expected.most_bytes)}: "
-            "something else used it, or packets were sent again and again"
+            "other traffic used it, or packets were retransmitted"
         )
-        yield about.against(Case.TOO_MANY_BYTES, text)
+        yield about.fail(Case.TOO_MANY_BYTES, text)
     if len(fabric) < spec.fabric.nics_per_node:
-        text = f"{len(fabric)} of {spec.fabric.nics_per_node} NICs of the fabric are there: "
+        text = f"{len(fabric)} of {spec.fabric.nics_per_node} NICs of the fabric are present: "
         text += ", ".join(nic.shown for nic in fabric)
-        yield about.against(Case.RAIL_DOWN, text)
+        yield about.fail(Case.RAIL_DOWN, text)
     if sent >= expected.least_bytes:  # below it, shares mean nothing
         yield from _idle_rails(about, fabric, facts.rails_expected(spec), spec, promise)
 
@@ -159,16 +159,16 @@ def _idle_rails(
             f"{nic.shown} sent {(nic.sent_bytes or 0) / share:.0%} of its share" for nic in idle
         )
         text = f"{carrying} of {expected} rails carried the traffic: {shares}"
-        yield about.against(Case.RAIL_DOWN, text)
+        yield about.fail(Case.RAIL_DOWN, text)
     busy = [nic for nic in fabric if (nic.sent_bytes or 0) > promise.elsewhere_fraction * sent]
     if len(busy) > promised:
         names = ", ".join(nic.name for nic in busy)
         text = f"{len(busy)} NICs sent, {promised} are promised: {names}"
-        yield about.against(Case.STRAY_RAIL, text)
+        yield about.fail(Case.STRAY_RAIL, text)
 
 
 def _instead(node: NodeTraffic, spec: Spec, expected: ExpectedBytes) -> str:
-    """The NIC that carried the traffic instead, where there is one; of RoCE, its interface."""
+    """Text on the NIC that carried the traffic instead, or ""; RoCE interfaces count too."""
     below = [name for port in node.fabric_ports(spec) for name in node.netdevs_of(port)]
     interfaces = node.carriers(spec, rdma=False, of_fabric=False) or []
     own = [nic for nic in interfaces if is_rdma(spec) and nic.name in below]
@@ -188,16 +188,18 @@ def _quiet_on(
     about = About(ProofFact.QUIET, node.name)
     if node.machine.interfaces is None:
         text = "interfaces could not be listed, so none is known to be quiet"
-        yield about.missing(Case.NO_COUNTER, text)
+        yield about.inconclusive(Case.NO_COUNTER, text)
     if node.machine.rdma is None and is_rdma(spec):
         text = "RDMA devices could not be listed, so none is known to be quiet"
-        yield about.missing(Case.NO_COUNTER, text)
+        yield about.inconclusive(Case.NO_COUNTER, text)
     ports = {nic.name for nic in node.carriers(spec, rdma=True, of_fabric=False) or ()}
     for nic in _others(node, spec):
         limit = _allowed_elsewhere(nic.name, facts, promise, expected)
         if nic.sent_bytes is None or nic.received_bytes is None:
             if not nic.state:  # a NIC that is down carries nothing
-                yield about.missing(Case.NO_COUNTER, f"counters of {nic.name} could not be read")
+                yield about.inconclusive(
+                    Case.NO_COUNTER, f"counters of {nic.name} could not be read"
+                )
         elif nic.carried_bytes > limit:
             kind, case = "", Case.NOT_QUIET
             if nic.name in node.ipoib:
@@ -210,11 +212,11 @@ def _quiet_on(
                 f"{nic.name}{kind} sent {_shown(nic.sent_bytes)} and received "
                 f"{_shown(nic.received_bytes)}, expected at most {_shown(limit)}"
             )
-            yield about.against(case, text)
+            yield about.fail(case, text)
 
 
 def _others(node: NodeTraffic, spec: Spec) -> list[Carrier]:
-    """NICs over which traffic could go elsewhere; not those that carry the fabric's own bytes."""
+    """NICs over which traffic could leave the fabric; not those that carry the fabric's bytes."""
     interfaces = node.carriers(spec, rdma=False, of_fabric=False) or []
     ports = node.carriers(spec, rdma=True, of_fabric=False) or []
     if not is_rdma(spec):

@@ -1,4 +1,4 @@
-"""What is known of nodes and ranks around the traffic, and how ranks are read. None: not known."""
+"""Facts about nodes and ranks during the traffic, and how a rank is read. None: not known."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Connection = tuple[tuple[str, int], tuple[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTransport:
-    """A rank: its environment and what it runs on by its own log or connections.
+    """A rank's environment, and the log or the connections that show its network.
 
     environment: variables that networks read, with those of nccl.conf that the environment does
-    not override. settings_of_files: which of them come from which file.
-    log: what NCCL printed; None where there is no log, with the reason in no_log.
-    connections: None where they could not be read.
+    not override. settings_of_files: the file of each variable that comes from a file.
+    log: what NCCL printed; None if there is no log, with the reason in no_log.
+    connections: None if they could not be read.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class RankTransport:
         ranks = self.log.ranks if self.log else ()
         same = [one for one in ranks if one.rank == self.rank]
         if same:
-            # Where runs share a file, the last one counts; of the largest communicator.
+            # If runs share a file, the last run counts, with its largest communicator.
             largest = max(one.size or 0 for one in same)
             return [one for one in same if (one.size or 0) == largest][-1]
         unnamed = len(ranks) == 1 and ranks[0].rank is None
@@ -50,7 +50,7 @@ class RankTransport:
 
     @property
     def logged_settings(self) -> dict[str, str]:
-        """Settings that NCCL of this rank logged."""
+        """Settings that this rank's NCCL logged."""
         own = self.own_log
         if self.log is None or own is None:
             return {}
@@ -59,9 +59,9 @@ class RankTransport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that is judged: nodes in the world's order, ranks by number.
+    """All facts that are judged: nodes in the world's order, ranks by number.
 
-    backend: of torch.distributed. size_bytes, calls: of the all-reduce that was sent meanwhile.
+    backend: of torch.distributed. size_bytes, calls: of the all-reduces between the readings.
     """
 
     backend: str
@@ -72,12 +72,12 @@ class Evidence:
 
     @property
     def ranks_per_node(self) -> int:
-        """The same on all nodes."""
+        """Number of ranks of each node, the same on all nodes."""
         return len(self.ranks) // max(1, len(self.nodes))
 
     @property
     def nccl_version(self) -> str | None:
-        """The version in the logs, which only the first rank prints; None for several."""
+        """The version in the logs, which only the first rank prints; None if there are several."""
         versions = {v for rank in self.ranks if rank.log for v in rank.log.versions}
         return versions.pop() if len(versions) == 1 else None
 
@@ -86,9 +86,9 @@ class Evidence:
         return next(node for node in self.nodes if node.name == name)
 
     def rails_expected(self, spec: Spec) -> int:
-        """How many NICs of a node must carry traffic: all, with one rank per accelerator.
+        """Number of NICs of a node that must carry traffic: all, with one rank per accelerator.
 
-        With fewer ranks, their share of the NICs, and one at least.
+        With fewer ranks, their share of the NICs, but at least one.
         """
         nics, accelerators = spec.fabric.nics_per_node, spec.accelerators.per_node
         if not accelerators or self.ranks_per_node >= accelerators:

@@ -1,4 +1,4 @@
-"""How many bytes an all-reduce must send out of each node, headers included, as a range."""
+"""The range of bytes, headers included, that an all-reduce must send out of each node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_mnode.spec.inventory import Fabric
 
 _RDMA_MTUS = (4096, 2048, 1024, 512, 256)
 _RDMA_HEADER_BYTES = {"infiniband": 8 + 40 + 12 + 16 + 4 + 2, "roce": 18 + 40 + 8 + 12 + 16 + 4}
-"""The most that a packet costs: link 8 or Ethernet 18, global or IPv6 40, UDP 8, base transport 12,
+"""Most header bytes per packet: link 8 or Ethernet 18, global or IPv6 40, UDP 8, base transport 12,
 RDMA 16, checksums 4 (and 2). Source: InfiniBand Architecture Specification 1.4, chapter 5, and its
 annex A17 (RoCEv2)."""
 _EFA_HEADER_SHARE = 0.02
-"""An upper bound: packets of 8 kB with headers of about 100 bytes; counters show none or all."""
+"""An upper bound: packets of 8 kB with headers of about 100 bytes; counters include none or all."""
 _ACK_BYTES = 14 + 40 + 20 + 12
 _GLOO_ALGORITHM = "a flat ring"
 _PROTOCOL_COST = {"LL": 2.0, "LL128": 128 / 120}
@@ -25,7 +25,7 @@ _PROTOCOL_COST = {"LL": 2.0, "LL128": 128 / 120}
 
 @dataclass(frozen=True, slots=True)
 class ExpectedBytes:
-    """The range that each node must send, tolerances included, and where the range comes from."""
+    """The range of bytes that each node must send, tolerances included, and its source."""
 
     least_bytes: float
     most_bytes: float
@@ -34,7 +34,7 @@ class ExpectedBytes:
 
 
 def expected_bytes(facts: Evidence, fabric: Fabric, promise: TransportPromise) -> ExpectedBytes:
-    """The range for the NICs of the fabric of each node together, for two nodes or more.
+    """The range for all fabric NICs of a node together, for two nodes or more.
 
     gloo runs a flat ring. NCCL chooses, unless a setting does, between rings, trees and reduction
     in the network: from S (`in_network_node_bytes`; a leaf of both trees) to 2·S (an inner node of
@@ -87,6 +87,6 @@ def header_share(fabric: Fabric) -> float:
 
 
 def _only(environment: Mapping[str, str], name: str) -> str | None:
-    """The one value of a variable; None where it is not set, or has more than one value."""
+    """The single value of a variable; None if it is not set, or has more than one value."""
     value = environment.get(name, "").strip().upper()
     return value if value and not set(value) & set(",;:^=") else None

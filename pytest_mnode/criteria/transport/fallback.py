@@ -1,4 +1,4 @@
-"""Why NCCL left RDMA, or uses the wrong kind of address: the likeliest cause first."""
+"""Finds why NCCL left RDMA, or uses a wrong type of GID: the likeliest cause first."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def _reasons(
     own = rank.own_log
     providers = log.providers_of(own.process) if own else ()
     if providers and all(provider_network(p) is NetworkKind.SOCKETS for p in providers):
-        yield Case.SOCKETS, f"libfabric took the provider {', '.join(providers)}"
+        yield Case.SOCKETS, f"libfabric chose the provider {', '.join(providers)}"
     plugin = settings.get("NCCL_NET_PLUGIN", "")
     if efa and plugin.lower() == "none":
         yield Case.NET_CHOSEN, f"NCCL_NET_PLUGIN={plugin}"
     uses = (use for use in log.networks if own is None or use.process == own.process)
     failed = [use.name for use in uses if use.failed]
     if failed:
-        yield Case.SOCKETS, f"its network plugin {', '.join(failed)} could not be set up"
+        yield Case.SOCKETS, f"its network plugin {', '.join(failed)} could not be initialised"
     for none in log.no_device:
         if own is None or none.process == own.process:
             there = f", though there is {', '.join(node.devices)}" if node.devices else ""
@@ -68,7 +68,7 @@ def _reasons(
 
 
 def failure(warn: Warn) -> tuple[Case, str] | None:
-    """What failed, with the remedy; None where NCCL recovered or the warning has no root cause."""
+    """What failed, with the remedy; None if NCCL recovered or the warning has no root cause."""
     if warn.recovered:
         return None
     found = causes(f"NCCL WARN {warn.text}")
@@ -81,10 +81,10 @@ def failure(warn: Warn) -> tuple[Case, str] | None:
 def wrong_gids(
     gids: Sequence[NcclGid], ports: Sequence[Port], roce_version: str, nccl_version: str | None
 ) -> Iterator[str]:
-    """Contradictions to GIDs of `roce_version`, in words.
+    """GIDs in use that are not of `roce_version`, in words.
 
     gids: as one rank logged them. ports: of the fabric, on its node. nccl_version: of a rank that
-    takes GID 0 where its version does so; None where a setting names another, or no RDMA is used.
+    takes the default GID of its version; None if a setting names one, or RDMA is not used.
     """
     logged = {_version(gid.roce_version) for gid in gids} - {None, roce_version}
     if logged:
@@ -114,7 +114,7 @@ def wrong_gids(
 
 
 def _used(gids: Sequence[NcclGid], ports: Sequence[Port]) -> dict[tuple[int, str], list[str]]:
-    """Ports by index and type of the GIDs that connections are logged with."""
+    """Ports by index and type of the GIDs that the log shows for connections."""
     found: dict[tuple[int, str], dict[str, None]] = {}
     for gid in gids:
         for port in ports:

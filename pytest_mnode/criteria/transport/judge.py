@@ -1,4 +1,4 @@
-"""Four facts and a promise, to measurements. Pure."""
+"""Turns the four facts and a promise into measurements. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def judge(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[Measur
 
 
 def remarks_on(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[Remark]:
-    """What each of the four facts shows of the fabric that `spec` promises.
+    """The remarks of each of the four facts on the fabric that `spec` promises.
 
     Raises ValueError for fewer than two nodes, because no traffic leaves them, and for no rank.
     """

@@ -1,4 +1,4 @@
-"""Second fact: what ranks run on, by NCCL's log, by gloo's connections, or by UCX's log."""
+"""Judges fact two: the network of ranks, by NCCL's log, gloo's connections or UCX's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_mnode.spec.models import Spec
 
 
 def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
-    """What ranks run on: NCCL by its log, gloo by its connections, others by UCX's log."""
+    """The network of ranks: of NCCL by its log, of gloo by its connections, else by UCX's log."""
     if facts.backend == "gloo":
         return list(_connected(facts, spec))
     if facts.backend != "nccl":
@@ -26,29 +26,29 @@ def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
         read = [RankChannels(spec, roce_version, node, rank, facts.nccl_version) for rank in ranks]
         for one in read:
             found += one.remarks()
-            found += _past_the_network(one, facts)
+            found += _bypassing_nics(one, facts)
         found += _of_node(node, read, facts, spec)
-    return _beside_others(found, facts)
+    return _with_unaffected_nodes(found, facts)
 
 
 def _of_node(
     node: NodeTraffic, ranks: Sequence[RankChannels], facts: Evidence, spec: Spec
 ) -> Iterator[Remark]:
-    """What only all ranks of a node show: that a channel leaves it, and over which rails."""
+    """Remarks that need all ranks of a node: whether a channel leaves it, and over which rails."""
     about = About(ProofFact.LOGGED, node.name)
     if not ranks:
-        yield about.missing(Case.NO_LOG, "no rank of this node reported what it runs on")
+        yield about.inconclusive(Case.NO_LOG, "no rank of this node reported its network")
         return
     most = max(sum(rank.node == other.name for rank in facts.ranks) for other in facts.nodes)
     if len(ranks) < most:
-        text = f"{len(ranks)} ranks of this node reported what they run on, {most} of others"
-        yield about.missing(Case.NO_LOG, text)
+        text = f"{len(ranks)} ranks of this node reported their network, {most} of another node"
+        yield about.inconclusive(Case.NO_LOG, text)
     known = [one for one in ranks if one.own is not None]
-    past = any(True for one in ranks for _ in _past_the_network(one, facts))
+    past = any(True for one in ranks for _ in _bypassing_nics(one, facts))
     if known and not past and not any(one.channels for one in ranks):
         why = why_silent(known[0].rank.environment)
         text = "no channel that leaves the node is logged" + (f": {why}" if why else "")
-        yield about.missing(Case.NO_LOG, text)
+        yield about.inconclusive(Case.NO_LOG, text)
     if is_rdma(spec):
         yield from _rails(node, ranks, facts, spec, all_ranks=len(ranks) == most)
 
@@ -61,7 +61,7 @@ def _rails(
     *,
     all_ranks: bool,
 ) -> Iterator[Remark]:
-    """RDMA devices that channels of a node's ranks run on, against those of the fabric."""
+    """RDMA devices that channels of a node's ranks run on, compared with those of the fabric."""
     about = About(ProofFact.LOGGED, node.name)
     by_pci = {device.pci_address: device.name for device in node.machine.rdma or ()}
     used: dict[str, None] = {}
@@ -76,13 +76,13 @@ def _rails(
         # A PCI address without a known device shows no rail.
         unnamed = unnamed or not all_named or any(name.count(":") > 1 for name in devices)
     if unnamed and spec.fabric.kind != "efa":  # libfabric lists no adapters: counters decide
-        yield about.missing(Case.UNREADABLE, "the log does not name the devices of channels")
+        yield about.inconclusive(Case.UNREADABLE, "the log does not name the devices of channels")
     if unnamed or not used:
         return
     if stray := [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]:
         fabric = ", ".join(spec.fabric.interfaces)
         text = f"channels run over {', '.join(stray)}, not of the fabric ({fabric})"
-        yield about.against(Case.STRAY_RAIL, text)
+        yield about.fail(Case.STRAY_RAIL, text)
     ours = [name for name in used if name not in stray]
     expected = facts.rails_expected(spec)
     if all_ranks and all(one.whole for one in ranks) and 0 < len(ours) < expected:
@@ -93,10 +93,10 @@ def _rails(
         ]
         without = f", none over {', '.join(idle)}" if idle else ""
         text = f"channels run over {len(ours)} of {expected} rails ({', '.join(ours)}){without}"
-        yield about.against(Case.RAIL_DOWN, text)
+        yield about.fail(Case.RAIL_DOWN, text)
 
 
-def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
+def _bypassing_nics(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
     """Channels to ranks of other nodes that no network carries: NVLink between nodes (MNNVL)."""
     if one.own is None:
         return
@@ -105,19 +105,19 @@ def _past_the_network(one: RankChannels, facts: Evidence) -> Iterator[Remark]:
     paths: dict[str, None] = {}
     for channel in one.own.channels:
         ends = [nodes.get(rank) for rank in (channel.sender, channel.receiver) if rank is not None]
-        # Ranks of a channel are those of its communicator: only the world's are known here.
+        # A channel names ranks of its own communicator: only those of the world are known here.
         if channel.crosses_network or channel.comm not in world or None in ends:
             continue
         if any(name != one.node.name for name in ends):
             paths[channel.detail] = None
     if paths:
         why = " (NVLink between nodes)" if any("MNNVL" in path for path in paths) else ""
-        text = f"channels to other nodes run over {', '.join(paths)}{why}, past the fabric"
-        yield one.about.against(Case.NOT_ON_FABRIC, text)
+        text = f"channels to other nodes bypass the fabric: they run over {', '.join(paths)}{why}"
+        yield one.about.fail(Case.NOT_ON_FABRIC, text)
 
 
-def _beside_others(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
-    """The remarks; those of a fallback name the nodes that did not fall back."""
+def _with_unaffected_nodes(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
+    """The remarks; those on a fallback also name the nodes that did not fall back."""
     fallen = {remark.node for remark in found if remark.fallback}
     others = [node.name for node in facts.nodes if node.name not in fallen]
     if not fallen or not others:
@@ -134,7 +134,7 @@ def _beside_others(found: Sequence[Remark], facts: Evidence) -> list[Remark]:
 def _connected(facts: Evidence, spec: Spec) -> Iterator[Remark]:
     """Whether connections between ranks of different nodes are bound to the fabric.
 
-    A connection between ranks is one that both have, with its ends swapped: a rank's connection to
+    A connection between ranks is one that both have, with swapped ends: a rank's connection to
     the store, or a test's own, has no such other end. Every rank whose neighbour in the ring is on
     another node must have a connection to it.
     """
@@ -142,7 +142,7 @@ def _connected(facts: Evidence, spec: Spec) -> Iterator[Remark]:
     for rank in facts.ranks:
         about = About(ProofFact.LOGGED, rank.node, rank.rank)
         if rank.connections is None:
-            yield about.missing(Case.UNREADABLE, "no connections are known")
+            yield about.inconclusive(Case.UNREADABLE, "no connections are known")
             continue
         peers = {
             (own, remote): owners[remote, own]
@@ -162,14 +162,14 @@ def _bound(
             continue
         interface = node.interface_of(address)
         if interface is None:
-            text = f"a connection is bound to {address}, an address of no known interface"
-            yield about.missing(Case.UNREADABLE, text)
+            text = f"a connection is bound to {address}, whose interface is not known"
+            yield about.inconclusive(Case.UNREADABLE, text)
         elif not spec.fabric.has_interface(interface):
             wrong[interface] = None
     if wrong:
         over, fabric = ", ".join(wrong), ", ".join(spec.fabric.interfaces)
         text = f"connections to other nodes are bound to {over}, not to the fabric ({fabric})"
-        yield about.against(Case.WRONG_INTERFACE, text)
+        yield about.fail(Case.WRONG_INTERFACE, text)
 
 
 def _not_connected(
@@ -186,19 +186,19 @@ def _not_connected(
         ):
             where = f"rank {neighbour.rank} on {neighbour.node}"
             text = f"no connection to its neighbour, {where}, was found"
-            yield about.missing(Case.UNREADABLE, text)
+            yield about.inconclusive(Case.UNREADABLE, text)
             return
 
 
 def _over_ucx(facts: Evidence, spec: Spec) -> Iterator[Remark]:
-    """What ranks of a backend over UCX (MPI, UCC) run on."""
+    """The network of ranks whose backend runs over UCX (MPI, UCC)."""
     for rank in facts.ranks:
         configs = rank.log.ucx if rank.log is not None else ()
         if not configs:
             text = (
-                f"not known what the {facts.backend} backend runs on; where that is UCX, set "
-                "UCX_LOG_LEVEL=info and UCX_LOG_FILE=FILE.%h.%p"
+                f"it is not known which network the {facts.backend} backend uses; if it uses UCX, "
+                "set UCX_LOG_LEVEL=info and UCX_LOG_FILE=FILE.%h.%p"
             )
             about = About(ProofFact.LOGGED, rank.node, rank.rank)
-            yield about.missing(Case.UNKNOWN_NETWORK, text)
+            yield about.inconclusive(Case.UNKNOWN_NETWORK, text)
         yield from ucx_off_fabric(configs, spec, rank)

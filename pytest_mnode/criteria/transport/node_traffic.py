@@ -1,11 +1,11 @@
-"""What the NICs of a node carried meanwhile, by counters read before and after. None: not known."""
+"""Bytes that the NICs of a node carried between two readings of counters. None: not known."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from pytest_mnode.machine.counters import bytes_below, grown_by, port_bytes, port_packets
+from pytest_mnode.machine.counters import estimated_port_bytes, increases, port_bytes, port_packets
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind, plain
 from pytest_mnode.machine.rdma import Port
@@ -15,15 +15,15 @@ from pytest_mnode.spec.models import Spec
 PARTS = ("interfaces", "rdma")
 """The parts of a machine that transport is judged on."""
 _PACKET_BYTES = 4096
-"""The largest MTU of RDMA, which is without headers."""
+"""The largest RDMA MTU, which does not include headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """A NIC by what is counted on it: an RDMA port, or an interface for sockets.
+    """Traffic of a NIC: an RDMA port, or an interface for sockets.
 
-    state: as the kernel reports it, where the NIC is down; else empty. sent_packets: where it
-    counts them and no bytes.
+    state: as the kernel reports it, if the NIC is down; else empty. sent_packets: if the NIC
+    counts packets and no bytes.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Carrier:
 
     @property
     def sent_at_most_bytes(self) -> int | None:
-        """The bytes that it sent, or that its packets can hold."""
+        """The bytes that it sent, or the most that its packets can hold."""
         if self.sent_bytes is not None or self.sent_packets is None:
             return self.sent_bytes
         return self.sent_packets * _PACKET_BYTES
@@ -52,10 +52,10 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTraffic:
-    """A node: its machine after the traffic, and what each NIC carried meanwhile.
+    """A node: its machine after the traffic, and the traffic of each NIC.
 
     sent_bytes, received_bytes: by interface (eth0) and RDMA port (mlx5_0:1); without those whose
-    counters could not be read twice, or went back. sent_packets: by RDMA port that counts them.
+    counters could not be read twice, or decreased. sent_packets: by RDMA port that counts them.
     """
 
     name: str
@@ -66,7 +66,7 @@ class NodeTraffic:
 
     @classmethod
     def between(cls, name: str, before: Machine, after: Machine) -> NodeTraffic:
-        """What NICs carried between two readings; parts that one of them lacks are not known."""
+        """The traffic between two readings; parts that one of them lacks are not known."""
         machine = replace(
             after,
             interfaces=None if before.interfaces is None else after.interfaces,
@@ -77,7 +77,7 @@ class NodeTraffic:
             machine=machine,
             sent_bytes=_grown_bytes(before, machine, sent=True),
             received_bytes=_grown_bytes(before, machine, sent=False),
-            sent_packets=grown_by(_port_packets(before), _port_packets(machine)),
+            sent_packets=increases(_port_packets(before), _port_packets(machine)),
         )
 
     @property
@@ -102,12 +102,12 @@ class NodeTraffic:
         return [port for port in self.machine.ports if spec.fabric.has_interface(port.device)]
 
     def netdevs_of(self, port: Port) -> tuple[str, ...]:
-        """Interfaces of a port; those of its device where its GIDs name none."""
+        """Interfaces of a port; those of its device if its GIDs name none."""
         device = self.machine.device(port.device)
         return port.netdevs or (device.netdevs if device else ())
 
     def carriers(self, spec: Spec, *, rdma: bool, of_fabric: bool) -> list[Carrier] | None:
-        """RDMA ports, or interfaces, that belong to the fabric, or those that do not."""
+        """RDMA ports if `rdma`, else interfaces, of the fabric or not; None if not known."""
         if rdma:
             if self.machine.rdma is None:
                 return None
@@ -122,7 +122,7 @@ class NodeTraffic:
         has, below = spec.fabric.has_interface, lower_devices_of(self.machine.interfaces, ())
 
         def counted_below(name: str) -> bool:
-            """As of a VLAN, where `bond*` names the bond too."""
+            """Whether a lower device is of the fabric too: `bond*` names a VLAN and its bond."""
             return any(map(has, all_lower_devices(name, below)))
 
         return [
@@ -151,7 +151,7 @@ class NodeTraffic:
 
 
 def state_of(port: Port) -> str:
-    """The state of a port that carries nothing; empty for any other."""
+    """The state of a port that is not active; empty for any other."""
     if port.active is not False:
         return ""
     return str(port.phys_state if port.state == "ACTIVE" else port.state)
@@ -170,15 +170,15 @@ def _short(gid_type: str) -> str:
 
 
 def _grown_bytes(before: Machine, after: Machine, *, sent: bool) -> dict[str, int]:
-    """By interface and port. Of ports that count packets, see `bytes_below`."""
-    grown = grown_by(_bytes(before, sent=sent), _bytes(after, sent=sent))
-    packets = grown_by(_port_packets(before, sent=sent), _port_packets(after, sent=sent))
-    below = grown_by(_packets(before, sent=sent), _packets(after, sent=sent))
+    """Bytes by interface and port. For ports that count packets, see `estimated_port_bytes`."""
+    grown = increases(_bytes(before, sent=sent), _bytes(after, sent=sent))
+    packets = increases(_port_packets(before, sent=sent), _port_packets(after, sent=sent))
+    below = increases(_packets(before, sent=sent), _packets(after, sent=sent))
     for port in after.ports:
         device = after.device(port.device)
         [netdev, *others] = (device and device.netdevs) or [""]
         if port.name in packets and port.name not in grown and not others and netdev in below:
-            count = bytes_below(packets[port.name], below[netdev], grown.get(netdev, 0))
+            count = estimated_port_bytes(packets[port.name], below[netdev], grown.get(netdev, 0))
             grown |= {} if count is None else {port.name: count}
     return grown
 

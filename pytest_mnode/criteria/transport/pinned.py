@@ -1,4 +1,4 @@
-"""First fact: what the settings of every rank pin, against what the spec promises."""
+"""Judges fact one: the settings of every rank, compared with the spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_mnode.spec.models import Spec
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """One rank's settings beside the promise."""
+    """One rank's settings, to be compared with the promise."""
 
     spec: Spec
     roce_version: str
@@ -44,7 +44,7 @@ class _Rank:
         return self.rank.environment.get(name, self.rank.logged_settings.get(name))
 
     def shown(self, name: str) -> str:
-        """NAME=value, with the file where it does not come from the environment."""
+        """NAME=value, with the file if the value is not from the environment."""
         file = self.rank.settings_of_files.get(name)
         if name not in self.rank.environment:
             file = "its log"
@@ -52,14 +52,14 @@ class _Rank:
 
     def blame(self, case: Case, name: str, text: str) -> Remark:
         """A setting that contradicts the promise."""
-        return self.about.against(case, f"{self.shown(name)} {text}")
+        return self.about.fail(case, f"{self.shown(name)} {text}")
 
     def note(self, text: str) -> Remark:
         return self.about.note(Case.NOTED, text)
 
 
 def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
-    """Variables of each rank that send traffic elsewhere, and those in which ranks differ."""
+    """Variables of each rank that send traffic elsewhere, and variables that differ by rank."""
     found: list[Remark] = []
     for rank in facts.ranks:
         own = rank.log.nccl_version if rank.log else None
@@ -75,7 +75,7 @@ def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
 def _gloo(one: _Rank) -> Iterator[Remark]:
     written = one.value("GLOO_SOCKET_IFNAME")
     if written is None:
-        yield one.note("GLOO_SOCKET_IFNAME is not set: gloo takes the interface of the host's name")
+        yield one.note("GLOO_SOCKET_IFNAME is not set: gloo uses the interface of the host name")
         return
     names = [name.strip() for name in written.split(",") if name.strip()]
     wrong = [name for name in names if not one.spec.fabric.has_interface(name)]
@@ -94,7 +94,7 @@ def _nccl(one: _Rank) -> Iterator[Remark]:
         yield from _gpudirect(one)
     within = one.ranks_per_node > 1 and is_on(one.value("NCCL_P2P_DISABLE"))
     if within and is_on(one.value("NCCL_SHM_DISABLE")):
-        yield one.about.against(
+        yield one.about.fail(
             Case.NOT_ON_FABRIC,
             "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 sends over the NIC what should stay inside "
             "the node",
@@ -105,7 +105,7 @@ def _network(one: _Rank) -> Iterator[Remark]:
     kind = one.spec.fabric.kind
     net = (one.value("NCCL_NET") or "").strip()
     if kind in ("infiniband", "roce") and is_on(one.value("NCCL_IB_DISABLE")):
-        yield one.blame(Case.IB_DISABLED, "NCCL_IB_DISABLE", "switches RDMA off")
+        yield one.blame(Case.IB_DISABLED, "NCCL_IB_DISABLE", "disables RDMA")
     sockets = net.lower() in ("socket", "fastsocket")
     if sockets and kind != "ethernet":
         yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses sockets where {kind} is promised")
@@ -132,8 +132,10 @@ def _devices(one: _Rank) -> Iterator[Remark]:
     if not written or fabric.kind == "efa":
         return
     if one.node.machine.rdma is None:
-        text = f"{one.shown(variable)}: not known which devices it takes: none could be listed"
-        yield one.about.missing(Case.UNREADABLE, text)
+        text = (
+            f"{one.shown(variable)}: RDMA devices could not be listed, so its choice is not known"
+        )
+        yield one.about.inconclusive(Case.UNREADABLE, text)
         return
     chosen = Selection.of(written)
     there = [p for p in one.node.machine.ports if p.active is not False]
@@ -167,9 +169,9 @@ def _gids(one: _Rank) -> Iterator[Remark]:
         types = gid_types(port)
         if types is None:
             text = f"{one.shown(variable)}: types of the GIDs of {port.name} could not be read"
-            yield one.about.missing(Case.UNREADABLE, text)
+            yield one.about.inconclusive(Case.UNREADABLE, text)
         elif index not in types:
-            yield one.blame(Case.GID_TYPE, variable, f"is no GID of {port.name}")
+            yield one.blame(Case.GID_TYPE, variable, f"is not the index of a GID of {port.name}")
         elif types[index] != one.roce_version:
             wrong.setdefault(types[index], []).append(port.name)
     for type_, names in wrong.items():
@@ -178,7 +180,7 @@ def _gids(one: _Rank) -> Iterator[Remark]:
 
 
 def _ports(node: NodeTraffic, spec: Spec, roce_version: str) -> Iterator[Remark]:
-    """Ports of the fabric with another protocol than promised, or without a GID of RoCE's."""
+    """Fabric ports with another protocol than promised, or without a GID of that RoCE version."""
     about, wanted = About(ProofFact.PINNED, node.name), spec.fabric.protocol
     others: dict[str | None, list[str]] = {}
     for port in node.fabric_ports(spec):
@@ -188,15 +190,15 @@ def _ports(node: NodeTraffic, spec: Spec, roce_version: str) -> Iterator[Remark]
         if port.protocol != wanted:
             others.setdefault(port.protocol, []).append(port.name)
         elif wanted == "RoCE" and types is not None and roce_version not in types.values():
-            yield about.against(Case.GID_TYPE, f"{port.name} has no GID of RoCE {roce_version}")
+            yield about.fail(Case.GID_TYPE, f"{port.name} has no GID of RoCE {roce_version}")
     for protocol, names in others.items():
         shown = ", ".join(names)
         if protocol is None:
             text = f"node type or link layer of {shown} could not be read, promised is {wanted}"
-            yield about.missing(Case.UNREADABLE, text)
+            yield about.inconclusive(Case.UNREADABLE, text)
         else:
             text = f"protocol of {shown} is {protocol}, promised is {wanted}"
-            yield about.against(Case.OTHER_NETWORK, text)
+            yield about.fail(Case.OTHER_NETWORK, text)
 
 
 def _interfaces(one: _Rank) -> Iterator[Remark]:
@@ -206,12 +208,12 @@ def _interfaces(one: _Rank) -> Iterator[Remark]:
     if not written:
         return
     if one.node.machine.interfaces is None:
-        text = f"{one.shown(variable)}: not known which interfaces it takes: none could be listed"
-        yield one.about.missing(Case.UNREADABLE, text)
+        text = f"{one.shown(variable)}: interfaces could not be listed, so its choice is not known"
+        yield one.about.inconclusive(Case.UNREADABLE, text)
         return
     fabric = one.spec.fabric
     nics = [nic for nic in one.node.machine.interfaces if nic.name != "lo"]
-    # NCCL passes over interfaces without an address, as the links of a bond are.
+    # NCCL skips interfaces without an address, such as the links of a bond.
     names = [nic.name for nic in nics if nic.addresses] or [nic.name for nic in nics]
     taken = Selection.of(written).taken(names)
     if not any(fabric.has_interface(name) for name in taken):
@@ -226,11 +228,11 @@ def _gpudirect(one: _Rank) -> Iterator[Remark]:
     blame = partial(one.blame, Case.GPUDIRECT_OFF)
     level = "NCCL_NET_GDR_LEVEL" if one.value("NCCL_NET_GDR_LEVEL") else "NCCL_IB_GDR_LEVEL"
     if distance(one.value(level)) == 0:
-        yield blame(level, "switches GPUDirect off, which is promised")
+        yield blame(level, "disables GPUDirect, which is promised")
     if is_off(one.value("NCCL_NET_GDR_READ")):
         yield blame("NCCL_NET_GDR_READ", "sends through the host")
     if cost("FI_EFA_USE_DEVICE_RDMA", one.value("FI_EFA_USE_DEVICE_RDMA") or "", "efa", None):
-        yield blame("FI_EFA_USE_DEVICE_RDMA", "switches RDMA reads off")
+        yield blame("FI_EFA_USE_DEVICE_RDMA", "disables RDMA reads")
 
 
 def _others(one: _Rank) -> Iterator[Remark]:
@@ -246,7 +248,7 @@ def _others(one: _Rank) -> Iterator[Remark]:
     transports = {part.strip() for part in (one.value("UCX_TLS") or "").lower().split(",")}
     rdma_transports = {"all", "ib", "rc", "dc", "rc_x"}
     if is_rdma(one.spec) and "tcp" in transports and not transports & rdma_transports:
-        yield one.note(f"{one.shown('UCX_TLS')}: UCX is kept to sockets")
+        yield one.note(f"{one.shown('UCX_TLS')}: UCX is restricted to sockets")
 
 
 def _costs(one: _Rank, remarks: Sequence[Remark]) -> Iterator[Remark]:
@@ -263,7 +265,7 @@ def _fabric(spec: Spec) -> str:
 
 
 def _differing(ranks: Sequence[RankTransport]) -> Iterator[Remark]:
-    """Each rank that has another value than most ranks in what must be equal on all."""
+    """Each rank whose value differs from most ranks, for variables that must be equal on all."""
     for name in MUST_BE_EQUAL:
         holders: dict[str | None, list[RankTransport]] = {}
         for rank in ranks:
@@ -274,6 +276,6 @@ def _differing(ranks: Sequence[RankTransport]) -> Iterator[Remark]:
         for value, group in holders.items():
             shown = "is not set" if value is None else f"is {value!r}"
             for rank in group if value != usual else ():
-                yield About(ProofFact.PINNED, rank.node, rank.rank).against(
+                yield About(ProofFact.PINNED, rank.node, rank.rank).fail(
                     Case.DIFFERS, f"{name} {shown}, on other ranks {others}"
                 )

@@ -21,14 +21,14 @@ class ProofFact(StrEnum):
 
 _QUESTIONS = {
     ProofFact.PINNED: "settings of ranks that send traffic elsewhere",
-    ProofFact.LOGGED: "ranks or nodes that run on something else",
+    ProofFact.LOGGED: "ranks or nodes that use another network",
     ProofFact.COUNTED: "nodes whose fabric did not carry the expected bytes",
     ProofFact.QUIET: "other NICs that were not quiet",
 }
 
 
 class Case(StrEnum):
-    """What is wrong, causes before their consequences: remarks are shown in this order."""
+    """Kinds of remark, causes before their consequences: remarks are shown in this order."""
 
     NO_DEVICE = "no RDMA device"
     IB_DISABLED = "RDMA switched off by a setting"
@@ -59,9 +59,9 @@ _ORDER = {case: i for i, case in enumerate(Case)}
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing that a fact shows of one place.
+    """One statement of a fact about one place: a rank, a node, or all nodes.
 
-    verdict: FAIL contradicts the promise, INCONCLUSIVE lacks something, PASS is only a note.
+    verdict: FAIL contradicts the promise, INCONCLUSIVE lacks a reading, PASS is only a note.
     text: without the place. node: None for all nodes. rank: None for the whole node.
     fallback: the place uses sockets instead of RDMA.
     """
@@ -77,27 +77,27 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Makes remarks of one fact on one place."""
+    """Makes the remarks of one fact on one place."""
 
     fact: ProofFact
     node: str | None = None
     rank: int | None = None
 
-    def against(self, case: Case, text: str, *, fallback: bool = False) -> Remark:
-        """A contradiction to the promise."""
+    def fail(self, case: Case, text: str, *, fallback: bool = False) -> Remark:
+        """A remark that contradicts the promise."""
         return Remark(self.fact, Verdict.FAIL, case, text, self.node, self.rank, fallback)
 
-    def missing(self, case: Case, text: str) -> Remark:
-        """Something that could not be read, so that the fact is not proven."""
+    def inconclusive(self, case: Case, text: str) -> Remark:
+        """A remark on a reading that is missing, so that the fact is not proven."""
         return Remark(self.fact, Verdict.INCONCLUSIVE, case, text, self.node, self.rank)
 
     def note(self, case: Case, text: str) -> Remark:
-        """Worth knowing, and no objection."""
+        """A remark that is no objection."""
         return Remark(self.fact, Verdict.PASS, case, text, self.node, self.rank)
 
 
 def measured(fact: ProofFact, remarks: Iterable[Remark], nodes: Sequence[str]) -> Measurement:
-    """The number of contradictions to one fact; None where it lacks something. nodes: all names."""
+    """The number of contradictions to one fact; None if a reading is missing. nodes: all names."""
     own = [remark for remark in remarks if remark.fact is fact]
     against = [remark for remark in own if remark.verdict is Verdict.FAIL]
     missing = in_words((r for r in own if r.verdict is Verdict.INCONCLUSIVE), nodes)
@@ -114,7 +114,7 @@ def measured(fact: ProofFact, remarks: Iterable[Remark], nodes: Sequence[str]) -
 
 
 def in_words(remarks: Iterable[Remark], nodes: Sequence[str]) -> str:
-    """Equal remarks once with all their places: "node1, rank 3 on node2: … ; …"."""
+    """Text of remarks, equal ones once with all their places: "node1, rank 3 on node2: … ; …"."""
     same: dict[tuple[Case, str], list[Remark]] = {}
     for remark in sorted(remarks, key=lambda remark: _ORDER[remark.case]):
         same.setdefault((remark.case, remark.text), []).append(remark)

@@ -11,8 +11,8 @@ from typing import Self
 class Selection:
     """A list as in NCCL_SOCKET_IFNAME and NCCL_IB_HCA: names or, without `=`, prefixes.
 
-    excludes: it begins with `^`: all but those. exact: it begins with `=`: whole names. names: each
-    with the port behind its colon, None for every port.
+    excludes: the list begins with `^` and selects all other names. exact: it begins with `=` and
+    has whole names. names: each with the port after its colon; None for every port.
 
     Source: NCCL user guide, environment variables, NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
     """
@@ -23,7 +23,7 @@ class Selection:
 
     @classmethod
     def of(cls, written: str) -> Self:
-        """Parse a list; any text is one."""
+        """Parse a list; any text is valid."""
         rest = written.strip()
         excludes = rest.startswith("^")
         rest = rest.removeprefix("^")
@@ -39,7 +39,7 @@ class Selection:
         return self._lists(name, port) is not self.excludes
 
     def taken(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` that it selects, by any port."""
+        """The names among `names` that it selects, by any port."""
         return tuple(name for name in names if self.takes(name))
 
     def _lists(self, name: str, port: int | None) -> bool:

@@ -15,11 +15,12 @@ MUST_BE_EQUAL = (
     *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CROSS_NIC", "NCCL_NVLS_ENABLE"),
     *("NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_TC", "NCCL_IB_SL", "FI_PROVIDER"),
 )
-"""Ranks that differ in one of these do not run the same way. Names of interfaces and devices, and
-indices of GIDs, may differ between nodes."""
+"""Variables that must be equal on all ranks, or ranks do not run the same way. Names of interfaces
+and devices, and indices of GIDs, may differ between nodes."""
 GID_CHOSEN_SINCE = (2, 21)
-"""Earlier versions take GID 0 unless a setting names another; since then NCCL takes one of the RoCE
-version that is set. Source: NCCL user guide, NCCL_IB_GID_INDEX and NCCL_IB_ROCE_VERSION_NUM."""
+"""Earlier versions take GID 0 unless a setting names another; since then NCCL takes a GID of the
+RoCE version that is set. Source: NCCL user guide, NCCL_IB_GID_INDEX and
+NCCL_IB_ROCE_VERSION_NUM."""
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _DISTANCES = {"LOC": 0, "NVL": 0, "NVB": 0, "C2C": 0, "PIX": 1, "PXB": 2, "PHB": 3, "SYS": 4}
 
@@ -32,7 +33,7 @@ def of_networks(environment: Mapping[str, str]) -> dict[str, str]:
 def number(value: str | None) -> int | None:
     """A number as NCCL reads it, by strtoll; None for an empty value, which NCCL ignores.
 
-    Decimal, 0x… or 0…; anything behind it is ignored, and a word is 0: NCCL_NVLS_ENABLE=true is
+    Decimal, 0x… or 0…; text after it is ignored, and a word is 0: NCCL_NVLS_ENABLE=true is
     off.
     Source: NCCL, src/misc/param.cc, ncclLoadParam.
     """
@@ -56,7 +57,7 @@ def is_off(value: str | None) -> bool:
 
 
 def distance(value: str | None) -> int | None:
-    """NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL as 0 to 4; None where NCCL ignores it, such as "loc".
+    """NCCL_P2P_LEVEL or NCCL_NET_GDR_LEVEL as 0 to 4; None if NCCL ignores it, such as "loc".
 
     Source: NCCL, src/graph/paths.cc, ncclGetLevel.
     """
@@ -65,7 +66,7 @@ def distance(value: str | None) -> int | None:
 
 
 def version_numbers(text: str | None) -> tuple[int, ...] | None:
-    """(2, 27, 5) for "2.27.5+cuda12.9"; None where it is no version."""
+    """(2, 27, 5) for "2.27.5+cuda12.9"; None if it is no version."""
     found = re.match(r"\d+(?:\.\d+)+", text or "")
     return tuple(map(int, found[0].split("."))) if found else None
 
@@ -108,8 +109,8 @@ _ALL = _RDMA | {"ethernet"}
 class CostRule:
     """A variable, and which of its values cost speed.
 
-    costs: whether a value costs speed that is neither empty nor the default. kinds: of fabric.
-    defaults: first version of NCCL, and the value. since, before: versions that read the variable.
+    costs: whether a value that is neither empty nor the default costs speed. kinds: of fabric.
+    defaults: first NCCL version, and its default. since, before: versions that read the variable.
     """
 
     name: str
@@ -141,7 +142,7 @@ SETTINGS = (
         "NCCL_P2P_DISABLE", _from_to(1, 1), "no direct copies between accelerators", defaults=_OFF
     ),
     CostRule("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", defaults=_OFF),
-    CostRule("NCCL_P2P_LEVEL", _up_to(3), "direct copies only that near"),
+    CostRule("NCCL_P2P_LEVEL", _up_to(3), "direct copies only up to this distance"),
     CostRule("NCCL_SHM_DISABLE", is_on, "no shared memory", defaults=_OFF),
     CostRule("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", since=(2, 17)),
     CostRule(
@@ -152,17 +153,19 @@ SETTINGS = (
         defaults=(((2, 18), "0"), ((2, 19), "-2")),
     ),
     CostRule("NCCL_NVB_DISABLE", is_on, "no path over another GPU", defaults=_OFF, since=(2, 11)),
-    CostRule("NCCL_PXN_DISABLE", is_on, "no NIC of another GPU", defaults=_OFF, since=(2, 12)),
+    CostRule(
+        "NCCL_PXN_DISABLE", is_on, "no use of another GPU's NIC", defaults=_OFF, since=(2, 12)
+    ),
     CostRule(
         "NCCL_PXN_C2C",
         is_off,
-        "no NIC of another GPU over C2C",
+        "no use of another GPU's NIC over C2C",
         since=(2, 27),
         defaults=(((2, 27), "0"), ((2, 28), "1")),
     ),
     # GPUDirect RDMA
-    CostRule("NCCL_NET_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _RDMA),
-    CostRule("NCCL_IB_GDR_LEVEL", _up_to(1), "GPUDirect only that near", _VERBS),
+    CostRule("NCCL_NET_GDR_LEVEL", _up_to(1), "GPUDirect only up to this distance", _RDMA),
+    CostRule("NCCL_IB_GDR_LEVEL", _up_to(1), "GPUDirect only up to this distance", _VERBS),
     CostRule(
         "NCCL_NET_GDR_READ",
         is_off,
@@ -181,7 +184,7 @@ SETTINGS = (
     CostRule("NCCL_DMABUF_ENABLE", is_off, "no dma-buf", _RDMA, since=(2, 13)),
     CostRule("NCCL_IB_CUDA_SUPPORT", is_off, "no GPUDirect", _VERBS, before=(2, 4)),
     # InfiniBand and RoCE
-    CostRule("NCCL_IB_HCA", _is_set, "chosen RDMA devices only", _VERBS),
+    CostRule("NCCL_IB_HCA", _is_set, "only the listed RDMA devices", _VERBS),
     CostRule(
         "NCCL_IB_GID_INDEX",
         _is_set,
@@ -205,7 +208,7 @@ SETTINGS = (
         frozenset({"infiniband"}),
         since=(2, 16),
     ),
-    CostRule("NCCL_IB_MERGE_NICS", is_off, "ports of one card apart", _VERBS, since=(2, 20)),
+    CostRule("NCCL_IB_MERGE_NICS", is_off, "ports of one card not merged", _VERBS, since=(2, 20)),
     # What NCCL would choose
     CostRule("NCCL_ALGO", _is_set, "one algorithm", since=(2, 5)),
     CostRule("NCCL_PROTO", _lacks_a_protocol, "one protocol", since=(2, 5)),
@@ -218,13 +221,13 @@ SETTINGS = (
     CostRule("NCCL_MIN_CTAS", _from_to(2, 1 << 20), "many thread blocks", since=(2, 17)),
     CostRule("NCCL_NTHREADS", _from_to(1, 255), "fewer threads than any default"),
     CostRule("NCCL_BUFFSIZE", _from_to(1, (1 << 22) - 1), "buffers below the default of 4 MiB"),
-    CostRule("NCCL_CROSS_NIC", _is_set, "rails by hand", defaults=(((), "2"),)),
-    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction by hand", defaults=_OFF),
+    CostRule("NCCL_CROSS_NIC", _is_set, "rails set by hand", defaults=(((), "2"),)),
+    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction set by hand", defaults=_OFF),
     CostRule("NCCL_TOPO_FILE", _is_set, "another topology than the machine's"),
     CostRule("NCCL_GRAPH_FILE", _is_set, "another graph than NCCL would search"),
     CostRule("NCCL_TUNER_PLUGIN", _is_set, "a tuner", _ALL - {"efa"}),
     CostRule("NCCL_TUNER_PLUGIN", _one_of("none"), "no tuner of EFA's plugin", frozenset({"efa"})),
-    CostRule("NCCL_HOSTID", _is_set, "hosts that NCCL takes for others"),
+    CostRule("NCCL_HOSTID", _is_set, "another identity of the host"),
     CostRule("NCCL_LAUNCH_MODE", _one_of("group"), "launches in groups"),
     # Checks and logs
     CostRule("NCCL_CHECK_POINTERS", is_on, "checks in every call", defaults=_OFF),
@@ -249,9 +252,9 @@ ProcessGroupNCCL documentation; gloo's Device; fi_efa(7).
 
 
 def cost(name: str, value: str, kind: str, nccl: str | None) -> str | None:
-    """What a setting costs on a fabric of this kind; None where it costs nothing.
+    """What a setting costs on a fabric of this kind; None if it costs nothing.
 
-    nccl: NCCL's version. Where it is None, a value that is the default of any version costs
+    nccl: NCCL's version. If it is None, a value that is the default of any version costs
     nothing, nor does a variable that newer versions do not read.
     """
     version = version_numbers(nccl)
@@ -281,7 +284,7 @@ def is_default(name: str, value: str | None) -> bool:
 
 
 def why_silent(settings: Mapping[str, str]) -> str:
-    """Why NCCL's log may lack channels, with the remedy; empty where the settings are right."""
+    """Why NCCL's log may lack channels, with the remedy; empty if the settings are right."""
     level = settings.get("NCCL_DEBUG", "")
     if level.upper() not in ("INFO", "TRACE"):
         shown = f"NCCL_DEBUG={level}" if level else "NCCL_DEBUG is not set"

@@ -1,7 +1,7 @@
-"""Gangs on Kubernetes: one engine, and a file for each kind of object that makes a gang there.
+"""Gangs on Kubernetes: one engine, and a module for each kind of object that makes a gang.
 
-`engine` talks to the API server. A `Kind` (in `kinds`) says which objects make a gang and what the
-root object's status means: plain Jobs, PodGroups of the scheduler itself, Kueue, Volcano and others
-are one file each. `pods` and `nodes` are values; `streams` has the watch and the ranks' heartbeats,
-which they print; `cleanup` is the program that deletes a run's objects.
+`engine` talks to the API server. A class in `kinds` defines which objects make a gang and how the
+root object's status is interpreted: plain Jobs, PodGroups of the scheduler itself, Kueue, Volcano
+and others have one module each. `pods` and `nodes` are values; `streams` has the watch and the
+heartbeats that ranks print; `cleanup` is the program that deletes a run's objects.
 """

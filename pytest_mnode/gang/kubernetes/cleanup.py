@@ -1,7 +1,7 @@
 """Shows or deletes the objects of a run: `cleanup.py show|delete RUN CONTEXT NAMESPACE KIND…`.
 
-`jobs.queue_cleanup` runs it when the controller is gone, however that happened. KIND is
-GROUP/PLURAL; pods are always among them. One line for each object that is left.
+`jobs.queue_cleanup` runs it when the controller is gone, for whatever reason. KIND is GROUP/PLURAL.
+`show` prints a line for each object that is left, pods included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def left(api: Api, run_id: str, kinds: Sequence[str]) -> Iterator[str]:
 
 
 def delete(api: Api, path: str) -> None:
-    """Delete an object and what belongs to it; one that is gone is no error. Raises ApiError."""
+    """Delete an object and its dependents; a missing object is no error. Raises ApiError."""
     try:
         api.request("DELETE", path, {"propagationPolicy": "Background"})
     except ApiError as error:

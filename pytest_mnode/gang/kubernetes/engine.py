@@ -1,8 +1,8 @@
 """The engine for Kubernetes: a gang is a root object with one pod per node.
 
-Each look is a list of the run's root objects and pods, so that its time is known; what happened to
-pods in between comes from a watch. Ranks print their heartbeats. All objects of a run have one
-label: by it they are found, and deleted by `cleanup` whatever becomes of the controller.
+Each observation lists the run's root objects and pods, so that its time is known; changes of pods
+between observations come from a watch. Ranks print their heartbeats. All objects of a run have a
+common label, by which they are found, and deleted by `cleanup` even if the controller dies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.gang.engine import Capacity, GangRequest, JobRecord, Look, Refused
+from pytest_mnode.gang.engine import Capacity, GangRequest, JobRecord, Observation, Refused
 from pytest_mnode.gang.kubernetes import rank_pod
 from pytest_mnode.gang.kubernetes.cleanup import delete
 from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain
@@ -45,9 +45,10 @@ _BUSY = frozenset({0, 408, 429})
 
 
 class KubernetesEngine:
-    """An `Engine`; `close` deletes all of its objects.
+    """An `Engine` for Kubernetes; `close` deletes all of its objects.
 
-    manifest: of the user; its first pod template is that of the ranks. python: in their image.
+    manifest: the user's; its first pod template is used for the ranks. python: path in their image;
+    "" for python3.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class KubernetesEngine:
         self._versions = {
             one: api_version(self._api, one.group, one.plural) for one in resources if one
         }
-        check_logs(self._api)  # heartbeats
+        check_logs(self._api)  # heartbeats are read from logs
         self._count = 0
         self._unanswered = self._submitted = False
         self._known: dict[str, GangPod] = {}
@@ -83,15 +84,13 @@ class KubernetesEngine:
         place = [self.run_id, options.context, self._api.namespace, *kinds]
         program = [sys.executable, "-m", _CLEANUP]
         self._streams = Streams(self._api, self._selector)
-        self._read_s = time.time()  # nothing was there before
+        self._read_s = time.time()  # no object existed before
         self._cleanup = QueueCleanup(
             shlex.join([*program, "show", *place]), shlex.join([*program, "delete", *place])
         )
 
-    # Nodes.
-
     def capacity(self) -> Capacity:
-        """Nodes on which a rank's pod can be; free are those with room for it."""
+        """Nodes on which a rank's pod can run; free are those with room for it."""
         there = [view for view in self._views() if view.suits(self._given["spec"])]
         free = [v.name for v in there if not v.ours and not v.taken(self._given["spec"])]
         return Capacity(tuple(view.name for view in there), tuple(free))
@@ -103,8 +102,6 @@ class KubernetesEngine:
 
     def _views(self) -> list[NodeView]:
         return served_views(self._api, {RUN_LABEL: self.run_id})
-
-    # Gangs.
 
     def submit(self, request: GangRequest) -> tuple[str, ...]:
         """See Engine."""
@@ -149,7 +146,7 @@ class KubernetesEngine:
         }
 
     def _create(self, resource: Resource, manifest: Manifest) -> None:
-        self._submitted = self._unanswered = True  # it may be there even without an answer
+        self._submitted = self._unanswered = True  # the object may exist even without an answer
         path = self._api.path(resource.plural, self._versions[resource])
         try:
             self._api.request("POST", path, manifest)
@@ -161,13 +158,13 @@ class KubernetesEngine:
         self._unanswered = False
 
     def _host_names(self, nodes: Sequence[str]) -> list[str]:
-        """Nodes by the label that affinity can name them by. Raises ClusterError."""
+        """Values of the label by which node affinity selects these nodes. Raises ClusterError."""
         if not nodes:
             return []
         there = self._api.request("GET", "/api/v1/nodes")["items"]
         labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in there}
         if missing := [node for node in nodes if HOST_NAME not in labels.get(node, {})]:
-            raise ClusterError(f"{missing[0]} has no label {HOST_NAME}, by which pods are placed")
+            raise ClusterError(f"{missing[0]} has no label {HOST_NAME}, which node affinity needs")
         return [labels[node][HOST_NAME] for node in nodes]
 
     def cancel(self, jobs: Sequence[str]) -> None:
@@ -176,33 +173,35 @@ class KubernetesEngine:
             for resource in (self._kind.root, *self._kind.beside):
                 delete(self._api, self._api.path(resource.plural, self._versions[resource], job))
 
-    # Looks.
-
-    def observe(self) -> Look:
+    def observe(self) -> Observation:
         """See Engine."""
         asked = time.time()
         try:
             roots = self._root_states()
             answer = self._api.request("GET", self._api.path("pods"), query=self._ours)
         except ClusterError as error:
-            return Look(asked, time.time(), None, *self._streams.heartbeats(), why=str(error))
+            return Observation(
+                asked, time.time(), None, *self._streams.heartbeats(), why=str(error)
+            )
         answered = time.time()
         pods = {pod.name: pod for pod in map(GangPod.read, answer["items"])}
         versions = {name: pod.version for name, pod in pods.items()}
         events, every = self._streams.events(versions, _REPORTED_S)
         newest = int(answer["metadata"]["resourceVersion"])
-        passed = tuple(replace(p, complete=every) for p in self._passed(events, newest, asked))
+        reported = self._reported_changes(events, newest, asked)
+        changes = tuple(replace(one, complete=every) for one in reported)
         self._known, self._roots = pods, roots
-        look = Look(asked, answered, records_of(roots, pods), *self._streams.heartbeats())
+        heartbeats = self._streams.heartbeats()
+        observation = Observation(asked, answered, records_of(roots, pods), *heartbeats)
         self._read_s = time.time()
-        return replace(look, passed=passed, complete=every)
+        return replace(observation, reported_changes=changes, complete=every)
 
     @property
     def _ours(self) -> dict[str, str]:
         return {"labelSelector": self._selector}
 
     def _root_states(self) -> dict[str, RootState]:
-        """What the root objects say. Raises ApiError."""
+        """States of the root objects, by name. Raises ApiError."""
         kind = self._kind
         path = self._api.path(kind.root.plural, self._versions[kind.root])
         roots = self._api.request("GET", path, query=self._ours)["items"]
@@ -213,17 +212,19 @@ class KubernetesEngine:
             found = self._api.request("GET", path, query=query)["items"]
             quoted = {kind.root_of(one): one for one in found}
         names = [(root["metadata"]["name"], root) for root in roots]
-        # A root that is being deleted makes no pod any more.
+        # A root that is being deleted creates no more pods.
         return {
             name: replace(state, over=True) if root["metadata"].get("deletionTimestamp") else state
             for name, root in names
             for state in (kind.state(root, quoted.get(name)),)
         }
 
-    def _passed(self, events: Sequence[PodEvent], newest: int, asked: float) -> Iterator[Look]:
-        """A look for each change of records that the watch reported since the last list, with the
-        words that the root objects had then."""
-        # One that was made meanwhile waits; one that is not there any more was deleted.
+    def _reported_changes(
+        self, events: Sequence[PodEvent], newest: int, asked: float
+    ) -> Iterator[Observation]:
+        """An observation for each change of records that the watch reported since the last list,
+        with the words of the root objects in that list."""
+        # A gang created since then is waiting; any other without a root object was deleted.
         known, roots = dict(self._known), {**dict.fromkeys(self._made, RootState()), **self._roots}
         self._made = []
         before = records_of(roots, known)
@@ -231,7 +232,7 @@ class KubernetesEngine:
         for event in events:
             pod, old = event.pod, known.get(event.pod.name)
             if pod.version > newest:
-                self._early.append(event)  # for the next list
+                self._early.append(event)  # newer than this list: part of the next observation
                 continue
             if old is not None and pod.version <= old.version:
                 continue
@@ -241,7 +242,7 @@ class KubernetesEngine:
             records = records_of(roots, known)
             if records != before:
                 at_s = min(max(event.at_s, self._read_s), asked)
-                yield Look(at_s, at_s, records, reported=True)
+                yield Observation(at_s, at_s, records, reported=True)
             before = records
 
     def close(self) -> None:
@@ -252,7 +253,7 @@ class KubernetesEngine:
         if code != 0 and self._submitted:
             raise ClusterError(
                 f"objects labelled {self._selector} may be left in namespace {self._api.namespace};"
-                " their deletion is tried on for an hour"
+                " their deletion is retried for an hour"
             )
 
 

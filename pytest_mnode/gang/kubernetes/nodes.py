@@ -1,7 +1,7 @@
-"""Which nodes a pod could have, and who else is there. Pure: from the API server's JSON.
+"""Nodes on which a pod can run, and the pods of others there. Pure: from the API server's JSON.
 
-Only what decides for a whole node is read: readiness, cordons, taints, node selectors and required
-node affinity, and the requests of all pods there.
+Only facts that decide for a whole node are read: readiness, cordons, taints, node selectors,
+required node affinity, and the requests of all pods on the node.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pytest_mnode.launchers.kubernetes.conditions import Object, conditions
 
 Resources = dict[str, Decimal]
 _OF_STATE = "node.kubernetes.io/"
-"""Begins the taints that come and go with a node's state."""
+"""Prefix of taints that come and go with a node's state."""
 
 
 def requests_of(spec: Object) -> Resources:
-    """What a pod asks of its node; a limit without a request is one.
+    """Resources that a pod requests of its node; a limit without a request counts as a request.
 
-    An init container that is always restarted, a sidecar, stays beside those after it. What the pod
-    asks as a whole counts instead of what its containers ask.
+    An init container that is always restarted (a sidecar) runs together with those after it. A
+    request of the pod as a whole replaces the requests of its containers.
 
     Source: Kubernetes, component-helpers/resource, PodRequests.
     """
@@ -48,7 +48,7 @@ def requests_of(spec: Object) -> Resources:
 
 
 def _asked(container: Object) -> Resources:
-    """Of a container, or of a pod as a whole."""
+    """Requests of a container, or of a pod as a whole."""
     resources = container.get("resources") or {}
     return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
@@ -69,7 +69,7 @@ def _add(total: Resources, more: Resources) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node. asked_here: what pods of others ask of it, by pod. ours: pods of this run there."""
+    """A node. asked_here: requests of other pods on it, by pod. ours: this run's pods on it."""
 
     node: Object
     asked_here: Mapping[str, Resources]
@@ -80,7 +80,7 @@ class NodeView:
         return str(self.node["metadata"]["name"])
 
     def suits(self, spec: Object) -> bool:
-        """Whether such a pod may be there at all, and fits on the node when that is empty."""
+        """Whether a pod with this spec may run on the node, and fits on it when it is empty."""
         lasting = [t for t in _taints(self.node) if not t["key"].startswith(_OF_STATE)]
         return (
             _selected(self.node, spec)
@@ -89,7 +89,7 @@ class NodeView:
         )
 
     def taken(self, spec: Object) -> str:
-        """Why such a pod cannot be there, pods of this run apart; "" where it can."""
+        """Why a pod with this spec cannot run there, not counting our pods; "" if it can."""
         if self.node.get("spec", {}).get("unschedulable"):
             return "cordoned"
         ready = conditions(self.node).get("Ready")
@@ -103,7 +103,7 @@ class NodeView:
         return ""
 
     def _lacking(self, spec: Object, used: Mapping[str, Resources]) -> str:
-        """A resource of which too little is left."""
+        """A resource of which too little is left; "" if all suffice."""
         left = _amounts(self.node.get("status", {}).get("allocatable") or {})
         for asked in used.values():
             for name, amount in asked.items():
@@ -136,7 +136,7 @@ def _taints(node: Object) -> list[Object]:
 
 
 def _untolerated(taints: Iterable[Object], spec: Object) -> str:
-    """The first taint that the pod does not tolerate."""
+    """Key of the first taint that the pod does not tolerate; "" if it tolerates all."""
     tolerations = spec.get("tolerations") or []
     for taint in taints:
         if not any(_tolerates(toleration, taint) for toleration in tolerations):
@@ -155,7 +155,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 
 
 def _selected(node: Object, spec: Object) -> bool:
-    """By nodeSelector and required node affinity."""
+    """Whether nodeSelector and required node affinity select the node."""
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
@@ -168,7 +168,7 @@ def _selected(node: Object, spec: Object) -> bool:
         all(_matches(one, labels) for one in term.get("matchExpressions") or [])
         and all(_matches(one, fields) for one in term.get("matchFields") or [])
         for term in required["nodeSelectorTerms"]
-        if term.get("matchExpressions") or term.get("matchFields")  # an empty one selects no node
+        if term.get("matchExpressions") or term.get("matchFields")  # an empty term selects no node
     )
 
 

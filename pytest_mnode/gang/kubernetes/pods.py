@@ -1,4 +1,4 @@
-"""From a root object and its pods, as the API server has them, to a job's record. Pure."""
+"""A job's record, from a root object and its pods as the API server shows them. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pytest_mnode.gang.engine import JobRecord, Phase
 from pytest_mnode.launchers.kubernetes.conditions import Object, why_unscheduled
 
 GANG_LABEL = "pytest-mnode/gang"
-"""On the pods and the objects of a gang; its value is the name of its root object."""
+"""Label of a gang's pods and objects; its value is the name of the root object."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangPod:
-    """A pod. node: "" while it has none. phase: of the API server, or Terminating. over: it holds
-    no node any more. waits: it was not given a node, and why."""
+    """A pod. node: "" while it has none. phase: the API server's, or Terminating. over: whether it
+    has ended, and holds no node any more. why: why it has no node; "" if it has one."""
 
     name: str
     gang: str
@@ -29,7 +29,7 @@ class GangPod:
 
     @classmethod
     def read(cls, pod: Object) -> Self:
-        """From the API server's JSON."""
+        """Read a pod from the API server's JSON."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
         phase = status.get("phase") or "Pending"
         over = phase in ("Succeeded", "Failed")
@@ -47,26 +47,26 @@ class GangPod:
 
     @property
     def holds(self) -> bool:
-        """Whether it has a node, and is not being taken down."""
+        """Whether it has a node, and is not being terminated."""
         return bool(self.node) and not self.over and self.phase != "Terminating"
 
     @property
     def leaves(self) -> bool:
-        """Whether it has a node, and is being taken down."""
+        """Whether it has a node, and is being terminated."""
         return bool(self.node) and self.phase == "Terminating"
 
 
 def _first_sentence(text: str) -> str:
-    """What comes behind it are hints about preemption."""
+    """Further sentences are hints about preemption."""
     return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
 class RootState:
-    """What a root object says of itself.
+    """State of a root object.
 
-    words: the controller's conditions, such as "Admitted". over: it will have no pod any more.
-    blocked: it waits for something else than nodes.
+    words: the controller's conditions, such as "Admitted". over: whether it has ended, and creates
+    no more pods. blocked: whether it waits for something other than nodes.
     """
 
     words: str = ""
@@ -77,7 +77,7 @@ class RootState:
 
 
 def record_of(name: str, root: RootState | None, pods: Iterable[GangPod]) -> JobRecord | None:
-    """A gang's record; None where nothing of it is left. root: None where it was deleted."""
+    """A gang's record; None if nothing of it is left. root: None if it was deleted."""
     some = sorted(pods, key=lambda pod: pod.name)
     if root is None and not some:
         return None
@@ -93,7 +93,7 @@ def record_of(name: str, root: RootState | None, pods: Iterable[GangPod]) -> Job
         phase, nodes = Phase.ENDING, (*holding, *leaving)
     elif holding:
         phase = Phase.HOLDING
-    elif ended and not waiting:  # the root's controller has not seen it yet
+    elif ended and not waiting:  # the root's controller has not noticed it yet
         phase = Phase.ENDING
     return JobRecord(
         job=name,
@@ -107,7 +107,7 @@ def record_of(name: str, root: RootState | None, pods: Iterable[GangPod]) -> Job
 
 
 def _status(phase: Phase, root: RootState | None, pods: Sequence[GangPod]) -> str:
-    """What the root says, pods by their phase, and the most frequent reason of those that wait."""
+    """The root's words, numbers of pods by phase, and the waiting pods' most frequent reason."""
     words = "deleted" if root is None else root.words
     if phase is Phase.OVER:
         return words

@@ -1,4 +1,4 @@
-"""The pod of a rank: the user's template, and what the experiment needs. Pure."""
+"""The pod template of a rank: the user's template with the experiment's additions. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def template(
 ) -> Manifest:
     """A pod template whose main container prints heartbeats for `runs_s` seconds.
 
-    given: the user's; everything that it says is kept, but for the command. labels: of the gang.
-    hosts: the only nodes that it may have, by HOST_NAME; (): any. priority: "" for none.
+    given: the user's template, kept except for the command. labels: the gang's. hosts: the only
+    nodes that the pod may have, by HOST_NAME; () for any. priority: "" for none.
     """
     made: Manifest = copy.deepcopy(dict(given))
     metadata = made.setdefault("metadata", {})
@@ -68,7 +68,7 @@ def template(
 
 
 def _confine(spec: Manifest, hosts: Sequence[str]) -> None:
-    """Let a pod have these nodes only, beside what its affinity says already."""
+    """Restrict a pod to these nodes, in addition to its present affinity."""
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     for term in required.setdefault("nodeSelectorTerms", [{}]):

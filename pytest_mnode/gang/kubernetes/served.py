@@ -1,4 +1,4 @@
-"""What a server has: versions of objects, nodes with their pods."""
+"""Requests to the API server for served API versions, and for nodes with their pods."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 
 
 def api_version(api: Api, group: str, plural: str) -> str:
-    """Such as "batch/v1": the one that the server prefers among those with these objects.
+    """The server's preferred API version with these objects, such as "batch/v1".
 
-    Raises UsageError where it has none, ApiError.
+    Raises UsageError if no version has them, ApiError.
     """
     if not group:
         return "v1"
@@ -28,14 +28,14 @@ def api_version(api: Api, group: str, plural: str) -> str:
         resources = api.request("GET", f"/apis/{version}")["resources"]
         if any(one["name"] == plural for one in resources):
             return str(version)
-    has = f"only {', '.join(versions)}" if versions else "nothing of that group"
-    raise UsageError(f"this Kubernetes has no {plural} of {group}: it serves {has}")
+    has = f"only {', '.join(versions)}" if versions else "no version of that group"
+    raise UsageError(f"this cluster has no {plural} of {group}: it serves {has}")
 
 
 def served_views(api: Api, ours: Mapping[str, str]) -> list[NodeView]:
     """All nodes with their pods. ours: labels that only our pods have.
 
-    Raises ApiError: nodes, and pods of all namespaces, must be shown.
+    Raises ApiError, also if nodes, or pods of all namespaces, may not be listed.
     """
     nodes = api.request("GET", "/api/v1/nodes")["items"]
     fields = "status.phase!=Succeeded,status.phase!=Failed"

@@ -1,4 +1,4 @@
-"""What a gang's pods did between two looks, and the heartbeats that their ranks print."""
+"""Changes of a run's pods between two observations, and the heartbeats that ranks print."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """A pod as the server reported it at this time; gone: it was deleted."""
+    """A pod as the server reported it at `at_s`. gone: whether it was deleted."""
 
     at_s: float
     pod: GangPod
@@ -25,26 +25,26 @@ class PodEvent:
 
 
 class Streams(PodStreams):
-    """Thread-safe."""
+    """Pod events and heartbeats of one run, as the server reports them. Thread-safe."""
 
     def __init__(self, api: Api, selector: str) -> None:
-        """Raises ApiError where pods cannot be watched."""
+        """Raises ApiError if pods cannot be watched."""
         self._lock = threading.Condition()
         self._events: list[PodEvent] = []
         self._newest: dict[str, int] = {}
         self._beats: list[Heartbeat] = []
         self._unreadable = 0
         self._watch_of_call = 1
-        """The watch that had all to the last call of `events`; 0: none had. There was no pod before
-        the first: its label is new."""
+        """The watch that reported everything up to the last call of `events`; 0 if none did. The
+        first watch missed nothing, because no pod had this new label before."""
         super().__init__(api, selector)
 
     def events(self, versions: Mapping[str, int], limit_s: float) -> tuple[list[PodEvent], bool]:
-        """What happened since the last call, and whether that is all that did.
+        """Events since the last call, and whether they are complete.
 
-        versions: of pods that are known to be there; waits until these were reported, for a while.
-        Events come in their order: with the newest of these, all before were reported. Without a
-        pod, the server has to answer on the connection of the watch (bookmarks come once a minute).
+        versions: by name, of pods known to exist. The call waits up to `limit_s` until these were
+        reported: events come in order, so all earlier ones were reported too. If there is no pod,
+        the server has to answer on the watch's connection (bookmarks come only once a minute).
         """
 
         def reported() -> bool:
@@ -59,8 +59,8 @@ class Streams(PodStreams):
             return events, before == self._watch_of_call != 0
 
     def heartbeats(self) -> tuple[tuple[Heartbeat, ...], int]:
-        """Heartbeats since the last call, and the number of lines that are none; one more where
-        the watch is away, so that no new pod is read."""
+        """Heartbeats since the last call, and the number of lines that are no heartbeats, plus one
+        while the watch is down, because new pods are not read then."""
         with self._lock:
             beats, unreadable = tuple(self._beats), self._unreadable
             self._beats, self._unreadable = [], 0

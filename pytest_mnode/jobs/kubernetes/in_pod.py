@@ -1,12 +1,12 @@
 """The main process of a job's pod: waits for its order, and runs torchrun.
 
-Only the standard library; its text is the argument of the image's Python, with
+It uses only the standard library; its text is the argument of the image's Python, with
 
     wait PATH LIMIT_S    wait for the order at PATH, then run it; the exit status is the command's
     order PATH           take an order from standard input: its length in a line, and its JSON
 
-An order has the command, what its environment has beside the container's, and its directory. A
-SIGTERM, by which Kubernetes ends pods, is passed on to the command.
+An order has the command, its environment besides the container's, and its directory. A SIGTERM,
+by which Kubernetes ends pods, is passed on to the command.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ LINGER_S = 2.0
 
 
 def take(path: str) -> None:
-    """A reader at the same time sees the whole order or none."""
+    """Store an order atomically: `wait` sees the whole order or none."""
     data = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
     with open(f"{path}.new", "wb") as file:  # noqa: PTH123  pathlib would cost its import
         file.write(data)
@@ -42,8 +42,8 @@ def wait(path: str, limit_s: float) -> int:
 
 
 def run(order: dict) -> int:  # type: ignore[type-arg]
-    """As on other nodes: what image, template and device plugins set counts more than what is sent,
-    but for the modules of a test."""
+    """Run the order's command. As on other nodes, variables of image, template and device plugins
+    override the order's, except PYTHONPATH, by which the modules of a test are found."""
     sent = order["env"]
     own = {n: v for n, v in os.environ.items() if n != "PYTHONPATH" or n not in sent}
     there = os.path.isdir(order["cwd"])  # noqa: PTH112
@@ -58,7 +58,7 @@ def run(order: dict) -> int:  # type: ignore[type-arg]
         print(f"cannot run {order['argv'][0]}: {error.strerror}", flush=True)
         return 127
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(command.pid, number))
-    while True:  # the pod's orphans are reaped as well
+    while True:  # reaps the pod's orphans too
         pid, status = os.wait()
         if pid == command.pid:
             code = command.returncode = os.waitstatus_to_exitcode(status)
@@ -68,7 +68,7 @@ def run(order: dict) -> int:  # type: ignore[type-arg]
 
 
 def linger() -> None:
-    """The pod ends with this process, and whoever sent the signal from within has to report it."""
+    """Keep the pod alive until a process in it that sent the signal has reported it."""
     end = time.monotonic() + LINGER_S
     while time.monotonic() < end:
         with contextlib.suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""A pod of a job, as the API server shows it: a value. Pure."""
+"""The state of a job's pod, from the API server's JSON. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LOST = 128 + 9
 
 @dataclass(frozen=True, slots=True)
 class JobPod:
-    """A pod. runs: commands can be run in its main container. code: exit status of that; None while
-    it may run. ended: nothing of it runs any more. disturbed: why Kubernetes ends it, or ended it;
-    "" where it does not."""
+    """A pod. runs: commands can be run in its main container. code: exit status of that container;
+    None while it may run. ended: no container runs any more. disturbed: why Kubernetes ends or
+    ended the pod; "" if it does not."""
 
     state: PodState
     runs: bool
@@ -26,7 +26,7 @@ class JobPod:
 
     @classmethod
     def read(cls, pod: Mapping[str, Any], container: str | None, *, gone: bool) -> Self:
-        """From the API server's JSON. gone: it was deleted."""
+        """A pod from the API server's JSON. gone: it was deleted."""
         state, status = PodState.read(pod), pod.get("status", {})
         statuses = status.get("containerStatuses") or []
         states = {one["name"]: one["state"] for one in statuses}

@@ -1,4 +1,4 @@
-"""The pods of one start of a job: watched, read, and commands in them."""
+"""The pods of one start of a job: watches them, reads their output, runs commands in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT, Exec
 from pytest_mnode.launchers.node import CommandResult
 
 MOST_AT_ONCE = 32
-"""Exec streams that are opened at the same time."""
+"""Maximum number of exec streams that are open at the same time."""
 _OVER_S = 2.0
 _LOOK_S = 0.25
 _PRINTED_S = 5.0
@@ -26,8 +26,8 @@ _PRINTED_S = 5.0
 class JobPods(PodStreams):
     """Thread-safe. Implements `job_processes.Places`.
 
-    nodes: of this start. container: whose output is read, and in which commands run. python: in its
-    image. check: raises NodeLostError for the first of some nodes that the run knows to be lost.
+    nodes: of this start. container: its output is read, and commands run in it. python: path in its
+    image. check: raises NodeLostError for the first of some nodes that the run has lost.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class JobPods(PodStreams):
         python: str,
         check: Callable[[Sequence[str]], object],
     ) -> None:
-        """Raises ApiError where pods cannot be watched."""
+        """Raises ApiError if pods cannot be watched."""
         self.python = python
         self._nodes, self._main, self._check = tuple(nodes), container, check
         self._lock = threading.Condition()
@@ -51,7 +51,7 @@ class JobPods(PodStreams):
         self._exec_room = asyncio.Semaphore(MOST_AT_ONCE)
         super().__init__(api, selector, container)
 
-    # Told by the watch.
+    # Called by the watch.
 
     def changed(self, pod: Mapping[str, Any], gone: bool) -> bool:
         """See PodStreams."""
@@ -76,15 +76,15 @@ class JobPods(PodStreams):
             self._silent.add(uid)
             self._lock.notify_all()
 
-    # Asked by the job.
+    # Called by the job.
 
     def await_that(self, holds: Callable[[], bool], limit_s: float) -> bool:
-        """Wait for a change of pods after which it holds; whether it does."""
+        """Wait until `holds()`, checked after each change of pods; returns its last result."""
         with self._lock:
             return self._lock.wait_for(holds, limit_s)
 
     def by_node(self) -> dict[str, JobPod]:
-        """The pod on each node that has one; the first pod of a node counts, because no other one
+        """The pod on each node that has one; the first pod of a node counts, because only the first
         gets an order."""
         with self._lock:
             found: dict[str, JobPod] = {}
@@ -99,7 +99,7 @@ class JobPods(PodStreams):
         return all(node in pods and pods[node].state.ready for node in self._nodes)
 
     def refused(self) -> bool:
-        """Whether the scheduler has no node for one of them."""
+        """Whether the scheduler has no node for one of the pods."""
         with self._lock:
             return any(pod.state.problem and not pod.state.node for pod in self._pods.values())
 
@@ -112,7 +112,7 @@ class JobPods(PodStreams):
         return whys[0] if whys else f"{len(pods)} of {len(self._nodes)} pods were made"
 
     def statuses(self) -> dict[str, int]:
-        """Exit status of torchrun by node, where it ended; LOST where the node is lost."""
+        """Exit status of torchrun by node on which it ended; LOST if the node is lost."""
         found = {}
         pods, lost = self.by_node(), self._lost_nodes()
         for node in self._nodes:
@@ -124,7 +124,7 @@ class JobPods(PodStreams):
         return found
 
     def _lost_nodes(self) -> frozenset[str]:
-        """Nodes that the run knows to be lost, or knew to be at the last look."""
+        """Nodes that the run has lost, checked at most every `_LOOK_S`."""
         if time.monotonic() - self._checked_s < _LOOK_S:
             return self._lost
         left = list(self._nodes)
@@ -138,7 +138,7 @@ class JobPods(PodStreams):
         return self._lost
 
     def output(self, node: str) -> str:
-        """What its pod has printed until now; all of it where it has ended."""
+        """Output of the node's pod until now; complete if the pod has ended."""
         with self._lock:
             for uid, pod in self._pods.items():
                 if pod.state.node != node:
@@ -151,7 +151,7 @@ class JobPods(PodStreams):
     # Commands.
 
     def commands(self, argv: Sequence[str], node: str, /) -> None:  # noqa: ARG002
-        """Raises NodeLostError where no command can be run."""
+        """Raises NodeLostError if no command can be run."""
         self._check([node])
         if not self._runs(node):
             raise NodeLostError(node, f"the job has no running pod on {node}")
@@ -186,7 +186,7 @@ class JobPods(PodStreams):
             if not isinstance(done, ApiError) and done.returncode in (0, None):
                 results.append(done)
                 continue
-            # A command may end with its pod.
+            # A command also fails if its pod ends, which is no error.
             if self._await_end(node):
                 continue
             if isinstance(done, ApiError):

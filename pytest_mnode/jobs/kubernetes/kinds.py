@@ -1,7 +1,7 @@
-"""The object around a job's pods, in each kind: all of them once, none of them again. Pure.
+"""The object around a job's pods, for each kind: it starts every pod once and none again. Pure.
 
-What the user's object says of failed pods, and of an object that is over, is decided here: a node
-that fails leaves the others alone, and nothing is started again but all of it.
+The user's settings for failed pods and for finished objects are replaced here: a node that fails
+leaves the others alone, and only the whole job is started again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pytest_mnode.launchers.kubernetes.manifest import (
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 TRAINER = "node"
-"""The step of a TrainJob, and the container in it, in which its command runs."""
+"""The step of a TrainJob that runs its command, and the container in that step."""
 _PYTORCH = "pytorch"
-"""The container that the operator looks for."""
+"""The container that the operator requires."""
 
 
 def job(given: Manifest, template: Manifest, count: int) -> Manifest:
-    """Spec of an Indexed Job. given: the user's."""
+    """Spec of an Indexed Job. given: the user's spec."""
     ours = ("backoffLimit", "podFailurePolicy", "successPolicy", "ttlSecondsAfterFinished",
             "selector", "manualSelector", "podReplacementPolicy")  # fmt: skip
     return {"activeDeadlineSeconds": MOST_RUN_S} | _without(given, *ours) | {
@@ -59,7 +59,7 @@ def volcano(given: Manifest, template: Manifest, count: int) -> Manifest:
 
 
 def pytorchjob(given: Manifest, template: Manifest, count: int) -> Manifest:
-    """Spec of a PyTorchJob, whose pods stay where one of them fails."""
+    """Spec of a PyTorchJob, whose pods stay if one of them fails."""
 
     def replicas(number: int) -> Manifest:
         own = copy.deepcopy(template)
@@ -85,10 +85,11 @@ KINDS: dict[str, Callable[[Manifest, Manifest, int], Manifest]] = {
 
 
 def of_engine(given: Mapping[str, Any], engine: str | None, queue: str | None) -> Manifest:
-    """The user's manifest; one that is a pod, its template or a plain Job becomes an object of the
-    kind that the spec's scheduler names.
+    """The user's manifest; a Pod, PodTemplate or plain Job becomes an object of the kind that the
+    spec's scheduler names.
 
-    Raises UsageError for a TrainJob without one, because its pods are a runtime's.
+    Raises UsageError for trainjob, because only a TrainJob's manifest names the runtime of its
+    pods.
     """
     manifest = as_workload(copy.deepcopy(dict(given)), "")
     plain = manifest.get("kind") == "Job" and "tasks" not in manifest.get("spec", {})
@@ -96,8 +97,8 @@ def of_engine(given: Mapping[str, Any], engine: str | None, queue: str | None) -
         return dict(given)
     if engine == "trainjob":
         raise UsageError(
-            "scheduler.engine trainjob: the pods of a TrainJob are those of a runtime of the "
-            "cluster; give --mnode-k8s-template of kind TrainJob, which names it"
+            "scheduler.engine trainjob: a TrainJob takes its pods from a runtime of the "
+            "cluster; give --mnode-k8s-template of kind TrainJob that names the runtime"
         )
     template = pod_template(manifest)
     labels = dict(manifest.get("metadata", {}).get("labels") or {})
@@ -123,7 +124,7 @@ def of_engine(given: Mapping[str, Any], engine: str | None, queue: str | None) -
 
 
 def trainjob(given: Manifest, command: list[str], count: int, pod: Manifest) -> Manifest:
-    """Spec of a TrainJob. pod: metadata and affinity that its pods get beside their runtime's."""
+    """Spec of a TrainJob. pod: metadata and affinity that its pods get besides their runtime's."""
     trainer = _without(given.get("trainer") or {}, "args")
     overrides = [*(given.get("podTemplateOverrides") or ())]
     overrides.append({"targetJobs": [{"name": TRAINER}], **pod})
@@ -132,7 +133,7 @@ def trainjob(given: Manifest, command: list[str], count: int, pod: Manifest) -> 
 
 
 def affinity_of(given: Manifest) -> Manifest:
-    """What a TrainJob says of its pods' affinity, which a later override replaces; a copy."""
+    """A copy of the pods' affinity in a TrainJob; a later override would replace it."""
     found: Manifest = {}
     for one in given.get("podTemplateOverrides") or ():
         if any(target.get("name") == TRAINER for target in one.get("targetJobs") or ()):

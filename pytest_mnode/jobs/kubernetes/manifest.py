@@ -1,4 +1,4 @@
-"""The object of one start of a job: pods like the run's own, on the nodes that it names. Pure."""
+"""The manifest of one start of a job: pods like the run's own, on given nodes. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_mnode.launchers.kubernetes.manifest import (
 )
 
 JOB_LABEL = "pytest-mnode/job"
-"""On a start's object and on its pods; its value is the object's name."""
+"""Label of a start's object and of its pods; its value is the object's name."""
 
 
 def job_manifest(
@@ -26,10 +26,10 @@ def job_manifest(
     nodes: Sequence[str],
     command: Sequence[str],
 ) -> tuple[Manifest, str | None]:
-    """An object of the same kind, and which container of its pods has the command. Everything else
-    that the user's manifest says of pods and of queues is kept.
+    """An object of the kind of `given`, and the container of its pods that gets the command.
+    Everything else in the user's manifest about pods and queues is kept.
 
-    owner: an owner reference. nodes: one pod on each. Raises UsageError where no pod is in it.
+    owner: an owner reference. nodes: one pod on each. Raises UsageError if `given` has no pod.
     """
     workload = as_workload(copy.deepcopy(dict(given)), name)
     kind = workload.get("kind")
@@ -56,7 +56,7 @@ def job_manifest(
 def _template(
     given: Mapping[str, object], name: str, nodes: Sequence[str], command: Sequence[str]
 ) -> Manifest:
-    """The user's pod template with the command. Raises UsageError where there is none."""
+    """The user's pod template with the command. Raises UsageError if there is none."""
     template = pod_template(given)
     template.setdefault("metadata", {}).setdefault("labels", {})[JOB_LABEL] = name
     pod = template["spec"]
@@ -78,7 +78,7 @@ def _one_on_each(affinity: Manifest, name: str, nodes: Sequence[str]) -> None:
     there = affinity.setdefault("nodeAffinity", {}).setdefault(
         "requiredDuringSchedulingIgnoredDuringExecution", {}
     )
-    # A field can be asked for one value only, and terms are alternatives.
+    # A field selector accepts only one value, and terms are alternatives: one term per node.
     named = [{"key": "metadata.name", "operator": "In", "values": [node]} for node in nodes]
     there["nodeSelectorTerms"] = [
         {**term, "matchFields": [*term.get("matchFields", ()), one]}

@@ -1,4 +1,4 @@
-"""A job whose torchruns are the main processes of pods of its own, as a test uses it."""
+"""A job whose torchruns are the main processes of its own pods, as a test uses it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pytest_mnode.protocol.world import RUN
 
 
 class PodJob(RunningJob):
-    """A torchrun job with one torchrun per pod. It ends with its test, at the latest with its run.
+    """A torchrun job with one torchrun per pod. It ends with its test, at the latest with the run.
 
-    Requeues happen in `poll` and `wait`: its object is deleted, and another one is made.
+    Requeues happen in `poll` and `wait`: its object is deleted, and a new one is created.
     """
 
     def __init__(self, cluster: Nodes, job: Job, pods: RunInPods) -> None:
@@ -43,7 +43,7 @@ class PodJob(RunningJob):
 
     @classmethod
     def launch(cls, cluster: Nodes, job: Job, pods: RunInPods) -> PodJob:
-        """Make its object, and wait until its pods run.
+        """Create its object, and wait until its pods run.
 
         Raises NotPlaced, UsageError for nodes that this test does not have, ClusterError.
         """
@@ -58,7 +58,7 @@ class PodJob(RunningJob):
 
     @property
     def name(self) -> str:
-        """Of the object of its current or last start; "" before the first."""
+        """Name of the object of its current or last start; "" before the first start."""
         return self._made
 
     @property
@@ -80,7 +80,7 @@ class PodJob(RunningJob):
         self._pod_start, self._made = start, name
         self._note("submitted", detail=f"{start.what} for {', '.join(nodes)}")
         if self._requeue:
-            # Who preempted it may have its nodes still.
+            # The job that preempted it may still hold its nodes.
             start.await_run(again_s + UP_S)
         else:
             start.await_placed()
@@ -88,7 +88,7 @@ class PodJob(RunningJob):
         self._order(start, nodes)
 
     def _order(self, made: PodStart, nodes: tuple[str, ...]) -> None:
-        """Tell each pod its torchrun. Raises ClusterError."""
+        """Send each pod its torchrun command. Raises ClusterError."""
         cluster, job, addresses = self._cluster, self._job, made.addresses()
         first = nodes[0]
         own = addresses[first] != cluster.address(first)
@@ -131,7 +131,7 @@ class PodJob(RunningJob):
         return self._pod_start.pods.statuses()
 
     def _disturbed(self, node: str) -> str:
-        """Why Kubernetes ends its pod there; "" where it does not."""
+        """Why Kubernetes ends the job's pod on a node; "" if it does not."""
         pod = self._pod_start.pods.by_node().get(node) if self._pod_start else None
         return pod.disturbed if pod is not None and self._made else ""
 

@@ -21,11 +21,11 @@ from pytest_mnode.launchers.kubernetes.workload import GROUPS
 from pytest_mnode.launchers.nodes import Nodes
 
 REFUSED_S, PLACED_S = 6.0, 30.0
-"""How long pods of a first start may be without nodes: where the scheduler says why, because the
-run's own pods may hold what they ask for; and where it says nothing, as a queue does."""
+"""How long pods of a first start may wait for nodes: if the scheduler gives a reason, because the
+run's own pods may hold the resources; and if it gives none, as a queue does."""
 UP_S = 90.0
 PORT = 29500
-"""Of a rendezvous in a pod with an address of its own: torchrun's default."""
+"""Port of the rendezvous in a pod with its own address: torchrun's default."""
 _ORDERED_S = 30.0
 _ENDED_S = 45.0
 
@@ -36,7 +36,7 @@ class NotPlaced(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a pod's main process runs. env: beside the container's own, which counts more."""
+    """A command for a pod's main process. env: variables, which the container's own override."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -44,15 +44,15 @@ class Order:
 
 
 class PodStart:
-    """Its pods are watched from its making on; `close` ends it.
+    """One start of a job; its pods are watched until `close` ends it.
 
-    what: its kind and name, for messages.
+    what: kind and name of its object, for messages.
     """
 
     def __init__(
         self, cluster: Nodes, run: RunInPods, name: str, nodes: Sequence[str], placed_s: float
     ) -> None:
-        """Make the object. placed_s: within which its pods have to get nodes.
+        """Create the object. placed_s: limit for its pods to get nodes.
 
         Raises UsageError, ApiError.
         """
@@ -100,11 +100,11 @@ class PodStart:
             raise ClusterError(f"{self.what}: not all pods run: {self.pods.problem()}")
 
     def addresses(self) -> dict[str, str]:
-        """Of the pods, by node."""
+        """Addresses of the pods, by node."""
         return {node: pod.state.address for node, pod in self.pods.by_node().items()}
 
     def order(self, orders: Mapping[str, Order]) -> None:
-        """Tell each pod what to run. Raises ClusterError."""
+        """Send each pod its order. Raises ClusterError."""
         data = {node: json.dumps(asdict(one)).encode() for node, one in orders.items()}
         given = {node: b"%d\n%s" % (len(text), text) for node, text in data.items()}
         take = [*self._program, "order", self._order_at]
@@ -115,13 +115,13 @@ class PodStart:
                 raise ClusterError(f"{result.node}: its pod took no order: {lines[-1]}")
 
     def close(self) -> None:
-        """Delete it, and wait until its pods have ended where their nodes are there; what they
-        printed is kept. Raises ClusterError.
+        """Delete the object, and wait until its pods have ended, unless their nodes are lost; their
+        output is kept. Raises ClusterError.
         """
         try:
             self._delete()
             for node in self._nodes:
-                self.pods.output(node)  # waits until all of it was read
+                self.pods.output(node)  # waits until the output is complete
         finally:
             self.pods.close()
 

@@ -1,16 +1,16 @@
-"""The directory of a submitted job, which all nodes see: who writes what, and how it is read.
+"""The directory of a submitted job, which all nodes see: its files, and how they are read.
 
 For start number R of the job, from 0:
 
     plan.json       what to run
-    start.R.json    where: nodes in the order of ranks, and their rendezvous
+    start.R.json    where to run: nodes in the order of ranks, and their rendezvous
     NODE.R          output of torchrun and the ranks of a node
     NODE.R.sigterm  "PID TIME": when torchrun got SIGTERM, by the node's clock
     NODE.R.status   how torchrun ended there
     slurm.out       output of Slurm and of the batch script
 
-A reader lists the directory and opens only what it lists: an NFS client caches a failed lookup of a
-name for half a minute and more.
+A reader lists the directory and opens only listed files, because an NFS client caches a failed
+lookup of a name for half a minute and more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAN, OUTPUT = "plan.json", "slurm.out"
 LOST = 128 + 9
 """Exit status of torchrun on a node that was lost, or killed by Slurm, before it wrote one."""
 NFS_DELAY_S = 35.0
-"""After which a file of one machine is seen on all others: NFS revalidates after 30 s."""
+"""Seconds until a file of one machine is seen on all others: NFS revalidates after 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class JobNode:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, and the nodes it may run on by Slurm's names. `job_id` is MNODE_JOB."""
+    """The job and its possible nodes by Slurm's names. `job_id` is MNODE_JOB."""
 
     job_id: str
     job: Job
@@ -90,7 +90,7 @@ def write_status(directory: Path, node: str, requeue: int, status: Status) -> No
 
 
 def read_status(directory: Path, node: str, requeue: int) -> Status | None:
-    """None where torchrun has not ended, or was lost with its node."""
+    """How torchrun ended on a node; None if it has not ended, or was lost with its node."""
     text = read(directory, f"{node}.{requeue}.status")
     return None if text is None else Status(**json.loads(text))
 
@@ -100,7 +100,7 @@ def write_sigterm(directory: Path, node: str, requeue: int, pid: int, time_s: fl
 
 
 def read_sigterm(directory: Path, node: str, requeue: int) -> tuple[int, float] | None:
-    """(pid of torchrun, time of its SIGTERM); None: it got none."""
+    """(pid of torchrun, time of its SIGTERM); None if it got none."""
     text = read(directory, f"{node}.{requeue}.sigterm")
     if text is None:
         return None
@@ -114,21 +114,21 @@ def log_of(directory: Path, node: str, requeue: int) -> Path:
 
 
 def read(directory: Path, name: str) -> str | None:
-    """A file's text; None where the directory does not list it."""
+    """A file's text; None if the directory does not list it."""
     with os.scandir(directory) as entries:
         there = any(entry.name == name for entry in entries)
     return (directory / name).read_text(errors="replace") if there else None
 
 
 def _write(path: Path, text: str) -> None:
-    """A reader at the same time sees the whole file or none."""
+    """Write a file atomically: a reader sees the whole file or none."""
     made = path.with_name(f".{path.name}")
     made.write_text(text)
     made.replace(path)
 
 
 class NfsDelay:
-    """How long to wait for the files of nodes on which the job ended well, as Slurm says."""
+    """Limits the wait for files of nodes on which the job ended well according to Slurm."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -142,12 +142,12 @@ class NfsDelay:
 
 @dataclass(frozen=True, slots=True)
 class JobFiles:
-    """Reads what the programs of a job wrote. Each question is about nodes of start `requeue`."""
+    """Reads the files of a job's programs. Each method is about nodes of start `requeue`."""
 
     directory: Path
 
     def statuses(self, nodes: Sequence[str], requeue: int) -> dict[str, Status | None]:
-        """How torchrun ended on each; None where no status is there."""
+        """How torchrun ended on each node; None for a node without a status."""
         return {name: read_status(self.directory, name, requeue) for name in nodes}
 
     def running(self, nodes: Sequence[str], requeue: int) -> list[str]:
@@ -155,7 +155,7 @@ class JobFiles:
         return [name for name, end in self.statuses(nodes, requeue).items() if end is None]
 
     def sigterms(self, nodes: Sequence[str], requeue: int) -> dict[str, tuple[int, float]]:
-        """Pid of torchrun and the time of its SIGTERM by the node's clock, where it got one."""
+        """Pid of torchrun and time of its SIGTERM by the node's clock, on nodes that got one."""
         found = {name: read_sigterm(self.directory, name, requeue) for name in nodes}
         return {name: sent for name, sent in found.items() if sent is not None}
 
@@ -170,7 +170,7 @@ class JobFiles:
         return {name: LOST if end is None else end.code for name, end in ends}
 
     def output(self, node: str, requeue: int, first: bool) -> str:
-        """Output of a node in all starts up to this one. first: with the output of Slurm."""
+        """Output of a node in all starts up to this one. first: adds the output of Slurm."""
         logs = [log_of(self.directory, node, number).name for number in range(requeue + 1)]
         logs += [OUTPUT] if first else []
         return "".join(read(self.directory, name) or "" for name in logs)

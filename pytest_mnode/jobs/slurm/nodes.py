@@ -15,7 +15,7 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Slurm's node names and the run's, which are host names.
+    """Node names in Slurm and in the run, which uses host names.
 
     slurm: Slurm's name of each node of the run. others: Slurm's names of all other nodes.
     """
@@ -24,11 +24,11 @@ class Names:
     others: tuple[str, ...] = ()
 
     def for_slurm(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Slurm's names; a name that is not of the run is kept."""
+        """Slurm's names; a name of a node outside the run is kept."""
         return tuple(self.slurm.get(name, name) for name in names)
 
     def for_run(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The run's names; a node that is not of the run keeps Slurm's name."""
+        """The run's names; a node outside the run keeps Slurm's name."""
         known = {theirs: ours for ours, theirs in self.slurm.items()}
         return tuple(known.get(name, name) for name in names)
 
@@ -38,9 +38,9 @@ def names_of(
 ) -> Names:
     """Names of the wanted nodes, from all nodes that Slurm has.
 
-    known: Slurm's name by host name, where the launcher has asked the nodes themselves. Else a node
-    is found by its name in Slurm, by its NodeHostName, or by either without the domain where only
-    one node has that. Raises ClusterError, one line, for a node that Slurm does not have.
+    known: Slurm's name by host name, if the launcher has read it on the nodes. Else a node is found
+    by its name in Slurm, by its NodeHostName, or by either without the domain if only one node has
+    that. Raises ClusterError, one line, for a node that Slurm does not have.
     """
     by_name = {node.name: node.name for node in nodes}
     by_host = {node.hostname: node.name for node in nodes if node.hostname}
@@ -69,7 +69,7 @@ def names_of(
 class Losses:
     """Nodes that Slurm lost under a job, over all its starts.
 
-    pinned: the first start is bound to certain nodes; the job may move when one of them is lost.
+    pinned: the first start is bound to certain nodes; the job may move if one of them is lost.
     lost: the lost nodes of the current start.
     """
 
@@ -83,13 +83,13 @@ class Losses:
 
     @property
     def due(self) -> bool:
-        """Whether the last look is too old."""
+        """Whether the last check is too old."""
         return time.monotonic() - self._looked_at > _LOOK_S
 
     def look(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Which of these nodes Slurm lost since the last look, with its reason.
+        """Nodes of `nodes` that Slurm lost since the last check, with its reason.
 
-        Empty where Slurm does not answer now.
+        Empty if Slurm does not answer now.
         """
         self._looked_at = time.monotonic()
         found = {}
@@ -102,15 +102,15 @@ class Losses:
         return found
 
     def started(self) -> None:
-        """The job runs, on nodes that are up."""
+        """Record that the job runs, on nodes that are up."""
         self.lost, self._waits_since = (), None
 
     def requeued(self) -> None:
-        """The job waits for its next start."""
+        """Record that the job waits for its next start."""
         self._waits_since = time.monotonic()
 
     def let_move(self, number: int) -> None:
-        """Remove the job's node list, once one of its nodes is lost.
+        """Remove the job's node list if one of its nodes is lost.
 
         Slurm refuses while the last start is completing; the next call tries again.
         """
@@ -120,7 +120,7 @@ class Losses:
                 self._pinned = False
 
     def waited_long(self, limit_s: float) -> str:
-        """The nodes it waited for longer than `limit_s`; "" while it may wait on."""
+        """Message about the nodes it waited for longer than `limit_s`; "" if it may still wait."""
         if self._waits_since is None or not self.lost:
             return ""
         if time.monotonic() - self._waits_since < limit_s:

@@ -30,7 +30,7 @@ _REQUEUE_S = 120.0
 
 
 def batch(plan_path: Path) -> int:
-    """Start one task per node and wait; the exit status of the job."""
+    """Start one task per node and wait; returns the exit status of the job."""
     plan = Plan.read(plan_path)
     directory, job = plan_path.parent, os.environ["SLURM_JOB_ID"]
     requeue, allowed = int(os.environ.get("SLURM_RESTART_COUNT", "0")), plan.job.requeues
@@ -66,12 +66,12 @@ def step(
     nodes: int, env: Mapping[str, str], python: str, plan_path: Path, start_path: Path
 ) -> Sequence[str]:
     """The srun command that starts `task` on each node of the job."""
-    # Not every version passes what sbatch was asked for on to steps.
+    # Not every version of Slurm passes sbatch's options on to steps.
     cpus = env.get("SLURM_CPUS_PER_TASK", "1")
     return (
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"),
         *(f"--cpus-per-task={cpus}", "--mpi=none", "--export=ALL"),
-        # Nodes learn of a failed one from torchrun; their last output is worth reading.
+        # srun kills no task: torchrun tells nodes of a failed one, and their last output is useful.
         *("--input=none", "--kill-on-bad-exit=0", "--wait=0"),
         *(python, "-m", "pytest_mnode.jobs.slurm.on_node", "task", str(plan_path)),
         str(start_path),
@@ -81,7 +81,7 @@ def step(
 def is_requeued(statuses: Sequence[Status | None], requeue: int, allowed: int) -> bool:
     """Whether the job has to be requeued because it was preempted, and may be.
 
-    Not where all nodes ended well. A node without a status may be lost: Slurm finds out itself.
+    False if all nodes ended well. A node without a status may be lost: Slurm detects that itself.
     """
     ended = [status for status in statuses if status is not None]
     well = len(ended) == len(statuses) and not any(status.code for status in ended)
@@ -90,9 +90,9 @@ def is_requeued(statuses: Sequence[Status | None], requeue: int, allowed: int) -
 
 
 def task(plan_path: Path, start_path: Path) -> int:
-    """Run torchrun; its exit status, 128 + signal where a signal ended it.
+    """Run torchrun; returns its exit status, 128 + signal if a signal ended it.
 
-    Output and status go to files of this node: srun's exit status is the largest of all tasks. A
+    Output and status go to files of this node, because srun's exit status is the largest of all. A
     SIGTERM reaches torchrun too; this program notes it and waits for torchrun.
     """
     plan, start = Plan.read(plan_path), files.read_start(start_path)

@@ -1,4 +1,4 @@
-"""A job in Slurm's queue: submitted, watched and cancelled; and what Slurm's states mean.
+"""Submits, watches and cancels a job in Slurm's queue, and interprets Slurm's states.
 
 Names of states and reasons are Slurm's own (squeue(1), JOB STATE CODES and JOB REASON CODES).
 """
@@ -18,11 +18,11 @@ from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.launchers.slurm import JobState, Slurm
 
 LOOK_S = 0.25
-"""Between two questions to Slurm."""
+"""Seconds between two requests to Slurm."""
 SILENCE_S = 60.0
-"""How long Slurm may leave questions unanswered, as it does when it is restarted."""
+"""How long Slurm may leave requests unanswered, as it does during a restart."""
 _END_S = 90.0
-"""Limit for the end of a cancelled job; Slurm's default KillWait is 30 s."""
+"""Time limit for the end of a cancelled job; Slurm's default KillWait is 30 s."""
 _HELD = frozenset(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"))
 _NEVER = frozenset(
     (
@@ -32,14 +32,14 @@ _NEVER = frozenset(
         *("user env retrieval failed requeued held", "job requeued in held state"),
     )
 )
-"""Reasons of a pending job that waiting does not remove."""
+"""Reasons of a pending job that do not pass by waiting."""
 _TOO_MUCH = re.compile(r"(QOS|Assoc)Max\w+PerJob(Limit)?")
-"""The job itself asks for more nodes, time or the like than one job may have."""
+"""Reasons of a job that requests more nodes, time or the like than one job may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """What was seen of a job: starts, the nodes of the last one, and the number of requeues."""
+    """Observed starts of a job, the nodes of the last start, and the number of requeues."""
 
     starts: int = 0
     nodes: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happened between two looks: "requeued", or "started" on `nodes`."""
+    """A change between two checks: "requeued", or "started" on `nodes`."""
 
     what: Literal["requeued", "started"]
     requeue: int
@@ -56,8 +56,8 @@ class Change:
 
 
 def changes(history: JobHistory, state: JobState) -> tuple[JobHistory, list[Change]]:
-    """What happened since the last look, in order. Of starts that began and ended between two
-    looks, only the last is seen, once the job is over."""
+    """Changes since the last check, in order. Of starts that began and ended between two checks,
+    only the last is seen, once the job is over."""
     found: list[Change] = []
     requeue = max(history.requeue, state.restarts or 0)
     nodes, starts = history.nodes, history.starts
@@ -65,18 +65,18 @@ def changes(history: JobHistory, state: JobState) -> tuple[JobHistory, list[Chan
         found.append(Change("requeued", requeue))
     if (runs(state) or state.over) and state.nodes and starts <= requeue:
         nodes, starts = state.nodes, requeue + 1
-        if requeue or not state.over:  # the end of a first start is noted already
+        if requeue or not state.over:  # a first start that is over has its end noted already
             found.append(Change("started", requeue, nodes))
     return JobHistory(starts, nodes, requeue), found
 
 
 def runs(state: JobState) -> bool:
-    """Whether its script runs: not while nodes boot for it, and not while it is completing."""
+    """Whether its script runs; False while nodes boot for it or it is completing."""
     return state.runs and not {state.state, *state.flags} & {"CONFIGURING", "COMPLETING"}
 
 
 def never_starts(state: JobState) -> str:
-    """Why a pending job will never start; "" where it may."""
+    """Why a pending job will never start; "" if it may."""
     if not state.waits:
         return ""
     if state.state in _HELD:
@@ -92,7 +92,7 @@ def _in_brackets(reason: str | None) -> str:
 
 
 def in_queue(number: int | None, state: JobState | None) -> str:
-    """Number and state of a job that is pending; "" where it is not, or is not known."""
+    """Number and state of a pending job; "" if it is not pending, or unknown to Slurm."""
     if state is None or not state.waits:
         return ""
     return f"job {number} waits in the queue: {state.text}"
@@ -108,9 +108,9 @@ def why_requeued(lost: Sequence[str], preempted: bool, state: JobState) -> str:
 
 
 def why_over(state: JobState | None, lost: Sequence[str], preempted: bool) -> str:
-    """Why a job was ended before its own end; "" where it ended by itself, well or not.
+    """Why a job was ended before its own end; "" if it ended by itself, well or not.
 
-    state: None where Slurm does not know the job any more.
+    state: None if Slurm does not know the job any more.
     """
     if state is not None and state.state == "COMPLETED":
         return ""
@@ -122,10 +122,10 @@ def why_over(state: JobState | None, lost: Sequence[str], preempted: bool) -> st
 
 
 class Queued:
-    """At most one job, with a name of its own, that is cancelled when this process is gone.
+    """At most one job, with a unique name; it is cancelled when this process is gone.
 
-    number: None until it is submitted. state: the last one seen, with the run's names of nodes;
-    None before that, and where Slurm does not know the job any more.
+    number: None until it is submitted. state: the last one seen, with the run's node names; None
+    before that, and if Slurm does not know the job any more.
     """
 
     def __init__(self, slurm: Slurm, names: Names, name: str) -> None:
@@ -144,7 +144,7 @@ class Queued:
         self.number = sbatch.submit(script, env, [*options, f"--job-name={self.name}"])
 
     def look(self) -> JobState | None:
-        """Its state now. Raises ClusterError where Slurm does not answer."""
+        """Its state now. Raises ClusterError if Slurm does not answer."""
         assert self.number is not None, "not submitted"
         state = self.slurm.job(self.number)
         if state is not None:
@@ -153,9 +153,9 @@ class Queued:
         return state
 
     def answers(self) -> bool:
-        """Look; False where Slurm does not answer now, and `state` is unchanged.
+        """Update `state`; False if Slurm does not answer now, and `state` is unchanged.
 
-        Raises ClusterError where it has been silent for SILENCE_S.
+        Raises ClusterError if Slurm has not answered for SILENCE_S.
         """
         asked = time.monotonic()
         try:
@@ -169,14 +169,14 @@ class Queued:
         return True
 
     def cancel(self) -> None:
-        """scancel, unless it is over."""
+        """Cancel it by scancel, unless it is over."""
         if self.number is not None and not (self.state is not None and self.state.over):
             self.slurm.cancel(self.number)
 
     def await_end(self, lost: bool = False) -> None:
-        """Wait until it is out of the queue. Raises ClusterError where it stays.
+        """Wait until it is out of the queue. Raises ClusterError if it stays.
 
-        lost: one of its nodes was lost; a job that completes may wait for that node only.
+        lost: one of its nodes was lost; a completing job may wait for that node only.
         """
         end = time.monotonic() + _END_S
         while self.number is not None:
@@ -191,6 +191,6 @@ class Queued:
             time.sleep(LOOK_S)
 
     def close(self, done: bool) -> None:
-        """Idempotent. done: the job has ended; else the clean-up process goes on cancelling it."""
-        # A submission without an answer may have arrived.
+        """Idempotent. done: the job has ended; else the clean-up process keeps cancelling it."""
+        # A submission without an answer may still have reached Slurm.
         self._cleanup.close(done and (self.number is not None or not self._tried))

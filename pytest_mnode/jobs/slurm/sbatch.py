@@ -1,4 +1,4 @@
-"""sbatch: what a job asks for, how it is submitted, and whether it could start now."""
+"""sbatch: requests of jobs, their submission, and whether a job could start now."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pytest_mnode.launchers.slurm.commands import error_line
 from pytest_mnode.launchers.slurm.records import records, text_of
 
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
-"""Variables by which Slurm's commands find their cluster. All other SLURM_ variables are facts of
-an allocation or a step; commands that the job starts would take them for options."""
+"""Variables by which Slurm's commands find their cluster. All other SLURM_ variables describe an
+allocation or a step; commands that the job starts would read them as options."""
 _SOON = timedelta(seconds=30)
-"""A job with a later expected start waits for somebody to end: most likely for this run."""
+"""A job with a later expected start waits for another job to end: most likely this run's."""
 _START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the run's own allocation is, so that its jobs go there too. None: Slurm's default."""
+    """The site of the run's own allocation, used for its jobs too. None for Slurm's default."""
 
     partition: str | None = None
     account: str | None = None
@@ -45,11 +45,11 @@ def site_of(text: str) -> Site:
 class Request:
     """A job for sbatch.
 
-    fewest: the smallest number of nodes it may start on; None: `nodes`. begin_on: nodes of its
-    first start. never_on: nodes that it must not get. gpus_per_node: 0 asks for none.
-    again: Slurm may requeue it; moves: a requeued job may get other nodes.
-    output: file of the batch script, on the first node. export: variables it gets from the
-    environment it is submitted from (--export); None: all.
+    fewest: the smallest number of nodes it may start on; None for `nodes`. begin_on: nodes of its
+    first start. never_on: nodes that it must not get. gpus_per_node: 0 requests none.
+    again: Slurm may requeue it. moves: a requeued job may get other nodes.
+    output: file of the batch script, on the first node. export: variables that it gets from the
+    submitting environment (--export); None for all.
     """
 
     name: str
@@ -123,7 +123,7 @@ def script(request: Request, lines: Sequence[str]) -> str:
 
 
 def submitting(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment to submit from, without the facts of an allocation that this run is in."""
+    """The environment to submit from, without the variables of an allocation around this run."""
     return {
         name: value
         for name, value in environ.items()
@@ -132,9 +132,9 @@ def submitting(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def submit(script: str, env: Mapping[str, str], options: Sequence[str]) -> int:
-    """Queue a batch script; the number of the job. Raises SlurmError, one line.
+    """Queue a batch script; returns the job's number. Raises SlurmError, one line.
 
-    options: for the command line, where they win over SBATCH_ variables; a script's do not.
+    options: for the command line, where they override SBATCH_ variables; a script's do not.
     """
     done = _run(script, env, "--parsable", *options)
     number = done.stdout.strip().partition(";")[0]
@@ -144,17 +144,17 @@ def submit(script: str, env: Mapping[str, str], options: Sequence[str]) -> int:
 
 
 def why_not_submitted(request: Request, allocation: int) -> str:
-    """Why Slurm would not start this job now beside our own allocation; "" where it would.
+    """Why Slurm would not start this job now beside the run's allocation; "" if it would.
 
-    Slurm itself is asked (`sbatch --test-only`): it knows the processors, memory, GPUs, limits and
-    the queue. Raises SlurmError where Slurm does not answer.
+    Slurm itself decides (`sbatch --test-only`), as it knows the processors, memory, GPUs, limits
+    and the queue. Raises SlurmError if Slurm does not answer.
     """
     done = _run("#!/bin/sh\ntrue\n", submitting(os.environ), "--test-only", *request.options())
     return no_room(f"{done.stdout}\n{done.stderr}", datetime.now(), allocation)
 
 
 def no_room(text: str, now: datetime, allocation: int) -> str:
-    """Why a job would not start now, from the output of `sbatch --test-only`; "" where it would.
+    """Why a job would not start now, from the output of `sbatch --test-only`; "" if it would.
 
     now: local time, like the times that Slurm prints.
     """

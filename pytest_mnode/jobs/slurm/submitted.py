@@ -25,7 +25,7 @@ from pytest_mnode.protocol.world import RUN
 class SubmittedJob(LaunchedJob):
     """A torchrun job that sbatch submitted, with one torchrun per node. It ends with its test.
 
-    Slurm requeues it by itself; `poll` and `wait` only see that it did.
+    Slurm requeues it by itself; `poll` and `wait` only observe that.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SubmittedJob(LaunchedJob):
     def start(
         cls, cluster: Nodes, job: Job, request: Request, names: Names, slurm: Slurm
     ) -> SubmittedJob:
-        """Submit the request with a name and an output of its own. Raises SlurmError."""
+        """Submit the request with its own name and output. Raises SlurmError."""
         submitted = cls(cluster, job, request, names, slurm)
         try:
             submitted._submit(names.for_run(request.begin_on))
@@ -61,7 +61,7 @@ class SubmittedJob(LaunchedJob):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes of its current or last start; before the first one, those asked for."""
+        """The nodes of its current or last start; before the first, the requested ones."""
         return self._history.nodes
 
     @property
@@ -89,14 +89,14 @@ class SubmittedJob(LaunchedJob):
         return late
 
     def output(self, node: str) -> str:
-        """What all starts of the job have printed on a node until now; on the first node with the
-        output of Slurm."""
+        """Output of all starts of the job on a node until now; on the first node with the output of
+        Slurm."""
         return self._read.output(node, self._requeue, node in self.nodes[:1])
 
     def poll(self) -> JobResult | None:
-        """Look at it once; its result where it is over, else None.
+        """Check it once; its result if it is over, else None.
 
-        Raises ClusterError where Slurm does not answer for 60 s.
+        Raises ClusterError if Slurm does not answer for 60 s.
         """
         if self._result is not None:
             return self._result
@@ -112,9 +112,9 @@ class SubmittedJob(LaunchedJob):
         return self._follow(state) if state.known else None
 
     def close(self) -> None:
-        """Cancel it, kill what is left on its nodes, remove its logs.
+        """Cancel it, kill its remaining processes, remove its logs.
 
-        Raises ClusterError where it stays in the queue.
+        Raises ClusterError if it stays in the queue.
         """
         done = False
         try:
@@ -143,7 +143,7 @@ class SubmittedJob(LaunchedJob):
         self._note("submitted", detail=f"job {self.number} for {', '.join(nodes)}")
 
     def _follow(self, state: JobState) -> JobResult | None:
-        """Note what happened; its result where it can never end well."""
+        """Note changes; its result if the job can never end well, else None."""
         history, found = changes(self._history, state)
         if found:
             self._note_ended()
@@ -167,7 +167,7 @@ class SubmittedJob(LaunchedJob):
         self._note_ended()
         self._note_lost()
         history, found = changes(self._history, state) if state is not None else (self._history, [])
-        if state is not None and history != self._history:  # it changed after the last look
+        if state is not None and history != self._history:  # it changed after the last check
             self._note_changes(history, found, state)
             self._note_ended()
             self._note_lost()
@@ -229,7 +229,7 @@ class SubmittedJob(LaunchedJob):
         return f"the job still runs on {', '.join(on)}"
 
     def _end(self) -> None:
-        """Cancel it and kill what is left on its nodes."""
+        """Cancel it and kill its remaining processes."""
         self._queued.cancel()
         state = self._queued.look() if self.number is not None else None
         if state is not None and not state.over and not state.waits:

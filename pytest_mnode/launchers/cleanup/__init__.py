@@ -1,6 +1,6 @@
-"""What outlives the controller: one daemon that ends what a launcher started, however it ends.
+"""The cleanup daemon: it ends everything that a launcher started, however the controller ends.
 
-`client` is the controller's side. `daemon` is the program; it runs one task per thing that would
-outlive the controller (`ssh_connections`, `salloc`, `rack`), and removes directories at the end.
-Except for `client` and the rack's task all of it needs only the standard library.
+`client` is the controller's side. `daemon` is the program; it runs a task for each resource that
+would outlive the controller (`ssh_connections`, `salloc`, `rack`), and removes directories at the
+end. All modules except `client` and `rack` need only the standard library.
 """

@@ -17,7 +17,7 @@ def start(
     stderr: int | IO[bytes],
     at_parents_end: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[bytes]:
-    """Start in a session of its own; this process must have one thread.
+    """Start a program in a session of its own; this process must have only one thread.
 
     Raises OSError, or SubprocessError.
     """

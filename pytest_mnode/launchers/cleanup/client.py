@@ -37,7 +37,7 @@ class CleanupDaemon:
         self._closing = False
 
     def start(self, remove: Sequence[str], pass_fds: Sequence[int] = ()) -> int:
-        """Start it; its pid. remove: directories that it removes if this process just ends."""
+        """Start it; its pid. remove: directories to remove if this process ends without `close`."""
         # A pipe that nobody reads could block it; an inherited stream would outlast this process.
         self._errors = os.memfd_create("mnode-cleanup")
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,7 +51,7 @@ class CleanupDaemon:
                 pass_fds=[theirs.fileno(), *pass_fds],
                 start_new_session=True,  # Ctrl-C in the terminal is for the controller alone
             )
-        with contextlib.suppress(ClusterError):  # ended already: the next order says so
+        with contextlib.suppress(ClusterError):  # if it has ended already, the next order raises
             self.order(remove=list(remove))
         self._listener = threading.Thread(target=self._listen, name="mnode-cleanup", daemon=True)
         self._listener.start()
@@ -59,18 +59,18 @@ class CleanupDaemon:
 
     @property
     def pid(self) -> int | None:
-        """Its pid; None before its start."""
+        """Pid of the daemon; None before its start."""
         return None if self._process is None else self._process.pid
 
     def order(self, **order: object) -> None:
-        """Send an order; see Daemon.obey. Raises ClusterError where the daemon has ended."""
+        """Send an order; see Daemon.obey. Raises ClusterError if the daemon has ended."""
         try:
             self._channel.send(json.dumps(order).encode())
         except OSError:
             raise ClusterError(f"{ENDED}{self.last_words()}") from None
 
     def last_words(self) -> str:
-        """The last line of its errors, after a colon; "" where there is none."""
+        """The last line of its errors, after a colon; "" if there is none."""
         text = os.pread(self._errors, 1 << 16, 0).decode(errors="replace").strip()
         return f": {text.splitlines()[-1]}" if text else ""
 
@@ -98,7 +98,7 @@ class CleanupDaemon:
 
 
 def packets(channel: socket.socket, most_bytes: int) -> Iterator[bytes]:
-    """What comes over a socket of packets, until either end closes it."""
+    """Packets that a packet socket receives, until either end closes it."""
     with contextlib.suppress(OSError):
         while data := channel.recv(most_bytes):
             yield data
@@ -113,15 +113,15 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
             process.wait(_KILL_S)
         except subprocess.TimeoutExpired:
             raise TimeLimitError(
-                f"cleanup process (pid {process.pid}) still there {_KILL_S:g} s after SIGKILL"
+                f"cleanup process (pid {process.pid}) still runs {_KILL_S:g} s after SIGKILL"
             ) from None
 
 
 @dataclass(slots=True)
 class _Connection:
-    """why: it is not there; "" where it is. answered: whether that is known."""
+    """A connection. reason: why it is down, "" if it is up. answered: whether that is known."""
 
-    why: str = "no connection in time"
+    reason: str = "no connection in time"
     answered: bool = False
 
 
@@ -146,8 +146,8 @@ class Connections:
     ) -> dict[str, str]:
         """Run these programs, each of which makes a socket when its connection is up, and wait.
 
-        masters: (argv, path of the socket) by host. end_s: how long they may take to end. Returns
-        the reasons of those that failed.
+        masters: (argv, path of the socket) by host. end_s: time that they may take to end.
+        Returns the reasons of those that failed, by host.
         """
         with self._news:
             for name in masters:
@@ -159,7 +159,7 @@ class Connections:
         held = [self._held[name] for name in masters]
         with self._news:
             self._news.wait_for(lambda: all(one.answered for one in held), limit_s + _SLACK_S)
-            return {name: self._held[name].why for name in masters if self._held[name].why}
+            return {name: self._held[name].reason for name in masters if self._held[name].reason}
 
     def end(self, name: str) -> None:
         """End a connection; it does not count as lost."""
@@ -182,15 +182,15 @@ class Connections:
     def _answered(self, name: str, why: str) -> None:
         with self._news:
             if (held := self._held.get(name)) is not None:
-                held.why, held.answered = why, True
+                held.reason, held.answered = why, True
             self._news.notify_all()
 
     def _lose(self, name: str, why: str) -> None:
         with self._news:
             held = self._held.get(name)
-            was_up = held is not None and held.answered and not held.why
+            was_up = held is not None and held.answered and not held.reason
             if held is not None and (was_up or not held.answered):
-                held.why, held.answered = why, True
+                held.reason, held.answered = why, True
             self._news.notify_all()
         if was_up:
             self._on_lost(name, why)

@@ -1,10 +1,10 @@
-"""Ends what a launcher started, once the controller has ended or says so: `daemon.py FD PID`.
+"""Ends what a launcher started, when the controller ends or orders it: `daemon.py FD PID`.
 
-Run by its path, without site-packages. FD is a connected socket of packets, PID the controller's.
+Run by its path, without site-packages. FD is a connected packet socket, PID is the controller's.
 Packets are JSON objects. The controller sends orders: a first key that names the order, and its
 arguments (see `Daemon.obey`). The daemon sends events: {"of": task name, …}. When the controller
-hangs up without the order `close`, or is gone, all tasks are ended and the directories of the order
-`remove` are removed. After SIGTERM tasks are ended, and directories are left to the controller.
+ends, or closes the socket without the order `close`, the daemon ends all tasks and removes the
+directories of the order `remove`. After SIGTERM it leaves directories to the controller.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from pytest_mnode.machine.pidfd import pidfd_open
 PACKET_BYTES = 1 << 18
 IDLE_S = 0.2
 STILL_WRITING_S = 6.0
-"""After a connection ended a node may write to a shared directory for so long, until it notices."""
+"""Time until a node notices that its connection ended, and stops writing to a shared directory."""
 
 
 class Task(Protocol):
-    """Something that would outlive the controller."""
+    """A resource that would outlive the controller."""
 
     on_nodes: bool
-    """Whether its end takes other machines a while to notice."""
+    """Whether other machines notice its end only after a while."""
 
     @property
     def busy(self) -> bool:
-        """Whether something is about to happen: `turn` is to be called often."""
+        """Whether a change is expected soon, so that `turn` must be called often."""
 
     def descriptors(self) -> Iterable[int]:
-        """Descriptors to wait for, besides time."""
+        """Descriptors after whose events `turn` is called; it is also called after a timeout."""
 
     def turn(self) -> None:
-        """Look what happened, and report it."""
+        """Check for changes, and report them."""
 
     def end(self) -> None:
-        """End it; nothing of it is left afterwards, as far as that is in this machine's hands."""
+        """End it; nothing of it is left afterwards, as far as this machine can ensure that."""
 
 
 class Daemon:
@@ -75,7 +75,7 @@ class Daemon:
         self.terminated = True
 
     def serve(self, controller: int | None) -> None:
-        """Until the controller has ended or hung up, or SIGTERM. controller: its pidfd."""
+        """Serve until SIGTERM, or until the controller ends or hangs up. controller: its pidfd."""
         while not self.terminated:
             poll = select.poll()
             watched = {self.channel.fileno(), self.wake, controller}
@@ -97,7 +97,7 @@ class Daemon:
                 task.turn()
 
     def obey(self, order: dict[str, Any]) -> None:
-        """Do what the controller orders."""
+        """Carry out an order of the controller."""
         match order:
             case {"remove": paths}:
                 self.remove = paths
@@ -120,13 +120,13 @@ class Daemon:
                 self.tasks.pop(name).end()
 
     def tell(self, name: str, **event: object) -> None:
-        """Report an event to the controller, who may be gone."""
+        """Report an event to the controller, which may have ended."""
         with contextlib.suppress(OSError):
             self.channel.send(json.dumps({"of": name, **event}).encode())
 
     def end(self) -> None:
-        """End all tasks; remove directories, if the controller is not there to do it."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut this short
+        """End all tasks; remove directories, unless SIGTERM left them to the controller."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt this
         for task in self.tasks.values():
             task.end()
         if self.terminated:
@@ -144,7 +144,7 @@ class Daemon:
 def main(fd: str, pid: str) -> None:
     ctypes.CDLL(None).prctl(15, b"mnode-cleanup", 0, 0, 0)  # PR_SET_NAME
     controller = None
-    with contextlib.suppress(OSError):  # a kernel without it: the channel ends instead
+    with contextlib.suppress(OSError):  # without pidfds, the channel's end is enough
         controller = pidfd_open(int(pid))
     if os.getppid() != int(pid):
         return  # the controller is gone, and has ordered nothing

@@ -1,4 +1,4 @@
-"""The daemon's task for a rack: the rack's first process, on which by the kernel's rules all hangs.
+"""The daemon's task for a rack: the rack's first process; when it ends, the kernel ends the rack.
 
 PID namespaces end with their first process, network namespaces with their last user, mounts with
 their namespace. The daemon itself leaves the host's namespaces and forks that process.
@@ -21,7 +21,7 @@ from pytest_mnode.machine.pidfd import pidfd_open
 
 
 class RackTask:
-    """The rack behind a channel, a socket of this number. Implements Task."""
+    """The rack whose channel is the socket with this descriptor. Implements Task."""
 
     busy = False
     on_nodes = False
@@ -51,18 +51,18 @@ class RackTask:
             self.end()
 
     def end(self) -> None:
-        """Returns when all that was in the rack is dead."""
+        """End the rack; returns when all of its processes are dead."""
         if self._pid is not None:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
             os.close(self._pidfd)
             self._pid = None
             cgroups.remove_all(os.getpid())
-        self._channel.close()  # the controller sees its end
+        self._channel.close()  # the controller notices the end of the channel
 
 
 def _fork_first(channel: socket.socket, setup: Setup) -> int:
-    """Start the rack's first process; its pid out here."""
+    """Start the rack's first process; its pid outside the rack."""
     name_read, name_write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -79,7 +79,7 @@ def _be_first(channel: socket.socket, setup: Setup, name_read: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         namespaces.die_with_parent()
         own_pid = os.read(name_read, 32)
-        if own_pid:  # else the parent ended before the kernel could take this process along
+        if own_pid:  # else the parent ended before `die_with_parent` could take effect
             os.close(name_read)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """The daemon's task for Slurm: salloc, which holds the run's own allocation.
 
-`salloc.py --inside` is the command of the allocation; run by its path, without site-packages.
+`salloc.py --inside` is the allocation's command; it is run by its path, without site-packages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pytest_mnode.launchers.cleanup import child
 
 INSIDE = "--inside"
 ASK_END_S = 6.0
-"""For salloc to give the allocation back, once the allocation's command has ended."""
+"""Time for salloc to release the allocation after the allocation's command has ended."""
 SCANCEL_S = 10.0
 _NUMBER = re.compile(r"job allocation (\d+)")
 
@@ -39,10 +39,10 @@ def inside() -> None:
 
 
 class Salloc:
-    """salloc, running; name: the job's, and no other job's. Implements Task.
+    """A running salloc. name: name of its job, which no other job has. Implements Task.
 
-    report(…) takes a line of salloc's, the number of its job, the variables it grants, and the
-    status with which it ended.
+    report(…) takes a line of salloc's output, the number of its job, the variables of the granted
+    allocation, and salloc's exit status.
     """
 
     busy = False
@@ -58,7 +58,7 @@ class Salloc:
         self._salloc: subprocess.Popen[bytes] | None = None
         command = [*argv, sys.executable, "-S", "-E", "-s", __file__, INSIDE]
         try:
-            # At SIGTERM a salloc that waits withdraws its request.
+            # On SIGTERM, a salloc that waits withdraws its request.
             self._salloc = child.start(command, PIPE, PIPE, PIPE, signal.SIGTERM)
         except (OSError, subprocess.SubprocessError) as error:
             self._report(line=f"salloc: error: {getattr(error, 'strerror', error)}")
@@ -82,7 +82,7 @@ class Salloc:
             self._take(fd, data)
             if not data:
                 del self._streams[fd]
-        # The command inside keeps the streams open where salloc was killed.
+        # If salloc was killed, the command inside keeps the streams open.
         if not ready and self._salloc is not None and self._salloc.poll() is not None:
             self.end()
 
@@ -101,7 +101,7 @@ class Salloc:
                     self._report(job=int(self._job))
 
     def end(self) -> None:
-        """Give back; nothing of it is queued when this returns, as far as Slurm answers."""
+        """Release the allocation; no job of it is queued when this returns, if Slurm answers."""
         salloc = self._salloc
         if salloc is None or self._ended:
             return
@@ -109,12 +109,12 @@ class Salloc:
         with contextlib.suppress(OSError):
             salloc.stdin.close()  # the command inside ends, and with it the allocation
         if not self._granted or not self._waited(salloc, ASK_END_S / 2):
-            salloc.terminate()  # one that waits in the queue ends only so
+            salloc.terminate()  # a salloc that waits in the queue ends only on SIGTERM
         if not self._waited(salloc, ASK_END_S):
             self._scancel()
             salloc.kill()
         elif salloc.returncode < 0:
-            self._scancel()  # killed by somebody, it gave nothing back
+            self._scancel()  # killed by a signal, it released nothing
         self._report_end(salloc.wait())
 
     def _report_end(self, status: int) -> None:
@@ -123,7 +123,7 @@ class Salloc:
         self._report(ended=status)
 
     def _waited(self, salloc: subprocess.Popen[bytes], limit_s: float) -> bool:
-        """Whether salloc has ended; its output is read meanwhile, so that it is not held up."""
+        """Whether salloc ended in time. Its output is read meanwhile, so that it cannot block."""
         end = time.monotonic() + limit_s
         while salloc.poll() is None:
             if time.monotonic() > end:
@@ -135,7 +135,7 @@ class Salloc:
 
     def _scancel(self) -> None:
         which = [self._job] if self._job else [f"--name={self._name}", "--me"]
-        # With these variables scancel passes jobs over, or asks before it cancels.
+        # With these variables scancel skips jobs, or asks before it cancels.
         env = {k: v for k, v in os.environ.items() if not k.startswith("SCANCEL_")}
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(

@@ -17,13 +17,13 @@ from pytest_mnode.launchers.cleanup import child
 POLL_S = 0.02
 END_S = 1.0
 AGAIN_AT_ONCE = 8
-"""How many dropped connections are tried again at once: an sshd drops some from 10 on that have not
-authenticated (MaxStartups), and a jump host takes the connections of all nodes at once."""
+"""Most dropped connections that are retried at once: an sshd drops some if 10 or more have not
+authenticated yet (MaxStartups), and a jump host gets the connections of all nodes at once."""
 AGAIN_S = 0.5
 TRIES = 6
 _EXCHANGE = "_exchange_identification: "
 _NO_PEER = "UNKNOWN port 65535"
-"""How ssh names its peer where that is a program and not a connection."""
+"""ssh's name for a peer that is a program and not a network connection."""
 _CLOSED = ("Connection closed by ", "Connection reset by ")
 
 
@@ -31,7 +31,7 @@ _CLOSED = ("Connection closed by ", "Connection reset by ")
 class Connection:
     """ssh as the master of one connection.
 
-    program: None while it waits to be tried again, from `since` on. end_s: see _end.
+    program: None while it waits to be retried, from `since` on. end_s: see _end.
     """
 
     argv: Sequence[str]
@@ -42,16 +42,16 @@ class Connection:
     up: bool = False
     tries: int = 0
     since: float = 0.0
-    why: str = ""
+    reason: str = ""
 
     @property
     def errors(self) -> Path:
-        """File of what ssh prints; no descriptor stays open, as there may be many connections."""
+        """File of ssh's output; no descriptor stays open, because there may be many connections."""
         return self.socket.with_name(f"{self.socket.name}.errors")
 
     def start(self) -> None:
-        """Raises OSError, or SubprocessError."""
-        self.socket.unlink(missing_ok=True)  # of a connection that was lost
+        """Start ssh. Raises OSError, or SubprocessError."""
+        self.socket.unlink(missing_ok=True)  # left by a lost connection
         self.tries += 1
         with self.errors.open("wb") as errors:
             self.program = child.start(self.argv, DEVNULL, DEVNULL, errors)
@@ -69,7 +69,7 @@ class Connection:
                 os.killpg(self.program.pid, number)
 
     def reap(self) -> int:
-        """Kill what is left of it; its exit status."""
+        """Kill ssh's process group; ssh's exit status."""
         assert self.program is not None
         self.signal(signal.SIGKILL)
         code, self.program = self.program.wait(), None
@@ -138,17 +138,17 @@ class SshConnections:
         late = time.monotonic() > one.until
         if one.program is None:
             if late:
-                self._failed(name, one.why)
+                self._failed(name, one.reason)
         elif one.ended():
             code, lines = one.reap(), one.messages()
-            one.why = why_no_connection(lines) or f"ssh ended with status {code}"
+            one.reason = why_no_connection(lines) or f"ssh ended with status {code}"
             if one.up:
                 del self.held[name]
-                self._report(name, ended=one.why)
+                self._report(name, ended=one.reason)
             elif was_dropped(lines) and one.tries < TRIES and not late:
                 one.since = time.monotonic() + AGAIN_S
             else:
-                self._failed(name, one.why)
+                self._failed(name, one.reason)
         elif not one.up and one.socket.exists():
             one.up = True
             self._report(name, up=True)
@@ -157,7 +157,7 @@ class SshConnections:
             self._failed(name, why_no_connection(one.messages()) or "no connection in time")
 
     def _try_again(self) -> None:
-        """A few at a time, in the order in which they were dropped."""
+        """Retry a few connections at a time, in the order in which they were dropped."""
         trying = sum(not one.up and one.tries > 1 for one in self.held.values() if one.program)
         now = time.monotonic()
         due = [name for name, one in self.held.items() if not one.program and one.since < now]
@@ -178,13 +178,13 @@ def _end(connections: Sequence[Connection]) -> None:
 
 
 def why_no_connection(lines: Sequence[str]) -> str:
-    """Why ssh has no connection, from what it printed; "" where it printed nothing.
+    """Why ssh has no connection, from its output; "" if it printed nothing.
 
-    An ssh that goes through a jump host prints last that its own way ended, which says nothing.
+    The last line of an ssh through a jump host says only that the way through it has ended.
     """
     printed = [line.strip() for line in lines if line.strip()]
     own = [line for line in printed if not _follows(line)]
-    if own and own[-1] != printed[-1]:  # it may be the banner of a jump host, and no reason
+    if own and own[-1] != printed[-1]:  # own[-1] may be only a jump host's banner: show both
         return f"{own[-1]} ({printed[-1]})"
     return (printed or [""])[-1]
 

@@ -20,7 +20,7 @@ from pytest_mnode.errors import ClusterError, UsageError
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_S = 20.0
 WATCH_S = 300.0
-"""After so long the server ends a watch, and it is begun again."""
+"""Time after which the server ends a watch, which is then started again."""
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -37,7 +37,7 @@ def in_pod() -> bool:
 
 
 class ApiError(ClusterError):
-    """The API server refused, with its own reason. status: of HTTP; 0 where it was not reached."""
+    """A refusal by the API server, with its reason. status: of HTTP; 0 if it was not reached."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -45,7 +45,7 @@ class ApiError(ClusterError):
 
 
 class Api:
-    """Thread-safe. namespace: given, else the context's, else that of this process's pod."""
+    """Access to one API server. Thread-safe. namespace: given, else the context's or this pod's."""
 
     def __init__(self, context: str = "", namespace: str = "", scratch: str = "") -> None:
         """scratch: a directory for certificates. Raises UsageError."""
@@ -73,10 +73,10 @@ class Api:
                 found = (IN_POD / "namespace").read_text().strip()
         except config.ConfigException as error:
             named = f"--mnode-k8s-context={context}: " if context else ""
-            raise UsageError(f"{named}no way to a Kubernetes: {_line(error)}") from None
+            raise UsageError(f"{named}no usable Kubernetes configuration: {_line(error)}") from None
         self.namespace = namespace or found
         self.tls = self._tls()
-        """None for a server without TLS; made once, because that reads all authorities."""
+        """None if the server has no TLS; made once, because that reads all authorities."""
         options: dict[str, Any] = {"ssl_context": self.tls} if self.tls else {}
         defaults = urllib3.connection.HTTPConnection.default_socket_options
         options["socket_options"] = [*defaults, *KEEPALIVE]
@@ -84,15 +84,14 @@ class Api:
 
     @property
     def host(self) -> str:
-        """Such as https://10.0.0.1:6443."""
+        """URL of the server, such as https://10.0.0.1:6443."""
         return str(self._settings.host).rstrip("/")
 
     def _tls(self) -> ssl.SSLContext | None:
-        """As the configuration demands."""
         if not self.host.startswith("https"):
             return None
         found = ssl.create_default_context(cafile=self._settings.ssl_ca_cert or None)
-        # Authorities of clusters are often made without the extensions that strict checks want.
+        # Certificate authorities of clusters often lack the extensions that strict checks require.
         found.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
         if not self._settings.verify_ssl:
             found.check_hostname, found.verify_mode = False, ssl.CERT_NONE
@@ -101,7 +100,7 @@ class Api:
         return found
 
     def headers(self) -> dict[str, str]:
-        """Credentials, made anew where they run out."""
+        """Headers with credentials, which are renewed when they expire."""
         settings: Mapping[str, Any] = self._settings.auth_settings()
         return {
             setting["key"]: setting["value"]
@@ -128,12 +127,14 @@ class Api:
             try:
                 return json.loads(response.data)
             except _broken_off() as error:
-                raise ApiError(0, f"{self.host}: its answer broke off: {_line(error)}") from None
+                raise ApiError(
+                    0, f"{self.host}: its answer is incomplete: {_line(error)}"
+                ) from None
 
     def watch(self, path: str, query: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-        """(type, object) of what happens; ends when the server ends the watch, or it breaks off.
+        """Events as (type, object), until the server ends the watch, or the connection breaks.
 
-        query: with the resourceVersion from which on. Raises ApiError.
+        query: includes the resourceVersion to start from. Raises ApiError.
         """
         watched = {**query, "watch": "true", "timeoutSeconds": f"{WATCH_S:.0f}"}
         with self._send("GET", path, None, watched, WATCH_S + REQUEST_S) as response:
@@ -180,7 +181,7 @@ class Api:
 
 
 def _broken_off() -> tuple[type[Exception], ...]:
-    """What is raised where an answer ends in its middle: no more of it comes, or half a JSON."""
+    """Exceptions raised if a reply breaks off: its data ends early, or its JSON is incomplete."""
     from urllib3.exceptions import HTTPError
 
     return HTTPError, OSError, ValueError
@@ -215,6 +216,6 @@ def _namespace_of(context: str) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """In one line: the error within, where urllib3 wraps one."""
+    """The error in one line; the inner error if urllib3 wraps one."""
     error = next((one for one in error.args if isinstance(one, BaseException)), error)
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,12 +1,12 @@
-"""The run's one way to its Kubernetes: `bridge.py SETTINGS SOCKET`, held by the cleanup daemon.
+"""The run's only access to Kubernetes: `bridge.py SETTINGS SOCKET`, held by the cleanup daemon.
 
-Creates the run's object, watches its pods, carries commands to them, and deletes the object when it
-is ended (SIGTERM). SOCKET appears once the object is there; before that the last line of standard
-error is the reason. Over SOCKET come commands with their standard streams (remote.bridged), and the
-launcher: its first line is {"events": true}, and it is sent lines of JSON: {"owner": …}, a
-reference to the object; and whatever happens to pods: {"pods": {host: {"node", "address", "pod"}}},
-{"problem": …}, {"lost": host, "why": …}, {"back": host, …}. It asks {"relay": port}, and is
-answered {"relays": {host: port}}.
+Creates the run's object, watches its pods, carries commands to them, and deletes the object on
+SIGTERM. SOCKET appears once the object exists; if the program ends before that, the last line of
+standard error is the reason. Commands connect to SOCKET with their standard streams
+(remote.bridged), and so does the launcher, whose first line is {"events": true}. The launcher gets
+lines of JSON: {"owner": …}, a reference to the object; and changes of pods: {"pods": {host:
+{"node", "address", "pod"}}}, {"problem": …}, {"lost": host, "why": …}, {"back": host, …}. The reply
+to its request {"relay": port} is {"relays": {host: port}}.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class BridgeSettings:
-    """What the launcher sends to the bridge.
+    """Settings that the launcher gives to the bridge.
 
-    manifest: of the user, or the default. wait_s: how long pods may take until they run. alive: the
-    file in pods that is touched while the run lives.
+    manifest: the user's, or the default. wait_s: time in which all pods must run. alive: the file
+    in pods that is touched while the run lives.
     """
 
     context: str
@@ -62,7 +62,7 @@ class BridgeSettings:
 
 
 class Bridge:
-    """All of it, in one event loop; the watch has a thread."""
+    """The bridge, in one event loop; the watch has a thread."""
 
     def __init__(self, settings: BridgeSettings) -> None:
         self.settings = settings
@@ -80,7 +80,7 @@ class Bridge:
     # The object.
 
     def create(self) -> None:
-        """Raises ApiError."""
+        """Create the object. Raises ApiError."""
         manifest = self.run.manifest
         self.made = True
         path = self.api.path(self._plural, manifest["apiVersion"])
@@ -89,11 +89,11 @@ class Bridge:
             self.owner = {key: manifest[key] for key in ("apiVersion", "kind")}
             self.owner |= {key: made["metadata"][key] for key in ("name", "uid")}
         except ApiError as error:
-            self.made = error.status == 0  # an answer that was lost leaves an object
+            self.made = error.status == 0  # a lost reply may leave an object
             raise
 
     def delete(self) -> None:
-        """Delete the object and its pods; tried again while the server is not there."""
+        """Delete the object and its pods; tried again while the server is away."""
         path = self.api.path(self._plural, self.run.manifest["apiVersion"], self.run.name)
         end = time.monotonic() + DELETE_S
         while self.made and (left := end - time.monotonic()) > 0:
@@ -111,7 +111,7 @@ class Bridge:
     # Pods.
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Report changes of pods to the loop, for ever. In a thread."""
+        """Report changes of pods to the loop, for ever. Runs in a thread."""
         path, query = self.api.path("pods"), {"labelSelector": self.run.selector}
         with contextlib.suppress(RuntimeError):  # the loop is closed
             while True:
@@ -136,7 +136,7 @@ class Bridge:
                 self._relays.start(event["back"])
 
     async def _look(self, name: str) -> None:
-        """Read a pod once more, ahead of the watch; nothing where the API server is away."""
+        """Read a pod once more, ahead of the watch; does nothing if the API server is away."""
         path = self.api.path("pods", name=name)
         with contextlib.suppress(ApiError):
             pod = await asyncio.to_thread(self.api.request, "GET", path, limit_s=LOOK_S)
@@ -148,7 +148,7 @@ class Bridge:
             self.tell({"failed": {f"{self.run.kind} {self.run.name}": str(error)}})
 
     async def give_up_when_late(self) -> None:
-        """Report why pods do not run: at once where waiting mends nothing, else in the end."""
+        """Report why pods do not run: at once if waiting does not help, else after `wait_s`."""
         end = time.monotonic() + self.settings.wait_s
         while not self.pods.up:
             await asyncio.sleep(LOOK_S)
@@ -168,14 +168,14 @@ class Bridge:
             draft = path.with_name(f"{path.name}.new")
             server.bind(str(draft))
             server.listen(512)
-            draft.rename(path)  # who finds it can connect
+            draft.rename(path)  # whoever finds the path can connect
             while True:
                 connection, _ = await loop.sock_accept(server)
                 connection.setblocking(False)
                 self._spawn(self._take(connection))
 
     async def _take(self, connection: socket.socket) -> None:
-        """The first line of a connection, with what it gives along."""
+        """Read the first line and the descriptors of a connection, and serve it."""
         loop, data, fds = asyncio.get_running_loop(), b"", []
         while b"\n" not in data:
             ready = asyncio.Event()
@@ -198,7 +198,7 @@ class Bridge:
     async def _exec(
         self, caller: socket.socket, host: str, argv: list[str], streams: Descriptors
     ) -> None:
-        """Run a command in a pod and report how it ended. It ends with its caller."""
+        """Run a command in a pod, and report its exit status. The command ends with its caller."""
         running = asyncio.ensure_future(self._run(host, argv, streams))
         gone = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(caller, 1))
         with caller:
@@ -225,7 +225,7 @@ class Bridge:
         return await command.run(streams)
 
     async def _events(self, connection: socket.socket) -> None:
-        """The launcher's own connection."""
+        """Serve the launcher's connection."""
         reader, self._listener = await asyncio.open_connection(sock=connection)
         self.tell({"owner": self.owner})
         if self.pods.up:
@@ -254,7 +254,7 @@ class Bridge:
 
 
 async def serve(bridge: Bridge, path: Path) -> None:
-    """Until SIGTERM."""
+    """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -263,7 +263,7 @@ async def serve(bridge: Bridge, path: Path) -> None:
     working = [asyncio.ensure_future(bridge.serve(path))]
     working.append(asyncio.ensure_future(bridge.give_up_when_late()))
     await ended.wait()
-    await asyncio.to_thread(bridge.delete)  # streams may take their time to close
+    await asyncio.to_thread(bridge.delete)  # at once: streams may close slowly
     for task in working:
         task.cancel()
 

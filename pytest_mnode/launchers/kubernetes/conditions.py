@@ -1,4 +1,4 @@
-"""Conditions, by which objects of Kubernetes say how they are. Pure."""
+"""Conditions, which report the state of Kubernetes objects. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Object = Mapping[str, Any]
-"""As the API server has it."""
+"""An object's JSON from the API server."""
 
 
 def conditions(found: Object | None) -> dict[str, Object]:
@@ -16,13 +16,13 @@ def conditions(found: Object | None) -> dict[str, Object]:
 
 
 def is_true(found: Mapping[str, Object], name: str) -> bool:
-    """Whether a condition is there and true."""
+    """Whether a condition exists and is true."""
     return found.get(name, {}).get("status") == "True"
 
 
 def why_unscheduled(pod: Object) -> str | None:
-    """The scheduler's own reason for a pod without a node, "" where it gives none; None for a pod
-    that the scheduler has nothing against."""
+    """The scheduler's reason why a pod has no node, "" if it gives none; None if the scheduler does
+    not report a failure."""
     found = conditions(pod).get("PodScheduled", {})
     if found.get("status") != "False":
         return None

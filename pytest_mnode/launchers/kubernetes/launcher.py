@@ -1,4 +1,4 @@
-"""Nodes that are pods: one per node of a Kubernetes, made for the run and deleted with it."""
+"""Nodes that are pods: one per Kubernetes node, created for the run and deleted with it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.spec import Spec
 
 SILENCE_S = 120.0
-"""A pod whose run has not been heard of for so long ends."""
+"""Silence of the run after which its pods end."""
 CONNECT_S = 40.0
 RELAY_S = 45.0
 DELETE_S = 9.0
 REPLACED_S = 60.0
-"""In which a Job replaces a pod that is gone: its controller waits 10 s and more."""
+"""Time in which a Job replaces a lost pod: its controller waits 10 s and more."""
 KEEP_PODS = "nodeAffinity in the template keeps pods on their nodes"
 _SLACK_S = 10.0
 _BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
 
 
 class Kubernetes(RemoteLauncher):
-    """Pods of one namespace, through the API server alone. Thread-safe. See RemoteLauncher.
+    """Pods of one namespace, reached only through the API server. Thread-safe. See RemoteLauncher.
 
-    on: names of the nodes that may have one; (): any.
+    on: names of the nodes that may have a pod; () for any.
     """
 
     name = "kubernetes"
@@ -61,7 +61,7 @@ class Kubernetes(RemoteLauncher):
         python: str = "",
         on: Sequence[str] = (),
     ) -> None:
-        # An image has its Python in PATH; a run in a pod has the image of its own pod.
+        # An image has its Python in PATH; a run in a pod uses the image of its own pod.
         python = python or (sys.executable if in_pod() else "python3")
         super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
         self._options = options
@@ -74,16 +74,16 @@ class Kubernetes(RemoteLauncher):
         self._owner: Mapping[str, str] = {}
         self._lost: dict[str, str] = {}
         self._moved: dict[str, str] = {}
-        """Where the new pod of a lost host is, which is not its node."""
+        """By lost host, where its new pod is, if that is on another node."""
         self._relay_ports: dict[str, int] | None = None
         self._news = threading.Condition()
-        self._deaf = False
-        """The bridge says nothing any more."""
+        self._events_ended = False
+        """Whether the bridge has stopped sending events."""
         self._bridge_why = ""
         self._events: socket.socket | None = None
 
     def start(self) -> None:
-        """Create the pods, wait until they run, have each report. Raises ClusterError."""
+        """Create the pods, wait until they run, and get a report of each. Raises ClusterError."""
         try:
             daemon_pid = self._connections.start(self._prepare())
             settings = Path(self._run_dir) / "bridge.json"
@@ -102,7 +102,7 @@ class Kubernetes(RemoteLauncher):
             if problems:
                 named = {_shown(pods[host]): why for host, why in problems.items()}
                 raise unusable_nodes(named, len(pods), "kubernetes")
-            # A pod's host name is not what the operator calls the node.
+            # A pod's host name is not the operator's name of the node.
             reports = {
                 host: dataclasses.replace(reports[host], hostname=pod["node"])
                 for host, pod in pods.items()
@@ -133,10 +133,12 @@ class Kubernetes(RemoteLauncher):
         """See Launcher."""
         with self._news:
             self._ask_bridge({"relay": port})
-            self._news.wait_for(lambda: self._relay_ports is not None or self._deaf, RELAY_S)
+            self._news.wait_for(
+                lambda: self._relay_ports is not None or self._events_ended, RELAY_S
+            )
             if self._relay_ports is None:
-                why = self._bridge_why or f"not within {RELAY_S:g} s"
-                raise ClusterError(f"kubernetes: no way from pods to here: {why}")
+                why = self._bridge_why or f"no relay within {RELAY_S:g} s"
+                raise ClusterError(f"kubernetes: pods cannot reach this machine: {why}")
             ports = self._relay_ports
         names = {host: name for name, host in self._hosts_by_name.items()}
         lost = {name: self._lost.get(h, "") for h, name in names.items() if h not in ports}
@@ -204,13 +206,13 @@ class Kubernetes(RemoteLauncher):
         raise ClusterError(f"kubernetes: {count(self._count, 'pod')} did not run{why}")
 
     def _check_apart(self, pods: Mapping[str, Mapping[str, str]]) -> None:
-        """One pod per node. Raises ClusterError."""
+        """Raise ClusterError if two pods are on one node."""
         by_node: dict[str, str] = {}
         for pod in pods.values():
             if (first := by_node.setdefault(pod["node"], pod["pod"])) != pod["pod"]:
                 raise ClusterError(
                     f"kubernetes: pods {first} and {pod['pod']} are both on {pod['node']}; a run "
-                    "needs one pod per node: leave podAntiAffinity to it"
+                    "needs one pod per node: remove podAntiAffinity from the template"
                 )
 
     def _hear(self, events: Iterator[Mapping[str, Any]]) -> None:
@@ -220,7 +222,7 @@ class Kubernetes(RemoteLauncher):
         except (OSError, ValueError):
             pass
         with self._news:
-            self._deaf = True
+            self._events_ended = True
             self._news.notify_all()
 
     def _note(self, event: Mapping[str, Any]) -> None:
@@ -246,7 +248,7 @@ class Kubernetes(RemoteLauncher):
             self._watchers.lost(names[event["lost"]], event["why"])
 
     def _bridge_ended(self, _: str, why: str) -> None:
-        self._bridge_why = f"the way to the API server ended: {why}"
+        self._bridge_why = f"the connection to the API server ended: {why}"
         for name, host in self._hosts_by_name.items():
             self._lost.setdefault(host, self._bridge_why)
             self._watchers.lost(name, self._lost[host])
@@ -261,8 +263,8 @@ class Kubernetes(RemoteLauncher):
         self._lost[self._host_of(node.name)] = POWERED_OFF
 
     def _power_on(self, node: Node) -> None:
-        """A node whose pod is gone gets a new one of its Job, and is switched only where it was
-        switched off, or gets none."""
+        """The Job replaces a lost pod; the node's power is switched only if it was switched off, or
+        if no new pod comes."""
         host = self._host_of(node.name)
         if self._lost.get(host) == POWERED_OFF:
             super()._power_on(node)
@@ -272,7 +274,7 @@ class Kubernetes(RemoteLauncher):
             if self._spec.power is not None and time.monotonic() > end:
                 super()._power_on(node)
                 return
-            if time.monotonic() > end or self._closed or self._deaf:
+            if time.monotonic() > end or self._closed or self._events_ended:
                 raise ClusterError(f"{node.name} was not back {REPLACED_S:g} s later: {problem}")
             time.sleep(0.5)
 

@@ -1,4 +1,4 @@
-"""The object that brings a run's pods up: the user's manifest, or an Indexed Job. Pure."""
+"""The object that creates a run's pods: the user's manifest, or an Indexed Job. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from pytest_mnode.errors import UsageError
 
 RUN_LABEL = "pytest-mnode/run"
-"""On the object and on its pods; its value is the run's id."""
+"""Label of the object and its pods; its value is the run's id."""
 CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 HOST_NAME = "kubernetes.io/hostname"
 MOST_RUN_S = 24 * 3600
-"""A run that has not ended by then is ended by the API server (activeDeadlineSeconds)."""
+"""Time after which the API server ends a run that has not ended (activeDeadlineSeconds)."""
 KEPT_S = 60
-"""How long a Job that is over stays (ttlSecondsAfterFinished), where nobody deletes it."""
+"""Time that a finished Job stays (ttlSecondsAfterFinished) if nobody deletes it."""
 KINDS = "Pod, PodTemplate, Job, JobSet, TrainJob, PyTorchJob, or a Job of Volcano"
 Manifest = dict[str, Any]
 
@@ -25,7 +25,7 @@ Manifest = dict[str, Any]
 class PodsOfRun:
     """The object to create, and how to find its pods.
 
-    selector: labels of the pods. container: whose container commands run in; None: the first.
+    selector: labels of the pods. container: the container that runs commands; None for the first.
     """
 
     manifest: Manifest
@@ -42,7 +42,7 @@ class PodsOfRun:
 
 
 def default_template(image: str, resources: Mapping[str, str]) -> Manifest:
-    """A pod for a node of the cluster, where the user gives no manifest."""
+    """The template of a node's pod, if the user gives no manifest."""
     container: Manifest = {"name": "node", "image": image}
     if resources:
         container["resources"] = {"limits": dict(resources), "requests": dict(resources)}
@@ -50,18 +50,18 @@ def default_template(image: str, resources: Mapping[str, str]) -> Manifest:
 
 
 def pod_template(given: Mapping[str, Any]) -> Manifest:
-    """The first pod template in the user's manifest, a copy. Raises UsageError where none is."""
+    """The first pod template in the user's manifest, a copy. Raises UsageError if there is none."""
     manifest = as_workload(copy.deepcopy(dict(given)), "")
     templates = list(_templates(manifest.get("spec", {})))
     if not templates:
-        raise UsageError(f"kind {manifest.get('kind')}: no pod template in it; accepted: {KINDS}")
+        raise UsageError(f"kind {manifest.get('kind')} has no pod template; accepted: {KINDS}")
     return templates[0]
 
 
 def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[str]) -> PodsOfRun:
-    """What to create for a run. Everything that the manifest says is kept.
+    """The object to create for a run. Everything else in the manifest is kept.
 
-    given: the user's manifest. run_id: as a label's value. wait: the command of each pod's main
+    given: the user's manifest. run_id: the label's value. wait: the command of each pod's main
     process. Raises UsageError for a manifest without pods.
     """
     manifest = as_workload(copy.deepcopy(dict(given)), run_id)
@@ -76,7 +76,7 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
         selector = f"jobset.sigs.k8s.io/jobset-name={metadata['name']}"
         return PodsOfRun(manifest, selector, "node")
     if not templates:
-        raise UsageError(f"kind {kind}: no pod template in it; accepted: {KINDS}")
+        raise UsageError(f"kind {kind} has no pod template; accepted: {KINDS}")
     for template in templates:
         _fill(template, run_id, wait)
     _set_count(manifest, nodes)
@@ -84,7 +84,7 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
 
 
 def as_workload(manifest: Manifest, run_id: str) -> Manifest:
-    """An Indexed Job around a pod or a pod's template; everything else as it is."""
+    """An Indexed Job around a pod or a pod's template; any other object is unchanged."""
     kind = manifest.get("kind")
     if kind == "Pod":
         template = {"metadata": manifest.get("metadata", {}), "spec": manifest.get("spec", {})}
@@ -128,7 +128,7 @@ def main_container(template: Manifest) -> str | None:
 
 
 def _fill(template: Manifest, run_id: str, wait: list[str]) -> None:
-    """Our label, the command that waits, and one pod per node."""
+    """Set the run's label, the command that waits, and at most one pod per node."""
     template.setdefault("metadata", {}).setdefault("labels", {})[RUN_LABEL] = run_id
     spec = template["spec"]
     name = main_container(template)
@@ -142,7 +142,7 @@ def _fill(template: Manifest, run_id: str, wait: list[str]) -> None:
 
 
 def keep_apart(spec: Manifest, run_id: str) -> None:
-    """Let a node have one pod of the run at most. spec: of the pods."""
+    """Allow at most one pod of the run per node. spec: spec of the pods."""
     selector = {"matchLabels": {RUN_LABEL: run_id}}
     apart = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
     required = apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
@@ -150,7 +150,7 @@ def keep_apart(spec: Manifest, run_id: str) -> None:
 
 
 def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
-    """The manifest with pods on nodes of these names only, and on those that it allows itself.
+    """The manifest, with its pods limited to those of the named nodes that it allows itself.
 
     Raises UsageError for a manifest without a pod template.
     """
@@ -158,13 +158,13 @@ def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     templates = list(_templates(manifest.get("spec", {})))
     if not templates:
         raise UsageError(
-            f"--mnode-nodes=free: kind {manifest.get('kind')}: no pod template in it, whose nodes "
-            "could be chosen; accepted: --mnode-nodes=N"
+            f"--mnode-nodes=free: kind {manifest.get('kind')} has no pod template, which would "
+            "limit its pods to free nodes; accepted: --mnode-nodes=N"
         )
     for template in templates:
         affinity = template["spec"].setdefault("affinity", {}).setdefault("nodeAffinity", {})
         required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-        # Terms are alternatives; one may have a single name.
+        # Terms are alternatives, and a term may have only one name.
         required["nodeSelectorTerms"] = [
             {**term, "matchFields": [*(term.get("matchFields") or []), _named(name)]}
             for term in required.get("nodeSelectorTerms") or [{}]
@@ -178,7 +178,7 @@ def _named(node: str) -> Manifest:
 
 
 def _set_count(manifest: Manifest, nodes: int) -> None:
-    """As many pods as the run has nodes, in the way of each kind."""
+    """Set the number of pods to the run's nodes, in each kind's own way."""
     spec, kind = manifest["spec"], manifest["kind"]
     if kind == "Job" and "tasks" in spec:  # Volcano's
         first, *others = spec["tasks"]
@@ -204,14 +204,14 @@ def _set_count(manifest: Manifest, nodes: int) -> None:
         policy.setdefault("activeDeadlineSeconds", MOST_RUN_S)
         policy.setdefault("ttlSecondsAfterFinished", KEPT_S)
     else:
-        raise UsageError(f"kind {kind}: not known; accepted: {KINDS}")
+        raise UsageError(f"kind {kind} is not supported; accepted: {KINDS}")
 
 
 def _set_job(spec: Manifest, nodes: int, *, own_end: bool = True) -> None:
     spec["parallelism"] = spec["completions"] = nodes
     spec["completionMode"] = "Indexed"
-    # A pod whose node was lost is replaced; the run says what was lost. Counted by index, what
-    # befalls one node does not delay the pods of others.
+    # A pod whose node was lost is replaced; the run reports the loss. Failures are counted by
+    # index, so that those of one node do not delay the pods of others.
     spec.setdefault("backoffLimit", 1000)
     spec.setdefault("backoffLimitPerIndex", 1000)
     spec.setdefault("activeDeadlineSeconds", MOST_RUN_S)

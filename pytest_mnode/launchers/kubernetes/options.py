@@ -1,4 +1,4 @@
-"""What the user chose of a Kubernetes."""
+"""The user's options for Kubernetes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class KubernetesOptions:
-    """context, namespace, image: "" where not given. template: file of a manifest. wait_s: how
-    long pods may take until they run."""
+    """The --mnode-k8s-* options. context, namespace, image: "" if not given. template: file of a
+    manifest. wait_s: time in which all pods must run."""
 
     context: str = ""
     namespace: str = ""
@@ -19,7 +19,7 @@ class KubernetesOptions:
 
     @property
     def given(self) -> str | None:
-        """The first option that names a Kubernetes; None: there is none."""
+        """The first given option that selects Kubernetes; None if there is none."""
         named = {"context": self.context, "namespace": self.namespace, "image": self.image,
                  "template": self.template}  # fmt: skip
         return next((f"--mnode-k8s-{n}={value}" for n, value in named.items() if value), None)

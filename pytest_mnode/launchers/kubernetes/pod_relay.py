@@ -1,9 +1,9 @@
-"""In a pod: brings connections to a port of its loopback to the controller, over one exec stream.
+"""Runs in a pod: relays connections to a loopback port to the controller, over one exec stream.
 
-Only the standard library; its text is the argument of the pod's Python, with the file to touch
-while the run lives, and the port (0: any). Prints the port in its first frame. Frames are a
-connection's number and a length of four bytes each, and that many bytes; length 0 closes the
-connection. Number 0 is a sign of life, for want of other data. Ends with its standard input.
+Only the standard library; its source is an argument of the pod's Python. Arguments: the file to
+touch while the run lives, and the port (0 for any). The first frame contains the port. A frame is a
+connection's number and a length, four bytes each, and that many bytes; length 0 closes the
+connection. Number 0 is a sign of life, sent if there is no data. Ends with its standard input.
 """
 
 import os
@@ -19,13 +19,13 @@ MOST_BYTES = 1 << 20
 
 
 def argv(python: str, alive: str) -> list[str]:
-    """The pod's command, but for the port."""
+    """The pod's command, without the port."""
     with open(__file__) as text:  # noqa: PTH123
         return [python, "-I", "-S", "-c", text.read(), alive]
 
 
 class PodRelay:
-    """Connections by number, each with what waits to be sent to it."""
+    """Connections by number, each with the data that waits to be sent to it."""
 
     def __init__(self, alive: str, port: int) -> None:
         self.alive = alive
@@ -45,7 +45,7 @@ class PodRelay:
         del self.waiting[number]
 
     def turn(self) -> bool:
-        """Wait for something to do, and do it; False at the end of input."""
+        """Wait for events, and handle them; False at the end of input."""
         fds = {c.fileno(): number for number, c in self.connections.items()}
         reading = [0]
         if len(self.to_run) < MOST_BYTES:
@@ -65,7 +65,7 @@ class PodRelay:
         return True
 
     def read_run(self) -> bool:
-        """Take whole frames of the run; False at its end."""
+        """Handle whole frames of the run; False at the end of input."""
         data = os.read(0, CHUNK_BYTES)
         self.from_run += data
         if data:

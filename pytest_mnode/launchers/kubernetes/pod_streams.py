@@ -1,4 +1,4 @@
-"""What the API server sends by itself: changes of pods with a label, and what they print.
+"""Streams of the API server: changes of the pods with a label, and the output of these pods.
 
 One thread with one event loop has one watch, and one stream per pod whose output is followed.
 """
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
 _ANY = {"resourceVersion": "0"}
-"""Begin a watch with what the server has at hand: to wait for the newest fails after seconds on a
+"""Starts a watch from the server's cache: to wait for the newest version fails after seconds on a
 server whose etcd reports no progress."""
 _AGAIN_S, _LONGEST_S = 0.3, 5.0
-"""Pause before a stream is begun again: the first, and the longest of those that follow it."""
+"""Pauses before a stream is started again: the first one, and the longest one."""
 _BINARY = ("binary.k8s.io",)
 _END_S = 5.0
 _ENDED_S = 2.0
-"""In which the watch reports the end of a container whose stream has ended."""
+"""Time in which the watch reports the end of a container whose stream has ended."""
 _AWAY_S = 2.0
 _T = TypeVar("_T")
 
 
 def check_logs(api: Api) -> None:
-    """Raises ApiError where logs of pods may not be read."""
+    """Raise ApiError if this user may not read logs of pods."""
     try:
         api.request("GET", api.path("pods", name="mnode-none", more="log"))
     except ApiError as error:
@@ -43,24 +43,24 @@ def check_logs(api: Api) -> None:
 
 
 class PodStreams:
-    """Of the pods with a label. A subclass is called in the thread, which `close` ends."""
+    """Streams of the pods with a label. A subclass is called in the thread, which `close` ends."""
 
     def __init__(self, api: Api, selector: str, container: str | None = None) -> None:
-        """container: whose output is read; None: a pod has only one.
+        """container: name of the container whose output is read; None if a pod has only one.
 
-        Raises ApiError where pods cannot be watched.
+        Raises ApiError if pods cannot be watched.
         """
         self._api, self._selector, self._container = api, selector, container
         self._followed: dict[str, asyncio.Task[None]] = {}
         self._ended: dict[str, asyncio.Event] = {}
-        """Of followed pods: their container does not run any more."""
+        """By uid of a followed pod: set when its container no longer runs."""
         self._loop = asyncio.new_event_loop()
         self._watching: asyncio.Task[None] | None = None
         self._connection: ClientConnection | None = None
         self._problem = "no answer"
         self._up = threading.Event()
         self.watches = 0
-        """How often a watch began or ended: odd while one lasts. What happened between two may not
+        """Number of starts and ends of watches: odd while one lasts. Changes between two may not
         have been reported."""
         self._heard_s = 0.0
         self._thread = threading.Thread(target=self._run, name="pods", daemon=True)
@@ -72,22 +72,22 @@ class PodStreams:
     # For subclasses to implement.
 
     def changed(self, pod: Mapping[str, Any], gone: bool) -> bool:
-        """A pod was added, changed or deleted (gone); whether this is news. A watch that begins
-        again reports what is there."""
+        """Handle a pod that was added, changed or deleted (gone); whether this is news. A watch
+        that starts again reports all existing pods."""
         raise NotImplementedError
 
     def printed(self, uid: str, text: str) -> None:
-        """Whole lines of a pod; the last one may lack its end."""
+        """Handle whole lines of a pod's output; the last one may lack its newline."""
         raise NotImplementedError
 
     def fell_silent(self, uid: str) -> None:
-        """All that a pod printed was read."""
+        """Handle the end of a pod's output: all of it was read."""
 
     # For subclasses to use.
 
     @property
     def away(self) -> bool:
-        """Whether nothing is heard of pods, for longer than a watch takes to begin again."""
+        """Whether there has been no watch for longer than it takes to start one again."""
         return not self._up.is_set() and time.monotonic() - self._heard_s > _AWAY_S
 
     def answers(self, limit_s: float) -> bool:
@@ -95,7 +95,7 @@ class PodStreams:
         return self.call(self._answers(limit_s))
 
     def call(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run it in the thread; its result."""
+        """Run a coroutine in the thread; its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
@@ -123,8 +123,8 @@ class PodStreams:
         self._loop.stop()
 
     async def _for_ever(self, work: Callable[[], Awaitable[bool]]) -> None:
-        """Again and again until it says that it is done: servers end streams, and are away. Ever
-        more seldom: nodes of many pods may be away."""
+        """Repeat `work` until it returns True, because servers end streams, and may be away. Pauses
+        grow, because the nodes of many pods may be away."""
         from websockets.exceptions import ConnectionClosed
 
         pause_s = _AGAIN_S
@@ -192,7 +192,7 @@ class PodStreams:
         ended = self._ended[uid]
         while True:
             await self._for_ever(log.read)
-            # A stream ends with its kubelet as well, and the container runs on.
+            # A stream also ends when its kubelet ends, while the container runs on.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), _ENDED_S)
             if log.gone or ended.is_set():
@@ -203,8 +203,8 @@ class PodStreams:
 
 
 class _Log:
-    """What a pod prints, from its beginning to its end; after a break the lines that are known are
-    left out. gone: there is no such pod any more. rest: a last line without its end."""
+    """A pod's output, from its beginning to its end; after a break, known lines are skipped.
+    gone: whether the pod no longer exists. rest: a last line without its newline."""
 
     def __init__(self, api: Api, path: str, heard: Callable[[str], None]) -> None:
         self._api, self._path, self._heard = api, path, heard
@@ -213,7 +213,7 @@ class _Log:
         self.rest = ""
 
     async def read(self) -> bool:
-        """To the end of the stream. True."""
+        """Read to the end of the stream; always True."""
         try:
             connection = await connected(self._api, self._path, _BINARY)
         except ApiError as error:

@@ -1,8 +1,8 @@
-"""The main process of a run's pod: waits until the run is over, or nothing is heard of it.
+"""The main process of a run's pod: waits until the run is over, or has been silent for too long.
 
-Only the standard library; its text is the argument of the image's Python, with the path of a file
-that pod_relay touches while the run lives, and seconds of silence after which the run is over: from
-its start, while other pods are waited for; later.
+Only the standard library; its source is an argument of the image's Python. Arguments: the path of a
+file that pod_relay touches while the run lives, and two limits of silence in seconds after which
+the run is over: until the first touch, while the run waits for other pods, and from then on.
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 
 
 def wait(path: str, first_s: float, silence_s: float) -> None:
-    """Return once the file was not touched for so long."""
+    """Return once the file was not touched for `first_s`, or for `silence_s` after a touch."""
     touched, heard = 0, time.monotonic()
     while time.monotonic() - heard < (silence_s if touched else first_s):
         try:

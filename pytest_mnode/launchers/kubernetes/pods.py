@@ -1,4 +1,4 @@
-"""What the API server says of a pod, as a value. Pure."""
+"""State of a pod, read from the API server's JSON. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOPELESS = {
     "RunContainerError",
     "StartError",
 }
-"""Reasons of a container that waits or ended which no waiting mends."""
+"""Reasons of a waiting or ended container that waiting does not mend."""
 _NO_PROBLEM = (None, "Completed", "ContainerCreating", "PodInitializing")
 DELETED = "its pod was deleted"
 _OOM_KILLED = "its container was killed for memory (OOMKilled)"
@@ -29,13 +29,13 @@ _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """A pod.
+    """State of a pod.
 
-    uid: with the number of the container's restarts, which end what runs in it as well. index: of
-    its Job; None where its kind gives none. ready: its main process runs. problem: why it is not,
-    in the words of scheduler or kubelet; "" where there are none. hopeless: waiting does not mend
-    it. over: why it will not run any more; "" while it may. before: how its container ended that
-    was restarted.
+    uid: includes the number of container restarts, because a restart also ends its processes.
+    index: index in its Job; None if its kind has none. ready: whether its main process runs.
+    problem: why it is not ready, as the scheduler or kubelet reports it; "" if neither does.
+    hopeless: whether waiting does not mend the problem. over: why it will not run any more; ""
+    while it may. before: how its container ended before a restart.
     """
 
     name: str
@@ -51,7 +51,7 @@ class PodState:
 
     @classmethod
     def read(cls, pod: Object) -> Self:
-        """From the API server's JSON."""
+        """Read from the API server's JSON."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
         index = (metadata.get("labels") or {}).get("batch.kubernetes.io/job-completion-index")
         waiting, unscheduled = _waiting(status), why_unscheduled(pod)
@@ -102,8 +102,8 @@ def _why_over(pod: Object) -> str:
 
 
 def why_disrupted(pod: Object) -> str:
-    """Why Kubernetes itself ends a pod, such as for one of a higher priority; "" where it does
-    not."""
+    """Why Kubernetes itself ends a pod, such as preemption by one of a higher priority; "" if it
+    does not."""
     found = conditions(pod)
     if not is_true(found, "DisruptionTarget"):
         return ""
@@ -112,7 +112,7 @@ def why_disrupted(pod: Object) -> str:
 
 
 def _why_restarted(statuses: Sequence[Object]) -> str:
-    """How the container ended that runs again; "" where none does."""
+    """How a restarted container ended; "" if none was restarted."""
     ended = [s["lastState"]["terminated"] for s in statuses if s.get("lastState")]
     if not ended:
         return ""

@@ -1,4 +1,4 @@
-"""The controller's side of pod_relay: a pod's connections become connections to a port of ours."""
+"""The controller's side of pod_relay: a pod's connections become connections to a local port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPEN_S = 30.0
 
 
 class Relay:
-    """Streams (see streams.Streams) of one pod's relay. port: of the pod, once it is open."""
+    """Streams (see streams.Streams) of one pod's relay. port: the pod's port; 0 until open."""
 
     def __init__(self, port_here: int) -> None:
         self.port = 0
@@ -27,7 +27,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def opened(self, ended: asyncio.Future[Any]) -> None:
-        """Wait until the pod listens. Raises OSError where its program ended instead."""
+        """Wait until the pod listens. Raises OSError if its program ended instead."""
         opening = asyncio.ensure_future(self._open.wait())
         both: set[asyncio.Future[Any]] = {opening, ended}
         await asyncio.wait(both, timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
@@ -37,7 +37,7 @@ class Relay:
             raise OSError(last or f"its Python opened no port within {OPEN_S:g} s")
 
     async def read(self) -> bytes:
-        """See Streams: what connections here sent, else a sign of life."""
+        """See Streams: data of local connections, else a sign of life."""
         try:
             return await asyncio.wait_for(self._to_pod.get(), BEAT_S)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""The relays of all pods: opened, opened again where they broke, reported when they are lost."""
+"""The relays of all pods: opened, opened again after a break, and reported when they are lost."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class StartExec(Protocol):
 
 
 class Relays:
-    """argv: of pod_relay, without the port. port: of this machine, where connections go to.
+    """The relays of all pods.
 
-    look: reads a pod once more, ahead of the watch.
+    argv: command of pod_relay, without its port. port: the port of this machine that connections
+    are relayed to. look: reads a pod once more, ahead of the watch.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Relays:
         report: Callable[[Event], None],
     ) -> None:
         self.ports: dict[str, int] = {}
-        """Of pods' loopback, by host; a pod that takes another's place uses the same."""
+        """Loopback port of each pod, by host; a pod that replaces another uses the same port."""
         self._pods = pods
         self._start_exec = start_exec
         self._look = look
@@ -47,7 +48,7 @@ class Relays:
         self._kept: dict[str, asyncio.Task[None]] = {}
 
     def start(self, host: str) -> asyncio.Future[None]:
-        """Bring connections from the host's pod to here; done once that was tried."""
+        """Relay connections from the host's pod to here; the future is done after the first try."""
         tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kept[host] = asyncio.ensure_future(self._keep(host, tried))
         return tried
@@ -57,7 +58,7 @@ class Relays:
             kept.cancel()
 
     async def _keep(self, host: str, tried: asyncio.Future[None]) -> None:
-        """Begin again where it broke, while the pod is there. The node is lost in between."""
+        """Relay again after each break, while the pod exists. The node is lost meanwhile."""
         pod, reached = self._pods.hosts[host], True
 
         def opened(port: int) -> None:
@@ -72,7 +73,7 @@ class Relays:
             while self._pods.is_there(host, pod.uid):
                 why = await self._run(pod.name, self.ports.get(host, 0), opened)
                 if reached and self._pods.is_there(host, pod.uid):
-                    self._report({"lost": host, "why": f"no way from its pod to here: {why}"})
+                    self._report({"lost": host, "why": f"its pod cannot reach this machine: {why}"})
                     reached = False
                 _done(tried)
                 await asyncio.sleep(AGAIN_S)
@@ -80,7 +81,7 @@ class Relays:
             _done(tried)
 
     async def _run(self, pod: str, port: int, opened: Callable[[int], None]) -> str:
-        """Relay until that ends: the reason. port: of the pod's loopback; 0: any."""
+        """Relay until that ends; the reason of its end. port: port in the pod, 0 for any."""
         relay, running = Relay(self._port), None
         try:
             command = await self._start_exec(pod=pod, argv=[*self._argv, str(port)])
@@ -96,7 +97,7 @@ class Relays:
             relay.close()
         if why:
             return why
-        await self._look(pod)  # where the pod ends, that is the reason, and the watch may be late
+        await self._look(pod)  # if the pod ends, that is the reason, and the watch may be late
         return f"its program ended with status {code}"
 
 

@@ -1,4 +1,4 @@
-"""What is known of a run whose nodes are pods: a value."""
+"""Facts about a run whose nodes are pods, as a value."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RunInPods:
-    """What pods of a job need to be like the run's own.
+    """Settings that make the pods of a job like the run's own pods.
 
     context, namespace: of the API server, "" for the default. manifest: the user's, or the default.
-    owner: an owner reference to the run's object, with which goes what belongs to it.
-    packages: directory of this package, by node; "" where it is the same as here.
-    engine, queue: of the spec's scheduler.
+    owner: an owner reference to the run's object; objects that have it are deleted with the run's.
+    packages: directory of this package, by node; "" if it is the same as here.
+    engine, queue: from the spec's scheduler.
     """
 
     context: str

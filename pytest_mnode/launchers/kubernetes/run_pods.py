@@ -1,4 +1,4 @@
-"""The pods of a run by node: which run, which are over, which take another's place. Pure."""
+"""The pods of a run by node: running pods, pods that are over, and their replacements. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from pytest_mnode.launchers.kubernetes.pods import DELETED, PodState
 
 Event = dict[str, Any]
-"""For the launcher; see bridge."""
+"""A message to the launcher; see bridge."""
 _DIGITS = re.compile(r"(\d+)")
 
 
 class RunPods:
-    """Told of pods by the watch; each call returns the events that follow from it.
+    """State of a run's pods, which the watch updates; each update returns the events to report.
 
-    hosts: the pod of each node of the run, by the number that commands name it by. seen: all pods
-    of the run, by name. up: all ran at the same time once.
+    hosts: the pod of each node of the run, by the node's number in commands. seen: all pods of the
+    run, by name. up: whether all pods have run at the same time.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -28,13 +28,13 @@ class RunPods:
         self._nodes = nodes
 
     def listed(self, pods: Sequence[PodState]) -> list[Event]:
-        """These are all pods there are."""
+        """Update the state from a list of all existing pods."""
         gone = self.seen.keys() - {pod.name for pod in pods}
         events = [event for name in gone for event in self.heard(self.seen[name], deleted=True)]
         return events + [event for pod in pods for event in self.heard(pod)]
 
     def heard(self, pod: PodState, *, deleted: bool = False) -> list[Event]:
-        """A pod was added, changed or deleted."""
+        """Update the state from a pod that was added, changed or deleted."""
         if deleted:
             self.seen.pop(pod.name, None)
         else:
@@ -46,41 +46,43 @@ class RunPods:
         if host is not None and not self.hosts[host].over:
             why = pod.over or (DELETED if deleted else "")
             if pod.uid != self.hosts[host].uid:
-                why = pod.before or "another pod of its name took its place"
+                why = pod.before or "another pod of the same name replaced it"
             if why:
                 self.hosts[host] = replace(self.hosts[host], ready=False, over=why)
                 events.append({"lost": host, "why": why})
         return events if deleted or not pod.ready else events + self._take_place(pod)
 
     def is_there(self, host: str, uid: str) -> bool:
-        """Whether this pod is the host's, and not over."""
+        """Whether the host's pod has this uid, and is not over."""
         return self.hosts[host].uid == uid and not self.hosts[host].over
 
     def event(self) -> Event:
-        """That all pods run."""
+        """The event that all pods run."""
         return {"pods": {host: shown(pod) for host, pod in self.hosts.items()}}
 
     def hopeless(self) -> list[PodState]:
-        """Pods that no waiting brings up."""
+        """Pods that will not run, however long the run waits."""
         return [pod for pod in self.seen.values() if pod.hopeless or pod.over]
 
     def why_not_up(self, what: str, events: Iterable[str]) -> dict[str, str]:
-        """Reasons by pod, or by the object `what`, of whose pods some are missing."""
+        """Reasons by pod; the object `what` has the reason of pods that were not created."""
         hopeless = self.hopeless()
         reasons = {
-            pod.name: pod.over or pod.problem or "it does not run yet, and nothing says why"
+            pod.name: pod.over
+            or pod.problem
+            or "it does not run yet, and Kubernetes gives no reason"
             for pod in (hopeless or self.seen.values())
             if not pod.ready
         }
         missing = self._nodes - len(self.seen)
         if missing > 0 and not hopeless:
-            why = "; ".join(events) or "and nothing says why"
+            why = "; ".join(events) or "Kubernetes gives no reason"
             were = "pod was" if missing == 1 else "pods were"
-            reasons[what] = f"{missing} {were} not made: {why}"
+            reasons[what] = f"{missing} {were} not created: {why}"
         return reasons
 
     def _settle(self) -> list[Event]:
-        """All pods run for the first time."""
+        """Assign the pods to hosts once all pods run for the first time."""
         ready = [pod for pod in self.seen.values() if pod.ready]
         if len(ready) < self._nodes:
             return []
@@ -90,8 +92,8 @@ class RunPods:
         return [self.event()]
 
     def _take_place(self, pod: PodState) -> list[Event]:
-        """A new pod takes the place of one that is over: that of its node, else of its number,
-        else, where its kind gives none, of the only one."""
+        """A new pod replaces a pod that is over: the one of its node, else the one of its index,
+        else, if its kind has no index, the only one."""
         if any(known.uid == pod.uid for known in self.hosts.values()):
             return []
         over = {host: known for host, known in self.hosts.items() if known.over}
@@ -105,10 +107,10 @@ class RunPods:
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:
-    """node2 before node10."""
+    """Sort key that puts node2 before node10."""
     return [(int(part or 0), "") if part.isdigit() else (0, part) for part in _DIGITS.split(name)]
 
 
 def shown(pod: PodState) -> Event:
-    """Where it is, as reported to the launcher."""
+    """A pod's location, as reported to the launcher."""
     return {"node": pod.node, "address": pod.address, "pod": pod.name}

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 _V5, _V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
-"""Version 5 can say that standard input has ended."""
+"""Version 5 can report the end of standard input."""
 CONNECT_S = 15.0
 CHUNK_BYTES = 1 << 15
 LOST = 255
 _AT_ONCE = 32
-"""Connections that one event loop makes at the same time: of many, each would take longer than
-CONNECT_S."""
+"""Most connections that one event loop opens at the same time: if there were more, each would take
+longer than CONNECT_S."""
 _TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -31,10 +31,10 @@ class Streams(Protocol):
     """A command's standard streams on this side."""
 
     async def read(self) -> bytes:
-        """Its next input; empty at the end."""
+        """The command's next input; empty at the end."""
 
     async def write(self, channel: int, data: bytes) -> None:
-        """What it printed; waits where the reader is slow."""
+        """Pass on the command's output; waits if the reader is slow."""
 
 
 async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConnection:
@@ -54,7 +54,7 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
                 ssl=api.tls,
                 additional_headers=await asyncio.to_thread(api.headers),
                 open_timeout=CONNECT_S,
-                ping_interval=None,  # what is sent within has heartbeats of its own
+                ping_interval=None,  # the relayed data has heartbeats of its own
                 max_size=None,
                 compression=None,
                 origin=api.host,  # type: ignore[arg-type]  # watches and logs want one
@@ -79,7 +79,7 @@ class Exec:
 
     @classmethod
     async def start(cls, api: Api, pod: str, container: str | None, argv: Sequence[str]) -> Exec:
-        """Raises ApiError with the server's reason where it cannot be started."""
+        """Start a command. Raises ApiError with the server's reason if that fails."""
         query = [("command", word) for word in argv]
         query += [(name, "true") for name in ("stdin", "stdout", "stderr")]
         query += [("container", container)] if container else []
@@ -87,7 +87,7 @@ class Exec:
         return cls(await connected(api, path, (_V5, _V4)))
 
     async def run(self, streams: Streams) -> tuple[int, str]:
-        """Relay until the command has ended: its status, and why it has none of its own."""
+        """Relay until the command has ended; its exit status, and the error if it has none."""
         feeding = asyncio.create_task(self._feed(streams))
         try:
             return await self._show(streams)
@@ -97,7 +97,7 @@ class Exec:
             await self._connection.close()
 
     async def send(self, data: bytes) -> None:
-        """Give it input."""
+        """Send input to the command."""
         await self._connection.send(bytes([STDIN]) + data)
 
     async def _feed(self, streams: Streams) -> None:
@@ -128,7 +128,7 @@ class Exec:
 
 
 def status_of(data: bytes) -> tuple[int, str]:
-    """Exit status of a command, and why it has none, from the last message of its stream."""
+    """Exit status of a command, and the error if it has none, from its stream's last message."""
     try:
         found: dict[str, Any] = json.loads(data)
     except ValueError:
@@ -144,7 +144,7 @@ def status_of(data: bytes) -> tuple[int, str]:
 
 
 class Descriptors:
-    """Streams that are three descriptors of somebody else's; closes them."""
+    """Streams over three descriptors of the caller; `close` closes them."""
 
     def __init__(self, fds: Sequence[int]) -> None:
         self._fds = tuple(fds)

@@ -1,4 +1,4 @@
-"""The user's manifest of pods, or one made of the spec."""
+"""The user's manifest of pods, or one made from the spec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 
 
 def read_manifest(options: KubernetesOptions, gpus: int) -> dict[str, Any]:
-    """The object of --mnode-k8s-template; without one, a pod template with so many GPUs.
+    """The object of --mnode-k8s-template; without one, a pod template with `gpus` GPUs.
 
     Raises UsageError.
     """
@@ -28,9 +28,9 @@ def read_manifest(options: KubernetesOptions, gpus: int) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise UsageError(f"{where}: no YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
     if len(documents) != 1 or not isinstance(documents[0], dict):
-        raise UsageError(f"{where}: {len(documents)} objects in it; accepted: one")
+        raise UsageError(f"{where}: it has {len(documents)} objects; accepted: one")
     return documents[0]
 
 
@@ -38,10 +38,10 @@ def _own_image(options: KubernetesOptions) -> str:
     """The image of the pod that this process is in. Raises UsageError."""
     remedy = "give --mnode-k8s-template=FILE, or --mnode-k8s-image=IMAGE"
     if not in_pod():
-        raise UsageError(f"which image have the pods? {remedy}")
+        raise UsageError(f"no image for the pods: {remedy}")
     try:
         api = Api(options.context, options.namespace)
         pod = api.request("GET", api.path("pods", name=socket.gethostname()))
     except ApiError as error:
-        raise UsageError(f"the image of this pod is not known: {error}; {remedy}") from None
+        raise UsageError(f"cannot read the image of this pod: {error}; {remedy}") from None
     return str(pod["spec"]["containers"][0]["image"])

@@ -1,4 +1,4 @@
-"""Kinds of objects that bring pods up: their names in paths, and what their events say."""
+"""Kinds of objects that create pods: their names in paths, and their events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUPS = {
     "PyTorchJob": "pytorchjobs",
     "TrainJob": "trainjobs",
 }
-"""Plural of each kind, as paths have it; a Job may be of batch/v1 or of Volcano."""
+"""Plural of each kind, as in paths; a Job may be of batch/v1 or of Volcano."""
 _MOST_EVENTS = 3
 
 

@@ -1,8 +1,8 @@
-"""Control groups of a rack: made for one node, found by name again, removed with the rack.
+"""Control groups of a rack: each made for one node, found again by name, removed with the rack.
 
-Only the standard library. The name of a group holds the pid of the cleanup daemon and the name of
-the node, so that the daemon finds it. It lies at the root of its hierarchy, the one place where
-every version of cgroups allows it.
+Only the standard library. The name of a group contains the pid of the cleanup daemon and the name
+of the node, so that the daemon finds it. A group is at the root of its hierarchy, the only place
+where every version of cgroups allows it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def hierarchies(root: str = ROOT) -> list[Path]:
 
 
 def hierarchy_of(controller: str, root: str = ROOT) -> tuple[Path, int] | None:
-    """Directory and version of the hierarchy with this controller; None: there is none."""
+    """Directory and version of the hierarchy with this controller; None if there is none."""
     for path in hierarchies(root):
         listed = path / "cgroup.controllers"
         if listed.exists():
@@ -54,9 +54,9 @@ def remove_all(daemon_pid: int, root: str = ROOT) -> None:
 
 
 def remove(group: Path) -> None:
-    """Remove a group and those in it; waits a moment for the last process to be gone.
+    """Remove a group and its subgroups; waits EMPTY_LIMIT_S for the last process to end.
 
-    Raises OSError where a process stays in it.
+    Raises OSError if a process stays in it.
     """
     deadline = time.monotonic() + EMPTY_LIMIT_S
     while True:
@@ -72,7 +72,7 @@ def remove(group: Path) -> None:
 
 
 def home_of(pid: int, hierarchy: Path, version: int) -> Path:
-    """The group that a process is in now; the root of the hierarchy where that cannot be seen."""
+    """The group that a process is in now; the root of the hierarchy if that is not visible."""
     for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
         _, names, group = line.split(":", 2)
         if names == "" if version == 2 else hierarchy.name in (names, *names.split(",")):
@@ -82,14 +82,14 @@ def home_of(pid: int, hierarchy: Path, version: int) -> Path:
 
 
 def members(group: Path) -> list[int]:
-    """Pids in a group; none where it is gone."""
+    """Pids in a group; [] if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return [int(pid) for pid in (group / "cgroup.procs").read_text(encoding="ascii").split()]
     return []
 
 
 def move(pid: int, group: Path) -> None:
-    """Put a process into a group, if it is still there."""
+    """Move a process into a group, if the process still exists."""
     with contextlib.suppress(ProcessLookupError):
         (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
 

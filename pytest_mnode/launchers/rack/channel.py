@@ -28,10 +28,10 @@ CLOSE_LIMIT_S = 5.0
 
 
 class RackChannel:
-    """A rack that is coming up, or is up. All methods may be called from any thread.
+    """A channel to a rack that is starting or up. All methods may be called from any thread.
 
-    on_event is called with every Booted and Lost from a thread of the channel, in order and before
-    the Reply that belongs to it is handed out; with None once the rack is gone unasked.
+    on_event is called with every Booted and Lost from a thread of the channel, in order, and before
+    the Reply that follows it is returned; with None once the rack has ended without `close`.
     cleanup_dirs: see Rack.
     """
 
@@ -66,7 +66,7 @@ class RackChannel:
         return reply.rack_pid
 
     def ask(self, request: LauncherRequest, node: str) -> None:
-        """Have it done on this node. Raises ClusterError that says why not, or TimeLimitError."""
+        """Carry out a request on a node. Raises ClusterError with the reason, or TimeLimitError."""
         what = f"rack: cannot {request.does}"
         with self._lock:
             number = next(self._ids)
@@ -91,8 +91,8 @@ class RackChannel:
             if reply.id == request_id:
                 return reply
             if reply.id < 0:
-                self._replies.put(reply)  # for whoever asks next
-                raise ClusterError(f"{what}: the rack is gone{self._daemon.last_words()}")
+                self._replies.put(reply)  # for the next request
+                raise ClusterError(f"{what}: the rack has ended{self._daemon.last_words()}")
 
     def _listen(self) -> None:
         for data in packets(self._channel, PACKET_BYTES):

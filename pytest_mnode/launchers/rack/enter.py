@@ -1,9 +1,9 @@
 """Runs one command in the namespaces of a process: `enter.py PID START KINDS WHERE COMMAND…`.
 
 Run by its path, without site-packages, to start in a few milliseconds. PID and START (its start
-time) name the process, KINDS is a list such as `net,uts,mnt`, WHERE is the word for messages.
+time) identify the process, KINDS is a list such as `net,uts,mnt`, WHERE is the name for messages.
 Environment, working directory and standard streams are the caller's; the exit status is the
-command's, or 128 + signal; 126 and 127 as in a shell where it cannot be run, 125 where the
+command's, or 128 + signal; 126 and 127 as in a shell if it cannot be run, 125 if the
 namespaces cannot be entered. The command dies with this process.
 """
 
@@ -34,15 +34,15 @@ WATCHED = {
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Three processes: this one, for the caller to signal and wait for; the command; and its
-    guard, which is its parent and outlives this one just long enough to reap it.
+    """Run three processes: this one, which the caller signals and waits for; the command; and its
+    parent, the guard, which outlives this process just long enough to reap the command.
 
-    Without the guard a kill of this process would leave a zombie to the host's init, and a PID
+    Without the guard, a kill of this process would leave a zombie to the host's init, and a PID
     namespace cannot end before its last zombie is reaped, however long that init takes.
     """
-    # Held back from here on, so that none is lost between a fork and the first wait.
+    # Signals are blocked from here on, so that none is lost between a fork and the first wait.
     mask: set[int] = set(signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would cost us the exit status
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the exit status is lost
     alive_read, alive_write = os.pipe()
     guard = os.fork()
     if guard == 0:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def guard_command(arguments: Sequence[str], mask: set[int], alive: int) -> NoReturn:
-    """Enter, start the command, wait for it."""
+    """Enter the namespaces, start the command, and wait for it."""
     pid, start_time, kinds, where, *command = arguments
     namespaces.die_with_parent(PARENT_DIED)
     stop_without_parent(alive)
@@ -62,24 +62,24 @@ def guard_command(arguments: Sequence[str], mask: set[int], alive: int) -> NoRet
         alive_read, alive_write = os.pipe()
         child = os.fork()
     except (FileNotFoundError, ProcessLookupError):
-        fail(125, f"{where}: gone, or booted again since this command was made")
+        fail(125, f"{where}: the node is off, or was booted again after this command was made")
     except OSError as error:
         fail(125, f"{where}: cannot enter: {error.strerror} ({error.filename or 'fork'})")
     if child == 0:
         os.close(alive_write)
         namespaces.die_with_parent()
-        os.read(alive_read, 1)  # its guard has left the process group
+        os.read(alive_read, 1)  # wait until the guard has left the process group
         stop_without_parent(alive_read)
         run(command, where, mask)
     os.close(alive_read)
     os.setsid()  # a kill of the whole process group is for the command, not for its guard
-    with contextlib.suppress(BrokenPipeError):  # killed already
+    with contextlib.suppress(BrokenPipeError):  # the command was killed already
         os.write(alive_write, b"x")
     os._exit(status_of(child, signal.SIGKILL))
 
 
 def stop_without_parent(alive: int) -> None:
-    """End here if the parent, who holds the other end, ended before it could take us along."""
+    """End if the parent, which holds the pipe's other end, ended before `die_with_parent`."""
     os.set_blocking(alive, False)
     try:
         if os.read(alive, 1) == b"":
@@ -92,7 +92,7 @@ def stop_without_parent(alive: int) -> None:
 def run(command: list[str], where: str, mask: set[int]) -> NoReturn:
     """Become the command."""
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    # Python ignores these; the command shall find what a shell would have given it.
+    # Python ignores these; the command must get the defaults, as from a shell.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -104,13 +104,13 @@ def run(command: list[str], where: str, mask: set[int]) -> NoReturn:
 
 
 def status_of(child: int, on_parent_died: signal.Signals) -> int:
-    """Wait for the child, passing on the signals that somebody sends; its status as a shell's."""
+    """Wait for the child, and pass signals on to it; its status as a shell reports it."""
     while True:
         info = signal.sigwaitinfo(WATCHED)
         if info.si_signo == PARENT_DIED:
             os.kill(child, on_parent_died)
         elif info.si_signo != signal.SIGCHLD:
-            # A terminal's Ctrl-C (si_code > 0) has reached the whole group, the command too.
+            # A terminal's Ctrl-C (si_code > 0) has reached the whole process group.
             if info.si_code <= 0:
                 os.kill(child, info.si_signo)
         else:

@@ -39,10 +39,10 @@ DIRECTIONS = {"both": ("tx", "rx"), "tx": ("tx",), "rx": ("rx",)}
 
 @dataclass(slots=True)
 class NodeSlot:
-    """Where a node is, or why it is not.
+    """State of a node.
 
-    pid: of its first process, as the rack sees it; None: it is off. outside: that process's pid and
-    start time as the controller sees them, once somebody asked.
+    pid: pid of its first process, as the rack sees it; None if the node is off, for `reason`.
+    outside: that process's pid and start time as the controller sees them; None until needed.
     """
 
     pid: int | None = None
@@ -53,16 +53,16 @@ class NodeSlot:
 class Rack(Launcher):
     """N nodes on this machine; thread-safe.
 
-    nodes: how many.
+    nodes: number of nodes.
     fabric, management: the two links of every node; management has a tenth of the fabric's rate
-        where it is not given.
-    mode: "root", "rootless" (by a user namespace), or "auto": as root where the process is root.
+        if it is not given.
+    mode: "root", "rootless" (by a user namespace), or "auto": "root" if this process may.
     shm_bytes: limit of each node's /dev/shm.
-    layout: the sockets that nodes show, made of the CPUs that this process may use; None: nodes
-        show this machine as it is. shown_at: a directory for that, made where it is missing; it
-        stays empty outside of the nodes.
-    cleanup_dirs: removed once the controller is gone, however it ended; after close() the caller
-        has to remove them.
+    layout: the sockets that nodes show, made of the CPUs that this process may use; None if
+        nodes show this machine as it is. shown_at: a directory for the layout's files, created if
+        missing; it stays empty outside the nodes.
+    cleanup_dirs: directories that are removed once the controller has ended, however it ended;
+        after close() the caller must remove them.
     """
 
     name = "rack"
@@ -83,7 +83,9 @@ class Rack(Launcher):
         if management is None:
             management = Link("mgmt0", fabric.rate_mbit_s / 10, fabric.mtu)
         if layout is not None and not shown_at:
-            raise UsageError("rack: sockets to show, and no directory for it: give shown_at")
+            raise UsageError(
+                "rack: a layout of sockets needs a directory for its sysfs: give shown_at"
+            )
         machine = tuple(numa_cores()) if layout is not None else ()
         place = str(Path(shown_at).absolute()) if shown_at else ""
         self.plan = Plan(nodes, fabric, management, shm_bytes, layout, machine, place)
@@ -101,7 +103,7 @@ class Rack(Launcher):
 
     @staticmethod
     def unavailable(mode: str = "auto") -> str | None:
-        """Why this machine gives no rack, in one line; None where it does (as far as rights go)."""
+        """Why this machine cannot run a rack, in one line; None if it has the rights for one."""
         return probe.unavailable(mode)
 
     def start(self) -> None:
@@ -118,7 +120,7 @@ class Rack(Launcher):
             self._first = (pid, namespaces.process_start(pid))
         except OSError as error:
             self.close()
-            raise ClusterError(f"rack: gone right after its start: {error}") from error
+            raise ClusterError(f"rack: ended right after its start: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -143,20 +145,20 @@ class Rack(Launcher):
         slot = self._slot(node)
         with self._lock:
             if slot.pid is None:
-                raise NodeLostError(node.name, f"{node.name} is not there: {slot.reason}")
+                raise NodeLostError(node.name, f"{node.name} is unavailable: {slot.reason}")
             return slot.pid
 
     def rank_start(self, node: Node) -> RankStart:
-        """See Launcher: as `start_ranks` last returned."""
+        """See Launcher: as `start_ranks` last set it."""
         return self._rank_starts.get(node.name, RankStart())
 
     def start_ranks(self, node: Node, **changes: Any) -> None:
-        """Start the ranks of a node otherwise from now on. changes: fields of `RankStart`."""
+        """Change how a node starts ranks from now on. changes: fields of `RankStart`."""
         self._slot(node)
         self._rank_starts[node.name] = replace(self.rank_start(node), **changes)
 
     def ask(self, request: LauncherRequest) -> Any:
-        """See Launcher. Power and links; no-op for a node whose power is as wanted already."""
+        """See Launcher. Power and links; does nothing if a node's power is as requested already."""
         match request:
             case LinkRates(node, link):
                 self._slot(self.node(node))
@@ -193,20 +195,20 @@ class Rack(Launcher):
         raise UsageError(f"rack: no node {name!r} (there are: {names})")
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
-        """See Launcher. `on_lost` may use the rack; close() itself loses no node."""
+        """See Launcher. `on_lost` may use the rack; close() reports no lost node."""
         self._watchers.add(on_lost)
 
     @property
     def daemon_pid(self) -> int | None:
-        """Pid of the process that the whole rack hangs on; None while there is none."""
+        """Pid of the cleanup daemon, with which the whole rack ends; None while there is none."""
         return None if self._channel is None or self._closed else self._channel.daemon_pid
 
     def pid_of(self, node: Node) -> int:
-        """Pid of the node's first process as seen from here; NodeLostError if it is off."""
+        """Pid of the node's first process as this process sees it; NodeLostError if it is off."""
         return self._outside(node)[0]
 
     def switch_port(self, node: Node, link_name: str) -> str:
-        """Interface at the switch in which this node's link ends."""
+        """Name of the switch's interface at which this node's link ends."""
         self._slot(node)
         return self.plan.port(node.index, self.plan.link(link_name).name)
 
@@ -219,7 +221,7 @@ class Rack(Launcher):
         try:
             if self._channel is not None:
                 self._channel.close()
-                cgroups.remove_all(self._channel.daemon_pid)  # the daemon has, unless it was killed
+                cgroups.remove_all(self._channel.daemon_pid)  # if the daemon was killed
         finally:
             with self._lock:
                 for slot in self._slots:
@@ -253,7 +255,9 @@ class Rack(Launcher):
             if slot.outside is None and self._first is not None:
                 slot.outside = namespaces.child_outside(self._first[0], pid)
             if slot.outside is None:
-                raise NodeLostError(node.name, f"{node.name} is not there: its first process ended")
+                raise NodeLostError(
+                    node.name, f"{node.name} is unavailable: its first process ended"
+                )
             return slot.outside
 
     def _on_event(self, event: Booted | Lost | None) -> None:
@@ -276,6 +280,6 @@ def _enter(
     process: tuple[int, int], kinds: Sequence[str], where: str, argv: Sequence[str]
 ) -> list[str]:
     pid, start = process
-    # No site-packages and no environment for the entering itself: the command gets both.
+    # enter.py itself needs no site-packages and no Python variables; the command gets both.
     python = [sys.executable, "-S", "-E", "-s"]
     return [*python, ENTER, str(pid), str(start), ",".join(kinds), where, *argv]

@@ -1,8 +1,8 @@
-"""What differs in a node's file system from the host's: /proc, /sys, /dev/shm and name look-up.
+"""Mounts by which a node's files differ from the host's: /proc, /sys, /dev/shm and name look-up.
 
-A directory of its own shows the node's sockets. Everything else is the host's, and writable. These
-files are never written to the host's disk: they are in a tmpfs of this mount namespace. They may be
-edited in place: `echo … > /etc/hosts` changes the file on one node alone.
+One more directory shows the node's sockets. All other files are the host's, and writable. The
+node's own files are never on the host's disk: they are in a tmpfs of its mount namespace. They may
+be edited in place: `echo … > /etc/hosts` changes the file on one node alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ RESOLV_CONF = "# The rack has no name server.\nnameserver 127.0.0.1\noptions tim
 
 
 def mount_proc() -> None:
-    """The caller's own PID namespace under /proc."""
+    """Mount /proc for the caller's own PID namespace."""
     namespaces.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def mount_sys() -> None:
-    """The caller's own network under /sys/class/net, with the host's cgroups where they were."""
+    """Mount /sys with the caller's own network in /sys/class/net, and with the host's cgroups."""
     try:
         cgroups = os.open(CGROUPS, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -39,19 +39,19 @@ def mount_sys() -> None:
 
 
 def mount_names(hosts: str) -> None:
-    """/etc/hosts with this text, and no other way to look up a host.
+    """Mount an /etc/hosts with this text, and leave no other way to look up a host.
 
-    Uses /dev/shm as the place to write, so the host's is hidden until `mount_shm`.
+    The files are in a tmpfs that is mounted on /dev/shm meanwhile, and hides the host's.
     """
     files = {"/etc/hosts": hosts, "/etc/resolv.conf": RESOLV_CONF}
     switch = Path("/etc/nsswitch.conf")
     if switch.exists():
-        # systemd-resolved and the like answer on local sockets, also on nodes.
+        # Otherwise systemd-resolved and the like would answer over local sockets, also on nodes.
         text = switch.read_text(encoding="utf-8", errors="replace")
         files[str(switch)] = re.sub(r"(?m)^hosts:.*$", "hosts: files", text)
     namespaces.mount("names", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     for target, text in files.items():
-        # Without a resolv.conf resolvers ask 127.0.0.1, which is no server either.
+        # Without a resolv.conf, resolvers ask 127.0.0.1, where there is no server either.
         if target == "/etc/hosts" or Path(target).exists():
             private = Path("/dev/shm", Path(target).name)
             private.write_text(text, encoding="utf-8")
@@ -60,13 +60,13 @@ def mount_names(hosts: str) -> None:
 
 
 def mount_shm(size_bytes: int) -> None:
-    """An empty /dev/shm; its size is a limit, not a reservation."""
+    """Mount an empty /dev/shm; its size is a limit, not a reservation."""
     options = f"size={size_bytes},mode=1777"
     namespaces.mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def mount_shown(directory: str, tree: Tree) -> None:
-    """The files and links of `tree` below `directory`, which stays empty elsewhere."""
+    """Mount the files and links of `tree` at `directory`, which stays empty outside the node."""
     options = "size=16m,mode=755"
     namespaces.mount("shown", directory, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
     made: set[str] = set()

@@ -1,7 +1,7 @@
 """The first process of a node: makes the node's namespaces, then sleeps and reaps orphans.
 
-A fork of the rack's first process and no program of its own: it starts no interpreter and needs
-hardly a page of memory. When it is killed, the kernel kills everything on the node.
+It is a fork of the rack's first process and no program of its own, so it starts no interpreter and
+needs hardly any memory. When it is killed, the kernel kills everything on the node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAILED = "failed at "
 
 
 def run(plan: Plan, index: int, report: int) -> NoReturn:
-    """Become the node; writes each step's name to `report`, a line each, then READY or FAILED."""
+    """Become the node; writes each step's name to `report`, one per line, then READY or FAILED."""
     name = plan.node_name(index)
     steps: list[tuple[str, Callable[[], None]]] = [
         ("namespaces", lambda: namespaces.unshare(NEWNET | NEWUTS | NEWIPC | NEWNS)),
@@ -44,7 +44,7 @@ def run(plan: Plan, index: int, report: int) -> NoReturn:
         os.write(report, f"{READY}\n".encode())
         sleep_for_ever()
     except BaseException as error:
-        # The frames above are a copy of the stack of the rack's first process.
+        # Never raise: the frames above are a copy of the stack of the rack's first process.
         os.write(report, f"{FAILED}{step}: {error}\n".encode())
     os._exit(1)
 
@@ -57,7 +57,7 @@ def show_sockets(plan: Plan, index: int) -> None:
 
 
 def without_ipv6() -> None:
-    """No IPv6 on interfaces still to come: its announcements would only be noise on the links."""
+    """Disable IPv6 on future interfaces: its announcements would only be noise on the links."""
     switch = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
     if switch.exists():
         switch.write_text("1", encoding="ascii")

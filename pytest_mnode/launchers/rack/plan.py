@@ -21,7 +21,7 @@ class Link:
     """One link of every node: a cable from its interface `name` to a switch of that name.
 
     rate_mbit_s: line rate in each direction, Ethernet headers included, preamble and gap not.
-    mtu: bytes of IP packet, on the node and at the switch.
+    mtu: largest IP packet in bytes, on the node and at the switch.
     """
 
     name: str
@@ -34,14 +34,14 @@ class Link:
                 f"link name {self.name!r}: needs 1 to {MAX_LINK_NAME} letters and digits"
             )
         if self.name == "lo":
-            raise UsageError("link name 'lo': every node has its own already")
+            raise UsageError("link name 'lo': reserved for the loopback interface")
         check_rate(self.name, self.rate_mbit_s)
         if not 576 <= self.mtu <= 9216:
             raise UsageError(f"link {self.name}: mtu {self.mtu}: needs 576 to 9216 bytes")
 
 
 def check_rate(link_name: str, rate_mbit_s: float) -> None:
-    """Raises UsageError for a rate that no queue can be given."""
+    """Raise UsageError for a rate that no queue can have."""
     if not 0.1 <= rate_mbit_s <= MAX_RATE_MBIT_S:
         raise UsageError(
             f"link {link_name}: rate {rate_mbit_s} Mbit/s: needs 0.1 to {MAX_RATE_MBIT_S}"
@@ -52,8 +52,8 @@ def check_rate(link_name: str, rate_mbit_s: float) -> None:
 class Plan:
     """A rack before it is built. Its subnets exist only inside its namespaces.
 
-    layout, machine: the sockets that nodes show, over the CPUs of this machine; None: as it is.
-    shown_at: an empty directory, over which each node mounts what it shows.
+    layout, machine: the sockets that nodes show, made of this machine's CPUs; None if nodes show
+    this machine as it is. shown_at: an empty directory, over which each node mounts its files.
     """
 
     nodes: int
@@ -66,20 +66,20 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
-            raise UsageError(f"rack: {self.nodes} nodes: needs 1 to {MAX_NODES} (one /24 a link)")
+            raise UsageError(f"rack: {self.nodes} nodes: needs 1 to {MAX_NODES} (one /24 per link)")
         if self.fabric.name == self.management.name:
             raise UsageError(f"rack: both links are named {self.fabric.name!r}")
-        # 0 means no limit to tmpfs; beyond 63 bits it would count from 0 again.
+        # tmpfs takes 0 as no limit, and a size beyond 63 bits would wrap around.
         if not 1 <= self.shm_bytes < 1 << 63:
             raise UsageError(f"rack: shm_bytes {self.shm_bytes}: needs 1 to 2**63 - 1")
 
     @property
     def links(self) -> tuple[Link, Link]:
-        """Management first: it is what a node's name stands for."""
+        """Both links; management first, because a node's name resolves to its address there."""
         return (self.management, self.fabric)
 
     def link(self, name: str) -> Link:
-        """The link of this name; raises UsageError that lists those there are."""
+        """The link of this name; raises UsageError that lists the existing links."""
         for link in self.links:
             if link.name == name:
                 return link
@@ -100,7 +100,7 @@ class Plan:
         return f"10.{network}.0.{index + 1}"
 
     def mac(self, index: int, link_name: str) -> str:
-        """Fixed, so that the others' ARP tables stay right when a node is booted again."""
+        """Fixed MAC address, so that other nodes' ARP tables stay right when a node reboots."""
         network = 77 if link_name == self.management.name else 78
         return f"02:6d:6e:{network:02x}:00:{index + 1:02x}"
 
@@ -123,7 +123,7 @@ class Plan:
         )
 
     def board(self, index: int) -> Board | None:
-        """The sockets that a node shows; None where it shows this machine as it is."""
+        """The sockets that a node shows; None if it shows this machine as it is."""
         if self.layout is None or why_not(self.machine, self.layout) is not None:
             return None
         return board(self.machine, self.layout, index, self.nodes)

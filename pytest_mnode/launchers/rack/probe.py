@@ -1,4 +1,4 @@
-"""Whether this machine can have a rack, and with which rights."""
+"""Checks whether this machine can run a rack, and with which rights."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def _may_as_root() -> bool:
 
 
 def unavailable(mode: str = "auto") -> str | None:
-    """Why this machine can have no rack, in one line; None where it can.
+    """Why this machine cannot run a rack, in one line; None if it can.
 
-    A forked child tries all the steps that rights or limits can forbid. What only the kernel's
-    configuration can forbid (no veth, no tbf) shows when a rack is started.
+    A forked child tries all the steps that rights or limits can forbid. A kernel without veth or
+    tbf is noticed only when a rack is started.
     """
     rootless = is_rootless(mode)
     answer_read, answer_write = os.pipe()
@@ -109,7 +109,7 @@ def reason(error: OSError, rootless: bool) -> str:
     if error.errno == errno.ENOSPC:
         return f"{text} (a limit under /proc/sys/user is reached)"
     if error.errno in (errno.EPERM, errno.EACCES):
-        return f"{text} (a container without the right to make namespaces?)"
+        return f"{text} (containers often lack the right to create namespaces)"
     return text
 
 

@@ -12,7 +12,7 @@ PACKET_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Controller to cleanup daemon, first and once."""
+    """Controller to cleanup daemon: the first packet, sent once."""
 
     plan: Plan
     rootless: bool
@@ -28,12 +28,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Rack to controller: done, or why not. `id` 0 is the answer to Setup."""
+    """Rack to controller: done, or the error. `id` 0 is the reply to Setup."""
 
     id: int
     error: str | None = None
     rack_pid: int | None = None
-    """Answer to Setup only: the rack's first process, as the controller sees it."""
+    """Reply to Setup only: pid of the rack's first process, as the controller sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Booted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Rack to controller: a node is gone."""
+    """Rack to controller: a node is lost."""
 
     node: int
     reason: str

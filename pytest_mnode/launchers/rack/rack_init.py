@@ -45,7 +45,7 @@ KILL_LIMIT_S = 10.0
 
 @dataclass(slots=True)
 class Booting:
-    """A node on its way up."""
+    """A node that is booting."""
 
     node: int
     pid: int
@@ -82,7 +82,7 @@ class RackInit:
         return Switch(self._plan)
 
     def serve(self, own_pid: int) -> None:
-        """Answer until the controller hangs up."""
+        """Answer requests until the controller hangs up."""
         self._send(Reply(0, rack_pid=own_pid))
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -134,7 +134,7 @@ class RackInit:
 
     def _fork(self, node: int) -> Booting:
         report_read, report_write = os.pipe()
-        # The next child starts a PID namespace; coming back makes it the only one that does.
+        # The next child starts a PID namespace; setns makes it the only child that does.
         namespaces.unshare(namespaces.NEWPID)
         try:
             pid = os.fork()
@@ -146,7 +146,7 @@ class RackInit:
         return Booting(node, pid, report_read)
 
     def _finish(self, booting: list[Booting]) -> None:
-        """Wait for nodes on their way up, and cable them."""
+        """Wait for booting nodes, and connect them."""
         deadline = time.monotonic() + BOOT_LIMIT_S
         try:
             for boot in booting:
@@ -174,7 +174,8 @@ class RackInit:
             poll.register(boot.report, select.POLLIN)
             if not poll.poll(max(0, left * 1000)):
                 raise TimeoutError(
-                    f"{self._plan.node_name(boot.node)} not up in {BOOT_LIMIT_S:g} s, at {last}"
+                    f"{self._plan.node_name(boot.node)} was not up after {BOOT_LIMIT_S:g} s; "
+                    f"last step: {last}"
                 )
             data = os.read(boot.report, 4096)
             if not data:
@@ -193,7 +194,7 @@ class RackInit:
         # A first process can be reaped only when everything else on its node is dead.
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"processes still there {KILL_LIMIT_S:g} s after SIGKILL")
+                raise TimeoutError(f"processes still run {KILL_LIMIT_S:g} s after SIGKILL")
             time.sleep(0.001)
         self._switch.unplug(node)
 

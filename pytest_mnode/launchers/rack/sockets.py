@@ -1,4 +1,4 @@
-"""The sockets that each node of a rack shows, shared out of this machine's CPUs, as values.
+"""The CPU sockets that each node of a rack shows, made of this machine's CPUs, as values.
 
 On a machine with one socket no placement can be wrong. So every node shows a board of several
 sockets: CPUs, memory, a slot for each accelerator and both network links, each on one socket. CPU
@@ -22,12 +22,12 @@ _OWN_CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is where on the board of node 0; sockets count from 0.
+    """Sockets of the devices on the board of node 0; sockets are numbered from 0.
 
-    accelerators: the socket of each accelerator's slot; local rank i is beside slot i, and further
-        ranks begin again with slot 0.
-    take_turns: node i has everything i sockets further, so that nodes use different CPUs of the
-        one machine.
+    accelerators: the socket of each accelerator's slot; local rank i uses slot i, and further ranks
+        start again with slot 0.
+    take_turns: node i has every device i sockets further, so that nodes use different CPUs of this
+        machine.
     """
 
     sockets: int = 2
@@ -51,7 +51,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """One socket of a board, which is one NUMA node. size_bytes is 0 where it has no memory."""
+    """One socket of a board, which is one NUMA node. size_bytes is 0 if it has no memory."""
 
     number: int
     cpus: tuple[int, ...]
@@ -60,7 +60,7 @@ class Socket:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What one node shows: its sockets, and the index among them of what sits on them."""
+    """The board that one node shows: its sockets, and the index of each device's socket."""
 
     sockets: tuple[Socket, ...]
     accelerators: tuple[int, ...]
@@ -69,15 +69,15 @@ class Board:
 
 
 def why_not(machine: Sequence[NumaCores], layout: Layout) -> str | None:
-    """Why this machine cannot show so many sockets, in one line; None where it can."""
+    """Why this machine cannot show so many sockets, in one line; None if it can."""
     cpus = sum(len(core) for memory in machine for core in memory.cores)
     if cpus >= layout.sockets:
         return None
-    return f"{layout.sockets} sockets need as many CPUs, and this machine lets us use {cpus}"
+    return f"{layout.sockets} sockets need as many CPUs, but this process may use {cpus}"
 
 
 def board(machine: Sequence[NumaCores], layout: Layout, node: int, nodes: int) -> Board:
-    """What node `node` of `nodes` shows; only for machines where `why_not` is None.
+    """The board of node `node` of `nodes`; only for machines for which `why_not` is None.
 
     Sockets are this machine's own NUMA nodes if enough of them have usable CPUs; else its CPUs are
     distributed. Nodes get cores of their own if there are enough; else each shows all.
@@ -106,7 +106,7 @@ def _as_sockets(machine: Sequence[NumaCores], sockets: int) -> list[NumaCores]:
     if len(cores) < sockets:
         cores = [(cpu,) for core in cores for cpu in core]
     taken = {memory.number for memory in real}
-    # Memory belongs to the socket of its NUMA node's number; the others have none.
+    # A socket with a NUMA node's number has that node's memory; other sockets have none.
     numbers = [memory.number for memory in real]
     numbers += [n for n in range(2 * MOST_SOCKETS) if n not in taken][: sockets - len(numbers)]
     sizes = {memory.number: memory.size_bytes for memory in real}
@@ -117,7 +117,7 @@ def _as_sockets(machine: Sequence[NumaCores], sockets: int) -> list[NumaCores]:
 
 
 def _shares(cores: Sequence[tuple[int, ...]], count: int) -> list[tuple[tuple[int, ...], ...]]:
-    """`cores` in `count` runs of equal length, the first ones longer by what is left over."""
+    """`cores` in `count` runs of equal length; leftover cores go to the first runs, one to each."""
     length, left = divmod(len(cores), count)
     starts = [share * length + min(share, left) for share in range(count + 1)]
     return [tuple(cores[a:b]) for a, b in itertools.pairwise(starts)]

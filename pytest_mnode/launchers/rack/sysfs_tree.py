@@ -1,6 +1,6 @@
-"""A board as the kernel would show it under /sys: texts and links, by path.
+"""A board as the kernel would show it under /sys: files and links, by path.
 
-Paths are below a directory of the node's own, which readers of sysfs take as root; the node's real
+Paths are below a directory of the node's own, which readers of sysfs use as root; the node's real
 /sys is not covered. Every socket has a host bridge; their bus numbers are 0x20 apart. Below a host
 bridge every accelerator slot has a root port. The fabric's NIC shares the port of the first
 accelerator of its socket, so that one bridge connects the two.
@@ -18,7 +18,7 @@ _BRIDGE, _ACCELERATOR, _NIC = "0x060400", "0x120000", "0x020000"
 _NODES = "sys/devices/system/node"
 _CPUS = "sys/devices/system/cpu"
 _NEAR, _FAR = 10, 21
-"""Distances as firmware gives them, where 10 is the node itself."""
+"""NUMA distances as firmware reports them; 10 is the node itself."""
 _REAL_NIC_FILES = (
     *("address", "carrier", "flags", "ifindex", "mtu", "operstate", "speed", "statistics"),
     *("tx_queue_len", "type"),
@@ -34,7 +34,7 @@ class Tree:
 
 
 def tree(board: Board, fabric: str, management: str) -> Tree:
-    """What a node with this board shows; `fabric` and `management` are its interfaces."""
+    """Files that a node with this board shows; `fabric` and `management` are its interfaces."""
     shown = Tree()
     _show_nodes(shown, board)
     _show_cpus(shown, board)
@@ -76,7 +76,7 @@ def _show_cpus(shown: Tree, board: Board) -> None:
             shown.files[f"{folder}/physical_package_id"] = str(socket.number)
             for name in ("core_siblings_list", "package_cpus_list"):
                 shown.files[f"{folder}/{name}"] = package
-            # Which threads share a core is as on this machine.
+            # Threads share cores as on this machine.
             for name in ("core_id", "thread_siblings_list", "core_cpus_list"):
                 shown.links[f"{folder}/{name}"] = f"/{folder}/{name}"
             shown.links[f"{_CPUS}/cpu{cpu}/node{socket.number}"] = f"../../node/node{socket.number}"
@@ -125,12 +125,12 @@ def _show_interface(shown: Tree, device: str, name: str) -> None:
 
 
 def _up(folder: str) -> str:
-    """From within `folder` to sys/."""
+    """Relative path from `folder` to sys/."""
     return "../" * folder.count("/")
 
 
 def accelerator_addresses(board: Board) -> Iterator[str]:
-    """PCI address of each accelerator's place, in the order of places."""
+    """PCI address of each accelerator's slot, in slot order."""
     seen: dict[int, int] = {}
     for socket in board.accelerators:
         port = seen[socket] = seen.get(socket, 0) + 1

@@ -25,15 +25,15 @@ QUEUE_S = 0.020
 FORWARDING_LIMIT_S = 5.0
 ETH_P_IP = 0x0800
 
-# Unknown to pyroute2, which would put it at the root; it has pfifo's one parameter.
+# pyroute2 would put the unknown bfifo at the root; bfifo has pfifo's one parameter.
 queue_kinds.setdefault("bfifo", queue_kinds["pfifo"])
 
 
 def burst_bytes(rate_mbit_s: float) -> int:
-    """What tbf lets through at once: 10 ms worth of a slow link, at most 256 kB.
+    """Burst size of tbf: 10 ms at the link's rate, but at least 68 kB and at most 256 kB.
 
-    A burst flatters short transfers, so a slow link gets a small one; but not so small that the
-    kernel had to cut 64 kB segments apart first.
+    A burst makes short transfers look faster, so a slow link gets a small one, but not so small
+    that the kernel must split 64 kB segments first.
     """
     return max(LEAST_BURST_BYTES, min(BURST_BYTES, int(rate_mbit_s * 1e6 / 8 * 0.010)))
 
@@ -62,9 +62,9 @@ class Switch:
             self._up(link.name)
 
     def plug_in(self, index: int, pid: int, links: Sequence[Link] = ()) -> None:
-        """Cable the node whose first process is `pid`, with the rates last set.
+        """Connect the node whose first process is `pid`, with the rates last set.
 
-        links: which of them; none: all but those taken away.
+        links: links to connect; () for all that are not absent.
         """
         plan = self._plan
         links = [one for one in links or plan.links if (index, one.name) not in self._absent]
@@ -100,7 +100,7 @@ class Switch:
                 self._up(port)
 
     def await_forwarding(self, indices: list[int]) -> None:
-        """Wait until the switch passes packets on; raises TimeoutError that names the port."""
+        """Wait until the switch forwards packets; raises TimeoutError that names a silent port."""
         ports = {
             self._plan.port(index, link.name)
             for index in indices
@@ -115,11 +115,11 @@ class Switch:
             if not ports:
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError(f"switch port {min(ports)} carries nothing yet")
+                raise TimeoutError(f"switch port {min(ports)} does not forward yet")
             time.sleep(0.002)
 
     def cut(self, index: int) -> None:
-        """Both links of a node down, now."""
+        """Set both links of a node down immediately."""
         for link in self._plan.links:
             if (index, link.name) not in self._absent:
                 self._down(self._plan.port(index, link.name))
@@ -130,7 +130,7 @@ class Switch:
             self._remove(index, link.name)
 
     def set_presence(self, index: int, pid: int | None, link_name: str, present: bool) -> None:
-        """Take a link away, both ends of it, or put it back; remembered for a node that is off."""
+        """Remove both ends of a link, or add them again; remembered if the node is off."""
         was_there = (index, link_name) not in self._absent
         (self._absent.discard if present else self._absent.add)((index, link_name))
         if pid is not None and was_there and not present:
@@ -139,7 +139,7 @@ class Switch:
             self.plug_in(index, pid, [self._plan.link(link_name)])
 
     def _remove(self, index: int, link_name: str) -> None:
-        # The kernel may have taken it away already, together with the node's end.
+        # The kernel may have removed it already, together with the node's end.
         with contextlib.suppress(OSError, NetlinkError):
             port = socket.if_nametoindex(self._plan.port(index, link_name))
             self._netlink.link("del", index=port)
@@ -147,7 +147,7 @@ class Switch:
     def set_rate(
         self, index: int, pid: int | None, link_name: str, rate_mbit_s: float, way: str = "both"
     ) -> None:
-        """Another rate, both ways or one; a node that is off (pid None) gets it when it boots."""
+        """Set a link's rate, both ways or one; a node that is off (pid None) gets it at boot."""
         for one in ("tx", "rx") if way == "both" else (way,):
             self._rates[index, link_name, one] = rate_mbit_s
         if pid is None or (index, link_name) in self._absent:
@@ -162,19 +162,19 @@ class Switch:
     def set_pair_rate(
         self, source: int, target: int, plugged: bool, link_name: str, rate_mbit_s: float
     ) -> None:
-        """Limit what `target` gets of `source`; 0 takes the limit away."""
+        """Limit the rate from `source` to `target`; 0 removes the limit."""
         pairs = self._pairs.setdefault((target, link_name), {})
         pairs.pop(source, None)
         if rate_mbit_s:
             pairs[source] = rate_mbit_s
         if plugged and (target, link_name) not in self._absent:
             port = socket.if_nametoindex(self._plan.port(target, link_name))
-            # Emptied rather than changed: tbf drops all once its inner queue is taken away.
+            # tbf is removed, not changed: it drops all packets once its inner queue is removed.
             self._netlink.tc("del", index=port, root=True)
             self._shape_port(target, link_name)
 
     def _shape_port(self, index: int, link_name: str) -> None:
-        """Limit what the switch sends to a node, in all and by sender."""
+        """Limit what the switch sends to a node, in total and by sender."""
         port = socket.if_nametoindex(self._plan.port(index, link_name))
         rate_mbit_s = self._rates[index, link_name, "rx"]
         _shape(self._netlink, port, rate_mbit_s)
@@ -183,7 +183,7 @@ class Switch:
             _shape_by_sender(self._netlink, port, rate_mbit_s, senders)
 
     def set_link(self, index: int, plugged: bool, link_name: str, up: bool) -> None:
-        """Switch port up or down; remembered for a node that is off (not plugged)."""
+        """Set a switch port up or down; remembered if the node is off (not plugged)."""
         (self._pulled.discard if up else self._pulled.add)((index, link_name))
         if plugged and (index, link_name) not in self._absent:
             port = self._plan.port(index, link_name)
@@ -197,7 +197,7 @@ class Switch:
 
 
 def _shape(netlink: IPRoute, interface: int, rate_mbit_s: float) -> None:
-    """Limit what leaves this interface."""
+    """Limit what this interface sends."""
     rate_bytes_s = rate_mbit_s * 1e6 / 8
     burst = burst_bytes(rate_mbit_s)
     with _step(f"tbf queue of {rate_mbit_s:g} Mbit/s"):
@@ -215,9 +215,10 @@ def _shape(netlink: IPRoute, interface: int, rate_mbit_s: float) -> None:
 def _shape_by_sender(
     netlink: IPRoute, interface: int, rate_mbit_s: float, senders: dict[str, float]
 ) -> None:
-    """Within what leaves this interface, limit what comes from these IPv4 addresses.
+    """Within what this interface sends, limit what comes from these IPv4 addresses.
 
-    A queue a sender, so that none fills another's; all else shares one without a limit of its own.
+    Each sender has a queue of its own, so that none fills another's; all other packets share one
+    queue without a limit of its own.
     """
     with _step("htb queue"):
         netlink.tc("add", "htb", interface, 0x20000, parent=0x10001, default=1)
@@ -256,7 +257,7 @@ def _shape_by_sender(
 
 @contextlib.contextmanager
 def _step(what: str) -> Iterator[None]:
-    """Name the step in what the kernel refuses."""
+    """Name this step in errors of the kernel."""
     try:
         yield
     except NetlinkError as error:

@@ -1,4 +1,4 @@
-"""How remote_exec gets onto a node: its text, its order, and the file that says how to get there.
+"""How remote_exec gets onto a node: its source, its order, and a file with a command for each node.
 
 Only the standard library: remote_proxy runs without site-packages.
 """
@@ -16,7 +16,7 @@ from pytest_mnode.protocol import listening_clock
 
 BOOTSTRAP = 'f=open(0,"rb",0,closefd=False);exec(f.readline())'
 _FUTURE = b"from __future__ import annotations\n"
-"""Python takes it at the beginning of a text only."""
+"""Python accepts this import only at the beginning of a text."""
 OF_THE_SESSION = (
     *("SSH_", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS"),
     *("XDG_RUNTIME_DIR", "XDG_SESSION_", "XDG_SEAT", "XDG_VTNR"),
@@ -26,7 +26,7 @@ the user's choice (XDG_CACHE_HOME)."""
 
 
 def source() -> bytes:
-    """What BOOTSTRAP reads: a line that reads the program, and the program."""
+    """Bytes that BOOTSTRAP reads: a line that reads the program, then the program."""
     text = _FUTURE
     for module in (listening_clock, wire, command_process, remote_exec):
         text += Path(module.__file__ or "").read_bytes().replace(_FUTURE, b"")
@@ -38,20 +38,21 @@ def source() -> bytes:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of the caller's environment that a command has on a node."""
+    """The part of the caller's environment that a command on a node gets."""
     return {name: value for name, value in env.items() if not name.startswith(OF_THE_SESSION)}
 
 
 def as_sent(text: str) -> str:
-    """A text whose UTF-8 bytes are its bytes on this machine, whatever the locale."""
+    """A text whose UTF-8 bytes are the bytes of `text` on this machine, whatever the locale."""
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def config(daemon: int | None, commands: Mapping[str, Sequence[str]], bridge: str = "") -> str:
-    """The text of CONFIG, made before the run raises its limit of open files.
+    """Text of remote_proxy's CONFIG, made before the run raises its limit of open files.
 
-    daemon: pid of the cleanup daemon, whose end is the run's; commands: local commands by host that
-    run BOOTSTRAP there, or commands of nodes that do, which the bridge with this socket runs.
+    daemon: pid of the cleanup daemon; the run ends with it. commands: by host, the local command
+    that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node.
+    bridge: path of its socket; "" if there is none.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = {"daemon": daemon, "commands": dict(commands), "open_files": soft, "bridge": bridge}
@@ -77,7 +78,7 @@ def directory() -> str:
 
 
 def give_back_files(soft: int | None) -> None:
-    """Take the limit of open files that the run had first: srun passes it on to the node."""
+    """Restore the run's first limit of open files, because srun passes the limit on to the node."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

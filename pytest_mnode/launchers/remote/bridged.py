@@ -1,6 +1,6 @@
-"""A command that a bridge runs: a program of this run with the one way to its nodes.
+"""A command that the bridge runs. The bridge is the run's only program with access to its nodes.
 
-The bridge is sent the command and three pipes over its socket, as ssh gives the standard streams to
+The bridge gets the command and three pipes over its socket, as ssh passes its standard streams to
 the master of a connection. Only the standard library: remote_proxy runs without site-packages.
 """
 
@@ -17,8 +17,8 @@ _LOST = 255
 
 
 class Bridged:
-    """What remote_proxy needs of a subprocess.Popen. It ends with its connection, and so with this
-    process."""
+    """The part of subprocess.Popen that remote_proxy uses. The command ends with its connection,
+    and so with this process."""
 
     def __init__(self, path: str, host: str, argv: Sequence[str]) -> None:
         (stdin, to_it), (from_it, stdout), (errors, stderr) = (os.pipe() for _ in range(3))
@@ -31,12 +31,14 @@ class Bridged:
             order = json.dumps({"exec": host, "argv": argv}).encode() + b"\n"
             socket.send_fds(self._bridge, [order], [stdin, stdout, stderr])
         except OSError as error:
-            os.write(stderr, f"the run's way to its nodes has ended: {error.strerror}".encode())
+            os.write(
+                stderr, f"the run's connection to its nodes has ended: {error.strerror}".encode()
+            )
         for fd in (stdin, stdout, stderr):
             os.close(fd)
 
     def wait(self, timeout: float) -> int:
-        """Its status; 255 where it was not run, or the connection was lost."""
+        """The command's exit status; 255 if it was not run, or if the connection was lost."""
         self._bridge.settimeout(timeout)
         try:
             while data := self._bridge.recv(4096):
@@ -48,6 +50,6 @@ class Bridged:
         return int(self._answer or _LOST)
 
     def kill(self) -> None:
-        """End it."""
+        """End the command."""
         with contextlib.suppress(OSError):
             self._bridge.close()

@@ -13,7 +13,7 @@ def check_distinct(
 ) -> dict[str, str]:
     """Problems between nodes, one line each, by the names that the user or Slurm gave them.
 
-    addresses: where other nodes reach each node.
+    addresses: by the same names, the address at which other nodes reach each node.
     """
     problems: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -24,35 +24,36 @@ def check_distinct(
             problems[given] = _same_name(first, reports[first], report)
         elif len(reports) > 1 and _is_loopback(address):
             problems[given] = (
-                f"its address is {address}, which is every node's own; name it by one at which "
-                "the other nodes reach it"
+                f"its address {address} is a loopback address; name it by an address at which the "
+                "other nodes reach it"
             )
         elif _needs_a_scope(address):
             problems[given] = (
-                f"its address is {address}, which is good on one link only, by the name that each "
-                "machine has for that link; name it by one at which the other nodes reach it"
+                f"its address {address} is link-local and needs a scope id, which differs between "
+                "machines; name it by an address at which the other nodes reach it"
             )
         elif (first := taken.setdefault(address, given)) != given:
             problems[given] = (
-                f"its address is {address}, and so is {first}'s; ranks need one that is its own, "
-                "at which the other nodes reach it"
+                f"its address {address} is also {first}'s; ranks need an address of this node "
+                "alone, at which the other nodes reach it"
             )
     return problems
 
 
 def _same_name(first: str, known: NodeReport, report: NodeReport) -> str:
-    """One machine has one boot id; the rack's nodes share it, and differ by name."""
+    """One machine has one boot id; the rack's nodes share one, but differ by name."""
     if None in (known.boot, report.boot):
         return (
-            f"it calls itself {report.hostname}, as {first} does: one machine, or two of one name"
+            f"its host name {report.hostname} is also {first}'s: the same machine, or a duplicate "
+            "name"
         )
     if known.boot == report.boot:
-        return f"it is one machine with {first}: {report.hostname}"
-    return f"it calls itself {report.hostname}, as {first} does; give them names of their own"
+        return f"it is the same machine as {first}: {report.hostname}"
+    return f"its host name {report.hostname} is also {first}'s; give each machine a unique name"
 
 
 def _needs_a_scope(address: str) -> bool:
-    """IPv4's link-local addresses need none."""
+    """Link-local IPv4 addresses need no scope."""
     found = _number(address)
     return found is not None and found.version == 6 and found.is_link_local
 
@@ -66,7 +67,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _number(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """None for a name."""
+    """None if `address` is a host name."""
     try:
         return ipaddress.ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The command's own process on a node: what it becomes, and what descends from it.
+"""The process of a command on a node: how it starts the command, and its descendants.
 
 Only the standard library: the text of this file is sent to nodes with remote_exec's.
 """
@@ -15,7 +15,7 @@ OF_THE_STEP = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
     "TMPDIR",
 )
-"""Slurm sets them on each node: to the GPUs given there, to a directory that is there."""
+"""Slurm sets these on each node, to the GPUs allocated there and to a directory of the node."""
 OF_A_POD = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in every container."""
 
@@ -54,7 +54,7 @@ def children_by_parent() -> dict[int, list[int]]:
     for name in names:
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                # The name before the state may hold anything.
+                # The process name before the state may contain any character.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
                 found.setdefault(parent, []).append(int(name))
     return found
@@ -66,18 +66,18 @@ def kill(pid: int, number: int) -> None:
 
 
 def node_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: the one sent, except for what holds for this process alone."""
+    """The command's environment: the one sent, except for variables that are set on this node."""
     names = ["SSH_CONNECTION"] if "SSH_CONNECTION" in own else []
-    # srun was started in the environment sent, and Slurm has set what differs from it.
+    # srun was started in the environment sent, and Slurm has set the variables that differ.
     names += OF_THE_STEP if "SLURM_STEP_ID" in own else []
-    if OF_A_POD in own:  # what image, template and device plugins set; a test's modules are sent
+    if OF_A_POD in own:  # image, template and device plugins set them; tests send PYTHONPATH
         names += [name for name in own if name != "PYTHONPATH" or name not in env]
     kept = {name: value for name, value in env.items() if name not in names}
     return kept | {name: own[name] for name in names if name in own}
 
 
 def encoded(text: object) -> bytes:
-    """The bytes that the proxy had, whatever this machine's locale: it sends bytes as UTF-8."""
+    """The bytes that the proxy sent as UTF-8 text, whatever this machine's locale."""
     return str(text).encode("utf-8", "surrogateescape")
 
 
@@ -98,11 +98,11 @@ def become(order: dict[str, object], fds: list[int], parent: int) -> None:
     try:
         os.write(2, f"{order.get('where')}: {why}\n".encode(errors="replace"))
     finally:
-        os._exit(status)  # the rest of this program would end with 0
+        os._exit(status)  # to return would end this program with status 0
 
 
 def run(order: dict[str, object], parent: int) -> tuple[int, str]:
-    """Become the command; status and reason where that cannot be."""
+    """Become the command; exit status and reason if that fails."""
     words, sent = order["argv"], order["env"]
     assert isinstance(words, list)
     assert isinstance(sent, dict)

@@ -1,4 +1,4 @@
-"""Base of launchers of other machines: commands by remote_proxy, reports, power by the spec."""
+"""Base class of launchers for other machines: commands by remote_proxy, reports, and power."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TRY_AGAIN_S = 1.0
 
 
 class RemoteLauncher(Launcher):
-    """Nodes that are other machines, each reached by a host: what ssh or Slurm calls it.
+    """Nodes that are other machines, each reached by its host: its name in ssh or Slurm.
 
-    run_dir: of this machine; root: where a directory that all nodes see is looked for; python: on
-    the nodes, "" for the path of this one.
+    run_dir: the run's directory on this machine. root: where the shared directory may be made if
+    shared_dir is None. python: path of Python on the nodes; "" for the path of this Python.
     """
 
     shared_kernel = False
@@ -42,18 +42,18 @@ class RemoteLauncher(Launcher):
         self._shared: SharedDir | None = None
         self._config = Path(run_dir) / f"{self.name}.json"
         self._hosts_by_name: dict[str, str] = {}
-        """How a node is reached, by the name it gives itself."""
+        """Host of each node, by the node's own name."""
         self._package_dirs: dict[str, str] = {}
-        """Where this package is, by host."""
+        """Directory of this package on each node, by host."""
         self._watchers = Watchers(f"{self.name}-watch")
         self._closed = False
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
-        """See Launcher. This Python in `argv`, and paths of this package, become the nodes' own."""
+        """See Launcher. Replaces this Python and this package's paths in `argv` by the nodes'."""
         for node in nodes:
             self._host_of(node.name)
             if why := self._why_gone(node):
-                raise NodeLostError(node.name, f"{node.name} is not there: {why}")
+                raise NodeLostError(node.name, f"{node.name} is unavailable: {why}")
         return [self._proxy_command(self._host_of(node.name), argv) for node in nodes]
 
     def ask(self, request: LauncherRequest) -> Any:
@@ -87,20 +87,20 @@ class RemoteLauncher(Launcher):
     # For subclasses to implement.
 
     def _why_gone(self, node: Node) -> str | None:
-        """Why no command can be run on a node; None where one can, as far as is known."""
+        """Why no command can be run on a node; None if one can, as far as is known."""
         raise NotImplementedError
 
     def _went_off(self, node: Node) -> None:
-        """The node was switched off on purpose."""
+        """Record that the node was powered off on purpose."""
         raise NotImplementedError
 
     def _problem_with(self, node: Node, limit_s: float) -> str | None:
-        """Why a node that boots is not back yet; None where it is as before. Raises ClusterError
-        where it never will be."""
+        """Why a booting node is not back yet; None if it is back. Raises ClusterError if it never
+        will be."""
         raise NotImplementedError
 
     def _give_back(self) -> None:
-        """End connections, and give nodes back that are the run's own. Called once."""
+        """Close connections, and release nodes that the run allocated. Called once."""
         raise NotImplementedError
 
     # For subclasses to use.
@@ -117,7 +117,7 @@ class RemoteLauncher(Launcher):
         return found
 
     def _prepare(self) -> list[str]:
-        """Make the candidate for the shared directory; the directories to remove in the end."""
+        """Make the candidate for the shared directory; the directories to remove at the end."""
         self._shared = SharedDir(*self._wanted_shared_dir)
         directory = self._shared.directory
         return [self._run_dir, *([str(directory)] if directory else [])]
@@ -134,7 +134,7 @@ class RemoteLauncher(Launcher):
         return [*python, str(self._config), host, *there]
 
     def _reports(self, hosts: Sequence[str]) -> tuple[dict[str, NodeReport], dict[str, str]]:
-        """Reports by host, and why other hosts cannot be used."""
+        """Reports by host, and reasons of the hosts that cannot be used."""
         assert self._shared is not None
         token = self._shared.token if self._shared.directory else None
         directory = str(Path.cwd())
@@ -145,13 +145,13 @@ class RemoteLauncher(Launcher):
     def _nodes_from(
         self, reports: Mapping[str, NodeReport], addresses: Mapping[str, str], what: str
     ) -> tuple[Node, ...]:
-        """The nodes of the run. addresses: by host, where other nodes reach each."""
+        """The nodes of the run. addresses: by host, the address at which other nodes reach it."""
         if problems := check_distinct(reports, addresses):
             raise unusable_nodes(problems, len(reports), what)
         nodes = []
         for index, (host, report) in enumerate(reports.items()):
             self._hosts_by_name[report.hostname] = host
-            self._package_dirs[host] = report.place or ""
+            self._package_dirs[host] = report.package_dir or ""
             nodes.append(node_from_report(index, addresses[host], report, self._spec))
         return tuple(nodes)
 

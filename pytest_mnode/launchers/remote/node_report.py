@@ -1,4 +1,4 @@
-"""What every node reports before it is used: who it is, and whether our programs can run there."""
+"""Report of a node before it is used: its identity, and whether this package can run there."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pytest_mnode.launchers.node import Node
 if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
 
-# Runs on the node, by its Python with its site-packages: argv is a file to look for, and a
-# directory. Prints one line, behind whatever else the node prints.
+# Runs in the node's Python, with its site-packages. Arguments: a file to read, and a directory to
+# look for. Prints one line, after any other output of the node.
 PROGRAM = r"""
 import hashlib, json, os, platform, socket, sys
 found = {"hostname": socket.gethostname(), "python": platform.python_version()}
@@ -39,7 +39,7 @@ try:
     import pytest_mnode
     found["version"] = pytest_mnode.__version__
     root = os.path.dirname(pytest_mnode.__file__)
-    found["place"], digest = root, hashlib.sha256()
+    found["package_dir"], digest = root, hashlib.sha256()
     for folder, names, files in sorted(os.walk(root)):
         for name in sorted(f for f in files if f.endswith(".py")):
             path = os.path.join(folder, name)
@@ -67,13 +67,13 @@ _OUR_PACKAGE = sys.modules[__name__.partition(".")[0]]
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node reports of itself.
+    """A node's report about itself.
 
-    directory: whether the wanted directory is there. token: content of the wanted file; None where
-    it is not seen. networks: addresses by interface. connection: sshd's SSH_CONNECTION: address and
-    port of the client, then of the server. boot: id of its kernel's boot; None where not known.
-    version, code, place: of this package there, a digest of its files, and their directory; None
-    where it cannot be imported, with the reason in `missing`.
+    directory: whether the requested directory exists. token: content of the requested file; None if
+    it cannot be read. networks: addresses by interface. connection: sshd's SSH_CONNECTION: address
+    and port of the client, then of the server. boot: the kernel's boot id; None if unknown.
+    version, code, package_dir: this package's version, digest of its files, and directory on the
+    node; None if it cannot be imported, with the reason in `missing`.
     """
 
     hostname: str
@@ -86,13 +86,13 @@ class NodeReport:
     boot: str | None
     version: str | None = None
     code: str | None = None
-    place: str | None = None
+    package_dir: str | None = None
     missing: str | None = None
 
     @property
     def reached_at(self) -> str | None:
-        """The node's address that ssh connected to; None where it did not, or where sshd reports
-        UNKNOWN, because its socket is no connection, as behind some proxies."""
+        """The node's address that ssh connected to; None without ssh, or if sshd reports UNKNOWN
+        because its socket is not a network connection, as behind some proxies."""
         words = self.connection.split()
         address = words[2].partition("%")[0] if len(words) == 4 else ""
         try:
@@ -103,7 +103,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What nodes must have as the controller has it."""
+    """Versions of the controller, which nodes must match."""
 
     python: str
     version: str
@@ -111,14 +111,14 @@ class Here:
 
 
 def argv(python: str, token: Path | None, directory: str) -> list[str]:
-    """The command that prints a report. token: a file that a node with shared directories sees."""
+    """The command that prints a report. token: a file that nodes see if its directory is shared."""
     return [python, "-c", PROGRAM, str(token or "/dev/null/none"), directory]
 
 
 def as_there(argv: Sequence[str], python: str, place: str) -> list[str]:
-    """A command as a node has to run it: with its own Python and its own copy of this package.
+    """A command as a node must run it: with the node's Python and the node's copy of this package.
 
-    place: directory of the package on the node; "" where it is the same as here.
+    place: directory of the package on the node; "" if it is the same as here.
     """
     program, *rest = argv
     root = str(_package())
@@ -131,7 +131,7 @@ def as_there(argv: Sequence[str], python: str, place: str) -> list[str]:
 
 
 def here() -> Here:
-    """The controller's own."""
+    """The controller's own versions."""
     root, digest = _package(), hashlib.sha256()
     folders = sorted({root, *(path for path in root.rglob("*") if path.is_dir())}, key=str)
     for folder in folders:
@@ -142,8 +142,8 @@ def here() -> Here:
 
 
 def read(output: str) -> NodeReport | None:
-    """The report among what PROGRAM's command printed; None where there is none."""
-    from pydantic import TypeAdapter, ValidationError  # not where jobs run on nodes
+    """The report in the output of PROGRAM; None if there is none."""
+    from pydantic import TypeAdapter, ValidationError  # not needed in jobs on nodes
 
     for line in reversed(output.splitlines()):
         if line.startswith(_PREFIX):
@@ -155,35 +155,35 @@ def read(output: str) -> NodeReport | None:
 
 
 def problem(report: NodeReport, ours: Here, directory: str) -> str | None:
-    """Why a node cannot be used, in one line; None where it can."""
-    installed = f"pytest-mnode {report.version} in {report.place} there"
+    """Why a node cannot be used, in one line; None if it can."""
+    installed = f"pytest-mnode {report.version} in {report.package_dir}"
     if report.missing is not None or report.version is None:
         return (
-            f"pytest_mnode cannot be imported by {report.executable} there ({report.missing}); "
-            "install pytest-mnode for it, or name another by --mnode-python"
+            f"pytest_mnode cannot be imported by {report.executable} ({report.missing}); install "
+            "pytest-mnode for it, or name another Python with --mnode-python"
         )
     if _minor(report.python) != _minor(ours.python):
         return (
-            f"{report.executable} there is Python {report.python}, here it is {ours.python}; name "
-            "one of the same minor version by --mnode-python"
+            f"{report.executable} is Python {report.python}, but the controller's is "
+            f"{ours.python}; name a Python of the same minor version with --mnode-python"
         )
     if report.version != ours.version:
-        return f"{installed}, {ours.version} here; install the same version"
+        return f"{installed}, but {ours.version} on the controller; install the same version"
     if report.code != ours.code:
-        return f"{installed} is other code than here; install the same"
+        return f"{installed}: its code differs from the controller's; install the same build"
     if not report.directory:
         return (
-            f"no directory {directory} there, from where pytest was started; tests must be at the "
-            "same path on every node"
+            f"no directory {directory}, in which pytest was started; tests must be at the same "
+            "path on every node"
         )
     return None
 
 
 def fabric_interface(report: NodeReport, kind: str, patterns: Sequence[str]) -> str | None:
-    """Interfaces of a TCP fabric, as GLOO_SOCKET_IFNAME takes them; None where they are not known,
-    or the fabric is not for sockets.
+    """Interfaces of a TCP fabric, in the form of GLOO_SOCKET_IFNAME; None if they are unknown, or
+    if the fabric is not used through sockets.
 
-    patterns: the spec's names or patterns.
+    patterns: the spec's interface names or patterns.
     """
     if kind != "ethernet" or report.networks is None:
         return None
@@ -196,7 +196,7 @@ def fabric_interface(report: NodeReport, kind: str, patterns: Sequence[str]) -> 
 
 
 def node_from_report(index: int, address: str, report: NodeReport, spec: Spec) -> Node:
-    """A node of the run, under its own name; address: where other nodes reach it."""
+    """A node of the run, under its own name. address: address at which other nodes reach it."""
     interface = fabric_interface(report, spec.fabric.kind, spec.fabric.interfaces)
     found = (report.networks or {}).get(interface.partition(",")[0], ()) if interface else ()
     return Node(

@@ -12,7 +12,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.remote import bootstrap
 
 SSH_COMMAND = "MNODE_SSH_COMMAND"
-"""Variable that names another ssh, with options of its own, such as `ssh -F lab.conf`."""
+"""Variable that names another ssh command, with options, such as `ssh -F lab.conf`."""
 CONNECT_S = 15.0
 _ALWAYS = (
     *("-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-o", "RemoteCommand=none"),
@@ -25,18 +25,18 @@ _MASTER = (
     *("-o", "ControlPersist=no"),
 )
 LONGEST_SOCKET_PATH = 80
-"""ssh adds 17 bytes while it makes the socket, and the kernel takes 108."""
+"""ssh appends 17 bytes while it makes the socket, and the kernel allows 108 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSsh:
-    """words: the program, and options of the user's."""
+    """The user's ssh command. words: the program and its options."""
 
     words: tuple[str, ...]
 
     @classmethod
     def named(cls) -> Self:
-        """As MNODE_SSH_COMMAND names it. Raises UsageError where there is no such program."""
+        """The command in MNODE_SSH_COMMAND, else `ssh`. Raises UsageError if it does not exist."""
         given = os.environ.get(SSH_COMMAND, "")
         try:
             words = shlex.split(given) or ["ssh"]
@@ -50,11 +50,11 @@ class OpenSsh:
         return cls(tuple(words))
 
     def master(self, target: str, socket: str) -> list[str]:
-        """Holds a connection, and makes this socket when the connection is up."""
+        """Command that holds a connection, and makes this socket when the connection is up."""
         return [*self.words, *_ALWAYS, *_MASTER, *_control(socket), "--", target]
 
     def command(self, target: str, socket: str, python: str) -> list[str]:
-        """Starts remote_exec by the host's Python, over an open connection."""
+        """Command that starts remote_exec in the host's Python, over an open connection."""
         remote = shlex.join([python, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
         over = ("-o", "ControlMaster=no", *_control(socket))
         return [*self.words, *_ALWAYS, *over, "--", target, f"exec {remote}"]

@@ -1,6 +1,6 @@
 """Runs one command on a node for remote_proxy, and ends it with the connection.
 
-Its text goes over the connection itself: the node needs Python and nothing of this package. Frames
+Its source is sent over the connection, so the node needs Python but not this package. Frames
 arrive on standard input: an order (arguments, environment, directory), then the command's input,
 signals and heartbeats. Frames go back on standard output: the command's output, heartbeats and its
 exit status. When the input ends or is silent for SILENCE_S, the command's own input ends, the
@@ -17,7 +17,7 @@ import select
 import signal
 import time
 
-if __package__:  # on a node the texts of these files come first
+if __package__:  # on a node, the sources of these modules precede this one
     from pytest_mnode.launchers.remote.command_process import become, descendants, kill
     from pytest_mnode.launchers.remote.wire import (
         BEAT,
@@ -40,7 +40,7 @@ if __package__:  # on a node the texts of these files come first
     from pytest_mnode.protocol.listening_clock import ListeningClock
 
 GRACE_S = 6.0
-"""For a command to end by itself once its input ended; a supervisor takes a second."""
+"""Time for a command to end by itself after its input ended; a supervisor takes a second."""
 DRAIN_S = 2.0
 
 
@@ -79,12 +79,12 @@ class RemoteExec:
     def over(self) -> bool:
         now = time.monotonic()
         if self.gone_since is not None:
-            # The connection is gone: over when the command is, or when its time is.
+            # The connection is gone: over when the command has ended, or after GRACE_S.
             return not self.child or self.status is not None or now > self.gone_since + GRACE_S
         return self.reported and not self.out
 
     def turn(self) -> None:
-        """Wait for something to do, and do it."""
+        """Wait for events, and handle them."""
         poll = select.poll()
         if self.gone_since is None:
             poll.register(self.source, select.POLLIN)
@@ -179,7 +179,7 @@ class RemoteExec:
             self.child_input = -1
 
     def reap(self) -> None:
-        """Reap; once the command itself has ended, kill what it left, and report its status."""
+        """Reap children; once the command has ended, kill its descendants and report its status."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -194,10 +194,10 @@ class RemoteExec:
             return
         for pid in descendants(os.getpid()):
             kill(pid, signal.SIGKILL)
-        if len(self.out) >= ROOM_BYTES:  # nothing is read now: that is no silence of theirs
+        if len(self.out) >= ROOM_BYTES:  # no output is read now: this time does not count
             self.ended_at = time.monotonic()
         if self.outputs and time.monotonic() > self.ended_at + DRAIN_S:
-            for fd in list(self.outputs):  # held by a process that is not below here
+            for fd in list(self.outputs):  # held by a process that is no descendant
                 self.close_output(fd)
         if not self.outputs and not self.reported:
             self.reported = True
@@ -236,7 +236,7 @@ class RemoteExec:
 
 
 def main() -> None:
-    """Orphaned descendants become children of this process, so that none escapes it."""
+    """Serve. Orphaned descendants become children of this process, so that none escapes."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     ctypes.CDLL(None).prctl(15, b"mnode-exec", 0, 0, 0)  # PR_SET_NAME
     remote_exec = RemoteExec()

@@ -1,9 +1,9 @@
-"""Stands on this machine for a command on a node: `remote_proxy.py CONFIG HOST COMMAND…`.
+"""Local process that represents a command on a node: `remote_proxy.py CONFIG HOST COMMAND…`.
 
-Run by its path, without site-packages. CONFIG is a file that says how nodes are reached
-(bootstrap.config). Environment, working directory and standard streams are the caller's, and go
-over the connection, never into an argument list; the exit status is the command's, or 128 + signal;
-255 with one line on standard error where the node was not reached, or the connection was lost.
+Run by its path, without site-packages. CONFIG is a file with a command for each node
+(bootstrap.config). The command gets the caller's environment, working directory and standard
+streams over the connection, never in an argument list. The exit status is the command's, or 128 +
+signal; 255, with one line on standard error, if the node was not reached or the connection lost.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pytest_mnode.protocol.listening_clock import ListeningClock
 
 LOST = 255
 ATOMIC_BYTES = 4096
-"""A pipe that is ready for writing takes so many without blocking (PIPE_BUF)."""
+"""A pipe that is ready for writing takes this many bytes without blocking (PIPE_BUF)."""
 START_S = 30.0
-"""For a shell and an interpreter to start on an open connection, perhaps from shared storage."""
+"""Limit for shell and interpreter to start on an open connection, perhaps from shared storage."""
 PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
@@ -81,7 +81,7 @@ class RemoteProxy:
         return LOST if self.lost else self.status or 0
 
     def turn(self) -> None:
-        """Wait for something to do, and do it."""
+        """Wait for events, and handle them."""
         full = any(len(data) > wire.ROOM_BYTES for data in self.shown.values())
         ready = self.ready(full)
         if self.daemon in ready:
@@ -100,7 +100,7 @@ class RemoteProxy:
         self.send()
 
     def ready(self, full: bool) -> set[int]:
-        """Descriptors with something to read, or room; full: no more can be shown now."""
+        """Descriptors ready for reading or writing. full: no more output can be shown now."""
         poll = select.poll()
         if self.sent:
             poll.register(self.to_node, select.POLLOUT)
@@ -126,7 +126,7 @@ class RemoteProxy:
             self.errors = -1
 
     def read_all_errors(self) -> None:
-        """Read what has arrived."""
+        """Read everything that has arrived on standard error."""
         while self.errors >= 0 and select.select([self.errors], [], [], 0)[0]:
             self.read_errors()
 
@@ -144,7 +144,7 @@ class RemoteProxy:
                 return
             self.greeted = True
             self.read_all_errors()
-            self.printed_bytes.clear()  # a login shell's words explain no later loss
+            self.printed_bytes.clear()  # a login shell's output explains no later loss
         for kind, payload in self.frames.feed(data):
             if kind == wire.OUT:
                 self.shown[1] += payload
@@ -177,7 +177,7 @@ class RemoteProxy:
     def beat(self, full: bool) -> None:
         now, listened = time.monotonic(), self.clock.now()
         if full:
-            self.heard = listened  # its output is not read: the caller is slow
+            self.heard = listened  # the node is not read while the caller is slow
         limit = wire.SILENCE_S if self.greeted else START_S
         if self.status is None and listened > self.heard + limit:
             self.lost = why_given_up(limit, self.printed(), self.greeted)
@@ -191,7 +191,7 @@ class RemoteProxy:
                 del self.sent[: os.write(self.to_node, self.sent[: wire.CHUNK_BYTES])]
         except BlockingIOError:
             return
-        except OSError:  # it ended; reading says how
+        except OSError:  # the program ended; `read_node` finds out how
             self.sent.clear()
 
     def ended(self) -> None:
@@ -204,7 +204,7 @@ class RemoteProxy:
         self.lost = why_it_ended(code, self.printed(), self.greeted)
 
     def printed(self) -> list[str]:
-        """What ssh printed, and the node before remote_exec ran."""
+        """Lines that ssh printed, and that the node printed before remote_exec ran."""
         first = b"" if self.greeted else self.greeting
         return (first + b"\n" + bytes(self.printed_bytes)).decode(errors="replace").splitlines()
 
@@ -212,37 +212,37 @@ class RemoteProxy:
 def why_it_ended(code: int | None, printed: Sequence[str], greeted: bool) -> str:
     """Why ssh or srun ended before the command did, from its status and the lines it printed.
 
-    greeted: remote_exec ran on the node.
+    greeted: whether remote_exec ran on the node.
     """
     last = _last(printed)
     if (step := _slurm_message(printed)) is not None:
         return step
-    if last.startswith("srun: "):  # whose status is not that of a command
+    if last.startswith("srun: "):  # then the status is not a command's
         return last.replace("error: ", "", 1)
     if greeted:
         return f"the connection was lost{': ' * bool(last)}{last}"
     if code == 255:
         return last or "ssh ended and printed nothing"
     how = f"status {code}" if code is not None else "no status"
-    return f"no Python started there ({how}{': ' * bool(last)}{last})"
+    return f"Python did not start on the node ({how}{': ' * bool(last)}{last})"
 
 
 def why_given_up(limit_s: float, printed: Sequence[str], greeted: bool) -> str:
-    """The reason for giving up a node that sent nothing for so long."""
+    """The reason to give up a node that sent nothing for `limit_s` seconds."""
     if greeted:
-        return f"the connection was lost: nothing heard for {limit_s:g} s"
+        return f"the connection was lost: no data for {limit_s:g} s"
     last = _last(printed)
     return f"no answer within {limit_s:g} s{': ' * bool(last)}{last}"
 
 
 def _slurm_message(printed: Sequence[str]) -> str | None:
-    """What slurmstepd printed about the end of a step: srun prints less, and later."""
+    """slurmstepd's message about the end of a step: srun prints less, and later."""
     for line in printed:
         program, _, text = line.strip().partition(": error: ")
-        if not program.startswith("slurmstepd"):  # from 23.11 on with the node's name
+        if not program.startswith("slurmstepd"):  # from 23.11 on, the node's name follows
             continue
         if text.startswith("execve(): "):
-            return f"no Python started there ({text})"
+            return f"Python did not start on the node ({text})"
         if text.startswith("*** "):
             return f"Slurm says {text.strip('* ')}"
     return None
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str]) -> int:
     if proxy.lost:
         sys.stderr.write(f"{node}: {proxy.lost}\n")
         sys.stderr.flush()
-    proxy.ssh.kill()  # alone: srun has a child of its own that ends the step
+    proxy.ssh.kill()  # not its group: srun's own child process ends the step
     os._exit(status)
 
 

@@ -16,13 +16,13 @@ from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.measurement import listed
 
 REPORT_LIMIT_S = 60.0
-"""Interpreters may start from a file server that is slow for the first."""
+"""Interpreters may start from a file server that is slow at the first access."""
 REPORTS_AT_ONCE = 64
-"""Each is an interpreter on this machine as well, which all others slow down."""
+"""Each report also runs an interpreter on this machine, and too many slow each other down."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
-"""Lines of a message, and characters of names in one."""
+"""Most lines of a message, and most characters of node names in a line."""
 _FIRST_POLL_S, _MOST_POLL_S = 0.005, 0.05
-"""Polled, because a descriptor per process may exceed the limit of open files."""
+"""Programs are polled, because a descriptor per process may exceed the limit of open files."""
 
 
 def run_all(
@@ -31,18 +31,18 @@ def run_all(
     run_dir: str = "",
     env: Mapping[str, str] | None = None,
 ) -> list[CommandResult]:
-    """Run local commands at the same time, each with the name of its node; results in their order.
+    """Run local commands at the same time, each given with its node's name; results in their order.
 
-    run_dir: holds their output meanwhile, so that it is removed with the run. env: None means
-    node_env(). Raises ClusterError where one cannot be started; those that run are killed then.
+    run_dir: holds their output until then, so that it is removed with the run. env: None means
+    node_env(). Raises ClusterError if one cannot be started, after killing those that run.
     """
     names: list[str] = []
     running: list[subprocess.Popen[bytes]] = []
     files = "this machine: the output of commands cannot be kept in files"
     what = files
     try:
-        # Files, because a full pipe would stop a command. They are closed here at once: there may
-        # be more nodes than this process may have files open.
+        # Output goes to files, because a full pipe would stop a command. They are closed here at
+        # once, because this process may be allowed fewer open files than there are nodes.
         with tempfile.TemporaryDirectory(prefix="mnode-run-", dir=run_dir or None) as made:
             started = time.monotonic()
             for number, (node, command) in enumerate(commands):
@@ -62,8 +62,8 @@ def run_all(
                         )
                     )
             what = files
-            ended = _ends(running, started + limit_s)
-            _end(running)
+            ended = _end_times(running, started + limit_s)
+            _kill_all(running)
             over = time.monotonic()
             return [
                 CommandResult(
@@ -78,11 +78,11 @@ def run_all(
     except OSError as error:
         raise ClusterError(f"{what}: {error.strerror}") from None
     finally:
-        _end(running)
+        _kill_all(running)
 
 
-def _ends(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
-    """When each program ended, by its number, without those that still ran at `end`."""
+def _end_times(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
+    """End time of each program, by its number, without programs that still ran at `end`."""
     ended: dict[int, float] = {}
     wait_s, late = _FIRST_POLL_S, False
     while len(ended) < len(programs) and not late:
@@ -96,7 +96,7 @@ def _ends(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, 
     return ended
 
 
-def _end(programs: Sequence[subprocess.Popen[bytes]]) -> None:
+def _kill_all(programs: Sequence[subprocess.Popen[bytes]]) -> None:
     for program in programs:
         program.kill()
     for program in programs:
@@ -106,7 +106,7 @@ def _end(programs: Sequence[subprocess.Popen[bytes]]) -> None:
 def collect_reports(
     commands: Mapping[str, list[str]], directory: str, run_dir: str
 ) -> tuple[dict[str, node_report.NodeReport], dict[str, str]]:
-    """Run commands of node_report.argv: reports by node, and why other nodes cannot be used."""
+    """Run node_report.argv's commands: reports by node, and reasons of the unusable nodes."""
     ours, reports, problems = node_report.here(), {}, {}
     some = list(commands.items())
     outcomes = [
@@ -131,14 +131,14 @@ def why_no_report(outcome: CommandResult, limit_s: float) -> str:
         return f"no answer within {limit_s:g} s"
     lines = [line.strip() for line in outcome.stderr.splitlines() if line.strip()]
     last = lines[-1].removeprefix(f"{outcome.node}: ") if lines else "it printed nothing"
-    if "no Python started there" in last or outcome.returncode in (126, 127):
-        return f"{last}; name the Python of the nodes by --mnode-python"
+    if "Python did not start on the node" in last or outcome.returncode in (126, 127):
+        return f"{last}; name the Python of the nodes with --mnode-python"
     return last
 
 
 def unusable_nodes(problems: Mapping[str, str], total: int, what: str) -> ClusterError:
-    """The error that names the nodes that cannot be used: a line for each, or for each reason where
-    there are many."""
+    """The error that names the nodes that cannot be used: one line per node, or per reason if there
+    are many nodes."""
     lines = [f"{name}: {why}" for name, why in problems.items()]
     if len(lines) > _MOST_LINES:
         by_why: dict[str, list[str]] = {}
@@ -152,6 +152,6 @@ def unusable_nodes(problems: Mapping[str, str], total: int, what: str) -> Cluste
 
 
 def _together(names: Sequence[str]) -> str:
-    """As ranges, or the first ones where that is long, as with pods, whose names end at random."""
+    """Names as ranges; only the first ones if too long, as for pods with random name endings."""
     ranges = compress(names)
     return ranges if len(ranges) <= _MOST_SHOWN else listed(names, separator=", ")

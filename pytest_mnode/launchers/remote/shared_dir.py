@@ -1,6 +1,6 @@
-"""A directory that all nodes see: a new one below the directory that the user named, or the tests'.
+"""A directory that all nodes see: a new one below the user's directory, or below the tests' root.
 
-Every node reports the content of a file in it: nodes that cannot do not see it.
+Every node reports the content of a file in it; a node that cannot read the file does not see it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pytest_mnode.launchers.remote.node_report import NodeReport
 
 
 class SharedDir:
-    """A candidate, until `settle` decides.
+    """A candidate for the shared directory, until `settle` decides.
 
-    given: what the user named; None: below `root`, where that can be written.
+    given: the user's directory; None to use `root`, if that is writable.
     """
 
     def __init__(self, given: Path | None, root: Path) -> None:
@@ -31,7 +31,7 @@ class SharedDir:
                 given.mkdir(parents=True, exist_ok=True)
             self.directory = Path(tempfile.mkdtemp(prefix=".mnode-", dir=given or root))
             self.token.write_text(self.secret)
-        except OSError as error:  # over a quota, directories can be made and files not be written
+        except OSError as error:  # over a quota, directories can be made but no files written
             self.remove()
             if given is not None:
                 raise UsageError(f"--mnode-shared-dir={given}: {error.strerror}") from None
@@ -42,13 +42,13 @@ class SharedDir:
         return (self.directory or Path("/dev/null")) / "token"
 
     def seen_by(self, report: NodeReport) -> bool:
-        """Whether the node of this report sees it."""
+        """Whether the node of this report sees the directory."""
         return self.directory is not None and report.token == self.secret
 
     def settle(self, reports: Mapping[str, NodeReport]) -> Path | None:
-        """The directory if all these nodes see it; else it is removed, and None.
+        """The directory if all these nodes see it; otherwise removes it and returns None.
 
-        Raises ClusterError where the user named it and nodes do not see it.
+        Raises ClusterError if the user named it and some nodes do not see it.
         """
         blind = [name for name, report in reports.items() if not self.seen_by(report)]
         if not blind:
@@ -62,7 +62,7 @@ class SharedDir:
         return None
 
     def remove(self) -> None:
-        """Remove it with its content."""
+        """Remove the directory with its content."""
         if self.directory is not None:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.directory)

@@ -1,4 +1,4 @@
-"""Frames between remote_proxy and remote_exec, and how they notice that the other is gone.
+"""Frames between remote_proxy and remote_exec, and the heartbeats that show a lost connection.
 
 Only the standard library: the text of this file is sent to nodes with remote_exec's.
 """
@@ -6,24 +6,24 @@ Only the standard library: the text of this file is sent to nodes with remote_ex
 from __future__ import annotations
 
 HELLO = b"\0mnode remote exec 1\n"
-"""Comes before all frames, after whatever a login shell prints."""
+"""Precedes all frames, and follows any output of a login shell."""
 ORDER, DATA, END, SIGNAL, BEAT, OUT, ERR, TAKEN, EXIT = (bytes([c]) for c in b"ODESBoetX")
-"""Kinds of frames; capitals but EXIT go to the node. TAKEN says how many bytes of its input the
-command has taken, so that the proxy sends no more than ROOM_BYTES ahead."""
+"""Kinds of frames; capitals except EXIT go to the node, BEAT goes both ways. TAKEN reports how many
+bytes of its input the command has read, so that the proxy sends at most ROOM_BYTES ahead."""
 BEAT_S = 1.0
 SILENCE_S = 6.0
-"""Longer than a process waits for its turn on a busy machine."""
+"""Longer than a busy machine delays a process."""
 ROOM_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """One letter, the length in four bytes, the payload."""
+    """A frame's bytes: one letter, the payload's length in four bytes, the payload."""
     return kind + len(payload).to_bytes(4, "big") + payload
 
 
 class Frames:
-    """Whole frames, out of bytes as they come."""
+    """Parser that finds whole frames in a stream of bytes."""
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -1,7 +1,7 @@
-"""What Slurm's own commands say, as values: jobs, nodes, lists of hosts; and how they are run.
+"""Output of Slurm's commands as values (jobs, nodes, host lists), and running these commands.
 
-Readers are pure. Launching commands in an allocation is `cluster.slurm`'s; submitting is left to
-those who have something to submit.
+The parsers are pure. `launcher` starts commands in an allocation; submitting jobs is left to
+callers.
 """
 
 from pytest_mnode.launchers.hosts import compress, expand

@@ -1,4 +1,4 @@
-"""The run's allocation: the one that it runs in, or one that it asks for and holds."""
+"""The run's allocation: the one that it runs in, or one that it requests and holds."""
 
 from __future__ import annotations
 
@@ -26,48 +26,49 @@ _CLOSE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """An allocation. names: its nodes, in Slurm's order."""
+    """A granted allocation. names: its nodes, in Slurm's order."""
 
     job_id: int
     names: tuple[str, ...]
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Granted:
-        """From Slurm's variables; UsageError that names the one that is missing or wrong."""
+        """Read from Slurm's variables. Raises UsageError that names a missing or invalid one."""
         job = environ.get("SLURM_JOB_ID", "")
         if not (job.isascii() and job.isdigit()):
             raise UsageError(f"SLURM_JOB_ID={job}: accepted: the number of an allocation")
         nodes = environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))
         if not nodes:
             raise UsageError(
-                f"SLURM_JOB_ID={job}, but no SLURM_JOB_NODELIST: is this inside an allocation?"
+                f"SLURM_JOB_ID={job} is set, but no SLURM_JOB_NODELIST; start pytest inside an "
+                "allocation, or unset SLURM_JOB_ID"
             )
         return cls(int(job), expand(nodes))
 
 
 def on_first(granted: Granted, on: Sequence[str]) -> Granted:
-    """The same allocation, with these of its nodes before the others."""
+    """The same allocation, with those of its nodes that `on` names before the others."""
     names = [name for name in granted.names if name in on]
     return replace(granted, names=tuple(dict.fromkeys((*names, *granted.names))))
 
 
 class Allocation(Protocol):
-    """Where a run's nodes come from; `daemon` is to be started before `get`."""
+    """Source of a run's nodes; `daemon` must be started before `get`."""
 
     daemon: CleanupDaemon
 
     def get(self, nodes: int) -> Granted:
-        """At least so many nodes; ClusterError that names what is missing."""
+        """At least `nodes` nodes. Raises ClusterError that names what is missing."""
 
     def gone(self) -> str | None:
-        """Why the allocation ended, if that is known here; None while it lasts."""
+        """Why the allocation ended; None while it lasts, or if this object cannot know."""
 
     def close(self) -> None:
-        """Give the allocation back, if the run asked for it."""
+        """Release the allocation, if the run requested it."""
 
 
 @dataclass(slots=True)
-class Surrounding:
+class CurrentAllocation:
     """The allocation that the controller runs in."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -78,25 +79,25 @@ class Surrounding:
         granted = Granted.read(self.environ)
         if len(granted.names) < nodes:
             raise ClusterError(
-                f"slurm: {count(nodes)} asked for, and allocation {granted.job_id} has "
+                f"slurm: {count(nodes)} requested, but allocation {granted.job_id} has "
                 f"{len(granted.names)}: {', '.join(granted.names)}; "
                 f"missing: {nodes - len(granted.names)}; allocate them with --nodes={nodes}"
             )
         return granted
 
     def gone(self) -> str | None:
-        """None: whether it is still there is Slurm's to say."""
+        """None: only Slurm knows whether the allocation still exists."""
         return None
 
     def close(self) -> None:
-        """Nothing: it is not ours."""
+        """Do nothing: the run did not request this allocation."""
 
 
-class Held:
-    """The run's own allocation, held by salloc and given back however this process ends.
+class OwnAllocation:
+    """The run's own allocation, held by salloc and released however this process ends.
 
-    arguments: the user's, for salloc. gpus_per_node: asked for where the arguments do not mention
-    GPUs.
+    arguments: the user's arguments for salloc. gpus_per_node: requested unless the arguments
+    mention GPUs.
     """
 
     def __init__(self, slurm: Slurm, arguments: Sequence[str] = (), gpus_per_node: int = 0) -> None:
@@ -124,8 +125,8 @@ class Held:
                 if granted is not None:
                     return self._enough(granted, nodes)
                 if self._ended is not None:
-                    why = f"{self._ended}{self._who_asked()}"
-                    raise ClusterError(f"slurm: no {count(nodes)}: {why}")
+                    why = f"{self._ended}{self._gpus_option_reason()}"
+                    raise ClusterError(f"slurm: {count(nodes)} not allocated: {why}")
                 if time.monotonic() >= deadline:
                     raise ClusterError(self._too_late(nodes, limit_s))
                 if time.monotonic() >= look:
@@ -142,7 +143,7 @@ class Held:
         return self._ended
 
     def close(self) -> None:
-        """See Allocation; returns when it is given back, or Slurm does not answer."""
+        """See Allocation. Returns when it is released, or when Slurm does not answer in time."""
         if not self._asked:
             return
         self._asked = False
@@ -154,13 +155,13 @@ class Held:
             self._next(end - time.monotonic())
 
     def _start(self, nodes: int) -> None:
-        self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._there())
+        self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._cluster_nodes())
         command = salloc(self.name, nodes, self._arguments, self._gpus)
         self.daemon.order(allocate=self.name, argv=command)
         self._asked = True
 
     def _next(self, timeout_s: float) -> Granted | None:
-        """Take in the daemon's next event."""
+        """Process the daemon's next event; the allocation, if it was granted."""
         try:
             event = self._events.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
@@ -182,8 +183,8 @@ class Held:
     def _enough(self, granted: Granted, nodes: int) -> Granted:
         if len(granted.names) < nodes:
             raise ClusterError(
-                f"slurm: {count(nodes)} asked for, and Slurm gave {len(granted.names)}: "
-                f"{', '.join(granted.names)}; is there another --nodes in --mnode-slurm-args?"
+                f"slurm: {count(nodes)} requested, but Slurm allocated {len(granted.names)}: "
+                f"{', '.join(granted.names)}; remove any --nodes from --mnode-slurm-args"
             )
         return granted
 
@@ -200,10 +201,10 @@ class Held:
             why = job.reason or "no reason given"
             progress(f"allocation {job.job_id} waits in the queue ({why})")
         if missing is not None:
-            raise ClusterError(f"slurm: {count(nodes)} asked for: {missing}")
+            raise ClusterError(f"slurm: {count(nodes)} requested: {missing}")
 
-    def _there(self) -> tuple[NodeState, ...] | None:
-        """The cluster's nodes; None where they are not needed, or Slurm does not answer."""
+    def _cluster_nodes(self) -> tuple[NodeState, ...] | None:
+        """The cluster's nodes; None if they are not needed, or if Slurm does not answer."""
         if not self._gpus_per_node:
             return None
         try:
@@ -211,21 +212,21 @@ class Held:
         except ClusterError:
             return None
 
-    def _who_asked(self) -> str:
+    def _gpus_option_reason(self) -> str:
         """Why the request has an option that the user did not give."""
         if not self._gpus:
             return ""
         return (
-            f" ({self._gpus[0]} is asked for since the spec has accelerators.per_node; say --gpus "
-            "or --gres in --mnode-slurm-args to ask otherwise)"
+            f" ({self._gpus[0]} is requested because the spec sets accelerators.per_node; set "
+            "--gpus or --gres in --mnode-slurm-args to override it)"
         )
 
     def _too_late(self, nodes: int, limit_s: float) -> str:
-        text = f"slurm: no {count(nodes)} within {limit_s:g} s"
+        text = f"slurm: {count(nodes)} not allocated within {limit_s:g} s"
         try:
             job = self._slurm.job(self._job) if self._job is not None else None
             if job is not None:
                 text += f": job {job.job_id} is {job.state} ({job.reason or 'no reason given'})"
         except ClusterError as error:
             text += f"; {error}"
-        return text + "; say --immediate=SECONDS in --mnode-slurm-args to wait longer"
+        return text + "; set --immediate=SECONDS in --mnode-slurm-args to wait longer"

@@ -1,4 +1,4 @@
-"""Which nodes of an allocation the run still has: from Slurm's jobs and nodes, and watched."""
+"""Nodes that the run still has, by Slurm's jobs and nodes, and a thread that watches them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOOK_S = 3.0
 
 
 def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> tuple[str, ...]:
-    """The first `wanted` nodes of an allocation that Slurm has not given up.
+    """The first `wanted` nodes of an allocation that Slurm does not report as lost.
 
-    Raises ClusterError that names those that are missing.
+    Raises ClusterError that names the missing nodes.
     """
     bad = {
         name: state.text if (state := states.get(name)) is not None else "unknown to Slurm"
@@ -30,8 +30,8 @@ def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> t
         return there[:wanted]
     missing = ", ".join(f"{name} ({why})" for name, why in bad.items())
     raise ClusterError(
-        f"slurm: {count(wanted)} asked for, and allocation {granted.job_id} has {len(there)} that "
-        f"are up: {', '.join(there) or 'none'}; missing: {missing}"
+        f"slurm: {count(wanted)} requested, but allocation {granted.job_id} has {len(there)} up: "
+        f"{', '.join(there) or 'none'}; missing: {missing}"
     )
 
 
@@ -41,10 +41,10 @@ def too_few_gpus(
     per_node: int,
     others: Iterable[NodeState] = (),
 ) -> str | None:
-    """What is missing where Slurm gave fewer GPUs than the spec promises per node; None: nothing.
+    """Error if Slurm allocated fewer GPUs than the spec promises per node; else None.
 
-    states: of the nodes that the run uses; others: of the rest of the allocation, where a node may
-    have fewer, or none. None also where Slurm does not count: GPUs are in no job's resources unless
+    states: nodes that the run uses; others: other nodes of the allocation, which may have fewer
+    GPUs, or none. None also if Slurm does not count GPUs: a job's resources include them only if
     AccountingStorageTRES names them, which it does not by default.
     """
     states = list(states)
@@ -57,23 +57,23 @@ def too_few_gpus(
     if held >= per_node * len(states) + besides:
         return None
     return (
-        f"slurm: allocation {job.job_id} has {held} GPUs on {count(len(job.nodes))}, and the "
-        f"spec promises {per_node} per node; ask for them with --gpus-per-node={per_node}"
+        f"slurm: allocation {job.job_id} has {held} GPUs on {count(len(job.nodes))}, but the "
+        f"spec promises {per_node} per node; request them with --gpus-per-node={per_node}"
     )
 
 
 def not_back(
     job: JobState | None, job_id: int, own: str, name: str, states: Iterable[NodeState]
 ) -> str | None:
-    """Why Slurm does not use a node of the allocation that was switched on; None: it does.
+    """Why Slurm does not use a node of the allocation that was powered on; None if it does.
 
-    own, name: its own name, and Slurm's. A drained node still has its allocation. Raises
-    ClusterError where Slurm never gives it back.
+    own, name: the node's own name, and Slurm's. A drained node keeps its allocation. Raises
+    ClusterError if Slurm removed the node from the allocation for good.
     """
     if job is not None and job.runs and name not in job.nodes:
         raise ClusterError(
-            f"{own} was down for so long that Slurm took it out of allocation {job_id} "
-            "(SlurmdTimeout); it stays out until another one is given"
+            f"{own} was down for so long that Slurm removed it from allocation {job_id} "
+            "(SlurmdTimeout); only a new allocation can have it again"
         )
     return next((f"Slurm says {state.text}" for state in states if not state.up), None)
 
@@ -84,9 +84,9 @@ def lost(
     states: Mapping[str, NodeState],
     names: Mapping[str, str],
 ) -> dict[str, str]:
-    """Lost nodes by their own names, with the reason that Slurm gives.
+    """Reasons, as Slurm gives them, of the lost nodes, by the nodes' own names.
 
-    names: Slurm's names by the nodes' own.
+    names: Slurm's names by the nodes' own names.
     """
     if job is None or job.state == "COMPLETING" or (job.known and not job.runs):
         how = "it is unknown to Slurm" if job is None else job.text
@@ -97,12 +97,12 @@ def lost(
         if state is not None and state.lost:
             found[own] = f"Slurm says {state.text}"
         elif job.runs and name not in job.nodes:
-            found[own] = f"Slurm took it out of allocation {job_id}"
+            found[own] = f"Slurm removed it from allocation {job_id}"
     return found
 
 
 class Watch:
-    """Asks Slurm every LOOK_S seconds, in a thread from `start` to `close`."""
+    """A thread that asks Slurm for lost nodes every LOOK_S seconds, from `start` to `close`."""
 
     def __init__(
         self, slurm: Slurm, allocation: Allocation, job_id: int, watchers: Watchers
@@ -115,29 +115,29 @@ class Watch:
         self._closing = threading.Event()
 
     def start(self, names: Mapping[str, str]) -> None:
-        """names: Slurm's names of the nodes by the nodes' own."""
+        """Start the thread. names: Slurm's names by the nodes' own names."""
         self._names = names
         self._watchers.start()
         threading.Thread(target=self._look, name="slurm-look", daemon=True).start()
 
     def close(self) -> None:
-        """End; does not wait for a command that Slurm has not answered yet."""
+        """Stop the thread, without waiting for a command that Slurm has not answered yet."""
         self._closing.set()
 
     def why_gone(self, name: str) -> str | None:
-        """Why a node is not there; None where it is, as far as is known."""
+        """Why a node is lost; None if it is not, as far as is known."""
         with self._lock:
             return self._gone.get(name)
 
     def note(self, name: str, why: str | None) -> None:
-        """A node was switched off, or (None) is back; watchers are not called."""
+        """Record that a node is off, or (None) back, without calling the watchers."""
         with self._lock:
             self._gone.pop(name, None)
             if why is not None:
                 self._gone[name] = why
 
     def _look(self) -> None:
-        """A Slurm that does not answer is asked again: nodes are not lost."""
+        """If Slurm does not answer, ask it again: that does not mean that nodes are lost."""
         while not self._closing.wait(LOOK_S):
             try:
                 found = self._found()
@@ -159,7 +159,7 @@ class Watch:
         return lost(job, self._job_id, states, self._names)
 
     def _ended(self) -> str | None:
-        """The reason, if Slurm names one; salloc only prints that the allocation was revoked."""
+        """Slurm's reason, if it gives one: salloc prints only that the allocation was revoked."""
         try:
             job = self._slurm.job(self._job_id)
         except ClusterError:

@@ -1,4 +1,4 @@
-"""Command lines of salloc and srun, and how long an allocation is waited for. Pure."""
+"""Command lines of salloc and srun, and the time limit of waiting for an allocation. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState, shortage
 
 QUEUE_LIMIT_S = 3600.0
-"""How long a request may wait in the queue without --immediate in the arguments."""
+"""Limit of waiting in the queue, if the arguments contain no --immediate."""
 IMMEDIATE_S = 60
-"""How long nodes that were free may take until they are the run's."""
+"""Limit of waiting for nodes that were free when the run chose them."""
 _IMMEDIATE = re.compile(r"(?:-I|--immediate=)(\d+)")
 NOT_FOR_SRUN = (
     *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE", "SLURM_EXACT"),
@@ -29,29 +29,32 @@ NOT_FOR_SRUN = (
     *("SLURM_DIST_PLANESIZE", "SLURM_GRES", "SLURM_STEP_GRES", "SLURM_CORE_SPEC"),
     *("SLURM_MULTI_PROG", "SLURM_UNBUFFEREDIO", "SLURM_IMMEDIATE", "SLURM_WORKING_DIR"),
 )
-"""Variables that srun takes for options; a job script's hold for the job, not for this step."""
+"""Variables that srun reads as options; a job script's values are for its job, not this step."""
 
 
 def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] = ()) -> list[str]:
-    """The command that asks for nodes; gpus: an option of `gpus_option`.
+    """The salloc command that requests nodes; gpus: the option from `gpus_option`.
 
-    Whole nodes, so that nobody else's work is measured; and kept when one of them fails, because
-    the others report it. The user's arguments come last and win.
+    It requests whole nodes, so that no other job disturbs measurements, and keeps them when one
+    fails, because the other nodes report the failure. The user's arguments come last and win.
     """
     refused = [word for word in arguments if word.startswith("--no-shell")]
     if refused:
-        raise UsageError(f"--mnode-slurm-args: {refused[0]}: the allocation is held by a command")
+        raise UsageError(
+            f"--mnode-slurm-args: {refused[0]}: not allowed, because a command of salloc holds the "
+            "allocation"
+        )
     ours = [
         *(f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"),
-        "--wait-all-nodes=1",  # else salloc grants nodes that still boot, on which no step starts
+        "--wait-all-nodes=1",  # else salloc grants nodes that still boot, and no step starts there
     ]
     return ["salloc", *ours, *gpus, *arguments]
 
 
 def on_nodes(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """salloc's arguments for these nodes, which are free now; as they are where none are named.
+    """salloc's arguments for these nodes, which are free now; unchanged if `names` is empty.
 
-    Whoever else takes one of them first: the run does not wait in the queue for it.
+    If another job takes one of the nodes first, the run does not wait in the queue for it.
     """
     if not names:
         return list(arguments)
@@ -61,10 +64,10 @@ def on_nodes(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
 def gpus_option(
     per_node: int, arguments: Sequence[str], nodes: Iterable[NodeState] | None
 ) -> list[str]:
-    """The option that asks for the spec's GPUs, unless the user's arguments mention GPUs.
+    """The option that requests the spec's GPUs; [] if the user's arguments mention GPUs.
 
-    nodes: of the cluster; None where Slurm did not answer. A Slurm that knows no GPUs would refuse;
-    its whole nodes come with the GPUs that are in them.
+    nodes: nodes of the cluster; None if Slurm did not answer. [] also if Slurm has no GPUs
+    configured: it would refuse the option, and whole nodes come with their GPUs anyway.
     """
     mentioned = any(word.startswith(("--gpus", "--gres", "--tres", "-G")) for word in arguments)
     known = nodes is None or any(node.gpus is not None for node in nodes)
@@ -72,7 +75,7 @@ def gpus_option(
 
 
 def queue_limit_s(arguments: Sequence[str]) -> float:
-    """How long to wait for nodes: as --immediate says, and 10 s more, as salloc itself obeys it."""
+    """Limit of waiting for nodes: 10 s more than --immediate, which salloc itself enforces."""
     for word in reversed(arguments):
         if match := _IMMEDIATE.fullmatch(word):
             return float(match[1]) + 10.0
@@ -80,19 +83,19 @@ def queue_limit_s(arguments: Sequence[str]) -> float:
 
 
 def hopeless(job: JobState | None, nodes: Iterable[NodeState], wanted: int) -> str | None:
-    """What a pending job lacks even on an empty cluster; None: nothing, or not known.
+    """What a pending job lacks even on an empty cluster; None if nothing, or if unknown.
 
     A job in a reservation may wait for the reservation's nodes, whatever their state.
     """
     if job is None or not job.waits or job.reservation is not None:
         return None
-    # The nodes of several partitions are not added up.
+    # A job with several partitions is checked against the whole cluster.
     one = job.partition if job.partition and "," not in job.partition else None
     return shortage(nodes, wanted, one)
 
 
 def step_command(job_id: int, node: str, argv: Sequence[str]) -> list[str]:
-    """Run `argv` once on a node of the job, with all of its resources, beside other steps.
+    """srun command that runs `argv` once on a node, with all of its resources, beside other steps.
 
     The step has srun's standard streams, and srun's environment with Slurm's variables added.
     """
@@ -101,7 +104,7 @@ def step_command(job_id: int, node: str, argv: Sequence[str]) -> list[str]:
         *(f"--jobid={job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={node}"),
         *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
         *("--kill-on-bad-exit=0", "--no-kill", "--job-name=pytest-mnode", "--quiet"),
-        # Else output that is not a whole line, such as a heartbeat, stays on the node.
+        # Without it, output that is not a whole line, such as a heartbeat, stays on the node.
         "--unbuffered",
     ]
     return ["env", *unset, "srun", *options, "--", *argv]

@@ -18,7 +18,7 @@ _FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT"
 
 
 class SlurmError(ClusterError):
-    """A Slurm command failed. program: which; returncode: None where it reached its limit."""
+    """Failure of a Slurm command. program: its name; returncode: None if it reached its limit."""
 
     def __init__(self, program: str, returncode: int | None, text: str) -> None:
         super().__init__(f"{program}: {text}")
@@ -45,9 +45,9 @@ def error_line(stderr: str, returncode: int) -> str:
 
 
 class Slurm:
-    """The Slurm of this machine, or of `env` (SLURM_CONF): its jobs and nodes.
+    """The Slurm cluster of this machine, or of SLURM_CONF in `env`: its jobs and nodes.
 
-    env: what its commands get besides this process's environment; None takes a variable out.
+    env: variables added to this process's environment for its commands; None removes one.
     """
 
     def __init__(
@@ -59,15 +59,17 @@ class Slurm:
 
     @staticmethod
     def unavailable() -> str | None:
-        """Why Slurm cannot be used here, in one line; None where its commands exist."""
+        """Why Slurm cannot be used here, in one line; None if its commands exist."""
         missing = [p for p in ("srun", "salloc", "sbatch", "scontrol") if shutil.which(p) is None]
-        return f"no Slurm here: {', '.join(missing)} not found in PATH" if missing else None
+        return (
+            f"Slurm is not installed: {', '.join(missing)} not found in PATH" if missing else None
+        )
 
     def run(self, *argv: str, timeout_s: float | None = None, text_in: str | None = None) -> str:
         """Standard output of a command.
 
-        Raises SlurmError, one line, with the command's own message, where it fails, does not exist,
-        or is not over after `timeout_s` seconds.
+        Raises SlurmError, one line, with the command's own message, if it fails, does not exist, or
+        is not over after `timeout_s` seconds.
         """
         program = argv[0]
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -85,7 +87,9 @@ class Slurm:
                 env={name: value for name, value in around.items() if value is not None},
             )
         except FileNotFoundError:
-            raise SlurmError(program, 127, "no such command here; is Slurm installed?") from None
+            raise SlurmError(
+                program, 127, "no such command on this machine; install Slurm"
+            ) from None
         except OSError as error:
             raise SlurmError(program, 126, f"cannot be run: {error.strerror}") from None
         except subprocess.TimeoutExpired:
@@ -95,9 +99,9 @@ class Slurm:
         return done.stdout
 
     def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
-        """All jobs that Slurm still knows, also those that ended a while ago.
+        """All jobs that Slurm still remembers, including ended ones.
 
-        name: only those of this name; with JSON Slurm sends no others.
+        name: return only jobs of this name; with JSON, Slurm itself sends no others.
         """
         found = self._jobs([] if name is None else [f"--name={name}"])
         return tuple(job for job in found if name is None or job.name == name)
@@ -119,8 +123,8 @@ class Slurm:
         return jobs_from_text(self.run("scontrol", "--all", "--oneliner", "show", "job"))
 
     def job(self, job_id: int) -> JobState | None:
-        """One job; None where Slurm does not know it (any more). Raises ClusterError where Slurm
-        does not answer, or prints something else."""
+        """One job; None if Slurm does not know it (any more). Raises ClusterError if Slurm does not
+        answer, or prints something else."""
         try:
             text = self.run("scontrol", "--all", "--oneliner", "show", "job", str(job_id))
         except SlurmError as error:
@@ -133,7 +137,7 @@ class Slurm:
         raise no_job_in(text)
 
     def nodes(self, names: Iterable[str] = ()) -> tuple[NodeState, ...]:
-        """These nodes, or all."""
+        """States of these nodes; of all nodes if `names` is empty."""
         which = ",".join(names)
         command = ["scontrol", "--all", "--oneliner", "show", "node"]
         return nodes_from_text(self.run(*command, *([which] if which else [])))

@@ -1,4 +1,4 @@
-"""Jobs, from `squeue --json` of any version and from `scontrol --oneliner show job`."""
+"""Job states, read from `squeue --json` of any version or `scontrol --oneliner show job`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """One job at one moment; None where Slurm does not say.
+    """State of one job at one moment; a field is None if Slurm does not report it.
 
-    state: the base state, such as PENDING, RUNNING, COMPLETED; flags: what Slurm adds to it,
-        such as COMPLETING, while processes of a job that has ended are still being ended.
-    reason: why it is in this state, such as Resources; None where Slurm names none.
-    nodes: what it holds, or held, by name.
+    state: the base state, such as PENDING, RUNNING, COMPLETED; flags: further states, such as
+        COMPLETING, while Slurm still ends processes of a job that is over.
+    reason: why it is in this state, such as Resources; None if Slurm gives none.
+    nodes: names of the nodes that it holds, or held.
     restarts: how often it was requeued.
-    gpus: that it holds, on all of its nodes together; None where none are counted: it has none,
-        or Slurm does not account for GPUs.
-    reservation: that it was submitted to.
+    gpus: number of GPUs that it holds on all of its nodes together; None if none are counted: it
+        has none, or Slurm does not account for GPUs.
+    reservation: name of the reservation that it was submitted to.
     """
 
     job_id: int
@@ -49,35 +49,35 @@ class JobState:
 
     @property
     def waits(self) -> bool:
-        """Holds nothing yet."""
+        """Whether it holds no resources yet."""
         return self.state in WAITING
 
     @property
     def runs(self) -> bool:
-        """Holds nodes and has not ended."""
+        """Whether it holds nodes and has not ended."""
         return self.state in RUNNING
 
     @property
     def over(self) -> bool:
-        """Has ended, and everything of it; a job that is COMPLETING still holds its nodes."""
+        """Whether it has ended with all its processes; a COMPLETING job still holds its nodes."""
         return self.state in OVER and "COMPLETING" not in self.flags
 
     @property
     def known(self) -> bool:
-        """Whether the state is one that this package knows; else nothing follows from it."""
+        """Whether this package knows the state; an unknown state proves nothing."""
         return self.state in WAITING | RUNNING | OVER
 
     @property
     def text(self) -> str:
-        """`TIMEOUT (TimeLimit)`."""
+        """State and reason, such as `TIMEOUT (TimeLimit)`."""
         return f"{self.state} ({self.reason})" if self.reason else self.state
 
 
 def jobs_from_json(text: str) -> tuple[JobState, ...]:
     """All jobs in the output of `squeue --json`.
 
-    Raises ClusterError, one line, where it is something else. A job that cannot be read is an error
-    too, because callers often ask whether there is no job.
+    Raises ClusterError, one line, for any other text. A job that cannot be read is an error too,
+    because callers often check that there is no job.
     """
     try:
         data = json.loads(text)
@@ -87,7 +87,7 @@ def jobs_from_json(text: str) -> tuple[JobState, ...]:
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ClusterError(f"squeue --json: cannot be read: {why}") from None
-    if wrong:  # a controller that does not answer is an empty list, and exit status 0
+    if wrong:  # if slurmctld does not answer, the list is empty and the exit status 0
         first = wrong[0] if isinstance(wrong, list) else wrong
         described = first.get("description") if isinstance(first, Mapping) else None
         raise ClusterError(f"squeue --json: {str(described or first).splitlines()[0]}")
@@ -95,7 +95,7 @@ def jobs_from_json(text: str) -> tuple[JobState, ...]:
 
 
 def jobs_from_text(text: str) -> tuple[JobState, ...]:
-    """All jobs in the output of `scontrol --oneliner show job`; ClusterError as above."""
+    """All jobs in the output of `scontrol --oneliner show job`. Raises ClusterError."""
     try:
         found = tuple(_job(record) for record in records(text, "JobId"))
     except KeyError as error:
@@ -109,7 +109,7 @@ def jobs_from_text(text: str) -> tuple[JobState, ...]:
 
 
 def no_job_in(text: str) -> ClusterError:
-    """The error for text that should describe a job, and does not."""
+    """The error for a text that should describe a job but does not."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = repr(lines[0][:80]) if lines else "it printed nothing"
     return ClusterError(f"scontrol show job: cannot be read: {found}")
@@ -126,7 +126,7 @@ _JSON_KEYS = {
     "AllocTRES": "tres_alloc_str",
     "Reservation": "resv_name",
 }
-"""squeue's JSON keys by scontrol's."""
+"""squeue's JSON keys, by scontrol's keys."""
 
 
 def _record_of(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,8 +160,8 @@ def _job(record: Mapping[str, Any]) -> JobState:
 
 
 def _gpus(resources: str | None) -> int | None:
-    """Of `cpu=8,node=4,gres/gpu=32,gres/gpu:a100=32`, where types are counted in the whole; of
-    types alone where Slurm accounts for those only."""
+    """GPUs in `cpu=8,node=4,gres/gpu=32,gres/gpu:a100=32`, where the total includes all types; the
+    sum of the types if Slurm accounts only for types."""
     whole = re.search(r"(?:^|,)gres/gpu=(\d+)", resources or "")
     if whole:
         return int(whole[1])
@@ -170,7 +170,7 @@ def _gpus(resources: str | None) -> int | None:
 
 
 def _base_and_flags(states: list[str]) -> tuple[str, frozenset[str]]:
-    """Newer versions list the base state with its flags; COMPLETING alone hides which it is."""
+    """Newer versions list the base state with its flags; COMPLETING alone hides the base state."""
     words = [state.strip().upper() for state in states if state.strip()]
     if not words:
         raise ValueError("a job without a state")

@@ -1,4 +1,4 @@
-"""Nodes of a Slurm allocation: the one the run is in, or one of its own; commands are its steps."""
+"""Nodes of a Slurm allocation: the current one or the run's own; commands are job steps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.launchers.slurm.allocation import (
     Allocation,
+    CurrentAllocation,
     Granted,
-    Held,
-    Surrounding,
+    OwnAllocation,
     on_first,
 )
 from pytest_mnode.launchers.slurm.allocation_state import Watch, not_back, present, too_few_gpus
@@ -27,10 +27,10 @@ from pytest_mnode.spec import Spec
 
 
 class Slurm(RemoteLauncher):
-    """N nodes of an allocation; their power is switched by the spec's commands. Thread-safe.
+    """N nodes of an allocation; the spec's commands switch their power. Thread-safe.
 
-    arguments: for salloc, outside of an allocation. on: names of the nodes to use; (): any. The
-    others: see RemoteLauncher.
+    arguments: for salloc, only outside an allocation. on: names of the nodes to use; () for any.
+    Other parameters: see RemoteLauncher.
     """
 
     name = "slurm"
@@ -51,16 +51,18 @@ class Slurm(RemoteLauncher):
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
         super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
         self.slurm = slurm.Slurm()
-        self.allocation: Allocation = Surrounding()
+        self.allocation: Allocation = CurrentAllocation()
         self.held = "SLURM_JOB_ID" not in os.environ
         """Whether the allocation is the run's own."""
         if self.held:
-            self.allocation = Held(self.slurm, on_nodes(arguments, on), spec.accelerators.per_node)
+            self.allocation = OwnAllocation(
+                self.slurm, on_nodes(arguments, on), spec.accelerators.per_node
+            )
         elif arguments:
             job = os.environ["SLURM_JOB_ID"]
             raise UsageError(
-                f"--mnode-slurm-args={' '.join(arguments)}: this is inside of allocation {job} "
-                "already, which is used as it is; leave them out, or run outside of it"
+                f"--mnode-slurm-args={' '.join(arguments)}: this run is inside allocation {job}, "
+                "which they cannot change; leave them out, or run outside of it"
             )
         self.granted: Granted | None = None
         self._count = nodes
@@ -73,7 +75,7 @@ class Slurm(RemoteLauncher):
         return self.job_id
 
     def start(self) -> None:
-        """Have the nodes, and have each report. Raises ClusterError that names what is missing."""
+        """Get the nodes, and a report of each. Raises ClusterError that names what is missing."""
         try:
             daemon = self.allocation.daemon
             daemon.start([self._run_dir])
@@ -103,7 +105,7 @@ class Slurm(RemoteLauncher):
         self._watch.start(self._hosts_by_name)
 
     def _check_gpus(self, states: Mapping[str, slurm.NodeState], names: Sequence[str]) -> None:
-        """Ranks without accelerators would fail with a less helpful message."""
+        """Raise ClusterError now: ranks without accelerators fail with a less helpful message."""
         promised = self._spec.accelerators.per_node
         others = [state for name, state in states.items() if name not in names]
         job = self.slurm.job(self._job) if promised else None
@@ -111,7 +113,7 @@ class Slurm(RemoteLauncher):
             raise ClusterError(why)
 
     def ask(self, request: LauncherRequest) -> Any:
-        """See Launcher: power, and Slurm's names."""
+        """See Launcher. Power, and Slurm's node names."""
         if isinstance(request, SlurmNames):
             return dict(self._hosts_by_name)
         return super().ask(request)
@@ -126,8 +128,8 @@ class Slurm(RemoteLauncher):
             self._watch.note(node.name, POWERED_OFF)
 
     def _power_on(self, node: Node) -> None:
-        """Slurm takes a node that it has called DOWN out of the allocation, and does not put it
-        back: the node must be up again within SlurmdTimeout."""
+        """The node must be up again within SlurmdTimeout: Slurm removes a node that it reports as
+        DOWN from the allocation for good."""
         super()._power_on(node)
         if self._watch is not None:
             self._watch.note(node.name, None)
@@ -136,14 +138,14 @@ class Slurm(RemoteLauncher):
         name = self._host_of(node.name)
         try:
             job, states = self.slurm.job(self._job), self.slurm.nodes([name])
-        except ClusterError as error:  # it is asked again
+        except ClusterError as error:  # the caller tries again
             return str(error)
         if (why := not_back(job, self._job, node.name, name, states)) is not None:
             return why
         reports, problems = self._reports([name])
         if (report := reports.get(name)) is None:
             return problems[name]
-        return None if report.hostname == node.name else f"it is {report.hostname} now"
+        return None if report.hostname == node.name else f"its host name is now {report.hostname}"
 
     def _give_back(self) -> None:
         if self._watch is not None:

@@ -1,4 +1,4 @@
-"""Nodes as Slurm shows them: `scontrol --oneliner show node`."""
+"""Node states, read from `scontrol --oneliner show node`."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _BROKEN = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_EXISTING", "INVAL"
            "DRAIN", "DRAINED", "DRAINING"}  # fmt: skip
 _RETURNING = {"POWERING_UP", "POWER_UP", "POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "REBOOT",
               "REBOOT_REQUESTED", "REBOOT_ISSUED"}  # fmt: skip
-"""Slurm itself is bringing it back, or will when it is asked for."""
+"""States of a node that Slurm is bringing back, or brings back when a job needs it."""
 _AWAY = {"NO_RESPOND", "NOT_RESPONDING", "POWERING_DOWN", "POWER_DOWN", "REBOOT_ISSUED", "REBOOT",
          "UNKNOWN"}  # fmt: skip
-"""It does not answer now, or has not yet: UNKNOWN are all after slurmctld was restarted."""
+"""States of a node that does not respond, or not yet: all are UNKNOWN after slurmctld restarts."""
 _OFF = {"POWERED_DOWN", "POWERING_UP", "POWER_UP"}
-"""Slurm switches it on for a job."""
+"""States of a node that Slurm powers on for a job."""
 ASIDE = frozenset({"MAINT", "RESERVED"})
 """Flags of a node that is kept for a reservation."""
 _KEPT_IDLE = {"RESERVED", "MAINT", "PLANNED"}
-"""Versions before 21.08 say so of an idle node instead of IDLE, later ones beside it."""
+"""States of an idle node that versions before 21.08 show instead of IDLE, later ones as flags."""
 _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN",
           "%": "POWERING_DOWN", "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED",
           "-": "PLANNED"}  # fmt: skip
-"""Flags that versions before 21.08 show as a mark. Source: sinfo(1), NODE STATE CODES."""
+"""Flags that versions before 21.08 show as one character. Source: sinfo(1), NODE STATE CODES."""
 _SAME_FLAG = {"MAINTENANCE": "MAINT", "POWER": "POWERED_DOWN"}
-"""Words of newer and of older versions."""
+"""Flags whose name differs between versions, and the name used here."""
 _GPU = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node at one moment; None is what Slurm did not say.
+    """State of one node at one moment; a field is None if Slurm does not report it.
 
-    name: Slurm's; hostname: what the node calls itself; address: where it is reached, a name or
-        an address.
-    state: the base state, such as IDLE, ALLOCATED, DOWN; flags: what stands beside it, such as
-        DRAIN or NOT_RESPONDING.
-    reason: what the operator, or Slurm, wrote down for its state.
-    gpus: how many GPUs it is configured with; None where none are spoken of.
-    counts_gpus: whether they are among the resources that Slurm accounts for.
-    features: those it has now, which --constraint asks for.
+    name: Slurm's name; hostname: the node's own name; address: name or address at which other
+        nodes reach it.
+    state: the base state, such as IDLE, ALLOCATED, DOWN; flags: further states, such as DRAIN or
+        NOT_RESPONDING.
+    reason: the operator's, or Slurm's, reason for its state.
+    gpus: number of GPUs in its configuration; None if it lists none.
+    counts_gpus: whether Slurm accounts for its GPUs.
+    features: active features, which --constraint selects.
     """
 
     name: str
@@ -63,35 +63,35 @@ class NodeState:
 
     @property
     def lost(self) -> bool:
-        """Slurm itself has given it up; what ran there is over."""
+        """Whether Slurm has given up the node; what ran on it has ended."""
         return self.state in _LOST
 
     @property
     def usable(self) -> bool:
-        """Can be given to a job, now or when the job that has it ends; if it is set aside, to
-        those of a reservation."""
+        """Whether a job can get it, now or when its current job ends; if it is set aside, only a
+        job of a reservation."""
         return not self.lost and not {self.state, *self.flags} & (_AWAY | _BROKEN)
 
     @property
     def up(self) -> bool:
-        """What has it can start commands there, even where no other job will be given it, as on one
-        that is drained."""
+        """Whether the job that has it can start commands on it. A drained node is up, although no
+        other job can get it."""
         return not self.lost and not {self.state, *self.flags} & (_AWAY | _OFF)
 
     @property
     def hopeless(self) -> bool:
-        """No job will have it before somebody mends it."""
+        """Whether no job can get it until an operator repairs it."""
         words = {self.state, *self.flags}
         return bool(words & _BROKEN) and not words & _RETURNING
 
     @property
     def set_aside(self) -> bool:
-        """Kept for a reservation now."""
+        """Whether it is kept for a reservation now."""
         return bool({self.state, *self.flags} & ASIDE)
 
     @property
     def text(self) -> str:
-        """`DOWN+DRAIN: Not responding`."""
+        """State, flags and reason, such as `DOWN+DRAIN: Not responding`."""
         states = "+".join([self.state, *sorted(self.flags)])
         return f"{states}: {self.reason}" if self.reason else states
 
@@ -99,7 +99,7 @@ class NodeState:
 def nodes_from_text(text: str) -> tuple[NodeState, ...]:
     """All nodes in the output of `scontrol --oneliner show node`.
 
-    Raises ClusterError, one line, where a node has no state.
+    Raises ClusterError, one line, if a node has no state.
     """
     try:
         return tuple(_from_record(record) for record in records(text, "NodeName"))
@@ -108,15 +108,15 @@ def nodes_from_text(text: str) -> tuple[NodeState, ...]:
 
 
 def gpus_of(gres: str) -> int | None:
-    """How many GPUs a list of generic resources counts: `gpu:a100:8(S:0-1),nic:2` is 8."""
+    """Number of GPUs in a list of generic resources (`gpu:a100:8(S:0-1),nic:2` is 8), or None."""
     counts = [int(count) for count in _GPU.findall(gres)]
     return sum(counts) if counts else None
 
 
 def shortage(nodes: Iterable[NodeState], wanted: int, partition: str | None = None) -> str | None:
-    """What is missing for a job on `wanted` nodes even if nobody else ran; None: nothing is.
+    """What a job on `wanted` nodes lacks even on an empty cluster; None if nothing.
 
-    partition: count its nodes only.
+    partition: count only its nodes.
     """
     there = [n for n in nodes if partition is None or partition in n.partitions]
     usable = [node for node in there if not node.hopeless]
@@ -129,7 +129,7 @@ def shortage(nodes: Iterable[NodeState], wanted: int, partition: str | None = No
 
 
 def _from_record(record: Mapping[str, str]) -> NodeState:
-    # A mark behind a state, such as DOWN*, says in one letter what a word may say again.
+    # A character after a state, as in DOWN*, is a flag that may also appear as a word.
     state = record["State"].upper()
     words = [word.rstrip("".join(_MARKS)) for word in state.split("+")]
     words = [_SAME_FLAG.get(word, word) for word in words]

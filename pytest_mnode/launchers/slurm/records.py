@@ -14,16 +14,15 @@ _FREE = {
     ("NodeName", "Reason"): {"Comment", "Extra", "InstanceId", "InstanceType", "ResumeAfterTime"},
     ("JobId", "JobName"): {"UserId", "GroupId", "JobState"},
 }
-"""Keys with free text, which may hold words with =, by the first key of a record; and the keys that
+"""Keys of free text, which may contain `=`, with the first key of their record; and the keys that
 may come next."""
 _NOTHING = {"", "(null)", "none", "n/a", "unknown", "none assigned", "nan", "infinite"}
 
 
 def records(text: str, first_key: str) -> Iterator[dict[str, str]]:
-    """One mapping for each record of scontrol, with or without --oneliner; other lines are left
-    out.
+    """Records of scontrol's output, with or without --oneliner; other lines are skipped.
 
-    Of a key that comes twice, as inside of a command line, the first counts.
+    If a key occurs twice, as inside a command line, the first one counts.
     """
     lines: list[str] = []
     for line in text.splitlines():
@@ -41,7 +40,7 @@ def records(text: str, first_key: str) -> Iterator[dict[str, str]]:
 
 
 def _keys(first_key: str, line: str) -> list[re.Match[str]]:
-    """The keys of a record, without what looks like one inside of a free text."""
+    """The keys of a record; text inside free text that looks like a key is skipped."""
     found: list[re.Match[str]] = []
     after: set[str] | None = None
     for match in _KEY.finditer(line):
@@ -52,13 +51,13 @@ def _keys(first_key: str, line: str) -> list[re.Match[str]]:
 
 
 def text_of(value: Any) -> str | None:
-    """A text, or None for Slurm's many words for nothing."""
+    """`value` as text; None for any of Slurm's words for nothing."""
     text = str(value).strip() if value is not None else ""
     return None if text.lower() in _NOTHING else text
 
 
 def number(value: Any) -> int | None:
-    """A whole number: bare, as text (`4-4` is 4), or as newer versions wrap it in JSON."""
+    """Integer from a number, a text (`4-4` is 4) or a JSON object of newer versions; else None."""
     if isinstance(value, Mapping):
         known = value.get("set") and not value.get("infinite")
         return number(value.get("number")) if known else None
@@ -71,7 +70,7 @@ def number(value: Any) -> int | None:
 def reserved_nodes(text: str, name: str) -> tuple[str, ...]:
     """Nodes of an active reservation, from `scontrol --oneliner show reservation`.
 
-    Raises ClusterError, one line, where it does not exist, is not active, or has no nodes.
+    Raises ClusterError, one line, if it does not exist, is not active, or has no nodes.
     """
     found = {record["ReservationName"]: record for record in records(text, "ReservationName")}
     if name not in found:

@@ -1,6 +1,6 @@
-"""Why a rank or a job died, by what it printed: NCCL, torch, gloo, UCX, MPI, CUDA, schedulers.
+"""Causes of failed ranks and jobs in their output: NCCL, torch, gloo, UCX, MPI, CUDA, schedulers.
 
-`known.toml` holds all known causes in the order of their weight; `causes` finds them in any text.
+`known.toml` holds all known causes, weightiest first; `causes` finds them in any text.
 """
 
 from pytest_mnode.logs.causes.find import causes, first_cause, is_peer_lost

@@ -1,4 +1,4 @@
-"""Collectives that timed out, by what torch's watchdogs of all ranks print together."""
+"""Collectives that timed out, from the output of torch's watchdogs of all ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENQUEUED = re.compile(r"last enqueued(?: NCCL)? work: (\d+)")
 _SAME_SIZE = ("ALLREDUCE", "BROADCAST", "REDUCE")
 """Collectives in which all ranks have the same number of elements."""
 _OF_PAIRS = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")
-"""Of two ranks: each rank has its own number of them, and its own end."""
+"""Operations of two ranks: each rank counts its own, and has its own side of them."""
 
 
 @dataclass(slots=True)
@@ -77,9 +77,9 @@ class Collectives:
                 one.enqueued = int(enqueued.group(1))
 
     def causes(self) -> Iterator[Cause]:
-        """Per process group: ranks that called a different collective, came too late, or waited."""
+        """Causes by process group: ranks that called another collective, came late, or waited."""
         groups: dict[tuple[str | None, str | None], list[_Work]] = {}
-        for work in self.works.values():  # groups of a mesh share their name, and a rank's number
+        for work in self.works.values():  # groups of a mesh share name and ID: the GUID differs
             groups.setdefault((work.group, work.guid), []).append(work)
         for (group, _), works in groups.items():
             together = [work for work in works if work.op not in _OF_PAIRS]
@@ -116,7 +116,7 @@ def _differ(works: list[_Work]) -> bool:
 
 
 def _odd(works: list[_Work]) -> set[int]:
-    """Ranks in the minority; all ranks where there is none."""
+    """Ranks in the minority; all ranks if there is none."""
     counts = Counter((work.op, work.numel) for work in works)
     most = max(counts.values())
     odd = {work.rank for work in works if counts[work.op, work.numel] < most}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# What schedulers, launchers and torch print before a line; groups name who printed it.
+# Prefixes that schedulers, launchers and torch print before a line; groups identify its writer.
 _PREFIX = re.compile(
     r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
     r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
@@ -25,7 +25,7 @@ RANK = re.compile(
 HOST = re.compile(
     r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
     r"\[(?P<ucx>(?!LINE:|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
-    # Another node than the one that prints it has failed.
+    # With NODE FAILURE, another node has failed than the one that prints the line.
     r"\[(?P<mpich>[\w.-]+)\] - Abort\(|(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) (?!.*NODE FAILURE)|"
     r"\bslurmstepd-(?P<slurm>[\w.-]+): |\bkubelet, (?P<kubelet>[\w.-]+)"
 )
@@ -64,7 +64,7 @@ def first(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def unredacted(name: str | None) -> str | None:
-    """A name, unless it was redacted."""
+    """A name without brackets; None if it was redacted."""
     return None if name is None or _REDACTED.fullmatch(name.strip("[]")) else name.strip("[]()")
 
 

@@ -1,4 +1,4 @@
-"""Finds known causes in any text: the output of a rank or a job, or a log of NCCL. Pure."""
+"""Search for known causes in any text: the output of a rank or a job, or an NCCL log. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_mnode.logs.nccl_log.text import plain_text
 
 _LONGEST = 1000
 
-# Every line that matches a pattern of the table contains one of these, in small or large letters;
+# Every line that matches a pattern of the table contains one of these, in lower or upper case;
 # other lines are skipped.
 _WORDS = (
     "fail|error|exception|memory|oom|alloc|kill|lost|loss|limit|due to|preempt|xid|ecc|"
@@ -64,7 +64,7 @@ _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b|UCX +(?:DIAG|INFO|DEBUG|TRACE|REQ|DAT
 _COMM = re.compile(r" rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) ")
 _LISTED = re.compile(r"Failures:$|(?P<first>Root Cause \(first observed failure\))")
 """Torchrun lists later failures before the first one, which is the cause."""
-# MPICH, Hydra and Open MPI print rank and host in a line before what happened to them.
+# MPICH, Hydra and Open MPI print rank and host in a line before the failure itself.
 _NAMED = re.compile(
     r"MPICH ERROR \[Rank (?P<rank>\d+)\] .* \[(?P<host>[\w.-]+)\] - Abort|"
     r"Abort\(\d+\) on node \d+ \(rank (?P<in_comm>\d+) in comm|"
@@ -85,7 +85,7 @@ _RETRIED = (
     "image not pulled",
     "container not created",
 )
-"""Causes that Kubernetes retries after: a pod that starts has overcome them."""
+"""Causes after which Kubernetes retries: they no longer apply once the pod starts."""
 _EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
 _CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)")
@@ -94,7 +94,7 @@ _SUMMARY = re.compile(
     r"(?P<key>time|[Hh]ost|rank|exitcode|error_file|traceback|Framework|Component)\s*: +"
     r"(?P<value>[^\s(]+)(?=\s*(?:\(|$))"
 )
-"""Summaries of torchrun and Open MPI: host and rank come before what happened to them."""
+"""Summaries of torchrun and Open MPI: host and rank come before the failure itself."""
 
 
 def causes(text: str | bytes) -> list[Cause]:
@@ -106,7 +106,7 @@ def causes(text: str | bytes) -> list[Cause]:
         if line != before:
             finder.read(line)
         before = line
-    # Of equal weight, the cause with more of its culprit known comes first.
+    # Of causes with equal weight, the one with more known parts of the culprit comes first.
     return sorted(finder.all(), key=lambda cause: (cause.order, -cause.known))
 
 
@@ -134,7 +134,7 @@ def is_worth_reading(line: str) -> bool:
 
 
 class _Finder:
-    """Reads the lines of a text and keeps what later lines need of earlier ones."""
+    """Reads the lines of a text and keeps the facts that later lines need."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, ...], Cause] = {}
@@ -144,11 +144,11 @@ class _Finder:
         # Rank and host of the process that the next line is about, from the lines before it.
         self._block: dict[str, str] = {}
         self._later_failures = False
-        # A name that was not resolved: a cause once the client gives up.
+        # Line about a name that was not resolved, which is a cause once the client gives up.
         self._unresolved = ""
         # Nodes of Kubernetes by pod, in the order of the events that name them.
         self._nodes: dict[str, str] = {}
-        # Causes found before the description of the present pod.
+        # Keys of the causes found before the description of the current pod.
         self._of_others: set[tuple[str, ...]] = set()
 
     def read(self, line: str) -> None:
@@ -180,7 +180,7 @@ class _Finder:
             self._found[key] = replace(known, ranks=ranks)
 
     def all(self) -> list[Cause]:
-        """All causes; collectives of all ranks' watchdogs in place of their single lines."""
+        """All causes; those of all ranks' watchdogs together replace those of single lines."""
         together = list(self._collectives.causes())
         single = "collective timed out" if together else None
         return [*(cause for cause in self._found.values() if cause.name != single), *together]
@@ -220,7 +220,7 @@ class _Finder:
                 del self._found[key]
 
     def _drop_warnings(self, line: str) -> None:
-        """Drop warnings from while a process connected: it is connected now."""
+        """Drop warnings printed while a process was connecting: it is connected now."""
         who = WHO.search(line)
         if who is None or not who["pid"]:
             return
@@ -276,7 +276,7 @@ class _Finder:
         )
 
     def _node_of_pod(self, line: str) -> str | None:
-        """The node of the pod that an event is about: `kubectl describe` shows no pod's name."""
+        """Node of an event's pod; `kubectl describe` does not print the pod's name with it."""
         named = [node for pod, node in self._nodes.items() if pod in line]
         last = list(self._nodes.values()) if " kubelet " in line else []
         return next(reversed(named or last), None)

@@ -1,4 +1,4 @@
-"""The table of known causes, read from `known.toml`, and a cause as it is found in a text."""
+"""The table of known causes, read from `known.toml`, and the causes found in a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class KnownCause:
-    """One entry of the table. order: its place; smaller is weightier."""
+    """One entry of the table. order: its position; smaller is weightier."""
 
     order: int
     name: str
@@ -53,7 +53,7 @@ def known_causes() -> tuple[KnownCause, ...]:
 
 @cache
 def in_order_of_matching() -> tuple[KnownCause, ...]:
-    """All known causes, with those last that match only a line without another cause."""
+    """All known causes; those that match only lines without another cause come last."""
     return tuple(sorted(known_causes(), key=lambda cause: cause.unless_other))
 
 
@@ -64,10 +64,10 @@ def known_cause(name: str) -> KnownCause:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A known cause found in a text, with the line that shows it and who is to blame.
+    """A known cause found in a text, with the line that shows it and its culprit.
 
-    ranks, host, device, peer: as far as lines name them; equal causes of several ranks are one.
-    line: without what is behind its first 300 characters.
+    ranks, host, device, peer: as far as lines name them; equal causes of several ranks are merged.
+    line: its first 300 characters.
     """
 
     kind: KnownCause
@@ -93,17 +93,17 @@ class Cause:
 
     @property
     def order(self) -> int:
-        """Its place in the table; smaller is weightier."""
+        """Its position in the table; smaller is weightier."""
         return self.kind.order
 
     @property
     def known(self) -> int:
-        """How many parts of the culprit are known."""
+        """Number of known parts of the culprit."""
         return sum(map(bool, (self.ranks, self.host, self.device, self.peer)))
 
     @property
     def culprit(self) -> str:
-        """Such as "rank 3 on node2, mlx5_3:1, peer 10.0.0.7"; empty where no line names one."""
+        """Text such as "rank 3 on node2, mlx5_3:1, peer 10.0.0.7"; empty if no line names one."""
         several = "s" if len(self.ranks) > 1 else ""
         ranks = f"rank{several} {format_cpulist(self.ranks)}" if self.ranks else ""
         on = " on ".join(filter(None, [ranks, self.host or ""]))
@@ -111,7 +111,7 @@ class Cause:
 
     @property
     def short(self) -> str:
-        """Without rank and host: "port went down (mlx5_3:1)"."""
+        """Text without rank and host, such as "port went down (mlx5_3:1)"."""
         parts = ", ".join(
             filter(None, [self.device, self.peer and f"peer {self.peer}", self.detail])
         )

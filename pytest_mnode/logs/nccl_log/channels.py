@@ -1,4 +1,4 @@
-"""Channel lines: which ranks, over what. Formats of NCCL since 2.4, and of RCCL."""
+"""Channel lines: ranks and transport of a channel. Formats of NCCL since 2.4, and of RCCL."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_channel(line: Message) -> Channel | None:
     else:
         own = int(found["rank"])
         sender, receiver = (own, None) if direction == "send" else (None, own)
-    # RCCL prints the communicator behind the path.
+    # RCCL prints the communicator after the path.
     comm = _COMM.search(found["via"])
     via = found["via"][: comm.start() if comm else None].strip()
     path = _path(via, whole=line.whole)

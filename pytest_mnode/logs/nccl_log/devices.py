@@ -118,7 +118,7 @@ def _is_socket(network: str) -> bool:
 
 
 def _certain_part(part: str, network: str) -> str:
-    """What is certain of the last item in a cut list."""
+    """The certain part of the last item in a cut list."""
     name, _, layer = part.partition("/")
     if _is_socket(network) or layer.split("/")[0] in ("IB", "RoCE"):
         return part
@@ -153,7 +153,7 @@ def read_provider(process: NcclProcess, message: str) -> Provider | None:
 
 
 def read_absence(process: NcclProcess, message: str) -> NoDevice | None:
-    """Why there is no device."""
+    """Reason why a process has no device; None for any other message."""
     for pattern, absence in _ABSENCES:
         if pattern.search(message):
             return NoDevice(process, absence)
@@ -179,7 +179,7 @@ def read_gpu_direct(process: NcclProcess, message: str) -> GpuDirect | None:
 
 
 def read_setting(process: NcclProcess, message: str) -> NcclSetting | None:
-    """An override of a default; some versions print a full stop behind the value."""
+    """An override of a default; some versions print a full stop after the value."""
     found = _SETTING.match(message)
     if found is None:
         return None

@@ -53,7 +53,7 @@ def read_gid(process: NcclProcess, message: str) -> NcclGid | None:
 
 
 def _gid(text: str) -> str | None:
-    """The address; None where it is redacted or cut."""
+    """The address; None if it is redacted or cut."""
     try:
         ipaddress.IPv6Address(text.rstrip("."))
     except ValueError:
@@ -74,7 +74,7 @@ WRONG_GID, NO_ROUTE = "wrong GID", "no route between RDMA ports"
 
 
 def connection_failure(gid: NcclGid) -> str | None:
-    """Why a queue pair could not be connected; None where its addresses do not explain it.
+    """Why a queue pair could not be connected; None if its addresses do not explain it.
 
     A wrong GID: addresses of two kinds, a link-local or an empty one. A missing route: a routing
     error, or a time-out between two IPv4 subnets (/24, because no mask is logged).

@@ -1,4 +1,4 @@
-"""An NCCL log as a whole, and the questions that a judge asks of it."""
+"""A whole NCCL log, with the queries that a judge needs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from pytest_mnode.logs.nccl_log.networks import NetworkKind, family_of, network_
 class RankLog:
     """The lines of one rank.
 
-    cuda_device: known only where one process has several ranks, each on its own device.
-    rank, size: in the largest communicator, which is the world where the log contains it.
+    cuda_device: known only if one process has several ranks, each on its own device.
+    rank, size: in the largest communicator, which is the world if the log contains it.
     channels: those that the rank printed, of all its communicators.
     complete: whether every communicator that it began is complete; None without communicators.
     """
@@ -49,12 +49,12 @@ class RankLog:
 
 @dataclass(frozen=True, slots=True)
 class NcclLog:
-    """Everything that was read, in the order of the log; a line printed twice counts once.
+    """All facts of a log in its order; a line printed twice counts once.
 
-    versions: such as `2.27.5+cuda12.9`; several where ranks differ.
-    truncated: evidence that lines are missing: a cut last line, bytes that are no text.
-    unknown_lines: lines about a channel's transport that cannot be read; nothing is proven then.
-    ucx: configurations of UCX, where it logs to the same file.
+    versions: such as `2.27.5+cuda12.9`; several if ranks differ.
+    truncated: evidence that lines are missing: a cut last line, bytes that are not text.
+    unknown_lines: lines about a channel's transport that cannot be read; then nothing is proven.
+    ucx: configurations of UCX, if it logs to the same file.
     """
 
     versions: tuple[str, ...]
@@ -74,7 +74,7 @@ class NcclLog:
 
     @property
     def nccl_version(self) -> str | None:
-        """The version, where the log shows exactly one."""
+        """The version, if the log shows exactly one."""
         return self.versions[0] if len(self.versions) == 1 else None
 
     def providers_of(self, process: NcclProcess) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class NcclLog:
         return tuple(dict.fromkeys(p.name for p in self.providers if p.process == process))
 
     def kind_of(self, channel: Channel) -> NetworkKind | None:
-        """What carries a channel's bytes; None within a node."""
+        """Kind of the network that carries a channel's bytes; None within a node."""
         if not channel.crosses_network or channel.network is None:
             return None
         return network_of(channel.network, self.providers_of(channel.process))

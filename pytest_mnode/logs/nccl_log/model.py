@@ -1,4 +1,4 @@
-"""Facts in an NCCL log, as values. None: the log does not contain it."""
+"""Facts in an NCCL log, as values. None: the log does not contain the fact."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Channel:
     """`Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA/Shared`, and similar lines.
 
     Ranks are those of the channel's communicator, which need not be the world.
-    cuda_device: the device in the line's prefix; tells the ranks of one process apart.
+    cuda_device: the device in the line's prefix, which distinguishes the ranks of one process.
     comm: address of the communicator. connection: the 0 of `00/0`; None before NCCL 2.11.
-    sender, receiver: None for the end of a collective network that is no rank.
+    sender, receiver: None for the end of a collective network that is not a rank.
     direction: None within a node, where one line stands for both ends.
     network: name of the network plugin (`IB`, `Socket`, `AWS Libfabric` …); None within a node.
     device: index among the devices of that network; None within a node, or in a cut line.
-    gdr: GPUDirect RDMA; None within a node, or where the line is cut before it.
+    gdr: GPUDirect RDMA; None within a node, or if the line is cut before it.
     detail: everything after `via`, as printed.
     """
 
@@ -118,9 +118,10 @@ class Provider:
 class NcclDevice:
     """A network device from `NET/IB : Using …`, `NET/Socket : Using …` and similar lines.
 
-    network: `IB`, `Socket`, or the plugin that printed the line. index: what `Channel.device`
-    counts; None where the line only names the device (SHARP). name: a device that merges several
-    adapters joins their names by `+`. link_layer: `IB`, `RoCE`, or as printed; None for sockets.
+    network: `IB`, `Socket`, or the plugin that printed the line. index: number in
+    `Channel.device`; None if the line only names the device (SHARP). name: for a device that merges
+    several adapters, their names joined by `+`. link_layer: `IB`, `RoCE`, or as printed; None for
+    sockets.
     """
 
     process: NcclProcess
@@ -161,7 +162,7 @@ class NcclSetting:
 
 
 class Absence(StrEnum):
-    """Why a process has no device."""
+    """Reason why a process has no device."""
 
     NO_DEVICE = "no device found"
     NO_LIBRARY = "libibverbs could not be opened"
@@ -171,7 +172,7 @@ class Absence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NoDevice:
-    """`NET/IB : No device found.` and similar lines; a plugin that is not installed is none."""
+    """`NET/IB : No device found.` and similar lines; not those about a plugin not installed."""
 
     process: NcclProcess
     absence: Absence
@@ -181,8 +182,8 @@ class NoDevice:
 class NcclGid:
     """Addresses of an RDMA connection. IPv4-mapped ones belong to RoCE, `fe80::…` are link-local.
 
-    device_index: where the line numbers the device only. index: of the GID in its port's table.
-    error: why the connection failed, as printed; None where the line shows no failure.
+    device_index: if the line only numbers the device. index: of the GID in its port's table.
+    error: why the connection failed, as printed; None if the line shows no failure.
     """
 
     process: NcclProcess
@@ -198,10 +199,10 @@ class NcclGid:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """A line of level WARN or ERROR; equal lines of one process are one.
+    """A line of level WARN or ERROR; equal lines of one process are merged.
 
-    recovered: True where the process made progress after the last such line (a communicator
-    complete, channels connected), False where it gave up, None where the log shows neither.
+    recovered: True if the process made progress after the last such line (a communicator
+    complete, channels connected), False if it gave up, None if the log shows neither.
     """
 
     process: NcclProcess
@@ -212,7 +213,7 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class UcxConfig:
-    """What UCX uses to another node: `inter-node cfg#2 tag(rc_mlx5/mlx5_0:1 tcp/eth0)`.
+    """Devices of UCX to another node: `inter-node cfg#2 tag(rc_mlx5/mlx5_0:1 tcp/eth0)`.
 
     rdma: devices, such as mlx5_0:1. tcp: interfaces.
     """

@@ -1,4 +1,4 @@
-"""What carries the bytes of the networks that NCCL names in its logs."""
+"""Kinds of the networks that NCCL names in its logs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class NetworkKind(StrEnum):
-    """What carries the bytes of a network."""
+    """How a network carries its bytes."""
 
     RDMA = "RDMA"
     """The adapter itself reads and writes memory: InfiniBand, RoCE, EFA, Slingshot."""
@@ -33,10 +33,10 @@ _SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
 
 
 def network_of(name: str, providers: Sequence[str] = ()) -> NetworkKind:
-    """What carries the bytes of a network called `name` in channel lines or `Using network …`.
+    """Kind of the network called `name` in channel lines or `Using network …`.
 
-    `providers`: those that libfabric selected (`efa`, `verbs;ofi_rxm`, `tcp` …). Libfabric
-    without a provider, or with providers that disagree, is unknown, as is any unlisted name.
+    providers: those that libfabric selected (`efa`, `verbs;ofi_rxm`, `tcp` …). Libfabric
+    without a provider, or with providers of different kinds, is unknown, as is any unlisted name.
 
     Sources: NCCL's internal networks (IB, Socket); nccl-rdma-sharp-plugins (IBext, UCX, SHARP);
     aws-ofi-nccl; Google's gIB, GPUDirect-TCPX and FasTrak, Fast Socket; NVIDIA Spectrum-X (SPCX);
@@ -54,7 +54,7 @@ def network_of(name: str, providers: Sequence[str] = ()) -> NetworkKind:
 
 
 def provider_network(provider: str) -> NetworkKind:
-    """What carries the bytes of a libfabric provider; of `verbs;ofi_rxm`, the core decides."""
+    """Kind of a libfabric provider's network; for `verbs;ofi_rxm`, the core provider decides."""
     core = provider.strip().lower().split(";")[0]
     if core in _RDMA_PROVIDERS:
         return NetworkKind.RDMA

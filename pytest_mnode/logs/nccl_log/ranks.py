@@ -65,7 +65,7 @@ class Comms:
     def _key(
         self, line: Message, address: str, comm_id: str | None
     ) -> tuple[NcclProcess, str, str | None]:
-        """The communicator at `address`; a new one where the address is used again."""
+        """The communicator at `address`; a new one if the address is reused."""
         place = (line.process, address)
         current = self._current.get(place)
         known = self._all[current].id if current else None
@@ -100,7 +100,7 @@ def ranks_of(
 ) -> tuple[RankLog, ...]:
     """The ranks of `processes`, with their communicators and channels.
 
-    A process is one rank, or several where its communicators are on several devices.
+    A process is one rank, or several if its communicators are on several devices.
     """
     comms_of: dict[NcclProcess, list[Comm]] = {process: [] for process in processes}
     channels_of: dict[NcclProcess, list[Channel]] = {process: [] for process in processes}
@@ -141,9 +141,9 @@ def _by_comms(
 
 
 def _same_name_twice(comms: Sequence[Comm]) -> bool:
-    """Whether two processes have the same host and pid: one device is two ranks of a communicator.
+    """Whether two processes share host and pid, so that one device is two ranks of a communicator.
 
-    Containers that all have the same host name look like this.
+    This happens in containers that all have the same host name.
     """
     ranks: dict[tuple[str, int | None], int] = {}
     return any(

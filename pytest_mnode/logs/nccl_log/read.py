@@ -88,7 +88,7 @@ class _Reader:
     ucx: dict[UcxConfig, None] = field(default_factory=dict)
 
     def read_any(self, line: str) -> None:
-        """Read what stands in lines with and without NCCL's prefix: versions, and UCX's lines."""
+        """Read facts from lines with or without NCCL's prefix: versions, and UCX's lines."""
         if "CCL version" in line:
             for name, version in _VERSION.findall(line[-_SHOWN * 4 :]):
                 self.versions[version if name == "NCCL" else f"RCCL {version}"] = None
@@ -178,7 +178,7 @@ class _Reader:
         return tuple(found)
 
     def _channels_with_the_last(self) -> list[Channel]:
-        """All channels; a cut last one is taken as whole where another has the same end."""
+        """All channels; a cut last one counts as whole if an earlier one has the same `detail`."""
         channels = list(self.channels)
         last = read_channel(self.cut) if self.cut is not None else None
         if self.cut is None or last is None or not last.crosses_network:

@@ -1,4 +1,4 @@
-"""NCCL's own messages, without what launchers, schedulers and terminals add to each line. Pure."""
+"""NCCL's own messages, without the additions of launchers, schedulers and terminals. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPARED = 64
 _COLOUR = re.compile(
     r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\))"
 )
-# Ray shows one of several like lines, in which only numbers differ, with how many it left out.
+# Of several lines that differ only in numbers, Ray shows one with the number of those left out.
 _RAY_LEFT_OUT = re.compile(
     r" ?\[repeated \d{1,9}x across cluster\]"
     r"(?: \(Ray deduplicates logs by default\.[^\n]{0,400}\))?[ \t]*$",
@@ -46,7 +46,7 @@ _BEFORE_NEXT = re.compile(
     re.ASCII,
 )
 
-# How messages begin whose `host:pid:tid [0] NCCL INFO` was removed.
+# Beginnings of messages whose `host:pid:tid [0] NCCL INFO` was removed.
 _MESSAGE = re.compile(
     r"(?:^|[\s>\]|:])(?P<message>(?:(?:Channel|Ring|CollNet|Coll) \d{2}|"
     r"NET/[\w /-]{1,40} ?:|NET/OFI |"
@@ -58,9 +58,9 @@ _MESSAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message and who printed it.
+    """One message and its writer.
 
-    level: `INFO`, `WARN`, …; `INFO` where the line shows none. whole: False for a last line
+    level: `INFO`, `WARN`, …; `INFO` if the line shows none. whole: False for a last line
     without a line end, which may be cut.
     """
 
@@ -74,9 +74,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Plain lines of a log, whether the last one has its line end, and how many zero bytes.
+    """Plain lines of a log. ended: whether the last one has its line end.
 
-    left_out: how many lines stand for others too, which Ray did not print.
+    zeros: number of zero bytes. left_out: number of lines that stand for others that Ray left out.
     """
 
     lines: tuple[str, ...]
@@ -153,7 +153,7 @@ def _messages_of(raw: str) -> Iterator[Message]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """Who printed a message, and at which character this begins."""
+    """The writer of a message. start: position of the head's first character in the line."""
 
     start: int
     process: NcclProcess

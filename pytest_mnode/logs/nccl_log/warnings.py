@@ -26,7 +26,7 @@ _LONGEST = 2000
 
 @dataclass(slots=True)
 class Warnings:
-    """Warnings read so far; messages are counted to know which came later."""
+    """Warnings read so far; messages are counted to compare which came later."""
 
     last: dict[tuple[NcclProcess, int | None, str], int] = field(default_factory=dict)
     progressed: dict[NcclProcess, int] = field(default_factory=dict)
@@ -60,5 +60,5 @@ class Warnings:
 
 
 def is_warning(line: Message) -> bool:
-    """Whether NCCL printed the line as something wrong."""
+    """Whether NCCL printed the line with level WARN or ERROR."""
     return line.level in ("WARN", "ERROR")

@@ -1,4 +1,4 @@
-"""Which node, direction, rail or path is slow, and whether that was confirmed. Pure."""
+"""Diagnosis of slow nodes, directions, rails and paths, confirmed or not. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from pytest_mnode.measuring.locating.rates import STANDS_OUT, Rates
 from pytest_mnode.measuring.locating.rounds import Flow
 
 CONFIRMED_BY = 2
-"""Healthy partners with whom a suspect must be slow, alone on the fabric, before it is named."""
+"""Number of healthy partners with which a suspect must be slow, alone on the fabric."""
 REPEATS = 2
-"""Readings of which the best counts, where nothing else is sent: one may be disturbed."""
+"""Readings taken of a flow alone on the fabric; the best counts, because one may be disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowNode:
-    """A node that no partner can send to, or receive from, at the rate expected.
+    """A node that sends, or receives, below the expected rate with every partner.
 
-    rails: on which of its rails. mbits_s: with the best partner, of the slow direction, or of the
-    faster one where both are slow. partners: healthy ones; all tried alone where it is confirmed.
+    rails: its slow rails. mbits_s: rate with the best partner in the slow direction, or in the
+    faster direction if both are slow. partners: healthy partners; if `confirmed`, each was tried
+    with nothing else on the fabric.
     """
 
     node: int
@@ -35,15 +36,15 @@ class SlowNode:
 
     @property
     def directions(self) -> tuple[bool, ...]:
-        """As `sends` of Rates takes them."""
+        """Slow directions, as the `sends` arguments of `Rates`: True for sending."""
         return (True,) * self.sends_slowly + (False,) * self.receives_slowly
 
 
 @dataclass(frozen=True, slots=True)
 class SlowPath:
-    """A link that is slower than both of its ends are with other nodes.
+    """A path whose two ends are both faster with other nodes.
 
-    both_ways: the other direction is slow as well. mbits_s: of the faster direction.
+    both_ways: whether the opposite direction is slow too. mbits_s: rate of the faster direction.
     """
 
     sender: int
@@ -56,14 +57,12 @@ class SlowPath:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that the rates measured say.
+    """The culprits that follow from the measured rates.
 
-    too_slow_rails: on which even the fastest links miss the bound: the rail, or with all rails the
-    fabric, as a whole. reference_mbits_s: what healthy links reach, None where nothing was
-    measured.
-    slowest_rail_mbits_s: what links of the slowest of the too slow rails reach.
-    unsteady_mbits_s: where links do not keep a rate, lowest and highest reading of one; then
-    something is slow, and nobody is blamed for it.
+    too_slow_rails: rails whose fastest links miss the bound; all rails mean the whole fabric.
+    reference_mbits_s: rate of healthy links; None if nothing was measured. slowest_rail_mbits_s:
+    rate of the fast links of the slowest of `too_slow_rails`. unsteady_mbits_s: lowest and highest
+    reading of a link, if links do not keep a rate; then there is a fault without a culprit.
     """
 
     nodes: tuple[SlowNode, ...]
@@ -75,14 +74,14 @@ class Diagnosis:
 
     @property
     def nobody(self) -> bool:
-        """Whether no fault was seen, not even an unconfirmed one."""
+        """Whether no fault was found, not even an unconfirmed one."""
         return not (self.nodes or self.paths or self.too_slow_rails or self.unsteady_mbits_s)
 
 
 def diagnose(rates: Rates) -> Diagnosis:
-    """What the rates say. Of two nodes neither can be named: what is slow there is their path.
+    """The diagnosis of these rates. With two nodes, only the path between them can be named.
 
-    Nobody is blamed by readings of links that do not keep a rate.
+    If links do not keep a rate, no node or path is named.
     """
     known = rates.reference[np.isfinite(rates.reference)]
     reference = float(np.median(known)) if known.size else None
@@ -102,7 +101,7 @@ def diagnose(rates: Rates) -> Diagnosis:
 
 
 def suspected(rates: Rates) -> list[Flow]:
-    """Links that would be blamed now; of a slow node the best link of each slow direction."""
+    """Links diagnosed as slow now; of a slow node, its best link in each slow direction."""
     found, flows = diagnose(rates), []
     for node in found.nodes:
         slowest = slowest_rail(rates.best[list(node.rails)])
@@ -117,13 +116,13 @@ def suspected(rates: Rates) -> list[Flow]:
 
 
 def slowest_rail(rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """By sender and receiver; 0 where nothing was measured."""
+    """Rate of the slowest rail, by sender and receiver; 0 if none was measured."""
     slowest: NDArray[np.float64] = np.nan_to_num(np.fmin.reduce(rates, axis=0))
     return slowest
 
 
 def slow_nodes(rates: Rates) -> tuple[SlowNode, ...]:
-    """Nodes that are slow with all partners; rails with the same directions are one entry."""
+    """Nodes that are slow with all partners; rails slow in the same directions share an entry."""
     return tuple(found for node in rates.slow_nodes for found in _of_node(rates, node))
 
 
@@ -156,9 +155,9 @@ def _of_node(rates: Rates, node: int) -> list[SlowNode]:
 
 
 def is_confirmed(rates: Rates, rail: int, sender: int, receiver: int) -> bool:
-    """Whether a link was slow alone and again, and each end fast alone with somebody else.
+    """Whether a link was slow alone repeatedly, and each end fast alone with another partner.
 
-    Of two nodes neither end has anybody else.
+    With two nodes, no end has another partner, so only the repetition counts.
     """
     if rates.nodes == 2:
         return bool(rates.times_alone[rail, sender, receiver] >= CONFIRMED_BY * REPEATS)
@@ -171,12 +170,12 @@ def is_confirmed(rates: Rates, rail: int, sender: int, receiver: int) -> bool:
 
 
 def contrast_mbits_s(rates: Rates, rail: int, sender: int, receiver: int) -> float:
-    """What the ends of a slow link must reach with others, for the link itself to be slow."""
+    """Rate that both ends of a slow link must reach with others to show that the link is slow."""
     return float(rates.best[rail, sender, receiver] / STANDS_OUT)
 
 
 def _paths(rates: Rates, links: Sequence[tuple[int, int, int]]) -> tuple[SlowPath, ...]:
-    """Both directions of a path, and rails with the same directions, as one entry."""
+    """Slow paths; both directions, and rails slow in the same directions, share an entry."""
     confirmed = {link: is_confirmed(rates, *link) for link in links}
     together: dict[tuple[int, int, bool, bool], list[int]] = {}
     for rail, sender, receiver in links:

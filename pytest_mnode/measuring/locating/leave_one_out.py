@@ -1,4 +1,4 @@
-"""Finds a node that is slow only in company: all_reduce over all nodes but one, for each node."""
+"""Search for a node that slows only collectives: all_reduce over all nodes but one, for each."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from pytest_mnode.rank.world import World
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
 
 FEWEST_NODES, MOST_NODES = 3, 16
-"""Of two nodes nothing is left to compare."""
+"""Without one of two nodes, no collective is left to compare."""
 _CALLS = 2
 _TRIALS = 5
-"""At most, of which two have to name the same node."""
+"""Most trials; two of them have to name the same node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Bus bandwidths of one trial, GB/s. whole: of all nodes; without: by the node left out."""
+    """Busbw of one trial, GB/s. whole: with all nodes. without: by index of the node left out."""
 
     whole: float
     without: tuple[float, ...]
 
     def or_faster(self, other: Trial) -> Trial:
-        """The best reading of two, each: other activity makes one slower and never faster."""
+        """The faster reading of each kind: other activity can make a reading only slower."""
         faster = map(max, self.without, other.without)
         return Trial(max(self.whole, other.whole), tuple(faster))
 
 
 def only_restorer(without: Sequence[float], whole: float, enough: float) -> int | None:
-    """The node without which the rate comes back, where that is one node; None otherwise. Pure.
+    """The only node whose absence restores the rate; None if there is no such single node. Pure.
 
-    without: rate by the node left out; whole: of all nodes; enough: what is promised. The rate of
-    no other node's absence comes halfway up to it.
+    without: rates by node left out. whole: rate of all nodes. enough: promised rate. The absence of
+    any other node must gain less than half as much.
     """
     best = max(range(len(without)), key=lambda node: without[node])
     others = [rate for node, rate in enumerate(without) if node != best]
@@ -48,10 +48,10 @@ def only_restorer(without: Sequence[float], whole: float, enough: float) -> int 
 
 
 def named_by(trials: Iterable[Trial], enough: float) -> tuple[int, Trial] | None:
-    """The node that two trials name, and the best readings of all trials as well; with them. Pure.
+    """The node that two trials and the best readings of all trials name, and those readings. Pure.
 
-    enough: what is promised. A trial that names nobody may be disturbed, so a further one is
-    taken from `trials` while all nodes stay below the promise, up to a limit.
+    enough: promised rate. A trial that names no node may be disturbed, so up to `_TRIALS` trials
+    are taken while all nodes together stay below the promise.
     """
     named: list[int | None] = []
     best: Trial | None = None
@@ -66,13 +66,13 @@ def named_by(trials: Iterable[Trial], enough: float) -> tuple[int, Trial] | None
     return None
 
 
-def slow_in_company(
+def slow_in_collectives(
     world: World, size_bytes: int, enough_gbytes_s: float, device: torch.device, budget_s: float
 ) -> str:
-    """The node without which all_reduce reaches its rate, in words; "" where that is no one node.
+    """The only node without which all_reduce reaches its rate, in words; "" if there is none.
 
-    enough_gbytes_s: bus bandwidth promised. All ranks call this; no measurement begins after
-    `budget_s`.
+    enough_gbytes_s: promised busbw. All ranks call this. No measurement begins after `budget_s`
+    seconds.
     """
     nodes = len(world.nodes)
     if not FEWEST_NODES <= nodes <= MOST_NODES:
@@ -81,7 +81,7 @@ def slow_in_company(
     started_s = time.monotonic()
 
     def measured(left_out: int | None) -> float | None:
-        """None when time is up, by the clock of rank 0."""
+        """Busbw in GB/s; None after the budget is spent, by the clock of rank 0."""
         mine_s = 0.0
         spent_s = time.monotonic() - started_s
         if by_rank([spent_s], device)[0][0] > budget_s:
@@ -100,7 +100,7 @@ def slow_in_company(
         return rate
 
     def trials() -> Iterator[Trial]:
-        """Until time is up; one that is incomplete then does not count."""
+        """Trials until the budget is spent; an incomplete trial is dropped."""
         while True:
             rates = [measured(node) for node in (None, *range(nodes))]
             whole, *without = [rate for rate in rates if rate is not None] or [0.0]
@@ -114,6 +114,6 @@ def slow_in_company(
     node, best = found
     name = world.nodes[node]
     return (
-        f"{name}, slow only in company: every pair of nodes keeps the rate, and so does all_reduce "
-        f"without {name} ({best.without[node]:.4g} GB/s; with it {best.whole:.4g})"
+        f"{name}, slow only in collectives: every pair of nodes keeps the rate, and so does "
+        f"all_reduce without {name} ({best.without[node]:.4g} GB/s; with it {best.whole:.4g})"
     )

@@ -1,4 +1,4 @@
-"""Finds who makes the fabric slow; called only when it is, or when asked for, within a budget."""
+"""Search for the culprit of a slow fabric, within a budget; run after a failure or on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_mnode.measuring.locating.wording import (
     corrupters,
     culprits,
     cut_off,
-    silent_links,
+    links_without_reading,
     slowest_link,
     unmeasured_paths,
 )
@@ -34,7 +34,7 @@ BUDGET_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a search took, and whether it came to its end. tests: as `Round.tests` counts them."""
+    """Cost of a search, and whether it was completed. tests: counted as in `Round.tests`."""
 
     rounds: int = 0
     tests: int = 0
@@ -47,16 +47,16 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """Who slows the fabric, the same on every rank.
+    """Culprits of a slow fabric; the same on every rank.
 
-    culprit: everyone to blame, in words; None where nobody was found. cut_off: what there was no
-    time for; empty where nothing was left out. silent: links that gave no reading when they were
-    tried, in words. all_slow: pairs are all below the bound, which is no fault where the collective
-    kept it. bound_mbits_s: what a link must carry. paths:
-    ordered pairs of nodes. unmeasured: why not all of them, or not all NICs, were measured, with
-    counts; empty where all were. every_path: whether all had to be. corrupt_paths: those that
-    changed what was sent, once at least; corrupter: who, in words. rates: of all paths and rails;
-    None where no two nodes could be tried.
+    culprit: all culprits in words; None without one. slowest: the slowest link with its rate.
+    cut_off: what did not fit into the budget; empty if all did. silent: links that gave no
+    reading, in words. all_slow: whether all pairs are below the bound, which is no fault if the
+    collective reached it. bound_mbits_s: rate that a link must carry. paths: number of ordered
+    pairs of nodes. unmeasured: why some paths or NICs were not measured, with counts; empty if all
+    were. every_path: whether all paths had to be measured. corrupt_paths: number of paths that
+    changed data at least once. corrupter: their common node, or these paths, in words. rates: of
+    all paths and rails; None if no two nodes could be tried.
     """
 
     diagnosis: Diagnosis
@@ -83,25 +83,25 @@ class SlowLinks:
 
     @property
     def _nobody(self) -> str:
-        why = "pairs keep the rate by themselves"
+        why = "every measured pair keeps the rate"
         if self.all_slow:
             why = "no outlier, all pairs are equally slow"
         return f"no culprit: {why} (slowest {self.slowest})"
 
     @property
     def unsteady(self) -> str:
-        """Why nobody can be blamed though something is slow; empty where somebody can."""
+        """Why no culprit can be named although links are slow; empty if links keep their rates."""
         if self.diagnosis.unsteady_mbits_s is None:
             return ""
         low, high = self.diagnosis.unsteady_mbits_s
         return (
-            "pairs of nodes do not keep a rate: with nothing else on the fabric the same pair "
-            f"carried {low:.0f} and {high:.0f} Mbit/s; free the nodes of other work and run again"
+            "pairs of nodes do not keep a rate: alone on the fabric, the same pair carried "
+            f"{low:.0f} and {high:.0f} Mbit/s; free the nodes of other work and run again"
         )
 
     @property
     def faults(self) -> int | None:
-        """How many nodes, rails and paths are slow; None where that is not known for sure."""
+        """Number of slow nodes, rails and paths; None if it is not certain."""
         sure = [node.confirmed for node in self.diagnosis.nodes]
         sure += [path.confirmed for path in self.diagnosis.paths]
         if named := sum(sure) + len(self.diagnosis.too_slow_rails):
@@ -121,13 +121,13 @@ def find_slow_links(
     outliers_only: bool = False,
     every_path: bool = True,
 ) -> SlowLinks:
-    """Measure pairs until it is known who is slow. All ranks call this, with the same arguments.
+    """Measure pairs until the culprit is found. All ranks call this, with the same arguments.
 
-    traffic: what the nodes sent when the fabric was slow; empty where that is not known.
-    slow_below_mbits_s: what one NIC must carry. outliers_only: a collective did reach it, so that
-    only those are to blame who are slower than others: one pair may not fill the line at all.
-    budget_s: no round begins after it. every_path: measure all pairs of more than 64 nodes as well;
-    else a sample of them, others on every day.
+    traffic: bytes that nodes sent while the fabric was slow; empty if unknown. slow_below_mbits_s:
+    rate that one NIC must carry. outliers_only: whether a collective reached that rate; then only
+    links slower than others are culprits, because a single pair may not be able to fill the line.
+    budget_s: seconds after which no round begins. every_path: whether to measure all pairs of more
+    than 64 nodes too, and not a sample that differs from day to day.
     """
     fabric = spec.fabric
     every_path = every_path or len(world.nodes) <= EVERY_PATH_UP_TO
@@ -137,7 +137,7 @@ def find_slow_links(
     if len(world.nodes) < 2:
         return conclude(rates, names, None, Effort(), "")
     nothing_on_it = bool(traffic) and all(node.off_fabric(fabric) for node in traffic)
-    # Then more pairs show nothing more.
+    # If no traffic is on the fabric, further pairs show nothing new.
     pairs = Pairs(rails, chunk_bytes(fabric.line_rate_mbits_s * rails.nics_each), device)
     day = 0 if every_path else pairs.day()
     steps = _one_pair(rates) if nothing_on_it else search(rates, every_path=every_path, day=day)
@@ -165,13 +165,13 @@ def run(
     budget_s: float,
     report: Callable[[int, Round, Sequence[Reading]], None] = lambda *_: None,
 ) -> Effort:
-    """Measure what a search asks for, until it has no more to ask or its time is up."""
+    """Measure the rounds that a search requests, until it ends or its budget is spent."""
     count = tests = 0
     spent_s = 0.0
     try:
         step = next(steps)
         while True:
-            if spent_s > budget_s:  # by the clock of rank 0, so all agree
+            if spent_s > budget_s:  # by the clock of rank 0, the same on all ranks
                 step = steps.send(None)
                 continue
             measured = measure(step)
@@ -192,10 +192,10 @@ def conclude(
     outliers_only: bool = False,
     every_path: bool = True,
 ) -> SlowLinks:
-    """What the rates say, in words.
+    """The diagnosis of these rates, with its wording.
 
-    spent_budget_s: the budget where it was spent, else None. instead: what carried the traffic
-    where the fabric did not.
+    spent_budget_s: the budget if it was spent, else None. instead: which interfaces carried the
+    traffic instead of the fabric, in words; "" if none did.
     """
     found = diagnose(rates)
     all_slow = outliers_only and bool(rates.too_slow_rails)
@@ -210,7 +210,7 @@ def conclude(
         cut_off="" if spent_budget_s is None else cut_off(rates, spent_budget_s),
         effort=effort,
         all_slow=all_slow,
-        silent=silent_links(rates, names),
+        silent=links_without_reading(rates, names),
         bound_mbits_s=rates.slow_below_mbits_s,
         paths=rates.nodes * (rates.nodes - 1),
         paths_measured=rates.paths_measured,
@@ -230,10 +230,10 @@ def _one_pair(rates: Rates) -> Search:
 
 
 def _printing(names: Names) -> Callable[[int, Round, Sequence[Reading]], None]:
-    """Prints a line per round; pytest shows it live with -s, else with a failure."""
+    """A function that prints a line per round; pytest shows it live with -s, else on failure."""
 
     def report(count: int, step: Round, readings: Sequence[Reading]) -> None:
-        progress(f"locating who is slow, round {count + 1}", 0, 0)
+        progress(f"locating slow nodes, round {count + 1}", 0, 0)
         slowest = min(readings, key=lambda reading: reading.mbits_s)
         print(
             f"locate: round {count} ({step.stage}), {len(step.flows)} pairs at once, slowest "

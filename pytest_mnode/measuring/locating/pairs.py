@@ -1,4 +1,4 @@
-"""Pairs of nodes that send to each other, in rounds that all ranks take part in."""
+"""Transfers between pairs of nodes, in rounds in which all ranks take part."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _CHUNK_S = 0.005
 _MOST_CHUNKS = 12
 _LEAST_CHUNKS = 4
 _COUNTS = range(1, _MOST_CHUNKS + 1)
-"""Of wrong chunks; another number was changed itself on its way to this rank."""
+"""Valid numbers of wrong chunks; any other number was itself corrupted on its way to this rank."""
 _ENOUGH_S = 0.1
-"""A slow link is measured by fewer chunks, so that it does not hold up the others for long."""
+"""After this time a sender ends early, so that a slow link does not delay the others."""
 _SMALLEST_BYTES = 64 << 10
 _LARGEST_BYTES = 256 << 20
 _CHECKED_BYTES = 4 << 20
-"""Of larger chunks only the last two are checked, since that takes time."""
+"""If chunks are larger, only the last two are checked, because checking takes time."""
 
 
 def chunk_bytes(line_rate_mbits_s: float) -> int:
-    """5 ms worth of the line."""
+    """Bytes that the line carries in 5 ms, from 64 KiB to 256 MiB."""
     return int(min(_LARGEST_BYTES, max(_SMALLEST_BYTES, line_rate_mbits_s * 1e6 / 8 * _CHUNK_S)))
 
 
 def payload_mbits_s(arrived_s: Sequence[float], size_bytes: int) -> float:
-    """Rate of chunks that arrived one after another at these times; 0 for fewer than two.
+    """Rate of chunks that arrived at these times, one after another; 0 for fewer than two chunks.
 
-    The first third is not counted: it connects the pair and uses up a shaper's burst, which at the
-    line rate lasts 10 ms.
+    The first third is not counted: it connects the pair and uses up a shaper's burst, which lasts
+    10 ms at the line rate.
     """
     skipped = max(1, len(arrived_s) // 3)
     if len(arrived_s) <= skipped:
@@ -47,7 +47,7 @@ def payload_mbits_s(arrived_s: Sequence[float], size_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rails:
-    """Which rank of a node uses which of its NICs: the local ranks spread evenly over them."""
+    """Assignment of ranks to NICs: the local ranks of a node are spread evenly over its NICs."""
 
     world: World
     count: int
@@ -55,21 +55,21 @@ class Rails:
 
     @classmethod
     def of(cls, world: World, nics_per_node: int) -> Rails:
-        """As many as there are ranks to use them; one where the ranks cannot be spread evenly."""
+        """As many rails as local ranks can use; one if the ranks cannot be spread evenly."""
         count = min(nics_per_node, world.local_size)
         return cls(world, count if world.local_size % count == 0 else 1, nics_per_node)
 
     @property
     def nics_each(self) -> int:
-        """How many NICs of its node the rank of a rail uses: what the rail must carry follows."""
+        """Number of NICs that the rank of a rail uses; the rail must carry as much as that many."""
         return max(1, self.nics_per_node // self.world.local_size)
 
     def rank(self, node: int, rail: int) -> int:
-        """The first of the ranks beside the NIC."""
+        """The rank that measures `rail` on `node`: the first of the ranks that use its NIC."""
         return node * self.world.local_size + rail * (self.world.local_size // self.count)
 
     def peers(self, step: Round) -> tuple[int | None, int | None]:
-        """The ranks that this one sends to and receives from in a round; one or none of them."""
+        """The rank that this one sends to, and the one it receives from; at most one is set."""
         target = source = None
         for flow in step.flows:
             for rail in flow.rails:
@@ -83,25 +83,25 @@ class Rails:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRound:
-    """Readings of a round, the same on every rank; spent_s: by the clock of rank 0."""
+    """Readings of a round; the same on every rank. spent_s: by the clock of rank 0."""
 
     readings: tuple[Reading, ...]
     spent_s: float
 
 
 class Pairs:
-    """Runs rounds on the default process group. All ranks call the same methods alike."""
+    """Runner of rounds on the default process group. All ranks call the same methods."""
 
     def __init__(self, rails: Rails, size_bytes: int, device: torch.device) -> None:
         self._rails = rails
         self._size_bytes = size_bytes
         self._device = device
-        # Two, so that the next chunk is on its way while one is waited for.
+        # With two buffers, the next chunk is on its way while this rank waits for one.
         self._chunks = [torch.zeros(size_bytes, dtype=torch.uint8, device=device) for _ in "ab"]
         self._started_s = time.monotonic()
 
     def measure(self, step: Round) -> MeasuredRound:
-        """Run a round; every rank waits for its end, so that the next has the fabric to itself."""
+        """Run a round. All ranks wait for its end, so that the next has the fabric to itself."""
         target, source = self._rails.peers(step)
         rate, wrong = 0.0, 0
         if target is not None:
@@ -120,11 +120,11 @@ class Pairs:
         return MeasuredRound(tuple(readings), every[0][1])
 
     def day(self) -> int:
-        """Days since 1970 by the clock of rank 0, so that all agree."""
+        """Days since 1970 by the clock of rank 0, the same on all ranks."""
         return int(by_rank([time.time() // 86400], self._device)[0][0])
 
     def _send(self, target: int) -> None:
-        """Chunks whose first byte says whether the next one is the last."""
+        """Send chunks; the first byte of a chunk is 1 if the next one is the last."""
         started_s = time.perf_counter()
         pending: list[_Transfer] = []
         ends = False
@@ -142,7 +142,7 @@ class Pairs:
             transfer.finish()
 
     def _arrivals_s(self, source: int) -> tuple[list[float], int]:
-        """When each chunk arrived, and how many were not as they were sent: zeros."""
+        """Arrival times of the chunks, and how many were corrupted; all their data are zeros."""
         arrived_s: list[float] = []
         wrong = 0
         pending = [_Transfer(dist.irecv, chunk, source) for chunk in self._chunks]
@@ -155,27 +155,27 @@ class Pairs:
             checked = self._size_bytes <= _CHECKED_BYTES or was_last or ends
             if checked and chunk[1:].any():
                 wrong += 1
-                chunk.zero_()  # it is sent on to others later
+                chunk.zero_()  # this buffer is also used for sending later
             if not was_last and not ends:
                 pending.append(_Transfer(dist.irecv, chunk, source))
         return arrived_s, wrong
 
 
 class _Transfer:
-    """A chunk on its way; the next one may follow before it is through."""
+    """A chunk on its way; the next may be started before it is finished."""
 
     def __init__(self, operation: Any, chunk: torch.Tensor, peer: int) -> None:
         self._works: list[Any] = dist.batch_isend_irecv([dist.P2POp(operation, chunk, peer)])
         self._event: Any = None
         if chunk.device.type != "cpu":
-            # A device's stream waits and this thread does not; an event marks one chunk's end.
+            # Here only the device's stream waits, not this thread; an event marks the chunk's end.
             for work in self._works:
                 work.wait()
             self._event = torch.Event(chunk.device)
             self._event.record()
 
     def finish(self) -> None:
-        """Wait until it is through, bounded by the timeout of the process group."""
+        """Wait until the chunk is transferred, up to the timeout of the process group."""
         if self._event is not None:
             self._event.synchronize()
             return

@@ -1,4 +1,4 @@
-"""The state and rate of every path and rail, as the certificate keeps them. Pure."""
+"""Tables of the state and rate of every path and rail, for the certificate. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_mnode.path_rates import NOT_MEASURED, PathRates, State
 
 
 def path_rates(rates: Rates, found: Diagnosis, names: Names) -> PathRates:
-    """Tables of what was measured. found: says which of what is slow was confirmed.
+    """Tables of these rates. found: the diagnosis, which confirms some of the slow paths.
 
-    A slow path has failed if it, or an end of it, is named for sure, else it is suspect.
+    A slow path has failed if it or one of its ends is confirmed as slow; otherwise it is suspect.
     """
     slowest = np.where(np.isfinite(rates.best).all(axis=0), np.fmin.reduce(rates.best), np.nan)
     directions = np.fmin(rates.tx, rates.rx)
@@ -30,8 +30,8 @@ def path_rates(rates: Rates, found: Diagnosis, names: Names) -> PathRates:
 
 
 def _limits(rates: Rates, found: Diagnosis) -> NDArray[np.float64]:
-    """By rail, what a path must carry: the bound too where the rail as a whole is blamed, and where
-    links keep no rate."""
+    """By rail, the rate that a path must carry: the threshold, but the bound if the whole rail is
+    slow or if links do not keep a rate."""
     limits = rates.threshold.copy()
     if found.unsteady_mbits_s is not None:
         limits[:] = rates.slow_below_mbits_s
@@ -52,7 +52,7 @@ def _paths(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
     for path in found.paths:
         ways = [(path.sender, path.receiver), (path.receiver, path.sender)]
         for sender, receiver in ways[: 1 + path.both_ways]:
-            # Of two nodes none is faster, so that only the diagnosis knows what is slow.
+            # With two nodes no link is faster than others, so the limits do not show what is slow.
             slow[list(path.rails), sender, receiver] = True
             sure[list(path.rails), sender, receiver] |= path.confirmed
     letters = np.full(slow.shape[1:], State.NOT_TESTED.letter)
@@ -64,7 +64,7 @@ def _paths(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
 
 
 def _rails(rates: Rates, found: Diagnosis) -> NDArray[np.str_]:
-    """By node and rail."""
+    """State letters, by node and rail."""
     directions = np.fmin(rates.tx, rates.rx)
     letters = np.full(directions.shape, State.NOT_TESTED.letter)
     letters[np.isfinite(rates.tx) & np.isfinite(rates.rx)] = State.PASSED.letter

@@ -1,4 +1,4 @@
-"""What was measured between nodes so far, and which of it is slow. Pure."""
+"""Rates measured between nodes so far, and the slow ones among them. Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from numpy.typing import NDArray
 from pytest_mnode.measuring.locating.rounds import Reading
 
 STANDS_OUT = 0.8
-"""Slow is what is below the bound, and below this part of what healthy peers reach."""
+"""A link is slow below both the bound and this fraction of the rate of healthy links."""
 _FURTHER = 0.6
-"""Of what a slow node reaches with others: below it, one of its paths is slow by itself. What was
-queued while a receiver waited for a core makes a reading of a slow link up to a third too high."""
+"""A path of a slow node is slow by itself below this fraction of the node's rate with others. A
+reading of a slow link may be up to a third too high, if data queued up while a receiver waited for
+a core."""
 _ENOUGH_FOR_SECOND = 4
 _DIP = 0.6
-"""Of the best reading of a link alone: below it the link did not keep its rate."""
+"""A link did not keep its rate below this fraction of its best reading alone on the fabric."""
 _FEW_DIPS = 0.1
-"""Of all readings alone; one dip at least is forgiven on any machine."""
+"""Tolerated dips, as a fraction of all readings alone; one dip is always tolerated."""
 
 
 class Rates:
-    """The best rate of every link, one direction of a pair on one rail, in Mbit/s.
+    """The best rate of every link (one direction of a pair on one rail), in Mbit/s.
 
-    The best, because whatever else a machine does makes a link look slow, and never fast. Arrays
-    are indexed by rail, then by sender and receiver, or by node; nan is not measured.
-    slow_below_mbits_s: the spec's bound for the NICs of one rail together.
+    The best reading counts, because other work on a machine can only make a link look slower.
+    Arrays are indexed by rail, then by sender and receiver, or by node; nan means not measured.
+    slow_below_mbits_s: the spec's bound for all NICs of one rail together.
     """
 
     def __init__(self, nodes: int, rails: int, slow_below_mbits_s: float) -> None:
@@ -37,25 +38,25 @@ class Rates:
         self.best_alone = np.full((rails, nodes, nodes), np.nan)
         self.times_alone = np.zeros((rails, nodes, nodes), dtype=np.int32)
         self._alone: dict[tuple[int, int, int], list[float]] = {}
-        self.in_vain = np.zeros((rails, nodes, nodes), dtype=np.bool_)
-        """Which links were tried once at least with nothing measured."""
+        self.failed_tries = np.zeros((rails, nodes, nodes), dtype=np.bool_)
+        """Links that at least once gave no rate when they were tried."""
         self.wrong = np.zeros((nodes, nodes), dtype=np.bool_)
-        """Which paths changed what was sent, once at least."""
+        """Paths that changed data at least once, by sender and receiver."""
         self.tx = np.full((rails, nodes), np.nan)
-        """How fast each node sends to the partner that it sends to fastest."""
+        """Rate at which each node sends to its best partner."""
         self.rx = np.full((rails, nodes), np.nan)
         self._reference: NDArray[np.float64] | None = None
         self._threshold: NDArray[np.float64] | None = None
 
     def add(self, readings: Iterable[Reading]) -> None:
-        """Readings that are not a number above 0 measured nothing, and count as not measured."""
+        """Add readings. One that is not a finite number above 0 counts as not measured."""
         self._reference = self._threshold = None
         for reading in readings:
             rate, rail = reading.mbits_s, reading.rail
             link = rail, reading.sender, reading.receiver
             self.wrong[link[1:]] |= reading.wrong
             if not 0 < rate < np.inf:
-                self.in_vain[link] = True
+                self.failed_tries[link] = True
                 continue
             _raise(self.best, link, rate)
             _raise(self.tx, (rail, reading.sender), rate)
@@ -69,8 +70,8 @@ class Rates:
     def unsteady(self) -> tuple[float, float] | None:
         """Lowest and highest reading, alone, of the most unsteady link; None if links are steady.
 
-        Slow hardware keeps its lower rate. Links whose rate falls now and then with nothing else on
-        the fabric are slowed by something else, such as cores that other programs take.
+        Slow hardware has a steady low rate. Links whose rate drops from time to time with nothing
+        else on the fabric are slowed by something else, such as programs that take their cores.
         """
         dips = [
             (min(all_), max(all_))
@@ -84,16 +85,16 @@ class Rates:
 
     @property
     def silent(self) -> NDArray[np.bool_]:
-        """Which links were tried, and gave no reading at any time."""
-        silent: NDArray[np.bool_] = self.in_vain & ~np.isfinite(self.best)
+        """Links that were tried and never gave a reading."""
+        silent: NDArray[np.bool_] = self.failed_tries & ~np.isfinite(self.best)
         return silent
 
     @property
     def reference(self) -> NDArray[np.float64]:
-        """By rail: the median of the links that are about as fast as the fastest.
+        """By rail, the median rate of the links that are about as fast as the fastest.
 
-        Not the median of all: most may be slow. Not the fastest itself: one reading may be wrong.
-        nan where nothing was measured.
+        The median of all links would be wrong if most are slow, and the fastest link alone if its
+        reading is wrong. nan if nothing was measured.
         """
         if self._reference is None:
             self._reference = np.array([_typical_of_the_fast(self.best[r]) for r in self.each_rail])
@@ -105,24 +106,24 @@ class Rates:
 
     @property
     def threshold(self) -> NDArray[np.float64]:
-        """By rail: below it a link is slow."""
+        """By rail, the rate below which a link is slow."""
         if self._threshold is None:
             self._threshold = np.fmin(self.slow_below_mbits_s, STANDS_OUT * self.reference)
         return self._threshold
 
     @property
     def slow_tx(self) -> NDArray[np.bool_]:
-        """By rail and node: whether it sends slowly to everybody it was tried with."""
+        """By rail and node: whether it sends slowly to every partner it was tried with."""
         return self.tx < self.threshold[:, None]
 
     @property
     def slow_rx(self) -> NDArray[np.bool_]:
-        """By rail and node: whether it receives slowly from everybody it was tried with."""
+        """By rail and node: whether it receives slowly from every partner it was tried with."""
         return self.rx < self.threshold[:, None]
 
     @property
     def slow_nodes(self) -> list[int]:
-        """Nodes that are slow in a direction on a rail."""
+        """Nodes that are slow in at least one direction on at least one rail."""
         return [int(i) for i in np.flatnonzero((self.slow_tx | self.slow_rx).any(axis=0))]
 
     @property
@@ -141,14 +142,14 @@ class Rates:
 
     @property
     def paths_measured(self) -> int:
-        """Ordered pairs of nodes that were measured on every rail."""
+        """Number of ordered pairs of nodes that were measured on every rail."""
         return int(np.isfinite(self.best).all(axis=0).sum())
 
     def partners(self, node: int, rails: Sequence[int], sends: bool, times_alone: int) -> list[int]:
-        """Whom a node was tried with in one direction on all of `rails`, who are fast themselves.
+        """Fast partners that a node was tried with in one direction on all of `rails`.
 
-        sends: whether the node was the sender. times_alone: at least so often with nothing else
-        sent meanwhile.
+        sends: whether the node was the sender. times_alone: least number of readings of such a
+        pair with nothing else on the fabric.
         """
         chosen = list(rails)
         tried = np.isfinite(self.best[chosen]) & (self.times_alone[chosen] >= times_alone)
@@ -156,7 +157,7 @@ class Rates:
         return np.flatnonzero(with_whom & self.fast(rails, sends=not sends)).tolist()
 
     def fast(self, rails: Sequence[int], *, sends: bool) -> NDArray[np.bool_]:
-        """By node: whether it was measured, and is fast in the one direction on all of `rails`."""
+        """By node: whether it was measured, and is fast in that direction on all of `rails`."""
         chosen = list(rails)
         score = (self.tx if sends else self.rx)[chosen]
         enough: NDArray[np.bool_] = np.all(score >= self.threshold[chosen, None], axis=0)
@@ -164,7 +165,7 @@ class Rates:
 
 
 def _raise(table: NDArray[np.float64], index: tuple[int, ...], rate: float) -> None:
-    if not table[index] >= rate:  # nan is not
+    if not table[index] >= rate:  # true also for nan
         table[index] = rate
 
 
@@ -172,7 +173,7 @@ def _typical_of_the_fast(rates: NDArray[np.float64]) -> float:
     measured = rates[np.isfinite(rates)]
     if not measured.size:
         return float("nan")
-    # One reading too fast must not make all others slow.
+    # A single reading that is too fast must not make all others look slow.
     fastest = (
         measured.max() if measured.size < _ENOUGH_FOR_SECOND else np.partition(measured, -2)[-2]
     )

@@ -1,4 +1,4 @@
-"""Which nodes send to which at the same time: rounds of disjoint pairs. Pure, knows no rates."""
+"""Plans of which pairs send at the same time: rounds of disjoint pairs. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One direction of one pair: nodes by their index in the world, rails all at the same time."""
+    """One direction of a pair of nodes, given by index in the world, on `rails` simultaneously."""
 
     sender: int
     receiver: int
@@ -24,9 +24,9 @@ class Flow:
 class Round:
     """Flows that run at the same time; no node is in two of them.
 
-    tests: how many measurements begin with it, as schemes that bisect groups count them: a group
-    (or a pair) measured once is one test, however many rounds both its directions take.
-    alone: one flow only, which confirms or clears a suspect.
+    tests: number of tests that begin in this round, as group-testing schemes count: measuring a
+    group or a pair once is one test, however many rounds its two directions take. alone: whether
+    the round has a single flow, which confirms or clears a suspect.
     """
 
     flows: tuple[Flow, ...]
@@ -37,9 +37,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one rail of a flow carried, Mbit/s of payload.
+    """Payload rate that one rail of a flow carried.
 
-    alone: from a round that was run to confirm. wrong: whether it did not arrive as it was sent.
+    alone: whether nothing else was on the fabric. wrong: whether data arrived corrupted.
     """
 
     sender: int
@@ -54,8 +54,8 @@ class Reading:
 def circle(count: int) -> tuple[tuple[Pair, ...], ...]:
     """Every pair of 0 … count-1 once, in count-1 rounds of count/2 disjoint pairs.
 
-    The circle method of a round-robin tournament: one stays, the others move on by a place. An odd
-    count takes count rounds, in each of which one has nobody.
+    The circle method of a round-robin tournament: one member stays, the others move by one place.
+    An odd count takes count rounds, in each of which one member has no partner.
     """
     places = count + count % 2
     last = places - 1
@@ -69,13 +69,13 @@ def circle(count: int) -> tuple[tuple[Pair, ...], ...]:
 
 
 def of_day(circle: Sequence[Sequence[Pair]], day: int, turns: int) -> list[Sequence[Pair]]:
-    """So many of its rounds, at most all: the next ones on every day."""
+    """`turns` rounds of the circle, at most all; each day begins after the previous day's last."""
     first = turns * day
     return [circle[i % len(circle)] for i in range(first, first + min(turns, len(circle)))]
 
 
 def ring(members: Sequence[int]) -> list[list[Pair]]:
-    """Neighbours in a closed ring, as two rounds of disjoint pairs; three for an odd number."""
+    """Neighbours in a closed ring, as two rounds of disjoint pairs, or three for an odd count."""
     count = len(members)
     if count < 2:
         return []
@@ -85,7 +85,7 @@ def ring(members: Sequence[int]) -> list[list[Pair]]:
 
 
 def group_sizes(nodes: int) -> list[int]:
-    """About √n each, in as many groups as that makes."""
+    """Sizes of consecutive groups of about √nodes each."""
     count = max(1, nodes // max(2, round(math.sqrt(nodes))))
     bounds = [nodes * i // count for i in range(count + 1)]
     return [end - start for start, end in itertools.pairwise(bounds)]
@@ -94,7 +94,7 @@ def group_sizes(nodes: int) -> list[int]:
 def both_ways(
     pairs: Iterable[Pair], rails: tuple[int, ...], tests: int, stage: str
 ) -> tuple[Round, Round]:
-    """One round a direction: both at once would share the way of acknowledgements."""
+    """A round per direction: both at once would share a direction with acknowledgements."""
     there = tuple(Flow(a, b, rails) for a, b in pairs)
     back = tuple(Flow(flow.receiver, flow.sender, rails) for flow in there)
     return Round(there, tests, stage), Round(back, 0, stage)
@@ -103,7 +103,7 @@ def both_ways(
 def at_once(
     groups: Iterable[Sequence[int]], rails: tuple[int, ...], stage: str
 ) -> tuple[Round, ...]:
-    """The rings of all groups, which share no node, at the same time: a test a group."""
+    """Rounds of the rings of all groups at the same time, one test per group. No node is in two."""
     rings = [matchings for group in groups if (matchings := ring(group))]
     rounds: list[Round] = []
     for step in range(max(map(len, rings), default=0)):
@@ -113,7 +113,7 @@ def at_once(
 
 
 def packed(flows: Iterable[Flow]) -> list[list[Flow]]:
-    """The flows in as few lists as is easily found, no node twice in any."""
+    """The flows in few lists, by first fit; no list has a node twice."""
     lists: list[list[Flow]] = []
     busy: list[set[int]] = []
     for flow in flows:

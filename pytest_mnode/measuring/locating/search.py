@@ -1,11 +1,11 @@
-"""What to measure next, given what was measured: from all nodes to who is slow. Pure.
+"""The search that decides, from the rates so far, which round to measure next. Pure.
 
-Up to 16 nodes every pair is measured, in rounds of disjoint pairs. Beyond, groups of √n are, each
-as a ring, all at the same time; of slow groups those members that no reading clears are halved
-again and again, all groups at the same time. A suspect is then tried alone on the fabric with two
-healthy partners, since disjoint pairs may still share a link. Then pairs that were not tried are
-measured, which is the only way to meet a slow path that is in no ring: all of them, or beyond 64
-nodes a sample, other pairs on every day.
+Up to 16 nodes every pair is measured, in rounds of disjoint pairs. More nodes are split into groups
+of √n, each measured as a ring, all at the same time; in slow groups, the members that no reading
+clears are halved repeatedly, all groups at the same time. Each suspect is then tried alone on the
+fabric with two healthy partners, because disjoint pairs may still share a link. Finally the pairs
+that were not tried are measured, which is the only way to find a slow path that is in no ring: all
+pairs, or with more than 64 nodes a sample that differs from day to day.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.rounds import Flow, Pair, Reading, Round
 
 EVERY_PAIR_UP_TO = 16
-"""Nodes up to which all pairs are cheaper than groups."""
+"""Number of nodes up to which measuring all pairs is cheaper than groups."""
 EVERY_PATH_UP_TO = 64
-"""Nodes up to which all pairs are measured without being asked for: 126 rounds, about 13 s."""
+"""Number of nodes up to which all pairs are measured by default: 126 rounds, about 13 s."""
 _TURNS = 8
-"""Of the circle, in each of which every node has one partner: 16 rounds."""
+"""Turns of the circle in a sample; every node has one partner per turn. They take 16 rounds."""
 _PAIRED_UP_TO = 4
 _MOST_PATHS = 64
-"""A fabric with more slow paths than that has another fault, and the rest stays suspected."""
+"""More slow paths than this point to another fault, so further ones stay suspected."""
 _FEW_PATHS = 8
-"""So many are tried alone at once; more are measured again together first."""
+"""Up to this number, slow paths are tried alone; more are first measured again together."""
 _ALONE_PAIRS = 4
-"""Tried before the fabric is blamed as a whole."""
+"""Number of pairs tried alone before the whole fabric is named."""
 _CONTROLS = 3
-"""Times that who would be blamed is tried again, each time followed by a fast link."""
+"""Number of times that suspected flows are tried again, each time followed by a fast link."""
 _MOST_CONTROLLED = 4
 
 Steps = Generator[Round, Sequence[Reading] | None, None]
@@ -55,12 +55,11 @@ class _TimeIsUp(Exception):
 
 
 def search(rates: Rates, *, every_path: bool = True, day: int = 0) -> Search:
-    """Rounds to measure, one after another; send what was read, or None when time is up.
+    """Yield rounds to measure; send back their readings, or None when the budget is spent.
 
-    `rates` collects the readings; `blame.blamed(rates)` judges them at any time. The same
-    readings always ask for the same rounds. every_path: of more than 16 nodes too, measure every
-    pair at last; else a sample that changes with `day`. Returns whether all was measured that was
-    needed.
+    `rates` collects the readings; `diagnose(rates)` judges them at any time. The same readings
+    always lead to the same rounds. every_path: whether to measure every pair of more than 16 nodes
+    too, and not a sample that changes with `day`. Returns whether the search was completed.
     """
     try:
         yield from _Search(rates).steps(every_path, day)
@@ -98,7 +97,7 @@ class _Search:
             self._rates.add(readings)
 
     def _pairs(self, nodes: Sequence[int], turns: Iterable[Sequence[Pair]]) -> Steps:
-        """Those that were not measured yet; of pairs of indices into `nodes`."""
+        """Measure the pairs not measured yet. turns: pairs of indices into `nodes`."""
         known = np.isfinite(self._rates.best).any(axis=0)
         for turn in turns:
             pairs = [(nodes[a], nodes[b]) for a, b in turn]
@@ -106,7 +105,7 @@ class _Search:
             yield from self._measure(rounds.both_ways(new, self._rails, len(new), "all pairs"))
 
     def _groups(self, nodes: range) -> Steps:
-        """The ring of all nodes, which is where collectives send, as neighbouring groups."""
+        """Measure the ring of all nodes, which collectives use, as adjacent groups; then halves."""
         sizes = rounds.group_sizes(len(nodes))
         ends = np.cumsum(sizes)
         groups = [list(nodes[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
@@ -117,22 +116,22 @@ class _Search:
             small = [g for g in self._doubted(groups) if len(g) <= _PAIRED_UP_TO]
             first = [group[: len(group) // 2] for group in large]
             second = [group[len(group) // 2 :] for group in large]
-            # One after the other: near a slow node others may be slow only while it sends.
+            # One half after the other: while a slow node sends, nodes near it may be slow too.
             for halves in (first, second):
                 yield from self._measure(rounds.at_once(halves, self._rails, "halves"))
             groups = small + first + second
         yield from self._paired(groups)
 
     def _doubted(self, groups: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Of each group the members that may be slow for all that is known."""
-        if self._rates.too_slow_rails:  # nobody is known to be healthy
+        """The members of each group that no reading has cleared."""
+        if self._rates.too_slow_rails:  # no node is known to be healthy
             return [list(group) for group in groups]
         doubted = {node for node in self._rates.slow_nodes if not self._is_sure(node)}
         found = [[node for node in group if node in doubted] for group in groups]
         return [group for group in found if group]
 
     def _is_sure(self, node: int) -> bool:
-        """Whether it was slow with healthy partners enough that only a trial alone is left."""
+        """Whether it was slow with enough healthy partners, so that only a trial alone is left."""
         return all(
             len(self._rates.partners(node, [rail], sends=sends, times_alone=0)) >= CONFIRMED_BY
             for sends, slow in ((True, self._rates.slow_tx), (False, self._rates.slow_rx))
@@ -141,7 +140,7 @@ class _Search:
         )
 
     def _paired(self, groups: Sequence[Sequence[int]]) -> Steps:
-        """Every doubted node with a healthy one, or with each of its group where none is."""
+        """Measure every doubted node with a healthy node, or with all of its group if none is."""
         slow = set(self._rates.slow_nodes)
         healthy = [node for node in range(self._rates.nodes) if node not in slow]
         if self._rates.too_slow_rails or not healthy:
@@ -179,7 +178,7 @@ class _Search:
         yield from self._control()
 
     def _control(self) -> Steps:
-        """Do pairs keep a rate? Suspects stay slow, and a fast link fast, in turn."""
+        """Measure suspects and a fast link in turn, to see whether both keep their rates."""
         suspects = suspected(self._rates)[:_MOST_CONTROLLED]
         if not suspects:
             return
@@ -196,7 +195,7 @@ class _Search:
                 yield from self._alone(flow, 0 if i and one_pair else 1)
 
     def _alone(self, flow: Flow, tests: int) -> Steps:
-        """The best of two; the second only where the first is slow."""
+        """Measure a flow alone; again only if the first reading is slow."""
         rails = list(flow.rails)
         for i in range(REPEATS):
             yield from self._measure([Round((flow,), 0 if i else tests, "alone", alone=True)])
@@ -205,7 +204,7 @@ class _Search:
                 break
 
     def _any_alone(self) -> Steps:
-        """Where every pair is slow: is a fast one not so while no other sends?"""
+        """If every pair is slow, try the fastest ones alone: one may be fast if no other sends."""
         best = np.nan_to_num(np.fmax.reduce(self._rates.best, axis=0))
         tried: set[int] = set()
         for index in np.argsort(-np.maximum(best, best.T), axis=None):
@@ -220,7 +219,7 @@ class _Search:
             yield from self._alone(Flow(*pair[::-1], rails), 0)
 
     def _next_trial(self) -> list[Flow]:
-        """A suspect and a healthy partner it was not alone with; empty where none is left."""
+        """Flows of a suspect with a healthy partner not yet tried alone; empty if none is left."""
         for suspect in slow_nodes(self._rates):
             if suspect.confirmed:
                 continue
@@ -237,7 +236,7 @@ class _Search:
         return []
 
     def _new_partner(self, suspect: SlowNode, sends: bool) -> int | None:
-        """None where enough are known, or nobody is left."""
+        """A partner not yet tried alone; None if enough were tried, or none is left."""
         rates, rails = self._rates, suspect.rails
         known = rates.partners(suspect.node, rails, sends=sends, times_alone=REPEATS)
         if len(known) >= CONFIRMED_BY:
@@ -249,14 +248,14 @@ class _Search:
         )
 
     def _healthy_for(self, node: int, rails: Sequence[int], sends: bool) -> list[int]:
-        """Who can take what `node` sends, or send to it; those without any fault first."""
+        """Nodes fast enough to receive from `node`, or send to it; those without a fault first."""
         slow = set(self._rates.slow_nodes)
         others = [(node + step) % self._rates.nodes for step in range(1, self._rates.nodes)]
         fast = self._rates.fast(rails, sends=not sends)
         return sorted((i for i in others if fast[i]), key=lambda i: i in slow)
 
     def _doubted_pairs(self) -> dict[Pair, tuple[list[Pair], tuple[int, ...]]]:
-        """By pair of nodes: the directions and rails on which it may be a slow path."""
+        """By pair of nodes, the directions and rails on which the path may be slow."""
         found: dict[Pair, tuple[list[Pair], tuple[int, ...]]] = {}
         for rail, *way in self._rates.slow_links:
             sender, receiver = way
@@ -271,7 +270,7 @@ class _Search:
         return found
 
     def _try_path(self, ways: Sequence[Pair], rails: tuple[int, ...]) -> Steps:
-        """The pair alone; where it stays slow, each of its ends alone with somebody else."""
+        """Try a pair alone; if it stays slow, try each of its ends alone with another node."""
         for _ in range(CONFIRMED_BY):
             for i, way in enumerate(ways):
                 yield from self._alone(Flow(*way, rails), 0 if i else 1)
@@ -290,7 +289,7 @@ class _Search:
                         break
 
     def _known_fast(self, end: int, rails: Sequence[int], sends: bool, besides: int) -> list[int]:
-        """Those it is fast with already, then others who should be; a few."""
+        """A few partners: first those that `end` was fast with, then others that should be."""
         table = self._rates.best[list(rails)]
         known = np.nan_to_num(table[:, end, :] if sends else table[:, :, end]).min(axis=0)
         healthy = self._healthy_for(end, rails, sends)

@@ -1,4 +1,4 @@
-"""A diagnosis in words: who is to blame, where, by how much, and how sure that is. Pure."""
+"""A diagnosis in words: culprits with place and rate, confirmed or suspected. Pure."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WILD = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What operators call the nodes, by index, and the NICs, by rail.
+    """Names of the nodes, by index, and of the NICs, by rail.
 
-    interfaces: all NICs of a node, as one. management_mbits_s: line rate of the network that
-    traffic may have fallen back to; None where the spec names none.
+    interfaces: all NICs of a node in one string. management_mbits_s: line rate of the management
+    network, to which traffic may have fallen back; None if the spec names none.
     """
 
     nodes: tuple[str, ...]
@@ -35,7 +35,7 @@ class Names:
 
     @classmethod
     def of(cls, nodes: Sequence[str], spec: Spec, rails: int) -> Self:
-        """NICs of a rail by their names where the spec lists them, else by its number."""
+        """Names from the spec: a rail has the names of its NICs if listed there, else a number."""
         nics = spec.fabric.interfaces
         each = len(nics) // rails
         listed = 0 < len(nics) == rails * each and not any(_WILD & set(name) for name in nics)
@@ -54,15 +54,15 @@ class Names:
         )
 
     def on(self, rails: Sequence[int]) -> str:
-        """The NICs of `rails`."""
+        """Names of the NICs of `rails`."""
         if len(rails) == len(self.rails):
             return self.interfaces
         return "+".join(self.rails[rail] for rail in rails)
 
     def rate(self, mbits_s: float) -> str:
-        """With a word where it is what the management network does."""
+        """A rate in words; says so if it is the rate of the management network."""
         line = self.management_mbits_s
-        # Above the line by a burst: shapers let short transfers go faster.
+        # A short transfer may be above the line rate, because of a shaper's burst.
         fallen_back = line and 0.75 <= mbits_s / line <= 1.2
         return f"{mbits_s:.0f} Mbit/s" + (
             ", the rate of the management network" if fallen_back else ""
@@ -70,7 +70,7 @@ class Names:
 
 
 def culprits(found: Diagnosis, names: Names) -> str | None:
-    """Everyone to blame, the surest first; None where nobody is."""
+    """All culprits, confirmed ones first; None without one."""
     paths = found.paths
     parts = []
     if len(names.nodes) == 2:
@@ -86,9 +86,9 @@ def culprits(found: Diagnosis, names: Names) -> str | None:
 
 
 def corrupters(wrong: NDArray[np.bool_], names: Names) -> str | None:
-    """The node that all paths that changed what was sent have in common, or those paths.
+    """The node that is on all paths that changed data, or those paths; None without one.
 
-    wrong: by sender and receiver; None where no path did.
+    wrong: by sender and receiver, whether the path changed data.
     """
     paths = [(int(a), int(b)) for a, b in np.argwhere(wrong)]
     if not paths:
@@ -153,7 +153,7 @@ def _paths(paths: Sequence[SlowPath], names: Names) -> list[str]:
 
 
 def _suspected(found: Diagnosis, names: Names) -> list[str]:
-    """Who may be to blame, named apart from those who are."""
+    """Unconfirmed suspects, in one entry of their own."""
     suspects = []
     for node in found.nodes:
         if not node.confirmed:
@@ -165,8 +165,8 @@ def _suspected(found: Diagnosis, names: Names) -> list[str]:
     return [f"suspected, not confirmed: {every}"] if every else []
 
 
-def silent_links(rates: Rates, names: Names) -> str:
-    """Which links gave no reading: nodes of which none did, then other paths; "" for none."""
+def links_without_reading(rates: Rates, names: Names) -> str:
+    """Links without a reading: nodes none of whose links gave one, then other paths; or ""."""
     silent, spoke = rates.silent, np.isfinite(rates.best)
     missing: list[str] = []
     for rail in rates.each_rail:
@@ -187,17 +187,17 @@ def silent_links(rates: Rates, names: Names) -> str:
 
 
 def cut_off(rates: Rates, budget_s: float) -> str:
-    """What there was no time for."""
+    """What did not fit into the budget, in words."""
     total, measured = rates.nodes * (rates.nodes - 1), rates.paths_measured
     if measured < total:
         return f"not all paths were measured within {budget_s:g} s: {measured} of {total}"
-    return f"not all was confirmed within {budget_s:g} s"
+    return f"not all suspects were confirmed within {budget_s:g} s"
 
 
 def unmeasured_paths(
     rates: Rates, spent_budget_s: float | None, off_fabric: str, *, every_path: bool
 ) -> str:
-    """How many ordered paths were not measured, and why; empty where all were."""
+    """Number of ordered paths not measured, and why; empty if all were measured."""
     silent = int(rates.silent.any(axis=0).sum())
     rest = rates.nodes * (rates.nodes - 1) - rates.paths_measured - silent
     if spent_budget_s is not None:
@@ -213,7 +213,7 @@ def unmeasured_paths(
 
 
 def slowest_link(rates: Rates, names: Names) -> str:
-    """The slowest link with its rate; "" where nothing was measured."""
+    """The slowest link with its rate; "" if nothing was measured."""
     if not np.isfinite(rates.best).any():
         return ""
     rail, a, b = np.unravel_index(np.nanargmin(rates.best), rates.best.shape)

@@ -1,7 +1,7 @@
-"""Programs that operators know, run on the cluster and judged: nccl-tests and perftest.
+"""Standard tools, run on the cluster and judged: nccl-tests and perftest.
 
-Run from the controller through the cluster's own commands, so they need no ranks and no torch.
-`logs` reads what they print. A program that is absent, aborts or prints nothing readable gives no
+The controller runs them through the cluster's own commands, so they need no ranks and no torch.
+`logs` parses their output. A program that is missing, aborts or prints no readable output gives no
 value, which is inconclusive.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def missing_on(cluster: Nodes, program: str) -> tuple[str, ...]:
-    """Nodes that do not find `program`: by its path, or on the PATH of the environment."""
-    # The shell's own look-up, because it sees the PATH and the files of the node.
+    """Nodes that do not find `program`, by its path or on their PATH."""
+    # The node's shell does the look-up, because it sees the PATH and the files of the node.
     results = cluster.run(["sh", "-c", 'command -v -- "$1"', "sh", program], timeout=30)
     return tuple(result.node for result in results if not result.ok)

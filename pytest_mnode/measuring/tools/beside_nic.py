@@ -1,9 +1,9 @@
-"""The program that runs another beside an RDMA device of its node, and reports where that ran.
+"""A program that runs another program near an RDMA device, and reports where that program ran.
 
 `python -m pytest_mnode.measuring.tools.beside_nic DEVICE BINDING MEMORY PROGRAM [ARGUMENT …]`, with
-nic or none for BINDING, host or gpu for MEMORY. Prints STARTED once PROGRAM runs, what PROGRAM
-printed once it is over, then a line of JSON, and ends with its status. Without numactl, which nodes
-may not have. A PROGRAM whose TCP connection nobody answers is given up.
+BINDING nic or none, and MEMORY host or gpu. It prints STARTED when PROGRAM runs, the output of
+PROGRAM when it has ended, then a line of JSON, and ends with the status of PROGRAM. It does not use
+numactl, which may be missing on nodes. It kills a PROGRAM whose TCP connection is not answered.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from pytest_mnode.rank import mempolicy
 STARTED = "beside_nic: the program runs"
 _LOOK_EVERY_S = 0.2
 _CONNECT_LIMIT_S = 8.0
-"""TCP has asked four times by then, at 0, 1, 3 and 7 s; perftest itself would wait for minutes."""
+"""By then TCP has sent four SYNs, at 0, 1, 3 and 7 s; perftest itself would wait for minutes."""
 _HELP_LIMIT_S = 20.0
 _NOT_STARTED = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlacement:
-    """Where a program ran, and what is near the device that it used.
+    """Where a program ran, and the CPUs and memory near the device that it used.
 
-    near_cpus, near_memory: None where not known, with the reason in `unknown`. place: the device in
-    words. cpus, memory_bytes (by NUMA node): of the process with most memory; None where it ended
-    before it could be looked at. problem: why it was not bound, not started, or given up. status:
-    how it ended, negative for a signal; None: it was not started, or given up.
+    place: the device in words. near_cpus, near_memory: None if unknown, with the reason in
+    `unknown`. cpus, memory_bytes (by NUMA node): those of the process with the most memory; None if
+    it ended before it was observed. problem: why the program was not bound, not started, or
+    killed. status: its exit status, negative for a signal; None if it was not started, or killed.
     """
 
     place: str
@@ -63,7 +63,7 @@ class ToolPlacement:
 
 
 def locate(machine: Machine, name: str) -> tuple[ToolPlacement, Locality | None]:
-    """What is near an RDMA device, as a placement of nothing yet and as CPUs and memory to use."""
+    """A placement with the CPUs and memory near an RDMA device, and these as a Locality or None."""
     device = next((one for one in machine.rdma or () if one.name == name), None)
     if device is None:
         return ToolPlacement(place=name, unknown=f"this node shows no RDMA device {name}"), None
@@ -81,9 +81,9 @@ def locate(machine: Machine, name: str) -> tuple[ToolPlacement, Locality | None]
 
 
 def cuda_arguments(machine: Machine, name: str, help_text: str, root: Path) -> tuple[str, ...]:
-    """perftest's own arguments for memory of the GPU nearest to an RDMA device.
+    """perftest's arguments to use memory of the GPU nearest to an RDMA device.
 
-    Raises ValueError, in words, where there is no GPU or `help_text` offers no such argument.
+    Raises ValueError if there is no GPU, or if `help_text` has no such argument.
 
     Source: perftest, src/perftest_parameters.c, usage.
     """
@@ -112,11 +112,11 @@ def cuda_arguments(machine: Machine, name: str, help_text: str, root: Path) -> t
 def run(
     name: str, binding: str, memory: str, argv: Sequence[str], root: Path = Path("/")
 ) -> tuple[str, ToolPlacement]:
-    """Run `argv` beside an RDMA device: what it printed, and where it ran.
+    """Run `argv` near an RDMA device; its output, and where it ran.
 
-    It is bound before it starts, so that all it allocates is there, and ends with this process.
+    It is bound before it starts, so that all its allocations are near, and ends with this process.
     """
-    # Each part by itself, with no limit: one that a slow machine leaves out would leave it unbound.
+    # Read without a time limit, because a part missing on a slow machine would prevent binding.
     machine = Machine(
         rdma=read_rdma(root), pci=read_pci(root), cpus=read_cpus(root), numa=read_numa(root)
     )
@@ -133,7 +133,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                # GPUs in the order of their addresses, all of them: one is chosen by its place.
+                # --use_cuda=N counts GPUs, here in the order of their PCI addresses.
                 env={**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509  no threads here
             )
@@ -154,7 +154,7 @@ def _help(program: str) -> str:
 
 
 def _bind(machine: Machine, beside: Locality, bound: contextlib.ExitStack) -> str:
-    """Bind this process and what it starts; why not, or ""."""
+    """Bind this process and its children. Returns why that failed, or ""."""
     usable = beside.cpus & os.sched_getaffinity(0)
     if not usable:
         return f"none of the CPUs beside {beside.place} may be used here"
@@ -171,7 +171,7 @@ def _bind(machine: Machine, beside: Locality, bound: contextlib.ExitStack) -> st
 
 
 def _watched(program: subprocess.Popen[bytes], placed: ToolPlacement) -> ToolPlacement:
-    """Until the program is over: where it was while it, or one that it started, had most memory."""
+    """Wait for the program; record where it, or a descendant, was when it had the most memory."""
     most, peer, asked = 0, "", time.monotonic()
     while True:
         try:
@@ -183,7 +183,7 @@ def _watched(program: subprocess.Popen[bytes], placed: ToolPlacement) -> ToolPla
             if peer and peer == before:
                 program.kill()
                 program.wait()
-                words = f"{peer} answered no connection within {_CONNECT_LIMIT_S:g} s"
+                words = f"{peer} did not answer a connection within {_CONNECT_LIMIT_S:g} s"
                 return replace(placed, problem=words)
         for pid in (program.pid, *descendants(program.pid)):
             process = read_process(pid)
@@ -194,8 +194,8 @@ def _watched(program: subprocess.Popen[bytes], placed: ToolPlacement) -> ToolPla
 
 
 def _unanswered(pid: int) -> str:
-    """Address and port that a process asks for a TCP connection; "" where it waits for none."""
-    import psutil  # most programs end before it is needed
+    """Address and port that a process tries to connect to by TCP; "" if it waits for none."""
+    import psutil  # imported late, because most programs end before it is needed
 
     try:
         found = psutil.Process(pid).net_connections(kind="tcp")
@@ -206,7 +206,7 @@ def _unanswered(pid: int) -> str:
 
 
 def main(words: Sequence[str], root: Path = Path("/")) -> NoReturn:
-    """The program itself, with these words of its command line."""
+    """Run this program with these command-line arguments."""
     name, binding, memory, *argv = words
     printed, placed = run(name, binding, memory, argv, root)
     print(printed, encode(placed), sep="\n", flush=True)

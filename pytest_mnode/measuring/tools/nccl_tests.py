@@ -1,4 +1,4 @@
-"""nccl-tests over all nodes, started by the spec's own command, and judged by the line rate."""
+"""nccl-tests over all nodes, started by the spec's command, and judged by the line rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_mnode.spec.inventory import Fabric
 
 DEFAULT = NcclTestsPromise.model_validate({})
-"""How programs on every node's PATH are run where the spec does not mention them."""
+"""Settings if the spec has none: programs are on every node's PATH."""
 
 PROGRAMS: Mapping[str, str] = {
     "all_reduce": "all_reduce_perf",
@@ -35,14 +35,15 @@ PROGRAMS: Mapping[str, str] = {
 }
 _ONE_CYCLE = "one cycle, which does not show its noise (nccl_tests.command: give -N 3 or more)"
 _ROUNDED_BYTES = 128
-"""A rank's part of a size may be rounded down by this. Source: nccl-tests, src/all_gather.cu."""
+"""Most by which a rank's part of a size is rounded down. Source: nccl-tests, src/all_gather.cu."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclRun:
     """The run of one program, over `nodes` × `ranks_per_node` ranks.
 
-    test: None where the output has no table. why: why the table must not be used; else empty.
+    test: None if the output does not have exactly one table. why: why the table must not be used;
+    empty if it may be.
     """
 
     collective: str
@@ -54,10 +55,10 @@ class NcclRun:
     why: str
 
     def cycles(self, size_bytes: int) -> tuple[float | None, ...]:
-        """Bus bandwidth in each cycle (`-N`), of the largest size up to `size_bytes`; () if none.
+        """Busbw in each cycle (`-N`) of the largest size up to `size_bytes`, GB/s; () if none.
 
-        Sizes of all-gather and similar collectives are rounded down to a multiple of the ranks,
-        each with a multiple of 16 bytes or more; a smaller row is of another size.
+        all_gather and similar collectives round a size down, so that each rank's part is a
+        multiple of 16 bytes or more; a row that is smaller still belongs to another size.
         """
         spare_bytes = _ROUNDED_BYTES * self.nodes * self.ranks_per_node
         rows = [r for r in (self.test.rows if self.test else ()) if r.size_bytes <= size_bytes]
@@ -68,7 +69,7 @@ class NcclRun:
 
 
 def program_of(collective: str, promise: NcclTestsPromise) -> str:
-    """The program that measures `collective`: its path, or its name."""
+    """The program for `collective`: a path if the promise has a directory, else a name."""
     name = PROGRAMS[collective]
     return name if promise.directory is None else posixpath.join(promise.directory, name)
 
@@ -80,7 +81,7 @@ def run(
     busbw: BusbwPromise,
     ranks_per_node: int,
 ) -> NcclRun:
-    """Run one program from the first node over the sizes of `busbw`, and read its table."""
+    """Run one program from the first node over the sizes of `busbw`, and parse its table."""
     nodes = cluster.nodes
     values = {
         "program": program_of(collective, promise),
@@ -98,9 +99,9 @@ def run(
     tests = read_nccl_tests(output)
     test = tests[0] if len(tests) == 1 else None
     if done.returncode is None:
-        why = f"not over after {promise.limit_s:g} s"
+        why = f"did not end within {promise.limit_s:g} s"
     elif test is None:
-        why = f"{len(tests)} tables" if tests else _last_line(output) or "nothing printed"
+        why = f"{len(tests)} tables" if tests else _last_line(output) or "no output"
     else:
         why = test.why_incomplete or _elsewhere(test, len(nodes), ranks_per_node) or ""
     if not why and done.returncode and test is not None and not test.wrong:
@@ -112,7 +113,7 @@ def _elsewhere(test: NcclTest, nodes: int, ranks_per_node: int) -> str | None:
     if test.hosts and len(test.hosts) < nodes:
         return f"ran on {len(test.hosts)} of {nodes} nodes ({', '.join(test.hosts)})"
     if test.groups > 1:
-        return f"ran in {test.groups} groups apart from each other"
+        return f"ran in {test.groups} separate groups"
     if test.ranks not in (0, nodes * ranks_per_node):
         return f"ran over {test.ranks} of {nodes * ranks_per_node} ranks"
     return None
@@ -125,7 +126,7 @@ def _last_line(text: str) -> str:
 def _judge_size(
     run: NcclRun, size_bytes: int, line: BusbwAtLineRate, promise: BusbwPromise, program: str
 ) -> Measurement:
-    """The median of a size's cycles, of two in the middle the lower one."""
+    """Judge the median of a size's cycles; of an even number, the lower of the middle two."""
     cycles = () if run.why else run.cycles(size_bytes)
     measured = [busbw for busbw in cycles if busbw is not None]
     bound = promise.bound_gbytes_s(line)
@@ -148,13 +149,13 @@ def _judge_size(
 
 
 def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measurement]:
-    """A measurement for each plateau size of the promise, and one of wrong values."""
+    """One measurement per plateau size of the promise, and one of wrong values."""
     program = f"{run.test.program or ''} {run.test.version or ''}".strip() if run.test else ""
     line = busbw_at_line_rate(run.collective, fabric, run.nodes, run.ranks_per_node, "nccl")
     found = []
     for size_bytes in promise.plateau_sizes_bytes:
         found.append(_judge_size(run, size_bytes, line, promise, program))
-    # Wrong values that were seen count, however the program ended.
+    # Reported wrong values count even if the program failed.
     wrong = run.test.wrong if run.test and (run.test.wrong or not run.why) else None
     sizes = run.test.wrong_by_size if run.test else {}
     where = ", ".join(f"{count} of {SIZE.text(size)}" for size, count in sizes.items())
@@ -164,7 +165,7 @@ def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measureme
             wrong,
             "",
             equals(0),
-            "as nccl-tests checks them",
+            "as nccl-tests checks results",
             culprit=f"wrong values: {where or wrong}" if wrong else None,
             note=run.why or ("" if wrong is not None else "results were not checked (-c 0)"),
         )

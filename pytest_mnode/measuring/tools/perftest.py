@@ -1,4 +1,4 @@
-"""Bandwidth and latency by perftest, and where its programs ran, judged."""
+"""Judges of perftest: bandwidth, latency, and where its programs ran."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from pytest_mnode.spec.inventory import Fabric
 
 DEFAULT = WriteBandwidthPromise.model_validate({})
-"""How a program on every node's PATH is run where the spec does not mention it."""
+"""Settings if the spec has none: the program is on every node's PATH."""
 _FEW = 0.05
-"""Part of a program's memory that may be elsewhere: pages of libraries that others wrote to."""
+"""Share of a program's memory that may be elsewhere: library pages that others wrote to."""
 
 
 def judge_devices(devices: Mapping[str, Sequence[str]], fabric: Fabric) -> list[Measurement]:
-    """One measurement per node, of all its devices: without the fabric's nothing is measured."""
+    """One measurement per node: its number of fabric devices, without which no pair is measured."""
     found = []
     for node, names in of_fabric(devices, fabric).items():
         others = [name for name in devices[node] if name not in names]
@@ -53,7 +53,7 @@ def judge_devices(devices: Mapping[str, Sequence[str]], fabric: Fabric) -> list[
 
 
 def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list[Measurement]:
-    """One measurement per pair and rail, and one of where the programs ran."""
+    """One measurement per pair and rail, and one of the places where the programs ran."""
     if isinstance(promise, WriteLatencyPromise):
         unit, bound = "µs", at_most(1e6 * promise.at_most_s)
         source = f"fabric.write_latency.at_most {1e6 * promise.at_most_s:g} µs"
@@ -88,7 +88,7 @@ def _detection(values: Sequence[float], bound: Bound, tolerated: float | None) -
 
 
 def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement:
-    """How many of the programs were not beside their NIC. Those that measured nothing count not."""
+    """Number of programs not near their NIC. Programs that measured nothing do not count."""
     far, unknown = list[str](), list[str]()
     ran = [pair for pair in pairs if pair.value is not None]
     for pair in ran:
@@ -98,12 +98,12 @@ def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement
         ):
             who = f"{promise.program} {side} on {node}"
             if placed is None or placed.near_cpus is None:
-                why = placed.unknown if placed else "it reported nothing"
+                why = placed.unknown if placed else "the program sent no report"
                 unknown.append(f"{who}: {why}")
             elif words := list(_off(placed)):
                 far.append(f"{who}: {', '.join(words)}; expected beside {placed.place}")
             elif placed.cpus is None or not placed.memory_bytes:
-                unknown.append(f"{who}: where it ran was not seen")
+                unknown.append(f"{who}: its CPUs and memory were not observed")
     return Measurement(
         f"{promise.program} processes off their NIC's NUMA node",
         len(far) if far or (ran and not unknown) else None,
@@ -111,12 +111,12 @@ def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement
         equals(0),
         "fabric: binding nic",
         listed(far) or None,
-        listed(far or unknown) or ("" if ran else "none measured anything"),
+        listed(far or unknown) or ("" if ran else "no program measured a value"),
     )
 
 
 def _off(placed: ToolPlacement) -> Iterator[str]:
-    """What of a program was not beside its device, in words."""
+    """CPUs and memory of a program that were not near its device, in words."""
     if (stray := (placed.cpus or frozenset()) - (placed.near_cpus or frozenset())) and placed.cpus:
         all_of_them = stray == placed.cpus
         yield f"CPUs {format_cpulist(placed.cpus)}" + ("" if all_of_them else " are not all near")
@@ -129,7 +129,7 @@ def _off(placed: ToolPlacement) -> Iterator[str]:
 
 
 def devices_of(cluster: Nodes) -> dict[str, tuple[str, ...]]:
-    """RDMA devices by node; none where a node has none."""
+    """RDMA devices by node; () if a node has none."""
     listed = cluster.run(["ls", "-1", "/sys/class/infiniband"], timeout=30)
     return {
         found.node: tuple(sorted(found.stdout.split() if found.ok else (), key=_by_number))
@@ -138,7 +138,7 @@ def devices_of(cluster: Nodes) -> dict[str, tuple[str, ...]]:
 
 
 def of_fabric(devices: Mapping[str, Sequence[str]], fabric: Fabric) -> dict[str, tuple[str, ...]]:
-    """Those of the fabric, by node."""
+    """RDMA devices of the fabric, by node."""
     return {
         node: tuple(name for name in names if fabric.has_interface(name))
         for node, names in devices.items()
@@ -146,5 +146,5 @@ def of_fabric(devices: Mapping[str, Sequence[str]], fabric: Fabric) -> dict[str,
 
 
 def _by_number(name: str) -> list[tuple[str, int]]:
-    """mlx5_10 after mlx5_9."""
+    """Sort key that places mlx5_10 after mlx5_9."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]

@@ -1,4 +1,4 @@
-"""Runs a program of perftest between neighbours, rail by rail, and reads what it prints."""
+"""Runs of a perftest program between neighbouring nodes, rail by rail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statistics import median
 from typing import IO, TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.survey import search_path
-from pytest_mnode.detection import blur
+from pytest_mnode.detection import noise_share
 from pytest_mnode.logs.perftest import Perftest, read_perftest
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measuring.tools.beside_nic import STARTED, ToolPlacement
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 
 Promise = RdmaBandwidthPromise | WriteLatencyPromise
 _FIRST_PORT = 18515
-"""perftest's own; each pair of a round has another, because a node may serve two."""
+"""perftest's default port; each pair of a round has its own, because a node may serve two."""
 _SERVER_LIMIT_S = 60.0
-"""Interpreters may start from a file server that is slow for the first."""
+"""Time to start a server: the first interpreter from a file server may be slow."""
 _LISTEN_LIMIT_S = 10.0
-"""Once its program runs, a server listens within this: one that still refuses is shut off."""
+"""A server whose program runs listens within this time; one that still refuses is unreachable."""
 _SERVER_END_S, _FAILED_END_S = 10.0, 2.0
-"""A server ends with its client: later it is ended, and where it ran is not known. After a client
-that failed it may wait for another."""
+"""Time for a server to end after its client, or after one that failed: then it may wait for another
+client. A server that is killed later does not report where it ran."""
 _MOST_REPEATS = 4
-"""Times those of the promise, where a pair is noisy."""
+"""If a pair is noisy, at most this many times `repeats` runs are made."""
 _RETRY_S = 0.3
 _POLL_S = 0.05
 _SPARE_S = 80.0
-"""Beyond the measured time: interpreters, queue pairs, memory registration, results."""
+"""Time besides the measured duration: interpreters, queue pairs, registration, results."""
 _BESIDE_NIC = ("-P", "-m", "pytest_mnode.measuring.tools.beside_nic")
 
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """What a program measured between two nodes over one rail.
+    """The result of a program between two nodes over one rail.
 
-    value: Gbit/s of one direction, or the typical latency in µs, the median of `repeats`; None
-    where a run could not be measured, with the reason in `why`. client, server: where each ran the
-    last time; None: not known.
+    value: median of `repeats`, in Gbit/s of one direction, or µs of typical latency; None if a run
+    could not be measured, with the reason in `why`. client, server: where each ran in the last
+    run; None if unknown.
     """
 
     sender: str
@@ -60,7 +60,7 @@ class PairResult:
     repeats: tuple[float, ...] = ()
 
     def after(self, before: PairResult | None) -> PairResult:
-        """This run and those before it."""
+        """This run combined with the earlier runs."""
         if self.value is None:
             return self
         values = (*(before.repeats if before else ()), self.value)
@@ -68,20 +68,20 @@ class PairResult:
 
     @property
     def path(self) -> str:
-        """Such as "node1→node2 mlx5_0"."""
+        """Nodes and device, such as "node1→node2 mlx5_0"."""
         return f"{self.sender}→{self.receiver} {self.device}"
 
 
 def run_pairs(
     cluster: Nodes, devices: Mapping[str, tuple[str, ...]], promise: Promise
 ) -> Iterator[PairResult]:
-    """Each node sends to the next, the last to the first: all at once, one rail after the other.
+    """Measure each node to the next, the last to the first; one result per pair and rail.
 
-    Latencies are measured one pair after the other: traffic beside them would be measured with
-    them. A rail is the devices at the same place in each node's list. Each rail is measured several
-    times (`repeats` of the promise), but a pair that could not be measured is not tried again.
-    Yields one result per pair and rail; a device that only some nodes have is reported as missing
-    on the others.
+    Bandwidth is measured on all pairs at once, one rail after the other; latency on one pair after
+    the other, because other traffic would increase it. A rail is the devices at the same position
+    in each node's list. Each rail is measured `repeats` times, as the promise says, but a pair that
+    could not be measured is not tried again. A device that only some nodes have is reported as
+    missing on the others.
     """
     nodes = cluster.nodes
     for rail in range(max(map(len, devices.values()), default=0)):
@@ -102,16 +102,16 @@ def run_pairs(
 
 
 def _too_noisy(found: Iterable[PairResult], promise: Promise) -> bool:
-    """Whether the noise of a pair hides more than the bound lets go."""
+    """Whether the noise of a pair could hide a loss larger than the bound tolerates."""
     tolerated = promise.tolerated_fraction
-    unsure = [blur(pair.repeats) for pair in found if pair.repeats]
+    unsure = [noise_share(pair.repeats) for pair in found if pair.repeats]
     return tolerated is not None and any(one is not None and one > tolerated for one in unsure)
 
 
 def _each_once(
     pairs: Mapping[int, Generator[None, None, PairResult]], promise: Promise
 ) -> dict[int, PairResult]:
-    """Rates of all pairs together, latencies one after the other."""
+    """Results of all pairs: bandwidths measured together, latencies one after the other."""
     every = list(pairs.values())
     together = isinstance(promise, RdmaBandwidthPromise)
     try:
@@ -124,7 +124,7 @@ def _each_once(
 
 
 def _over(pairs: Sequence[Generator[None, None, PairResult]]) -> list[PairResult]:
-    """Results of pairs, polled in turn, so that a pair that hangs delays no other."""
+    """Results of pairs, polled in turn so that a hanging pair does not delay others."""
     results: dict[int, PairResult] = {}
     while len(results) < len(pairs):
         for number, pair in enumerate(pairs):
@@ -139,7 +139,7 @@ def _over(pairs: Sequence[Generator[None, None, PairResult]]) -> list[PairResult
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A node's device for a rail; None where the node has fewer devices than others."""
+    """A node's device for a rail. device: None if the node has fewer devices than others."""
 
     node: str
     device: str | None
@@ -147,7 +147,7 @@ class _End:
 
 
 class _Side:
-    """One end's process, and the file that it prints to."""
+    """The process of one end, and the file with its output."""
 
     def __init__(self, cluster: Nodes, promise: Promise, end: _End, port: int, *to: str) -> None:
         memory = "host"
@@ -169,8 +169,8 @@ class _Side:
 
     @property
     def started(self) -> bool:
-        """Whether its program runs, or did."""
-        # At a place of its own: the process writes at that of the file.
+        """Whether its program was started."""
+        # pread does not move the file offset, at which the process writes.
         return STARTED.encode() in os.pread(self._printed.fileno(), 1 << 16, 0)
 
     @property
@@ -178,7 +178,7 @@ class _Side:
         return self._process.poll() is not None
 
     def read(self) -> tuple[Perftest, ToolPlacement | None]:
-        """What it printed, and where it ran, which is its last line."""
+        """Its parsed output, and where it ran, from the last line; None if that is missing."""
         self._printed.seek(0)
         text = self._printed.read()
         output, _, last = text.strip().rpartition("\n")
@@ -188,7 +188,7 @@ class _Side:
             return read_perftest(text), None
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill the process if it still runs."""
         self._process.kill()
         self._process.wait()
         self._printed.close()
@@ -197,7 +197,7 @@ class _Side:
 def _pair(
     cluster: Nodes, promise: Promise, sender: _End, receiver: _End, port: int
 ) -> Generator[None, None, PairResult]:
-    """Run a server and its client; yields while it waits for them."""
+    """Run a server and its client, and yield while waiting for them."""
     names = sender.node, receiver.node, sender.device or receiver.device or f"rail {sender.rail}"
     if missing := [end.node for end in (sender, receiver) if end.device is None]:
         return PairResult(*names, None, f"no device for this rail on {' and '.join(missing)}")
@@ -217,7 +217,7 @@ def _pair(
                 listens_by = min(listens_by, time.monotonic() + _LISTEN_LIMIT_S)
             if not refused or server.ended or time.monotonic() >= listens_by:
                 break
-            yield from _until(time.monotonic() + _RETRY_S)  # its server is not up yet
+            yield from _until(time.monotonic() + _RETRY_S)  # the server does not listen yet
         if ended:
             value, why = _judged(found, placed, promise, sender.node)
         else:
@@ -234,7 +234,7 @@ def _pair(
 
 
 def _until(moment: float, side: _Side | None = None) -> Iterator[None]:
-    """Until this moment by the monotonic clock, or until this side has ended."""
+    """Yield until this moment of the monotonic clock, or until this side has ended."""
     while time.monotonic() <= moment and not (side and side.ended):
         yield
 
@@ -242,7 +242,7 @@ def _until(moment: float, side: _Side | None = None) -> Iterator[None]:
 def _judged(
     found: Perftest, placed: ToolPlacement | None, promise: Promise, node: str
 ) -> tuple[float | None, str]:
-    """The value that a client measured; None with the reason where it measured none."""
+    """The value that a client measured, and ""; or None, and why it measured none."""
     rates = isinstance(promise, RdmaBandwidthPromise)
     values = [value for _, value in (found.rates_gbits_s if rates else found.typical_us)]
     if placed and placed.status is None:
@@ -252,13 +252,13 @@ def _judged(
     if len(values) != 1 or values[0] is None:
         return None, f"no {'average' if rates else 'latency'} in its table"
     if rates and found.bidirectional is None:
-        return None, "no title above its table: whether it adds up both directions is open"
-    # Of both directions the program prints the sum.
+        return None, "no title above its table, so it is unknown whether it adds up both directions"
+    # A bidirectional program prints the sum of both directions.
     return values[0] / 2 if found.bidirectional else values[0], ""
 
 
 def _server_error(found: Perftest, placed: ToolPlacement | None) -> str:
-    """Why a server that ended did so; "" where it ended well."""
+    """Why a server failed; "" if it ended without an error."""
     if placed is not None and placed.status is None:
         return placed.problem
     if placed is not None and placed.status and placed.status < 0:

@@ -1,4 +1,4 @@
-"""Files that are hashed on their way to the disk, writes that last, and errors with a remedy."""
+"""Files that are hashed while they are written, durable writes, and errors with a remedy."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _BUFFER_BYTES = 1 << 20
 _WRITABLE = "let the user of the job write there, on every node"
 _DIRECTORY = "give the run a directory"
 _REMEDIES = {
-    errno.ENOSPC: "free room there, or give the run another directory",
+    errno.ENOSPC: "free space there, or give the run another directory",
     errno.EDQUOT: "raise the quota, or give the run another directory",
     errno.EROFS: "mount it writable on every node",
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
     errno.ENOTDIR: _DIRECTORY,
     errno.EEXIST: _DIRECTORY,
-    errno.ENOENT: "was it removed meanwhile, does another run use this directory?",
+    errno.ENOENT: "check whether it was removed, or another run uses this directory",
     errno.ESTALE: "mount the file system again on that node",
     errno.EIO: "the storage fails: see the kernel's log on that node",
 }
 
 
 def write_error(error: BaseException, directory: Path) -> str:
-    """An error of writing to a store in one line: what, where, free room, and the remedy."""
+    """An error of writing to a store in one line: what, where, free space, and the remedy."""
     if not isinstance(error, OSError) or error.errno is None:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     text = f"cannot write to {directory}: {os.strerror(error.errno)}"
@@ -47,15 +47,15 @@ def write_error(error: BaseException, directory: Path) -> str:
 
 
 def free_text(directory: Path) -> str:
-    """ "1.5 MB free", or that the free room is not known."""
+    """ "1.5 MB free", or that the free space is not known."""
     for existing in (directory, *directory.parents):
         with contextlib.suppress(OSError):
             return f"{shutil.disk_usage(existing).free / 1e6:.1f} MB free"
-    return "free room not known"
+    return "free space not known"
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names that were added to a directory last."""
+    """Make the names that were added to a directory durable."""
     number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(number)
@@ -68,7 +68,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, that last; it may exist already."""
+    """Make a durable directory, and those above it; it may exist already."""
     missing = [one for one in (path, *path.parents) if not one.is_dir()]
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file that lasts; its name does when the directory is synced."""
+    """Write a durable file; its name is durable when the directory is synced."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -84,7 +84,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint: its name goes first, so that no half of it is ever taken for whole."""
+    """Remove a checkpoint: it is renamed first, so that half of it is never taken for a whole."""
     if not path.name.endswith(PARTIAL):
         path = path.rename(path.with_name(path.name + PARTIAL))
         sync_directory(path.parent)
@@ -94,7 +94,7 @@ def remove(path: Path) -> None:
 class HashingWriter(FileSystemWriter):
     """torch's writer of one shard; `written` has size and digest of every file, by name.
 
-    seconds: how long the writing took on this rank.
+    seconds: time that writing took on this rank.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,7 +104,7 @@ class HashingWriter(FileSystemWriter):
         self.fs = _HashingFileSystem(self.written)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        """Errors are such as can be pickled, or other ranks would wait for one that cannot be."""
+        """Write; errors can be pickled, because other ranks would wait for one that cannot."""
         began = time.monotonic()
         try:
             written = super().write_data(plan, planner)
@@ -137,13 +137,13 @@ class _HashingFileSystem(FileSystem):
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Nothing: a rank that does not see the directory must not make one of its own."""
+        """Do nothing: a rank that does not see the directory must not make its own."""
 
 
 class _HashedFile(io.FileIO):
-    """A file that hashes what is written to it, and is on the disk when it has been closed.
+    """A file that hashes the bytes written to it, and is on the disk when it has been closed.
 
-    error: the first of writing. torch calls `write` from C++, which reports any error as a
+    error: the first error of writing. torch calls `write` from C++, which reports any error as a
     RuntimeError without its cause.
     """
 

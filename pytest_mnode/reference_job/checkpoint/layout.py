@@ -1,4 +1,4 @@
-"""What a store holds on disk: names of checkpoints, manifests, and why one is refused. No torch."""
+"""The layout of a store on disk: names, manifests, and reasons for refusal. No torch."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 FORMAT = 1
 MANIFEST = "manifest.json"
 COMPLETE = "COMPLETE"
-CUT_SHORT = f"no {COMPLETE}: writing it was cut short"
-STALE = "a file system that is stale, or not the one that all nodes share"
+CUT_SHORT = f"no {COMPLETE}: writing it was interrupted"
+STALE = "the file system is stale, or not the one that all nodes share"
 PARTIAL = ".partial"
-"""The end of the name of a directory that is being written or removed, or was left by a kill."""
+"""Suffix of a directory that is being written or removed, or was left by a kill."""
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})\.(\d{1,9})-[0-9a-f]{8}(\.partial)?", re.ASCII)
 _NFS_PLACEHOLDER = ".nfs"
-"""NFS renames a file that is removed while open to a name that begins so, until it is closed."""
+"""Prefix of the name that NFS gives to a file that is removed while open, until it is closed."""
 
 
 class RefusedError(Exception):
     """A checkpoint cannot be used; the text is the reason, one line.
 
-    usable: by a job of its world size, or once all ranks see it. half_read: some of it is in the
-    state already.
+    usable: it can be used by a job of its world size, or once all ranks see it. partially_loaded:
+    some of it is in the state already.
     """
 
-    def __init__(self, reason: str, *, usable: bool = False, half_read: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, usable: bool = False, partially_loaded: bool = False
+    ) -> None:
         super().__init__(reason)
         self.usable = usable
-        self.half_read = half_read
+        self.partially_loaded = partially_loaded
 
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -51,9 +53,9 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The files of a checkpoint by name, and where they come from.
+    """The files of a checkpoint by name, and their origin.
 
-    saved_at: seconds since the epoch. own: it holds a private part of each rank. nodes: by rank.
+    saved_at: seconds since the epoch. own: it has a private part of each rank. nodes: by rank.
     """
 
     model_config = _STRICT
@@ -70,7 +72,7 @@ class Manifest(BaseModel):
     @classmethod
     def _known_format(cls, value: int) -> int:
         if value != FORMAT:
-            raise ValueError(f"it is of format {value}, and format {FORMAT} is read here")
+            raise ValueError(f"it has format {value}, and only format {FORMAT} is supported")
         return value
 
     @property
@@ -93,7 +95,7 @@ class Manifest(BaseModel):
 
 
 def seal(manifest_text: bytes) -> bytes:
-    """The content of COMPLETE, byte for byte, beside a manifest of this text."""
+    """The content of COMPLETE, byte for byte, for a manifest of this text."""
     return f"sha256 {hashlib.sha256(manifest_text).hexdigest()} {MANIFEST}\n".encode()
 
 
@@ -106,7 +108,7 @@ def order(name: str) -> tuple[int, int, str] | None:
 def new_name(step: int, existing: Iterable[str]) -> str:
     """A name for a new checkpoint of this step, which sorts after the existing ones.
 
-    Its random digits keep a rank of a killed run that still writes away from the new files.
+    The random digits keep a rank of a killed run that still writes from touching the new files.
     """
     keys = (order(name) for name in existing)
     attempts = [key[1] for key in keys if key is not None and key[0] == step]
@@ -115,9 +117,9 @@ def new_name(step: int, existing: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint, or what is left of one.
+    """A checkpoint, or the remains of one.
 
-    reason: why it may not be used, in one line; None where it is complete. usable: it is whole, and
+    reason: why it may not be used, in one line; None if it is complete. usable: it is whole, and
     may be used by a job of its world size, or once all ranks see it.
     """
 
@@ -128,7 +130,7 @@ class Found:
 
     @property
     def step(self) -> int:
-        """By the name of its directory."""
+        """The step of the checkpoint, by the name of its directory."""
         return int(self.path.name.removeprefix("step-").partition(".")[0])
 
     @property
@@ -140,12 +142,12 @@ class Found:
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """Those that are names of checkpoints, complete or not."""
+    """The names of checkpoints among `names`, complete or not."""
     return [name for _, _, name in sorted(filter(None, map(order, names)), reverse=True)]
 
 
 def list_names(directory: Path) -> list[str]:
-    """Names of all checkpoints, newest first; none where there is no directory. Raises OSError."""
+    """Names of all checkpoints, newest first; empty if there is no directory. Raises OSError."""
     try:
         return newest_first(path.name for path in directory.iterdir())
     except FileNotFoundError:
@@ -156,7 +158,7 @@ def survey(directory: Path, verify: bool = False) -> list[Found]:
     """Every checkpoint, complete or not, in the order of `list_names`.
 
     Compares names, sizes, manifest and COMPLETE; with `verify` also the digest of every file.
-    Raises OSError where the directory cannot be listed.
+    Raises OSError if the directory cannot be listed.
     """
     return [examine(directory / name, verify) for name in list_names(directory)]
 
@@ -168,7 +170,7 @@ def examine(path: Path, verify: bool = False) -> Found:
     try:
         manifest = _sealed_manifest(path)
         if manifest.step != Found(path, None).step:
-            raise RefusedError(f"it is of step {manifest.step}: moved or renamed")
+            raise RefusedError(f"it is of step {manifest.step}: its directory was moved or renamed")
         _check_names_and_sizes(path, manifest)
         if verify:
             wrong = wrong_files(path, manifest, manifest.files)
@@ -180,7 +182,7 @@ def examine(path: Path, verify: bool = False) -> Found:
 
 
 def wrong_files(path: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
-    """Which of these files have another content than was written, with the reason; reads all."""
+    """The files whose content is not what was written, with the reason; reads all of them."""
     wrong = []
     for name in names:
         try:
@@ -201,7 +203,7 @@ def _sealed_manifest(path: Path) -> Manifest:
     try:
         sealed = _read_regular(path / COMPLETE)
     except FileNotFoundError:
-        raise RefusedError(CUT_SHORT if path.is_dir() else f"it is not there: {STALE}") from None
+        raise RefusedError(CUT_SHORT if path.is_dir() else f"it does not exist: {STALE}") from None
     try:
         text = _read_regular(path / MANIFEST)
     except FileNotFoundError:
@@ -212,14 +214,14 @@ def _sealed_manifest(path: Path) -> Manifest:
 
 
 def _read_regular(path: Path) -> bytes:
-    """The content of a file; a link, pipe or device may lead elsewhere, or block."""
+    """The content of a plain file: a link may lead elsewhere, and a pipe or device may block."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise RefusedError(f"{path.name} is not a plain file")
     return path.read_bytes()
 
 
 def _check_names_and_sizes(path: Path, manifest: Manifest) -> None:
-    """Raise RefusedError where names, kinds or sizes are not those of the manifest."""
+    """Raise RefusedError if names, kinds or sizes are not those of the manifest."""
     with os.scandir(path) as entries:
         there = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
     for name, entry in manifest.files.items():
@@ -231,4 +233,4 @@ def _check_names_and_sizes(path: Path, manifest: Manifest) -> None:
             raise RefusedError(f"{name} has {there[name].st_size} of {entry.bytes} bytes")
     for name in sorted(there.keys() - manifest.files.keys() - {MANIFEST, COMPLETE}):
         if not name.startswith(_NFS_PLACEHOLDER):
-            raise RefusedError(f"it holds {name}, which {MANIFEST} does not name")
+            raise RefusedError(f"it contains {name}, which {MANIFEST} does not name")

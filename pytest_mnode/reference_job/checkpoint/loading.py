@@ -1,4 +1,4 @@
-"""Loading the newest checkpoint that is proven whole, the same on all ranks."""
+"""Loads the newest checkpoint that is proven whole, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _LOOK_AGAIN_S = 0.2
 class Loaded:
     """The checkpoint that all ranks loaded.
 
-    saved_at: seconds since the epoch. world_size: of the ranks that saved it. refused: newer ones.
-    own: what this rank gave as its own when it was saved; None where it gave nothing, or the world
-    has another size now.
+    saved_at: seconds since the epoch. world_size: of the ranks that saved it. refused: newer
+    checkpoints. own: this rank's private part when it was saved; None if there is none, or if the
+    world has another size now.
     """
 
     step: int
@@ -53,24 +53,24 @@ class Loaded:
 def load(
     directory: Path, state: dict[str, Any], ranks: Ranks, settle_s: float, reshard: bool
 ) -> tuple[Loaded | None, tuple[Found, ...]]:
-    """See Store.load. The second value: those that were refused, newest first."""
+    """See Store.load. The second value: refused checkpoints, newest first."""
     refused: tuple[Found, ...] = ()
-    half_read = False
+    partially_loaded = False
     for path in _seen_by_any(directory, ranks):
         try:
             manifest = _agree_on(path, ranks, settle_s)
             size = manifest.world_size
             if not reshard and size != ranks.size:
-                why = f"it is of {size} ranks, and these are {ranks.size} (reshard accepts it)"
+                why = f"{size} ranks saved it, and this job has {ranks.size} (reshard accepts it)"
                 raise RefusedError(why, usable=True)
             _check_digests(path, manifest, ranks)
             own = _read(state, path, manifest, ranks)
         except RefusedError as error:
             refused += (Found(path, str(error), usable=error.usable),)
-            half_read = half_read or error.half_read
+            partially_loaded = partially_loaded or error.partially_loaded
         else:
             return Loaded(manifest.step, path, manifest.saved_at, size, refused, own), refused
-    _check_nothing_is_lost(directory, refused, half_read)
+    _check_nothing_is_lost(directory, refused, partially_loaded)
     return None, refused
 
 
@@ -82,14 +82,14 @@ def _seen_by_any(directory: Path, ranks: Ranks) -> list[Path]:
             lambda error: f"cannot list {directory}: {getattr(error, 'strerror', error)}",
         )
     except StageError as error:
-        raise CheckpointError(f"no checkpoint can be looked for: {error}") from None
+        raise CheckpointError(f"no checkpoint can be found: {error}") from None
     return [directory / name for name in newest_first(set().union(*seen))]
 
 
 def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
-    """The manifest that all ranks see. Raises RefusedError where they do not.
+    """The manifest that all ranks see. Raises RefusedError if they do not see the same one.
 
-    Looks again while some do and others do not.
+    Checks again, for `settle_s`, while some ranks see it and others do not.
     """
     end = time.monotonic() + settle_s
     while True:
@@ -102,7 +102,7 @@ def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
             break
         time.sleep(_LOOK_AGAIN_S)
     if not any(bad):
-        other = f"another manifest than rank 0 on {ranks.nodes[0]} sees: {STALE}"
+        other = f"its manifest is not the one that rank 0 on {ranks.nodes[0]} sees: {STALE}"
         bad = ["" if proof == seen[0][1] else other for _, proof, _ in seen]
     if any(bad):
         alike = len(set(bad)) == 1
@@ -112,7 +112,7 @@ def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
 
 
 def _check_digests(path: Path, manifest: Manifest, ranks: Ranks) -> None:
-    """Raise RefusedError where a file was changed; each rank reads a share of them."""
+    """Raise RefusedError if a file was changed; each rank reads a share of the files."""
     largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name].bytes, name))
     share = largest_first[ranks.rank :: ranks.size]
     if text := ranks.by_rank(ranks.gather(", ".join(wrong_files(path, manifest, share)))):
@@ -120,7 +120,7 @@ def _check_digests(path: Path, manifest: Manifest, ranks: Ranks) -> None:
 
 
 def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -> Any:
-    """Fill the state; this rank's own part. Raises RefusedError where it is half read."""
+    """Fill the state; return this rank's own part. Raises RefusedError if it is half read."""
     has_own = manifest.own and manifest.world_size == ranks.size
     mine = str(ranks.rank)
     asked: dict[str, Any] = {}
@@ -138,16 +138,16 @@ def _read(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks) -
         text, who = one_line(cause), f"rank {rank} of {ranks.size}"
         if error.args[0] != "plan":
             why = f"reading it failed on {who}: {text}"
-            raise RefusedError(why, half_read=True) from None
+            raise RefusedError(why, partially_loaded=True) from None
         raise CheckpointError(
-            f"{path} is whole, and does not fit this job: {text} ({who}); it was written with "
-            f"torch {manifest.torch}. Give the job that it is of, or another directory"
+            f"{path} is complete, and does not fit this job: {text} ({who}); it was written with "
+            f"torch {manifest.torch}. Resume the job that saved it, or give another directory"
         ) from None
     return asked[OWN][mine][0] if has_own else None
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A state with the state_dict() of those of its values that have one."""
+    """A state in which values that have a state_dict() are replaced by it."""
     return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
 
 
@@ -159,16 +159,18 @@ def _hand_over(state: dict[str, Any], loaded: dict[str, Any]) -> None:
             state[key] = loaded[key]
 
 
-def _check_nothing_is_lost(directory: Path, refused: Sequence[Found], half_read: bool) -> None:
-    """Loading nothing is right at the first start, and wrong where a good one is there."""
+def _check_nothing_is_lost(
+    directory: Path, refused: Sequence[Found], partially_loaded: bool
+) -> None:
+    """Loading nothing is right at the first start, and wrong if a good checkpoint is there."""
     usable = [one for one in refused if one.usable]
     if usable:
         raise CheckpointError(
-            f"no checkpoint of {directory} may be used, and starting anew would lose what "
-            f"is there: {'; '.join(map(str, usable))}"
+            f"no checkpoint of {directory} can be used, and a new start would lose them: "
+            f"{'; '.join(map(str, usable))}"
         )
-    if half_read:
+    if partially_loaded:
         raise CheckpointError(
-            f"no checkpoint of {directory} could be read, and the state is no longer as "
-            f"it was: {'; '.join(map(str, refused))}"
+            f"no checkpoint of {directory} could be read, and the state is partially "
+            f"overwritten: {'; '.join(map(str, refused))}"
         )

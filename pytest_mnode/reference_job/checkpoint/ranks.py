@@ -1,4 +1,4 @@
-"""How the ranks that share a checkpoint agree; one rank alone needs no process group."""
+"""Agreement of the ranks that share a checkpoint; one rank alone needs no process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error, or its type where it has none."""
+    """The message of an error, or its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -26,9 +26,9 @@ class StageError(Exception):
 
 
 class Ranks:
-    """The ranks of a process group. rank and size are the group's; nodes by rank.
+    """The ranks of a process group. rank, size: of the group; nodes: by rank.
 
-    All ranks call every method alike. The process group limits how long they wait.
+    All ranks make the same calls. The process group limits how long they wait.
     """
 
     def __init__(self, group: Any, world: World) -> None:
@@ -55,7 +55,7 @@ class Ranks:
     def run(
         self, stage: Callable[[], T], error_text: Callable[[Exception], str] = one_line
     ) -> list[T]:
-        """The stage's results by rank. Raises StageError on all ranks where it fails on any."""
+        """Run the stage; its results by rank. Raises StageError on all ranks if it fails on any."""
         value: T | None = None
         reason = ""
         try:
@@ -69,12 +69,12 @@ class Ranks:
     def run_on_first(
         self, stage: Callable[[], T], error_text: Callable[[Exception], str] = one_line
     ) -> T:
-        """The result of rank 0, which alone runs the stage, on all ranks."""
+        """Run the stage on rank 0 only; its result on all ranks."""
         results = self.run(lambda: stage() if self.rank == 0 else None, error_text)
         return results[0]  # type: ignore[return-value]
 
     def check(self, reasons: Sequence[str]) -> None:
-        """Raise StageError where a rank failed. reasons: by rank, "" where it did not."""
+        """Raise StageError if a rank failed. reasons: by rank; "" if the rank did not fail."""
         if any(reasons):
             raise StageError(self.by_rank(reasons))
 

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: all ranks do, or none."""
+"""Writes a checkpoint, on all ranks or on none."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from pytest_mnode.reference_job.checkpoint.loading import OWN, plain
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
 
 SETTLE_S = 5.0
-"""How long a directory that rank 0 made may take to be seen: NFS remembers absence."""
+"""Limit until all ranks see a directory that rank 0 made: NFS caches the absence of names."""
 _LOOK_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A complete checkpoint, but for write_s the same on all ranks.
+    """A complete checkpoint; all fields but write_s are the same on all ranks.
 
     bytes: of all files of all ranks. seconds: of the slowest rank; write_s: of this rank, without
-    waiting for others. notes: what failed afterwards and does not matter to this checkpoint, such
-    as the removal of an old one.
+    waiting for others. notes: later failures that do not affect this checkpoint, such as the
+    removal of an old one.
     """
 
     step: int
@@ -73,17 +73,17 @@ def save(
     keep: int,
     damaged: Collection[str],
 ) -> Saved:
-    """See Store.save. damaged: names of older checkpoints that are known to be."""
+    """See Store.save. damaged: names of older checkpoints that are known to be damaged."""
     if step < 0:
         raise UsageError(f"step={step}: steps count from 0")
     if OWN in state:
-        raise UsageError(f"the key {OWN!r} of a state is taken: give it as own=")
+        raise UsageError(f"the key {OWN!r} of a state is reserved: give it as own=")
 
     def error_text(error: Exception) -> str:
         return str(error) if isinstance(error, CheckpointError) else write_error(error, directory)
 
     began = time.monotonic()
-    given = ranks.gather((step, "without one" if own is None else "with a part of its own"))
+    given = ranks.gather((step, "without own=" if own is None else "with own="))
     step, own_text = given[0]
     plain_state: dict[str, Any] = {}
     written: list[Path] = []
@@ -126,11 +126,11 @@ def save(
 def _write_shards(
     state: dict[str, Any], path: Path, ranks: Ranks
 ) -> tuple[dict[str, FileEntry], float]:
-    """Have each rank write its shard of a plain state into `path`: the files of all, by name, and
-    how many seconds this rank wrote.
+    """Have each rank write its shard of a plain state into `path`. Returns the files of all ranks
+    by name, and the seconds that this rank wrote.
 
-    What all ranks have alike is divided between them, tensor by tensor, so that each writes about
-    as many bytes. Raises StageError on all ranks where it fails on any.
+    Tensors that are equal on all ranks are divided between them, so that each rank writes about as
+    many bytes. Raises StageError on all ranks if any rank fails.
     """
     writer = HashingWriter(path)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=False)
@@ -146,9 +146,9 @@ def _write_shards(
 
 
 def _begin(directory: Path, step: int) -> tuple[str, list[str]]:
-    """On rank 0: remove what killed runs left, and make the directory of the new checkpoint.
+    """On rank 0: remove the leftovers of killed runs, and make the new checkpoint's directory.
 
-    Returns its name without `.partial`, and notes of what cannot be removed.
+    Returns its name without `.partial`, and notes on leftovers that cannot be removed.
     """
     make_directory(directory)
     names = list_names(directory)
@@ -159,7 +159,7 @@ def _begin(directory: Path, step: int) -> tuple[str, list[str]]:
 
 
 def _prepare(partial: Path, state: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """The plain state. Raises CheckpointError where this rank does not see the directory.
+    """The plain state. Raises CheckpointError if this rank does not see the directory.
 
     An object's own state_dict() may fail on one rank, and torch would leave the others waiting.
     """
@@ -171,13 +171,13 @@ def _prepare(partial: Path, state: dict[str, Any], ranks: Ranks) -> dict[str, An
                 f"({free_text(partial.parent)} in it); checkpoints need one that all nodes share"
             )
         with contextlib.suppress(OSError):
-            list(partial.parent.iterdir())  # has a network file system look again
+            list(partial.parent.iterdir())  # makes a network file system look again
         time.sleep(_LOOK_AGAIN_S)
     return plain(state)
 
 
 def _commit(partial: Path, path: Path, text: bytes) -> None:
-    """On rank 0: manifest, COMPLETE, and last the name, when all else is on the disk."""
+    """On rank 0: write manifest and COMPLETE, and rename when all else is on the disk."""
     write_synced(partial / MANIFEST, text)
     write_synced(partial / COMPLETE, seal(text))
     sync_directory(partial)
@@ -186,32 +186,34 @@ def _commit(partial: Path, path: Path, text: bytes) -> None:
 
 
 def _discard(directory: Path, written: Sequence[Path]) -> str:
-    """On rank 0: remove what was written; says which checkpoint is left."""
+    """On rank 0: remove the written files; returns a text on the checkpoint that is left."""
     text = "".join(f"{note}. " for note in _removed(written))
     with contextlib.suppress(OSError):
         for found in survey(directory):
             if found.complete:
-                return f"{text}The one before is kept: {found.path}"
-    return f"{text}There is no other"
+                return f"{text}The previous checkpoint is kept: {found.path}"
+    return f"{text}There is no other checkpoint"
 
 
 def _remove_old(saved: Path, keep: int, damaged: Collection[str]) -> list[str]:
-    """On rank 0: remove checkpoints that are not needed any more; what cannot be removed."""
+    """On rank 0: remove outdated checkpoints; returns notes on those that cannot be removed."""
     try:
         found = survey(saved.parent)
     except OSError as error:
-        return [f"old checkpoints stay, {saved.parent} cannot be listed: {error.strerror}"]
+        return [
+            f"old checkpoints were not removed, {saved.parent} cannot be listed: {error.strerror}"
+        ]
     return _removed(outdated(found, saved, keep, damaged))
 
 
 def outdated(
     found: Sequence[Found], saved: Path, keep: int, damaged: Collection[str]
 ) -> list[Path]:
-    """Which checkpoints go once `saved` is complete. found: newest first.
+    """Checkpoints to remove once `saved` is complete. found: newest first.
 
-    The newest `keep` steps stay that are complete and not known to be damaged, `saved` among them,
-    and all later steps, which are another job's to judge. Others of the same step were replaced;
-    a damaged one goes when it is older than all that stay.
+    The newest `keep` steps that are complete and not known to be damaged stay, `saved` among them,
+    and all later steps, because they are another job's. Others of a kept step are removed, because
+    they were replaced; a damaged one is removed if it is older than all that stay.
     """
     [new] = [one for one in found if one.path == saved]
     kept_steps = {new.step}
@@ -227,13 +229,13 @@ def outdated(
 
 
 def _removed(paths: Iterable[Path]) -> list[str]:
-    """Remove checkpoints; names those that cannot be, which does no harm but takes room."""
+    """Remove checkpoints; returns notes on those that cannot be removed, which only take room."""
     notes = []
     for path in paths:
         try:
             remove(path)
         except FileNotFoundError:
-            continue  # by another run, or as a network file system remembered it
+            continue  # removed by another run, or a stale name of a network file system
         except OSError as error:
             notes.append(f"{path} cannot be removed: {error.strerror}")
     return notes

@@ -1,4 +1,4 @@
-"""A run's checkpoints."""
+"""The store of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Store:
     """The checkpoints below a directory that all ranks share; `keep` complete ones are kept.
 
-    settle_s: how long ranks that see a checkpoint differently look again before they refuse it: a
-    network file system may be some seconds behind.
+    settle_s: how long ranks that see a checkpoint differently check again before they refuse it: a
+    network file system may lag by some seconds.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Store:
         self.keep = keep
         self.settle_s = settle_s
         self.refused: tuple[Found, ...] = ()
-        """Refused by the last `load`, newest first, also where nothing was loaded."""
+        """Checkpoints that the last `load` refused, newest first, even if it loaded nothing."""
 
     def save(
         self,
@@ -48,16 +48,16 @@ class Store:
 
         state: nested dicts of tensors, DTensors, plain values and objects with state_dict(), such
             as get_state_dict of torch.distributed.checkpoint.state_dict gives; the same keys on
-            all ranks. What is not sharded has to be equal on all: one of them writes it.
-        own: this rank's private part, such as its random states; can be pickled. Given by all
-            ranks or none, and given back by `load` where the world has the same size.
+            all ranks. Unsharded values have to be equal on all ranks: one rank writes them.
+        own: this rank's private part, such as its random states; can be pickled. All ranks give
+            one, or none does, and `load` returns it if the world has the same size.
         before_commit: called on every rank with the directory when all shards are written and the
             checkpoint is not complete yet.
 
         When it returns, the checkpoint is complete and on the disk, and old ones are removed.
-        Raises CheckpointError with the same text on all ranks where any cannot write: what was
-        written is removed, and all older checkpoints are there. A rank that dies has the others
-        raise the error of their process group.
+        Raises CheckpointError with the same text on all ranks if any cannot write: the new
+        checkpoint is removed, and all older ones stay. If a rank dies, the others raise the error
+        of their process group.
         """
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks
         from pytest_mnode.reference_job.checkpoint.saving import save
@@ -78,14 +78,14 @@ class Store:
     ) -> Loaded | None:
         """Fill `state` in place from the newest checkpoint that may be used; all ranks call this.
 
-        A checkpoint is used when all ranks see the same manifest, all of its files have the size
+        A checkpoint is used if all ranks see the same manifest, all of its files have the size
         and SHA-256 that it names (each rank reads a share of them), and it was saved by as many
         ranks, unless `reshard`. Else it is refused with the reason, and the one before is tried.
-        None: there was nothing to load, or nothing whole; `refused` says which.
+        None if there was nothing to load, or nothing whole; `refused` has the reasons.
 
-        Raises CheckpointError with the same text on all ranks where the store cannot be listed,
-        where a whole checkpoint lacks what the state asks for, and where the only whole ones are
-        of another world size or not seen by all: to start anew would lose them.
+        Raises CheckpointError with the same text on all ranks if the store cannot be listed, if a
+        whole checkpoint lacks a part of the state, or if the only whole ones are of another world
+        size or not seen by all ranks: to start anew would lose them.
         """
         from pytest_mnode.reference_job.checkpoint.loading import load
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks
@@ -96,13 +96,13 @@ class Store:
         return loaded
 
     def survey(self, verify: bool = False) -> Sequence[Found]:
-        """Complete checkpoints and others, newest first, as this process sees them; needs no torch.
+        """All checkpoints, complete or not, newest first, as this process sees them; without torch.
 
-        By name, size and manifest; with `verify` all files are read and compared with their
-        digests. Raises OSError where the directory cannot be listed.
+        Checks names, sizes and manifests; with `verify` all files are read and compared with their
+        digests. Raises OSError if the directory cannot be listed.
         """
         return survey(self.directory, verify)
 
     def newest(self) -> Found | None:
-        """The newest complete one, as `survey` sees it."""
+        """The newest complete checkpoint, as `survey` sees it; None if there is none."""
         return next((found for found in self.survey() if found.complete), None)

@@ -14,7 +14,7 @@ from pytest_mnode.measurement import Measurement, Verdict, equals
 
 SIZE = "samples in a step of the optimiser"
 MEAN = "gradients that are not the mean over the batch"
-ALIKE = "gradients with samples that weigh otherwise"
+ALIKE = "gradients with unequal weights of samples"
 SAME = "gradients unlike those of most ranks"
 STEPS = "ranks with more or fewer steps"
 
@@ -112,7 +112,7 @@ def test_a_rank_that_takes_more_steps() -> None:
     assert failed(batch) == {STEPS: "rank 0 on node0: 2 steps; rank 1 on node1: 1 step"}
     # Steps of one number are not the same step there, so that they are not judged.
     assert {m.verdict for n, m in named(batch).items() if n != STEPS} == {Verdict.INCONCLUSIVE}
-    assert batch[0].note == "ranks took unequally many steps"
+    assert batch[0].note == "ranks took different numbers of steps"
 
 
 def test_the_rank_that_is_unlike_most_is_blamed() -> None:

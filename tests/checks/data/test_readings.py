@@ -42,7 +42,7 @@ def judged(
 
 
 MISSING, TWICE = "samples that reached no rank", "samples read more than once"
-UNEVEN, FOREIGN = "ranks with more or fewer samples", "samples that there are not"
+UNEVEN, FOREIGN = "ranks with more or fewer samples", "indices outside the data set"
 
 
 def test_disjoint_and_complete() -> None:
@@ -71,7 +71,7 @@ def test_what_drop_last_leaves_out_is_counted_and_said() -> None:
 def test_an_overlap_that_hides_behind_padding_leaves_a_sample_out() -> None:
     found = judged(readings([0, 2, 4], [0, 3, 5]), 6, padding=1)
     assert (found[TWICE].value, found[MISSING].value) == (0, 1)
-    assert found[MISSING].culprit == "sample 1 reached nobody"
+    assert found[MISSING].culprit == "sample 1 reached no rank"
 
 
 def test_a_rank_with_another_ones_sampler_is_named() -> None:
@@ -79,7 +79,7 @@ def test_a_rank_with_another_ones_sampler_is_named() -> None:
     read[1] = replace(read[1], sampler=SamplerFacts(0, 2, 7, 3))
     found = judged(read, 6)
     assert found[MISSING].culprit == (
-        "rank 1 on node1 has the sampler of rank 0; samples 1, 3, 5 reached nobody"
+        "rank 1 on node1 has the sampler of rank 0; samples 1, 3, 5 reached no rank"
     )
     assert found[TWICE].culprit == (
         "rank 1 on node1 has the sampler of rank 0; "
@@ -105,7 +105,7 @@ def test_without_a_sampler_ranks_are_known_by_what_they_should_have_read() -> No
     read = [replace(r, sampler=SamplerFacts()) for r in readings([0, 2, 4], [1, 2, 5])]
     [missing, twice, *_] = judge_shards("", read, 6, expected=[[0, 2, 4], [1, 3, 5]])
     assert missing.culprit == (
-        "rank 1 on node1 lacks 1 of its 3 samples, sample 3; sample 3 reached nobody"
+        "rank 1 on node1 lacks 1 of its 3 samples, sample 3; sample 3 reached no rank"
     )
     assert twice.culprit == (
         "rank 1 on node1 lacks 1 of its 3 samples, sample 3; "
@@ -211,7 +211,7 @@ def test_what_an_honest_shuffle_of_few_may_be_is_inconclusive() -> None:
     assert (unshuffled.value, unshuffled.culprit) == (None, None)
     assert unshuffled.note == (
         "rank 0 on node0: epoch 0 in the order of the data set; "
-        "shuffles of so few samples may be so, give each rank 16"
+        "correct shuffles of so few samples may look like this; give each rank 16"
     )
     again, _ = judge_orders("", [readings([1, 0, 3, 2]), readings([1, 0, 3, 2], epoch=1)])
     assert again.value is None

@@ -74,5 +74,5 @@ def test_who_sent_a_wrong_value_is_told() -> None:
     assert difference(value(4, 2, 10), right) == "rank 4's of position 10, expected 9"
     assert difference(-(1 << 40), right) == "not written, expected from rank 4"
     assert difference(right, -(1 << 40)) == "from rank 4, expected nothing"
-    assert difference(-5, right) == "-5, which nobody sends, expected from rank 4"
+    assert difference(-5, right) == "-5, which no rank sends, expected from rank 4"
     assert COUNT > 10

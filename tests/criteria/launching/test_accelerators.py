@@ -28,8 +28,8 @@ def test_more_accelerators_than_asked_for_are_listed() -> None:
     for rank, count in ((2, 8), (3, 8), (4, 8), (7, 4), (6, None)):
         reports = but(reports, rank, accelerators=count)
     assert more_visible(wanted, reports) == [
-        "accelerators visible on node3: 4, and the job asked for 2",
-        "accelerators visible on node1, node2: 8, and the job asked for 2",
+        "accelerators visible on node3: 4, the job requested 2",
+        "accelerators visible on node1, node2: 8, the job requested 2",
     ]
 
 
@@ -116,14 +116,14 @@ def test_ids_of_the_visible_devices(
         (("--tensor-model-parallel-size=3",), "does not divide 8 ranks"),
         (("--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=3"), "does not divide"),
         (("--tensor-model-parallel-size=4",), "does not divide the 2 ranks of a node"),
-        (("--tensor-model-parallel-size=two",), "is no number"),
+        (("--tensor-model-parallel-size=two",), "is not a number"),
         (("--tensor-model-parallel-size=0",), "does not divide 8 ranks"),
         (("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "4"), ""),
         (("--tensor-model-parallel-size", "3"), "does not divide 8 ranks"),
         (("--pipeline-model-parallel-size", "3", "-x"), "does not divide 8 ranks"),
-        (("--tensor-model-parallel-size", "two"), "'two' is no number"),
-        (("--tensor-model-parallel-size",), "'' is no number"),
-        (("--tensor-model-parallel-size=²",), "is no number"),
+        (("--tensor-model-parallel-size", "two"), "'two' is not a number"),
+        (("--tensor-model-parallel-size",), "'' is not a number"),
+        (("--tensor-model-parallel-size=²",), "is not a number"),
         (("--tensor-model-parallel-size=3", "--tensor-model-parallel-size", "2"), ""),
     ],
 )

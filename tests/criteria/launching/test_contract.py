@@ -37,10 +37,10 @@ def test_a_right_job_has_nothing_wrong(style: str, per_node: int, count: int) ->
         (5, "LOCAL_RANK", None, "node2 rank 5: LOCAL_RANK is not set"),
         (5, "LOCAL_RANK", "", "node2 rank 5: LOCAL_RANK is not set"),
         (4, "LOCAL_RANK", "one", "node2 rank 4: LOCAL_RANK='one' is not a number"),
-        (4, "LOCAL_RANK", "1", "node2 rank 4: LOCAL_RANK=1 is 2 ranks' of the node"),
+        (4, "LOCAL_RANK", "1", "node2 rank 4: LOCAL_RANK=1 is set in 2 ranks of the node"),
         (4, "LOCAL_RANK", "4", "node2 rank 4: LOCAL_RANK=4 is outside the 2 ranks of the node"),
         (4, "WORLD_SIZE", "1", "node2 rank 4: WORLD_SIZE=1, must be 8"),
-        (4, "RANK", "0", "node2 rank 0: RANK=0 is also a rank's of node0"),
+        (4, "RANK", "0", "node2 rank 0: RANK=0 is also set in a rank on node0"),
         (4, "RANK", "8", "node2 rank 8: RANK=8 is outside the 8 ranks of the job"),
         (4, "RANK", "0", "node2: no rank has RANK=4"),
         (
@@ -67,7 +67,7 @@ def test_a_right_job_has_nothing_wrong(style: str, per_node: int, count: int) ->
             7,
             "GLOO_SOCKET_IFNAME",
             "fab9",
-            "node3 rank 7: GLOO_SOCKET_IFNAME=fab9, and the node has no fab9",
+            "node3 rank 7: GLOO_SOCKET_IFNAME=fab9, but the node has no fab9",
         ),
     ],
 )
@@ -88,8 +88,8 @@ def test_names_node_rank_and_variable(
         ("deepspeed", "CROSS_RANK", "0", "CROSS_RANK=0, must be 2"),
         ("deepspeed", "CROSS_SIZE", "1", "CROSS_SIZE=1, must be 4"),
         ("deepspeed", "LOCAL_SIZE", "1", "LOCAL_SIZE=1, must be 2"),
-        ("megatron", "SLURM_PROCID", "7", "RANK=4, and SLURM_PROCID=7"),
-        ("megatron", "SLURM_NTASKS", "4", "WORLD_SIZE=8, and SLURM_NTASKS=4"),
+        ("megatron", "SLURM_PROCID", "7", "RANK=4, but SLURM_PROCID=7"),
+        ("megatron", "SLURM_NTASKS", "4", "WORLD_SIZE=8, but SLURM_NTASKS=4"),
         ("megatron", "SLURM_NODEID", "3", "SLURM_NODEID=3, must be 2"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_port_that_is_none_is_named(port: str) -> None:
     for rank in range(len(reports)):
         reports = changed(reports, rank, MASTER_PORT=port)
     assert faults(reports) == [
-        f"{report.node} rank {rank}: MASTER_PORT={port} is no port: 1 to 65535"
+        f"{report.node} rank {rank}: MASTER_PORT={port} is not a port (1 to 65535)"
         for rank, report in enumerate(reports)
     ]
     for good in ("1", "65535"):
@@ -153,11 +153,11 @@ def test_a_master_that_is_not_the_first_node_is_named() -> None:
     wanted = expected("torchrun", 1)
     reports = but(right(wanted), 0, master_is_here=False)
     assert faults(reports, per_node=1) == [
-        "node0 rank 0: MASTER_ADDR=10.77.1.1 is not one of its addresses, and rank 0 is there"
+        "node0 rank 0: MASTER_ADDR=10.77.1.1 is not an address of this node, but rank 0 runs here"
     ]
     reports = but(right(wanted), 0, master_is_here=None)
     assert faults(reports, per_node=1) == [
-        "node0 rank 0: MASTER_ADDR=10.77.1.1 means nothing there, and rank 0 is there"
+        "node0 rank 0: MASTER_ADDR=10.77.1.1 cannot be resolved here, but rank 0 runs here"
     ]
 
 
@@ -168,7 +168,8 @@ def test_a_master_that_is_every_nodes_own_is_named(address: str) -> None:
     for rank in range(wanted.size):
         reports = but(changed(reports, rank, MASTER_ADDR=address), rank, master_is_here=True)
     lines = [
-        f"{node} rank {rank}: MASTER_ADDR={address} is its own, and rank 0 is on node0"
+        f"{node} rank {rank}: MASTER_ADDR={address} is this node's own address, "
+        "but rank 0 runs on node0"
         for rank, node in enumerate(NODES)
     ]
     assert wrong_variables(wanted, reports) == lines[1:]
@@ -224,11 +225,11 @@ def test_n_jobs_of_one_rank_are_not_a_job_of_n() -> None:
         for report in right(wanted)
     ]
     assert not_met(wanted, reports) == [
-        f"{node} rank 0: met alone: 1 of 4 ranks by a collective" for node in NODES
+        f"{node} rank 0: met only itself: 1 of 4 ranks in a collective" for node in NODES
     ]
     found = faults(reports, per_node=1)
     assert "node1 rank 0: WORLD_SIZE=1, must be 4" in found
-    assert "node1 rank 0: RANK=0 is also a rank's of node0, node2, node3" in found
+    assert "node1 rank 0: RANK=0 is also set in a rank on node0, node2, node3" in found
     assert "node1: no rank has RANK=1-3" in found
 
 
@@ -236,10 +237,10 @@ def test_n_jobs_of_one_rank_are_not_a_job_of_n() -> None:
     ("met", "error", "line"),
     [
         (None, "TimeoutError: ranks [3] never came", "TimeoutError: ranks [3] never came"),
-        (None, "", "met nobody"),
+        (None, "", "met no other rank"),
         (Met(8, 35, tuple(range(8))), "", "a wrong sum over all ranks: 35"),
         (Met(8, 36, (0, 0, 2, 3, 4, 5, 6, 7)), "", "a wrong sum over all ranks: 36, from ranks"),
-        (Met(9, 45, tuple(range(9))), "", "met: 9 of 8 ranks by a collective"),
+        (Met(9, 45, tuple(range(9))), "", "met 9 of 8 ranks in a collective"),
     ],
 )
 def test_ranks_that_did_not_meet_all_others(met: Met | None, error: str, line: str) -> None:

@@ -85,7 +85,7 @@ def test_ours_are_jobs_whose_programs_are_there(name: str) -> None:
         (("name: a", "name: a\nenv: {A-B: '0'}"), "env: 'A-B'; accepted: names of variables"),
         (("name: a", "name: a\nenv: {A: 1}"), "env.A: 1; accepted: text"),
         (("_node: 0", "_node: -1"), "accelerators_per_node: -1; accepted: a whole number of 0"),
-        (("name: a", "name: a\nname: b"), "name: key met twice"),
+        (("name: a", "name: a\nname: b"), "name: key given twice"),
     ],
 )
 def test_errors_are_one_line(tmp_path: Path, change: tuple[str, str], line: str) -> None:

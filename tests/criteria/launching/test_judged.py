@@ -95,7 +95,7 @@ def test_a_failed_node_counts_while_others_wait_for_it() -> None:
     failed = recorded(started([], codes=codes))["nodes on which the job failed"]
     assert (failed.verdict, failed.value) == (Verdict.FAIL, 1)
     assert failed.culprit == "node1 (exit 1)"
-    assert failed.note == "not over at the limit on node0, node2, node3"
+    assert failed.note == "not finished at the time limit on node0, node2, node3"
     codes["node1"] = 0
     ended = recorded(started([], codes=codes))["nodes on which the job failed"]
     assert ended.verdict is Verdict.INCONCLUSIVE
@@ -136,7 +136,7 @@ def test_reports_of_other_ranks_still_count() -> None:
 def test_more_accelerators_than_the_job_asked_for_are_a_note() -> None:
     found = recorded(started(but(right(expected()), 5, accelerators=8)))
     assert {m.verdict for m in found.values()} == {Verdict.PASS}
-    note = "accelerators visible on node2: 8, and the job asked for 0"
+    note = "accelerators visible on node2: 8, the job requested 0"
     assert found["variables wrong"].note == note
 
 
@@ -176,9 +176,9 @@ def test_loads_are_judged_and_shown() -> None:
         (
             {"passed_s": 9.0, "look_up_s": 8.0},
             "256 clients connected",
-            "node2 (the store's address is looked up in 8.0 s)",
+            "node2 (looking up the store's address took 8.0 s)",
         ),
-        ({"wrong": 3}, "keys that did not come right", "rank 2 on node2"),
+        ({"wrong": 3}, "wrong keys", "rank 2 on node2"),
     ],
 )
 def test_a_slow_or_wrong_crowd_is_red(changes: dict[str, Any], name: str, culprit: str) -> None:
@@ -195,7 +195,7 @@ def test_a_crowd_that_was_not_served_is_not_measured(changes: dict[str, Any]) ->
 
 
 def test_wrong_keys_count_though_others_were_not_served() -> None:
-    name = "keys that did not come right"
+    name = "wrong keys"
     found = load_verdicts([*loads(wrong=3), StoreLoad(1024, (), "no world")])
     assert red(found) == {name: "rank 2 on node2"}
     assert found[name].value == 3

@@ -94,13 +94,19 @@ def test_all_meet_after_a_late_rank(outcomes: dict[str, Outcomes]) -> None:
         (
             "store absent",
             r"TimeLimitError: rank 1 of 4 on \S+ could not reach the store at 127.0.0.1:PORT "
-            r"within 5 s: connection refused; rank 0 keeps it: it may be absent, or the",
+            r"within 5 s: connection refused; rank 0 hosts the store: it may be absent, or the",
         ),
-        ("unknown name", r"TimeLimitError: .*'no-such-node.invalid' is not known \("),
+        ("unknown name", r"TimeLimitError: .*'no-such-node.invalid' cannot be resolved \("),
         ("store lost", r"WorldError: rank 1 of 4 on \S+ lost the store while it waited"),
         ("wrong port", r"EnvironmentContractError: MASTER_PORT='29x' is not a number$"),
-        ("too high a port", r"EnvironmentContractError: MASTER_PORT=99999 is no port; accepted: 1"),
-        ("too low a port", r"EnvironmentContractError: MASTER_PORT=-1 is no port; accepted: 1 to"),
+        (
+            "too high a port",
+            r"EnvironmentContractError: MASTER_PORT=99999 is not a port; accepted: 1",
+        ),
+        (
+            "too low a port",
+            r"EnvironmentContractError: MASTER_PORT=-1 is not a port; accepted: 1 to",
+        ),
         ("outside", r"EnvironmentContractError: RANK=4 is outside WORLD_SIZE=4$"),
     ],
 )
@@ -110,9 +116,9 @@ def test_errors_name_the_cause(outcomes: dict[str, Outcomes], meeting: str, line
 
 
 def test_two_processes_with_rank_0(outcomes: dict[str, Outcomes]) -> None:
-    assert any("could not keep the store" in text for text in texts(outcomes["rank 0 twice"]))
+    assert any("could not host the store" in text for text in texts(outcomes["rank 0 twice"]))
     kept = texts(outcomes["rank 0 twice, store kept"])
-    assert sum("another process came as rank 0" in text for text in kept) == 1, kept
+    assert sum("another process joined as rank 0" in text for text in kept) == 1, kept
     assert sum("rank 3 of 4" in text and "never came" in text for text in kept) == 3, kept
 
 

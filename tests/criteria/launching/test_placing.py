@@ -39,7 +39,7 @@ def test_a_job_of_so_many_nodes_goes_to_the_last_ones() -> None:
 
 
 ADDRESSES = {node: f"10.77.1.{index + 1}" for index, node in enumerate(NODES)}
-PLACE = "nodes that it ran on as asked"
+PLACE = "requested nodes that it ran on"
 MASTER = "ranks whose MASTER_ADDR is the first node's"
 
 

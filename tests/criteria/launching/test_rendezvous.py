@@ -42,7 +42,7 @@ def test_a_rank_that_is_slow_by_itself_is_named(
     ("init_s", "connect_s", "verdict", "culprit"),
     [
         (0.9, 0.01, Verdict.PASS, None),
-        (3.1, 0.01, Verdict.FAIL, "no rank by itself; rank 2 on node2 was the last"),
+        (3.1, 0.01, Verdict.FAIL, "no single rank; rank 2 on node2 was the last"),
         (3.1, 0.8, Verdict.FAIL, "node2 (rank 2: 0.80 s to connect to the store alone)"),
         (None, 0.8, Verdict.INCONCLUSIVE, "node2 (rank 2: 0.80 s to connect to the store alone)"),
     ],
@@ -80,7 +80,7 @@ def test_as_many_ranks_make_a_group_as_are_promised(
     if verdict is Verdict.FAIL:
         assert (judged.value, judged.culprit) == (15, "rank 15 on node1")
     if verdict is Verdict.INCONCLUSIVE:
-        note = "2 nodes × 8 accelerators have 16 ranks; 16 nodes have as many as are promised"
+        note = "2 nodes × 8 accelerators allow 16 ranks; the promised number needs 16 nodes"
         assert judged.note == note
 
 

@@ -229,7 +229,7 @@ def test_the_nearest_is_looked_for_among_those_of_the_fabric(server: Machine) ->
     missing = partial(judge_nics, candidates=("mlx5_3", "mlx5_9"))
     finding = missing(server, rank(2, nics=("mlx5_3",)))
     assert finding.verdict is INCONCLUSIVE
-    assert "mlx5_9 (no such device, or none below it)" in finding.note
+    assert "mlx5_9 (no such device, or no physical device below it)" in finding.note
 
 
 def test_a_nic_that_is_not_known_is_no_pass(server: Machine) -> None:
@@ -237,7 +237,7 @@ def test_a_nic_that_is_not_known_is_no_pass(server: Machine) -> None:
         assert nearest_nic(server, rank(nics=nics)).verdict is INCONCLUSIVE
     nowhere = partial(judge_nics, candidates=())(server, rank())
     assert nowhere.verdict is INCONCLUSIVE
-    assert "node0 shows none of the NICs among which to look" in nowhere.note
+    assert "node0 shows none of the NICs that the rank could use" in nowhere.note
     blind = replace(server, interfaces=None, rdma=None)
     assert nearest_nic(blind, rank()).verdict is INCONCLUSIVE
 
@@ -400,7 +400,7 @@ def test_cores_that_are_not_known(server: Machine, tmp_path: Path) -> None:
     bare = read(tmp_path)
     found = cores(bare, rank(0, "0"), rank(1, "1"))
     assert [f.verdict for f in found] == [INCONCLUSIVE, INCONCLUSIVE]
-    assert "which CPUs share a core is not known" in found[0].note
+    assert "it is not known which CPUs share a core" in found[0].note
 
 
 def answer(rank: int, question: Question, value: float | None) -> Measurement:

@@ -217,7 +217,7 @@ def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
         ("its counters were not read within 30 s", "gpu1: its counters were not read"),
         (reading("fab0", "carrier_changes", -1), "gpu1 fab0 carrier_changes cannot be compared"),
         (reading("fab0", "carrier_changes", None), "gpu1 fab0 carrier_changes cannot be compared"),
-        (reading(boot="b"), "gpu1: it was started anew, and its counters with it"),
+        (reading(boot="b"), "gpu1: it was restarted, and so were its counters"),
         (
             PortReading("a", {"TCP": {"OutSegs": 10**6}}),
             "gpu1 fab0 carrier_changes cannot be compared",

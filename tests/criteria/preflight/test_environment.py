@@ -91,7 +91,7 @@ def test_a_wrong_variable_is_its_nodes_fault(
 
 def test_a_port_that_is_none(spec: Spec) -> None:
     ranks = tuple(replace(r, variables={**r.variables, "MASTER_PORT": "auto"}) for r in _ranks())
-    assert "MASTER_PORT=auto is no port" in _one(environment.contract(ranks, spec, "gpu0")).note
+    assert "MASTER_PORT=auto is not a port" in _one(environment.contract(ranks, spec, "gpu0")).note
 
 
 def test_without_a_world_nothing_is_known(spec: Spec) -> None:

@@ -193,7 +193,7 @@ def test_problems_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     token = Token("checkpoints", 1, str(tmp_path / "gone"), "x")
     assert directories.seen([token], 0)[0].problem == "no such file or directory"
     (tmp_path / "gone").write_text("y")
-    assert directories.seen([token], 0)[0].problem == "holds something else"
+    assert directories.seen([token], 0)[0].problem == "has different content"
     assert directories.seen([token], 1) == ()
 
 

@@ -42,10 +42,10 @@ def test_all_zero_is_equal() -> None:
 
 def test_other_names_or_shapes_cannot_be_compared() -> None:
     missing = compared_parameters(ONES, {"a": np.ones(2)}, PERCENT)
-    assert (missing.value, missing.note) == (None, "only in one: ['b']")
+    assert (missing.value, missing.note) == (None, "parameters of only one run: ['b']")
     assert compared_parameters({}, {}, PERCENT).value is None
     shape = compared_parameters(ONES, {**ONES, "b": np.ones(3)}, PERCENT)
-    assert (shape.value, shape.note) == (None, "of other shapes")
+    assert (shape.value, shape.note) == (None, "the parameters of both runs differ in shape")
 
 
 def test_the_longest_checkpoint_is_named() -> None:

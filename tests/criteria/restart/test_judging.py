@@ -87,20 +87,20 @@ TIME = "time from the kill to the first new step"
             (-40, -40),
             1100.0,
             (89.0, 91.0),
-            "by these 50.5 s, by the controller's own 89.0 to 91.0 s",
+            "these clocks give 50.5 s, the controller's 89.0 to 91.0 s",
         ),
         (
             (0, 3600),
             1025.0,
             (14.0, 16.0),
-            "by these 3.62e+03 s, by the controller's own 14.0 to 16.0 s",
+            "these clocks give 3.62e+03 s, the controller's 14.0 to 16.0 s",
         ),
         ((3600, 3600), 1025.0, (14.0, 16.0), "node0's clock, or that of the controller, is wrong"),
         (
             (-300, -300),
             1025.0,
             (14.0, 16.0),
-            "by these -284 s, by the controller's own 14.0 to 16.0 s",
+            "these clocks give -284 s, the controller's 14.0 to 16.0 s",
         ),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_clock_that_is_wrong_decides_nothing(
     found = verdicts(cut, clock="the controller", between_s=seen)[TIME]
     assert found.value is None
     assert note in found.note
-    assert "is wrong: set it right" in found.note
+    assert "is wrong: synchronise it" in found.note
 
 
 @pytest.mark.parametrize("seen", [None, (14.0, 16.0), (0.0, 16.0), (17.0, 18.0), (8.0, 12.0)])
@@ -135,14 +135,14 @@ def test_a_job_that_comes_back_on_some_ranks_only_did_not_come_back() -> None:
     found = verdicts([*KILLED, *half], came_back=False, ended_how="rank 1 never started")
     back = found["kills that the job did not come back from"]
     assert (back.value, back.verdict) == (1, "fail")
-    assert (back.culprit or "").endswith("and did not go on: rank 1 never started")
+    assert (back.culprit or "").endswith("and did not continue: rank 1 never started")
 
 
 def test_a_job_told_to_end_in_its_last_step_was_over() -> None:
     done = incarnation(1, 12, ends=True)
     [found] = verdicts(done, preempted=True, at=1011.2, came_back=False).values()
     assert found.value is None
-    assert "the run was over before the kill" in found.note
+    assert "the run ended before the kill" in found.note
 
 
 def test_a_run_to_compare_with_that_lacks_a_ranks_steps_is_none() -> None:
@@ -152,7 +152,7 @@ def test_a_run_to_compare_with_that_lacks_a_ranks_steps_is_none() -> None:
     whole = [record for record in WHOLE if not lacks(record)]
     [found] = verdicts([*KILLED, *resumed()], whole=whole).values()
     assert found.value is None
-    assert "did 2 of 12 steps in 1 starts, ranks [1] have not" in found.note
+    assert "did 2 of 12 steps in 1 starts, ranks [1] do not" in found.note
 
 
 def test_steps_beyond_the_last_are_found() -> None:
@@ -182,7 +182,7 @@ def test_steps_beyond_the_last_are_found() -> None:
             {},
             LOST,
             4,
-            "the resume: it went on from no checkpoint, and step 4 was saved",
+            "the resume: it continued from no checkpoint, and step 4 was saved",
         ),
         # Takes an older one.
         (
@@ -190,7 +190,7 @@ def test_steps_beyond_the_last_are_found() -> None:
             {"listing": StoreListing((8, 4))},
             LOST,
             4,
-            "the resume: it went on from the checkpoint of step 4, and step 8 was saved",
+            "the resume: it continued from the checkpoint of step 4, and step 8 was saved",
         ),
         # One that was not complete.
         (resumed(5), {"listing": StoreListing((), ((4, "cut short"),))}, None, 0, None),
@@ -269,7 +269,7 @@ def test_steps_beyond_the_last_are_found() -> None:
             2,
             "rank 0 on node0",
         ),
-        (resumed(ends=False), {}, "ranks that did not come to the end", 2, "rank 0; rank 1"),
+        (resumed(ends=False), {}, "ranks that did not finish", 2, "rank 0; rank 1"),
         (
             resumed(),
             {"alive": ["pid 101 on node1"]},
@@ -280,14 +280,14 @@ def test_steps_beyond_the_last_are_found() -> None:
         (
             resumed(),
             {"preempted": True},
-            "steps lost though it was told to end",
+            "steps lost although the job was asked to end",
             2,
-            "the resume: it went on from the checkpoint of step 4, and step 6 was finished",
+            "the resume: it continued from the checkpoint of step 4, and step 6 was finished",
         ),
         (
             resumed(),
             {"preempted": True, "late": ["node1"]},
-            "nodes killed when the time to save was over",
+            "nodes where the job was killed after the grace time",
             1,
             "node1",
         ),
@@ -303,7 +303,7 @@ def test_steps_beyond_the_last_are_found() -> None:
             {"came_back": False, "ended_how": "torchrun ended with 1 on node0"},
             "kills that the job did not come back from",
             1,
-            "started again after SIGKILL of rank 1 on node1, and did not go on: torchrun ended",
+            "started again after SIGKILL of rank 1 on node1, and did not continue: torchrun ended",
         ),
     ],
 )
@@ -326,7 +326,7 @@ def test_time_from_the_kill_to_the_first_new_step_has_a_bound() -> None:
     assert list(late) == ["time from the kill to the first new step"]
     [figure] = late.values()
     assert figure.value == 90.5
-    assert figure.culprit == "the way back from SIGKILL of rank 1 on node1"
+    assert figure.culprit == "the recovery from SIGKILL of rank 1 on node1"
 
 
 def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
@@ -341,28 +341,34 @@ def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
 @pytest.mark.parametrize(
     ("cut", "whole", "kill", "name", "note"),
     [
-        (KILLED + resumed(), WHOLE, {"listing": None}, LOST, "the store was not seen between"),
+        (
+            KILLED + resumed(),
+            WHOLE,
+            {"listing": None},
+            LOST,
+            "the checkpoints were not listed between",
+        ),
         (
             KILLED + resumed(),
             WHOLE,
             {"alive": None},
             "processes that outlived the kill",
-            "not found out whether there were any",
+            "the processes could not be listed",
         ),
         (
             KILLED + resumed(),
             WHOLE,
             {"in_writing": 8},
             "kills that missed the writing of a checkpoint",
-            "checkpoint of step 8: no unfinished one was found",
+            "checkpoint of step 8: no unfinished checkpoint was found",
         ),
-        (KILLED, [], {}, "", "the run that was not to be killed wrote no records"),
+        (KILLED, [], {}, "", "the uninterrupted run wrote no records"),
         (
             KILLED,
             incarnation(1, 11),
             {},
             "",
-            "the run that was not to be killed did 11 of 12 steps in 1 starts, ranks [0, 1] did",
+            "the uninterrupted run did 11 of 12 steps in 1 starts, ranks [0, 1] did",
         ),
         ([], WHOLE, {}, "", "the run that was killed wrote no records"),
         (
@@ -377,7 +383,7 @@ def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
             WHOLE,
             {"at": 1012.0},
             "",
-            "the run was over before the kill",
+            "the run ended before the kill",
         ),
         (
             incarnation(1, 6, change=lambda r: r if getattr(r, "rank", 0) == 0 else None)
@@ -441,7 +447,7 @@ def test_other_ranks_are_compared_by_what_belongs_to_all(ranks: int) -> None:
     assert verdicts(cut, terms=replace(TERMS, tolerance=like)) == {}
     wrong = KILLED + resumed(ranks=ranks, change=only(StepRecord, 9, samples=(0,)))
     found = verdicts(wrong, terms=replace(TERMS, tolerance=like))
-    assert {SAMPLES, "steps of other samples"} == found.keys()
+    assert {SAMPLES, "steps with other samples"} == found.keys()
 
 
 def test_two_kills_of_one_run_are_judged_apart() -> None:

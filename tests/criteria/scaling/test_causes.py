@@ -35,19 +35,19 @@ def test_a_healthy_job_passes_in_all(nodes: int, per_node: int) -> None:
         ),
         (
             {"own": made.slow_on("node2", input=0.06)},
-            "node2 waits 60 ms a step for input, others 1.0 ms",
+            "node2 waits 60 ms per step for input, others 1.0 ms",
         ),
         (
             {"own": made.slow_on("node1", optimiser=0.06)},
-            "node1 takes 60 ms a step longer to optimise",
+            "node1 takes 60 ms per step in the optimiser",
         ),
         (
             {"needed_s": made.exposed_by(0.038), "line": 0.47},
-            "all-reduce exposed 38 ms a step: fabric at 47% of line rate; 90% of communication",
+            "all-reduce exposed 38 ms per step: fabric at 47% of line rate; 90% of communication",
         ),
         (
             {"needed_s": made.exposed_by(0.09), "hidden": 0.03},
-            "collectives are not overlapped: 3% of communication is hidden, 90 ms a step exposed",
+            "collectives are not overlapped: 3% of communication is hidden, 90 ms per step exposed",
         ),
         (
             {"needed_s": made.exposed_by(0.3), "nic": "mgmt0"},
@@ -55,8 +55,8 @@ def test_a_healthy_job_passes_in_all(nodes: int, per_node: int) -> None:
         ),
         (
             {"needed_s": made.exposed_by(0.05)},
-            "collectives exposed 50 ms a step; 90% of communication is hidden; 47 ms more than the "
-            "fabric allows at 95% of line rate",
+            "collectives exposed 50 ms per step; 90% of communication is hidden; 47 ms more than "
+            "the fabric allows at 95% of line rate",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_too_little_or_too_uneven_is_no_answer() -> None:
     assert "3 rounds of 5 were measured" in made.last(few).note
     wild = made.timings(plan, jitter=lambda round_, step: 0.02 * ((7 * step + 3 * round_) % 5))
     assert made.last(made.judged(plan, wild)).verdict is Verdict.INCONCLUSIVE
-    assert "steps differ too much" in made.last(made.judged(plan, wild)).note
+    assert "step times vary too much" in made.last(made.judged(plan, wild)).note
     nothing = replace(job, trained=())
     assert made.last(made.judged(plan, nothing)).verdict is Verdict.INCONCLUSIVE
 
@@ -175,11 +175,11 @@ def test_bytes_that_no_counter_shows_prove_nothing() -> None:
     job = made.timings(plan)
     unseen = [replace(t, sent_bytes=tuple({"fab0": 100} for _ in t.nodes)) for t in job.trained]
     found = made.measured(made.judged(plan, replace(job, trained=tuple(unseen))))
-    unseen_at_all = found["sent past the fabric during the steps"]
+    unseen_at_all = found["bytes sent on other networks during the steps"]
     assert unseen_at_all.verdict is Verdict.INCONCLUSIVE
     assert unseen_at_all.note.startswith("no counter shows the ")
     off_fabric = made.measured(made.judged(plan, made.timings(plan, nic="mgmt0")))
-    network = off_fabric["sent past the fabric during the steps"]
+    network = off_fabric["bytes sent on other networks during the steps"]
     assert network.verdict is Verdict.FAIL
     assert network.culprit == "all nodes sent over mgmt0 instead of fab0"
 
@@ -187,7 +187,7 @@ def test_bytes_that_no_counter_shows_prove_nothing() -> None:
 def test_parts_that_miss_the_step_fail() -> None:
     plan = made.plan(4)
     found = made.measured(made.judged(plan, made.timings(plan, missed_s=0.01)))
-    one = found["parts beside the step time, 4 nodes"]
+    one = found["step time that differs from its parts, 4 nodes"]
     assert one.verdict is Verdict.FAIL
     assert one.culprit is not None
     assert one.culprit.startswith("rank ")
@@ -239,8 +239,8 @@ def test_two_stalls_of_ten_steps_are_left_open_by_what_stalls() -> None:
 
     one = made.last(made.judged(plan, made.changed(made.timings(plan), stall)))
     assert one.verdict is Verdict.INCONCLUSIVE
-    assert "steps differ too much; 95 % between" in one.note
-    assert one.culprit == "input takes 81 ms a step, on one node 1.0 ms"
+    assert "step times vary too much; 95 % between" in one.note
+    assert one.culprit == "input takes 81 ms per step, on one node 1.0 ms"
     rows = table(made.judged(plan, made.changed(made.timings(plan), stall))).splitlines()
     assert any(row.split()[:3] == ["4", "207.0", "287.0"] for row in rows)
 

@@ -40,7 +40,7 @@ def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
     assert seconds["communication"] == pytest.approx(allowed_s)
     assert seconds["contention"] == pytest.approx(0.018 - allowed_s)
     assert efficiency.culprit == (
-        "collectives exposed 18 ms a step; 90% of communication is hidden; 16 ms more than the "
+        "collectives exposed 18 ms per step; 90% of communication is hidden; 16 ms more than the "
         "fabric allows at 95% of line rate"
     )
     excused = last(PLAN, exposed(0.018), "communication", "contention")[1]

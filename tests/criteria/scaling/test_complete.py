@@ -80,7 +80,7 @@ def test_a_turn_with_too_few_steps_is_no_answer(steps: int) -> None:
 @pytest.mark.parametrize(
     ("per_node", "device", "why"),
     [
-        (8, "cpu", "trained on cpu, spec has 8 accelerators a node"),
+        (8, "cpu", "trained on cpu, spec has 8 accelerators per node"),
         (0, "cuda", "trained on cuda, spec has no accelerators"),
     ],
 )

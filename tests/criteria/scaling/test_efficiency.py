@@ -209,7 +209,7 @@ def test_no_healthy_job_fails_and_few_are_too_noisy(noise: tuple[float, float, f
     jobs = [cluster.job(4, 0.99) for _ in range(600)]
     limits = [smallest_loss(each, BOUND, 1 - BOUND, judged=judged) for judged, each in jobs]
     assert all(efficiency >= BOUND for efficiency, _ in jobs)
-    assert sum(limit is None or limit.blurred for limit in limits) / len(jobs) < 0.01
+    assert sum(limit is None or limit.too_noisy for limit in limits) / len(jobs) < 0.01
 
 
 def test_an_efficiency_says_which_loss_would_have_shown() -> None:

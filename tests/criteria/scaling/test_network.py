@@ -16,7 +16,7 @@ from tests.criteria.scaling import made
 
 def network(plan: Plan, job: JobTimings, spec: Spec) -> Measurement:
     found = made.measured(made.judged(plan, job, on=spec))
-    return found["sent past the fabric during the steps"]
+    return found["bytes sent on other networks during the steps"]
 
 
 def sent(job: JobTimings, of: Callable[[str, int], Mapping[str, int] | None]) -> JobTimings:
@@ -82,7 +82,7 @@ def test_a_node_whose_counters_show_nothing_is_named() -> None:
     job = sent(made.timings(plan), lambda node, count: {"fab0": 9} if node == "node2" else None)
     one = network(plan, job, made.spec())
     assert one.verdict is Verdict.INCONCLUSIVE
-    assert one.note.startswith("no counter of node2 shows what it had to send: ")
+    assert one.note.startswith("no counter of node2 shows the bytes that it had to send: ")
 
 
 @pytest.mark.parametrize(

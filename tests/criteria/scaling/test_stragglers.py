@@ -82,7 +82,7 @@ def test_half_of_the_nodes_wait_for_input() -> None:
     )
     assert efficiency.culprit is not None
     assert efficiency.culprit.startswith(
-        "node2 and node3 wait up to 60 ms a step for input, others 1.0 ms"
+        "node2 and node3 wait up to 60 ms per step for input, others 1.0 ms"
     )
     assert judged.causes[0].culprit == "node2 and node3"
 
@@ -183,4 +183,4 @@ def test_a_rest_that_all_ranks_have_is_nobodys() -> None:
     job = made.later(made.timings(plan), lambda rank, count: 0.04 if count > 1 else 0.0, "rest")
     found = made.judged(plan, job).counts[-1]
     assert (found.causes[0].kind, found.causes[0].culprit) == ("rest", None)
-    assert found.causes[0].text == "unattributed: 40 ms a step, the bookkeeping of ranks"
+    assert found.causes[0].text == "unattributed: 40 ms per step in the bookkeeping of ranks"

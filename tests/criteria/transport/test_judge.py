@@ -82,7 +82,7 @@ def test_switched_off_by_a_variable(kind: str) -> None:
     assert proof.answers == dict.fromkeys(proof.answers, "fail")
     assert Case.IB_DISABLED in proof.cases
     assert Case.NO_DEVICE not in proof.cases
-    assert proof.culprit.startswith("all nodes: NCCL_IB_DISABLE=1 switches RDMA off; ")
+    assert proof.culprit.startswith("all nodes: NCCL_IB_DISABLE=1 disables RDMA; ")
     assert f"instead of {kind}: NCCL_IB_DISABLE=1" in proof.culprit
 
 
@@ -96,7 +96,7 @@ def test_switched_off_by_a_file_is_said_with_the_file() -> None:
     )
     words = judged("infiniband", facts).culprit
     assert words.startswith(
-        "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) switches RDMA off; "
+        "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) disables RDMA; "
     )
     assert "NCCL_IB_DISABLE is '0x1', on other ranks not set" in words
 
@@ -172,7 +172,7 @@ def test_sockets_over_ip_over_infiniband() -> None:
     ("index", "words"),
     [
         ("0", "NCCL_IB_GID_INDEX=0 is RoCE v1 on mlx5_0:1, mlx5_1:1, "),
-        ("7", "NCCL_IB_GID_INDEX=7 is no GID of mlx5_0:1"),
+        ("7", "NCCL_IB_GID_INDEX=7 is not the index of a GID of mlx5_0:1"),
         ("3", ""),
         ("-1", ""),
     ],
@@ -233,7 +233,7 @@ def test_a_rail_that_is_not_there(kind: str) -> None:
     facts = with_nics(facts, "birch0", without=name)
     proof = judged(kind, facts)
     assert proof.verdict is Verdict.FAIL
-    assert "birch0: 7 of 8 NICs of the fabric are there" in proof.culprit
+    assert "birch0: 7 of 8 NICs of the fabric are present" in proof.culprit
 
 
 def test_a_stray_rail() -> None:
@@ -301,7 +301,10 @@ def test_unknown_plugin_is_inconclusive() -> None:
     proof = judged("infiniband", facts)
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert proof.cases == {Case.UNKNOWN_NETWORK}
-    assert "channels run over Zephyr: not known what carries its bytes" in proof.culprit
+    assert (
+        "channels run over Zephyr: it is not known which network carries their bytes"
+        in proof.culprit
+    )
 
 
 def test_a_missing_log_names_its_rank() -> None:
@@ -387,7 +390,7 @@ def test_more_bytes_than_the_algorithm_moves() -> None:
     counts = dict.fromkeys((device("ethernet", r) for r in range(RAILS)), moved("ethernet", facts))
     proof = judged("ethernet", carried(facts, "birch1", counts))
     assert proof.cases == {Case.TOO_MANY_BYTES}
-    assert "something else used it" in proof.culprit
+    assert "other traffic used it" in proof.culprit
 
 
 @pytest.mark.parametrize(("version", "judged_it"), [("2.20.5", False), ("2.21.5", True)])

@@ -150,7 +150,7 @@ def test_an_address_of_no_interface_is_missing() -> None:
     bare = replace(facts.nodes[0], machine=Machine(interfaces=nics, rdma=()))
     proof = _judged(replace(facts, nodes=(bare, *facts.nodes[1:])))
     assert proof.verdict is Verdict.INCONCLUSIVE
-    assert "bound to 10.78.0.1, an address of no known interface" in proof.culprit
+    assert "bound to 10.78.0.1, whose interface is not known" in proof.culprit
 
 
 def test_loopback_may_carry_what_ranks_of_a_node_say_and_no_more() -> None:

@@ -53,7 +53,7 @@ def test_nodes_that_are_joined_past_the_fabric(way: str, why: str) -> None:
     assert proof.verdict is Verdict.FAIL
     assert proof.answers["logged"] == "fail"
     assert proof.cases == {Case.NOT_ON_FABRIC}
-    text = f"all nodes: channels to other nodes run over {way}{why}, past the fabric"
+    text = f"all nodes: channels to other nodes bypass the fabric: they run over {way}{why}"
     assert proof.culprit.startswith(text)
 
 
@@ -100,7 +100,7 @@ def test_a_node_of_which_no_rank_told_is_not_taken_for_well() -> None:
     there = tuple(rank for rank in facts.ranks if rank.node != "birch2")
     proof = judged("infiniband", replace(facts, ranks=there))
     assert proof.verdict is Verdict.INCONCLUSIVE
-    assert proof.culprit == "birch2: no rank of this node reported what it runs on"
+    assert proof.culprit == "birch2: no rank of this node reported its network"
     with pytest.raises(ValueError, match="no rank"):
         judged("infiniband", replace(facts, ranks=()))
 
@@ -158,7 +158,7 @@ def test_libfabric_over_tcp_is_told() -> None:
         return text.replace("provider is efa, fabric is efa", "provider is tcp;ofi_rxm")
 
     proof = judged("efa", rewritten("efa", healthy("efa"), tcp))
-    assert "libfabric took the provider tcp;ofi_rxm" in proof.culprit
+    assert "libfabric chose the provider tcp;ofi_rxm" in proof.culprit
 
 
 def test_a_switch_set_to_what_is_so_anyway_is_no_difference() -> None:
@@ -199,7 +199,7 @@ def test_a_node_with_fewer_ranks_than_others_is_not_blamed_for_its_rails() -> No
     facts = healthy("infiniband")
     proof = judged("infiniband", replace(facts, ranks=facts.ranks[:20]))
     assert proof.verdict is Verdict.INCONCLUSIVE
-    assert proof.culprit == "birch2: 4 ranks of this node reported what they run on, 8 of others"
+    assert proof.culprit == "birch2: 4 ranks of this node reported their network, 8 of another node"
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_a_warning_of_one_gpu_is_not_told_of_the_other_ranks_of_its_process() ->
 def test_efa_without_the_plugin_that_was_asked_for() -> None:
     before = "NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so."
     facts = fallen_back("efa", healthy("efa"), None, "mgmt0", before=before)
-    assert "its network plugin aws-ofi could not be set up" in judged("efa", facts).culprit
+    assert "its network plugin aws-ofi could not be initialised" in judged("efa", facts).culprit
 
 
 def _ucx(rank: int, *configs: str, old: bool = False) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_mnode.gang.engine import GangRequest, Look
+from pytest_mnode.gang.engine import GangRequest, Observation
 from pytest_mnode.gang.kubernetes.engine import KubernetesEngine
 from pytest_mnode.gang.timeline import Gang, State, by_state, sightings, stretches
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
@@ -31,7 +31,7 @@ class Watched:
         self.engine = KubernetesEngine(
             Scheduler.model_validate(page), options, manifest, python=sys.executable
         )
-        self.looks: list[Look] = []
+        self.observations: list[Observation] = []
         self.gang: Gang | None = None
 
     def submit(self, runs_s: float) -> None:
@@ -39,9 +39,9 @@ class Watched:
         jobs = self.engine.submit(GangRequest("gang", SIZE, runs_s, 300, free, requeue=True))
         self.gang = Gang("gang", SIZE, jobs, runs_s, now)
 
-    def look(self) -> None:
-        look = self.engine.observe()
-        self.looks += [*look.passed, look]
+    def observe(self) -> None:
+        observation = self.engine.observe()
+        self.observations += [*observation.reported_changes, observation]
 
     def states(self) -> list[State]:
         """In order, each once while it lasts."""
@@ -49,11 +49,12 @@ class Watched:
 
     def _stretches(self) -> list[Any]:
         assert self.gang is not None
-        return stretches(sightings(self.gang, self.looks), self.gang.submitted_s, by_state)
+        return stretches(sightings(self.gang, self.observations), self.gang.submitted_s, by_state)
 
     def heard(self, since_s: float) -> int:
         """Ranks that sent heartbeats after this time."""
-        return len({b.rank for look in self.looks for b in look.beats if b.at_s > since_s})
+        beats = (beat for one in self.observations for beat in one.beats)
+        return len({beat.rank for beat in beats if beat.at_s > since_s})
 
     def is_back(self) -> bool:
         """Whether it was whole twice, and all ranks were heard the second time."""
@@ -72,11 +73,11 @@ class Watched:
 
 
 def until(some: list[Watched], holds: Callable[[], bool]) -> None:
-    """Look until it holds, or for a while: what was seen tells the rest."""
+    """Observe until it holds, or for a while: what was seen tells the rest."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         for one in some:
-            one.look()
+            one.observe()
         if holds():
             return
         time.sleep(0.2)

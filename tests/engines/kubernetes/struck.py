@@ -63,15 +63,15 @@ class Round:
         """What a reader of the report would learn by now."""
         watch = self._watch
         window = watch.window()
-        seen = sightings(self._gang, watch.looks)
+        seen = sightings(self._gang, watch.observations)
         first = next((at for at, one in enumerate(seen) if one.state is State.WHOLE), len(seen))
         states = dict.fromkeys(s.status for s in seen[first:] if s.state is not State.WHOLE)
-        why = [*window.others, *(look.why for look in watch.looks if look.why)]
+        why = [*window.others, *(one.why for one in watch.observations if one.why)]
         return [*states, *why[:9]]
 
     def _heard(self, since_s: float, until_s: float = inf) -> list[str]:
         """Nodes whose rank wrote a heartbeat in this time."""
-        beats = [beat for look in self._watch.looks for beat in look.beats]
+        beats = [beat for observation in self._watch.observations for beat in observation.beats]
         return sorted({beat.node for beat in beats if since_s < beat.at_s < until_s})
 
     def _say(self, what: str, text: str = "") -> None:

@@ -194,7 +194,7 @@ def refused(bed: KubernetesOnRack, directory: Path, *options: str) -> str:
         ),
         ({}, ["--mnode-python=/no/python"], '"/no/python": stat /no/python: no such file'),
         ({}, ["--mnode-k8s-namespace=nowhere"], 'namespaces "nowhere" not found'),
-        ({}, ["--mnode-k8s-context=other"], "--mnode-k8s-context=other: no way to a Kubernetes"),
+        ({}, ["--mnode-k8s-context=other"], "--mnode-k8s-context=other: no usable Kube"),
     ],
     ids=["no node fits", "no Python", "no namespace", "no context"],
 )

@@ -154,8 +154,8 @@ def test_a_run_of_many_pods(bed: KubernetesOnRack, fakes: None, tmp_path: Path) 
     assert max(figures["threads"].values()) < 24  # no thread per pod
     assert asked < 30
     assert figures["mib"]["bridge"] < 100 + NODES  # two streams per node
-    assert "the connection was lost: nothing heard for 6 s" in figures["hung"]
-    assert figures["ended"].startswith("no way from its pod to here: "), figures
+    assert "the connection was lost: no data for 6 s" in figures["hung"]
+    assert figures["ended"].startswith("its pod cannot reach this machine: "), figures
     bed.await_that(lambda: not bed.get("jobs,pods")["items"], 120, "no job, no pod")
 
 

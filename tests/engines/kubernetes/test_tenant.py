@@ -137,7 +137,7 @@ def test_a_quota_is_named(bed: KubernetesOnRack, namespace: str, tmp_path: Path)
         output = refused(bed, tmp_path, f"--mnode-k8s-namespace={namespace}")
     finally:
         bed.kubectl("-n", namespace, "delete", "resourcequota", "few")
-    assert "1 pod was not made: " in output, output
+    assert "1 pod was not created: " in output, output
     assert "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1" in output
 
 
@@ -150,7 +150,7 @@ def test_a_refusal_at_admission_is_named(
         output = refused(bed, tmp_path, f"--mnode-k8s-namespace={namespace}")
     finally:
         bed.kubectl("label", "namespace", namespace, f"{label}-")
-    assert "2 pods were not made: " in output, output
+    assert "2 pods were not created: " in output, output
     assert 'violates PodSecurity "restricted:latest"' in output
 
 

@@ -1,4 +1,4 @@
-"""What the watch of a gang's pods reported between two looks, and whether that is all."""
+"""What the watch of a gang's pods reported between two observations, and whether that is all."""
 
 from __future__ import annotations
 

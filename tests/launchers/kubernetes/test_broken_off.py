@@ -105,7 +105,7 @@ def test_what_is_asked_once_fails_with_a_reason(serve: Serve, how: str) -> None:
     api = Api()
     with pytest.raises(ApiError) as error:
         api.request("GET", PATH)
-    assert str(error.value).startswith(f"{api.host}: its answer broke off: {why}")
+    assert str(error.value).startswith(f"{api.host}: its answer is incomplete: {why}")
     assert error.value.status == 0
 
 
@@ -174,7 +174,7 @@ def test_the_bridge_lists_and_watches_again(
     watching.join(LIMIT_S)
     *problems, up, lost = events
     assert len(problems) == len(BROKEN_OFF)
-    assert all("its answer broke off: " in event["problem"] for event in problems)
+    assert all("its answer is incomplete: " in event["problem"] for event in problems)
     assert (up["pods"]["0"]["pod"], lost) == ("a", {"lost": "0", "why": "its pod was deleted"})
     kinds = ["watch=true" in one for one in asked[len(BROKEN_OFF) : len(BROKEN_OFF) + 3]]
     assert kinds == [False, True, False]

@@ -78,7 +78,7 @@ def test_it_is_named_at_once_with_the_remedy(run: Run, monkeypatch: pytest.Monke
         run.launcher.ask(PowerOn("n1"))
     with pytest.raises(ClusterError, match=MOVED):
         run.launcher.ask(PowerOn("n1"))
-    with pytest.raises(NodeLostError, match=r"^n1 is not there: its new pod c is on n3$"):
+    with pytest.raises(NodeLostError, match=r"^n1 is unavailable: its new pod c is on n3$"):
         run.launcher.commands(run.launcher.nodes, ["true"])
 
 

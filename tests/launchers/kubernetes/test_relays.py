@@ -67,7 +67,7 @@ def reported(pod_now: PodState) -> list[dict[str, Any]]:
     ("pod_now", "why"),
     [
         (replace(POD, ready=False, over=EVICTED), EVICTED),
-        (POD, "no way from its pod to here: its program ended with status 137"),
+        (POD, "its pod cannot reach this machine: its program ended with status 137"),
     ],
     ids=["evicted", "as before"],
 )

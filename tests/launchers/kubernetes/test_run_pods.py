@@ -81,7 +81,7 @@ def test_why_pods_do_not_run() -> None:
     pods = RunPods(3)
     pods.heard(pod("a", "", ready=False, problem="no GPU"))
     assert pods.why_not_up("Job j", ["exceeded quota"]) == {
-        "a": "no GPU", "Job j": "2 pods were not made: exceeded quota",
+        "a": "no GPU", "Job j": "2 pods were not created: exceeded quota",
     }  # fmt: skip
     pods.heard(pod("b", "n1", ready=False, problem="no image", hopeless=True))
     assert pods.why_not_up("Job j", []) == {"b": "no image"}

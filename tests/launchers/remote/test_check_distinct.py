@@ -24,9 +24,9 @@ def test_nodes_that_are_well() -> None:
 @pytest.mark.parametrize(
     ("boot", "line"),
     [
-        ("b1", "it is one machine with a: n1"),
-        ("b2", "it calls itself n1, as a does; give them names of their own"),
-        (None, "it calls itself n1, as a does: one machine, or two of one name"),
+        ("b1", "it is the same machine as a: n1"),
+        ("b2", "its host name n1 is also a's; give each machine a unique name"),
+        (None, "its host name n1 is also a's: the same machine, or a duplicate name"),
     ],
 )
 def test_nodes_of_one_name(boot: str | None, line: str) -> None:
@@ -40,7 +40,7 @@ def test_nodes_of_one_name(boot: str | None, line: str) -> None:
 def test_an_address_that_others_cannot_use(address: str) -> None:
     problems = check_distinct({"a": ONE, "b": TWO}, FAR | {"a": address})
     assert problems == {
-        "a": f"its address is {address}, which is every node's own; name it by one at which the "
+        "a": f"its address {address} is a loopback address; name it by an address at which the "
         "other nodes reach it"
     }
     assert check_distinct({"a": ONE}, {"a": address}) == {}
@@ -50,8 +50,8 @@ def test_an_address_that_others_cannot_use(address: str) -> None:
 def test_an_address_that_is_of_one_link(others: dict[str, NodeReport]) -> None:
     problems = check_distinct({"a": ONE} | others, FAR | {"a": "fe80::1"})
     assert problems == {
-        "a": "its address is fe80::1, which is good on one link only, by the name that each "
-        "machine has for that link; name it by one at which the other nodes reach it"
+        "a": "its address fe80::1 is link-local and needs a scope id, which differs between "
+        "machines; name it by an address at which the other nodes reach it"
     }
     # Two machines on a cable, say.
     assert check_distinct({"a": ONE} | others, FAR | {"a": "169.254.3.1"}) == {}
@@ -61,6 +61,6 @@ def test_an_address_that_several_have() -> None:
     """As guests behind a NAT have, each for itself."""
     problems = check_distinct({"a": ONE, "b": TWO}, dict.fromkeys(FAR, "10.0.2.15"))
     assert problems == {
-        "b": "its address is 10.0.2.15, and so is a's; ranks need one that is its own, at which "
-        "the other nodes reach it"
+        "b": "its address 10.0.2.15 is also a's; ranks need an address of this node alone, at "
+        "which the other nodes reach it"
     }

@@ -193,7 +193,7 @@ def test_silence_ends_both_sides(way: Way) -> None:
     [remote] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-exec"]
     remote.suspend()
     _, err = program.communicate(timeout=LIMIT_S)
-    assert err == "n1: the connection was lost: nothing heard for 6 s\n"
+    assert err == "n1: the connection was lost: no data for 6 s\n"
     assert program.returncode == remote_proxy.LOST
     remote.resume()
     until_none(mark)
@@ -234,9 +234,12 @@ def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
         ),
         (
             "exec /no/python -c x",
-            "no Python started there (status 127: sh: 1: exec: /no/python: not",
+            "Python did not start on the node (status 127: sh: 1: exec: /no/python: not",
         ),
-        ("echo This account is not available.; exit 1", "no Python started there (status 1: This "),
+        (
+            "echo This account is not available.; exit 1",
+            "Python did not start on the node (status 1: This ",
+        ),
         ("exit 255", "ssh ended and printed nothing"),
     ],
 )

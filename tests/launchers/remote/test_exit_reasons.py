@@ -18,8 +18,8 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
     [
         (255, ["x", "n1: Permission denied."], False, "n1: Permission denied."),
         (255, [], False, "ssh ended and printed nothing"),
-        (1, ["No shell."], False, "no Python started there (status 1: No shell.)"),
-        (None, [""], False, "no Python started there (no status)"),
+        (1, ["No shell."], False, "Python did not start on the node (status 1: No shell.)"),
+        (None, [""], False, "Python did not start on the node (no status)"),
         (255, ["Broken pipe", ""], True, "the connection was lost: Broken pipe"),
         (255, [], True, "the connection was lost"),
         (1, ["srun: error: Unable to create step: x"], False, "srun: Unable to create step: x"),
@@ -42,7 +42,7 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
             2,
             [f"slurmstepd: error: {NO_PYTHON}", "srun: error: n1: task 0: Exited with exit code 2"],
             False,
-            f"no Python started there ({NO_PYTHON})",
+            f"Python did not start on the node ({NO_PYTHON})",
         ),
     ],
 )
@@ -53,7 +53,8 @@ def test_why_it_ended(code: int | None, printed: list[str], greeted: bool, line:
 def test_a_python_that_is_not_there_has_the_same_remedy_on_slurm() -> None:
     line = why_it_ended(2, [f"slurmstepd: error: {NO_PYTHON}"], False)
     assert why_no_report(CommandResult("n1", 255, "", f"n1: {line}\n", 0.1), 60.0) == (
-        f"no Python started there ({NO_PYTHON}); name the Python of the nodes by --mnode-python"
+        f"Python did not start on the node ({NO_PYTHON}); name the Python of the nodes with "
+        "--mnode-python"
     )
 
 
@@ -104,7 +105,7 @@ def test_why_there_is_no_connection(printed: list[str], line: str, dropped: bool
         (["Enter OTP: ", ""], False, "no answer within 30 s: Enter OTP:"),
         (["srun: Job 17 step creation temporarily disabled, retrying"], False,
          "no answer within 30 s: srun: Job 17 step creation temporarily disabled, retrying"),
-        (["x"], True, "the connection was lost: nothing heard for 30 s"),
+        (["x"], True, "the connection was lost: no data for 30 s"),
     ],
 )  # fmt: skip
 def test_one_that_says_no_more(printed: list[str], greeted: bool, line: str) -> None:

@@ -27,7 +27,7 @@ WELL = NodeReport(
     token="t",
     version="0.1.0",
     code="c0de",
-    place="/lib/pytest_mnode",
+    package_dir="/lib/pytest_mnode",
     missing=None,
     networks={"lo": ("127.0.0.1",), "fab0": ("10.0.0.1",), "fab1": ("10.0.1.1",), "fab2": ()},
     connection="10.7.0.9 40000 10.7.0.1 22",
@@ -64,9 +64,9 @@ def test_where_ssh_came_to(connection: str, address: str | None) -> None:
             ("/usr/bin/python3", "No module named", "--mnode-python"),
         ),
         ({"python": "3.12.1"}, ("3.12.1", "3.11.9", "--mnode-python")),
-        ({"version": "0.0.9"}, ("0.0.9", "0.1.0 here", "/lib/pytest_mnode")),
-        ({"code": "beef"}, ("other code", "/lib/pytest_mnode")),
-        ({"directory": False}, ("no directory /work there",)),
+        ({"version": "0.0.9"}, ("0.0.9", "0.1.0 on the controller", "/lib/pytest_mnode")),
+        ({"code": "beef"}, ("code differs", "/lib/pytest_mnode")),
+        ({"directory": False}, ("no directory /work,",)),
     ],
 )
 def test_what_is_wrong_in_one_line(change: dict[str, object], words: tuple[str, ...]) -> None:
@@ -122,10 +122,10 @@ def test_the_interfaces_of_a_fabric(kind: str, patterns: list[str], found: str |
         (CommandResult("n1", 1, "", "", 0.1), "it printed nothing"),
         (
             CommandResult(
-                "n1", 255, "", "n1: no Python started there (status 127: not found)\n", 0.1
+                "n1", 255, "", "n1: Python did not start on the node (status 127: not found)\n", 0.1
             ),
-            "no Python started there (status 127: not found); name the Python of the nodes by "
-            "--mnode-python",
+            "Python did not start on the node (status 127: not found); name the Python of the "
+            "nodes with --mnode-python",
         ),
     ],
 )

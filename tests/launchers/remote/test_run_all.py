@@ -93,6 +93,6 @@ def test_who_takes_long_is_looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     program = SimpleNamespace(poll=lambda: looks.append(now[0]))
-    assert module._ends([cast(Any, program)], 60.0) == {}
+    assert module._end_times([cast(Any, program)], 60.0) == {}
     assert looks[1] < 0.01
     assert len(looks) < 1500

@@ -15,7 +15,12 @@ import pytest
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm import allocation as module
-from pytest_mnode.launchers.slurm.allocation import Granted, Held, Surrounding, on_first
+from pytest_mnode.launchers.slurm.allocation import (
+    CurrentAllocation,
+    Granted,
+    OwnAllocation,
+    on_first,
+)
 
 # Grants at once, or after its "--begin" of a million years; notes how it ended.
 SALLOC = f"""#!{sys.executable}
@@ -65,16 +70,16 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "notes"
 
 
-Make = Callable[..., Held]
+Make = Callable[..., OwnAllocation]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
     """make(arguments, gpus): an allocation whose daemon runs."""
-    made: list[Held] = []
+    made: list[OwnAllocation] = []
 
-    def make(arguments: Sequence[str] = (), gpus_per_node: int = 0) -> Held:
-        made.append(Held(Slurm(), arguments, gpus_per_node))
+    def make(arguments: Sequence[str] = (), gpus_per_node: int = 0) -> OwnAllocation:
+        made.append(OwnAllocation(Slurm(), arguments, gpus_per_node))
         made[-1].daemon.start([])
         return made[-1]
 
@@ -102,11 +107,11 @@ def test_chosen_nodes_of_an_allocation_come_before_the_others() -> None:
 
 def test_reads_the_surrounding_allocation() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]"}
-    assert Surrounding(environ).get(2) == Granted(7, ("n0", "n1"))
+    assert CurrentAllocation(environ).get(2) == Granted(7, ("n0", "n1"))
     with pytest.raises(ClusterError) as error:
-        Surrounding(environ).get(4)
+        CurrentAllocation(environ).get(4)
     assert str(error.value) == (
-        "slurm: 4 nodes asked for, and allocation 7 has 2: n0, n1; missing: 2; "
+        "slurm: 4 nodes requested, but allocation 7 has 2: n0, n1; missing: 2; "
         "allocate them with --nodes=4"
     )
 
@@ -122,7 +127,7 @@ def test_reads_the_surrounding_allocation() -> None:
 )
 def test_says_what_is_wrong_with_slurms_variables(environ: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("[", r"\[")):
-        Surrounding(environ).get(1)
+        CurrentAllocation(environ).get(1)
 
 
 def test_an_allocation_is_held_and_given_back(make: Make, notes: Path) -> None:
@@ -138,7 +143,8 @@ def test_an_allocation_is_held_and_given_back(make: Make, notes: Path) -> None:
 
 
 def test_fewer_nodes_than_asked_for_are_given_back(make: Make, notes: Path) -> None:
-    with pytest.raises(ClusterError, match=r"^slurm: 3 nodes asked for, and Slurm gave 2: n0, n1;"):
+    message = "^slurm: 3 nodes requested, but Slurm allocated 2: n0, n1;"
+    with pytest.raises(ClusterError, match=message):
         make().get(3)
     assert lines(notes)[1:] == ["given back after 0"]
 
@@ -146,19 +152,21 @@ def test_fewer_nodes_than_asked_for_are_given_back(make: Make, notes: Path) -> N
 def test_a_refusal_says_why(make: Make, notes: Path) -> None:
     with pytest.raises(ClusterError) as error:
         make(["--bad"]).get(2)
-    assert str(error.value) == ("slurm: no 2 nodes: Job submit/allocate failed: Invalid account")
+    assert str(error.value) == (
+        "slurm: 2 nodes not allocated: Job submit/allocate failed: Invalid account"
+    )
 
 
-def test_a_refusal_says_who_asked_for_gpus(make: Make, notes: Path) -> None:
+def test_a_refusal_says_why_gpus_were_requested(make: Make, notes: Path) -> None:
     scontrol = notes.parent / "bin" / "scontrol"
     scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
     with pytest.raises(ClusterError) as error:
         make(["--bad"], 8).get(2)
     assert "--gpus-per-node=8" in lines(notes)[0]
     assert str(error.value) == (
-        "slurm: no 2 nodes: Job submit/allocate failed: Invalid account (--gpus-per-node=8 is "
-        "asked for since the spec has accelerators.per_node; say --gpus or --gres in "
-        "--mnode-slurm-args to ask otherwise)"
+        "slurm: 2 nodes not allocated: Job submit/allocate failed: Invalid account "
+        "(--gpus-per-node=8 is requested because the spec sets accelerators.per_node; set --gpus "
+        "or --gres in --mnode-slurm-args to override it)"
     )
 
 
@@ -173,7 +181,7 @@ def test_a_request_that_waits_too_long_is_withdrawn(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "queue_limit_s", lambda _: 3.0)
-    with pytest.raises(ClusterError, match=r"within 3 s: job 7 is PENDING \(Resources\); say "):
+    with pytest.raises(ClusterError, match=r"within 3 s: job 7 is PENDING \(Resources\); set "):
         make(["--begin"]).get(2)
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
@@ -188,22 +196,24 @@ def test_what_even_an_empty_cluster_does_not_have_is_not_waited_for(
         make(["--begin"]).get(2)
     assert texts == ["allocation 7 waits in the queue (Resources)"]
     assert str(error.value) == (
-        "slurm: 2 nodes asked for: partition all has 1 usable of 2 nodes; missing: n1 (DOWN)"
+        "slurm: 2 nodes requested: partition all has 1 usable of 2 nodes; missing: n1 (DOWN)"
     )
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
 
 def test_no_salloc(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ClusterError, match=r"^slurm: no 2 nodes: No such file or directory$"):
+    with pytest.raises(
+        ClusterError, match=r"^slurm: 2 nodes not allocated: No such file or directory$"
+    ):
         make().get(2)
 
 
 OWNER = """
 import sys, time
 from pytest_mnode.launchers.slurm import Slurm
-from pytest_mnode.launchers.slurm.allocation import Held
-held = Held(Slurm(), sys.argv[1:])
+from pytest_mnode.launchers.slurm.allocation import OwnAllocation
+held = OwnAllocation(Slurm(), sys.argv[1:])
 held.daemon.start([])
 held.get(2)
 print("granted", flush=True)

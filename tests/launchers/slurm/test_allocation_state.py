@@ -12,7 +12,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import Watchers
 from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError
 from pytest_mnode.launchers.slurm import allocation_state as module
-from pytest_mnode.launchers.slurm.allocation import Granted, Surrounding
+from pytest_mnode.launchers.slurm.allocation import CurrentAllocation, Granted
 from pytest_mnode.launchers.slurm.allocation_state import Watch, lost, present, too_few_gpus
 
 IDLE, DOWN = NodeState("n0", "ALLOCATED"), NodeState("n1", "DOWN", reason="Not responding")
@@ -31,7 +31,7 @@ def test_names_those_that_are_missing() -> None:
     with pytest.raises(ClusterError) as error:
         present(Granted(7, ("n0", "n1", "n9")), STATES, 3)
     assert str(error.value) == (
-        "slurm: 3 nodes asked for, and allocation 7 has 1 that are up: n0; "
+        "slurm: 3 nodes requested, but allocation 7 has 1 up: n0; "
         "missing: n1 (DOWN: Not responding), n9 (unknown to Slurm)"
     )
 
@@ -49,7 +49,7 @@ def test_a_node_that_slurm_gave_up() -> None:
 
 def test_a_node_that_was_taken_out_of_the_allocation() -> None:
     job = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
-    assert lost(job, 7, STATES, NAMES) == {"host2": "Slurm took it out of allocation 7"}
+    assert lost(job, 7, STATES, NAMES) == {"host2": "Slurm removed it from allocation 7"}
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ GPU_NODES = tuple(NodeState(name, "MIXED", gpus=8, counts_gpus=True) for name in
 def test_fewer_gpus_than_the_spec_promises() -> None:
     job = JobState(7, "x", "RUNNING", nodes=("n0", "n1"), gpus=8)
     assert too_few_gpus(job, GPU_NODES, 8) == (
-        "slurm: allocation 7 has 8 GPUs on 2 nodes, and the spec promises 8 per node; "
-        "ask for them with --gpus-per-node=8"
+        "slurm: allocation 7 has 8 GPUs on 2 nodes, but the spec promises 8 per node; "
+        "request them with --gpus-per-node=8"
     )
     assert too_few_gpus(job, GPU_NODES, 4) is None
 
@@ -86,7 +86,7 @@ def test_nodes_of_the_allocation_that_the_run_does_not_use_may_have_fewer_gpus()
     assert too_few_gpus(replace(job, gpus=20), GPU_NODES, 8, [small]) is None
     message = too_few_gpus(job, GPU_NODES, 8, [small])
     assert message is not None
-    assert message.startswith("slurm: allocation 7 has 16 GPUs on 3 nodes, and the spec promises 8")
+    assert message.startswith("slurm: allocation 7 has 16 GPUs on 3 nodes, but the spec promises 8")
     # Half of what each has is half of what the run needs, wherever it runs.
     third = replace(GPU_NODES[0], name="cpu0")
     assert too_few_gpus(job, GPU_NODES, 8, [third]) is not None
@@ -105,7 +105,7 @@ def test_gpus_that_slurm_does_not_count_are_not_missed() -> None:
 def test_a_job_that_was_given_none_of_the_gpus_that_are_counted() -> None:
     message = too_few_gpus(JobState(7, "x", "RUNNING", nodes=("n0", "n1")), GPU_NODES, 8)
     assert message is not None
-    assert message.startswith("slurm: allocation 7 has 0 GPUs on 2 nodes, and the spec promises 8")
+    assert message.startswith("slurm: allocation 7 has 0 GPUs on 2 nodes, but the spec promises 8")
 
 
 NAMES_watch = {"host0": "n0", "host1": "n1"}
@@ -131,7 +131,7 @@ class AnsweringSlurm(Slurm):
         return tuple(self.states.values())
 
 
-class Ended(Surrounding):
+class Ended(CurrentAllocation):
     why: str | None = None
 
     def gone(self) -> str | None:

@@ -60,7 +60,9 @@ def test_what_says_most_is_an_error_else_the_last_word(lines: list[str], message
 
 
 def test_a_program_that_is_not_there(fake: Path) -> None:
-    with pytest.raises(SlurmError, match=r"^no-slurm: no such command here; is Slurm installed\?$"):
+    with pytest.raises(
+        SlurmError, match=r"^no-slurm: no such command on this machine; install Slurm$"
+    ):
         Slurm().run("no-slurm")
 
 
@@ -152,5 +154,5 @@ def test_cancelling_what_is_over_is_no_error(fake: Path) -> None:
 def test_says_which_commands_are_missing(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(fake))
     assert Slurm.unavailable() == (
-        "no Slurm here: srun, salloc, sbatch, scontrol not found in PATH"
+        "Slurm is not installed: srun, salloc, sbatch, scontrol not found in PATH"
     )

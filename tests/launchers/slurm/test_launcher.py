@@ -48,7 +48,7 @@ def test_a_node_on_which_steps_run_is_back() -> None:
     assert back("ALLOCATED") is None
     assert back("ALLOCATED", ("DRAIN",)) is None, "its own allocation goes on on a drained node"
     assert back("ALLOCATED", looks={}) == "no step"
-    assert back("ALLOCATED", looks={"n1": "other"}) == "it is other now"
+    assert back("ALLOCATED", looks={"n1": "other"}) == "its host name is now other"
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_a_question_that_is_not_answered_is_asked_again() -> None:
 
 def test_a_node_that_was_taken_out_never_comes_back() -> None:
     out = JobState(7, "x", "RUNNING", nodes=("n0",))
-    with pytest.raises(ClusterError, match="took it out of allocation 7"):
+    with pytest.raises(ClusterError, match="removed it from allocation 7"):
         back("ALLOCATED", job=lambda _: out)

@@ -108,7 +108,7 @@ def _named(
     monkeypatch.setattr(module, "by_rank", lambda mine, _: [mine, [times_s[-1]]])
     names = tuple(f"node{i}" for i in range(nodes))
     world = World(0, nodes * ranks, 0, ranks, "node0", names)
-    named = module.slow_in_company(world, MIB, ENOUGH, torch.device("cpu"), 1e9)
+    named = module.slow_in_collectives(world, MIB, ENOUGH, torch.device("cpu"), 1e9)
     return named.partition(",")[0]
 
 

@@ -112,7 +112,7 @@ def test_nobody_is_blamed_where_pairs_are_fast(monkeypatch: pytest.MonkeyPatch) 
     found = _searched(monkeypatch, Nodes(lambda pair: 180 if pair == {1, 2} else 190))
     assert found.culprit is None
     assert str(found) == (
-        "no culprit: pairs keep the rate by themselves (slowest node1→node2 180 Mbit/s)"
+        "no culprit: every measured pair keeps the rate (slowest node1→node2 180 Mbit/s)"
     )
 
 
@@ -139,14 +139,14 @@ def test_it_stops_when_its_time_is_up_and_accuses_nobody(monkeypatch: pytest.Mon
     assert ranks.rounds == 6
     assert found == (
         "suspected, not confirmed: node2 fab0 (48 Mbit/s with node0, node1, node3); "
-        "not all was confirmed within 20 s"
+        "not all suspects were confirmed within 20 s"
     ).replace(", node", " or node")
 
 
 def test_pairs_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Nodes(lambda pair: 190, seconds_each=module.BUDGET_S / 3)
     assert str(_searched(monkeypatch, ranks)) == (
-        "no culprit: pairs keep the rate by themselves (slowest node0→node2 190 Mbit/s); "
+        "no culprit: every measured pair keeps the rate (slowest node0→node2 190 Mbit/s); "
         "not all paths were measured within 20 s: 8 of 12"
     )
 
@@ -311,7 +311,7 @@ def test_who_changes_what_is_sent(changed: list[tuple[int, int]], culprit: str |
     )
     names = Names(("node0", "node1", "node2", "node3"), "fab0", ("fab0",), None)
     links = module.conclude(rates, names, None, module.Effort(), "")
-    found = next(m for m in judge_slow_links(links) if m.name == "paths that change what is sent")
+    found = next(m for m in judge_slow_links(links) if m.name == "paths that corrupt the data sent")
     assert (found.value, found.culprit) == (len(changed), culprit)
     assert found.verdict is (Verdict.FAIL if changed else Verdict.PASS)
 

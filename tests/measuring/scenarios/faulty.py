@@ -91,7 +91,7 @@ def test_stale_sums(world: World) -> None:
             wrong, _ = bench.wrong_values(bench.ALL_REDUCE, 4096, CPU)
             assert [rank for rank, count in enumerate(wrong) if count] == [FAULTY], every
             assert bench.sums(world, "float32", CPU).culprit == (
-                "rank 2 on local2: wrong there, right on 3 other ranks"
+                "rank 2 on local2: wrong results there, right results on 3 other ranks"
             ), every
 
 
@@ -207,8 +207,8 @@ def test_one_call_among_those_that_are_timed_to_which_a_rank_sends_nothing(
     assert row.wrong_senders == (FAULTY,)
     every = tuple(range(world.size))
     assert row.wrong_ranks == ((FAULTY + 1,) if name == "send_recv" else every)
-    assert str(bench.whose(world, every, row.wrong_senders)) == (
-        "rank 2 on local2: its values are wrong in the results of all ranks"
+    assert str(bench.culprit_of(world, every, row.wrong_senders)) == (
+        "rank 2 on local2: the values of this rank are wrong in the results of all ranks"
     )
 
 
@@ -239,7 +239,7 @@ def test_a_rank_that_sends_wrongly(world: World, monkeypatch: pytest.MonkeyPatch
     if world.rank == FAULTY:
         change(monkeypatch, "all_reduce", make)
     assert bench.sums(world, "int32", CPU).culprit == (
-        "rank 2 on local2: its values are wrong in the results of all ranks"
+        "rank 2 on local2: the values of this rank are wrong in the results of all ranks"
     )
     row = swept("all_reduce", monkeypatch)
     assert row.wrong_ranks == (0, 1, 2, 3)

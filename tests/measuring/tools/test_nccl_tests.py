@@ -68,7 +68,7 @@ def test_a_program_is_looked_for_on_every_node(nodes: Local) -> None:
         (
             {"COMMAND": "sh -c 'exec sleep 9' {program}"},
             Verdict.INCONCLUSIVE,
-            "not over after 0.5 s",
+            "did not end within 0.5 s",
         ),
         ({"COMMAND": "echo {program}"}, Verdict.INCONCLUSIVE, "all_reduce_perf"),
     ],

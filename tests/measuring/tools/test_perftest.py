@@ -192,7 +192,7 @@ def test_a_connection_that_nobody_answers_is_given_up(monkeypatch: pytest.Monkey
         with socket.create_connection(to):
             printed, placed = run("mlx5_0", "none", "host", [sys.executable, "-c", connects])
     assert (printed, placed.status) == ("", None)
-    assert placed.problem == f"127.0.0.1 port {to[1]} answered no connection within 0.5 s"
+    assert placed.problem == f"127.0.0.1 port {to[1]} did not answer a connection within 0.5 s"
 
 
 def test_a_server_that_refuses_once_its_program_runs_is_not_waited_for(
@@ -370,8 +370,8 @@ NEAR = ToolPlacement(
             replace(NEAR, near_cpus=None, unknown="numa_node is −1"),
             *("inconclusive", "server on n1: numa_node is −1"),
         ),
-        (replace(NEAR, memory_bytes=None), "inconclusive", "where it ran was not seen"),
-        (None, "inconclusive", "it reported nothing"),
+        (replace(NEAR, memory_bytes=None), "inconclusive", "its CPUs and memory were not observed"),
+        (None, "inconclusive", "the program sent no report"),
     ],
 )
 def test_a_far_binding_is_named(

@@ -69,7 +69,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
         (b"[]", "Input should be an object"),
         (changed(format="1"), "format: Input should be a valid integer"),
         (changed(format=True), "format: Input should be a valid integer"),
-        (changed(format=FORMAT + 1), "format: it is of format 2, and format 1 is read here"),
+        (changed(format=FORMAT + 1), "format: it has format 2, and only format 1 is supported"),
         (changed(step=-1), "step: Input should be greater than or equal to 0"),
         (changed(step="10"), "step: Input should be a valid integer"),
         (changed(world_size=0), "world_size: Input should be greater than"),
@@ -151,7 +151,7 @@ def test_newest_first_and_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     found = survey(tmp_path, verify=True)
     assert [(one.step, one.reason) for one in found] == [
-        (40, "no COMPLETE: writing it was cut short"),
+        (40, "no COMPLETE: writing it was interrupted"),
         (30, None),
         (20, None),
         (10, None),
@@ -201,7 +201,7 @@ def swapped(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (removed("COMPLETE"), "no COMPLETE: writing it was cut short"),
+        (removed("COMPLETE"), "no COMPLETE: writing it was interrupted"),
         (removed("manifest.json"), "manifest.json is missing"),
         (removed(SHARD), f"{SHARD} is missing"),
         (removed(".metadata"), ".metadata is missing"),
@@ -212,10 +212,19 @@ def swapped(path: Path) -> None:
         (pipe("COMPLETE"), "COMPLETE is not a plain file"),
         (pipe("manifest.json"), "manifest.json is not a plain file"),
         (loop, "manifest.json is not a plain file"),
-        (lambda p: (p / "x.pt").touch(), "it holds x.pt, which manifest.json does not name"),
-        (lambda p: (p / "__2_0.distcp").mkdir(), "it holds __2_0.distcp, which manifest.json does"),
-        (lambda p: rewrite(p, manifest(11).text()), "it is of step 11: moved or renamed"),
-        (replaced(b'"format": 1', b'"format": 7'), "it is of format 7, and format 1 is read here"),
+        (lambda p: (p / "x.pt").touch(), "it contains x.pt, which manifest.json does not name"),
+        (
+            lambda p: (p / "__2_0.distcp").mkdir(),
+            "it contains __2_0.distcp, which manifest.json does",
+        ),
+        (
+            lambda p: rewrite(p, manifest(11).text()),
+            "it is of step 11: its directory was moved or renamed",
+        ),
+        (
+            replaced(b'"format": 1', b'"format": 7'),
+            "it has format 7, and only format 1 is supported",
+        ),
         (lambda p: rewrite(p, b"{torn"), "manifest.json is not readable: "),
         (swapped, "manifest.json is not the one that COMPLETE names: one was changed"),
         (

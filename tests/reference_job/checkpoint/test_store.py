@@ -71,7 +71,7 @@ def test_bad_calls_are_refused(tmp_path: Path) -> None:
         Store(tmp_path, keep=0)
     with pytest.raises(UsageError, match="step=-1: steps count from 0"):
         save(Store(tmp_path), -1)
-    with pytest.raises(UsageError, match="the key 'own_by_rank' of a state is taken"):
+    with pytest.raises(UsageError, match="the key 'own_by_rank' of a state is reserved"):
         Store(tmp_path).save({"own_by_rank": 1}, step=1, world=ALONE)
     four = World(0, 4, 0, 4, "node0", ("node0",))
     with pytest.raises(UsageError, match="of 4 ranks needs a process group"):
@@ -211,7 +211,7 @@ def test_an_old_one_that_cannot_be_removed_is_reported(
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (removed("COMPLETE"), "no COMPLETE: writing it was cut short"),
+        (removed("COMPLETE"), "no COMPLETE: writing it was interrupted"),
         (truncated(SHARD, 100), f"{SHARD} has 100 of"),
         (
             flipped(SHARD, 99),
@@ -220,10 +220,13 @@ def test_an_old_one_that_cannot_be_removed_is_reported(
         (flipped(".metadata", 99), ".metadata is not what was written"),
         (flipped("manifest.json", 9), "manifest.json is not the one that COMPLETE"),
         (removed(SHARD), f"{SHARD} is missing"),
-        (lambda p: (p / "__1_0.distcp").touch(), "it holds __1_0.distcp, which manifest.json"),
+        (lambda p: (p / "__1_0.distcp").touch(), "it contains __1_0.distcp, which manifest.json"),
         (lambda p: rewrite(p, b"{"), "manifest.json is not readable: "),
-        (replaced(b'"format": 1', b'"format": 2'), "it is of format 2, and format 1 is read here"),
-        (other_size, "it is of 4 ranks, and these are 1 (reshard accepts it)"),
+        (
+            replaced(b'"format": 1', b'"format": 2'),
+            "it has format 2, and only format 1 is supported",
+        ),
+        (other_size, "4 ranks saved it, and this job has 1 (reshard accepts it)"),
     ],
 )
 def test_refused_with_its_reason_and_the_one_before_is_used(
@@ -265,9 +268,7 @@ def test_a_start_after_nothing_but_damage_is_a_first_start(tmp_path: Path) -> No
 def test_what_is_whole_is_not_started_over(tmp_path: Path) -> None:
     store = Store(tmp_path)
     other_size(save(store, 1))
-    with pytest.raises(
-        CheckpointError, match=r"starting anew would lose what is there: .* 4 ranks"
-    ):
+    with pytest.raises(CheckpointError, match=r"a new start would lose them: .* 4 ranks"):
         store.load(state(0), world=ALONE)
     assert store.load(state(0), world=ALONE, reshard=True) is not None
 
@@ -276,7 +277,7 @@ def test_a_checkpoint_of_another_model_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save(store, 1)
     wide: dict[str, Any] = {"model": {"weight": torch.zeros(8, 9)}}
-    with pytest.raises(CheckpointError, match="whole, and does not fit this job: Size mismatch"):
+    with pytest.raises(CheckpointError, match="complete, and does not fit this job: Size mismatch"):
         store.load(wide, world=ALONE)
     other: dict[str, Any] = {"model": {"bias": torch.zeros(8)}}
     with pytest.raises(CheckpointError, match=r"Missing key in checkpoint state_dict: model\.bias"):

@@ -1,5 +1,5 @@
-"""What is judged of a node: pure functions `(survey, spec, node) -> list[Measurement]`.
+"""Judges of a node: pure functions `(survey, spec, node) -> list[Measurement]`.
 
-Each judges what one key below `criteria.preflight` promises, and returns [] where the spec does not
-promise it or there is nothing to judge, such as other nodes to compare one with.
+Each judges what one key below `criteria.preflight` promises. It returns [] if the spec lacks the
+key, or if there is nothing to judge, such as no other node to compare with.
 """

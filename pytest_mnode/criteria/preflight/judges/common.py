@@ -1,4 +1,4 @@
-"""What judges share: a measurement without its value, the odd one out, and who is to blame."""
+"""Helpers of all judges: measurements without a value, outliers among nodes, and blame."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pytest_mnode.spec.preflight import PreflightCriterion
 
 V = TypeVar("V")
 Edge = tuple[int, int]
-"""From one node to another, by index."""
+"""Indices of a sending and a receiving node."""
 Direction = Literal["both ways", "sending", "receiving"]
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured of a node: a measurement without its value."""
+    """A measurement of a node without its value."""
 
     name: str
     unit: str
@@ -29,7 +29,7 @@ class Subject:
     source: str
 
     def unknown(self, why: str, culprit: str | None = None) -> Measurement:
-        """The value could not be read: inconclusive, with the reason."""
+        """Inconclusive measurement of a value that could not be read, with the reason."""
         return Measurement.unknown(
             self.name,
             why,
@@ -40,44 +40,44 @@ class Subject:
         )
 
     def measured(self, value: float, culprit: str | None = None, note: str = "") -> Measurement:
-        """With its value; culprit: to blame where the bound is broken."""
+        """Measurement with its value. culprit: to blame if the bound is broken."""
         return Measurement(self.name, value, self.unit, self.bound, self.source, culprit, note)
 
 
 def promises(spec: Spec) -> PreflightCriterion:
-    """What the spec promises of preflight; nothing where it does not promise preflight at all."""
+    """The spec's promises of preflight; an empty criterion if the spec has no preflight."""
     return spec.criteria.preflight or PreflightCriterion.model_validate({})
 
 
 def no_answer(node: NodeSurvey) -> str:
-    """Why a node's facts are missing, with its name."""
+    """A node's name, and why its facts are missing."""
     return f"{node.name}: {node.problem or 'its survey gave no answer'}"
 
 
 def why_unread(node: NodeSurvey, part: str) -> str:
-    """Why a part of a node's machine is missing."""
+    """A node's name, and why a part of its machine is missing."""
     if node.facts is None:
         return no_answer(node)
     return f"{node.name}: {node.facts.machine.unread.get(part, f'no {part}')}"
 
 
 def listed(words: Sequence[str], most: int = 4) -> str:
-    """Different words joined by commas, and how many more there are."""
+    """Up to `most` distinct words joined by commas, and the number of further ones."""
     return measurement.listed(words, most, ", ")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A node's value is not that of others: the others' value, and who they are."""
+    """Difference of a node from other nodes: `usual` is their value, `who` names them."""
 
     usual: str
     who: str
 
 
 def difference(values: Mapping[str, str], node: str) -> Difference | None:
-    """None where a node has what most have; where no value is the most frequent, all differ.
+    """Difference of a node from the most frequent value; None if the node has that value.
 
-    values: by node name.
+    values: by node name. If no value is the most frequent, every node differs.
     """
     counted = Counter(values.values()).most_common()
     usual, count = counted[0]
@@ -92,13 +92,13 @@ def difference(values: Mapping[str, str], node: str) -> Difference | None:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """nodes: those at fault, with the direction that fails. paths: edges that fail all the same."""
+    """Culprits. nodes: failing direction, by index. paths: failed edges that no node explains."""
 
     nodes: Mapping[int, Direction]
     paths: frozenset[Edge] = frozenset()
 
     def spares(self, edge: Edge) -> bool:
-        """Whether no node at fault spoils this edge, so that it has to work."""
+        """Whether no node at fault affects this edge, so that it must work."""
         source, target = edge
         return self.nodes.get(source) not in ("both ways", "sending") and self.nodes.get(
             target
@@ -106,11 +106,12 @@ class Blame:
 
 
 def blame(tried: Collection[Edge], failed: Collection[Edge], known: Collection[int] = ()) -> Blame:
-    """The fewest culprits that explain what failed.
+    """The fewest culprits that explain the failed edges.
 
-    known: nodes at fault for a reason seen on themselves, such as a link without a carrier. A node
-    is at fault in a direction when, of at least two edges in that direction to or from nodes that
-    are well, more than half fail. What is left are paths: with two nodes it is always the path.
+    known: nodes at fault for a reason seen on the node itself, such as a link without a carrier.
+    A node is at fault in a direction if it has at least two edges in that direction to or from
+    healthy nodes, and more than half of them fail. Failed edges that remain are paths at fault;
+    with two nodes, the path is always at fault.
     """
     nodes: dict[int, Direction] = dict.fromkeys(known, "both ways")
     while True:
@@ -126,7 +127,7 @@ def blame(tried: Collection[Edge], failed: Collection[Edge], known: Collection[i
 def _worst(
     tried: Collection[Edge], failed: Collection[Edge], known: Mapping[int, Direction]
 ) -> tuple[int, Direction] | None:
-    """The node at fault with most failing edges, and in which direction."""
+    """The node at fault with most failing edges, and its direction; None if there is none."""
     best: tuple[int, int, Direction] | None = None
     for node in sorted({n for edge in failed for n in edge} - set(known)):
         out = [e for e in tried if e[0] == node]
@@ -149,13 +150,13 @@ def _worst(
 
 
 def is_judged(me: NodeSurvey, blamed: Blame, edge: Edge) -> bool:
-    """Whether an edge counts in this node's case: all its own where it is at fault, else those that
-    no other node spoils."""
+    """Whether an edge of this node counts: every edge if the node is at fault, else the edges that
+    no other node affects."""
     return me.index in blamed.nodes or blamed.spares(edge)
 
 
 def own_edges(me: NodeSurvey, found: Mapping[Edge, V], blamed: Blame) -> dict[Edge, V]:
-    """What was found on the edges to and from a node that count in its case."""
+    """Values of `found` on the edges to and from a node that count for it."""
     return {
         edge: found[edge]
         for edge in sorted(found)
@@ -164,7 +165,7 @@ def own_edges(me: NodeSurvey, found: Mapping[Edge, V], blamed: Blame) -> dict[Ed
 
 
 def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) -> str:
-    """The path between two nodes, with its direction where only one fails."""
+    """Text of the path between two nodes, with the direction if only one fails."""
     out, back = (me.index, other.index) in failed, (other.index, me.index) in failed
     one, two = sorted((me, other), key=lambda node: node.index)
     if out and back:
@@ -174,12 +175,12 @@ def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) ->
 
 
 def paths_to_blame(survey: Survey, failed: Collection[Edge]) -> str:
-    """The paths between nodes on which these edges fail."""
+    """Text of the paths between nodes on which these edges fail."""
     pairs = dict.fromkeys((min(edge), max(edge)) for edge in sorted(failed))
     return listed([path_between(survey.nodes[a], survey.nodes[b], failed) for a, b in pairs])
 
 
 def edge_in_words(survey: Survey, edge: Edge) -> str:
-    """Such as "node0 to node1"."""
+    """Text of an edge, such as "node0 to node1"."""
     source, target = (survey.nodes[index].name for index in edge)
     return f"{source} to {target}"

@@ -1,4 +1,4 @@
-"""Does what nodes send by TCP arrive as it was sent?"""
+"""Judges of payloads: whether bytes that nodes send by TCP arrive unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pytest_mnode.spec.quantity import SIZE
 
 
 def payload(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per network: wrong bytes of what this node sent and received.
+    """One measurement per network: wrong bytes of the payloads that this node sent or received.
 
     Judged on the edges that no other node is to blame for.
     """
@@ -62,26 +62,26 @@ def _payload(
     subject = Subject(f"wrong bytes of payloads on the {key} network", "B", at_most(0), source)
     if me.facts is None or me.payloads is None:
         return subject.unknown(no_answer(me))
-    arrived, corrupt, stuck = _arrived(survey, key, promise.size_bytes)
+    arrived, corrupt, lossy = _arrived(survey, key, promise.size_bytes)
     mine = own_edges(me, arrived, corrupt)
     wrong = {edge for edge, one in mine.items() if one.wrong_bytes}
     late = {edge: one for edge, one in mine.items() if one.problem and not one.wrong_bytes}
-    lost = {edge: one for edge, one in late.items() if is_judged(me, stuck, edge)}
-    others = [o for o in survey.others(me) if o.index in {*corrupt.nodes, *stuck.nodes}]
-    notes = [f"without {o.name}, which has a case of its own" for o in others]
+    lost = {edge: one for edge, one in late.items() if is_judged(me, lossy, edge)}
+    others = [o for o in survey.others(me) if o.index in {*corrupt.nodes, *lossy.nodes}]
+    notes = [f"without {o.name}, which is judged separately" for o in others]
     if bad := {e: one for e, one in mine.items() if e in wrong}:
         partners = {(set(edge) - {me.index}).pop() for edge in bad}
         culprit = listed([path_between(me, survey.nodes[p], wrong) for p in sorted(partners)])
         if me.index in corrupt.nodes:
             link = f"{me.name} {'+'.join(network.interfaces)}"
             culprit = f"{link}: its link changes payloads, {corrupt.nodes[me.index]}"
-        wrongs = [f"{o.wrong_bytes} of {o.size_bytes} B" for o in bad.values()]
-        words = [f"{edge_in_words(survey, e)}: {text}" for e, text in zip(bad, wrongs, strict=True)]
+        counts = [f"{o.wrong_bytes} of {o.size_bytes} B" for o in bad.values()]
+        words = [f"{edge_in_words(survey, e)}: {text}" for e, text in zip(bad, counts, strict=True)]
         count = sum(one.wrong_bytes for one in bad.values())
         return subject.measured(count, culprit, "; ".join([listed(words), *notes]))
     if not mine:
-        none = f"{me.name} has no partner that is well"
-        return subject.unknown(no_links(me, network) if survey.on_loopback else none)
+        why = f"{me.name} has no healthy partner"
+        return subject.unknown(no_links(me, network) if survey.on_loopback else why)
     if lost:
         why = listed([f"{edge_in_words(survey, e)}: {one.problem}" for e, one in lost.items()])
         return subject.unknown(why, paths_to_blame(survey, lost))
@@ -90,11 +90,11 @@ def _payload(
 
 
 def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
-    """How many paths of the fabric changed the payloads `sent`, and who is to blame.
+    """Number of paths of the fabric that changed the payloads `sent`, with the culprits.
 
-    Inconclusive where no payload was changed and not all arrived.
+    Inconclusive if no payload was changed and not all arrived.
     """
-    arrived, corrupt, stuck = _arrived(survey, "fabric", sent.size_bytes)
+    arrived, corrupt, lossy = _arrived(survey, "fabric", sent.size_bytes)
     wrong = {edge for edge, one in arrived.items() if one.wrong_bytes}
     lost = [
         f"{edge_in_words(survey, edge)}: {one.problem}"
@@ -102,7 +102,7 @@ def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
         if one.problem
     ]
     lost += [no_answer(node) for node in survey.nodes if node.last is None]
-    blamed = corrupt if wrong else stuck
+    blamed = corrupt if wrong else lossy
     interfaces = "+".join(spec.fabric.interfaces)
     names = [f"{survey.nodes[index].name} {interfaces}" for index in sorted(blamed.nodes)]
     names += [paths_to_blame(survey, blamed.paths)] if blamed.paths else []
@@ -111,18 +111,18 @@ def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
         len(wrong) if wrong or (arrived and not lost) else None,
         "",
         equals(0),
-        f"what arrives is what was sent, {SIZE.text(sent.size_bytes)} on each path by TCP",
+        f"payloads arrive unchanged, {SIZE.text(sent.size_bytes)} on each path by TCP",
         listed(names) or None,
         listed([f"of {len(arrived)} paths", *lost]),
     )
 
 
 def corrupters(tried: Collection[Edge], wrong: Collection[Edge]) -> Blame:
-    """Nodes that change payloads, with two healthy partners as the contrast; paths for the rest.
+    """Nodes that change payloads, confirmed by two healthy partners; paths for other wrong edges.
 
-    Where no node spoils most of its edges, as a wire does that changes a byte now and then, it is
-    the one node that all wrong edges have in common. A partner is healthy if some edge of it to or
-    from a third node is right.
+    If no node spoils most of its edges, as with a link that changes a byte now and then, the
+    culprit is the one node that all wrong edges have in common. A partner is healthy if at least
+    one of its edges to or from a third node is right.
     """
     found = blame(tried, wrong).nodes
     common = set.intersection(*map(set, wrong)) if wrong else set()
@@ -137,7 +137,7 @@ def corrupters(tried: Collection[Edge], wrong: Collection[Edge]) -> Blame:
 
 
 def _contrast(node: int, tried: Collection[Edge], wrong: Collection[Edge]) -> int:
-    """How many healthy partners of a node have a wrong edge to or from it."""
+    """Number of a node's healthy partners that have a wrong edge to or from it."""
     healthy = {n for edge in tried if edge not in wrong and node not in edge for n in edge}
     return len({n for edge in wrong if node in edge for n in edge} & healthy - {node})
 
@@ -146,7 +146,7 @@ def _contrast(node: int, tried: Collection[Edge], wrong: Collection[Edge]) -> in
 def _arrived(
     survey: Survey, key: str, size_bytes: int
 ) -> tuple[dict[Edge, _Arrived], Blame, Blame]:
-    """Every edge on which a payload was to be sent; who changes payloads, and who loses them."""
+    """Payloads by edge; culprits of changed payloads; culprits of lost payloads."""
     found: dict[Edge, _Arrived] = {}
     by_index = {node.index: node for node in survey.nodes}
     for node in survey.nodes:

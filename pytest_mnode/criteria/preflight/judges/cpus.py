@@ -1,4 +1,4 @@
-"""May processes run beside the accelerators that they are given?"""
+"""Judge of CPUs: whether processes may run near their accelerators."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_mnode.spec import Spec
 
 
 def cpus_near(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many accelerators have no CPU beside them on which a process of this node may run.
+    """Number of accelerators without a nearby CPU on which a process of this node may run.
 
-    In a container these are the accelerators and the CPUs that it was given: on a Kubernetes node
-    that keeps no topology (the kubelet's Topology Manager) they may be of different sockets.
+    In a container, these are the container's accelerators and CPUs: on a Kubernetes node whose
+    kubelet has no Topology Manager policy, they may belong to different sockets.
     """
     if promises(spec).cpus is None or not spec.accelerators.per_node:
         return []
-    label = "accelerators without a CPU beside them that may be used"
+    label = "accelerators without a nearby CPU that processes may use"
     subject = Subject(label, "", equals(0), "preflight.cpus near")
     me = survey.node(name)
     limits, there = me.machine.limits, me.machine.accelerators
@@ -27,19 +27,19 @@ def cpus_near(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         part = "limits" if limits is None else "accelerators"
         return [subject.unknown(why_unread(me, part))]
     if limits.cpus is None or not there:
-        why = "no accelerator" if not there else "the CPUs that may be used cannot be read"
+        why = "no accelerator" if not there else "the allowed CPUs cannot be read"
         return [subject.unknown(f"{name}: {why}")]
     far, unknown = [], []
     for one in there:
         placed = RankPlacement(
             rank=one.index, node=name, accelerator=one.pci_address, numa_node=one.numa_node
         )
-        beside = near(me.machine, placed)
-        if not isinstance(beside, Locality):
-            unknown.append(beside)
-        elif beside.cpus.isdisjoint(limits.cpus):
-            far.append(f"accelerator {one.index} ({beside.cpus_text})")
+        nearby = near(me.machine, placed)
+        if not isinstance(nearby, Locality):
+            unknown.append(nearby)
+        elif nearby.cpus.isdisjoint(limits.cpus):
+            far.append(f"accelerator {one.index} ({nearby.cpus_text})")
     if unknown and not far:
         return [subject.unknown(f"{name}: {listed(unknown, 2)}")]
-    note = f"{name}: CPUs {format_cpulist(limits.cpus)} may be used"
+    note = f"{name}: processes may use CPUs {format_cpulist(limits.cpus)}"
     return [subject.measured(len(far), f"{name} cpuset: {listed(far, 2)}", note)]

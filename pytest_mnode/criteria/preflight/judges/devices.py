@@ -1,4 +1,4 @@
-"""Are accelerators and PCIe links as promised, and has the kernel logged no failing device?"""
+"""Judges of accelerators, of PCIe links, and of device errors in the kernel log."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
 
 _State = Callable[[Accelerator], tuple[str, bool] | None]
-"""An accelerator's state in words, and whether it is right; None where it is not known."""
+"""An accelerator's state in words, and whether it is right; None if it is unknown."""
 
 
 def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many accelerators of this node answer, their model, memory and state; one measurement
-    each."""
+    """One measurement each: number of accelerators that answer, their model, memory and state."""
     promise, promised = promises(spec).accelerators, spec.accelerators
     if promise is None or not promised.per_node:
         return []
@@ -33,10 +32,10 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     there = me.machine.accelerators
     if there is None:
         return [count.unknown(why_unread(me, "accelerators"))]
-    # NVML counts a device that it has lost.
+    # NVML still counts a device that it has lost.
     lost = listed([str(one.index) for one in there if one == Accelerator(index=one.index)])
     culprit = f"{name} accelerator {lost}" if lost else f"{name} accelerators"
-    note = f"{name}: accelerator {lost} answers nothing" if lost else ""
+    note = f"{name}: accelerator {lost} does not answer" if lost else ""
     answers = sum(one != Accelerator(index=one.index) for one in there)
     found = [count.measured(answers, culprit, note)]
     checks: list[tuple[str, str, _State]] = []
@@ -58,11 +57,11 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
             what = f"whose {switch} is not {wanted}"
             checks.append((what, f"{key}.{switch} {wanted}", _switch(wanted, read)))
     if promise.throttling is not None:
-        checks.append(("with clocks held down", f"{key}.throttling none", _throttling))
+        checks.append(("that are throttled", f"{key}.throttling none", _throttling))
     if promise.remapped_rows is not None:
-        what = "with rows of memory that failed to be remapped, or wait for it"
+        what = "with failed or pending row remaps"
         checks.append((what, f"{key}.remapped_rows none", _remapped_rows))
-    found += [_unlike(me, there, what, source, state) for what, source, state in checks]
+    found += [_in_wrong_state(me, there, what, source, state) for what, source, state in checks]
     if promise.ecc_errors_at_most is not None:
         what = "most uncorrected errors of an accelerator's memory"
         most = Subject(what, "", at_most(promise.ecc_errors_at_most), key)
@@ -94,16 +93,20 @@ def _remapped_rows(one: Accelerator) -> tuple[str, bool] | None:
     return listed(found), not found
 
 
-def _unlike(
+def _in_wrong_state(
     me: NodeSurvey, there: Sequence[Accelerator], what: str, source: str, state: _State
 ) -> Measurement:
-    """How many are not in the right state; one whose state is not known leaves a pass open."""
+    """Number of accelerators in a wrong state; inconclusive if it is 0 and a state is unknown."""
     subject = Subject(f"accelerators {what}", "", equals(0), source)
     states = {one.index: state(one) for one in there}
     wrong = {i: one[0] for i, one in states.items() if one is not None and not one[1]}
-    mute = [str(i) for i, one in states.items() if one is None]
-    if not wrong and (mute or not there):
-        why = f"accelerator {listed(mute)} does not report it" if mute else "none"
+    unreadable = [str(i) for i, one in states.items() if one is None]
+    if not wrong and (unreadable or not there):
+        why = (
+            f"accelerator {listed(unreadable)} does not report it"
+            if unreadable
+            else "no accelerator"
+        )
         return subject.unknown(f"{me.name}: {why}")
     culprit = f"{me.name} accelerator {listed([str(i) for i in wrong])}"
     note = listed([f"accelerator {i}: {text}" for i, text in wrong.items()])
@@ -116,11 +119,11 @@ def _worst(
     subject: Subject,
     read: Callable[[Accelerator], int | None],
 ) -> Measurement:
-    """The value farthest towards breaking the bound; one that is not known leaves a pass open."""
+    """The value with the least margin; inconclusive if it passes and another is unknown."""
     known = {one.index: value for one in there if (value := read(one)) is not None}
     index = min(known, key=lambda one: subject.bound.margin(known[one]), default=None)
     if index is None or (len(known) < len(there) and subject.bound.holds(known[index])):
-        return subject.unknown(f"{me.name}: not all accelerators report theirs")
+        return subject.unknown(f"{me.name}: not all accelerators report it")
     return subject.measured(known[index], f"{me.name} accelerator {index}")
 
 
@@ -128,7 +131,8 @@ def _worst(
 class PciLink:
     """The PCIe link of an accelerator or a NIC.
 
-    name: such as "accelerator 0000:1b:00.0" or "mlx5_0". full_…: the most that card and slot can.
+    name: such as "accelerator 0000:1b:00.0" or "mlx5_0". full_…: the most that both card and slot
+    support.
     """
 
     name: str
@@ -140,7 +144,7 @@ class PciLink:
 
 
 def pci_links(machine: Machine, fabric: Sequence[str]) -> tuple[PciLink, ...]:
-    """PCIe links of accelerators, and of the NICs that a pattern of the fabric names.
+    """PCIe links of accelerators, and of the NICs that match a pattern of the fabric.
 
     Source: Linux, Documentation/ABI/testing/sysfs-bus-pci.
     """
@@ -171,7 +175,7 @@ def _pci_link(machine: Machine, card: PciFunction, name: str, accelerator: bool)
 
 
 def pcie(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many PCIe links are narrower than card and slot can, and how many of NICs are slower."""
+    """Number of PCIe links narrower than card and slot support, and of slower links of NICs."""
     if promises(spec).pcie is None:
         return []
     me = survey.node(name)
@@ -179,29 +183,29 @@ def pcie(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     nics = [one for one in links if not one.accelerator]
     widths = [(one.name, one.width, one.full_width) for one in links]
     rates = [(one.name, one.gtransfers_s, one.full_gtransfers_s) for one in nics]
-    return [_full(me, "width", "x", widths), _full(me, "speed", "GT/s ", rates)]
+    return [_below_maximum(me, "width", "x", widths), _below_maximum(me, "speed", "GT/s ", rates)]
 
 
-def _full(
+def _below_maximum(
     me: NodeSurvey,
     label: str,
     unit: str,
     links: Sequence[tuple[str, float | None, float | None]],
 ) -> Measurement:
-    """How many links have less than they could. links: name, what each has and could have."""
+    """Number of links below their maximum. links: name, actual value and maximum of each."""
     subject = Subject(f"PCIe links below their full {label}", "", equals(0), "preflight.pcie full")
     if not links:
         unread = me.facts is None or "pci" in me.machine.unread
-        why = why_unread(me, "pci") if unread else f"{me.name}: no such link is shown"
+        why = why_unread(me, "pci") if unread else f"{me.name}: no such link found"
         return subject.unknown(why)
     low = [f"{n} {unit}{a:g} of {b:g}" for n, a, b in links if a and b and a < b]
-    if not low and (mute := [n for n, a, b in links if a is None or b is None]):
-        return subject.unknown(f"{me.name}: {listed(mute)} does not report its {label}")
+    if not low and (unreadable := [n for n, a, b in links if a is None or b is None]):
+        return subject.unknown(f"{me.name}: {listed(unreadable)} does not report its {label}")
     return subject.measured(len(low), f"{me.name} {listed(low)}", listed(low))
 
 
 def kernel_log(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many failures and corrected errors since boot, and how often the worst link went down."""
+    """Device failures, corrected errors, and times that the worst link went down, since boot."""
     promise = promises(spec).kernel_log
     if promise is None:
         return []
@@ -231,7 +235,7 @@ def _logged(
     ours = [event for event in log.events if event.severity is severity]
     counts = Counter(event.device for event in ours)
     value, devices = len(ours), list(counts)
-    if severity is Severity.LINK_DOWN:  # each link by itself
+    if severity is Severity.LINK_DOWN:  # the bound is for each link by itself
         value = max(counts.values(), default=0)
         devices = [device for device, count in counts.items() if count > most]
     notes = [f"the log goes back to {log.since} only"] if log.since else []

@@ -1,4 +1,4 @@
-"""Do the interfaces that the spec names exist, are they up, how fast, and with which MTU?"""
+"""Judges of the interfaces that the spec names: existence, state, speed and MTU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def networks_of(spec: Spec) -> dict[str, Network]:
 
 
 def mtus_of(spec: Spec) -> dict[str, tuple[Network, int]]:
-    """Networks whose MTU is promised, with its bytes."""
+    """Networks whose MTU is promised, with that MTU in bytes, by key."""
     promise = promises(spec).mtu
     found: dict[str, tuple[Network, int]] = {}
     for key in promise.networks if promise else ():
@@ -32,7 +32,7 @@ def mtus_of(spec: Spec) -> dict[str, tuple[Network, int]]:
 
 
 def interfaces(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per network: how many of its interfaces exist and are up; and loopback."""
+    """One measurement per network: number of its interfaces that are up; and one of loopback."""
     if promises(spec).interfaces is None:
         return []
     me = survey.node(name)
@@ -57,20 +57,20 @@ def _interfaces(
         return subject.unknown(why_unread(me, "interfaces"))
     faults = link_faults(me, network)
     up = _up(me, network)
-    # A node by itself shares its loopback with no other: its links are its own.
+    # A single node shares its loopback with no other node, so its links are its own.
     if survey.on_loopback and len(survey.nodes) > 1 and not up:
         return subject.unknown(no_links(me, network))
-    mute = _unknown(me, network)
-    if len(up) < count <= len(up) + len(mute):
-        return subject.unknown(f"{me.name}: it cannot be read whether {listed(mute)} is up")
-    culprit = f"{me.name} {listed(faults)}" if faults else f"{me.name}: too few of them"
+    unreadable = _unknown(me, network)
+    if len(up) < count <= len(up) + len(unreadable):
+        return subject.unknown(f"{me.name}: the state of {listed(unreadable)} cannot be read")
+    culprit = f"{me.name} {listed(faults)}" if faults else f"{me.name}: too few interfaces"
     return subject.measured(
         len(up), culprit, f"{me.name}: {listed([*faults, *(f'{n} is up' for n in up)])}"
     )
 
 
 def _promised_count(spec: Spec, key: str, network: Network) -> tuple[int, str]:
-    """How many interfaces of a network each node has, and which key of the spec says so."""
+    """Number of interfaces of a network on each node, and the spec key that promises it."""
     if key == "fabric":
         return spec.fabric.nics_per_node, "fabric.nics_per_node"
     literal = [name for name in network.interfaces if _PATTERN.isdisjoint(name)]
@@ -78,7 +78,7 @@ def _promised_count(spec: Spec, key: str, network: Network) -> tuple[int, str]:
 
 
 def no_links(node: NodeSurvey, network: Network) -> str:
-    """Why nothing is known of links where nodes are processes of one machine."""
+    """Why links are unknown if nodes are processes of one machine."""
     named = "+".join(network.interfaces)
     return f"{node.name}: nodes that share one machine's loopback have no {named}"
 
@@ -104,10 +104,10 @@ def _devices(node: NodeSurvey, links: list[Interface]) -> set[str]:
 
 
 def _links(node: NodeSurvey, network: Network) -> tuple[list[Interface], list[Port]]:
-    """What carries a node's traffic on a network: interfaces, and RDMA ports without one of them.
+    """A node's links on a network: interfaces, and RDMA ports without any of these interfaces.
 
-    Where the spec names an RDMA device, its ports are the links: InfiniBand works without the
-    interface for IP over it.
+    If the spec names an RDMA device, its ports are the links: InfiniBand works without its IPoIB
+    interface.
     """
     known = ports(node, network)
     devices = {port.device for port in known}
@@ -127,14 +127,14 @@ def _up(node: NodeSurvey, network: Network) -> list[str]:
 
 
 def _unknown(node: NodeSurvey, network: Network) -> list[str]:
-    """Interfaces and ports of which it is not known whether they are up."""
+    """Interfaces and ports whose state is unknown."""
     links, bare = _links(node, network)
-    mute = [one.name for one in links if one.up is None]
-    return mute + [port.name for port in bare if port.state is None]
+    unreadable = [one.name for one in links if one.up is None]
+    return unreadable + [port.name for port in bare if port.state is None]
 
 
 def link_faults(node: NodeSurvey, network: Network) -> list[str]:
-    """What is wrong with a node's interfaces on a network, each in words."""
+    """Faults of a node's interfaces on a network, each in words."""
     there = own(node, network)
     names = {one.name for one in there} | _devices(node, there)
     names |= {port.device for port in ports(node, network)}
@@ -152,7 +152,7 @@ def link_faults(node: NodeSurvey, network: Network) -> list[str]:
             faults.append(f"{one.name} {state}")
     for device in dict.fromkeys(port.device for port in bare):
         of_device = [port for port in bare if port.device == device]
-        # Of a card with two ports one may have no cable.
+        # A card with two ports may have a cable in only one of them.
         if all(port.state not in ("ACTIVE", None) for port in of_device):
             faults += [f"{port.name} is {port.state}" for port in of_device]
     return faults
@@ -178,8 +178,8 @@ def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         rates = _rates_mbits_s(me, network)
         known = {interface: rate for interface, rate in rates.items() if rate is not None}
         if not known or len(known) < len(rates):
-            mute = listed([interface for interface in rates if interface not in known])
-            why = f"the speed of {mute} is not known" if mute else "none is up"
+            unreadable = listed([interface for interface in rates if interface not in known])
+            why = f"the speed of {unreadable} is not known" if unreadable else "no interface is up"
             found.append(subject.unknown(f"{name}: {why}"))
             continue
         slowest = min(known, key=known.__getitem__)
@@ -189,17 +189,17 @@ def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None]:
-    """Rates of interfaces and ports that are up. A virtual interface has that of its queue only."""
+    """Rates of interfaces and ports that are up; a virtual interface has only its queue's rate."""
     links, _ = _links(node, network)
     known = node.machine.by_name
     rates = {one.name: rate_mbits_s(one, known) for one in links if one.up}
     sockets = not isinstance(network, Fabric) or network.kind == "ethernet"
     for port in ports(node, network):
-        # TCP has the rate of the interface, whatever RDMA over it may have.
+        # TCP has the rate of the interface, whatever the rate of RDMA.
         if port.state != "ACTIVE" or (sockets and not network.has_interface(port.device)):
             continue
         rates[port.name] = None if port.rate_gbits_s is None else port.rate_gbits_s * 1e3
-        # The port is what carries; its interface may know no speed of its own.
+        # The port carries the traffic; its interface may report no speed.
         for one in own(node, network):
             of_port = port.device in node.machine.rdma_devices_of(one.name)
             if of_port and rates.get(one.name) is None:
@@ -208,9 +208,9 @@ def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None
 
 
 def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per network: the MTU of its interfaces, the most different where they differ.
+    """One measurement per network: the MTU of its interfaces that differs most from the promise.
 
-    Larger than promised is as wrong as smaller: the switch drops what the node then sends.
+    A larger MTU than promised is wrong too: the switch drops the packets that the node then sends.
     """
     me = survey.node(name)
     found = []
@@ -228,15 +228,15 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
             continue
         worst = max(known, key=lambda n: abs(known[n] - mtu_bytes))
         if known[worst] == mtu_bytes and len(known) < len(there):
-            mute = listed([n for n in there if n not in known])
-            found.append(subject.unknown(f"{name}: the MTU of {mute} cannot be read"))
+            unreadable = listed([n for n in there if n not in known])
+            found.append(subject.unknown(f"{name}: the MTU of {unreadable} cannot be read"))
         else:
             found.append(subject.measured(known[worst], wrong_mtu(me, network, mtu_bytes)))
     return found
 
 
 def wrong_mtu(node: NodeSurvey, network: Network, mtu_bytes: int) -> str | None:
-    """The interface whose MTU differs most from the one promised, with it; None: all have that."""
+    """The interface whose MTU differs most from `mtu_bytes`, with its MTU; None if none differs."""
     wrong = [one for one in own(node, network) if one.mtu_bytes not in (None, mtu_bytes)]
     if not wrong:
         return None

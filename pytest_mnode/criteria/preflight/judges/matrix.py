@@ -1,4 +1,4 @@
-"""Which edges between nodes work: every one of a network, by connections and datagrams."""
+"""The edges between nodes of a network that work, by connections and datagrams."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_mnode.criteria.preflight.tcp import paired
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Edges of one network: those tried and those that fail, with the problem of each.
+    """Edges of one network: those tried and those that failed, with the problem of each.
 
-    filtered: those of the failing on which datagrams pass and connections do not open.
+    filtered: failed edges on which datagrams pass but connections do not open.
     """
 
     tried: frozenset[Edge]
@@ -37,10 +37,10 @@ class Matrix:
 
 @lru_cache(maxsize=4)
 def matrix(survey: Survey, network: str) -> Matrix:
-    """Which edges fail on any rail of a network.
+    """Edges of a network; an edge fails if any of its rails does.
 
-    A connection needs both directions. Datagrams show which of them fails: they need only one, and
-    the node that hears one reports it.
+    A connection needs both directions. Datagrams show which direction fails: a datagram needs only
+    one, and the node that receives it reports it.
     """
     tried: set[Edge] = set()
     failed: set[Edge] = set()
@@ -55,15 +55,15 @@ def matrix(survey: Survey, network: str) -> Matrix:
             tried |= {there, back}
             if connection.took_s is not None:
                 continue
-            deaf = [
+            unheard = [
                 (a, b)
                 for a, b in (there, back)
                 if not _heard(by_index[a], by_index[b], network, connection.rail, node)
             ]
-            failed |= set(deaf or [there])
-            filtered |= set() if deaf else {there}
-            passing = "" if deaf else ", though datagrams pass"
-            for edge in deaf or [there]:
+            failed |= set(unheard or [there])
+            filtered |= set() if unheard else {there}
+            passing = "" if unheard else ", though datagrams pass"
+            for edge in unheard or [there]:
                 problems.setdefault(edge, f"{connection.rail}: {connection.problem}{passing}")
     return Matrix(frozenset(tried), frozenset(failed), frozenset(filtered), problems)
 
@@ -71,9 +71,9 @@ def matrix(survey: Survey, network: str) -> Matrix:
 def _heard(
     sender: NodeSurvey, receiver: NodeSurvey, network: str, rail: str, namer: NodeSurvey
 ) -> bool:
-    """Whether the receiver heard the sender; `rail` is the name that `namer` has for the edge."""
+    """Whether the receiver heard the sender. rail: the edge's interface on the node `namer`."""
     if sender.facts is None or receiver.facts is None or receiver.last is None:
-        return True  # not known, so not blamed
+        return True  # unknown, so nobody is blamed
     other = receiver if namer is sender else sender
     assert namer.facts is not None
     assert other.facts is not None

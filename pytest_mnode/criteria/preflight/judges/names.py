@@ -1,4 +1,4 @@
-"""Are names and addresses of all nodes looked up quickly and rightly, and do the clocks agree?"""
+"""Judges of clocks, and of the look-ups of all nodes' names and addresses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pytest_mnode.spec.quantity import DURATION
 
 
 def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Three measurements: the slowest look-up of this node, how many of its answers are wrong, and
-    how many other nodes have its host name.
+    """Three measurements: the slowest look-up of this node, the number of wrong answers, and the
+    number of other nodes with its host name.
 
-    Looked up are the name of every node, its control address, and that address as dual-stack
-    sockets ask for it (::ffff:…): torchrun stalls for ten seconds where that one hangs.
+    It looks up the name of every node, its control address, and that address as dual-stack sockets
+    use it (::ffff:…): torchrun stalls for ten seconds if the look-up of the last one hangs.
     """
     promise = promises(spec).names
     if promise is None:
@@ -33,7 +33,7 @@ def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     me, within_s = survey.node(name), promise.within_s
     source = f"preflight.names.within {DURATION.text(round(within_s, 9))}"
     slow = Subject("slowest look-up of a name or address", "s", at_most(within_s), source)
-    truth = "the addresses that the nodes have"
+    truth = "the nodes' own addresses"
     wrong = Subject("look-ups with a wrong answer", "", equals(0), truth)
     shared = _shared(survey, me)
     if me.paths is None or not me.paths.look_ups:
@@ -54,14 +54,14 @@ def _slowest(
     note = f"{me.name}: {slowest.what} took {'more than ' * endless}{took_s:.3g} s"
     if late:
         note += f", {len(late)} of {len(found)} were late"
-    culprit = f"{me.name}: its name server, hosts file or order of look-up"
+    culprit = f"{me.name}: its name server, hosts file or look-up order"
     return subject.measured(took_s, culprit, note)
 
 
 def _wrong(
     survey: Survey, me: NodeSurvey, found: tuple[LookUp, ...], subject: Subject
 ) -> Measurement:
-    # Of a name that several nodes have no answer is right.
+    # No answer is right for a name that several nodes have.
     found = tuple(one for one in found if not _has_namesake(one, survey))
     known = [_can_be_judged(one, survey) for one in found]
     judged = [one for one, can in zip(found, known, strict=True) if can]
@@ -69,36 +69,41 @@ def _wrong(
     culprit = f"{me.name}: its hosts file or name server"
     if faults:
         return subject.measured(len(faults), culprit, f"{me.name}: {listed(faults)}")
-    if open_ := [one.what for one, can in zip(found, known, strict=True) if not can]:
-        why = f"it is not known which node has the addresses found for {listed(open_)}"
+    if undecided := [one.what for one, can in zip(found, known, strict=True) if not can]:
+        why = f"it is not known which node has the addresses found for {listed(undecided)}"
         return subject.unknown(f"{me.name}: {why}")
     return subject.measured(0, note=f"of {len(found)}")
 
 
 def _shared(survey: Survey, me: NodeSurvey) -> list[Measurement]:
-    """Nodes whose host name is this node's too; one that is listed by that name is not to blame."""
+    """Number of other nodes with this host name; 0 for the only node listed under that name."""
     if survey.on_loopback:
         return []
-    subject = Subject("other nodes with the same host name", "", equals(0), "a name for each node")
+    subject = Subject("other nodes with the same host name", "", equals(0), "unique host names")
     if me.machine.hostname is None:
         return [subject.unknown(why_unread(me, "hostname"))]
     same = _by_hostname(survey)[_name(me.machine.hostname)]
     others = listed([node.name for node in same if node is not me])
     named = [node for node in same if _name(node.name)[0] == _name(me.machine.hostname)[0]]
     if len(named) == 1 and me in named:
-        note = f"{others} is called {me.machine.hostname} too: see its case" if others else ""
+        hostname = me.machine.hostname
+        note = f"{hostname} is also the host name of {others}, judged separately" if others else ""
         return [subject.measured(0, note=note)]
     culprit = f"{me.name}: its host name {me.machine.hostname}"
-    return [subject.measured(len(same) - 1, culprit, f"{others} is called so" if others else "")]
+    return [
+        subject.measured(
+            len(same) - 1, culprit, f"also the host name of {others}" if others else ""
+        )
+    ]
 
 
 def _has_namesake(one: LookUp, survey: Survey) -> bool:
-    """Whether what was looked up is the host name of several nodes."""
+    """Whether the name that was looked up is the host name of several nodes."""
     return not is_address(one.what) and len(_by_hostname(survey).get(_name(one.what), ())) > 1
 
 
 def _can_be_judged(one: LookUp, survey: Survey) -> bool:
-    """Not an address that a node may have whose interfaces are not known."""
+    """False if the node's interfaces are unknown, so that a found address may be its own."""
     of = survey.nodes[one.of]
     if is_address(one.what) or of.machine.interfaces is not None:
         return True
@@ -106,7 +111,7 @@ def _can_be_judged(one: LookUp, survey: Survey) -> bool:
 
 
 def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
-    """What is wrong with an answer; "" where it is right or did not come."""
+    """Fault of an answer; "" if the answer is right or did not come."""
     if one.took_s is None:
         return ""
     of = survey.nodes[one.of]
@@ -119,28 +124,30 @@ def _fault(one: LookUp, me: NodeSurvey, survey: Survey) -> str:
         right = {address for address in right if not _is_loopback(address)}
     wrong = [a for a in one.found if a.partition("%")[0] not in right]
     if wrong:
-        return f"{one.what} is {listed(wrong)}, where {of.name} has {of.address}"
+        return f"{one.what} resolves to {listed(wrong)}, but {of.name} has {of.address}"
     if me is of and not _is_loopback(of.address) and all(map(_is_loopback, one.found)):
-        return f"its own name {one.what} is {one.found[0]}: backends would listen there alone"
+        return (
+            f"its own name {one.what} resolves to {one.found[0]}: backends would listen only there"
+        )
     return ""
 
 
 def _wrong_name(one: LookUp, of: NodeSurvey, survey: Survey) -> str:
-    """An address may have no name, or one we do not know; but not that of another node."""
+    """Fault if an address has another node's name; it may have no name or an unknown one."""
     own, names = _name(of.machine.hostname or ""), _by_hostname(survey)
     short_names = _short_hostnames(survey)
     for found in one.found:
         full = _name(found)
-        # In two domains there may be nodes of the same short name: then the whole decides.
+        # Nodes in two domains may have the same short name; then the full name decides.
         taken = full in names if full[0] == own[0] else full[0] in short_names
         if full != own and taken:
-            return f"{one.what} is {found}, where {of.name} has it"
+            return f"{one.what} resolves to {found}, but it is an address of {of.name}"
     return ""
 
 
 @lru_cache(maxsize=1)
 def _by_hostname(survey: Survey) -> dict[tuple[str, ...], list[NodeSurvey]]:
-    """Nodes by their host name, in parts."""
+    """Nodes by the parts of their host name."""
     found: dict[tuple[str, ...], list[NodeSurvey]] = {}
     for node in survey.nodes:
         if node.machine.hostname:
@@ -154,12 +161,12 @@ def _short_hostnames(survey: Survey) -> frozenset[str]:
 
 
 def _name(text: str) -> tuple[str, ...]:
-    """The parts of a host name, however it is written."""
+    """The parts of a host name, in lower case and without a final dot."""
     return tuple(text.rstrip(".").lower().split("."))
 
 
 def _addresses(node: NodeSurvey) -> set[str]:
-    """All addresses of a node; `_fault` judges loopback for its own name."""
+    """All addresses of a node, also those of loopback, which `_fault` judges."""
     found = {node.address}
     for interface in node.machine.interfaces or ():
         found |= {address.partition("%")[0] for address in interface.addresses}
@@ -174,10 +181,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def clocks(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How far this node's clock is from the middle one.
+    """Skew between this node's clock and the median clock.
 
-    Measured by four time stamps as NTP does, in the fastest exchange; it may be wrong by half of
-    that exchange. A skew whose error leaves the verdict open is inconclusive.
+    Measured by four time stamps as in NTP, in the fastest exchange; the error is at most half of
+    its duration. A skew that is closer to the bound than its error is inconclusive.
     """
     promise = promises(spec).clocks
     if promise is None or len(survey.nodes) == 1:
@@ -194,29 +201,29 @@ def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
     if middle is None:
         return subject.unknown("no two nodes exchanged time stamps")
     if middle is me:
-        return subject.measured(0.0, note=f"the middle one of {len(survey.nodes)} clocks")
+        return subject.measured(0.0, note=f"the median of {len(survey.nodes)} clocks")
     measured = _offsets(survey).get((me.index, middle.index))
     if measured is None:
         return subject.unknown(
-            f"{me.name} and {middle.name}, whose clock is the middle one, exchanged no time stamps"
+            f"{me.name} and {middle.name}, whose clock is the median, exchanged no time stamps"
         )
     offset_s, error_s = measured
     skew_ms, error_ms = abs(offset_s) * 1e3, error_s * 1e3
     side = "behind" if offset_s > 0 else "ahead of"
     note = f"{me.name} is {side} {middle.name}, known to ± {error_ms:.3g} ms"
     if abs(skew_ms - subject.bound.limit) <= error_ms:
-        return subject.unknown(f"{note}: {skew_ms:.4g} ms is too near to the bound for that")
+        return subject.unknown(f"{note}: {skew_ms:.4g} ms is too close to the bound to decide")
     culprit = f"{me.name} clock"
     agree = _agreeing(survey, middle, subject.bound.limit / 1e3)
     if len(survey.nodes) == 2:
-        culprit = f"{me.name} or {middle.name}: two clocks do not say which is right"
+        culprit = f"{me.name} or {middle.name}: two clocks cannot show which is right"
     elif 2 * len(agree) <= len(survey.nodes):
         culprit += f", or those of {listed(agree)}: no majority says which are right"
     return subject.measured(skew_ms, culprit, note)
 
 
 def _agreeing(survey: Survey, middle: NodeSurvey, most_s: float) -> list[str]:
-    """The middle clock's node, and those whose clocks are no further from it than this."""
+    """The node `middle`, and the nodes whose clocks differ from its clock by at most `most_s`."""
     offsets = _offsets(survey)
     return [
         node.name
@@ -228,7 +235,7 @@ def _agreeing(survey: Survey, middle: NodeSurvey, most_s: float) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _middle(survey: Survey) -> NodeSurvey | None:
-    """The node whose clock is the median, of those that exchanged time stamps with most others."""
+    """The node with the median clock, among the node with most exchanges and its partners."""
     by_node: dict[int, dict[int, float]] = {}
     for (one, other), (offset_s, _) in _offsets(survey).items():
         by_node.setdefault(one, {one: 0.0})[other] = offset_s
@@ -242,9 +249,9 @@ def _middle(survey: Survey) -> NodeSurvey | None:
 
 @lru_cache(maxsize=1)
 def _offsets(survey: Survey) -> dict[Edge, tuple[float, float]]:
-    """The second node's clock less the first's, and by how much that may be wrong, s.
+    """The second node's clock minus the first's, and the largest error of that, s.
 
-    By the most exact exchange that either of the two measured.
+    Taken from the most exact exchange that either of the two nodes measured.
     """
     found: dict[Edge, tuple[float, float]] = {}
     for node in survey.nodes:

@@ -1,4 +1,4 @@
-"""Do packets of full size get through, and does TCP send such?"""
+"""Judges of packet sizes: whether full-size packets pass, and whether TCP sends them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pytest_mnode.spec import Spec
 
 
 def path_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Two measurements per network: the largest packet, don't-fragment, to and from other nodes,
-    and the largest that TCP sends there.
+    """Two measurements per network: the largest packet with don't-fragment to and from other nodes,
+    and the largest packet that TCP sends there.
 
-    Judged on the edges that no other node is to blame for. Small packets pass on all of them, so
-    that a smaller one is a hole: connections open, and hang with the first full segment. TCP may
-    send smaller ones than pass, by the MTU of a route.
+    Judged on the edges that no other node is to blame for. Small packets pass on all these edges,
+    so a size below the MTU is an MTU hole: connections open, and hang at the first full segment.
+    TCP may send smaller packets than the path passes, because of the MTU of a route.
     """
     if len(survey.nodes) == 1:
         return []
@@ -42,7 +42,7 @@ def path_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 def _path_mtu(
     survey: Survey, me: NodeSurvey, key: str, mtu_bytes: int, own_mtu: str | None
 ) -> Measurement:
-    """own_mtu: the node's interface whose own MTU is wrong, and to blame before its link."""
+    """own_mtu: the node's interface with a wrong MTU, blamed before the link; None if none."""
     subject = Subject(
         f"largest packet that passes on the {key} network",
         "B",
@@ -55,11 +55,11 @@ def _path_mtu(
     at_fault = me.index in blamed.nodes
     mine = {e: path.largest_bytes or 0 for e, path in own_edges(me, found, blamed).items()}
     spared = [n.name for n in survey.nodes if n is not me and n.index in blamed.nodes]
-    notes = [] if at_fault else [f"without {n}, which is to blame itself" for n in spared]
+    notes = [] if at_fault else [f"without {n}, which is at fault" for n in spared]
     whole = all(size >= mtu_bytes for size in mine.values())
-    mute = [o.name for o in survey.others(me) if _untried(me, o, key, found)]
-    if mine and whole and mute:
-        notes.append(f"with {listed(mute)} connections open, and datagrams are not answered")
+    unanswered = [o.name for o in survey.others(me) if _untried(me, o, key, found)]
+    if mine and whole and unanswered:
+        notes.append(f"connections with {listed(unanswered)} work, but datagrams are not answered")
         return subject.unknown("; ".join(notes))
     if not mine:
         notes.append("no other node answers datagrams")
@@ -84,22 +84,24 @@ def _tcp_mtu(
         f"largest packet that TCP sends on the {key} network",
         "B",
         at_least(mtu_bytes),
-        f"{key}.mtu {mtu_bytes}, of new connections both ways",
+        f"{key}.mtu {mtu_bytes}, on new connections, both ways",
     )
     if me.facts is None or me.paths is None:
         return subject.unknown(no_answer(me))
     found, blamed = _tcp_sizes(survey, key, mtu_bytes)
     mine = own_edges(me, found, blamed)
     if not mine:
-        return subject.unknown("no connection to a node that is well shows it")
+        return subject.unknown("no connection to a healthy node reports an MTU")
     edge = min(mine, key=mine.__getitem__)
-    mute = [
+    unreadable = [
         survey.nodes[one.to].name
         for one in me.paths.connections
         if one.network == key and one.took_s is not None and one.largest_bytes is None
     ]
-    if mute and mine[edge] >= mtu_bytes:
-        return subject.unknown(f"{me.name}: the kernel shows no MTU to {listed(mute)}")
+    if unreadable and mine[edge] >= mtu_bytes:
+        return subject.unknown(
+            f"{me.name}: the kernel reports no MTU for connections to {listed(unreadable)}"
+        )
     small = [edge for edge, size in mine.items() if size < mtu_bytes]
     culprit = paths_to_blame(survey, small) or None
     if me.index in blamed.nodes:
@@ -109,7 +111,7 @@ def _tcp_mtu(
 
 @lru_cache(maxsize=4)
 def _tcp_sizes(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, int], Blame]:
-    """The smallest of all rails on each edge, and who is to blame for those that are too small."""
+    """The smallest size of all rails on each edge, and the culprits of sizes that are too small."""
     found: dict[Edge, int] = {}
     for node in survey.nodes:
         for one in node.paths.connections if node.paths else ():
@@ -120,7 +122,7 @@ def _tcp_sizes(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, int
 
 
 def _untried(me: NodeSurvey, other: NodeSurvey, key: str, found: dict[Edge, Path]) -> bool:
-    """Whether two nodes are connected, and no packet's size could be tried between them."""
+    """Whether two nodes are connected, but packet sizes could not be tried both ways."""
     if (me.index, other.index) in found and (other.index, me.index) in found:
         return False
     return any(
@@ -132,9 +134,9 @@ def _untried(me: NodeSurvey, other: NodeSurvey, key: str, found: dict[Edge, Path
 
 @lru_cache(maxsize=4)
 def _worst_paths(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, Path], Blame]:
-    """The worst rail of each edge on which small packets pass and full ones were tried.
+    """The worst rail on each edge, and the culprits of sizes that are too small.
 
-    And who is to blame for those that are too small.
+    Only rails count on which small packets pass and full-size packets were tried.
     """
     found: dict[Edge, Path] = {}
     for node in survey.nodes:
@@ -152,5 +154,5 @@ def _worst_paths(survey: Survey, key: str, mtu_bytes: int) -> tuple[dict[Edge, P
 def _hole(survey: Survey, path: Path, edge: Edge, size: int) -> str:
     source, target = (survey.nodes[index].name for index in edge)
     if path.refused_bytes is not None and path.refused_bytes <= size + 1:
-        return f"{source} {path.rail} itself takes no packet of {path.refused_bytes} B"
-    return f"from {source} to {target} packets beyond {size} B vanish, smaller ones arrive"
+        return f"{source} {path.rail} itself rejects packets of {path.refused_bytes} B"
+    return f"from {source} to {target} packets larger than {size} B are lost, smaller ones arrive"

@@ -1,4 +1,4 @@
-"""Are RDMA ports as promised, and can NICs reach the memory of accelerators?"""
+"""Judges of RDMA ports, and of the access of NICs to the memory of accelerators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     why_unread,
 )
 from pytest_mnode.criteria.preflight.judges.links import ports
-from pytest_mnode.machine.counters import error_rises
+from pytest_mnode.machine.counters import error_increases
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
@@ -23,7 +23,7 @@ from pytest_mnode.spec import Spec
 
 
 def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many RDMA ports of the fabric are ACTIVE, and how many have a GID of a type promised."""
+    """Number of ACTIVE RDMA ports of the fabric, and of those without a GID of a promised type."""
     promise = promises(spec).rdma
     if promise is None:
         return []
@@ -35,23 +35,24 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     there = ports(me, spec.fabric)
     faults = {port.name: _fault(port, spec.fabric.protocol) for port in there}
     active = [port for port in there if faults[port.name] == ""]
-    mute = [port for port, fault in faults.items() if fault is None]
-    dull = [f"{port} {fault}" for port, fault in faults.items() if fault]
-    if len(active) < count <= len(active) + len(mute):
-        why = f"{name}: {listed(mute)} does not report its state or protocol"
+    unreadable = [port for port, fault in faults.items() if fault is None]
+    inactive = [f"{port} {fault}" for port, fault in faults.items() if fault]
+    if len(active) < count <= len(active) + len(unreadable):
+        why = f"{name}: {listed(unreadable)} does not report its state or protocol"
         found = [subject.unknown(why)]
     else:
-        state = listed(dull) or f"{len(there)} ports"
+        state = listed(inactive) or f"{len(there)} ports"
         note = f"{name}: {state}" if there else f"{name}: no RDMA port"
-        culprit = f"{name} {listed(dull)}" if dull else f"{name}: RDMA devices are missing"
+        culprit = f"{name} {listed(inactive)}" if inactive else f"{name}: RDMA devices are missing"
         found = [subject.measured(len(active), culprit, note)]
     return found if promise.gid_types is None else [*found, _gids(me, active, promise.gid_types)]
 
 
 def _fault(port: Port, wanted: str | None) -> str | None:
-    """Why a port does not carry a fabric of this protocol; "" where it does, None: not known.
+    """Why a port does not carry a fabric of this protocol; "" if it does, None if unknown.
 
-    A card that can be either may have come up as the other: InfiniBand as RoCE, or RoCE as iWARP.
+    A card that supports two protocols may have started with the wrong one: RoCE in place of
+    InfiniBand, or iWARP in place of RoCE.
     """
     if port.protocol is not None and wanted is not None and port.protocol != wanted:
         return f"is {port.protocol}, not {wanted}"
@@ -63,10 +64,10 @@ def _fault(port: Port, wanted: str | None) -> str | None:
 
 
 def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Measurement:
-    """How many active ports have no GID of a wanted type.
+    """Number of active ports without a GID of a wanted type.
 
     A device that several network namespaces share shows the GIDs of all of them; a process can use
-    those of its own alone.
+    only those of its own namespace.
     """
     label = f"ports without a GID of {' or '.join(wanted)}"
     subject = Subject(label, "", equals(0), "preflight.rdma.gid_types")
@@ -84,13 +85,13 @@ def _gids(me: NodeSurvey, active: Sequence[Port], wanted: Sequence[str]) -> Meas
         return subject.unknown(f"{me.name}: not every GID of {listed(unknown)} has a known type")
     for port in active:
         if port not in lacking and (address := _without_gid(me, port, wanted)):
-            words.append(f"{port.name} has none of {address}")
+            words.append(f"{port.name} has no {' or '.join(wanted)} GID for {address}")
     note = f"{me.name}: {listed(words)}" if words else ""
     return subject.measured(len(words), f"{me.name} {listed(words)}", note)
 
 
 def _without_gid(me: NodeSurvey, port: Port, wanted: Sequence[str]) -> str:
-    """The IPv4 address of a port's interface, where no GID of a wanted type is of any; or "".
+    """An IPv4 address of a port's interface if no GID of a wanted type has one; else "".
 
     Peers on other subnets cannot answer a GID of a link-local address.
     """
@@ -104,7 +105,7 @@ def _without_gid(me: NodeSurvey, port: Port, wanted: Sequence[str]) -> str:
 
 
 def _ipv4(gid: Gid) -> str | None:
-    """The address that a GID is made of; None where that is not IPv4."""
+    """The IPv4 address that a GID contains; None if it contains none."""
     try:
         address = ipaddress.IPv6Address(gid.gid).ipv4_mapped
     except ValueError:
@@ -113,7 +114,7 @@ def _ipv4(gid: Gid) -> str | None:
 
 
 def _in_namespace(me: NodeSurvey, port: Port) -> Port:
-    """A port with the GIDs of its node's own network namespace."""
+    """A port with only the GIDs of its node's own network namespace."""
     known = me.machine.by_name
     if port.gids is None or not known:
         return port
@@ -121,8 +122,8 @@ def _in_namespace(me: NodeSurvey, port: Port) -> Port:
 
 
 def _is_of(gid: Gid, known: Mapping[str, Interface]) -> bool:
-    """Whether a GID is of one of these interfaces. Another namespace may use a name for its own:
-    a GID of IPv4 is of an interface that has the address."""
+    """Whether a GID belongs to one of these interfaces. Another namespace may have an interface of
+    the same name, so the interface must also have the address of an IPv4 GID."""
     if gid.netdev is None:
         return True
     interface, address = known.get(gid.netdev), _ipv4(gid)
@@ -132,9 +133,9 @@ def _is_of(gid: Gid, known: Mapping[str, Interface]) -> bool:
 
 
 def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many RDMA ports of the fabric belong to devices that a process can open.
+    """Number of RDMA ports of the fabric that belong to devices that a process can open.
 
-    NCCL passes over a device that it cannot open, and sends over fewer NICs or over TCP.
+    NCCL skips a device that it cannot open, and sends over fewer NICs or over TCP.
     """
     if promises(spec).rdma is None:
         return []
@@ -149,18 +150,20 @@ def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     opened = {one.device for one in machine.verbs or () if not one.problem}
     faults = [(port, _fault(port, spec.fabric.protocol)) for port in ports(me, spec.fabric)]
     there = [port for port, fault in faults if not fault]
-    dull = [f"{port.name} {fault}" for port, fault in faults if fault]
-    shut = sorted({port.device for port in there} - opened)
-    words = [f"{one} ({problems.get(one, 'the kernel has no uverbs for it')})" for one in shut]
+    inactive = [f"{port.name} {fault}" for port, fault in faults if fault]
+    unopened = sorted({port.device for port in there} - opened)
+    words = [
+        f"{one} ({problems.get(one, 'the kernel has no uverbs device for it')})" for one in unopened
+    ]
     found = sum(port.device in opened for port in there)
-    named = listed(words or dull)
+    named = listed(words or inactive)
     culprit = f"{name} {named}" if named else f"{name}: RDMA devices are missing"
     note = f"{name}: {listed(words) or f'{found} ports'}"
     return [subject.measured(found, culprit, note)]
 
 
 def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """By how much error counters of the fabric's RDMA ports rose during the survey."""
+    """Rise of the error counters of the fabric's RDMA ports during the survey."""
     promise = promises(spec).rdma
     if promise is None or promise.errors_at_most is None:
         return []
@@ -174,16 +177,16 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     unknown: list[str] = []
     there = ports(me, spec.fabric)
     for port in there:
-        rises = error_rises(port, after.get(port.name))
+        rises = error_increases(port, after.get(port.name))
         if not rises:
-            unknown.append(f"{port.name}, which counts none,")
+            unknown.append(f"{port.name} without error counters")
         unknown += [f"{port.name} {counter}" for counter, by in rises.items() if by is None]
         risen |= {f"{port.name} {counter}": by for counter, by in rises.items() if by is not None}
     if not risen:
         return [subject.unknown(f"{name}: no error counter can be read")]
     total = sum(risen.values())
     if unknown and total <= most:
-        why = "may have risen: read no more, set back, or at its largest"
+        why = "may have risen: unreadable, reset or saturated"
         return [subject.unknown(f"{name}: {listed(unknown)} {why}")]
     words = listed([f"{what} +{by}" for what, by in risen.items() if by])
     note = words or f"{len(risen)} counters of {len(there)} ports"
@@ -191,24 +194,24 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Whether the kernel has a way for NICs to reach the memory of accelerators."""
+    """Number of ways in which NICs can reach the memory of accelerators: peermem, dma-buf."""
     promise = promises(spec).gpudirect
     if promise is None:
         return []
     me = survey.node(name)
     source = f"preflight.gpudirect {promise}"
-    subject = Subject("ways of GPUDirect RDMA", "", at_least(1), source)
+    subject = Subject("available GPUDirect RDMA methods", "", at_least(1), source)
     software = me.machine.software
     if software is None:
         return [subject.unknown(why_unread(me, "software"))]
     has = {"peermem": software.peermem is not None, "dma-buf": software.driver_is_open}
     wanted = tuple(has) if promise == "either" else (promise,)
-    there = [way for way in wanted if has[way]]
+    there = [method for method in wanted if has[method]]
     lacking = {
         "peermem": "module nvidia_peermem is not loaded",
         "dma-buf": "the driver is not the open kernel module",
     }
     if software.driver is None:
         lacking = dict.fromkeys(lacking, "no NVIDIA driver")
-    why = listed([lacking[way] for way in wanted])
+    why = listed([lacking[method] for method in wanted])
     return [subject.measured(len(there), f"{name}: {why}", f"{name}: {listed(there) or why}")]

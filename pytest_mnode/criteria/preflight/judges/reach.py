@@ -1,4 +1,4 @@
-"""Does every node reach the first one, and every other on each network?"""
+"""Judges of reachability: from each node to the first node, and to all nodes on each network."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pytest_mnode.spec.inventory import Network
 
 _NO_ROUTE = os.strerror(errno.ENETUNREACH).lower()
 _LOST = {
-    "both ways": "no way to or from others on the {} network",
-    "sending": "others do not hear it on the {} network, and it hears them",
-    "receiving": "it does not hear others on the {} network, and they hear it",
+    "both ways": "no connection to or from others on the {} network",
+    "sending": "it receives but cannot send on the {} network",
+    "receiving": "it sends but cannot receive on the {} network",
 }
 _FILTERED = {
     "both ways": "connections to and from it are filtered on the {} network, datagrams pass",
@@ -40,9 +40,9 @@ _FILTERED = {
 
 
 def master(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Whether this node connects to the first node's control address, and the first is there.
+    """Whether this node connects to the first node's control address, and the first one answers.
 
-    Where the first node answers nobody, its own case fails and the others' are inconclusive.
+    If the first node answers nobody, its own measurement fails and the others' are inconclusive.
     """
     promise = promises(spec).reachable
     if promise is None:
@@ -75,19 +75,22 @@ def _master(survey: Survey, me: NodeSurvey, subject: Subject, control: Network) 
         return subject.measured(0, f"{first.name} {first.address}", note)
     mine = me.paths.master
     if mine is None or (mine.took_s is None and nobody):
-        why = f"{mine.problem}; {first.name} answers nobody: see its case" if mine else "not tried"
+        silent = f"{first.name} answers no node and is judged separately"
+        why = f"{mine.problem}; {silent}" if mine else "not tried"
         return subject.unknown(f"{me.name}: {why}", f"path from {me.name} to {first.name}")
     if mine.took_s is not None:
         return subject.measured(1, note=f"after {mine.took_s * 1e3:.1f} ms")
-    well = sorted(tried.keys() - lost.keys())
-    culprit = f"{me.name} ({listed(well)} can connect)" if well else f"{me.name} or {first.name}"
+    healthy = sorted(tried.keys() - lost.keys())
+    culprit = (
+        f"{me.name} ({listed(healthy)} can connect)" if healthy else f"{me.name} or {first.name}"
+    )
     if faults := link_faults(me, control) or _refusals(me, first, control, mine.problem):
         culprit = f"{me.name}: {faults[0]}"
     return subject.measured(0, culprit, f"{me.name}: {mine.problem}{_hint((me,), first)}")
 
 
 def _hint(nodes: Iterable[NodeSurvey], first: NodeSurvey) -> str:
-    """Whether datagrams pass to a first node that answers no connection of these nodes."""
+    """Text if the first node answers datagrams of these nodes, whose connections fail; else ""."""
     answered = any(
         path.answered
         for node in nodes
@@ -98,9 +101,9 @@ def _hint(nodes: Iterable[NodeSurvey], first: NodeSurvey) -> str:
 
 
 def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
-    """Nodes with a failing edge, or with none, whose own link or route is broken: how, in words.
+    """Faults of the links or routes of nodes with a failed edge or no tried edge, by node index.
 
-    One rail of several that is down does not cut a node off.
+    A node whose edges all work is left out: one rail of several may be down.
     """
     tried = {index for edge in edges.tried for index in edge}
     failed = {index for edge in edges.failed for index in edge}
@@ -123,14 +126,14 @@ def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
 
 
 def _unrouted(node: NodeSurvey, network: Network) -> list[str]:
-    """Where a node has no route to most others: of another netmask or subnet, for example."""
+    """Fault if a node has no route to most others, for example because of its netmask or subnet."""
     rails = {one.name for one in own(node, network)}
     tried = [one for one in (node.paths.connections if node.paths else ()) if one.rail in rails]
     lost = [one for one in tried if one.took_s is None and one.problem.startswith(_NO_ROUTE)]
     if len(tried) < 2 or 2 * len(lost) <= len(tried):
         return []
     over = listed(sorted({one.rail for one in lost}))
-    return [f"no route to most nodes over {over}: compare its address, netmask and routes"]
+    return [f"no route to most nodes over {over}: check its address, netmask and routes"]
 
 
 def _refusals(me: NodeSurvey, other: NodeSurvey, network: Network, problem: str) -> list[str]:
@@ -145,16 +148,16 @@ def _refusals(me: NodeSurvey, other: NodeSurvey, network: Network, problem: str)
 
 @lru_cache(maxsize=4)
 def _culprits(survey: Survey, key: str, network: Network) -> tuple[dict[int, str], Blame]:
-    """Nodes whose own link or route is broken, and who is to blame for the edges that fail."""
+    """Faults of nodes whose own link or route is broken, and the culprits of the failed edges."""
     edges = matrix(survey, key)
     broken = faulty(survey, network, edges)
     return broken, blame(edges.tried, edges.failed, broken)
 
 
 def peers(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per network: how many others this node reaches, of those not to blame.
+    """One measurement per network: how many nodes this node reaches, of those not to blame.
 
-    A node that is cut off fails its own case; that others do not reach it is a note on theirs.
+    A node that is cut off fails its own measurement; in those of other nodes it is only a note.
     """
     promise, networks = promises(spec).reachable, networks_of(spec)
     if promise is None or len(survey.nodes) == 1:
@@ -186,40 +189,40 @@ def _peers_on(
         why = broken_links[0] if broken_links else text
         return subject(len(others)).measured(0, f"{me.name}: {why}", text)
     broken, found = _culprits(survey, key, network)
-    well = [o for o in others if o.index not in found.nodes]
+    healthy = [o for o in others if o.index not in found.nodes]
     if me.index in found.nodes:
-        asked = well or list(others)
-        reached = [o for o in asked if edges.is_open(me, o)]
+        partners = healthy or list(others)
+        reached = [o for o in partners if edges.is_open(me, o)]
         mine = {edge for edge in edges.failed if me.index in edge}
         words = _FILTERED if mine <= edges.filtered else _LOST
         why = broken.get(me.index) or words[found.nodes[me.index]].format(key)
-        beside = [o.name for o in others if o not in well and edges.is_open(me, o)]
-        if beside and why == _LOST["both ways"].format(key):
-            why = f"it and {listed(beside)} have {why}"  # one part of a network that is in parts
-        problems = {edges.problems[e] for o in asked for e in both(me, o) if e in edges.problems}
+        connected = [o.name for o in others if o not in healthy and edges.is_open(me, o)]
+        if connected and why == _LOST["both ways"].format(key):
+            why = f"it and {listed(connected)} have {why}"  # one part of a split network
+        problems = {edges.problems[e] for o in partners for e in both(me, o) if e in edges.problems}
         note = "; ".join(sorted(problems)[:2])
         why += _same_address(survey, me, network)
-        return subject(len(asked)).measured(len(reached), f"{me.name}: {why}", note)
-    asked = [o for o in well if edges.was_tried(me, o)]
-    lost = [o for o in asked if edges.is_lost(me, o)]
-    notes = [
-        f"without {o.name}, which is to blame itself" for o in others if o.index in found.nodes
-    ]
+        return subject(len(partners)).measured(len(reached), f"{me.name}: {why}", note)
+    partners = [o for o in healthy if edges.was_tried(me, o)]
+    lost = [o for o in partners if edges.is_lost(me, o)]
+    notes = [f"without {o.name}, which is at fault" for o in others if o.index in found.nodes]
     notes += [
         f"{o.name} was not tried: {_why_untried(o, key)}"
-        for o in well
+        for o in healthy
         if not edges.was_tried(me, o)
     ]
     notes += [edges.problems[e] for o in lost for e in both(me, o) if e in edges.problems][:2]
-    if not asked:
+    if not partners:
         return subject(len(others)).unknown("; ".join(notes))
     culprit = listed([path_between(me, o, edges.failed) for o in lost])
     culprit += _same_address(survey, me, network) if lost else ""
-    return subject(len(asked)).measured(len(asked) - len(lost), culprit or None, "; ".join(notes))
+    return subject(len(partners)).measured(
+        len(partners) - len(lost), culprit or None, "; ".join(notes)
+    )
 
 
 def _lacking(survey: Survey, me: NodeSurvey, key: str) -> list[str]:
-    """Interfaces on which most nodes have an address, of a node that has fewer than is usual."""
+    """Interfaces that most nodes have and this one lacks; [] if it has the median number."""
     names = {
         node.index: {rail.interface for rail in node.facts.rails.get(key, ())}
         for node in survey.nodes
@@ -233,7 +236,7 @@ def _lacking(survey: Survey, me: NodeSurvey, key: str) -> list[str]:
 
 
 def _same_address(survey: Survey, me: NodeSurvey, network: Network) -> str:
-    """Who has an address of this node as well, so that each gets packets meant for the other."""
+    """Text of nodes that share an address with this node, so that each gets the other's packets."""
 
     def addresses(node: NodeSurvey) -> set[str]:
         return {a for one in own(node, network) for a in (*one.addresses, one.address) if a}

@@ -1,4 +1,4 @@
-"""Are the paths of storage there, writable, and the same files on all nodes?"""
+"""Judges of storage: whether its paths are readable, writable and the same on all nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = ("datasets", "checkpoints", "scratch")
 
 
 def _promised(spec: Spec) -> tuple[StoragePromise, dict[str, str]] | None:
-    """What is promised of which paths, by key."""
+    """The storage promise, and the storage paths by key; None if the spec lacks either."""
     promise = promises(spec).storage
     if promise is None or spec.storage is None:
         return None
@@ -30,7 +30,7 @@ def _promised(spec: Spec) -> tuple[StoragePromise, dict[str, str]] | None:
 
 
 def usable(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Whether each path can be read, and written to where the spec says so."""
+    """Whether each path can be read, and written to if the spec says so."""
     promised = _promised(spec)
     if promised is None:
         return []
@@ -50,15 +50,15 @@ def _usable(me: NodeSurvey, key: str, use: str, subject: Subject) -> Measurement
     if one is None:
         return subject.unknown(no_answer(me))
     problem = one.problem or (one.write_problem if use != "read" else "")
-    if problem and (why := _undecided(one, problem)):
+    if problem and (why := _why_undecided(one, problem)):
         return subject.unknown(f"{me.name} {one.path}: {why}")
     on = f" on {one.file_system}" if one.file_system else ""
     culprit = f"{me.name} {one.path}: {problem}" if problem else None
     return subject.measured(not problem, culprit, f"{me.name}: {problem or 'yes'}{on}")
 
 
-def _undecided(directory: DirectoryFacts, problem: str) -> str:
-    """Why a problem says nothing of a job's own access to a directory; "" where it does."""
+def _why_undecided(directory: DirectoryFacts, problem: str) -> str:
+    """Why a problem does not prove that jobs lack access to a directory; "" if it does."""
     if directory.timed_out:
         return problem  # a server may be slow once, for all nodes at the same time
     if directory.refuses_root:
@@ -67,9 +67,9 @@ def _undecided(directory: DirectoryFacts, problem: str) -> str:
 
 
 def shared(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per shared path: others' fresh files that are not seen here as they are.
+    """One measurement per shared path: other nodes' new files that are missing or different here.
 
-    Where nobody may write, the mount's source is compared, and the sample of its files.
+    If no node may write, the source of the mount is compared, and `sample` compares its files.
     """
     promised = _promised(spec)
     if promised is None or len(survey.nodes) == 1:
@@ -81,7 +81,7 @@ def shared(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 def _shared(survey: Survey, me: NodeSurvey, key: str, path: str) -> Measurement:
     source = f"storage.{key} {path}"
-    label = f"{key}: files that other nodes left and that are not seen"
+    label = f"{key}: files of other nodes that are missing, unreadable or different"
     subject = Subject(label, "", equals(0), source)
     one = me.directory(key)
     if one is None or me.paths is None:
@@ -90,16 +90,16 @@ def _shared(survey: Survey, me: NodeSurvey, key: str, path: str) -> Measurement:
         return subject.unknown(f"{me.name}: {one.problem}")
     directories = {node.name: node.directory(key) for node in survey.others(me)}
     if any(other is not None and other.token is not None for other in directories.values()):
-        looked_for = [seen for seen in me.paths.seen if seen.directory == key]
-        if not looked_for:
-            return subject.unknown(f"{me.name} did not look in time")
+        checked = [seen for seen in me.paths.seen if seen.directory == key]
+        if not checked:
+            return subject.unknown(f"{me.name} did not check the files in time")
         unseen = [
-            f"that of {survey.nodes[seen.index].name} ({seen.problem})"
-            for seen in looked_for
+            f"the file of {survey.nodes[seen.index].name} ({seen.problem})"
+            for seen in checked
             if seen.problem
         ]
         culprit = f"{me.name} {path} is {one.file_system or 'another file system'}"
-        note = f"{me.name}: {listed(unseen)}" if unseen else f"all {len(looked_for)} are seen"
+        note = f"{me.name}: {listed(unseen)}" if unseen else f"all {len(checked)} files can be read"
         return subject.measured(len(unseen), culprit, note)
     mount = Subject(f"{key}: mount unlike that of other nodes", "", equals(0), source)
     return _same_mount(survey, me, one, mount)
@@ -114,7 +114,7 @@ def _same_mount(
         if (found := node.directory(one.key)) is not None and found.file_system is not None
     }
     if me.name not in systems or len(systems) < 2:
-        why = "no file could be left there, and its mount cannot be compared"
+        why = "no file could be written there, and its mount cannot be compared"
         return subject.unknown(f"{me.name}: {why}")
     kind, _, _ = systems[me.name].partition(" ")
     odd = difference({node: _export(mount) for node, mount in systems.items()}, me.name)
@@ -122,25 +122,25 @@ def _same_mount(
     boots = {node.machine.boot_id for node in survey.nodes if node.name in systems}
     one_machine = len(boots) == 1 and None not in boots
     if odd is None and kind in LOCAL_FILE_SYSTEMS and not one_machine:
-        why = f"{kind} is not shared by machines, and no file could be left to show otherwise"
+        why = f"{kind} is not shared between machines, and no file could be written to test it"
         return subject.unknown(f"{me.name}: {note}: {why}")
     if odd is None and len(set(systems.values())) > 1:
         if not one.samples:
-            why = "other addresses elsewhere, and no files to compare"
+            why = "server addresses differ between nodes, and there are no files to compare"
             return subject.unknown(f"{me.name}: {note}, {why}")
-        note += ", other addresses elsewhere: its files show whether it is one file system"
+        note += "; server addresses differ between nodes; the file sample decides"
     return subject.measured(odd is not None, f"{me.name} {one.path}", f"{me.name}: {note}")
 
 
 def _export(mount: str) -> str:
-    """A mount without the address of its server: each node may have been given another one."""
+    """A mount without its server's address, because nodes may have different addresses of it."""
     kind, _, source = mount.partition(" ")
     _, server, path = source.partition(":/")
     return f"{kind} {server}{path}" if server else mount
 
 
 def sample(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """How many files of a sample of the datasets are not what they are on most nodes."""
+    """Number of sampled files of the datasets that differ from those on most nodes."""
     promised = _promised(spec)
     if promised is None or "datasets" not in promised[1] or len(survey.nodes) == 1:
         return []
@@ -161,11 +161,12 @@ def sample(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     if not files:
         return [subject.unknown("there is no file to compare")]
     if len(digests) < 2:
-        return [subject.unknown(f"only {name} can read them")]
+        return [subject.unknown(f"only {name} can read the datasets")]
     differing = []
     for file in files:
         values = {
-            node: samples.get(file, "not among the first") for node, samples in digests.items()
+            node: samples.get(file, "not among the sampled files")
+            for node, samples in digests.items()
         }
         if (odd := difference(values, name)) is not None:
             differing.append(f"{file}: {values[name]}, {odd.usual} on {odd.who}")

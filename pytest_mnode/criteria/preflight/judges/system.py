@@ -1,4 +1,4 @@
-"""Are all nodes the same, and does the system let a rank have enough: memory, files, disk?"""
+"""Judges of the system: whether all nodes are the same, and limits of memory, files and disk."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PARTS: tuple[Part, ...] = (
     *("code", "python", "torch", "packages", "nccl", "driver", "firmware", "kernel", "sysctl"),
 )
 _READ_FROM = {"firmware": "rdma", "sysctl": "settings", "code": "programs, read in time"}
-"""The part of the machine that a part of the spec is read from, where that is not `software`."""
+"""The part of the machine that a part of the spec is read from, if that is not `software`."""
 _NONE = "none"
 _OF_INTERFACE = "net.ipv4.conf."
 _UNLIMITED_BYTES = float((1 << 63) - 1)
-"""No limit as a number, so that a bound can be kept by it: the most a process could address."""
+"""Value of an absent limit, which every bound accepts: the most that a process could address."""
 
 
 def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]:
-    """How many items of a part differ from what most nodes have: files, packages, versions."""
+    """Number of items of a part (files, packages, versions) that differ from most nodes."""
     if part not in (promises(spec).same or ()) or len(survey.nodes) == 1:
         return []
     me = survey.node(name)
@@ -43,7 +43,7 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
     if name not in known:
         return [subject.unknown(why_unread(me, _READ_FROM.get(part, "software")))]
     if not any(known.values()) or len(known) == 1:
-        alone = f"the {part} of no node but {name} is known"
+        alone = f"the {part} is known only for {name}"
         why = alone if any(known.values()) else f"no node has any {part}, or none can be read"
         return [subject.unknown(why)]
     items = sorted({item for mine in known.values() for item in mine})
@@ -52,7 +52,7 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
         values = {
             node: mine.get(item, _NONE)
             for node, mine in known.items()
-            if part != "sysctl" or item in mine  # what a namespace does not show is not known
+            if part != "sysctl" or item in mine  # a setting that a namespace hides is unknown
         }
         if name not in values or len(values) == 1:
             continue
@@ -62,19 +62,19 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
             odd[item] = f"{what}{values[name]}, {unlike.usual} on {unlike.who}"
     unread = [i for i, v in known[name].items() if v.startswith((NOT_THERE, UNREADABLE))]
     if (unread and not odd) or not compared:
-        # The same words on all nodes say nothing of what is in the files.
+        # Equal error texts on all nodes do not prove that the files are equal.
         why = listed([f"{item} is {known[name][item]}" for item in unread], 3)
-        return [subject.unknown(f"{name}: {why or f'no {part} that another node shows too'}")]
+        return [subject.unknown(f"{name}: {why or f'no {part} that another node also reports'}")]
     note = listed(list(odd.values()), 3) or f"{compared} compared on {len(known)} nodes"
     if compared < len(items):
-        note += f"; {len(items) - compared} not readable here, or on no other node"
-    if mute := len(survey.nodes) - len(known):
-        note += f"; nothing is known of {mute} nodes"
+        note += f"; {len(items) - compared} unreadable here or absent on all other nodes"
+    if missing := len(survey.nodes) - len(known):
+        note += f"; nothing is known about {missing} nodes"
     return [subject.measured(len(odd), f"{name} {part}", f"{name}: {note}")]
 
 
 def items_of(node: NodeSurvey, spec: Spec, part: Part) -> Mapping[str, str] | None:
-    """A part as what is compared one by one; empty where there is no such thing; None: not read."""
+    """Items of a part, compared one by one; empty if the node has none, None if not read."""
     machine, software = node.machine, node.machine.software
     match part:
         case "code":
@@ -92,7 +92,7 @@ def items_of(node: NodeSurvey, spec: Spec, part: Part) -> Mapping[str, str] | No
 
 
 def _settings(settings: Mapping[str, str] | None, spec: Spec) -> Mapping[str, str] | None:
-    """Without those of interfaces that are on no network of the spec."""
+    """Settings without those of interfaces that are on no network of the spec."""
     if settings is None:
         return None
     networks = networks_of(spec).values()
@@ -113,7 +113,7 @@ def _limits(spec: Spec) -> Limits:
 
 
 def shared_memory(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Size of /dev/shm, and how much of it is free: NCCL and data loaders die without."""
+    """Size of /dev/shm and its free space, without which NCCL and data loaders crash."""
     promise, me = _limits(spec), survey.node(name)
     found = []
     for key, label, attribute, least in (
@@ -127,7 +127,7 @@ def shared_memory(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def disk(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """One measurement per path: how much is free there for a user without privileges."""
+    """One measurement per path: space that is free for a user without privileges."""
     found = []
     for one in promises(spec).disk or ():
         source = f"preflight.disk {one.path} {SIZE.text(one.free_bytes)}"
@@ -149,10 +149,10 @@ def _room(me: NodeSurvey, key: str, attribute: str, subject: Subject) -> Measure
 
 
 def locked_memory(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """What a process on this node may lock, and its CAP_IPC_LOCK, by which no limit holds for it.
+    """Memory that a process on this node may lock, and its CAP_IPC_LOCK, which lifts the limit.
 
-    RDMA registers no buffer beyond RLIMIT_MEMLOCK. That root of a machine has every capability says
-    nothing of its users: there the limit counts.
+    RDMA registers no buffer beyond RLIMIT_MEMLOCK. For root of a machine the limit counts, because
+    root's capabilities prove nothing about other users.
     """
     promise, me = _limits(spec), survey.node(name)
     found = [] if promise.memlock_bytes is None else [_memlock(me, promise.memlock_bytes)]
@@ -184,14 +184,14 @@ def _memlock(me: NodeSurvey, least: int | str) -> Measurement:
     if limit is None:
         return subject.measured(_UNLIMITED_BYTES, culprit, "unlimited")
     if limits.ipc_lock and not limits.admin:
-        note = f"{me.name}: CAP_IPC_LOCK, past its limit of {limit} B"
+        note = f"{me.name}: CAP_IPC_LOCK, which lifts its limit of {limit} B"
         return subject.measured(_UNLIMITED_BYTES, culprit, note)
     note = f"{me.name}: {limit} B, not unlimited" if unlimited else ""
     return subject.measured(limit, culprit, note)
 
 
 def open_files(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """RLIMIT_NOFILE of a process on this node; every peer and every shard takes some."""
+    """RLIMIT_NOFILE of a process on this node; every peer and every shard needs open files."""
     least, me = _limits(spec).open_files, survey.node(name)
     if least is None:
         return []

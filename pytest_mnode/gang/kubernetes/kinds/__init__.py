@@ -1,4 +1,4 @@
-"""What makes a gang on Kubernetes: a file for each kind, of few functions, all pure."""
+"""Kinds of gangs on Kubernetes: a module of a few pure functions for each kind."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ KINDS: dict[str, Plain] = {
         *(Coscheduling(), JobSet(), TrainJob(), PyTorchJob()),
     )
 }
-"""By the spec's `scheduler.engine`."""
+"""Kinds of gangs, by the spec's `scheduler.engine`."""
 
 __all__ = ["KINDS", "Plain"]

@@ -1,4 +1,4 @@
-"""The coscheduling plugin of scheduler-plugins: a PodGroup, which pods name by a label."""
+"""The coscheduling plugin of scheduler-plugins: a PodGroup, which pods name in a label."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_mnode.launchers.kubernetes.manifest import Manifest
 
 POD_GROUP = Resource("scheduling.x-k8s.io", "PodGroup", "podgroups")
 SCHEDULER = "scheduler-plugins-scheduler"
-"""The name that its charts give the scheduler; a template may name another."""
+"""Name of the scheduler in the plugin's Helm charts; a template may name another."""
 
 
 class Coscheduling(Plain):

@@ -1,4 +1,4 @@
-"""JobSet under Kueue: it has no gangs of its own; Kueue suspends it until quota has room."""
+"""JobSet under Kueue: JobSet has no gangs, so Kueue suspends it until quota is available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RESTARTS = 3
 
 
 class JobSet(Kueue):
-    """A JobSet of one Job; all of it is restarted where a pod failed."""
+    """A JobSet of one Job; it is restarted as a whole if a pod fails."""
 
     name: ClassVar[str] = "jobset"
     root: ClassVar[Resource] = JOB_SET
@@ -32,7 +32,7 @@ class JobSet(Kueue):
 
 
 def jobset_spec(gang: PodGang) -> Manifest:
-    """One replicated Job; a JobSet has the time limit in its Jobs."""
+    """Spec of a JobSet with one replicated Job, which has the time limit: a JobSet has none."""
     job = job_spec(gang)
     job.pop("ttlSecondsAfterFinished")
     return {
@@ -43,7 +43,7 @@ def jobset_spec(gang: PodGang) -> Manifest:
 
 
 def ended(root: Object, complete: str, words: str) -> RootState:
-    """Of an object with a condition for each end: this one, and Failed."""
+    """State of an object that ends with the condition `complete` or Failed."""
     found = conditions(root)
     end = next((name for name in ("Failed", complete) if is_true(found, name)), "")
     return RootState(end or words, bool(end), end == "Failed")

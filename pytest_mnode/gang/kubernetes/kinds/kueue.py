@@ -1,6 +1,6 @@
-"""Kueue: a Job of a queue is suspended until the quota has room for all of its pods.
+"""Kueue: a Job in a queue is suspended until the quota has room for all of its pods.
 
-`Admitted` speaks of quota, not of nodes: it is quoted, and pods are what counts.
+`Admitted` is about quota, not nodes, so it is only quoted; the pods decide.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _JOB_UID = "kueue.x-k8s.io/job-uid"
 
 
 class Kueue(Plain):
-    """A suspended Job with the label of a queue."""
+    """A suspended Job with a queue label."""
 
     name: ClassVar[str] = "kueue"
     quoted: ClassVar[Resource | None] = WORKLOAD
@@ -43,12 +43,12 @@ class Kueue(Plain):
 
 
 def queued(gang: PodGang, spec: Manifest) -> Manifest:
-    """An object of the gang's queue."""
+    """A manifest in the gang's queue."""
     return {"metadata": {"labels": {_QUEUE: gang.queue}}, "spec": spec}
 
 
 def kueue_words(workload: Object | None) -> str:
-    """What Kueue says of a job."""
+    """Kueue's status of a job, in words; "" without a workload."""
     if workload is None:
         return ""
     evicted = conditions(workload).get("Evicted", {})
@@ -58,7 +58,7 @@ def kueue_words(workload: Object | None) -> str:
 
 
 def admitted(state: RootState, workload: Object | None) -> RootState:
-    """The same, blocked where the queue takes nothing: it is not there, or stopped."""
+    """`state`, blocked if the queue admits nothing, because it does not exist or is stopped."""
     reserved = conditions(workload).get("QuotaReserved", {})
     blocked = reserved.get("reason") == "Inadmissible"
     return RootState(state.words, state.over, state.failed, state.restarts, blocked)

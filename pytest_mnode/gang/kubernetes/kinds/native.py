@@ -1,4 +1,4 @@
-"""The scheduler's own gangs: a PodGroup of scheduling.k8s.io, which the pods name.
+"""Gangs of the default scheduler: a PodGroup of scheduling.k8s.io, which the pods name.
 
 Kubernetes 1.36 and later, with the feature gate GenericWorkload. Source: KEP-4671.
 """
@@ -33,18 +33,18 @@ class Native(Plain):
         gang.template["spec"]["schedulingGroup"] = {"podGroupName": gang.name}
         group: Manifest = {"schedulingPolicy": {"gang": {"minCount": gang.least}}}
         if gang.priority:
-            # Whole gangs are evicted: one pod less is no gang.
+            # Gangs are evicted whole, because a gang without one pod is useless.
             group |= {"priorityClassName": gang.priority, "disruptionMode": {"all": {}}}
         job = job_spec(gang)
         if gang.requeue:
-            # Pods that the scheduler evicts are made again, and wait for room for all of them.
+            # Pods that the scheduler evicts are recreated, and wait for room for all of them.
             evicted = {"type": "DisruptionTarget", "status": "True"}
             rule = {"action": "Ignore", "onPodConditions": [evicted]}
             job["podFailurePolicy"] = {"rules": [rule]}
         return {POD_GROUP: {"spec": group}, JOB: {"spec": job}}
 
     def state(self, root: Object, quoted: Object | None) -> RootState:
-        # Its pods say why a group waits.
+        # The reason why a group waits is shown by its pods.
         found = conditions(quoted)
         shown = ("DisruptionTarget", "PodGroupInitiallyScheduled")
         return job_state(root, next((name for name in shown if is_true(found, name)), ""))

@@ -1,6 +1,6 @@
 """The default scheduler: a gang is an Indexed Job, and nothing keeps it whole.
 
-What the others have in common is here as well.
+The code that all kinds share is here as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_mnode.launchers.kubernetes.manifest import KEPT_S, RUN_LABEL, Manife
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Objects of one kind. group: "" for those of v1. kind: in manifests; plural: in paths."""
+    """A kind of API object. group: "" for v1. kind: name in manifests. plural: name in paths."""
 
     group: str
     kind: str
@@ -28,11 +28,11 @@ JOB = Resource("batch", "Job", "jobs")
 
 @dataclass(frozen=True, slots=True)
 class PodGang:
-    """A gang to be made.
+    """A gang to create.
 
-    name: of its root object. size: number of pods. least: from how many on it may start. template:
-    of its pods, with everything filled in. labels: of its objects. limit_s: then it is ended.
-    queue, priority: "" where the spec names none.
+    name: of its root object. size: number of pods. least: number of pods with which it may start.
+    template: complete pod template. labels: labels of its objects. limit_s: time limit. requeue:
+    whether it restarts after it lost a node. queue, priority: "" if the spec names none.
     """
 
     name: str
@@ -47,12 +47,12 @@ class PodGang:
 
 
 class Plain:
-    """A kind. Objects have the gang's name where they are not made by a controller.
+    """A kind of gang. Its objects have the gang's name unless a controller makes them.
 
-    root: the object that brings the pods up. beside: what is made before it and deleted with it.
-    quoted: objects whose conditions are shown beside the pods; those of the root are always.
-    rank_variable: of a container's environment. restarts_from: path of the pod's field with the
-    number of restarts; "" where a gang has one start only.
+    root: the object that creates the pods. beside: objects created before it and deleted with it.
+    quoted: objects whose conditions are shown with the pods' and the root's; None for none.
+    rank_variable: environment variable with the rank. restarts_from: path of the pod's field with
+    the number of restarts; "" if a gang has only one start.
     """
 
     name: ClassVar[str] = "default"
@@ -63,27 +63,27 @@ class Plain:
     restarts_from: ClassVar[str] = ""
 
     def manifests(self, gang: PodGang) -> dict[Resource, Manifest]:
-        """The objects of a gang in the order in which they are made; without apiVersion, metadata
-        but for labels and annotations of the kind's own."""
+        """The objects of a gang, in order of creation; without apiVersion, and without metadata
+        except labels and annotations specific to the kind."""
         return {JOB: {"spec": job_spec(gang)}}
 
     def state(self, root: Object, quoted: Object | None) -> RootState:
-        """What the root object says, and the quoted one beside it."""
+        """State from the root object and the quoted object; None if there is none."""
         return job_state(root, words_of(quoted, "status") if quoted else "")
 
     def quoted_by(self, run_id: str, roots: Iterable[Object]) -> str:  # noqa: ARG002
-        """A selector of labels for the quoted objects."""
+        """Label selector of the quoted objects."""
         return f"{RUN_LABEL}={run_id}"
 
     def root_of(self, quoted: Object) -> str:
-        """The name of the root that a quoted object belongs to."""
+        """Name of the root object that a quoted object belongs to."""
         owners = quoted["metadata"].get("ownerReferences") or []
         mine = (o["name"] for o in owners if o["kind"] == self.root.kind)
         return str(next(mine, quoted["metadata"]["name"]))
 
 
 def job_spec(gang: PodGang) -> Manifest:
-    """An Indexed Job that is over with the first pod that fails."""
+    """Spec of an Indexed Job that fails with its first failed pod."""
     return {
         "parallelism": gang.size,
         "completions": gang.size,
@@ -96,7 +96,7 @@ def job_spec(gang: PodGang) -> Manifest:
 
 
 def job_state(root: Object, words: str = "") -> RootState:
-    """Of a Job of batch/v1. words: of who admits it."""
+    """State of a Job of batch/v1. words: status from the component that admits it."""
     found = conditions(root)
     failed = is_true(found, "Failed") or is_true(found, "FailureTarget")
     over = is_true(found, "Complete") or is_true(found, "Failed")
@@ -107,7 +107,7 @@ def job_state(root: Object, words: str = "") -> RootState:
 
 
 def words_of(found: Object, *names: str) -> str:
-    """The first of these conditions that is there: its type where it is true, else its reason."""
+    """The first of these conditions that exists: its type if it is true, else its reason."""
     every = conditions(found)
     for name in names:
         if (one := every.get(name)) is None:

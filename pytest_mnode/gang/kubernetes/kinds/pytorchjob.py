@@ -1,6 +1,6 @@
 """Kubeflow's training operator: a PyTorchJob, whose gang Volcano or coscheduling keeps whole.
 
-Which of them is an option of the operator (--gang-scheduler-name).
+An option of the operator (--gang-scheduler-name) chooses between them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PYTORCH_JOB = Resource("kubeflow.org", "PyTorchJob", "pytorchjobs")
 
 
 class PyTorchJob(Plain):
-    """One master, and workers."""
+    """A PyTorchJob with one master, and workers."""
 
     name: ClassVar[str] = "pytorchjob"
     root: ClassVar[Resource] = PYTORCH_JOB
@@ -30,7 +30,7 @@ class PyTorchJob(Plain):
         main = main_container(template)
         for container in template["spec"]["containers"]:
             if container["name"] == main:
-                container["name"] = "pytorch"  # the operator looks for it
+                container["name"] = "pytorch"  # the operator looks for this name
         policy: Manifest = {"minAvailable": gang.least}
         given = {"queue": gang.queue, "priorityClass": gang.priority}
         policy |= {name: value for name, value in given.items() if value}

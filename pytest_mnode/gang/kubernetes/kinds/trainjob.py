@@ -1,6 +1,6 @@
-"""Kubeflow Trainer: a TrainJob of a runtime with the pods' template and podGroupPolicy.
+"""Kubeflow Trainer: a TrainJob with a runtime that has the pod template and podGroupPolicy.
 
-By coscheduling; with a queue by Volcano.
+Volcano schedules the gang if it has a queue, else coscheduling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _QUEUE = "scheduling.volcano.sh/queue-name"
 
 
 class TrainJob(Plain):
-    """A TrainingRuntime of the gang's own, and a TrainJob of it."""
+    """A TrainingRuntime for one gang, and a TrainJob that uses it."""
 
     name: ClassVar[str] = "trainjob"
     root: ClassVar[Resource] = TRAIN_JOB
@@ -31,7 +31,7 @@ class TrainJob(Plain):
         volcano = bool(gang.queue)
         gang.template["spec"].setdefault("schedulerName", "volcano" if volcano else SCHEDULER)
         sets = jobset_spec(gang)
-        # The controller adds what it needs to the step of that name, and ends the JobSet itself.
+        # The controller completes the step with this name, and ends the JobSet itself.
         sets["replicatedJobs"][0]["template"]["metadata"] = {"labels": {_STEP: "trainer"}}
         sets.pop("ttlSecondsAfterFinished")
         policy: Manifest = {"volcano": {}}

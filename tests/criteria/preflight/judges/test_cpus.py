@@ -61,7 +61,7 @@ def test_a_cpuset_on_the_other_socket_is_named(
     [
         ({"accelerators": ()}, "gpu1: no accelerator"),
         ({"accelerators": None, "unread": {"accelerators": "no driver"}}, "gpu1: no driver"),
-        ({"limits": Limits(None, 1024)}, "gpu1: the CPUs that may be used cannot be read"),
+        ({"limits": Limits(None, 1024)}, "gpu1: the allowed CPUs cannot be read"),
         ({"limits": None}, "gpu1: no limits"),
         ({"accelerators": (Accelerator(index=0),)}, "it is not known which accelerator"),
     ],

@@ -84,7 +84,7 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, word
     lost = with_facts(survey, 1, accelerators=(both[0], Accelerator(index=1)))
     count, *_ = asked(devices.accelerators, lost, spec)["gpu1"]
     assert (count.value, count.culprit) == (1, "gpu1 accelerator 1")
-    assert "accelerator 1 answers nothing" in count.note
+    assert "accelerator 1 does not answer" in count.note
     mute = with_facts(survey, 1, accelerators=None, unread={"accelerators": "no NVML"})
     assert verdicts(devices.accelerators, mute, spec) == {"gpu1": "inconclusive"}
 

@@ -81,14 +81,14 @@ def test_a_hole_is_a_nodes_or_a_paths(spec: Spec) -> None:
     }
     found, _ = asked(packets.path_mtu, hole, spec)["gpu2"]
     assert found.value == 1500
-    assert "packets beyond 1500 B vanish" in found.note
+    assert "packets larger than 1500 B are lost" in found.note
     one = _hole(1500, (3, 1))
     assert set(culprits(packets.path_mtu, one, spec).values()) == {
         "path from gpu3 to gpu1 (one way)"
     }
     own = _hole(1500, *[(2, n) for n in (0, 1, 3)], refused=1501)
     found, _ = asked(packets.path_mtu, own, spec)["gpu2"]
-    assert "gpu2 fab0 itself takes no packet of 1501 B" in found.note
+    assert "gpu2 fab0 itself rejects packets of 1501 B" in found.note
 
 
 def test_sizes_that_could_not_be_tried_are_not_passed(spec: Spec) -> None:
@@ -181,7 +181,7 @@ def test_what_was_measured(spec: Spec) -> None:
     [bad], [well] = found["gpu2"], found["gpu0"]
     assert (bad.value, bad.unit) == (6 * 17, "B")
     assert bad.note.startswith(f"gpu0 to gpu2: 17 of {SIZE} B, ")
-    assert well.note == f"of {4 * SIZE} B; without gpu2, which has a case of its own"
+    assert well.note == f"of {4 * SIZE} B; without gpu2, which is judged separately"
     assert (well.value, well.culprit, well.source) == (
         0,
         None,

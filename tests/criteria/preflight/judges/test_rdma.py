@@ -154,7 +154,7 @@ def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
         ),
         (
             (VerbsDevice("uverbs1", "mlx5_1"),),
-            *("fail", "gpu1 mlx5_0 (the kernel has no uverbs for it)"),
+            *("fail", "gpu1 mlx5_0 (the kernel has no uverbs device for it)"),
         ),
         (None, "inconclusive", "gpu1: no verbs"),
     ],
@@ -192,10 +192,10 @@ def test_only_an_active_port_of_the_fabric_counts_as_opened(tmp_path: Path) -> N
     [
         ("0000:0000:0000:0000:0000:ffff:0a02:0001", "rocep1", ""),
         ("0000:0000:0000:0000:0000:ffff:0a02:0063", "rocep1", "none"),  # a namesake elsewhere
-        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "rocep1", "none of 10.2.0.1"),
+        ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "rocep1", "no RoCE v2 GID for 10.2.0.1"),
         ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "ens1f0", "none"),
         ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", None, ""),
-        ("unreadable", "rocep1", "none of 10.2.0.1"),
+        ("unreadable", "rocep1", "no RoCE v2 GID for 10.2.0.1"),
     ],
 )
 def test_gids_of_another_network_namespace_do_not_count(

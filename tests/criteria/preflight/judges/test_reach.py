@@ -57,21 +57,21 @@ def test_a_route_that_refuses_a_peer_by_setting_is_named(spec: Spec) -> None:
 def test_a_node_that_is_cut_off_is_named_once(spec: Spec) -> None:
     lost = cut(healthy(), [e for n in (0, 1, 3) for e in ((n, 2), (2, n))])
     assert culprits(reach.peers, lost, spec) == {
-        "gpu2": "gpu2: no way to or from others on the fabric network"
+        "gpu2": "gpu2: no connection to or from others on the fabric network"
     }
     [fabric, _] = asked(reach.peers, lost, spec)["gpu0"]
     assert fabric.value == 2
-    assert fabric.note == "without gpu2, which is to blame itself"
+    assert fabric.note == "without gpu2, which is at fault"
 
 
 def test_directions_and_paths_are_distinguished(spec: Spec) -> None:
     deaf = cut(healthy(), [(n, 2) for n in (0, 1, 3)])
     assert culprits(reach.peers, deaf, spec) == {
-        "gpu2": "gpu2: it does not hear others on the fabric network, and they hear it"
+        "gpu2": "gpu2: it sends but cannot receive on the fabric network"
     }
     dumb = cut(healthy(), [(2, n) for n in (0, 1, 3)])
     assert culprits(reach.peers, dumb, spec) == {
-        "gpu2": "gpu2: others do not hear it on the fabric network, and it hears them"
+        "gpu2": "gpu2: it receives but cannot send on the fabric network"
     }
     one_way = cut(healthy(), [(1, 3)])
     assert culprits(reach.peers, one_way, spec) == dict.fromkeys(
@@ -107,7 +107,7 @@ def test_an_address_that_two_nodes_have_is_named(
         ("gpu1", "gpu3"), "path between gpu1 and gpu3" + cause
     )
     [deaf] = culprits(reach.peers, cut(survey, [(n, 3) for n in range(3)]), spec).values()
-    assert deaf.startswith("gpu3: it does not hear")
+    assert deaf.startswith("gpu3: it sends but cannot receive")
     assert deaf.endswith(cause)
 
 
@@ -217,7 +217,7 @@ def test_a_node_without_an_address_that_most_have_is_named(spec: Spec, rails: in
 
 def test_parts_of_a_network_are_named_as_such(spec: Spec) -> None:
     halves = cut(healthy(), [e for a in (0, 1) for b in (2, 3) for e in ((a, b), (b, a))])
-    words = "have no way to or from others on the fabric network"
+    words = "have no connection to or from others on the fabric network"
     assert culprits(reach.peers, halves, spec) == {
         "gpu0": f"gpu0: it and gpu1 {words}",
         "gpu1": f"gpu1: it and gpu0 {words}",
@@ -238,5 +238,5 @@ def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
         )
         survey = with_node(survey, node.index, paths=replace(node.paths, connections=connections))
     assert culprits(reach.peers, survey, spec) == {
-        "gpu2": "gpu2: no route to most nodes over fab0: compare its address, netmask and routes"
+        "gpu2": "gpu2: no route to most nodes over fab0: check its address, netmask and routes"
     }

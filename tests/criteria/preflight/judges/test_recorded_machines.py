@@ -147,7 +147,7 @@ def test_a_gid_of_the_interfaces_own_address(tmp_path: Path, recorded: Recorded)
     )
     spec = spec_of(tmp_path, ROCE, "roce", "rxe0")
     local = replace(port, gids=tuple(gid for gid in port.gids or () if gid not in ipv4))
-    for there, culprit in ((port, None), (local, f"gpu1 rxe0:1 has none of {address}")):
+    for there, culprit in ((port, None), (local, f"gpu1 rxe0:1 has no RoCE v2 GID for {address}")):
         found = with_facts(
             healthy(2), 1, rdma=(replace(device, ports=(there,)),), interfaces=interfaces
         )

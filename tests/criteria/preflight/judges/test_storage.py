@@ -103,8 +103,7 @@ def test_one_file_system_by_other_addresses_is_known_by_its_files(stored: Spec) 
     assert verdicts(storage.shared, survey, stored) == {}
     datasets = asked(storage.shared, survey, stored)["gpu0"][0]
     assert datasets.note == (
-        "gpu0: nfs4 10.9.0.1:/data, other addresses elsewhere: its files show whether it is one "
-        "file system"
+        "gpu0: nfs4 10.9.0.1:/data; server addresses differ between nodes; the file sample decides"
     )
     bare = survey
     for index in range(4):
@@ -149,5 +148,5 @@ def test_a_disk_of_each_node_is_not_taken_for_a_shared_one(
         survey = _with_directory(survey, index, "datasets", file_system="xfs /dev/nvme0n1")
     datasets = asked(storage.shared, survey, stored)["gpu0"][0]
     assert datasets.verdict == verdict
-    says = "gpu0: xfs /dev/nvme0n1: xfs is not shared by machines"
+    says = "gpu0: xfs /dev/nvme0n1: xfs is not shared between machines"
     assert datasets.note.startswith(says) is (verdict == "inconclusive")

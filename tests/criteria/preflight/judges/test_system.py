@@ -117,7 +117,7 @@ def test_a_kernel_setting_that_a_node_does_not_show_is_no_difference(
     shown = {name: value for name, value in SETTINGS.items() if name != setting}
     some = with_facts(healthy(nodes), 1, settings=shown)
     assert verdicts(_same("sysctl"), some, spec) == {}
-    assert "1 not readable here" in asked(_same("sysctl"), some, spec)["gpu1"][0].note
+    assert "1 unreadable here" in asked(_same("sysctl"), some, spec)["gpu1"][0].note
     mute = with_facts(healthy(nodes), 1, settings={})
     expected = ["gpu1"] if nodes > 2 else ["gpu0", "gpu1"]  # nobody to compare with
     assert verdicts(_same("sysctl"), mute, spec) == dict.fromkeys(expected, "inconclusive")

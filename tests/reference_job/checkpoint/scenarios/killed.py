@@ -78,7 +78,7 @@ def cut_short(cluster: Cluster, dies: Callable[..., None], name: str) -> None:
     assert torn > 40_000
     for loaded, found, saved in cluster.world().run(resumes, store.directory, group=True):
         assert (loaded.step, found) == (1, 1)
-        assert [r.reason for r in loaded.refused] == ["no COMPLETE: writing it was cut short"]
+        assert [r.reason for r in loaded.refused] == ["no COMPLETE: writing it was interrupted"]
         assert saved.step == 2
     assert steps_in(store.directory) == ["00000001.1", "00000002.2"]
     assert all(f.complete for f in store.survey(verify=True))

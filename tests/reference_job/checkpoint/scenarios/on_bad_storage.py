@@ -38,8 +38,8 @@ def test_a_full_disk(world: World, process_group: Any) -> None:
         text = refused_on_all(store, world, step, 300)
         assert f"step {step} could not be written: rank" in text
         assert f": cannot write to {store.directory}: No space left on device (0." in text
-        assert "MB free); free room there, or give the run another directory. The one" in text
-        assert f"The one before is kept: {store.directory}/step-00000001.1-" in text
+        assert "MB free); free space there, or give the run another directory. The previous" in text
+        assert f"The previous checkpoint is kept: {store.directory}/step-00000001.1-" in text
         the_old_one_is_there(store, world, 150)
     assert save(store, world, 4).step == 4  # what fits is written
 
@@ -54,7 +54,7 @@ def test_a_node_that_cannot_write(world: World, process_group: Any) -> None:
     text = refused_on_all(store, world, 2)
     assert (
         f"step 2 could not be written: rank 2 of 4 on node2: cannot write to {store.directory}: "
-        "Read-only file system; mount it writable on every node. The one before is kept: "
+        "Read-only file system; mount it writable on every node. The previous checkpoint is kept: "
     ) in text
     the_old_one_is_there(store, world)
 
