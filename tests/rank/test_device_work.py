@@ -83,7 +83,7 @@ def test_a_rank_that_waits_for_its_device_is_told_by_its_calls(tmp_path: Path) -
     assert "rank 1 of 2 on local1: first]\nno end within 3 s: did not enter the " in absent
     assert "that rank 0 waits in; it is at test_it.py" in absent
     assert (
-        "[rank 0 of 2 on local0: caused by the first failure]\nno end within 3 s: waits for the all_r"
+        "[rank 0 of 2 on local0: caused by the first failure]\nno end within 3 s: waits for the "
         in absent
     )
     assert "rank 1 of 2 on local1: first]\nleft the test without entering the all_reduce" in left
