@@ -160,18 +160,15 @@ class Worlds:
             self._to_agent(node, self._order(info, node, node_rank, addr, port))
 
     def _order(self, info: WorldInfo, name: str, node_rank: int, addr: str, port: int) -> Launch:
-        env = {}
         node = self.nodes[name].node
-        interface = node.fabric_interface
-        if interface:
-            env["GLOO_SOCKET_IFNAME"] = interface
-            env["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=": exact name, not a prefix
         facts = self.facts
         nics = () if facts.accelerators else facts.fabric
         binding = BindingOrder(facts.numa_bind, node.shown, self._rank_start(node), nics)
         own_imports = tuple(sorted(self._own_imports)) if info.own_imports else ()
         place = name, info, node_rank, addr, port
-        return Launch(*place, facts.backend, facts.accelerators, env, binding, own_imports)
+        return Launch(
+            *place, facts.backend, facts.accelerators, node.collective_env, binding, own_imports
+        )
 
     def _make_room(self, names: Sequence[str]) -> None:
         """Stop the oldest idle worlds of nodes that have reached their limit of idle worlds."""

@@ -17,8 +17,18 @@ class Local(Launcher):
     def __init__(self, nodes: int) -> None:
         if nodes < 1:
             raise UsageError(f"local: {nodes} nodes: need at least 1")
+        names = [f"local{index}" for index in range(nodes)]
         self.nodes = tuple(
-            Node(f"local{index}", index, "127.0.0.1", "127.0.0.1", "lo") for index in range(nodes)
+            Node(
+                name,
+                index,
+                "127.0.0.1",
+                "127.0.0.1",
+                "lo",
+                # They share accelerators, which NCCL refuses to ranks of one host.
+                nccl_host=name if nodes > 1 else None,
+            )
+            for index, name in enumerate(names)
         )
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:

@@ -29,6 +29,7 @@ class Node:
     fabric_address: its address on the training fabric; None if unknown.
     fabric_interface: interface for collectives (GLOO_SOCKET_IFNAME …); None if the backend chooses.
     shown: the sysfs view of its sockets and devices.
+    nccl_host: host id that NCCL is given (NCCL_HOSTID); None if NCCL finds it itself.
     """
 
     name: str
@@ -37,6 +38,18 @@ class Node:
     fabric_address: str | None = None
     fabric_interface: str | None = None
     shown: SysfsView = AS_IT_IS
+    nccl_host: str | None = None
+
+    @property
+    def collective_env(self) -> dict[str, str]:
+        """Variables by which gloo and NCCL use its fabric, and take it for a host of its own."""
+        env = {}
+        if self.fabric_interface:
+            env["GLOO_SOCKET_IFNAME"] = self.fabric_interface
+            env["NCCL_SOCKET_IFNAME"] = f"={self.fabric_interface}"  # exactly: else a prefix
+        if self.nccl_host is not None:
+            env["NCCL_HOSTID"] = self.nccl_host
+        return env
 
 
 @dataclass(frozen=True, slots=True)

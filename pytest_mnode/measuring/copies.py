@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -174,16 +175,16 @@ def _measured(
 def medians_s(
     found: CopyNodes,
     repeats: int,
-    buffers_on: Callable[[int], Any],
+    buffers_on: Callable[[int], AbstractContextManager[Any]],
     copy_s: Callable[[Any], float],
 ) -> tuple[float, float]:
     """Median seconds of a near and a far copy, made in turn so that noise disturbs both."""
-    near, far = buffers_on(found.near), buffers_on(found.far)
-    copy_s(near), copy_s(far)  # the first copies include page faults
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeats):
-        times[0].append(copy_s(near))
-        times[1].append(copy_s(far))
+    with buffers_on(found.near) as near, buffers_on(found.far) as far:
+        copy_s(near), copy_s(far)  # the first copies include page faults
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repeats):
+            times[0].append(copy_s(near))
+            times[1].append(copy_s(far))
     return median(times[0]), median(times[1])
 
 
@@ -198,9 +199,11 @@ def _running_on(cpus: frozenset[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _pair(number: int, size: int) -> Sequence[Any]:
+@contextlib.contextmanager
+def _pair(number: int, size: int) -> Iterator[Sequence[Any]]:
     with mempolicy.only(number):
-        return numpy.ones(size, numpy.uint8), numpy.ones(size, numpy.uint8)
+        pair = numpy.ones(size, numpy.uint8), numpy.ones(size, numpy.uint8)
+    yield pair
 
 
 def _copy_s(pair: Sequence[Any]) -> float:
@@ -209,7 +212,10 @@ def _copy_s(pair: Sequence[Any]) -> float:
     return time.perf_counter() - started
 
 
-def _pinned(number: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+@contextlib.contextmanager
+def _pinned(
+    number: int, size: int, device: torch.device
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     with mempolicy.only(number):
         host = torch.ones(size, dtype=torch.uint8)
     # Memory that torch pins itself comes from a pool on an unknown NUMA node.
@@ -217,7 +223,12 @@ def _pinned(number: int, size: int, device: torch.device) -> tuple[torch.Tensor,
     code = runtime().cudaHostRegister(host.data_ptr(), size, 0)
     if int(code) != 0:
         raise RuntimeError(f"cudaHostRegister: {code}")
-    return host, torch.empty(size, dtype=torch.uint8, device=device)
+    try:
+        yield host, torch.empty(size, dtype=torch.uint8, device=device)
+    finally:
+        # The registration outlives the memory: the next one at its address would fail with
+        # cudaErrorHostMemoryAlreadyRegistered, and with it the next call of CUDA.
+        runtime().cudaHostUnregister(host.data_ptr())
 
 
 def _to_device_s(pair: tuple[torch.Tensor, torch.Tensor]) -> float:

@@ -70,6 +70,20 @@ def absent(calls: Calls) -> set[int]:
     return {rank for group, seq, _ in waits for rank in _missing(calls, group, seq)}
 
 
+def unjoined(calls: Calls) -> dict[int, Call]:
+    """By rank, the first call that it has made and others of its group have not; it may have
+    returned, and go on on a device."""
+    waits = _waits(calls, {}, lambda call: call.is_open and not call.mode)
+    found: dict[int, Call] = {}
+    for group, seq, ranks in waits:
+        if _missing(calls, group, seq):
+            for rank in ranks:
+                call = next(c for c in calls[rank] if (c.group, c.seq) == (group, seq))
+                if rank not in found or call.number < found[rank].number:
+                    found[rank] = call
+    return found
+
+
 def _caught(calls: Calls, ended: Collection[int]) -> _Numbers:
     found: dict[str, int] = {}
     for rank, made in calls.items():

@@ -24,7 +24,7 @@ from pytest_mnode.outcome.outcome import (
     signature,
 )
 from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised
-from pytest_mnode.outcome.stacks import tidy
+from pytest_mnode.outcome.stacks import tidy, without_native_frames
 from pytest_mnode.outcome.stuck import stuck_failures
 
 
@@ -107,8 +107,8 @@ def _death(state: RankState) -> Failure:
     if death.fault:
         text += f"\n\n{tidy(death.fault)}"
     for title, content in (("error", death.error), ("output", death.output), ("log", death.log)):
-        if content.strip():
-            text += f"\n\nend of its {title}:\n{content.rstrip()}"
+        if shown := without_native_frames(content).strip("\n").rstrip():
+            text += f"\n\nend of its {title}:\n{shown}"
     # After a peer was lost, NCCL's watchdog aborts the remaining ranks.
     victim = death.signal == signal.SIGABRT and is_peer_lost(death.output + death.log)
     return Failure([state.rank], state.phase, line, text=text, victim=victim)

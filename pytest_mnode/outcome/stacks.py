@@ -13,18 +13,23 @@ _THREAD = re.compile(
     r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[[^\]]*\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
+_PRINTED_FRAME = re.compile(r"frame #\d+: |#\d+ \S.* from \S.*:\d+$")
 WAIT = "work.wait()"
 """Stands for a collective that was begun before, and whose name the stack does not show."""
+_IMPORT = "<frozen importlib."
 _C10D = "torch/distributed/distributed_c10d.py"
 _RECORDER = "/pytest_mnode/rank/recorder.py"
 """File whose frames are between the test and every collective."""
 _REPORTS = "pytest_runtest_makereport"
+_FINISHES = "finish_device"
+"""Of rank.device_work."""
 _HIDDEN = (
     "/_pytest/",
     "/pluggy/",
     "/pytest_mnode/agent/",
     "/pytest_mnode/processes.py",
     "/pytest_mnode/rank/debugger.py",
+    "/pytest_mnode/rank/device_work.py",
     "/pytest_mnode/rank/entry.py",
     "/pytest_mnode/rank/loop.py",
     "/pytest_mnode/rank/session.py",
@@ -67,15 +72,21 @@ class Where:
     """Where a rank is. `collective` is None if it waits in none.
 
     reports: whether its test has ended, but the report of that is not made yet.
+    finishes: whether its body has ended, but the work of its device has not.
+    begun_at: line of a collective that goes on in the background; None inside of its call.
     """
 
     frame: Frame | None
     collective: str | None
     reports: bool = False
+    finishes: bool = False
+    begun_at: str | None = None
 
     def __str__(self) -> str:
         if self.reports:
             return "the creation of its report of this test"
+        if self.finishes:
+            return "the end of the body, where it waits for its device"
         if self.frame is None:
             return "no Python frame of the test"
         code = f": {self.frame.code}" if self.frame.code else ""
@@ -129,6 +140,8 @@ def where(thread: Thread | None) -> Where:
         return Where(None, None)
     if any(frame.function == _REPORTS for frame in thread.frames):
         return Where(None, None, reports=True)
+    if any(frame.function == _FINISHES for frame in thread.frames):
+        return Where(None, None, finishes=True)
     collective: str | None = None
     torch_frame: Frame | None = None
     called_directly = True
@@ -179,7 +192,7 @@ def tidy(text: str) -> str:
     """A dump without the frames of pytest and of this package below the test."""
     kept: list[str] = []
     begin = 0
-    for line in text.splitlines():
+    for line in "\n".join(filter(_tells, _threads_of(text))).splitlines():
         match = _FRAME.match(line)
         if _THREAD.match(line):
             begin = len(kept) + 1
@@ -194,3 +207,29 @@ def tidy(text: str) -> str:
         if not line.startswith("Extension modules: "):
             kept.append(line)
     return "\n".join(kept).strip()
+
+
+def _threads_of(text: str) -> list[str]:
+    """Each thread of a dump, and first what stands before them."""
+    parts: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            parts.append([])
+        parts[-1].append(line)
+    return ["\n".join(lines) for lines in parts]
+
+
+def _tells(thread: str) -> bool:
+    """Whether a thread of a dump tells something: not one in which torch only imports its own.
+
+    NCCL's watchdog does, when a collective failed: it writes down Python stacks.
+    """
+    files = [match[1] for match in map(_FRAME.match, thread.splitlines()) if match]
+    imports = [file.startswith(_IMPORT) for file in files]
+    own = (is_torchs(file) or is_pythons(file) for file in files)
+    return not any(imports) or not all(map(bool.__or__, imports, own))
+
+
+def without_native_frames(text: str) -> str:
+    """Output without the C++ and Python stacks that torch's c10d prints with each of its errors."""
+    return "".join(line for line in text.splitlines(True) if not _PRINTED_FRAME.match(line))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
+from pytest_mnode.outcome.calls import unjoined
 from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text, waiting_text
 from pytest_mnode.outcome.outcome import Failure, Outcome, RankState
-from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump
+from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump, without_native_frames
 
 _IDENT = re.compile(r"0x[0-9a-fA-F]+")
 _LAST = 1e300
@@ -21,6 +23,9 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     explained: whether an earlier failure explains why ranks are stuck.
     """
     at = {r: where_of_dump(s.stack or "") for r, s in outcome.states.items() if s.stuck_in}
+    for rank, call in unjoined(outcome.calls).items():
+        if rank in at and at[rank].collective is None:
+            at[rank] = replace(at[rank], collective=call.op, begun_at=call.place)
     waiting = [rank for rank in at if at[rank].collective]
     absent = [rank for rank in at if not at[rank].collective]
     left = [] if explained else _left(outcome)
@@ -49,7 +54,7 @@ def _left(outcome: Outcome) -> list[int]:
 
 def _awaited_call(at: dict[int, Where], waiting: Sequence[int]) -> str:
     first = at[waiting[0]]
-    place = first.frame.place if first.frame else "no frame of the test"
+    place = first.begun_at or (first.frame.place if first.frame else "no frame of the test")
     return f"the {_name(first)} ({place}) that {waiting_text(waiting)} in"
 
 
@@ -78,12 +83,14 @@ def _failure(
         line = f"{limit}, and no stack could be read" + (f": {state.state}" if state.state else "")
     elif here.collective:
         what = "" if here.collective == WAIT else f"in {here.collective} "
+        if here.begun_at is not None:
+            what = f"for the {here.collective} of {here.begun_at} "
         line = f"{limit}: waits {what}at {here}" + (f", {others}" if others else "")
     elif waiting:
         line = f"{limit}: did not enter {_awaited_call(at, waiting)}; it is at {here}"
     else:
         line = f"{limit}: it is at {here}"
-    kernel = [] if here.frame or here.reports else _kernel(outcome, ranks)
+    kernel = [] if here.frame or here.reports or here.finishes else _kernel(outcome, ranks)
     if kernel and not state.state:
         line += f"; its {state.kernel.partition(chr(10))[0]}"
     text = "\n\n".join([line, *stacks_of(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
@@ -115,7 +122,8 @@ def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
 
 def _outputs(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """Outputs of ranks whose reports, which would contain them, will never arrive."""
-    texts = ((rank, outcome.states[rank].output.rstrip()) for rank in ranks)
+    outputs = ((rank, outcome.states[rank].output) for rank in ranks)
+    texts = ((rank, without_native_frames(output).rstrip()) for rank, output in outputs)
     return _equal_once("end of the output", "outputs", texts)
 
 

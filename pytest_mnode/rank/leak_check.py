@@ -50,7 +50,10 @@ class LeakCheck:
     @pytest.hookimpl
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if (its_own := self._of_fixtures.pop(fixturedef, None)) is not None:
-            self._before = self._before.minus(its_own)
+            before = self._before.minus(its_own)
+            # Memory it took in this test stays with the process: the driver's, and NCCL's.
+            host_bytes = before.host_bytes + its_own.host_bytes
+            self._before = replace(before, host_bytes=host_bytes)
 
     def begin(self) -> None:
         """Note the rank's resources before a test."""

@@ -34,6 +34,20 @@ def _accelerators() -> tuple[str, int]:
     return kind.type, torch.cuda.device_count() if cuda else torch.accelerator.device_count()
 
 
+def _tell_ranks(group: Any, size: int) -> None:
+    """Tell the backends of a default group which ranks it has.
+
+    torch does so for all other groups, and knows it by itself of the first one of a process. In a
+    later one split_group crashes, which makes the groups of a DeviceMesh on NCCL.
+
+    Source: torch, ProcessGroupNCCL::groupRanks and split; seen with 2.11.
+    """
+    for kind in group._device_types:
+        options = getattr(group._get_backend(kind), "options", None)
+        if getattr(options, "global_ranks_in_group", None) == []:
+            options.global_ranks_in_group = list(range(size))  # type: ignore[union-attr]
+
+
 def connection(timeout: timedelta | None = None) -> TCPStore:
     """A new connection to the world's store. timeout: 300 s if None."""
     return TCPStore(
@@ -71,15 +85,21 @@ class GroupKeeper:
 
     def missing_accelerators(self) -> str:
         """Text on accelerators that this node's ranks need and that are missing; "" if none are."""
-        least = self.promised or int(self.backend in _BACKENDS_OF_DEVICES)
-        needed = min(least, self.world.local_size)
+        size, on_devices = self.world.local_size, self.backend in _BACKENDS_OF_DEVICES
+        promised = min(self.promised, size)
+        needed = size if on_devices else promised
         if not needed or (found := _accelerators()[1]) >= needed:
             return ""
-        if not self.promised:
+        if found < promised:
+            return (
+                f"accelerators.per_node: {self.promised} promised, {found} found by torch; check "
+                "the driver, CUDA_VISIBLE_DEVICES and torch's build there, or correct the spec"
+            )
+        if not found:
             return f"backend {self.backend}: 0 accelerators found; give --mnode-backend=gloo"
         return (
-            f"accelerators.per_node: {self.promised} promised, {found} found by torch; check the "
-            "driver, CUDA_VISIBLE_DEVICES and torch's build there, or correct the spec"
+            f"backend {self.backend}: {size} ranks and {found} found by torch, and each rank needs "
+            f"an accelerator of its own; give --mnode-procs-per-node={found}"
         )
 
     def get(self) -> Any:
@@ -104,6 +124,7 @@ class GroupKeeper:
             device_id=self.device if self.device.type == "cuda" else None,
         )
         self.made = dist.group.WORLD
+        _tell_ranks(self.made, self.world.size)
         return self.made
 
     def _connect(self) -> Any:

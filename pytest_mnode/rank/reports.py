@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import DistError
 
 from pytest_mnode.logs.causes import is_peer_lost
 from pytest_mnode.outcome import stacks
@@ -108,12 +109,15 @@ def plain_warning(message: warnings.WarningMessage) -> tuple[bytes, str, str, in
 
 
 def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    """Drop torch's own frames if a peer was lost, because formatting them takes half a second."""
+    """Drop torch's own frames if a peer was lost or its communication failed.
+
+    Formatting them takes half a second, and they are hundreds of lines of init_process_group.
+    """
     try:
-        is_victim = is_peer_lost(str(excinfo.value))
+        inside = isinstance(excinfo.value, DistError) or is_peer_lost(str(excinfo.value))
     except Exception:  # a user's class may raise anything when printed
-        is_victim = False
-    if not is_victim:
+        inside = False
+    if not inside:
         return
     last, frame = None, excinfo.value.__traceback__
     while frame is not None:

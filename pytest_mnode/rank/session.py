@@ -30,6 +30,7 @@ from pytest_mnode.protocol.rank_messages import (
 )
 from pytest_mnode.rank import debugger, here, live_output, of_plugins, reports, wide_fixtures
 from pytest_mnode.rank.debugger import Debugger, DebuggerHooks
+from pytest_mnode.rank.device_work import DeviceWork
 from pytest_mnode.rank.examples_plugin import ExamplesPlugin
 from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
@@ -124,7 +125,7 @@ class RankSession:
         self._wide = wide_fixtures.WideFixtures()
         self._leak_check = LeakCheck(rank.groups, self._wide)
         self.debugger = Debugger(self.config, rank)
-        own = DebuggerHooks(self.debugger, self._take_held), ExamplesPlugin(rank)
+        own = DebuggerHooks(self.debugger, self._take_held), ExamplesPlugin(rank), DeviceWork()
         for plugin in (self._wide, self._leak_check, rank.votes, *own):
             self.config.pluginmanager.register(plugin)
         if (factory := getattr(self.config, "_tmp_path_factory", None)) is not None:

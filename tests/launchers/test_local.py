@@ -14,9 +14,15 @@ def test_nodes_are_this_machine() -> None:
     local: Launcher = Local(nodes=2)
     local.start()
     assert local.nodes == (
-        Node("local0", 0, "127.0.0.1", "127.0.0.1", "lo"),
-        Node("local1", 1, "127.0.0.1", "127.0.0.1", "lo"),
+        Node("local0", 0, "127.0.0.1", "127.0.0.1", "lo", nccl_host="local0"),
+        Node("local1", 1, "127.0.0.1", "127.0.0.1", "lo", nccl_host="local1"),
     )
+    assert Local(nodes=1).nodes == (Node("local0", 0, "127.0.0.1", "127.0.0.1", "lo"),)
+    assert local.nodes[1].collective_env == {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "NCCL_HOSTID": "local1",
+    }
     assert local.shared_kernel
     local.close()
     local.close()

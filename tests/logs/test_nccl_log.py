@@ -57,6 +57,9 @@ class Expected:
 EXAMPLES = {
     "ib-gdr-2.10.log": Expected("2.10.3+cuda11.4", RDMA, BOTH_RAILS),
     "ib-gdr-2.21.log": Expected("2.21.5+cuda12.4", RDMA, BOTH_RAILS),
+    "rack-recorded-2.28.log": Expected(
+        "2.28.9+cuda13.0", SOCKETS, ("fab0",), gdr=(False,), absences=2 * (Absence.NO_DEVICE,)
+    ),
     "ib-staged-2.18.log": Expected("2.18.5+cuda12.2", RDMA, BOTH_RAILS, gdr=(False,)),
     "roce-v2-2.26.log": Expected("2.26.2+cuda12.6", RDMA, ("mlx5_2", "mlx5_4")),
     "efa-2.27.log": Expected("2.27.5+cuda12.9", RDMA, ("0000:53:00.0", "0000:6c:00.0")),

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
+from pytest_mnode.machine import own_threads
 from tests.inner import clean_env, released_plugins
 
 NUMPY = """
@@ -61,3 +63,28 @@ def test_it_works_in_a_forked_child(library: str) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "[]\n[]\n"), done.stderr
+
+
+@pytest.mark.parametrize(("starts", "found"), [(True, []), (False, ["a thread in libcuda.so.580"])])
+def test_a_thread_of_nvml_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch, starts: bool, found: list[str]
+) -> None:
+    """NVML starts it in libcuda.so: cuInit succeeds in a child. After cuInit here it does not."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    monkeypatch.setattr(threading, "enumerate", list)  # as one that C++ started
+    libraries = {thread.native_id: "libcuda.so.580"}
+    monkeypatch.setattr(own_threads, "_library", lambda tid, _: libraries.get(tid))
+    monkeypatch.setattr(own_threads, "_cuda_starts_in_a_child", lambda: starts)
+    try:
+        assert own_threads.lost_by_fork() == found
+    finally:
+        over.set()
+        monkeypatch.undo()
+        thread.join()
+
+
+def test_without_a_driver_cuda_starts_in_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_threads, "_CUDA", "libnone.so")
+    assert not own_threads._cuda_starts_in_a_child()

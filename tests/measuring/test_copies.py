@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pytest_mnode.criteria.placement.copies import copies_table, judge_copies
 from pytest_mnode.machine.cpus import Cache, Cpu, Cpus
@@ -15,6 +18,7 @@ from pytest_mnode.measuring.copies import (
     CopyRates,
     _measured,
     _pair,
+    _pinned,
     buffer_bytes,
     copy_nodes,
     medians_s,
@@ -107,7 +111,7 @@ def test_each_side_is_its_own_median_and_the_first_copy_does_not_count() -> None
         log.append(number)
         return next(times[number])
 
-    assert medians_s(CopyNodes(0, 1, frozenset()), 3, lambda n: n, copy_s) == (1.0, 2.0)
+    assert medians_s(CopyNodes(0, 1, frozenset()), 3, nullcontext, copy_s) == (1.0, 2.0)
     assert log == [0, 1, 0, 1, 0, 1, 0, 1]  # in turn, so that what disturbs disturbs both
 
 
@@ -134,15 +138,41 @@ def test_buffers_are_where_they_should_be_or_nowhere() -> None:
     numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
     if not numbers:
         pytest.skip("a kernel without NUMA")
-    source, target = _pair(numbers[0], 1 << 16)
-    assert int(source.sum()) == int(target.sum()) == 1 << 16
-    with pytest.raises(OSError, match="set_mempolicy"):
-        _pair(1023, 1 << 16)
+    with _pair(numbers[0], 1 << 16) as (source, target):
+        assert int(source.sum()) == int(target.sum()) == 1 << 16
+    with pytest.raises(OSError, match="set_mempolicy"), _pair(1023, 1 << 16):
+        pass
+
+
+def test_registered_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
+    if not numbers:
+        pytest.skip("a kernel without NUMA")
+    calls: list[tuple[str, int]] = []
+
+    def note(what: str, address: int) -> int:
+        calls.append((what, address))
+        return 0
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, *_: note("register", address),
+        cudaHostUnregister=lambda address: note("unregister", address),
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+
+    def copy_s(pair: tuple[torch.Tensor, torch.Tensor]) -> float:
+        raise RuntimeError("the device is lost")
+
+    here, cpu = CopyNodes(numbers[0], numbers[0], frozenset()), torch.device("cpu")
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        medians_s(here, 1, lambda n: _pinned(n, 1 << 16, cpu), copy_s)
+    assert [what for what, _ in calls] == ["register", "register", "unregister", "unregister"]
+    assert {address for what, address in calls if what == "unregister"} == {
+        address for what, address in calls if what == "register"
+    }
 
 
 def test_copies_are_measured_and_the_binding_is_as_before() -> None:
-    import torch
-
     numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
     if not numbers:
         pytest.skip("a kernel without NUMA")

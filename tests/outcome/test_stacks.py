@@ -15,6 +15,7 @@ from pytest_mnode.outcome.stacks import (
     tidy,
     where,
     where_of_rank,
+    without_native_frames,
 )
 
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -202,3 +203,54 @@ def test_users_code_is_neither_pythons_nor_torchs(tmp_path: Path, folder: str) -
     file.write_text("work.wait()\n")
     here = where_of_rank(parse(dump((str(file), 1, "reduce"), (PYTEST, 166, "call"))))
     assert (here.collective, here.frame and here.frame.place) == (WAIT, "comm.py:1")
+
+
+IMPORTLIB = "<frozen importlib._bootstrap>"
+TORCH = "/venv/lib/python3.12/site-packages/torch"
+NCCL_WATCHDOG = dump(
+    (f"{TORCH}/_dynamo/symbolic_convert.py", 60, "<module>"),
+    (IMPORTLIB, 488, "_call_with_frames_removed"),
+    ("/usr/lib/python3.12/importlib/__init__.py", 90, "import_module"),
+    (f"{TORCH}/__init__.py", 2879, "__getattr__"),
+    head="Thread 0x00007f02",
+)
+
+
+def test_a_thread_in_which_torch_imports_itself_is_left_out() -> None:
+    assert tidy(f"{NCCL_WATCHDOG}\n{WAITING}") == tidy(WAITING)
+    users = NCCL_WATCHDOG + '  File "/work/loader.py", line 3 in load\n'
+    assert "loader.py" in tidy(f"{users}\n{WAITING}")
+
+
+def test_a_rank_that_waits_for_its_device_after_the_body() -> None:
+    text = dump(
+        (f"{TORCH}/cuda/__init__.py", 1162, "synchronize"),
+        (
+            "/venv/lib/python3.12/site-packages/pytest_mnode/rank/device_work.py",
+            31,
+            "finish_device",
+        ),
+        (
+            "/venv/lib/python3.12/site-packages/pytest_mnode/rank/session.py",
+            235,
+            "pytest_runtest_call",
+        ),
+    )
+    here = where_of_rank(parse(text))
+    assert (str(here), here.collective) == (
+        "the end of the body, where it waits for its device",
+        None,
+    )
+
+
+def test_frames_that_torch_prints_are_left_out() -> None:
+    text = (
+        "socketProgress: Connection closed by remote peer node1<41000>\n"
+        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in libc10.so)\n"
+        "frame #5: <unknown function> + 0xecdb4 (0x7f in /lib/libstdc++.so.6)\n"
+        "#34 start from /usr/lib/python3.12/multiprocessing/process.py:121\n"
+        "#1 of 3 done\n"
+    )
+    assert without_native_frames(text) == (
+        "socketProgress: Connection closed by remote peer node1<41000>\n#1 of 3 done\n"
+    )

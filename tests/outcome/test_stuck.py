@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.distributed import distributed_c10d
 
+from pytest_mnode.outcome.call_record import PENDING, SEPARATOR
 from pytest_mnode.outcome.describe import MOST_SHOWN
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited, stuck_failures, whereabouts
@@ -47,6 +48,24 @@ def test_one_rank_waits() -> None:
     of.states[1].stack = stack(8).replace("\n", f"\n{TORCH}\n", 1)
     absent = stuck_failures(of, explained=False)[0]
     assert "did not enter the barrier (t.py:8) that rank 1 waits in; it is at t.py:7" in absent.line
+
+
+def test_a_rank_waits_for_a_collective_on_its_device() -> None:
+    """The call of NCCL has returned: only the record tells that it waits for it."""
+    of = outcome(2)
+    of.timed_out = "call"
+    for state in of.states.values():
+        state.stuck_in, state.calls = "call", ""
+    words = (PENDING, "1", "1", "", "all_reduce", "", "of [8] float32 with SUM", "t.py:6")
+    of.states[1].calls = SEPARATOR.join(words)
+    absent, waits = stuck_failures(of, explained=False)
+    assert (
+        "did not enter the all_reduce (t.py:6) that rank 1 waits in; it is at t.py:7" in absent.line
+    )
+    assert (absent.ranks, absent.victim, waits.ranks, waits.victim) == ([0], False, [1], True)
+    assert waits.line == "no end within 0 s: waits for the all_reduce of t.py:6 at t.py:7 in f"
+    of.states[0].calls = of.states[1].calls
+    assert len(stuck_failures(of, explained=False)) == 1
 
 
 def test_bounded() -> None:

@@ -14,6 +14,9 @@ from pytest_mnode.rank.world import World  # noqa: E402
 from pytest_mnode.spec import default_spec_path  # noqa: E402
 from tests.inner import run_pytest, write_files  # noqa: E402
 
+SHARED = (
+    "found by torch, and each rank needs an accelerator of its own; give --mnode-procs-per-node"
+)
 REMEDY = "check the driver, CUDA_VISIBLE_DEVICES and torch's build there, or correct the spec"
 
 
@@ -31,6 +34,8 @@ REMEDY = "check the driver, CUDA_VISIBLE_DEVICES and torch's build there, or cor
         ((0, 8, 4, "gloo"), "", "cpu"),
         ((0, 0, 4, "nccl"), "backend nccl: 0 accelerators found; give --mnode-backend=gloo", "cpu"),
         ((0, 8, 4, "nccl"), "", "cuda:3"),
+        ((1, 1, 4, "nccl"), f"backend nccl: 4 ranks and 1 {SHARED}=1", "cuda:0"),
+        ((0, 2, 4, "nccl"), f"backend nccl: 4 ranks and 2 {SHARED}=2", "cuda:1"),
         ((0, 0, 4, "mpi"), "", "cpu"),
     ],
 )

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from pytest_mnode.rank import leaks
 from pytest_mnode.rank.leak_check import LeakCheck
-from pytest_mnode.rank.leaks import Resources
+from pytest_mnode.rank.leaks import Resources, lines
 from pytest_mnode.rank.wide_fixtures import WideFixtures
 
 MIB = 2**20
@@ -29,3 +31,61 @@ def test_memory_of_a_fixture_counts_once(monkeypatch: pytest.MonkeyPatch, fixtur
         setup.send(None)
     check.begin()
     assert check._allowed.host_bytes == held[0]
+
+
+def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of the process group in the last test of a world: NCCL keeps what it took."""
+    held = [1000 * MIB]
+    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=held[0]))
+    rank: Any = SimpleNamespace(made=None)
+    check = LeakCheck(rank, WideFixtures())
+    check.begin()
+    fixture: Any = type("Fixture", (), {"scope": "session"})()
+    setup = check.pytest_fixture_setup(fixture)
+    next(setup)
+    held[0] += 346 * MIB
+    with pytest.raises(StopIteration):
+        setup.send(None)
+    check.pytest_fixture_post_finalizer(fixture)
+    assert check._allowed.host_bytes == held[0]
+
+
+def cuda(monkeypatch: pytest.MonkeyPatch, allocated: int, workspaces: int = 0) -> None:
+    """torch uses a device, on which it has allocated so much, workspaces of cuBLAS included."""
+    device = [allocated]
+
+    def clear() -> None:
+        device[0] -= workspaces
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: device[0])
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("allocated", "workspaces", "found"),
+    [(65 * MIB, 65 * MIB, []), (65 * MIB, 0, ["65 MiB of device memory"])],
+)
+def test_workspaces_of_cublas_are_no_leak(
+    monkeypatch: pytest.MonkeyPatch, allocated: int, workspaces: int, found: list[str]
+) -> None:
+    cuda(monkeypatch, allocated, workspaces)
+    assert lines(Resources(device_bytes=allocated), Resources()) == found
+
+
+def test_libraries_of_cuda_may_take_host_memory_at_their_first_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaks, "_host_bytes", lambda: 400 * MIB)
+    left = Resources(host_bytes=400 * MIB)
+    assert lines(left, Resources()) == [
+        "400 MiB of memory (more than 256 MiB counts as a leak)",
+    ]
+    cuda(monkeypatch, 0)
+    assert lines(left, Resources()) == []
+    monkeypatch.setattr(leaks, "_host_bytes", lambda: 2000 * MIB)
+    assert lines(Resources(host_bytes=2000 * MIB), Resources()) == [
+        "2000 MiB of memory (more than 1024 MiB counts as a leak)",
+    ]

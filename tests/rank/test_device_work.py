@@ -1,0 +1,91 @@
+"""What a test began on its device ends with the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_mnode.rank import device_work
+from tests.inner import run_pytest, write_files
+
+
+def test_an_error_that_comes_to_light_late_is_the_tests_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nSearch for …")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(pytest.fail.Exception) as caught:
+        device_work.finish_device()
+    assert str(caught.value) == (
+        "CUDA error: device-side assert triggered; it came to light when the body had ended: run "
+        "with CUDA_LAUNCH_BLOCKING=1, which shows the line"
+    )
+
+
+def test_a_device_that_nobody_uses_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it was started"))
+    device_work.finish_device()
+
+
+def test_a_rank_that_waits_for_its_device_is_told_by_its_calls(tmp_path: Path) -> None:
+    """A collective of NCCL has returned, and its kernel runs: a sleep stands for the kernel."""
+    write_files(
+        tmp_path,
+        test_it="""
+            import time
+
+            import pytest
+            import torch
+            import torch.distributed as dist
+
+            from pytest_mnode.rank import recorder
+
+
+            @pytest.fixture
+            def as_on_a_device(monkeypatch):
+                monkeypatch.setattr(recorder, "_is_complete", lambda name, named: False)
+                monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+                monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
+                monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+                return monkeypatch
+
+
+            @pytest.mark.mnode(timeout=3)
+            def test_absent(as_on_a_device, process_group, rank):
+                x = torch.ones(1)
+                if rank == 1:
+                    time.sleep(60)
+                begin(x)
+                time.sleep(60)
+
+
+            def begin(x):
+                # What the recorder sees of a call that returns at once.
+                number = recorder.Recorder.current.enter("all_reduce", {"tensor": x})
+                recorder.Recorder.current.leave(number, recorder.PENDING)
+
+
+            @pytest.mark.mnode(timeout=20)
+            def test_left(as_on_a_device, process_group, rank):
+                if rank == 0:
+                    begin(torch.ones(1))
+                    as_on_a_device.setattr(torch.cuda, "synchronize", lambda: time.sleep(60))
+        """,
+    )
+    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
+    assert run.outcomes() == {"test_absent": "failure", "test_left": "failure"}
+    absent, left = (str(case.findtext("failure")) for case in run.cases().values())
+    assert "rank 1 of 2 on local1: first]\nno end within 3 s: did not enter the " in absent
+    assert "that rank 0 waits in; it is at test_it.py" in absent
+    assert (
+        "[rank 0 of 2 on local0: caused by the first failure]\nno end within 3 s: waits for the "
+        in absent
+    )
+    assert "rank 1 of 2 on local1: first]\nleft the test without entering the all_reduce" in left
+    assert "waits for the all_reduce of test_it.py:" in left
+    assert "at the end of the body, where it waits for its device" in left
