@@ -107,7 +107,7 @@ def test_a_loader_that_stalls_is_named(tmp_path: Path) -> None:
     found = _efficiency(done)
     assert found["verdict"] == "fail", done.run.output
     assert found["culprit"].startswith("node1 waits "), found["culprit"]
-    assert " a step for input" in found["culprit"]
+    assert " per step for input" in found["culprit"]
 
 
 def test_collectives_that_are_not_overlapped(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> No
     slurm.down("node1", "it was away for long")
     error = controller(f"launcher.ask(PowerOn({node1}.name))")
     assert error.startswith(
-        "ClusterError: node1 was down for so long that Slurm took it out of "
+        "ClusterError: node1 was down for so long that Slurm removed it from "
     ), error
     controller.close()
 

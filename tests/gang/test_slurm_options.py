@@ -53,7 +53,7 @@ def test_features(constraint: str, features: list[set[str]]) -> None:
 def test_a_constraint_that_no_node_alone_fulfils(constraint: str) -> None:
     with pytest.raises(UsageError) as error:
         features_of(constraint)
-    assert str(error.value).startswith(f"constraint {constraint}: which nodes have it cannot be")
+    assert str(error.value).startswith(f"constraint {constraint}: its nodes cannot be counted")
 
 
 def node(name: str, state: str = "IDLE", flags: str = "", **given: object) -> NodeState:

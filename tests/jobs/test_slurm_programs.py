@@ -62,8 +62,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_PAUSE_S", "_LONGEST_PAUSE_S"):
         monkeypatch.setattr(queue_cleanup, name, 0.01)
     for name in ("SOON_S", "LIMIT_S"):
-        monkeypatch.setattr(queue_cleanup, name, 0.2)
-    monkeypatch.setattr(queue_cleanup, "_LATE_S", 0.1)
+        monkeypatch.setattr(queue_cleanup, name, 1.0)
+    monkeypatch.setattr(queue_cleanup, "_LATE_S", 0.5)
 
 
 SHOW = "squeue --noheader --all --format='%A %T' --name=mnode-1"

@@ -68,8 +68,8 @@ def test_a_kill_for_memory_counts_where_it_was_done(tmp_path: Path) -> None:
         env = {"RANKS_GROUP": str(ranks), "OTHER_GROUP": str(other)}
         run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local", env=env)
     died = r"rank 1 of 2 on local1: killed by SIGKILL"
-    ours = rf"{died} by the kernel: out of memory \(OOM kills in {ranks}: 1\), its memory"
-    anothers = rf"{died} \(not by pytest-mnode\), its memory"
+    ours = rf"{died} by the kernel: out of memory \(OOM kills in {ranks}: 1\), peak memory"
+    anothers = rf"{died} \(not by pytest-mnode\), peak memory"
     for test, how in (("test_ours", ours), ("test_anothers", anothers)):
         failure = run.cases()[test].find("failure")
         assert failure is not None, run.output

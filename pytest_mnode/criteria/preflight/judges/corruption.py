@@ -107,7 +107,7 @@ def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
     names = [f"{survey.nodes[index].name} {interfaces}" for index in sorted(blamed.nodes)]
     names += [paths_to_blame(survey, blamed.paths)] if blamed.paths else []
     return Measurement(
-        "paths that change what is sent",
+        "paths that corrupt the data sent",
         len(wrong) if wrong or (arrived and not lost) else None,
         "",
         equals(0),
