@@ -25,7 +25,7 @@ class Local(Launcher):
                 "127.0.0.1",
                 "127.0.0.1",
                 "lo",
-                # They share accelerators, which NCCL refuses to ranks of one host.
+                # NCCL refuses ranks of one host that share an accelerator.
                 nccl_host=name if nodes > 1 else None,
             )
             for index, name in enumerate(names)

@@ -42,11 +42,11 @@ class Node:
 
     @property
     def collective_env(self) -> dict[str, str]:
-        """Variables by which gloo and NCCL use its fabric, and take it for a host of its own."""
+        """Variables that make gloo and NCCL use the fabric, and NCCL see this node as one host."""
         env = {}
         if self.fabric_interface:
             env["GLOO_SOCKET_IFNAME"] = self.fabric_interface
-            env["NCCL_SOCKET_IFNAME"] = f"={self.fabric_interface}"  # exactly: else a prefix
+            env["NCCL_SOCKET_IFNAME"] = f"={self.fabric_interface}"  # "=": exact name, not a prefix
         if self.nccl_host is not None:
             env["NCCL_HOSTID"] = self.nccl_host
         return env

@@ -54,14 +54,14 @@ def lost_by_fork() -> list[str]:
 
 
 def _cuda_starts_in_a_child() -> bool:
-    """Whether the driver can be started in a forked child, and torch has not seen it started here.
+    """Whether a forked child can start the CUDA driver, and torch has not used CUDA here.
 
-    NVML starts a thread in libcuda.so that no child misses: torch.cuda.device_count() and
-    is_available() ask NVML.
+    torch.cuda.device_count() and is_available() query NVML, which starts a thread in libcuda.so
+    that no child needs.
 
     Source: CUDA Driver API, cuInit; torch.cuda, _is_in_bad_fork.
     """
-    with warnings.catch_warnings(action="ignore"):  # of threads, which is what is asked here
+    with warnings.catch_warnings(action="ignore"):  # Python warns of threads at a fork
         pid = os.fork()
     if pid == 0:
         failed = True

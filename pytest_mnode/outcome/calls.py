@@ -71,8 +71,8 @@ def absent(calls: Calls) -> set[int]:
 
 
 def unjoined(calls: Calls) -> dict[int, Call]:
-    """By rank, the first call that it has made and others of its group have not; it may have
-    returned, and go on on a device."""
+    """By rank, its first collective that other ranks of the group have not called; the call may
+    have returned while the device still waits."""
     waits = _waits(calls, {}, lambda call: call.is_open and not call.mode)
     found: dict[int, Call] = {}
     for group, seq, ranks in waits:

@@ -22,7 +22,7 @@ _RECORDER = "/pytest_mnode/rank/recorder.py"
 """File whose frames are between the test and every collective."""
 _REPORTS = "pytest_runtest_makereport"
 _FINISHES = "finish_device"
-"""Of rank.device_work."""
+"""Function of rank.device_work that waits for the device."""
 _HIDDEN = (
     "/_pytest/",
     "/pluggy/",
@@ -71,9 +71,9 @@ class Thread:
 class Where:
     """Where a rank is. `collective` is None if it waits in none.
 
-    reports: whether its test has ended, but the report of that is not made yet.
+    reports: whether its test has ended, but its report is not made yet.
     finishes: whether its body has ended, but the work of its device has not.
-    begun_at: line of a collective that goes on in the background; None inside of its call.
+    begun_at: line that began a collective which continues on the device; None inside its call.
     """
 
     frame: Frame | None
@@ -210,7 +210,7 @@ def tidy(text: str) -> str:
 
 
 def _threads_of(text: str) -> list[str]:
-    """Each thread of a dump, and first what stands before them."""
+    """The text before the first thread of a dump, and then the text of each thread."""
     parts: list[list[str]] = [[]]
     for line in text.splitlines():
         if _THREAD.match(line):
@@ -220,9 +220,9 @@ def _threads_of(text: str) -> list[str]:
 
 
 def _tells(thread: str) -> bool:
-    """Whether a thread of a dump tells something: not one in which torch only imports its own.
+    """Whether a thread of a dump helps the reader; not if torch only imports modules of its own.
 
-    NCCL's watchdog does, when a collective failed: it writes down Python stacks.
+    NCCL's watchdog imports such modules to print Python stacks when a collective has failed.
     """
     files = [match[1] for match in map(_FRAME.match, thread.splitlines()) if match]
     imports = [file.startswith(_IMPORT) for file in files]
@@ -231,5 +231,5 @@ def _tells(thread: str) -> bool:
 
 
 def without_native_frames(text: str) -> str:
-    """Output without the C++ and Python stacks that torch's c10d prints with each of its errors."""
+    """Output without the C++ and Python stacks that torch's c10d prints with every error."""
     return "".join(line for line in text.splitlines(True) if not _PRINTED_FRAME.match(line))

@@ -1,4 +1,4 @@
-"""The end of what a test began on its device."""
+"""Wait for the work that a test began on its device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 
 class DeviceWork:
-    """pytest plugin of a rank."""
+    """Plugin of a rank's pytest session."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
-        """A body that passed ends with its device's work."""
+        """End a body that passed only when its device has finished."""
         __tracebackhide__ = True
         result = yield
         finish_device()
@@ -22,13 +22,12 @@ class DeviceWork:
 
 
 def finish_device() -> None:
-    """Wait until the device has done all that this process began on it; fails the test where an
-    error comes to light. About 10 µs where nothing is left to do.
+    """Wait until the device has finished this process's work; fail the test if that fails.
 
-    Kernels and collectives of NCCL go on after the call that began them has returned. One that
-    fails, or waits for a rank that never calls it, would else do so in the next test.
-
-    Its name stands in `outcome.stacks`, which knows by it that a rank waits here.
+    Takes about 10 µs if the device is idle. Kernels and NCCL collectives continue after the call
+    that began them has returned. Without this wait, a kernel that fails, or a collective that
+    another rank never calls, would disturb the next test. `outcome.stacks` recognises a waiting
+    rank by the name of this function.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -38,7 +37,7 @@ def finish_device() -> None:
         torch.cuda.synchronize()
     except RuntimeError as error:
         failed = str(error).partition("\n")[0]
-    if failed:  # outside of the handler, whose error would be shown once more
+    if failed:  # outside the handler, whose error pytest would show as well
         pytest.fail(
             f"{failed}; it came to light when the body had ended: run with CUDA_LAUNCH_BLOCKING=1, "
             "which shows the line",
