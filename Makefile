@@ -1,5 +1,6 @@
 # make certify       certify the embedded cluster: four nodes on this machine
 # make test          formatting, lint, types, unit tests, tests on the rack
+# make test-red      the acceptance suite on racks with a fault: each criterion turns red
 # make engines       build a Kubernetes from its Go modules, once, for make test-engines
 # make test-engines  tests with a real Slurm and real sshd, and the whole suite on the rack
 # make machines      make the image of virtual machines from Debian packages, once
@@ -23,6 +24,7 @@ BESIDE := $(VENV)/plugins/.ready $(VENV)/libraries/.ready
 
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ENGINES := tests/engines
+RED := tests/acceptance
 WHOLE := tests/engines/test_rack_whole.py
 MACHINES := tests/machines
 
@@ -30,7 +32,7 @@ MACHINES := tests/machines
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: certify test engines test-engines machines test-machines lint bench clean environment
+.PHONY: certify test test-red engines test-engines machines test-machines lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
@@ -39,7 +41,11 @@ test: environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) --ignore=$(ENGINES) --ignore=$(MACHINES)
+	$(PYTEST) --ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES)
+
+# A quarter of the time of all tests: each of these runs the acceptance suite, or files of it.
+test-red: environment
+	$(PYTEST) $(RED)
 
 engines: environment
 	$(BIN)/python -m tests.engines.kubernetes.programs
