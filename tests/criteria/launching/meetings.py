@@ -155,11 +155,21 @@ def open_now() -> int:
     return len([*(own / "fd").iterdir(), *(own / "task").iterdir()])
 
 
+def settled() -> int:
+    """Open files and threads, once the threads of a closed store have ended."""
+    last, same, until = open_now(), 0, time.monotonic() + LONG_S
+    while same < 25 and time.monotonic() < until:
+        time.sleep(0.02)
+        now = open_now()
+        last, same = now, same + 1 if now == last else 0
+    return last
+
+
 def left_by_clients() -> str:
     """What clients of a store leave open after the store's own threads had time to end."""
     world = World(0, 1, 0, 1, "node0", ("node0",))
     run_clients(8, "first", LONG_S, world=world)  # opens files that all later ones share
-    before = open_now()
+    before = settled()
     found = run_clients(8, "second", LONG_S, world=world)
     until = time.monotonic() + LONG_S
     while (left := open_now() - before) > 0 and time.monotonic() < until:
