@@ -14,7 +14,7 @@ from pytest_mnode.launchers.kubernetes.manifest import (
     RUN_LABEL,
     Manifest,
     keep_apart,
-    main_container,
+    set_command,
 )
 
 _GANG, _RESTARTS, _NODE = "MNODE_GANG", "MNODE_RESTARTS", "MNODE_NODE"
@@ -40,11 +40,10 @@ def template(
     metadata = made.setdefault("metadata", {})
     metadata.setdefault("labels", {}).update(labels)
     spec = made["spec"]
-    main = next(c for c in spec["containers"] if c.get("name") == main_container(made))
     text = Path(heartbeat_rank.__file__).read_text()
     variables = [_GANG, _RESTARTS, kind.rank_variable, _NODE]
-    main["command"] = [python, "-I", "-S", "-c", text, "-", f"{runs_s:.3f}", *variables]
-    main.pop("args", None)
+    command = [python, "-I", "-S", "-c", text, "-", f"{runs_s:.3f}", *variables]
+    main = set_command(made, command)
     restarts: Manifest = {"value": "0"}
     if path := kind.restarts_from:
         restarts = {"valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -13,6 +13,7 @@ from pytest_mnode.launchers.kubernetes.manifest import (
     as_workload,
     main_container,
     pod_template,
+    set_command,
 )
 
 JOB_LABEL = "pytest-mnode/job"
@@ -60,9 +61,7 @@ def _template(
     template = pod_template(given)
     template.setdefault("metadata", {}).setdefault("labels", {})[JOB_LABEL] = name
     pod = template["spec"]
-    main = next(c for c in pod["containers"] if c.get("name") == main_container(template))
-    main["command"] = list(command)
-    main.pop("args", None)
+    set_command(template, command)
     pod["restartPolicy"] = "Never"
     pod.setdefault("enableServiceLinks", False)
     _one_on_each(pod.setdefault("affinity", {}), name, nodes)

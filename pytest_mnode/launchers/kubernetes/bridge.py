@@ -117,12 +117,13 @@ class Bridge:
             while True:
                 try:
                     found = self.api.request("GET", path, query=query)
-                    pods = [PodState.read(pod) for pod in found["items"]]
+                    pods = [PodState.read(pod, self.run.container) for pod in found["items"]]
                     loop.call_soon_threadsafe(self._follow, self.pods.listed, pods)
                     since = {"resourceVersion": found["metadata"]["resourceVersion"]}
                     for kind, pod in self.api.watch(path, {**query, **since}):
                         heard = partial(self.pods.heard, deleted=kind == "DELETED")
-                        loop.call_soon_threadsafe(self._follow, heard, PodState.read(pod))
+                        state = PodState.read(pod, self.run.container)
+                        loop.call_soon_threadsafe(self._follow, heard, state)
                 except ApiError as error:
                     loop.call_soon_threadsafe(self._watch_failed, error)
                 time.sleep(AGAIN_S)
@@ -140,7 +141,7 @@ class Bridge:
         path = self.api.path("pods", name=name)
         with contextlib.suppress(ApiError):
             pod = await asyncio.to_thread(self.api.request, "GET", path, limit_s=LOOK_S)
-            self._follow(self.pods.heard, PodState.read(pod))
+            self._follow(self.pods.heard, PodState.read(pod, self.run.container))
 
     def _watch_failed(self, error: ApiError) -> None:
         self.tell({"problem": str(error)})

@@ -13,6 +13,8 @@ RUN_LABEL = "pytest-mnode/run"
 """Label of the object and its pods; its value is the run's id."""
 CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 HOST_NAME = "kubernetes.io/hostname"
+PYTORCH = "pytorch"
+"""The container that the operator of PyTorchJobs requires."""
 MOST_RUN_S = 24 * 3600
 """Time after which the API server ends a run that has not ended (activeDeadlineSeconds)."""
 KEPT_S = 60
@@ -94,6 +96,8 @@ def as_workload(manifest: Manifest, run_id: str) -> Manifest:
     else:
         return manifest
     labels = template.get("metadata", {}).get("labels", {})
+    if template.get("spec", {}).get("restartPolicy") == "Always":  # a pod's default; Jobs refuse it
+        del template["spec"]["restartPolicy"]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -120,21 +124,40 @@ def _has_containers(template: Manifest) -> bool:
 
 
 def main_container(template: Manifest) -> str | None:
-    """The container in which commands run: the annotated one, else the first."""
-    annotations = template.get("metadata", {}).get("annotations") or {}
-    containers = template["spec"]["containers"]
-    name: str | None = annotations.get(CONTAINER_ANNOTATION, containers[0].get("name"))
+    """Name of the container in which commands run."""
+    name: str | None = _main(template).get("name")
     return name
+
+
+def rename_main(template: Manifest, name: str) -> None:
+    """Give the main container the name that an operator requires."""
+    _main(template)["name"] = name
+    annotations = template.get("metadata", {}).get("annotations") or {}
+    if CONTAINER_ANNOTATION in annotations:
+        annotations[CONTAINER_ANNOTATION] = name
+
+
+def set_command(template: Manifest, command: Sequence[str]) -> Manifest:
+    """Let the main container run this command; returns the container."""
+    main = _main(template)
+    main["command"] = list(command)
+    main.pop("args", None)
+    return main
+
+
+def _main(template: Manifest) -> Manifest:
+    """The annotated container if it exists, else the first."""
+    annotations = template.get("metadata", {}).get("annotations") or {}
+    named = annotations.get(CONTAINER_ANNOTATION)
+    containers: list[Manifest] = template["spec"]["containers"]
+    return next((c for c in containers if c.get("name") == named), containers[0])
 
 
 def _fill(template: Manifest, run_id: str, wait: list[str]) -> None:
     """Set the run's label, the command that waits, and at most one pod per node."""
     template.setdefault("metadata", {}).setdefault("labels", {})[RUN_LABEL] = run_id
+    set_command(template, wait)
     spec = template["spec"]
-    name = main_container(template)
-    main = next(c for c in spec["containers"] if c.get("name") == name)
-    main["command"] = wait
-    main.pop("args", None)
     spec.setdefault("restartPolicy", "Never")
     spec.setdefault("terminationGracePeriodSeconds", 2)
     spec.setdefault("enableServiceLinks", False)

@@ -16,11 +16,13 @@ _MOST_EVENTS = 3
 
 
 def failed_events(api: Api, run: PodsOfRun) -> list[str]:
-    """The last warnings about a run's object, such as a quota that is used up."""
-    query = {"fieldSelector": f"involvedObject.name={run.name},type=Warning"}
+    """The last warnings about a run's object, such as a quota that is used up, and about objects
+    made for it: the Job of a JobSet has its name and more."""
+    query = {"fieldSelector": "type=Warning,involvedObject.kind!=Pod"}
     try:
         items = api.request("GET", api.path("events"), query=query)["items"]
     except ApiError:  # reading events may not be allowed
         return []
-    texts = [" ".join(str(item.get("message", "")).split()) for item in items]
+    ours = [item for item in items if run.name in (item["involvedObject"].get("name") or "")]
+    texts = [" ".join(str(item.get("message", "")).split()) for item in ours]
     return list(dict.fromkeys(texts))[-_MOST_EVENTS:]

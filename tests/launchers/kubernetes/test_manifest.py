@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from pytest_mnode.launchers.kubernetes.manifest import (
     keep_on,
     pods_of_run,
 )
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.template import read_manifest
+from pytest_mnode.launchers.kubernetes.workload import failed_events
 
 WAIT = ["python3", "-c", "wait"]
 
@@ -47,6 +51,56 @@ def test_a_pod_becomes_an_indexed_job_that_keeps_what_it_says() -> None:
     assert template["spec"]["tolerations"] == [{"key": "gpu"}]
     [container] = template["spec"]["containers"]
     assert container == {"name": "train", "image": "torch:2", "command": WAIT}
+
+
+def test_a_pod_that_restarts_for_ever_becomes_one_that_a_job_may_have() -> None:
+    given = {"kind": "Pod", "spec": pod(restartPolicy="Always")}
+    made = pods_of_run(given, "r1", 3, WAIT)
+    assert made.manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_an_annotation_that_names_no_container_is_ignored() -> None:
+    name = "kubectl.kubernetes.io/default-container"
+    two = {"containers": [{"name": "proxy"}, {"name": "train"}]}
+    for given, container in (("train", "train"), ("gone", "proxy")):
+        template = {"metadata": {"annotations": {name: given}}, "spec": two}
+        assert pods_of_run(job(template), "r1", 3, WAIT).container == container
+
+
+def test_an_empty_key_is_as_if_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(
+        "apiVersion: batch/v1\n"
+        "kind: Job\n"
+        "metadata:\n"
+        "spec:\n"
+        "  template:\n"
+        "    metadata: {labels: }\n"
+        "    spec:\n"
+        "      affinity:\n"
+        "      nodeSelector: {gpu: }\n"
+        "      containers: [{name: train, image: torch, volumeMounts: }]\n"
+    )
+    made = pods_of_run(read_manifest(KubernetesOptions(template=path), 0), "r1", 3, WAIT)
+    spec = made.manifest["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"gpu": ""}
+    assert spec["containers"] == [{"name": "train", "image": "torch", "command": WAIT}]
+
+
+def test_warnings_about_objects_that_were_made_for_the_run() -> None:
+    run = pods_of_run(job({"spec": pod()}), "r1", 3, WAIT)
+
+    class Answers:
+        def path(self, kind: str) -> str:
+            return kind
+
+        def request(self, *_: Any, **__: Any) -> dict[str, Any]:
+            names = ("mnode-r1", "mnode-r1-node-0", "mnode-r2")
+            items = [{"involvedObject": {"name": n}, "message": f"about {n}"} for n in names]
+            return {"items": items}
+
+    found = failed_events(Answers(), run)  # type: ignore[arg-type]
+    assert found == ["about mnode-r1", "about mnode-r1-node-0"]
 
 
 def test_the_users_manifest_is_not_changed() -> None:

@@ -12,7 +12,7 @@ from pytest_mnode.gang.kubernetes.kinds.jobset import ended
 from pytest_mnode.gang.kubernetes.kinds.plain import Plain, PodGang, Resource
 from pytest_mnode.gang.kubernetes.pods import RootState
 from pytest_mnode.launchers.kubernetes.conditions import Object
-from pytest_mnode.launchers.kubernetes.manifest import KEPT_S, Manifest, main_container
+from pytest_mnode.launchers.kubernetes.manifest import KEPT_S, PYTORCH, Manifest, rename_main
 
 PYTORCH_JOB = Resource("kubeflow.org", "PyTorchJob", "pytorchjobs")
 
@@ -27,10 +27,7 @@ class PyTorchJob(Plain):
     def manifests(self, gang: PodGang) -> dict[Resource, Manifest]:
         template = gang.template
         template["spec"].pop("restartPolicy", None)
-        main = main_container(template)
-        for container in template["spec"]["containers"]:
-            if container["name"] == main:
-                container["name"] = "pytorch"  # the operator looks for this name
+        rename_main(template, PYTORCH)
         policy: Manifest = {"minAvailable": gang.least}
         given = {"queue": gang.queue, "priorityClass": gang.priority}
         policy |= {name: value for name, value in given.items() if value}
