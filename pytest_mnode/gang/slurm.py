@@ -42,10 +42,11 @@ _FAILED = frozenset(
 _BLOCKED = re.compile(
     r"QOS|Assoc|Licenses|JobHeld|JobHold|Held|Dependency|BeginTime|PartitionDown|PartitionInactive"
     r"|Invalid(?:Account|QOS)|AccountNotAllowed|AccountingPolicy|Max\w+Per(?:Account|User)\b"
-    r"|\w*Limit\b|\w+_held(?:_state)?\b"
+    r"|\w*Limit\b|\w+_held(?:_state)?\b|Reservation|MaxPoweredUpNodes"
 )
-"""Reasons of a pending job that free nodes do not remove, such as limits, holds, begin times."""
-_TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT"})
+"""Reasons of a pending job that free nodes do not remove, such as limits, holds, begin times.
+Source: squeue(1), JOB REASON CODES."""
+_TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT", "BLOCKED"})
 
 
 def phase_of(job: JobState) -> Phase:

@@ -12,8 +12,10 @@ from pytest_mnode.launchers.slurm.records import reserved_nodes
 
 
 def is_free(node: NodeState) -> bool:
-    """Whether no job uses the node."""
-    return node.state == "IDLE" and "COMPLETING" not in node.flags and not node.cpus_allocated
+    """Whether no job uses the node, or keeps it from others: a job with exclusive topology blocks
+    its neighbours."""
+    used = node.flags & {"COMPLETING", "BLOCKED"} or node.cpus_allocated
+    return node.state == "IDLE" and not used
 
 
 class SlurmRoom:

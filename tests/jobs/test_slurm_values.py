@@ -233,6 +233,7 @@ def test_the_last_start_of_a_job_that_ended_unseen() -> None:
                 "QOSMaxMemoryPerJob",
             )
         ),
+        ("PENDING", "ReservationDeleted", "it would never start: ReservationDeleted"),
         ("PENDING", "QOSMaxNodePerUserLimit", ""),
         ("PENDING", "QOSMaxJobsPerUserLimit", ""),
         ("REQUEUE_HOLD", "launch failed", "it is held: REQUEUE_HOLD (launch failed)"),

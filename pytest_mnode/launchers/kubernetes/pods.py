@@ -101,9 +101,9 @@ def _why_over(pod: Object, statuses: Sequence[Object]) -> str:
     if pod["metadata"].get("deletionTimestamp"):
         return DELETED
     again = pod.get("spec", {}).get("restartPolicy", "Always")
-    if len(ended) == len(statuses) > 0 and again != "Always":
-        if again == "Never" or not ended[0].get("exitCode"):
-            return f"its container ended{_status(ended[0])}"  # other containers still run
+    stays = again == "Never" or (again == "OnFailure" and not (ended and ended[0].get("exitCode")))
+    if stays and len(ended) == len(statuses) > 0:
+        return f"its container ended{_status(ended[0])}"  # other containers still run
     return ""
 
 

@@ -31,7 +31,8 @@ _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "
 """Flags that versions before 21.08 show as one character. Source: sinfo(1), NODE STATE CODES."""
 _SAME_FLAG = {"MAINTENANCE": "MAINT", "POWER": "POWERED_DOWN"}
 """Flags whose name differs between versions, and the name used here."""
-_GPU = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
+_GPU = re.compile(r"(?:^|,)gpu(?::[^:,()]+)*:(\d+)")
+"""A type and no_consume may come before the number. Source: slurm.conf(5), Gres."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,12 @@ def gpus_of(gres: str) -> int | None:
     """Number of GPUs in a list of generic resources (`gpu:a100:8(S:0-1),nic:2` is 8), or None."""
     counts = [int(count) for count in _GPU.findall(gres)]
     return sum(counts) if counts else None
+
+
+def gpus_to_request(per_node: int, nodes: Iterable[NodeState]) -> int:
+    """GPUs per node to request of a cluster with these nodes; 0 if Slurm has no GPUs configured: it
+    would refuse the request, and nodes come with their GPUs anyway."""
+    return per_node if any(node.gpus is not None for node in nodes) else 0
 
 
 def shortage(nodes: Iterable[NodeState], wanted: int, partition: str | None = None) -> str | None:
