@@ -42,7 +42,7 @@ _FAILED = frozenset(
 _BLOCKED = re.compile(
     r"QOS|Assoc|Licenses|JobHeld|JobHold|Held|Dependency|BeginTime|PartitionDown|PartitionInactive"
     r"|Invalid(?:Account|QOS)|AccountNotAllowed|AccountingPolicy|Max\w+Per(?:Account|User)\b"
-    r"|\w*Limit\b|\w+_held(?:_state)?\b|Reservation|MaxPoweredUpNodes"
+    r"|\w*Limit\b|\w+_held(?:_state)?\b|Reservation"
 )
 """Reasons of a pending job that free nodes do not remove, such as limits, holds, begin times.
 Source: squeue(1), JOB REASON CODES."""

@@ -115,7 +115,6 @@ def test_a_node_that_another_jobs_topology_blocks_is_not_free() -> None:
         "job_requeued_in_held_state",
         "user_env_retrieval_failed_requeued_held",
         "Reservation",
-        "MaxPoweredUpNodes",
     ],
 )
 def test_a_job_that_slurm_holds_is_blocked(reason: str) -> None:

@@ -28,12 +28,7 @@ from pytest_mnode.gang.kubernetes.served import api_version, served_views
 from pytest_mnode.gang.kubernetes.streams import PodEvent, Streams
 from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-from pytest_mnode.launchers.kubernetes.manifest import (
-    HOST_NAME,
-    RUN_LABEL,
-    Manifest,
-    pod_template,
-)
+from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, Manifest, pod_template
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.spec import Scheduler
@@ -121,7 +116,7 @@ class KubernetesEngine:
                 python=self._python,
                 runs_s=request.runs_s,
                 kind=self._kind,
-                hosts=self._host_names(request.among),
+                nodes=request.among,
                 priority=self._scheduler.priority or "",
             ),
             labels=labels,
@@ -156,16 +151,6 @@ class KubernetesEngine:
             self._unanswered = False
             raise Refused(str(error)) from None
         self._unanswered = False
-
-    def _host_names(self, nodes: Sequence[str]) -> list[str]:
-        """Values of the label by which node affinity selects these nodes. Raises ClusterError."""
-        if not nodes:
-            return []
-        there = self._api.request("GET", "/api/v1/nodes")["items"]
-        labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in there}
-        if missing := [node for node in nodes if HOST_NAME not in labels.get(node, {})]:
-            raise ClusterError(f"{missing[0]} has no label {HOST_NAME}, which node affinity needs")
-        return [labels[node][HOST_NAME] for node in nodes]
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """See Engine."""

@@ -15,6 +15,7 @@ CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 HOST_NAME = "kubernetes.io/hostname"
 PYTORCH = "pytorch"
 """The container that the operator of PyTorchJobs requires."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MOST_RUN_S = 24 * 3600
 """Time after which the API server ends a run that has not ended (activeDeadlineSeconds)."""
 KEPT_S = 60
@@ -161,15 +162,26 @@ def _fill(template: Manifest, run_id: str, wait: list[str]) -> None:
     spec.setdefault("restartPolicy", "Never")
     spec.setdefault("terminationGracePeriodSeconds", 2)
     spec.setdefault("enableServiceLinks", False)
-    keep_apart(spec, run_id)
+    keep_apart(spec.setdefault("affinity", {}), RUN_LABEL, run_id)
 
 
-def keep_apart(spec: Manifest, run_id: str) -> None:
-    """Allow at most one pod of the run per node. spec: spec of the pods."""
-    selector = {"matchLabels": {RUN_LABEL: run_id}}
-    apart = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
-    required = apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
+def keep_apart(affinity: Manifest, label: str, value: str) -> None:
+    """Allow at most one pod with this label per node."""
+    selector = {"matchLabels": {label: value}}
+    required = affinity.setdefault("podAntiAffinity", {}).setdefault(_REQUIRED, [])
     required.append({"topologyKey": HOST_NAME, "labelSelector": selector})
+
+
+def only_on(affinity: Manifest, names: Sequence[str]) -> None:
+    """Limit pods to those of these nodes that their affinity allows already."""
+    required = affinity.setdefault("nodeAffinity", {}).setdefault(_REQUIRED, {})
+    # Terms are alternatives, and a field selector accepts only one name: one term per node.
+    named = [{"key": "metadata.name", "operator": "In", "values": [name]} for name in names]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), one]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+        for one in named
+    ]
 
 
 def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
@@ -185,19 +197,8 @@ def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
             "limit its pods to free nodes; accepted: --mnode-nodes=N"
         )
     for template in templates:
-        affinity = template["spec"].setdefault("affinity", {}).setdefault("nodeAffinity", {})
-        required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-        # Terms are alternatives, and a term may have only one name.
-        required["nodeSelectorTerms"] = [
-            {**term, "matchFields": [*(term.get("matchFields") or []), _named(name)]}
-            for term in required.get("nodeSelectorTerms") or [{}]
-            for name in names
-        ]
+        only_on(template["spec"].setdefault("affinity", {}), names)
     return manifest
-
-
-def _named(node: str) -> Manifest:
-    return {"key": "metadata.name", "operator": "In", "values": [node]}
 
 
 def _set_count(manifest: Manifest, nodes: int) -> None:
