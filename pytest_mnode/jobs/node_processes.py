@@ -100,17 +100,9 @@ def alive(*processes: str) -> None:
             print(pid)
 
 
-def main(what: str, *words: str) -> None:
-    match what:
-        case "pids":
-            print(*find(*words))
-        case "signal":
-            send_signal(*words)
-        case "end":
-            end(*words)
-        case "alive":
-            alive(*words)
+def show(job: str, node: str, wanted: str) -> None:
+    print(*find(job, node, wanted))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"pids": show, "signal": send_signal, "end": end, "alive": alive}[sys.argv[1]](*sys.argv[2:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 
 from pytest_mnode.criteria.launching.contract import (
@@ -14,6 +13,7 @@ from pytest_mnode.criteria.launching.contract import (
 )
 from pytest_mnode.criteria.launching.starting import Started
 from pytest_mnode.criteria.launching.variables import FACTS, wrong_variables
+from pytest_mnode.launchers.remote.check_distinct import is_loopback
 from pytest_mnode.measurement import Measurement, at_most, equals, listed
 from pytest_mnode.spec.launch import StartPromise
 
@@ -181,7 +181,7 @@ def _addresses_of_first(started: Started, first: str, addresses: Mapping[str, st
         address
         for report in started.outcome.reports
         if report.node == first and report.master_is_here
-        if (address := report.contract.get("MASTER_ADDR")) and not _is_loopback(address)
+        if (address := report.contract.get("MASTER_ADDR")) and not is_loopback(address)
     }
     return found | {addresses[first], first, started.outcome.hosts.get(first, first)}
 
@@ -194,10 +194,3 @@ def _addresses_of_others(
     named = [(name, node) for node in addresses for name in (node, hosts.get(node, node))]
     known = [(address, node) for node, address in addresses.items()]
     return {name: node for name, node in (*known, *named) if name not in own}
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost" or address.startswith("localhost.")

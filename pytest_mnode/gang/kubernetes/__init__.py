@@ -2,6 +2,6 @@
 
 `engine` talks to the API server. A class in `kinds` defines which objects make a gang and how the
 root object's status is interpreted: plain Jobs, PodGroups of the scheduler itself, Kueue, Volcano
-and others. `pods` and `nodes` are values; `streams` has the watch and the
-heartbeats that ranks print; `cleanup` is the program that deletes a run's objects.
+and others. `pods` and `nodes` are values; `streams` has the watch and the heartbeats that ranks
+print; `cleanup` is the program that deletes a run's objects.
 """

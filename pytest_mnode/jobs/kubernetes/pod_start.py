@@ -15,9 +15,9 @@ from pytest_mnode.jobs.kubernetes.job_pods import JobPods
 from pytest_mnode.jobs.kubernetes.kinds import of_engine
 from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.manifest import GROUPS
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
-from pytest_mnode.launchers.kubernetes.workload import GROUPS
 from pytest_mnode.launchers.nodes import Nodes
 
 REFUSED_S, PLACED_S = 6.0, 30.0

@@ -28,13 +28,12 @@ from typing import Any
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.kubernetes import pod_relay
-from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-from pytest_mnode.launchers.kubernetes.manifest import PodsOfRun, pods_of_run
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError, warnings_about
+from pytest_mnode.launchers.kubernetes.manifest import GROUPS, PodsOfRun, pods_of_run
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods
 from pytest_mnode.launchers.kubernetes.streams import LOST, STDERR, Descriptors, Exec
-from pytest_mnode.launchers.kubernetes.workload import GROUPS, failed_events
 
 DELETE_S = 6.0
 AGAIN_S = 1.0
@@ -155,7 +154,7 @@ class Bridge:
             await asyncio.sleep(LOOK_S)
             if self.pods.up or (time.monotonic() < end and not self.pods.hopeless()):
                 continue
-            events = await asyncio.to_thread(failed_events, self.api, self.run)
+            events = await asyncio.to_thread(warnings_about, self.api, self.run.name)
             what = f"{self.run.kind} {self.run.name}"
             self.tell({"failed": self.pods.why_not_up(what, events)})
             return

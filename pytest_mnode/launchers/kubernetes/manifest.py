@@ -21,6 +21,13 @@ MOST_RUN_S = 24 * 3600
 KEPT_S = 60
 """Time that a finished Job stays (ttlSecondsAfterFinished) if nobody deletes it."""
 KINDS = "Pod, PodTemplate, Job, JobSet, TrainJob, PyTorchJob, or a Job of Volcano"
+GROUPS = {
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "PyTorchJob": "pytorchjobs",
+    "TrainJob": "trainjobs",
+}
+"""Plural of each kind, as in paths; a Job may be of batch/v1 or of Volcano."""
 Manifest = dict[str, Any]
 
 

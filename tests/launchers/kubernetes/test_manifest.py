@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.kubernetes.api import warnings_about
 from pytest_mnode.launchers.kubernetes.manifest import (
     RUN_LABEL,
     default_template,
@@ -16,7 +17,6 @@ from pytest_mnode.launchers.kubernetes.manifest import (
 )
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.template import read_manifest
-from pytest_mnode.launchers.kubernetes.workload import failed_events
 
 WAIT = ["python3", "-c", "wait"]
 
@@ -99,7 +99,7 @@ def test_warnings_about_objects_that_were_made_for_the_run() -> None:
             items = [{"involvedObject": {"name": n}, "message": f"about {n}"} for n in names]
             return {"items": items}
 
-    found = failed_events(Answers(), run)  # type: ignore[arg-type]
+    found = warnings_about(Answers(), run.name)  # type: ignore[arg-type]
     assert found == ["about mnode-r1", "about mnode-r1-node-0"]
 
 

@@ -46,7 +46,7 @@ class Kueue(Plain):
 
 
 class JobSet(Kueue):
-    """A suspended JobSet of one Job, restarted as a whole if a pod fails; it has no gangs itself."""
+    """A suspended JobSet of one Job, restarted as a whole if a pod fails; JobSet has no gangs."""
 
     name: ClassVar[str] = "jobset"
     root: ClassVar[Resource] = JOB_SET
