@@ -50,7 +50,7 @@ _TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "RE
 
 
 def phase_of(job: JobState) -> Phase:
-    """Phase of a job. Raises ClusterError for an unknown state."""
+    """Raises ClusterError for an unknown state."""
     if not job.known:
         raise ClusterError(f"job {job.job_id} is in the unknown state {job.state}")
     if "COMPLETING" in {job.state, *job.flags}:

@@ -173,7 +173,6 @@ class Requirements:
 
     @property
     def any(self) -> bool:
-        """Whether a job requests anything."""
         return self != Requirements()
 
     def met(self, text: str) -> set[str]:

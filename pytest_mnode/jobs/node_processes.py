@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 def _environ(pid: int) -> dict[str, str]:
@@ -104,5 +104,12 @@ def show(job: str, node: str, wanted: str) -> None:
     print(*find(job, node, wanted))
 
 
+PROGRAMS: dict[str, Callable[..., None]] = {
+    "pids": show,
+    "signal": send_signal,
+    "end": end,
+    "alive": alive,
+}
+
 if __name__ == "__main__":
-    {"pids": show, "signal": send_signal, "end": end, "alive": alive}[sys.argv[1]](*sys.argv[2:])
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

@@ -18,7 +18,6 @@ from pytest_mnode.spec import Spec
 
 
 def kubernetes_of(settings: Settings) -> KubernetesOptions:
-    """The Kubernetes options of these settings."""
     return KubernetesOptions(
         settings.k8s_context,
         settings.k8s_namespace,
@@ -35,7 +34,6 @@ def by_slurm(wanted: str) -> bool:
 
 
 def by_ssh(wanted: str, hostfile: Path | None) -> bool:
-    """Whether a run reaches its nodes by ssh."""
     named = wanted == "auto" and hostfile is not None
     return wanted == "ssh" or (named and not by_slurm(wanted))
 

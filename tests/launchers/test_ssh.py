@@ -6,6 +6,7 @@ import queue
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,11 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
     here = replace(WELL, connection="127.0.0.1 5 127.0.1.1 22")
     looks = {"n1": here, "n2": replace(WELL, hostname="n2")}
 
-    def nodes_from(reports: dict[str, NodeReport]) -> tuple[Node, ...]:
+    def nodes_from(reports: dict[str, NodeReport]) -> Sequence[Node]:
         addresses = {t: launcher._address(t, report) for t, report in reports.items()}
-        return launcher._nodes_from(reports, addresses, "ssh")
+        launcher._prepare()
+        launcher._take(reports, addresses, "ssh")
+        return launcher.nodes
 
     with pytest.raises(ClusterError) as raised:
         nodes_from(looks)

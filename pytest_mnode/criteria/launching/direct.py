@@ -73,7 +73,6 @@ class Direct:
         return DirectSubmission(self._cluster, submitted, self._plans(started))
 
     def _plans(self, started: Mapping[str, Sequence[styles.Process]]) -> dict[str, str]:
-        """The argument of `login` on each node."""
         files = [word for one in started.values() for p in one for word in p.argv if "/" in word]
         must_read = sorted({word for word in files if Path(word).is_file()})
         # The folder of the run's Python comes first, as in an activated environment.

@@ -50,7 +50,6 @@ class Sbatch:
 
     @property
     def runs_images(self) -> bool:
-        """Whether srun runs images here."""
         return styles.srun_takes_images(self._slurm.run("srun", "--help"))
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:

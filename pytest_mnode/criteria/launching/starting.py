@@ -43,7 +43,6 @@ class Started:
 
     @property
     def overdue(self) -> list[str]:
-        """Nodes on which the job had not ended at its limit."""
         return [node for node, code in self.outcome.codes.items() if code is None]
 
     @property

@@ -91,7 +91,6 @@ class KubernetesEngine:
         return Capacity(tuple(view.name for view in there), tuple(free))
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
-        """See Engine."""
         found = {v.name: v.taken(self._given["spec"]) for v in self._views()}
         return {node: why for node in nodes if (why := found.get(node, "no such node"))}
 
@@ -99,7 +98,6 @@ class KubernetesEngine:
         return served_views(self._api, {RUN_LABEL: self.run_id})
 
     def submit(self, request: GangRequest) -> tuple[str, ...]:
-        """See Engine."""
         self._count += 1
         name = f"mnode-gang-{self.run_id}-{self._count}"
         labels = {RUN_LABEL: self.run_id, GANG_LABEL: name}
@@ -153,13 +151,11 @@ class KubernetesEngine:
         self._unanswered = False
 
     def cancel(self, jobs: Sequence[str]) -> None:
-        """See Engine."""
         for job in jobs:
             for resource in (self._kind.root, *self._kind.beside):
                 delete(self._api, self._api.path(resource.plural, self._versions[resource], job))
 
     def observe(self) -> Observation:
-        """See Engine."""
         asked = time.time()
         try:
             roots = self._root_states()

@@ -100,7 +100,6 @@ class PodStart:
             raise ClusterError(f"{self.what}: not all pods run: {self.pods.problem()}")
 
     def addresses(self) -> dict[str, str]:
-        """Addresses of the pods, by node."""
         return {node: pod.state.address for node, pod in self.pods.by_node().items()}
 
     def order(self, orders: Mapping[str, Order]) -> None:

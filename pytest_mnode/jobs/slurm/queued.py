@@ -170,7 +170,6 @@ class Queued:
         return True
 
     def cancel(self) -> None:
-        """Cancel it by scancel, unless it is over."""
         if self.number is not None and not (self.state is not None and self.state.over):
             self.slurm.cancel(self.number)
 

@@ -254,7 +254,6 @@ class Bridge:
 
 
 async def serve(bridge: Bridge, path: Path) -> None:
-    """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

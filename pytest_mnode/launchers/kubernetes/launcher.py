@@ -82,55 +82,47 @@ class Kubernetes(RemoteLauncher):
         self._bridge_why = ""
         self._events: socket.socket | None = None
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Create the pods, wait until they run, and get a report of each. Raises ClusterError."""
-        try:
-            daemon_pid = self._connections.start(self._prepare())
-            settings = Path(self._run_dir) / "bridge.json"
-            settings.write_text(json.dumps(dataclasses.asdict(self._bridge_settings())))
-            argv = [sys.executable, "-m", _BRIDGE, str(settings), self._socket]
-            problems = self._connections.connect(
-                {self.name: (argv, self._socket)}, CONNECT_S, end_s=DELETE_S
-            )
-            if problems:
-                raise ClusterError(f"kubernetes: {problems[self.name]}")
-            events = self._listen()
-            pods = self._await_pods(events)
-            there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-            self._write_config(daemon_pid, dict.fromkeys(pods, there), self._socket)
-            reports, problems = self._reports(list(pods))
-            if problems:
-                named = {_shown(pods[host]): why for host, why in problems.items()}
-                raise unusable_nodes(named, len(pods), "kubernetes")
-            # A pod's host name is not the operator's name of the node.
-            reports = {
-                host: dataclasses.replace(reports[host], hostname=pod["node"])
-                for host, pod in pods.items()
-            }
-            addresses = {host: pod["address"] for host, pod in pods.items()}
-            self.nodes = self._nodes_from(reports, addresses, "kubernetes")
-            assert self._shared is not None
-            self.shared_dir = self._shared.settle(reports)
-            scheduler = self._spec.scheduler
-            self.pods = RunInPods(
-                self._options.context,
-                self._options.namespace,
-                self._manifest,
-                self._owner,
-                {name: self._package_dirs[host] for name, host in self._hosts_by_name.items()},
-                scheduler.engine if scheduler else None,
-                scheduler.queue if scheduler else None,
-            )
-        except BaseException:
-            self.close()
-            raise
-        self._watchers.start()
+        daemon_pid = self._connections.start(self._prepare())
+        settings = Path(self._run_dir) / "bridge.json"
+        settings.write_text(json.dumps(dataclasses.asdict(self._bridge_settings())))
+        argv = [sys.executable, "-m", _BRIDGE, str(settings), self._socket]
+        problems = self._connections.connect(
+            {self.name: (argv, self._socket)}, CONNECT_S, end_s=DELETE_S
+        )
+        if problems:
+            raise ClusterError(f"kubernetes: {problems[self.name]}")
+        events = self._listen()
+        pods = self._await_pods(events)
+        there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
+        self._write_config(daemon_pid, dict.fromkeys(pods, there), self._socket)
+        reports, problems = self._reports(list(pods))
+        if problems:
+            named = {_shown(pods[host]): why for host, why in problems.items()}
+            raise unusable_nodes(named, len(pods), "kubernetes")
+        # A pod's host name is not the operator's name of the node.
+        reports = {
+            host: dataclasses.replace(reports[host], hostname=pod["node"])
+            for host, pod in pods.items()
+        }
+        addresses = {host: pod["address"] for host, pod in pods.items()}
+        self._take(reports, addresses, "kubernetes")
+        scheduler = self._spec.scheduler
+        self.pods = RunInPods(
+            self._options.context,
+            self._options.namespace,
+            self._manifest,
+            self._owner,
+            {name: self._package_dirs[host] for name, host in self._hosts_by_name.items()},
+            scheduler.engine if scheduler else None,
+            scheduler.queue if scheduler else None,
+        )
         threading.Thread(
             target=self._hear, args=(events,), name="kubernetes-events", daemon=True
         ).start()
 
     def relay(self, port: int) -> dict[str, int]:
-        """See Launcher."""
         with self._news:
             self._ask_bridge({"relay": port})
             self._news.wait_for(

@@ -56,7 +56,6 @@ def _same_name(first: str, known: NodeReport, report: NodeReport) -> str:
 
 
 def _needs_a_scope(address: str) -> bool:
-    """Link-local IPv4 addresses need no scope."""
     found = _number(address)
     return found is not None and found.version == 6 and found.is_link_local
 

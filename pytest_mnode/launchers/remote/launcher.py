@@ -48,6 +48,15 @@ class RemoteLauncher(Launcher):
         self._watchers = Watchers(f"{self.name}-watch")
         self._closed = False
 
+    def start(self) -> None:
+        """See Launcher."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        self._watchers.start()
+
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         """See Launcher. Replaces this Python and this package's paths in `argv` by the nodes'."""
         for node in nodes:
@@ -69,11 +78,9 @@ class RemoteLauncher(Launcher):
         return None
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
-        """See Launcher."""
         self._watchers.add(on_lost)
 
     def close(self) -> None:
-        """See Launcher."""
         if self._closed:
             return
         self._closed = True
@@ -85,6 +92,10 @@ class RemoteLauncher(Launcher):
                 self._shared.remove()
 
     # For subclasses to implement.
+
+    def _start(self) -> None:
+        """Reach the nodes, and end with `_take`. Raises ClusterError."""
+        raise NotImplementedError
 
     def _why_gone(self, node: Node) -> str | None:
         """Why no command can be run on a node; None if one can, as far as is known."""
@@ -125,7 +136,6 @@ class RemoteLauncher(Launcher):
     def _write_config(
         self, daemon: int | None, commands: Mapping[str, list[str]], bridge: str = ""
     ) -> None:
-        """See bootstrap.config."""
         self._config.write_text(bootstrap.config(daemon, commands, bridge))
 
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
@@ -142,10 +152,12 @@ class RemoteLauncher(Launcher):
         commands = {host: self._proxy_command(host, argv) for host in hosts}
         return collect_reports(commands, directory, self._run_dir)
 
-    def _nodes_from(
+    def _take(
         self, reports: Mapping[str, NodeReport], addresses: Mapping[str, str], what: str
-    ) -> tuple[Node, ...]:
-        """The nodes of the run. addresses: by host, the address at which other nodes reach it."""
+    ) -> None:
+        """Take these nodes, and the directory if they all see it. addresses: by host, the address
+        at which other nodes reach it."""
+        assert self._shared is not None
         if problems := check_distinct(reports, addresses):
             raise unusable_nodes(problems, len(reports), what)
         nodes = []
@@ -153,7 +165,8 @@ class RemoteLauncher(Launcher):
             self._hosts_by_name[report.hostname] = host
             self._package_dirs[host] = report.package_dir or ""
             nodes.append(node_from_report(index, addresses[host], report, self._spec))
-        return tuple(nodes)
+        self.nodes = tuple(nodes)
+        self.shared_dir = self._shared.settle(reports)
 
     def _power_on(self, node: Node) -> None:
         """Switch a node on, and wait until it is back."""

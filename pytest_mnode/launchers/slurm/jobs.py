@@ -132,7 +132,6 @@ _JSON_KEYS = {
 
 
 def _record_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of squeue's JSON under scontrol's keys."""
     states = entry["job_state"]
     return {
         **{key: entry.get(json_key) for key, json_key in _JSON_KEYS.items()},

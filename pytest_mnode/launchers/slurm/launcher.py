@@ -74,33 +74,27 @@ class Slurm(RemoteLauncher):
         assert self.job_id is not None
         return self.job_id
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Get the nodes, and a report of each. Raises ClusterError that names what is missing."""
-        try:
-            daemon = self.allocation.daemon
-            daemon.start([self._run_dir])
-            self.granted = on_first(self.allocation.get(self._count), self._on)
-            self.job_id = self.granted.job_id
-            states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
-            names = present(self.granted, states, self._count)
-            self.unused = [name for name in self.granted.names if name not in names]
-            self._check_gpus(states, names)
-            daemon.order(remove=self._prepare())
-            remote = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-            self._write_config(
-                daemon.pid, {name: step_command(self._job, name, remote) for name in names}
-            )
-            what = f"slurm: allocation {self.job_id}"
-            reports, problems = self._reports(names)
-            if problems:
-                raise unusable_nodes(problems, len(names), what)
-            addresses = {name: states[name].address or name for name in names}
-            self.nodes = self._nodes_from(reports, addresses, what)
-            assert self._shared is not None
-            self.shared_dir = self._shared.settle(reports)
-        except BaseException:
-            self.close()
-            raise
+        daemon = self.allocation.daemon
+        daemon.start([self._run_dir])
+        self.granted = on_first(self.allocation.get(self._count), self._on)
+        self.job_id = self.granted.job_id
+        states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
+        names = present(self.granted, states, self._count)
+        self.unused = [name for name in self.granted.names if name not in names]
+        self._check_gpus(states, names)
+        daemon.order(remove=self._prepare())
+        remote = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
+        self._write_config(
+            daemon.pid, {name: step_command(self._job, name, remote) for name in names}
+        )
+        what = f"slurm: allocation {self.job_id}"
+        reports, problems = self._reports(names)
+        if problems:
+            raise unusable_nodes(problems, len(names), what)
+        addresses = {name: states[name].address or name for name in names}
+        self._take(reports, addresses, what)
         self._watch = Watch(self.slurm, self.allocation, self._job, self._watchers)
         self._watch.start(self._hosts_by_name)
 

@@ -12,6 +12,7 @@ from pytest_mnode.criteria.launching.direct import Direct
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Submitted
 from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission
+from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.launchers.slurm import JobState, nodes_from_text
 
 RUNS = JobState(7, "x", "RUNNING")
@@ -56,9 +57,13 @@ def test_a_script_requests_no_gpus_of_a_slurm_that_has_none(
     there = nodes_from_text(f"NodeName=n1 State=IDLE Gres={configured}")
     slurm = SimpleNamespace(nodes=lambda: there, run=lambda *_: "JobId=7 Partition=gpu")
     asked: list[int] = []
+
+    def why_not_submitted(request: Request, _: int) -> str:
+        asked.append(request.gpus_per_node)
+        return "full"
+
     monkeypatch.setattr(
-        "pytest_mnode.criteria.launching.sbatch.why_not_submitted",
-        lambda request, _: asked.append(request.gpus_per_node) or "full",
+        "pytest_mnode.criteria.launching.sbatch.why_not_submitted", why_not_submitted
     )
     monkeypatch.setattr(Direct, "submit", lambda *_: None)
     job = LaunchJob(

@@ -100,7 +100,7 @@ def beside(main: dict[str, Any], other: dict[str, Any], again: str) -> PodState:
 
 
 def test_containers_beside_the_main_one_neither_keep_nor_end_its_node() -> None:
-    runs = {"state": {"running": {}}}
+    runs: dict[str, Any] = {"state": {"running": {}}}
     ended = {"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
     killed = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
     lost = beside(ended, runs, "Never")

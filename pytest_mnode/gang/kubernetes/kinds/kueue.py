@@ -74,7 +74,6 @@ def jobset_spec(gang: PodGang) -> Manifest:
 
 
 def queued(gang: PodGang, spec: Manifest) -> Manifest:
-    """A manifest in the gang's queue."""
     return {"metadata": {"labels": {_QUEUE: gang.queue}}, "spec": spec}
 
 
