@@ -6,12 +6,11 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.hosts import Host
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import CONNECT_S, LONGEST_SOCKET_PATH, OpenSsh
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
@@ -30,8 +29,8 @@ class SshHost:
 class Ssh(RemoteLauncher):
     """Nodes reached by ssh; the spec's commands switch their power. Thread-safe.
 
-    unused: names of hosts in the hostfile that the run does not need. Other parameters: see
-    RemoteLauncher. Control sockets are in run_dir if its path is short enough.
+    unused: names of hosts in the hostfile that the run does not need. Control sockets are in the
+    run's directory if its path is short enough.
     """
 
     name = "ssh"
@@ -40,17 +39,13 @@ class Ssh(RemoteLauncher):
         self,
         hosts: Sequence[Host],
         spec: Spec,
-        *,
-        run_dir: str,
-        root: Path,
-        shared_dir: Path | None = None,
-        python: str = "",
+        remote: RemoteOptions,
         unused: Sequence[str] = (),
     ) -> None:
-        super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
+        super().__init__(spec, remote)
         self.unused = unused
         self._ssh = OpenSsh.named()
-        self._socket_dir = run_dir
+        self._socket_dir = remote.run_dir
         self._hosts = {host.target: SshHost(host, f"s{n}") for n, host in enumerate(hosts)}
         self._lock = threading.Lock()
         self._connections = Connections(self._lose)

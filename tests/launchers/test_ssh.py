@@ -17,6 +17,7 @@ import pytest
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers.hosts import parse_hosts
 from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from pytest_mnode.launchers.ssh import Ssh
@@ -57,7 +58,7 @@ exec sleep 300
 def made(directory: Path, hosts: str = "n1 n2".replace(" ", "\n")) -> Ssh:
     run_dir = directory / "run"
     run_dir.mkdir()
-    return Ssh(parse_hosts(hosts, "hosts"), SPEC, run_dir=str(run_dir), root=directory)
+    return Ssh(parse_hosts(hosts, "hosts"), SPEC, RemoteOptions(str(run_dir), directory))
 
 
 def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +180,7 @@ def test_a_shared_directory_that_cannot_be_leaves_none_for_sockets(
     shared = tmp_path / "file" / "below"
     hosts = parse_hosts("n1", "hosts")
     with pytest.raises(UsageError, match="--mnode-shared-dir="):
-        Ssh(hosts, SPEC, run_dir=str(run_dir), root=tmp_path, shared_dir=shared).start()
+        Ssh(hosts, SPEC, RemoteOptions(str(run_dir), tmp_path, shared)).start()
     assert not [path for path in made if Path(path).exists()]
 
 

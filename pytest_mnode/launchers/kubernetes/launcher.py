@@ -24,7 +24,7 @@ from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.launchers.remote import bootstrap
-from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.spec import Spec
 
@@ -41,7 +41,7 @@ _BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
 
 
 class Kubernetes(RemoteLauncher):
-    """Pods of one namespace, reached only through the API server. Thread-safe. See RemoteLauncher.
+    """Pods of one namespace, reached only through the API server. Thread-safe.
 
     on: names of the nodes that may have a pod; () for any.
     """
@@ -53,21 +53,17 @@ class Kubernetes(RemoteLauncher):
         self,
         nodes: int,
         spec: Spec,
+        remote: RemoteOptions,
         options: KubernetesOptions,
-        *,
-        run_dir: str,
-        root: Path,
-        shared_dir: Path | None = None,
-        python: str = "",
         on: Sequence[str] = (),
     ) -> None:
         # An image has its Python in PATH; a run in a pod uses the image of its own pod.
-        python = python or (sys.executable if in_pod() else "python3")
-        super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
+        python = remote.python or (sys.executable if in_pod() else "python3")
+        super().__init__(spec, dataclasses.replace(remote, python=python))
         self._options = options
         self._count = nodes
         self._run_id = uuid.uuid4().hex[:10]
-        self._socket = str(Path(run_dir) / "kube")
+        self._socket = str(Path(self._run_dir) / "kube")
         self._connections = Connections(self._bridge_ended)
         manifest = read_manifest(options, spec.accelerators.per_node)
         self._manifest = keep_on(manifest, on) if on else manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,32 @@ POWERED_OFF = "powered off"
 _TRY_AGAIN_S = 1.0
 
 
-class RemoteLauncher(Launcher):
-    """Nodes that are other machines, each reached by its host: its name in ssh or Slurm.
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Directories and Python of a run on other machines.
 
     run_dir: the run's directory on this machine. root: where the shared directory may be made if
-    shared_dir is None. python: path of Python on the nodes; "" for the path of this Python.
+    shared_dir is None. python: path of Python on the nodes; "" for the launcher's default.
     """
+
+    run_dir: str
+    root: Path
+    shared_dir: Path | None = None
+    python: str = ""
+
+
+class RemoteLauncher(Launcher):
+    """Nodes that are other machines, each reached by its host: its name in ssh or Slurm."""
 
     shared_kernel = False
 
-    def __init__(
-        self, spec: Spec, *, run_dir: str, root: Path, shared_dir: Path | None, python: str
-    ) -> None:
-        self.python = python or sys.executable
+    def __init__(self, spec: Spec, remote: RemoteOptions) -> None:
+        self.python = remote.python or sys.executable
         self._spec = spec
-        self._run_dir = run_dir
-        self._wanted_shared_dir = (shared_dir, root)
+        self._run_dir = remote.run_dir
+        self._wanted_shared_dir = (remote.shared_dir, remote.root)
         self._shared: SharedDir | None = None
-        self._config = Path(run_dir) / f"{self.name}.json"
+        self._config = Path(self._run_dir) / f"{self.name}.json"
         self._hosts_by_name: dict[str, str] = {}
         """Host of each node, by the node's own name."""
         self._package_dirs: dict[str, str] = {}

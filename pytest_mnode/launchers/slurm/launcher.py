@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote import bootstrap
-from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.launchers.slurm.allocation import (
     Allocation,
@@ -30,7 +29,6 @@ class Slurm(RemoteLauncher):
     """N nodes of an allocation; the spec's commands switch their power. Thread-safe.
 
     arguments: for salloc, only outside an allocation. on: names of the nodes to use; () for any.
-    Other parameters: see RemoteLauncher.
     """
 
     name = "slurm"
@@ -39,17 +37,13 @@ class Slurm(RemoteLauncher):
         self,
         nodes: int,
         spec: Spec,
+        remote: RemoteOptions,
         arguments: Sequence[str] = (),
-        *,
-        run_dir: str,
-        root: Path,
-        shared_dir: Path | None = None,
-        python: str = "",
         on: Sequence[str] = (),
     ) -> None:
         if (missing := slurm.Slurm.unavailable()) is not None:
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
-        super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
+        super().__init__(spec, remote)
         self.slurm = slurm.Slurm()
         self.allocation: Allocation = CurrentAllocation()
         self.held = "SLURM_JOB_ID" not in os.environ
@@ -85,9 +79,9 @@ class Slurm(RemoteLauncher):
         self.unused = [name for name in self.granted.names if name not in names]
         self._check_gpus(states, names)
         daemon.order(remove=self._prepare())
-        remote = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
+        there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
         self._write_config(
-            daemon.pid, {name: step_command(self._job, name, remote) for name in names}
+            daemon.pid, {name: step_command(self._job, name, there) for name in names}
         )
         what = f"slurm: allocation {self.job_id}"
         reports, problems = self._reports(names)
