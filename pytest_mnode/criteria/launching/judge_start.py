@@ -55,30 +55,19 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
     """Whether all ranks reported, met each other, and ended well."""
     what, expected, outcome = started.what, started.expected, started.outcome
     all_ranks, reports, waits = equals(expected.size), outcome.reports, outcome.waits
-    missing = missing_ranks(expected, reports)
+
+    def ranks(did: str, value: int | None, source: str, others: Sequence[str]) -> Measurement:
+        name, note = f"{what}: ranks that {did}", _several(others)
+        return Measurement(name, value, "", all_ranks, source, _first(others), note)
+
+    missing, alone = missing_ranks(expected, reports), not_met(expected, reports)
+    all_or_known = len(reports) if not missing or not started.overdue else None
+    source = f"{len(expected.nodes)} nodes × {expected.per_node}"
+    met = len(reports) - len(alone) if reports else None
     judged = [
-        Measurement(
-            f"{what}: ranks that reported",
-            len(reports) if not missing or not started.overdue else None,
-            "",
-            all_ranks,
-            f"{len(expected.nodes)} nodes × {expected.per_node}",
-            waits or _first(missing),
-            "" if waits else _several(missing),
-        )
+        ranks("reported", all_or_known, source, [waits] if waits else missing),
+        ranks("met all others", met, "a sum over all ranks", alone),
     ]
-    alone = not_met(expected, reports)
-    judged.append(
-        Measurement(
-            f"{what}: ranks that met all others",
-            len(reports) - len(alone) if reports else None,
-            "",
-            all_ranks,
-            "a sum over all ranks",
-            _first(alone),
-            _several(alone),
-        )
-    )
     sizes = [report.met.size for report in reports if report.met]
     if sizes:
         single = max(sizes) == 1 < expected.size

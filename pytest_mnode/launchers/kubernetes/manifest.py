@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,10 @@ GROUPS = {
     "TrainJob": "trainjobs",
 }
 """Plural of each kind, as in paths; a Job may be of batch/v1 or of Volcano."""
+_NO_INITIALIZERS = (
+    "jobset.sigs.k8s.io/replicatedjob-name notin (dataset-initializer,model-initializer)"
+)
+"""Pods of a TrainJob that end before its nodes start."""
 Manifest = dict[str, Any]
 
 
@@ -83,8 +87,8 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
     templates = list(_templates(manifest.get("spec", {})))
     if kind == "TrainJob":
         _train(manifest["spec"], nodes, wait)
-        selector = f"jobset.sigs.k8s.io/jobset-name={metadata['name']}"
-        return PodsOfRun(manifest, selector, "node")
+        of_jobset = f"jobset.sigs.k8s.io/jobset-name={metadata['name']}"
+        return PodsOfRun(manifest, f"{of_jobset},{_NO_INITIALIZERS}", "node")
     if not templates:
         raise UsageError(f"kind {kind} has no pod template; accepted: {KINDS}")
     for template in templates:
@@ -213,15 +217,19 @@ def _set_count(manifest: Manifest, nodes: int) -> None:
     spec, kind = manifest["spec"], manifest["kind"]
     if kind == "Job" and "tasks" in spec:  # Volcano's
         first, *others = spec["tasks"]
-        first["replicas"] = nodes - sum(task.get("replicas", 1) for task in others)
+        first["replicas"] = _left(nodes, (task.get("replicas", 1) for task in others))
+        first.pop("minAvailable", None)
         spec["minAvailable"] = nodes
         spec.setdefault("ttlSecondsAfterFinished", KEPT_S)
     elif kind == "Job":
         _set_job(spec, nodes)
     elif kind == "JobSet":
-        first = spec["replicatedJobs"][0]
+        first, *others = spec["replicatedJobs"]
         first["replicas"] = 1
-        _set_job(first["template"]["spec"], nodes, own_end=False)
+        besides = (
+            one.get("replicas", 1) * one["template"]["spec"].get("parallelism", 1) for one in others
+        )
+        _set_job(first["template"]["spec"], _left(nodes, besides), own_end=False)
         spec.setdefault("ttlSecondsAfterFinished", KEPT_S)
     elif kind == "PyTorchJob":
         replicas = spec["pytorchReplicaSpecs"]
@@ -238,13 +246,25 @@ def _set_count(manifest: Manifest, nodes: int) -> None:
         raise UsageError(f"kind {kind} is not supported; accepted: {KINDS}")
 
 
+def _left(nodes: int, besides: Iterable[int]) -> int:
+    """Number of pods of the first kind, if all pods are nodes of the run. Raises UsageError."""
+    others = sum(besides)
+    if others >= nodes:
+        raise UsageError(
+            f"{nodes} nodes: the template has {others} pods besides its first kind of pod, and "
+            "each is a node; remove them, or request more nodes"
+        )
+    return nodes - others
+
+
 def _set_job(spec: Manifest, nodes: int, *, own_end: bool = True) -> None:
     spec["parallelism"] = spec["completions"] = nodes
     spec["completionMode"] = "Indexed"
     # A pod whose node was lost is replaced; the run reports the loss. Failures are counted by
     # index, so that those of one node do not delay the pods of others.
     spec.setdefault("backoffLimit", 1000)
-    spec.setdefault("backoffLimitPerIndex", 1000)
+    if spec["template"]["spec"]["restartPolicy"] == "Never":  # else Kubernetes refuses it
+        spec.setdefault("backoffLimitPerIndex", 1000)
     spec.setdefault("activeDeadlineSeconds", MOST_RUN_S)
     if own_end:
         spec.setdefault("ttlSecondsAfterFinished", KEPT_S)

@@ -59,6 +59,30 @@ def test_a_pod_that_restarts_for_ever_becomes_one_that_a_job_may_have() -> None:
     assert made.manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never"
 
 
+def test_pods_that_restart_in_place_have_no_limit_per_index() -> None:
+    spec = pods_of_run(job({"spec": pod(restartPolicy="OnFailure")}), "r1", 3, WAIT).manifest[
+        "spec"
+    ]
+    assert (spec["backoffLimit"], spec.get("backoffLimitPerIndex")) == (1000, None)
+
+
+def test_all_pods_of_a_jobset_are_nodes_of_the_run() -> None:
+    around = {"parallelism": 1, "template": {"spec": pod()}}
+    jobs = [{"name": n, "template": {"spec": dict(around)}} for n in ("worker", "leader")]
+    given = {"kind": "JobSet", "spec": {"replicatedJobs": jobs}}
+    found = pods_of_run(given, "r1", 4, WAIT).manifest["spec"]["replicatedJobs"]
+    assert [one["template"]["spec"]["parallelism"] for one in found] == [3, 1]
+    with pytest.raises(UsageError, match=r"^1 nodes: the template has 1 pods besides its first"):
+        pods_of_run(given, "r1", 1, WAIT)
+
+
+def test_a_task_of_volcano_waits_for_no_more_pods_than_it_has() -> None:
+    task = {"name": "node", "replicas": 8, "minAvailable": 8, "template": {"spec": pod()}}
+    given = {"kind": "Job", "spec": {"tasks": [task]}}
+    [made] = pods_of_run(given, "r1", 4, WAIT).manifest["spec"]["tasks"]
+    assert (made["replicas"], "minAvailable" in made) == (4, False)
+
+
 def test_an_annotation_that_names_no_container_is_ignored() -> None:
     name = "kubectl.kubernetes.io/default-container"
     two = {"containers": [{"name": "proxy"}, {"name": "train"}]}
@@ -179,7 +203,10 @@ def test_a_train_job_gets_nodes_and_command() -> None:
     }
     made = pods_of_run(given, "r1", 4, WAIT)
     assert made.manifest["spec"]["trainer"] == {"numNodes": 4, "command": WAIT}
-    assert made.selector == "jobset.sigs.k8s.io/jobset-name=mnode-r1"
+    assert made.selector == (  # initializers are no nodes
+        "jobset.sigs.k8s.io/jobset-name=mnode-r1,"
+        "jobset.sigs.k8s.io/replicatedjob-name notin (dataset-initializer,model-initializer)"
+    )
 
 
 def test_the_default_asks_for_what_the_spec_promises() -> None:
