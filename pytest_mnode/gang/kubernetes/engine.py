@@ -24,7 +24,7 @@ from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain
 from pytest_mnode.gang.kubernetes.kinds.plain import PodGang, Resource
 from pytest_mnode.gang.kubernetes.nodes import NodeView
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, GangPod, RootState, record_of
-from pytest_mnode.gang.kubernetes.served import api_version, served_views
+from pytest_mnode.gang.kubernetes.served import admitted, api_version, served_views
 from pytest_mnode.gang.kubernetes.streams import PodEvent, Streams
 from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
@@ -68,6 +68,7 @@ class KubernetesEngine:
         self._versions = {
             one: api_version(self._api, one.group, one.plural) for one in resources if one
         }
+        self._pod = admitted(self._api, self._given)
         check_logs(self._api)  # heartbeats are read from logs
         self._count = 0
         self._unanswered = self._submitted = False
@@ -86,12 +87,12 @@ class KubernetesEngine:
 
     def capacity(self) -> Capacity:
         """Nodes on which a rank's pod can run; free are those with room for it."""
-        there = [view for view in self._views() if view.suits(self._given["spec"])]
-        free = [v.name for v in there if not v.ours and not v.taken(self._given["spec"])]
+        there = [view for view in self._views() if view.suits(self._pod)]
+        free = [v.name for v in there if not v.ours and not v.taken(self._pod)]
         return Capacity(tuple(view.name for view in there), tuple(free))
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
-        found = {v.name: v.taken(self._given["spec"]) for v in self._views()}
+        found = {v.name: v.taken(self._pod) for v in self._views()}
         return {node: why for node in nodes if (why := found.get(node, "no such node"))}
 
     def _views(self) -> list[NodeView]:

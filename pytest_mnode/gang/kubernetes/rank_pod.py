@@ -33,8 +33,8 @@ def template(
 ) -> Manifest:
     """A pod template whose main container prints heartbeats for `runs_s` seconds.
 
-    given: the user's template, kept except for the command. labels: the gang's. nodes: the only
-    ones that the pod may have; () for any. priority: "" for none.
+    given: the user's template, kept except for the command and other containers. labels: the
+    gang's. nodes: the only ones that the pod may have; () for any. priority: "" for none.
     """
     made: Manifest = copy.deepcopy(dict(given))
     metadata = made.setdefault("metadata", {})
@@ -44,6 +44,7 @@ def template(
     variables = [_GANG, _RESTARTS, kind.rank_variable, _NODE]
     command = [python, "-I", "-S", "-c", text, "-", f"{runs_s:.3f}", *variables]
     main = set_command(made, command)
+    spec["containers"] = [main]  # another one would keep the pod after its rank has ended
     restarts: Manifest = {"value": "0"}
     if path := kind.restarts_from:
         restarts = {"valueFrom": {"fieldRef": {"fieldPath": path}}}

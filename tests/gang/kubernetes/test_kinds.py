@@ -142,6 +142,14 @@ def test_a_ranks_pod_keeps_what_the_template_says() -> None:
     assert apart["labelSelector"] == {"matchLabels": {RUN_LABEL: "r1"}}
 
 
+def test_no_container_outlives_the_rank() -> None:
+    spec = {"containers": [*TEMPLATE["spec"]["containers"], {"name": "tcpx-daemon"}]}
+    pod = rank_pod.template(
+        {"spec": spec}, LABELS, python="py", runs_s=4, kind=KINDS["default"], nodes=[], priority=""
+    )
+    assert [one["name"] for one in pod["spec"]["containers"]] == ["train"]
+
+
 @pytest.mark.parametrize("least", [3, 2])
 def test_how_many_pods_a_gang_needs(least: int) -> None:
     native = made("native", least=least)
