@@ -47,6 +47,7 @@ class NodeState:
     gpus: number of GPUs in its configuration; None if it lists none.
     counts_gpus: whether Slurm accounts for its GPUs.
     features: active features, which --constraint selects.
+    gres: its generic resources as configured. memory_mbytes: memory for jobs.
     """
 
     name: str
@@ -61,6 +62,8 @@ class NodeState:
     partitions: tuple[str, ...] = ()
     counts_gpus: bool = False
     features: frozenset[str] = frozenset()
+    gres: str = ""
+    memory_mbytes: int = 0
 
     @property
     def lost(self) -> bool:
@@ -143,7 +146,7 @@ def _from_record(record: Mapping[str, str]) -> NodeState:
     flags = set(words[1:]) | {word for mark, word in _MARKS.items() if mark in state}
     if words[0] in _KEPT_IDLE:
         flags, words = {*flags, words[0]}, ["IDLE"]
-    reason = record.get("Reason", "")
+    reason, gres = record.get("Reason", ""), record.get("Gres", "")
     return NodeState(
         name=record["NodeName"],
         state=words[0],
@@ -153,8 +156,11 @@ def _from_record(record: Mapping[str, str]) -> NodeState:
         address=text_of(record.get("NodeAddr")),
         cpus=number(record.get("CPUTot")),
         cpus_allocated=number(record.get("CPUAlloc")),
-        gpus=gpus_of(record.get("Gres", "")),
+        gpus=gpus_of(gres),
         partitions=tuple(filter(None, record.get("Partitions", "").split(","))),
         counts_gpus=bool(re.search(r"(?:^|,)gres/gpu[:=]", record.get("CfgTRES", ""))),
         features=frozenset((text_of(record.get("ActiveFeatures")) or "").split(",")) - {""},
+        gres=gres,
+        memory_mbytes=(number(record.get("RealMemory")) or 0)
+        - (number(record.get("MemSpecLimit")) or 0),
     )

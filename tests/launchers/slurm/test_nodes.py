@@ -24,7 +24,8 @@ SILENT = "NodeName=gpu-03 CPUTot=96 State=ALLOCATED* Partitions=gpu"
 def test_reads_a_node() -> None:
     (node,) = nodes_from_text(IDLE)
     assert node == NodeState(
-        "gpu-01", "IDLE", frozenset(), None, "gpu-01", "10.1.0.1", 96, 0, 8, ("gpu", "all")
+        *("gpu-01", "IDLE", frozenset(), None, "gpu-01", "10.1.0.1", 96, 0, 8, ("gpu", "all")),
+        gres="gpu:h100:8(S:0-1)",
     )
     assert node.usable
     assert not node.lost
