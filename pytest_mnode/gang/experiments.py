@@ -91,7 +91,6 @@ class Stage:
         return self.promise.next_within_s + self.promise.together_s + 1.0
 
     def gang(self, name: str) -> GangRequest:
-        """A gang of the planned size."""
         runs_s = self.promise.runs_s
         return GangRequest(name, self.plan.size, runs_s, runs_s + _SPARE_S, self.plan.arena)
 
@@ -255,7 +254,6 @@ def lose_a_node(stage: Stage, title: str, power: PowerSwitch) -> Lost:
 
 
 def _is_whole(watch: Watch, gang: Gang, restarts: int) -> bool:
-    """Whether the gang is still whole in this start."""
     last = watch.last(gang)
     return last is not None and last.state is State.WHOLE and last.restarts == restarts
 

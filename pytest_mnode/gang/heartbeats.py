@@ -105,7 +105,6 @@ def spans(beats: Iterable[Heartbeat], gap_s: float = GAP_S) -> list[RankSpan]:
 
 
 def distinct(ranks: Iterable[RankSpan]) -> int:
-    """Number of different ranks."""
     return len({(one.job, one.rank) for one in ranks})
 
 

@@ -36,14 +36,12 @@ def judged_rounds(rounds: Sequence[Round], promise: GangCriterion) -> list[Measu
 
 
 def judged_size(window: Window, promise: GangCriterion) -> list[Measurement]:
-    """Measurements of a gang that is larger than the cluster."""
     off = clocks_off([window], promise)
     judged = [*judged_oversize(window, promise), *_of_any_window(window, promise, off, {})]
     return [*judged, *_recorded([window])]
 
 
 def judged_lost(lost: Lost, promise: GangCriterion) -> list[Measurement]:
-    """Measurements of a gang that lost a node."""
     window, off = lost.window, clocks_off([lost.window], promise)
     judged = [
         *judged_loss(lost, promise, off),

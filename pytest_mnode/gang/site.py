@@ -42,7 +42,6 @@ class Report:
     charts: tuple[Timeline, ...] = ()
 
     def text(self) -> str:
-        """The lines as one text to print."""
         return "\n".join(self.lines)
 
 

@@ -31,7 +31,7 @@ from pytest_mnode.gang.heartbeats import HeartbeatFiles
 from pytest_mnode.gang.slurm_options import NEVER, ONLY, for_sbatch, left_out, without
 from pytest_mnode.gang.slurm_room import SlurmRoom, is_free
 from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, SlurmCleanup
-from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError, expand
+from pytest_mnode.launchers.slurm import JobState, NodeState, Slurm, SlurmError, compress, expand
 
 ON = "--format=%A|%T|%u|%N|%j"
 """The format of squeue that `jobs_on` reads."""
@@ -42,14 +42,15 @@ _FAILED = frozenset(
 _BLOCKED = re.compile(
     r"QOS|Assoc|Licenses|JobHeld|JobHold|Held|Dependency|BeginTime|PartitionDown|PartitionInactive"
     r"|Invalid(?:Account|QOS)|AccountNotAllowed|AccountingPolicy|Max\w+Per(?:Account|User)\b"
-    r"|\w*Limit\b|\w+_held(?:_state)?\b"
+    r"|\w*Limit\b|\w+_held(?:_state)?\b|Reservation"
 )
-"""Reasons of a pending job that free nodes do not remove, such as limits, holds, begin times."""
-_TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT"})
+"""Reasons of a pending job that free nodes do not remove, such as limits, holds, begin times.
+Source: squeue(1), JOB REASON CODES."""
+_TAKEN_OUT = frozenset({"DRAIN", "DRAINED", "DRAINING", "MAINT", "RESERVED", "REBOOT", "BLOCKED"})
 
 
 def phase_of(job: JobState) -> Phase:
-    """Phase of a job. Raises ClusterError for an unknown state."""
+    """Raises ClusterError for an unknown state."""
     if not job.known:
         raise ClusterError(f"job {job.job_id} is in the unknown state {job.state}")
     if "COMPLETING" in {job.state, *job.flags}:
@@ -171,7 +172,7 @@ class SlurmEngine:
         # observation.
         text = self._slurm.run(
             *("squeue", "--all", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"),
-            *(f"--nodelist={','.join(nodes)}", ON),
+            *(f"--nodelist={compress(nodes, tails=False)}", ON),
         )
         return others_of(nodes, jobs_on(text), there, self._job_name)
 
@@ -194,7 +195,7 @@ class SlurmEngine:
             "--exclusive",
             f"--time={minutes}",
             "--requeue" if request.requeue else "--no-requeue",
-            *([f"--exclude={','.join(others)}"] if others else []),
+            *([f"--exclude={compress(others, tails=False)}"] if others else []),
             f"--chdir={self.directory}",
             f"--output={self.directory}/%j.out",
             "--open-mode=append",

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.slurm import NodeState, expand
 from pytest_mnode.launchers.slurm.nodes import ASIDE
-from pytest_mnode.launchers.slurm.records import number, records
 
 ONLY, NEVER = ("--nodelist", "-w"), ("--exclude", "-x")
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT")
@@ -171,26 +170,17 @@ class Requirements:
         asked += [_gres(one, f"--gres={text}", "gpu:4, gpu:a100:4") for one in some]
         return cls(tuple(asked), _mbytes(options), _cpus(options))
 
-    @property
-    def any(self) -> bool:
-        """Whether a job requests anything."""
-        return self != Requirements()
-
-    def met(self, text: str) -> set[str]:
-        """Names of the nodes that meet these requests, from `scontrol --oneliner show node`."""
-        return {record["NodeName"] for record in records(text, "NodeName") if self._by(record)}
-
-    def _by(self, node: dict[str, str]) -> bool:
+    def met_by(self, node: NodeState) -> bool:
+        """Whether a node has as much as a job requests."""
         has = [
             (match[1], match[2], int(match[3]))
-            for one in re.split(r",(?![^()]*\))", node.get("Gres", ""))
+            for one in re.split(r",(?![^()]*\))", node.gres)
             if (match := _TYPED.fullmatch(one))
         ]
-        memory = (number(node.get("RealMemory")) or 0) - (number(node.get("MemSpecLimit")) or 0)
         return (
             all(_count(has, name, kind) >= count for name, kind, count in self.gres)
-            and memory >= self.memory_mbytes
-            and (number(node.get("CPUTot")) or 0) >= self.cpus
+            and node.memory_mbytes >= self.memory_mbytes
+            and (node.cpus or 0) >= self.cpus
         )
 
 

@@ -12,8 +12,10 @@ from pytest_mnode.launchers.slurm.records import reserved_nodes
 
 
 def is_free(node: NodeState) -> bool:
-    """Whether no job uses the node."""
-    return node.state == "IDLE" and "COMPLETING" not in node.flags and not node.cpus_allocated
+    """Whether no job uses the node, or keeps it from others: a job with exclusive topology blocks
+    its neighbours."""
+    used = node.flags & {"COMPLETING", "BLOCKED"} or node.cpus_allocated
+    return node.state == "IDLE" and not used
 
 
 class SlurmRoom:
@@ -30,8 +32,8 @@ class SlurmRoom:
         """Nodes that a job may get, now or when others end. Raises ClusterError, UsageError."""
         target = replace(self.target, partitions=self.target.partitions or (self._default(),))
         there = self._slurm.nodes()
-        out = {*target.out([node.name for node in there]), *self._lacking(there)}
-        found = target.nodes(there, self._reserved())
+        out = set(target.out([node.name for node in there]))
+        found = filter(self._requirements.met_by, target.nodes(there, self._reserved()))
         return tuple(node for node in found if node.name not in out)
 
     def _reserved(self) -> tuple[str, ...]:
@@ -41,13 +43,6 @@ class SlurmRoom:
         return reserved_nodes(
             self._slurm.run("scontrol", "--oneliner", "show", "reservation"), name
         )
-
-    def _lacking(self, there: Sequence[NodeState]) -> set[str]:
-        """Nodes that do not meet the job's requests per node."""
-        if not self._requirements.any:
-            return set()
-        text = self._slurm.run("scontrol", "--all", "--oneliner", "show", "node")
-        return {node.name for node in there} - self._requirements.met(text)
 
     def _default(self) -> str:
         """Name of the default partition. Raises ClusterError without one."""

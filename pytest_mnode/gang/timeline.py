@@ -122,7 +122,6 @@ class Stretch:
 
     @property
     def at_most_s(self) -> float:
-        """Longest possible duration."""
         return self.latest_s - self.before_s
 
     @property
@@ -137,22 +136,18 @@ class Stretch:
 
     @property
     def began_s(self) -> float:
-        """Time of its first answer."""
         return self.first.answered_s
 
 
 def by_state(one: Sighting) -> Hashable:
-    """Key of sightings with equal state and start."""
     return one.state, one.restarts
 
 
 def by_status(one: Sighting) -> Hashable:
-    """Key of sightings with equal state, start and status."""
     return one.state, one.restarts, one.status
 
 
 def by_all(one: Sighting) -> Hashable:
-    """Key of sightings with equal state, start, status and nodes."""
     return one.state, tuple(sorted(one.nodes)), one.status, one.restarts
 
 

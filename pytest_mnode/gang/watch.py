@@ -32,8 +32,6 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The clock of the controller."""
-
     def now(self) -> float:
         return time.time()
 
@@ -84,7 +82,6 @@ class Watch:
         return gang
 
     def note(self, text: str) -> None:
-        """Record a note with the present time."""
         self._notes.append((self._clock.now(), text))
         progress(f"{self._title}: {text}")
 
@@ -93,7 +90,6 @@ class Watch:
         self._switched_off.add(node)
 
     def cancel(self, gangs: Iterable[Gang]) -> None:
-        """Cancel these gangs."""
         some = list(gangs)
         if some:
             self._engine.cancel([job for gang in some for job in gang.jobs])
@@ -154,7 +150,6 @@ class Watch:
         return () if last is None else last.nodes
 
     def all_in_state(self, gangs: Iterable[Gang], state: State) -> bool:
-        """Whether all of these gangs are in this state."""
         return all(self.state(gang) is state for gang in gangs)
 
     def any_waiting(self, gangs: Iterable[Gang]) -> bool:
@@ -171,7 +166,6 @@ class Watch:
 
     @property
     def observations(self) -> tuple[Observation, ...]:
-        """All observations so far."""
         return tuple(self._observations)
 
     def clear_up(self, free_before: Iterable[str], limit_s: float) -> None:
@@ -199,7 +193,6 @@ class Watch:
         self._taken = tuple(f"{node}: {who}" for node, who in sorted(taken.items()))
 
     def window(self) -> Window:
-        """The round as it was watched."""
         return Window(
             self._title,
             tuple(self._gangs),

@@ -83,18 +83,15 @@ class Window:
 
     @property
     def names_of_jobs(self) -> dict[str, str]:
-        """Names of gangs by the ids of their jobs."""
         return {job: gang.name for gang in self.gangs for job in gang.jobs}
 
     def gang(self, name: str) -> Gang:
         return next(gang for gang in self.gangs if gang.name == name)
 
     def seen(self, gang: Gang) -> list[Sighting]:
-        """The sightings of a gang, in order."""
         return sightings(gang, self.observations)
 
     def states(self, gang: Gang) -> list[Stretch]:
-        """The states of a gang, in order."""
         return stretches(self.seen(gang), gang.submitted_s, by_state)
 
     def beats(self, gang: Gang, restarts: int | None = None) -> list[Heartbeat]:
@@ -117,7 +114,6 @@ class Window:
         return only_blocked(waits)
 
     def blocked_note(self, gang: Gang, why: str) -> str:
-        """A note about a blocked gang."""
         return f"{self.who(gang)} was blocked by something other than nodes: {why}"
 
     def status(self, gang: Gang) -> str:

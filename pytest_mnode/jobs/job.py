@@ -135,7 +135,6 @@ class JobSnapshot:
 
     @property
     def is_over(self) -> bool:
-        """Whether torchrun has ended on every node."""
         return len(self.ended) == len(self.nodes)
 
 

@@ -89,7 +89,6 @@ def living(nodes: Places, names: Iterable[str]) -> list[str]:
 
 
 def is_there(nodes: Nodes, node: str) -> bool:
-    """Whether commands run on a node."""
     try:
         [result] = nodes.run(["true"], node, timeout=_LIMIT_S)
     except NodeLostError:

@@ -30,12 +30,14 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
         from pytest_mnode.jobs.slurm.nodes import names_of
         from pytest_mnode.jobs.slurm.submitted import SubmittedJob
         from pytest_mnode.launchers.slurm import Slurm
+        from pytest_mnode.launchers.slurm.nodes import gpus_to_request
 
         slurm = Slurm()
+        there = slurm.nodes()
         wanted = dict.fromkeys((*nodes, *job.spares))
-        names = names_of(slurm.nodes(), wanted, cluster.slurm_names)
+        names = names_of(there, wanted, cluster.slurm_names)
         site = sbatch.site_of(slurm.run("scontrol", "--oneliner", "show", "job", str(allocation)))
-        gpus = cluster.accelerators_per_node
+        gpus = gpus_to_request(cluster.accelerators_per_node, there)
         here = os.getcwd()  # noqa: PTH109  as text
         request = sbatch.request_of(job, nodes, names, site, gpus=gpus, directory=here)
         why = sbatch.why_not_submitted(request, allocation)

@@ -39,12 +39,10 @@ class LaunchedJob(ABC):
 
     @property
     def requeue(self) -> int:
-        """How often it was started again."""
         return self._requeue
 
     @property
     def events(self) -> tuple[JobEvent, ...]:
-        """Its events until now, in order."""
         return tuple(self._events)
 
     def kill(

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 def _environ(pid: int) -> dict[str, str]:
@@ -100,17 +100,16 @@ def alive(*processes: str) -> None:
             print(pid)
 
 
-def main(what: str, *words: str) -> None:
-    match what:
-        case "pids":
-            print(*find(*words))
-        case "signal":
-            send_signal(*words)
-        case "end":
-            end(*words)
-        case "alive":
-            alive(*words)
+def show(job: str, node: str, wanted: str) -> None:
+    print(*find(job, node, wanted))
 
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    "pids": show,
+    "signal": send_signal,
+    "end": end,
+    "alive": alive,
+}
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

@@ -109,7 +109,6 @@ class RunningJob(LaunchedJob):
             self._logs.cleanup()
 
     def _launch(self, nodes: tuple[str, ...]) -> None:
-        """Start torchrun on these nodes."""
         self._first_size = self._first_size or len(nodes)
         self._ended, self._lost, self._preempted = {}, (), False
         self._nodes = nodes
@@ -161,16 +160,13 @@ class RunningJob(LaunchedJob):
                 process.wait(_REAP_S)
 
     def _exit_statuses(self) -> dict[str, int]:
-        """Exit statuses of torchrun, by node on which it has ended."""
         return {n: p.returncode for n, p in self._torchruns.items() if p.poll() is not None}
 
     def _still_running(self) -> list[str]:
-        """Nodes on which torchrun has not ended."""
         ended = self._exit_statuses()
         return [name for name in self.nodes if name not in ended]
 
     def _how_ended(self, node: str, status: int) -> str:  # noqa: ARG002
-        """The detail of an event."""
         return f"status {status}"
 
     def _snapshot(self) -> JobSnapshot:
@@ -216,7 +212,6 @@ class RunningJob(LaunchedJob):
         return f"the job still runs on {', '.join(self._still_running())}"
 
     def _printed(self, node: str, requeue: int) -> str:
-        """Output of one start on a node."""
         path = self._log(node, requeue)
         return path.read_text(errors="replace") if path.exists() else ""
 

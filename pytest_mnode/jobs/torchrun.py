@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.jobs.job import Job
+from pytest_mnode.launchers.node import socket_pins
 
 EXIT_PREEMPTED = 75
 """EX_TEMPFAIL: the exit status of a rank that got SIGTERM and has saved its state."""
@@ -79,9 +80,7 @@ class Start:
     ) -> dict[str, str]:
         """Variables to add on one node. given: the environment of the run."""
         env = {"OMP_NUM_THREADS": "1"}
-        if interface:
-            pins = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-            env |= {name: value for name, value in pins.items() if name not in given}
+        env |= {n: value for n, value in socket_pins(interface).items() if n not in given}
         if job.restarts and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in given:
             # Else restarted ranks find the addresses of their predecessors in the store.
             env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -13,12 +13,12 @@ from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
 from pytest_mnode.launchers.rack import Layout, Link, Rack
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import Spec
 
 
 def kubernetes_of(settings: Settings) -> KubernetesOptions:
-    """The Kubernetes options of these settings."""
     return KubernetesOptions(
         settings.k8s_context,
         settings.k8s_namespace,
@@ -35,7 +35,6 @@ def by_slurm(wanted: str) -> bool:
 
 
 def by_ssh(wanted: str, hostfile: Path | None) -> bool:
-    """Whether a run reaches its nodes by ssh."""
     named = wanted == "auto" and hostfile is not None
     return wanted == "ssh" or (named and not by_slurm(wanted))
 
@@ -63,16 +62,17 @@ def choose(
     job = os.environ.get("SLURM_JOB_ID")
     if (unused := _unused(settings, job is not None, spec)) is not None:
         raise UsageError(unused)
+    run_dir = cleanup_dirs[0] if cleanup_dirs else ""
+    remote = RemoteOptions(run_dir, root, settings.shared_dir, settings.python)
     if by_slurm(wanted):
-        run_dir = cleanup_dirs[0] if cleanup_dirs else ""
         why = f"inside of job {job}" if job else "requested"
-        return _slurm(settings, nodes, spec, run_dir, root), why
+        return _slurm(settings, nodes, spec, remote), why
     if by_ssh(wanted, settings.hostfile):
         why = "requested" if wanted == "ssh" else f"hostfile {settings.hostfile}"
-        return _ssh(settings, nodes, spec, cleanup_dirs[0], root), why
+        return _ssh(settings, nodes, spec, remote), why
     if by_kubernetes(wanted, kubernetes):
         why = kubernetes.given or "inside of a pod" if wanted == "auto" else "requested"
-        return _kubernetes(settings, nodes, spec, cleanup_dirs[0], root), why
+        return _kubernetes(settings, nodes, spec, remote), why
     if wanted == "local":
         return Local(nodes), "requested"
     reason = Rack.unavailable()
@@ -114,37 +114,19 @@ def _unused(settings: Settings, in_job: bool, spec: Spec) -> str | None:
     return f"{given}: Slurm is not used with {by}; leave one of them out"
 
 
-def _slurm(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -> Launcher:
+def _slurm(settings: Settings, nodes: int, spec: Spec, remote: RemoteOptions) -> Launcher:
     from pytest_mnode.launchers.slurm.launcher import Slurm
 
-    return Slurm(
-        nodes,
-        spec,
-        settings.slurm_args,
-        run_dir=run_dir,
-        root=root,
-        shared_dir=settings.shared_dir,
-        python=settings.python,
-        on=settings.on,
-    )
+    return Slurm(nodes, spec, remote, settings.slurm_args, settings.on)
 
 
-def _kubernetes(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -> Launcher:
+def _kubernetes(settings: Settings, nodes: int, spec: Spec, remote: RemoteOptions) -> Launcher:
     from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
 
-    return Kubernetes(
-        nodes,
-        spec,
-        kubernetes_of(settings),
-        run_dir=run_dir,
-        root=root,
-        shared_dir=settings.shared_dir,
-        python=settings.python,
-        on=settings.on,
-    )
+    return Kubernetes(nodes, spec, remote, kubernetes_of(settings), settings.on)
 
 
-def _ssh(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -> Launcher:
+def _ssh(settings: Settings, nodes: int, spec: Spec, remote: RemoteOptions) -> Launcher:
     from pytest_mnode.launchers.ssh import Ssh
 
     if settings.hostfile is None:
@@ -157,15 +139,7 @@ def _ssh(settings: Settings, nodes: int, spec: Spec, run_dir: str, root: Path) -
             f"hosts to it, or give --mnode-nodes={len(hosts)}"
         )
     used = hosts_on(settings.hostfile, settings.on)[:nodes]
-    return Ssh(
-        used,
-        spec,
-        unused=[host.name for host in hosts if host not in used],
-        run_dir=run_dir,
-        root=root,
-        shared_dir=settings.shared_dir,
-        python=settings.python,
-    )
+    return Ssh(used, spec, remote, unused=[host.name for host in hosts if host not in used])
 
 
 def _rack(nodes: int, spec: Spec, cleanup_dirs: Sequence[str]) -> Rack:

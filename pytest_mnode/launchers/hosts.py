@@ -150,7 +150,7 @@ class Host:
 def read_hostfile(path: Path) -> tuple[Host, ...]:
     """Hosts of a hostfile, in file order. Raises UsageError, one line, that names file and line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors of other systems write a mark first
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8; {ACCEPTED}") from None
     except OSError as error:

@@ -32,9 +32,7 @@ class Local(Launcher):
         )
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
-        """`argv` itself, once per node."""
         return [list(argv) for _ in nodes]
 
     def agent_command(self, argv: Sequence[str]) -> list[str]:
-        """`argv` itself."""
         return list(argv)

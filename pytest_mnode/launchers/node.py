@@ -43,13 +43,18 @@ class Node:
     @property
     def collective_env(self) -> dict[str, str]:
         """Variables that make gloo and NCCL use the fabric, and NCCL see this node as one host."""
-        env = {}
-        if self.fabric_interface:
-            env["GLOO_SOCKET_IFNAME"] = self.fabric_interface
-            env["NCCL_SOCKET_IFNAME"] = f"={self.fabric_interface}"  # "=": exact name, not a prefix
+        env = socket_pins(self.fabric_interface)
         if self.nccl_host is not None:
             env["NCCL_HOSTID"] = self.nccl_host
         return env
+
+
+def socket_pins(interface: str | None) -> dict[str, str]:
+    """Variables that make gloo and NCCL use this interface; {} for None."""
+    if not interface:
+        return {}
+    # "=": the exact name, not a prefix
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 @dataclass(frozen=True, slots=True)

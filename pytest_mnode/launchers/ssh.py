@@ -6,12 +6,11 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.hosts import Host
 from pytest_mnode.launchers.node import Node
-from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import CONNECT_S, LONGEST_SOCKET_PATH, OpenSsh
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
@@ -30,8 +29,8 @@ class SshHost:
 class Ssh(RemoteLauncher):
     """Nodes reached by ssh; the spec's commands switch their power. Thread-safe.
 
-    unused: names of hosts in the hostfile that the run does not need. Other parameters: see
-    RemoteLauncher. Control sockets are in run_dir if its path is short enough.
+    unused: names of hosts in the hostfile that the run does not need. Control sockets are in the
+    run's directory if its path is short enough.
     """
 
     name = "ssh"
@@ -40,50 +39,39 @@ class Ssh(RemoteLauncher):
         self,
         hosts: Sequence[Host],
         spec: Spec,
-        *,
-        run_dir: str,
-        root: Path,
-        shared_dir: Path | None = None,
-        python: str = "",
+        remote: RemoteOptions,
         unused: Sequence[str] = (),
     ) -> None:
-        super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
+        super().__init__(spec, remote)
         self.unused = unused
         self._ssh = OpenSsh.named()
-        self._socket_dir = run_dir
+        self._socket_dir = remote.run_dir
         self._hosts = {host.target: SshHost(host, f"s{n}") for n, host in enumerate(hosts)}
         self._lock = threading.Lock()
         self._connections = Connections(self._lose)
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Connect to all hosts at once, and collect a report of each. Raises ClusterError."""
-        try:
-            remove = self._prepare()
-            # The directory is made just before the daemon that removes it starts.
-            # OpenSSH parses the path as a configuration value: blanks and quotes are special.
-            odd = not set(self._run_dir).isdisjoint(" \t\"'\\")
-            if odd or len(self._run_dir) > LONGEST_SOCKET_PATH - len("/s0000"):
-                self._socket_dir = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
-            daemon_pid = self._connections.start(sorted({*remove, self._socket_dir}))
-            command = self._ssh.command
-            self._write_config(
-                daemon_pid, {t: command(t, self._socket(t), self.python) for t in self._hosts}
-            )
-            problems = self._connect(list(self._hosts), CONNECT_S + 5.0)
-            reports, more = self._reports([t for t in self._hosts if t not in problems])
-            problems |= more
-            if problems:
-                in_order = {t: problems[t] for t in self._hosts if t in problems}
-                raise unusable_nodes(in_order, len(self._hosts), self.name)
-            reports = {t: reports[t] for t in self._hosts}
-            addresses = {t: self._address(t, reports[t]) for t in reports}
-            self.nodes = self._nodes_from(reports, addresses, self.name)
-            assert self._shared is not None
-            self.shared_dir = self._shared.settle(reports)
-        except BaseException:
-            self.close()
-            raise
-        self._watchers.start()
+        remove = self._prepare()
+        # The directory is made just before the daemon that removes it starts.
+        # OpenSSH parses the path as a configuration value: blanks and quotes are special.
+        odd = not set(self._run_dir).isdisjoint(" \t\"'\\")
+        if odd or len(self._run_dir) > LONGEST_SOCKET_PATH - len("/s0000"):
+            self._socket_dir = tempfile.mkdtemp(prefix="mnode-", dir="/tmp")
+        daemon_pid = self._connections.start(sorted({*remove, self._socket_dir}))
+        command = self._ssh.command
+        self._write_config(
+            daemon_pid, {t: command(t, self._socket(t), self.python) for t in self._hosts}
+        )
+        problems = self._connect(list(self._hosts), CONNECT_S + 5.0)
+        reports, more = self._reports([t for t in self._hosts if t not in problems])
+        problems |= more
+        if problems:
+            in_order = {t: problems[t] for t in self._hosts if t in problems}
+            raise unusable_nodes(in_order, len(self._hosts), self.name)
+        reports = {t: reports[t] for t in self._hosts}
+        addresses = {t: self._address(t, reports[t]) for t in reports}
+        self._take(reports, addresses, self.name)
 
     def _address(self, target: str, report: NodeReport) -> str:
         return report.reached_at or self._hosts[target].host.name

@@ -16,6 +16,7 @@ from tests.engines.slurm import SlurmOnRack
 PROGRAM = """
 import json, os, subprocess, sys, tempfile, time
 from pathlib import Path
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
@@ -25,8 +26,8 @@ count, arguments = int(sys.argv[1]), json.loads(sys.argv[2])
 run_dir = tempfile.mkdtemp(prefix="mnode-", dir=".")
 try:
     spec = load_spec(Path(os.environ.get("SPEC", default_spec_path())))
-    launcher = Slurm(count, spec, arguments,
-                     run_dir=os.path.abspath(run_dir), root=Path.cwd())
+    remote = RemoteOptions(os.path.abspath(run_dir), Path.cwd())
+    launcher = Slurm(count, spec, remote, arguments)
     launcher.start()
 except MnodeError as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)

@@ -10,6 +10,7 @@ import pytest
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.gang.engine import Phase
 from pytest_mnode.gang.slurm import options_of, others_of, phase_of, record_of, script
+from pytest_mnode.gang.slurm_room import is_free
 from pytest_mnode.launchers.slurm import JobState, NodeState
 
 NODES = ("node0", "node1")
@@ -90,14 +91,21 @@ def test_other_users_of_the_nodes() -> None:
         NodeState("n4", "DOWN", frozenset({"NOT_RESPONDING"}), reason="Not responding"),
         NodeState("n5", "IDLE", frozenset({"NOT_RESPONDING"})),
         NodeState("n6", "IDLE", frozenset({"PLANNED"})),
+        NodeState("n7", "IDLE", frozenset({"BLOCKED"})),
     ]
-    found = others_of(("n0", "n1", "n2", "n3", "n4", "n5", "n6"), jobs, there, "ours")
+    found = others_of(tuple(f"n{n}" for n in range(8)), jobs, there, "ours")
     assert found == {
         "n1": "job 8 of bob",
         "n2": "IDLE+DRAIN: fan",
         "n4": "DOWN+NOT_RESPONDING: Not responding",
         "n5": "IDLE+NOT_RESPONDING",
+        "n7": "IDLE+BLOCKED",
     }
+
+
+def test_a_node_that_another_jobs_topology_blocks_is_not_free() -> None:
+    assert is_free(NodeState("n0", "IDLE", cpus_allocated=0))
+    assert not is_free(NodeState("n0", "IDLE", frozenset({"BLOCKED"}), cpus_allocated=0))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +114,7 @@ def test_other_users_of_the_nodes() -> None:
         "launch_failed_requeued_held",
         "job_requeued_in_held_state",
         "user_env_retrieval_failed_requeued_held",
+        "Reservation",
     ],
 )
 def test_a_job_that_slurm_holds_is_blocked(reason: str) -> None:

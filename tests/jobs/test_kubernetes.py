@@ -116,6 +116,18 @@ def test_a_pytorchjob_has_a_master_and_workers(nodes: list[str], workers: int | 
     assert made["spec"]["runPolicy"]["cleanPodPolicy"] == "None"
 
 
+def test_a_pytorchjobs_container_keeps_the_annotation_that_names_it() -> None:
+    name = "kubectl.kubernetes.io/default-container"
+    two = {"containers": [{"name": "proxy"}, {"name": "train"}]}
+    given = {"kind": "Pod", "metadata": {"annotations": {name: "train"}}, "spec": two}
+    made, container = job_manifest(
+        of_engine(given, "pytorchjob", None), "j", OWNER, ["n1"], ["run"]
+    )
+    containers = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    assert container == "pytorch"
+    assert containers == [{"name": "proxy"}, {"name": "pytorch", "command": ["run"]}]
+
+
 def test_pods_of_a_trainjob_get_labels_and_nodes_beside_their_runtime() -> None:
     zone: dict[str, Any] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     given = {

@@ -140,12 +140,7 @@ def test_facts_of_the_runs_own_allocation_are_not_submitted() -> None:
 @pytest.mark.parametrize(
     ("before", "state", "after", "expected"),
     [
-        (
-            JobHistory(nodes=NODES),
-            _state("PENDING", reason="Resources"),
-            JobHistory(0, NODES, 0),
-            [],
-        ),
+        (JobHistory(0, NODES), _state("PENDING", reason="Resources"), JobHistory(0, NODES), []),
         (
             JobHistory(nodes=NODES),
             _state("RUNNING", nodes=("node1", "node2"), restarts=0),
@@ -233,6 +228,7 @@ def test_the_last_start_of_a_job_that_ended_unseen() -> None:
                 "QOSMaxMemoryPerJob",
             )
         ),
+        ("PENDING", "ReservationDeleted", "it would never start: ReservationDeleted"),
         ("PENDING", "QOSMaxNodePerUserLimit", ""),
         ("PENDING", "QOSMaxJobsPerUserLimit", ""),
         ("REQUEUE_HOLD", "launch failed", "it is held: REQUEUE_HOLD (launch failed)"),

@@ -35,7 +35,7 @@ def job(tmp_path: Path) -> SubmittedJob:
         "_read": files.JobFiles(tmp_path),
         "_losses": SimpleNamespace(look=lambda _: {}, lost=()),
         "_queued": SimpleNamespace(answers=lambda: True, number=7, state=COMPLETED),
-        "_nfs_delay": files.NfsDelay(),
+        "_missing_since": None,
     }
     for name, value in parts.items():
         setattr(made, name, value)

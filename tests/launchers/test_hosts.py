@@ -155,6 +155,11 @@ def test_slots_that_every_host_has(text: str, slots: int | None) -> None:
     assert slots_of(parse_hosts(text, "hosts")) == slots
 
 
+def test_a_file_of_another_systems_editor(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes("\ufeffa slots=8\r\nb slots=8\r\n".encode())
+    assert [host.name for host in read_hostfile(tmp_path / "hosts")] == ["a", "b"]
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="hosts: no such file or directory; accepted: a file"):
         read_hostfile(tmp_path / "hosts")

@@ -6,6 +6,7 @@ import queue
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers.hosts import parse_hosts
 from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from pytest_mnode.launchers.ssh import Ssh
@@ -56,7 +58,7 @@ exec sleep 300
 def made(directory: Path, hosts: str = "n1 n2".replace(" ", "\n")) -> Ssh:
     run_dir = directory / "run"
     run_dir.mkdir()
-    return Ssh(parse_hosts(hosts, "hosts"), SPEC, run_dir=str(run_dir), root=directory)
+    return Ssh(parse_hosts(hosts, "hosts"), SPEC, RemoteOptions(str(run_dir), directory))
 
 
 def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +146,11 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
     here = replace(WELL, connection="127.0.0.1 5 127.0.1.1 22")
     looks = {"n1": here, "n2": replace(WELL, hostname="n2")}
 
-    def nodes_from(reports: dict[str, NodeReport]) -> tuple[Node, ...]:
+    def nodes_from(reports: dict[str, NodeReport]) -> Sequence[Node]:
         addresses = {t: launcher._address(t, report) for t, report in reports.items()}
-        return launcher._nodes_from(reports, addresses, "ssh")
+        launcher._prepare()
+        launcher._take(reports, addresses, "ssh")
+        return launcher.nodes
 
     with pytest.raises(ClusterError) as raised:
         nodes_from(looks)
@@ -176,7 +180,7 @@ def test_a_shared_directory_that_cannot_be_leaves_none_for_sockets(
     shared = tmp_path / "file" / "below"
     hosts = parse_hosts("n1", "hosts")
     with pytest.raises(UsageError, match="--mnode-shared-dir="):
-        Ssh(hosts, SPEC, run_dir=str(run_dir), root=tmp_path, shared_dir=shared).start()
+        Ssh(hosts, SPEC, RemoteOptions(str(run_dir), tmp_path, shared)).start()
     assert not [path for path in made if Path(path).exists()]
 
 

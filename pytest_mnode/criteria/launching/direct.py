@@ -19,6 +19,7 @@ from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Outcome, Submitted
 from pytest_mnode.criteria.launching.reports import read_nodes
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.node import socket_pins
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
@@ -30,10 +31,7 @@ _END_S = 15.0
 
 def pins_of(cluster: Nodes, node: str, own: Mapping[str, str]) -> dict[str, str]:
     """The site's variables on a node, which name the fabric's interface, without the job's own."""
-    interface = cluster.fabric_interface(node)
-    if not interface:
-        return {}
-    pins = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    pins = socket_pins(cluster.fabric_interface(node))
     return {name: value for name, value in pins.items() if name not in own}
 
 
@@ -75,7 +73,6 @@ class Direct:
         return DirectSubmission(self._cluster, submitted, self._plans(started))
 
     def _plans(self, started: Mapping[str, Sequence[styles.Process]]) -> dict[str, str]:
-        """The argument of `login` on each node."""
         files = [word for one in started.values() for p in one for word in p.argv if "/" in word]
         must_read = sorted({word for word in files if Path(word).is_file()})
         # The folder of the run's Python comes first, as in an activated environment.

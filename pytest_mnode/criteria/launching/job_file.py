@@ -101,13 +101,11 @@ class LaunchJob(Page):
 
     @property
     def node_count(self) -> int:
-        """Number of nodes of a placed job."""
         assert isinstance(self.nodes, int), "not placed"
         return self.nodes
 
     @property
     def rank_count(self) -> int:
-        """Ranks per node of a placed job."""
         return 1 if self.style == "plain" else self.ranks_per_node or 1
 
 

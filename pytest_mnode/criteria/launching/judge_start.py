@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 
 from pytest_mnode.criteria.launching.contract import (
@@ -14,6 +13,7 @@ from pytest_mnode.criteria.launching.contract import (
 )
 from pytest_mnode.criteria.launching.starting import Started
 from pytest_mnode.criteria.launching.variables import FACTS, wrong_variables
+from pytest_mnode.launchers.remote.check_distinct import is_loopback
 from pytest_mnode.measurement import Measurement, at_most, equals, listed
 from pytest_mnode.spec.launch import StartPromise
 
@@ -55,30 +55,19 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
     """Whether all ranks reported, met each other, and ended well."""
     what, expected, outcome = started.what, started.expected, started.outcome
     all_ranks, reports, waits = equals(expected.size), outcome.reports, outcome.waits
-    missing = missing_ranks(expected, reports)
+
+    def ranks(did: str, value: int | None, source: str, others: Sequence[str]) -> Measurement:
+        name, note = f"{what}: ranks that {did}", _several(others)
+        return Measurement(name, value, "", all_ranks, source, _first(others), note)
+
+    missing, alone = missing_ranks(expected, reports), not_met(expected, reports)
+    all_or_known = len(reports) if not missing or not started.overdue else None
+    source = f"{len(expected.nodes)} nodes × {expected.per_node}"
+    met = len(reports) - len(alone) if reports else None
     judged = [
-        Measurement(
-            f"{what}: ranks that reported",
-            len(reports) if not missing or not started.overdue else None,
-            "",
-            all_ranks,
-            f"{len(expected.nodes)} nodes × {expected.per_node}",
-            waits or _first(missing),
-            "" if waits else _several(missing),
-        )
+        ranks("reported", all_or_known, source, [waits] if waits else missing),
+        ranks("met all others", met, "a sum over all ranks", alone),
     ]
-    alone = not_met(expected, reports)
-    judged.append(
-        Measurement(
-            f"{what}: ranks that met all others",
-            len(reports) - len(alone) if reports else None,
-            "",
-            all_ranks,
-            "a sum over all ranks",
-            _first(alone),
-            _several(alone),
-        )
-    )
     sizes = [report.met.size for report in reports if report.met]
     if sizes:
         single = max(sizes) == 1 < expected.size
@@ -181,7 +170,7 @@ def _addresses_of_first(started: Started, first: str, addresses: Mapping[str, st
         address
         for report in started.outcome.reports
         if report.node == first and report.master_is_here
-        if (address := report.contract.get("MASTER_ADDR")) and not _is_loopback(address)
+        if (address := report.contract.get("MASTER_ADDR")) and not is_loopback(address)
     }
     return found | {addresses[first], first, started.outcome.hosts.get(first, first)}
 
@@ -194,10 +183,3 @@ def _addresses_of_others(
     named = [(name, node) for node in addresses for name in (node, hosts.get(node, node))]
     known = [(address, node) for node, address in addresses.items()]
     return {name: node for name, node in (*known, *named) if name not in own}
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost" or address.startswith("localhost.")

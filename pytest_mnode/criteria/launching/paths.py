@@ -6,12 +6,10 @@ orders the nodes, starts the tasks, and runs images.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pytest_mnode.criteria.launching.contract import CANARY
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.reports import Login, RankReport
 
@@ -82,8 +80,3 @@ class SubmissionPath(Protocol):
         The submitting environment has CANARY. Raises UsageError for a job that this path cannot
         run, ClusterError if the job could not be submitted.
         """
-
-
-def outside_names() -> frozenset[str]:
-    """Names of the variables of the submitting environment."""
-    return frozenset(os.environ) | {CANARY}

@@ -24,6 +24,7 @@ from pytest_mnode.jobs.slurm.nodes import Names, names_of
 from pytest_mnode.jobs.slurm.queued import LOOK_S, Queued, in_queue, never_starts
 from pytest_mnode.jobs.slurm.sbatch import Request, script, site_of, submitting, why_not_submitted
 from pytest_mnode.launchers.slurm import Slurm
+from pytest_mnode.launchers.slurm.nodes import gpus_to_request
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
@@ -49,7 +50,6 @@ class Sbatch:
 
     @property
     def runs_images(self) -> bool:
-        """Whether srun runs images here."""
         return styles.srun_takes_images(self._slurm.run("srun", "--help"))
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> Submission:
@@ -58,15 +58,16 @@ class Sbatch:
                 f"job {job.name}: image {job.image}: srun has no --container-image here (pyxis); "
                 "leave image out"
             )
-        names = names_of(self._slurm.nodes(), nodes, self._cluster.slurm_names)
-        request = self._request(job, names)
+        there = self._slurm.nodes()
+        names = names_of(there, nodes, self._cluster.slurm_names)
+        request = self._request(job, names, gpus_to_request(int(job.accelerators_per_node), there))
         why = why_not_submitted(request, self._allocation)
         if why:
             note = f"started as steps of allocation {self._allocation}: {why}"
             return Direct(self._cluster, note=note).submit(job, nodes)
         return SbatchSubmission(self._cluster, job, request, names, self._slurm)
 
-    def _request(self, job: LaunchJob, names: Names) -> Request:
+    def _request(self, job: LaunchJob, names: Names, gpus: int) -> Request:
         found = self._slurm.run("scontrol", "--oneliner", "show", "job", str(self._allocation))
         tasks = styles.tasks_per_node(job)
         return Request(
@@ -75,7 +76,7 @@ class Sbatch:
             begin_on=tuple(names.slurm.values()),
             tasks_per_node=tasks,
             cpus_per_task=job.rank_count // tasks or 1,
-            gpus_per_node=int(job.accelerators_per_node),
+            gpus_per_node=gpus,
             export="NONE",
             output="/dev/null",
             directory=_home(),

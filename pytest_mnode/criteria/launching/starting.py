@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mnode.criteria.launching.contract import Expected
+from pytest_mnode.criteria.launching.contract import CANARY, Expected
 from pytest_mnode.criteria.launching.direct import Direct
 from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
-from pytest_mnode.criteria.launching.paths import Outcome, SubmissionPath, Submitted, outside_names
+from pytest_mnode.criteria.launching.paths import Outcome, SubmissionPath, Submitted
 from pytest_mnode.criteria.launching.reports import RankReport
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.launch import NO_SHARED_DIR
@@ -42,7 +43,6 @@ class Started:
 
     @property
     def overdue(self) -> list[str]:
-        """Nodes on which the job had not ended at its limit."""
         return [node for node, code in self.outcome.codes.items() if code is None]
 
     @property
@@ -146,7 +146,7 @@ def start(
         per_node=job.rank_count,
         accelerators=int(job.accelerators_per_node),
         pins=submitted.pins,
-        outside=outside_names(),
+        outside=frozenset(os.environ) | {CANARY},
         own=frozenset(job.env),
         hosts=outcome.hosts,
         added=submitted.adds,

@@ -75,7 +75,6 @@ def processes(
 def _one_per_rank(
     job: LaunchJob, number: int, env: Mapping[str, str], common: Mapping[str, str]
 ) -> list[Process]:
-    """One process for each rank of this node."""
     names = (
         ("RANK", "LOCAL_RANK") if job.style == "deepspeed" else ("SLURM_PROCID", "SLURM_LOCALID")
     )
@@ -168,7 +167,6 @@ def tasks_per_node(job: LaunchJob) -> int:
 
 
 def batch_lines(job: LaunchJob, site: SiteEnvironment, task_path: str) -> list[str]:
-    """The batch script after its options."""
     lines = [
         # sbatch --export=NONE sets this variable, and srun would obey it.
         "unset SLURM_EXPORT_ENV",

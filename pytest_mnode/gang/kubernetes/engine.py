@@ -24,16 +24,11 @@ from pytest_mnode.gang.kubernetes.kinds import KINDS, Plain
 from pytest_mnode.gang.kubernetes.kinds.plain import PodGang, Resource
 from pytest_mnode.gang.kubernetes.nodes import NodeView
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, GangPod, RootState, record_of
-from pytest_mnode.gang.kubernetes.served import api_version, served_views
+from pytest_mnode.gang.kubernetes.served import admitted, api_version, served_views
 from pytest_mnode.gang.kubernetes.streams import PodEvent, Streams
 from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-from pytest_mnode.launchers.kubernetes.manifest import (
-    HOST_NAME,
-    RUN_LABEL,
-    Manifest,
-    pod_template,
-)
+from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, Manifest, pod_template
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.spec import Scheduler
@@ -73,6 +68,7 @@ class KubernetesEngine:
         self._versions = {
             one: api_version(self._api, one.group, one.plural) for one in resources if one
         }
+        self._pod = admitted(self._api, self._given)
         check_logs(self._api)  # heartbeats are read from logs
         self._count = 0
         self._unanswered = self._submitted = False
@@ -91,20 +87,18 @@ class KubernetesEngine:
 
     def capacity(self) -> Capacity:
         """Nodes on which a rank's pod can run; free are those with room for it."""
-        there = [view for view in self._views() if view.suits(self._given["spec"])]
-        free = [v.name for v in there if not v.ours and not v.taken(self._given["spec"])]
+        there = [view for view in self._views() if view.suits(self._pod)]
+        free = [v.name for v in there if not v.ours and not v.taken(self._pod)]
         return Capacity(tuple(view.name for view in there), tuple(free))
 
     def others(self, nodes: Sequence[str]) -> dict[str, str]:
-        """See Engine."""
-        found = {v.name: v.taken(self._given["spec"]) for v in self._views()}
+        found = {v.name: v.taken(self._pod) for v in self._views()}
         return {node: why for node in nodes if (why := found.get(node, "no such node"))}
 
     def _views(self) -> list[NodeView]:
         return served_views(self._api, {RUN_LABEL: self.run_id})
 
     def submit(self, request: GangRequest) -> tuple[str, ...]:
-        """See Engine."""
         self._count += 1
         name = f"mnode-gang-{self.run_id}-{self._count}"
         labels = {RUN_LABEL: self.run_id, GANG_LABEL: name}
@@ -121,7 +115,7 @@ class KubernetesEngine:
                 python=self._python,
                 runs_s=request.runs_s,
                 kind=self._kind,
-                hosts=self._host_names(request.among),
+                nodes=request.among,
                 priority=self._scheduler.priority or "",
             ),
             labels=labels,
@@ -157,24 +151,12 @@ class KubernetesEngine:
             raise Refused(str(error)) from None
         self._unanswered = False
 
-    def _host_names(self, nodes: Sequence[str]) -> list[str]:
-        """Values of the label by which node affinity selects these nodes. Raises ClusterError."""
-        if not nodes:
-            return []
-        there = self._api.request("GET", "/api/v1/nodes")["items"]
-        labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in there}
-        if missing := [node for node in nodes if HOST_NAME not in labels.get(node, {})]:
-            raise ClusterError(f"{missing[0]} has no label {HOST_NAME}, which node affinity needs")
-        return [labels[node][HOST_NAME] for node in nodes]
-
     def cancel(self, jobs: Sequence[str]) -> None:
-        """See Engine."""
         for job in jobs:
             for resource in (self._kind.root, *self._kind.beside):
                 delete(self._api, self._api.path(resource.plural, self._versions[resource], job))
 
     def observe(self) -> Observation:
-        """See Engine."""
         asked = time.time()
         try:
             roots = self._root_states()

@@ -47,12 +47,10 @@ class GangPod:
 
     @property
     def holds(self) -> bool:
-        """Whether it has a node, and is not being terminated."""
         return bool(self.node) and not self.over and self.phase != "Terminating"
 
     @property
     def leaves(self) -> bool:
-        """Whether it has a node, and is being terminated."""
         return bool(self.node) and self.phase == "Terminating"
 
 

@@ -10,11 +10,11 @@ from pytest_mnode.gang import heartbeat_rank
 from pytest_mnode.gang.kubernetes.kinds import Plain
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL
 from pytest_mnode.launchers.kubernetes.manifest import (
-    HOST_NAME,
     RUN_LABEL,
     Manifest,
     keep_apart,
-    main_container,
+    only_on,
+    set_command,
 )
 
 _GANG, _RESTARTS, _NODE = "MNODE_GANG", "MNODE_RESTARTS", "MNODE_NODE"
@@ -28,32 +28,32 @@ def template(
     python: str,
     runs_s: float,
     kind: Plain,
-    hosts: Sequence[str],
+    nodes: Sequence[str],
     priority: str,
 ) -> Manifest:
     """A pod template whose main container prints heartbeats for `runs_s` seconds.
 
-    given: the user's template, kept except for the command. labels: the gang's. hosts: the only
-    nodes that the pod may have, by HOST_NAME; () for any. priority: "" for none.
+    given: the user's template, kept except for the command and other containers. labels: the
+    gang's. nodes: the only ones that the pod may have; () for any. priority: "" for none.
     """
     made: Manifest = copy.deepcopy(dict(given))
     metadata = made.setdefault("metadata", {})
     metadata.setdefault("labels", {}).update(labels)
     spec = made["spec"]
-    main = next(c for c in spec["containers"] if c.get("name") == main_container(made))
     text = Path(heartbeat_rank.__file__).read_text()
     variables = [_GANG, _RESTARTS, kind.rank_variable, _NODE]
-    main["command"] = [python, "-I", "-S", "-c", text, "-", f"{runs_s:.3f}", *variables]
-    main.pop("args", None)
+    command = [python, "-I", "-S", "-c", text, "-", f"{runs_s:.3f}", *variables]
+    main = set_command(made, command)
+    spec["containers"] = [main]  # another one would keep the pod after its rank has ended
     restarts: Manifest = {"value": "0"}
     if path := kind.restarts_from:
         restarts = {"valueFrom": {"fieldRef": {"fieldPath": path}}}
-    node = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    node_name = {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     main.setdefault("env", []).extend(
         [
             {"name": _GANG, "value": labels[GANG_LABEL]},
             {"name": _RESTARTS, **restarts},
-            {"name": _NODE, **node},
+            {"name": _NODE, **node_name},
         ]
     )
     spec["restartPolicy"] = "Never"
@@ -61,17 +61,8 @@ def template(
     spec.setdefault("enableServiceLinks", False)
     if priority:
         spec["priorityClassName"] = priority
-    keep_apart(spec, labels[RUN_LABEL])
-    if hosts:
-        _confine(spec, hosts)
+    affinity = spec.setdefault("affinity", {})
+    keep_apart(affinity, RUN_LABEL, labels[RUN_LABEL])
+    if nodes:
+        only_on(affinity, nodes)
     return made
-
-
-def _confine(spec: Manifest, hosts: Sequence[str]) -> None:
-    """Restrict a pod to these nodes, in addition to its present affinity."""
-    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    for term in required.setdefault("nodeSelectorTerms", [{}]):
-        term.setdefault("matchExpressions", []).append(
-            {"key": HOST_NAME, "operator": "In", "values": list(hosts)}
-        )

@@ -1,4 +1,4 @@
-"""Requests to the API server for served API versions, and for nodes with their pods."""
+"""Requests to the API server: API versions, pods as it admits them, nodes with their pods."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pytest_mnode.errors import UsageError
 from pytest_mnode.gang.kubernetes.nodes import NodeView, views
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.conditions import Object
+from pytest_mnode.launchers.kubernetes.manifest import Manifest
 
 
 def api_version(api: Api, group: str, plural: str) -> str:
@@ -30,6 +32,26 @@ def api_version(api: Api, group: str, plural: str) -> str:
             return str(version)
     has = f"only {', '.join(versions)}" if versions else "no version of that group"
     raise UsageError(f"this cluster has no {plural} of {group}: it serves {has}")
+
+
+def admitted(api: Api, template: Manifest) -> Object:
+    """Spec of a pod with this template as the server would store it, by a dry run: some servers add
+    tolerations for the GPUs that a pod requests, default requests, or the overhead of a runtime.
+
+    The template's own spec if this user may not try.
+    """
+    own: Object = template["spec"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**template.get("metadata", {}), "generateName": "mnode-"},
+        "spec": {**own, "restartPolicy": "Never"},
+    }
+    try:
+        found: Object = api.request("POST", api.path("pods"), pod, {"dryRun": "All"})["spec"]
+    except ApiError:
+        return own
+    return found
 
 
 def served_views(api: Api, ours: Mapping[str, str]) -> list[NodeView]:

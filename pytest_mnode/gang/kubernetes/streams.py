@@ -67,7 +67,6 @@ class Streams(PodStreams):
         return beats, unreadable + self.away
 
     def changed(self, pod: Mapping[str, Any], gone: bool) -> bool:
-        """See PodStreams."""
         seen, now = GangPod.read(pod), time.time()
         with self._lock:
             if seen.version <= self._newest.get(seen.name, 0):
@@ -78,7 +77,6 @@ class Streams(PodStreams):
         return True
 
     def printed(self, uid: str, text: str) -> None:  # noqa: ARG002
-        """See PodStreams."""
         beats, unreadable = read_heartbeats(text)
         with self._lock:
             self._beats += beats

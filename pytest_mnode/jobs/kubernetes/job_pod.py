@@ -27,7 +27,7 @@ class JobPod:
     @classmethod
     def read(cls, pod: Mapping[str, Any], container: str | None, *, gone: bool) -> Self:
         """A pod from the API server's JSON. gone: it was deleted."""
-        state, status = PodState.read(pod), pod.get("status", {})
+        state, status = PodState.read(pod, container), pod.get("status", {})
         statuses = status.get("containerStatuses") or []
         states = {one["name"]: one["state"] for one in statuses}
         found = states.get(container, {})

@@ -54,7 +54,6 @@ class JobPods(PodStreams):
     # Called by the watch.
 
     def changed(self, pod: Mapping[str, Any], gone: bool) -> bool:
-        """See PodStreams."""
         with self._lock:
             uid = pod["metadata"]["uid"]
             old = self._pods.get(uid)
@@ -66,12 +65,10 @@ class JobPods(PodStreams):
         return True
 
     def printed(self, uid: str, text: str) -> None:
-        """See PodStreams."""
         with self._lock:
             self._texts.setdefault(uid, []).append(text)
 
     def fell_silent(self, uid: str) -> None:
-        """See PodStreams."""
         with self._lock:
             self._silent.add(uid)
             self._lock.notify_all()
@@ -94,7 +91,6 @@ class JobPods(PodStreams):
             return found
 
     def run(self) -> bool:
-        """Whether a pod runs on every node."""
         pods = self.by_node()
         return all(node in pods and pods[node].state.ready for node in self._nodes)
 

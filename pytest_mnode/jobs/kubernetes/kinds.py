@@ -13,17 +13,16 @@ from typing import Any
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.kubernetes.manifest import (
     MOST_RUN_S,
+    PYTORCH,
     Manifest,
     as_workload,
-    main_container,
     pod_template,
+    rename_main,
 )
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 TRAINER = "node"
 """The step of a TrainJob that runs its command, and the container in that step."""
-_PYTORCH = "pytorch"
-"""The container that the operator requires."""
 
 
 def job(given: Manifest, template: Manifest, count: int) -> Manifest:
@@ -114,10 +113,7 @@ def of_engine(given: Mapping[str, Any], engine: str | None, queue: str | None) -
         spec["tasks"] = [{"name": "node", "template": template}]
     else:
         api, kind = "kubeflow.org/v1", "PyTorchJob"
-        main = main_container(template)
-        for container in template["spec"]["containers"]:
-            if container.get("name") == main:
-                container["name"] = _PYTORCH
+        rename_main(template, PYTORCH)
         spec = {"pytorchReplicaSpecs": {"Master": {"template": template}}}
         spec["runPolicy"] = {"schedulingPolicy": {"queue": queue} if queue else {}}
     return {"apiVersion": api, "kind": kind, "metadata": {"labels": labels}, "spec": spec}

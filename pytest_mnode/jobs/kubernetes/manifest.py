@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.kubernetes import kinds
 from pytest_mnode.launchers.kubernetes.manifest import (
-    HOST_NAME,
     Manifest,
     as_workload,
+    keep_apart,
     main_container,
+    only_on,
     pod_template,
+    set_command,
 )
 
 JOB_LABEL = "pytest-mnode/job"
@@ -36,7 +38,8 @@ def job_manifest(
     labels = {JOB_LABEL: name}
     if kind == "TrainJob":
         affinity = kinds.affinity_of(workload["spec"])
-        _one_on_each(affinity, name, nodes)
+        keep_apart(affinity, JOB_LABEL, name)
+        only_on(affinity, nodes)
         pod = {"metadata": {"labels": labels}, "spec": {"affinity": affinity}}
         spec = kinds.trainjob(workload["spec"], list(command), len(nodes), pod)
         container: str | None = kinds.TRAINER
@@ -60,28 +63,10 @@ def _template(
     template = pod_template(given)
     template.setdefault("metadata", {}).setdefault("labels", {})[JOB_LABEL] = name
     pod = template["spec"]
-    main = next(c for c in pod["containers"] if c.get("name") == main_container(template))
-    main["command"] = list(command)
-    main.pop("args", None)
+    set_command(template, command)
     pod["restartPolicy"] = "Never"
     pod.setdefault("enableServiceLinks", False)
-    _one_on_each(pod.setdefault("affinity", {}), name, nodes)
+    affinity = pod.setdefault("affinity", {})
+    keep_apart(affinity, JOB_LABEL, name)
+    only_on(affinity, nodes)
     return template
-
-
-def _one_on_each(affinity: Manifest, name: str, nodes: Sequence[str]) -> None:
-    required = affinity.setdefault("podAntiAffinity", {}).setdefault(
-        "requiredDuringSchedulingIgnoredDuringExecution", []
-    )
-    labels = {"matchLabels": {JOB_LABEL: name}}
-    required.append({"topologyKey": HOST_NAME, "labelSelector": labels})
-    there = affinity.setdefault("nodeAffinity", {}).setdefault(
-        "requiredDuringSchedulingIgnoredDuringExecution", {}
-    )
-    # A field selector accepts only one value, and terms are alternatives: one term per node.
-    named = [{"key": "metadata.name", "operator": "In", "values": [node]} for node in nodes]
-    there["nodeSelectorTerms"] = [
-        {**term, "matchFields": [*term.get("matchFields", ()), one]}
-        for term in there.get("nodeSelectorTerms") or [{}]
-        for one in named
-    ]

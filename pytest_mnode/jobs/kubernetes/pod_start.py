@@ -15,9 +15,9 @@ from pytest_mnode.jobs.kubernetes.job_pods import JobPods
 from pytest_mnode.jobs.kubernetes.kinds import of_engine
 from pytest_mnode.jobs.kubernetes.manifest import JOB_LABEL, job_manifest
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.manifest import GROUPS
 from pytest_mnode.launchers.kubernetes.pod_streams import check_logs
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
-from pytest_mnode.launchers.kubernetes.workload import GROUPS
 from pytest_mnode.launchers.nodes import Nodes
 
 REFUSED_S, PLACED_S = 6.0, 30.0
@@ -100,7 +100,6 @@ class PodStart:
             raise ClusterError(f"{self.what}: not all pods run: {self.pods.problem()}")
 
     def addresses(self) -> dict[str, str]:
-        """Addresses of the pods, by node."""
         return {node: pod.state.address for node, pod in self.pods.by_node().items()}
 
     def order(self, orders: Mapping[str, Order]) -> None:

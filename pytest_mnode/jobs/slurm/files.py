@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,7 +108,6 @@ def read_sigterm(directory: Path, node: str, requeue: int) -> tuple[int, float] 
 
 
 def log_of(directory: Path, node: str, requeue: int) -> Path:
-    """Output of the job on a node."""
     return directory / f"{node}.{requeue}"
 
 
@@ -127,19 +125,6 @@ def _write(path: Path, text: str) -> None:
     made.replace(path)
 
 
-class NfsDelay:
-    """Limits the wait for files of nodes on which the job ended well according to Slurm."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def may_come(self, missing: Sequence[str]) -> bool:
-        """Whether to look again for the files of these nodes."""
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        return bool(missing) and now - self._since < NFS_DELAY_S
-
-
 @dataclass(frozen=True, slots=True)
 class JobFiles:
     """Reads the files of a job's programs. Each method is about nodes of start `requeue`."""
@@ -151,7 +136,6 @@ class JobFiles:
         return {name: read_status(self.directory, name, requeue) for name in nodes}
 
     def running(self, nodes: Sequence[str], requeue: int) -> list[str]:
-        """Nodes on which torchrun has not ended."""
         return [name for name, end in self.statuses(nodes, requeue).items() if end is None]
 
     def sigterms(self, nodes: Sequence[str], requeue: int) -> dict[str, tuple[int, float]]:
@@ -165,7 +149,6 @@ class JobFiles:
         return any(end.preempted or end.sigterm for end in ends if end is not None)
 
     def codes(self, nodes: Sequence[str], requeue: int) -> dict[str, int]:
-        """Exit statuses of a start that is over."""
         ends = self.statuses(nodes, requeue).items()
         return {name: LOST if end is None else end.code for name, end in ends}
 

@@ -83,7 +83,6 @@ class Losses:
 
     @property
     def due(self) -> bool:
-        """Whether the last check is too old."""
         return time.monotonic() - self._looked_at > _LOOK_S
 
     def look(self, nodes: Sequence[str]) -> dict[str, str]:

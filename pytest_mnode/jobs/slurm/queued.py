@@ -30,6 +30,7 @@ _NEVER = frozenset(
         *("PartitionNodeLimit", "PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed"),
         *("InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied", "PartitionInactive"),
         *("user env retrieval failed requeued held", "job requeued in held state"),
+        "ReservationDeleted",
     )
 )
 """Reasons of a pending job that do not pass by waiting."""
@@ -79,8 +80,8 @@ def never_starts(state: JobState) -> str:
     """Why a pending job will never start; "" if it may."""
     if not state.waits:
         return ""
-    if state.state in _HELD:
-        return f"it is held: {state.state}{_in_brackets(state.reason)}"
+    if held := sorted({state.state, *state.flags} & _HELD):
+        return f"it is held: {held[0]}{_in_brackets(state.reason)}"
     reason = (state.reason or "").strip("()").replace("_", " ")
     known = {name.replace("_", " ") for name in _NEVER}
     never = reason in known or _TOO_MUCH.fullmatch(reason) is not None
@@ -169,7 +170,6 @@ class Queued:
         return True
 
     def cancel(self) -> None:
-        """Cancel it by scancel, unless it is over."""
         if self.number is not None and not (self.state is not None and self.state.over):
             self.slurm.cancel(self.number)
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm.nodes import Names
-from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, SlurmError
+from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, SlurmError, compress
 from pytest_mnode.launchers.slurm.commands import error_line
 from pytest_mnode.launchers.slurm.records import records, text_of
 
@@ -78,7 +78,7 @@ class Request:
             "cpus-per-task": str(self.cpus_per_task),
             "gpus-per-node": str(self.gpus_per_node) if self.gpus_per_node else None,
             "nodelist": ",".join(self.begin_on) or None,
-            "exclude": ",".join(self.never_on) or None,
+            "exclude": compress(self.never_on, tails=False) or None,
             "partition": self.site.partition,
             "account": self.site.account,
             "qos": self.site.qos,

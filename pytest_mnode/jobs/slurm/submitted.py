@@ -44,7 +44,7 @@ class SubmittedJob(LaunchedJob):
         self._losses = Losses(slurm, names, pinned=request.moves)
         self._noted: set[tuple[str, str, int]] = set()
         self._looked_at = -LOOK_S
-        self._nfs_delay = files.NfsDelay()
+        self._missing_since: float | None = None
 
     @classmethod
     def start(
@@ -66,7 +66,6 @@ class SubmittedJob(LaunchedJob):
 
     @property
     def number(self) -> int | None:
-        """Slurm's number of the job."""
         return self._queued.number
 
     def preempt(self, grace_s: float) -> list[str]:
@@ -172,8 +171,10 @@ class SubmittedJob(LaunchedJob):
             self._note_ended()
             self._note_lost()
         missing = self._read.running(self.nodes, self._history.requeue)
-        if state is not None and state.state == "COMPLETED" and self._nfs_delay.may_come(missing):
-            return None
+        if missing and state is not None and state.state == "COMPLETED":
+            self._missing_since = self._missing_since or time.monotonic()
+            if time.monotonic() - self._missing_since < files.NFS_DELAY_S:
+                return None
         why = queued.why_over(state, self._losses.lost, self._was_preempted())
         return self._finish(why and f"{why}, after {self._requeue} requeues")
 
@@ -193,7 +194,6 @@ class SubmittedJob(LaunchedJob):
         self._history = history
 
     def _was_preempted(self) -> bool:
-        """Whether its current start was preempted."""
         return self._preempted or self._read.preempted(self.nodes, self._history.requeue)
 
     def _once(self, what: str, node: str) -> bool:
@@ -229,7 +229,6 @@ class SubmittedJob(LaunchedJob):
         return f"the job still runs on {', '.join(on)}"
 
     def _end(self) -> None:
-        """Cancel it and kill its remaining processes."""
         self._queued.cancel()
         state = self._queued.look() if self.number is not None else None
         if state is not None and not state.over and not state.waits:

@@ -59,7 +59,6 @@ class CleanupDaemon:
 
     @property
     def pid(self) -> int | None:
-        """Pid of the daemon; None before its start."""
         return None if self._process is None else self._process.pid
 
     def order(self, **order: object) -> None:

@@ -76,7 +76,6 @@ class Connection:
         return code
 
     def messages(self) -> list[str]:
-        """What ssh has printed."""
         try:
             return self.errors.read_bytes().decode(errors="replace").splitlines()
         except OSError:

@@ -19,6 +19,7 @@ from pytest_mnode.errors import ClusterError, UsageError
 
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_S = 20.0
+_MOST_WARNINGS = 3
 WATCH_S = 300.0
 """Time after which the server ends a watch, which is then started again."""
 KEEPALIVE = (
@@ -178,6 +179,19 @@ class Api:
                     reason = b""
                 raise ApiError(response.status, refusal(response.status, reason))
         return response
+
+
+def warnings_about(api: Api, name: str) -> list[str]:
+    """The last warnings about an object, such as a quota that is used up, and about objects made
+    for it: the Job of a JobSet has its name and more."""
+    query = {"fieldSelector": "type=Warning,involvedObject.kind!=Pod"}
+    try:
+        items = api.request("GET", api.path("events"), query=query)["items"]
+    except ApiError:  # reading events may not be allowed
+        return []
+    ours = [item for item in items if name in (item["involvedObject"].get("name") or "")]
+    texts = [" ".join(str(item.get("message", "")).split()) for item in ours]
+    return list(dict.fromkeys(texts))[-_MOST_WARNINGS:]
 
 
 def _broken_off() -> tuple[type[Exception], ...]:

@@ -28,13 +28,12 @@ from typing import Any
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.kubernetes import pod_relay
-from pytest_mnode.launchers.kubernetes.api import Api, ApiError
-from pytest_mnode.launchers.kubernetes.manifest import PodsOfRun, pods_of_run
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError, warnings_about
+from pytest_mnode.launchers.kubernetes.manifest import GROUPS, PodsOfRun, pods_of_run
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import Event, RunPods
 from pytest_mnode.launchers.kubernetes.streams import LOST, STDERR, Descriptors, Exec
-from pytest_mnode.launchers.kubernetes.workload import GROUPS, failed_events
 
 DELETE_S = 6.0
 AGAIN_S = 1.0
@@ -117,12 +116,13 @@ class Bridge:
             while True:
                 try:
                     found = self.api.request("GET", path, query=query)
-                    pods = [PodState.read(pod) for pod in found["items"]]
+                    pods = [PodState.read(pod, self.run.container) for pod in found["items"]]
                     loop.call_soon_threadsafe(self._follow, self.pods.listed, pods)
                     since = {"resourceVersion": found["metadata"]["resourceVersion"]}
                     for kind, pod in self.api.watch(path, {**query, **since}):
                         heard = partial(self.pods.heard, deleted=kind == "DELETED")
-                        loop.call_soon_threadsafe(self._follow, heard, PodState.read(pod))
+                        state = PodState.read(pod, self.run.container)
+                        loop.call_soon_threadsafe(self._follow, heard, state)
                 except ApiError as error:
                     loop.call_soon_threadsafe(self._watch_failed, error)
                 time.sleep(AGAIN_S)
@@ -140,7 +140,7 @@ class Bridge:
         path = self.api.path("pods", name=name)
         with contextlib.suppress(ApiError):
             pod = await asyncio.to_thread(self.api.request, "GET", path, limit_s=LOOK_S)
-            self._follow(self.pods.heard, PodState.read(pod))
+            self._follow(self.pods.heard, PodState.read(pod, self.run.container))
 
     def _watch_failed(self, error: ApiError) -> None:
         self.tell({"problem": str(error)})
@@ -154,7 +154,7 @@ class Bridge:
             await asyncio.sleep(LOOK_S)
             if self.pods.up or (time.monotonic() < end and not self.pods.hopeless()):
                 continue
-            events = await asyncio.to_thread(failed_events, self.api, self.run)
+            events = await asyncio.to_thread(warnings_about, self.api, self.run.name)
             what = f"{self.run.kind} {self.run.name}"
             self.tell({"failed": self.pods.why_not_up(what, events)})
             return
@@ -254,7 +254,6 @@ class Bridge:
 
 
 async def serve(bridge: Bridge, path: Path) -> None:
-    """Serve until SIGTERM."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

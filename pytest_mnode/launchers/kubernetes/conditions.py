@@ -10,13 +10,11 @@ Object = Mapping[str, Any]
 
 
 def conditions(found: Object | None) -> dict[str, Object]:
-    """Conditions of an object by type."""
     status = (found or {}).get("status") or {}
     return {one["type"]: one for one in status.get("conditions") or []}
 
 
 def is_true(found: Mapping[str, Object], name: str) -> bool:
-    """Whether a condition exists and is true."""
     return found.get(name, {}).get("status") == "True"
 
 

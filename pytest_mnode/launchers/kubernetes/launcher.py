@@ -24,7 +24,7 @@ from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.kubernetes.template import read_manifest
 from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.launchers.remote import bootstrap
-from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.spec import Spec
 
@@ -41,7 +41,7 @@ _BRIDGE = "pytest_mnode.launchers.kubernetes.bridge"
 
 
 class Kubernetes(RemoteLauncher):
-    """Pods of one namespace, reached only through the API server. Thread-safe. See RemoteLauncher.
+    """Pods of one namespace, reached only through the API server. Thread-safe.
 
     on: names of the nodes that may have a pod; () for any.
     """
@@ -53,21 +53,17 @@ class Kubernetes(RemoteLauncher):
         self,
         nodes: int,
         spec: Spec,
+        remote: RemoteOptions,
         options: KubernetesOptions,
-        *,
-        run_dir: str,
-        root: Path,
-        shared_dir: Path | None = None,
-        python: str = "",
         on: Sequence[str] = (),
     ) -> None:
         # An image has its Python in PATH; a run in a pod uses the image of its own pod.
-        python = python or (sys.executable if in_pod() else "python3")
-        super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
+        python = remote.python or (sys.executable if in_pod() else "python3")
+        super().__init__(spec, dataclasses.replace(remote, python=python))
         self._options = options
         self._count = nodes
         self._run_id = uuid.uuid4().hex[:10]
-        self._socket = str(Path(run_dir) / "kube")
+        self._socket = str(Path(self._run_dir) / "kube")
         self._connections = Connections(self._bridge_ended)
         manifest = read_manifest(options, spec.accelerators.per_node)
         self._manifest = keep_on(manifest, on) if on else manifest
@@ -82,55 +78,47 @@ class Kubernetes(RemoteLauncher):
         self._bridge_why = ""
         self._events: socket.socket | None = None
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Create the pods, wait until they run, and get a report of each. Raises ClusterError."""
-        try:
-            daemon_pid = self._connections.start(self._prepare())
-            settings = Path(self._run_dir) / "bridge.json"
-            settings.write_text(json.dumps(dataclasses.asdict(self._bridge_settings())))
-            argv = [sys.executable, "-m", _BRIDGE, str(settings), self._socket]
-            problems = self._connections.connect(
-                {self.name: (argv, self._socket)}, CONNECT_S, end_s=DELETE_S
-            )
-            if problems:
-                raise ClusterError(f"kubernetes: {problems[self.name]}")
-            events = self._listen()
-            pods = self._await_pods(events)
-            there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-            self._write_config(daemon_pid, dict.fromkeys(pods, there), self._socket)
-            reports, problems = self._reports(list(pods))
-            if problems:
-                named = {_shown(pods[host]): why for host, why in problems.items()}
-                raise unusable_nodes(named, len(pods), "kubernetes")
-            # A pod's host name is not the operator's name of the node.
-            reports = {
-                host: dataclasses.replace(reports[host], hostname=pod["node"])
-                for host, pod in pods.items()
-            }
-            addresses = {host: pod["address"] for host, pod in pods.items()}
-            self.nodes = self._nodes_from(reports, addresses, "kubernetes")
-            assert self._shared is not None
-            self.shared_dir = self._shared.settle(reports)
-            scheduler = self._spec.scheduler
-            self.pods = RunInPods(
-                self._options.context,
-                self._options.namespace,
-                self._manifest,
-                self._owner,
-                {name: self._package_dirs[host] for name, host in self._hosts_by_name.items()},
-                scheduler.engine if scheduler else None,
-                scheduler.queue if scheduler else None,
-            )
-        except BaseException:
-            self.close()
-            raise
-        self._watchers.start()
+        daemon_pid = self._connections.start(self._prepare())
+        settings = Path(self._run_dir) / "bridge.json"
+        settings.write_text(json.dumps(dataclasses.asdict(self._bridge_settings())))
+        argv = [sys.executable, "-m", _BRIDGE, str(settings), self._socket]
+        problems = self._connections.connect(
+            {self.name: (argv, self._socket)}, CONNECT_S, end_s=DELETE_S
+        )
+        if problems:
+            raise ClusterError(f"kubernetes: {problems[self.name]}")
+        events = self._listen()
+        pods = self._await_pods(events)
+        there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
+        self._write_config(daemon_pid, dict.fromkeys(pods, there), self._socket)
+        reports, problems = self._reports(list(pods))
+        if problems:
+            named = {_shown(pods[host]): why for host, why in problems.items()}
+            raise unusable_nodes(named, len(pods), "kubernetes")
+        # A pod's host name is not the operator's name of the node.
+        reports = {
+            host: dataclasses.replace(reports[host], hostname=pod["node"])
+            for host, pod in pods.items()
+        }
+        addresses = {host: pod["address"] for host, pod in pods.items()}
+        self._take(reports, addresses, "kubernetes")
+        scheduler = self._spec.scheduler
+        self.pods = RunInPods(
+            self._options.context,
+            self._options.namespace,
+            self._manifest,
+            self._owner,
+            {name: self._package_dirs[host] for name, host in self._hosts_by_name.items()},
+            scheduler.engine if scheduler else None,
+            scheduler.queue if scheduler else None,
+        )
         threading.Thread(
             target=self._hear, args=(events,), name="kubernetes-events", daemon=True
         ).start()
 
     def relay(self, port: int) -> dict[str, int]:
-        """See Launcher."""
         with self._news:
             self._ask_bridge({"relay": port})
             self._news.wait_for(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,25 @@ RUN_LABEL = "pytest-mnode/run"
 """Label of the object and its pods; its value is the run's id."""
 CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 HOST_NAME = "kubernetes.io/hostname"
+PYTORCH = "pytorch"
+"""The container that the operator of PyTorchJobs requires."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MOST_RUN_S = 24 * 3600
 """Time after which the API server ends a run that has not ended (activeDeadlineSeconds)."""
 KEPT_S = 60
 """Time that a finished Job stays (ttlSecondsAfterFinished) if nobody deletes it."""
 KINDS = "Pod, PodTemplate, Job, JobSet, TrainJob, PyTorchJob, or a Job of Volcano"
+GROUPS = {
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "PyTorchJob": "pytorchjobs",
+    "TrainJob": "trainjobs",
+}
+"""Plural of each kind, as in paths; a Job may be of batch/v1 or of Volcano."""
+_NO_INITIALIZERS = (
+    "jobset.sigs.k8s.io/replicatedjob-name notin (dataset-initializer,model-initializer)"
+)
+"""Pods of a TrainJob that end before its nodes start."""
 Manifest = dict[str, Any]
 
 
@@ -73,8 +87,8 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
     templates = list(_templates(manifest.get("spec", {})))
     if kind == "TrainJob":
         _train(manifest["spec"], nodes, wait)
-        selector = f"jobset.sigs.k8s.io/jobset-name={metadata['name']}"
-        return PodsOfRun(manifest, selector, "node")
+        of_jobset = f"jobset.sigs.k8s.io/jobset-name={metadata['name']}"
+        return PodsOfRun(manifest, f"{of_jobset},{_NO_INITIALIZERS}", "node")
     if not templates:
         raise UsageError(f"kind {kind} has no pod template; accepted: {KINDS}")
     for template in templates:
@@ -94,6 +108,8 @@ def as_workload(manifest: Manifest, run_id: str) -> Manifest:
     else:
         return manifest
     labels = template.get("metadata", {}).get("labels", {})
+    if template.get("spec", {}).get("restartPolicy") == "Always":  # a pod's default; Jobs refuse it
+        del template["spec"]["restartPolicy"]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -120,33 +136,63 @@ def _has_containers(template: Manifest) -> bool:
 
 
 def main_container(template: Manifest) -> str | None:
-    """The container in which commands run: the annotated one, else the first."""
-    annotations = template.get("metadata", {}).get("annotations") or {}
-    containers = template["spec"]["containers"]
-    name: str | None = annotations.get(CONTAINER_ANNOTATION, containers[0].get("name"))
+    """Name of the container in which commands run."""
+    name: str | None = _main(template).get("name")
     return name
+
+
+def rename_main(template: Manifest, name: str) -> None:
+    """Give the main container the name that an operator requires."""
+    _main(template)["name"] = name
+    annotations = template.get("metadata", {}).get("annotations") or {}
+    if CONTAINER_ANNOTATION in annotations:
+        annotations[CONTAINER_ANNOTATION] = name
+
+
+def set_command(template: Manifest, command: Sequence[str]) -> Manifest:
+    """Let the main container run this command; returns the container."""
+    main = _main(template)
+    main["command"] = list(command)
+    main.pop("args", None)
+    return main
+
+
+def _main(template: Manifest) -> Manifest:
+    """The annotated container if it exists, else the first."""
+    annotations = template.get("metadata", {}).get("annotations") or {}
+    named = annotations.get(CONTAINER_ANNOTATION)
+    containers: list[Manifest] = template["spec"]["containers"]
+    return next((c for c in containers if c.get("name") == named), containers[0])
 
 
 def _fill(template: Manifest, run_id: str, wait: list[str]) -> None:
     """Set the run's label, the command that waits, and at most one pod per node."""
     template.setdefault("metadata", {}).setdefault("labels", {})[RUN_LABEL] = run_id
+    set_command(template, wait)
     spec = template["spec"]
-    name = main_container(template)
-    main = next(c for c in spec["containers"] if c.get("name") == name)
-    main["command"] = wait
-    main.pop("args", None)
     spec.setdefault("restartPolicy", "Never")
     spec.setdefault("terminationGracePeriodSeconds", 2)
     spec.setdefault("enableServiceLinks", False)
-    keep_apart(spec, run_id)
+    keep_apart(spec.setdefault("affinity", {}), RUN_LABEL, run_id)
 
 
-def keep_apart(spec: Manifest, run_id: str) -> None:
-    """Allow at most one pod of the run per node. spec: spec of the pods."""
-    selector = {"matchLabels": {RUN_LABEL: run_id}}
-    apart = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
-    required = apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
+def keep_apart(affinity: Manifest, label: str, value: str) -> None:
+    """Allow at most one pod with this label per node."""
+    selector = {"matchLabels": {label: value}}
+    required = affinity.setdefault("podAntiAffinity", {}).setdefault(_REQUIRED, [])
     required.append({"topologyKey": HOST_NAME, "labelSelector": selector})
+
+
+def only_on(affinity: Manifest, names: Sequence[str]) -> None:
+    """Limit pods to those of these nodes that their affinity allows already."""
+    required = affinity.setdefault("nodeAffinity", {}).setdefault(_REQUIRED, {})
+    # Terms are alternatives, and a field selector accepts only one name: one term per node.
+    named = [{"key": "metadata.name", "operator": "In", "values": [name]} for name in names]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), one]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+        for one in named
+    ]
 
 
 def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
@@ -162,19 +208,8 @@ def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
             "limit its pods to free nodes; accepted: --mnode-nodes=N"
         )
     for template in templates:
-        affinity = template["spec"].setdefault("affinity", {}).setdefault("nodeAffinity", {})
-        required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-        # Terms are alternatives, and a term may have only one name.
-        required["nodeSelectorTerms"] = [
-            {**term, "matchFields": [*(term.get("matchFields") or []), _named(name)]}
-            for term in required.get("nodeSelectorTerms") or [{}]
-            for name in names
-        ]
+        only_on(template["spec"].setdefault("affinity", {}), names)
     return manifest
-
-
-def _named(node: str) -> Manifest:
-    return {"key": "metadata.name", "operator": "In", "values": [node]}
 
 
 def _set_count(manifest: Manifest, nodes: int) -> None:
@@ -182,15 +217,19 @@ def _set_count(manifest: Manifest, nodes: int) -> None:
     spec, kind = manifest["spec"], manifest["kind"]
     if kind == "Job" and "tasks" in spec:  # Volcano's
         first, *others = spec["tasks"]
-        first["replicas"] = nodes - sum(task.get("replicas", 1) for task in others)
+        first["replicas"] = _left(nodes, (task.get("replicas", 1) for task in others))
+        first.pop("minAvailable", None)
         spec["minAvailable"] = nodes
         spec.setdefault("ttlSecondsAfterFinished", KEPT_S)
     elif kind == "Job":
         _set_job(spec, nodes)
     elif kind == "JobSet":
-        first = spec["replicatedJobs"][0]
+        first, *others = spec["replicatedJobs"]
         first["replicas"] = 1
-        _set_job(first["template"]["spec"], nodes, own_end=False)
+        besides = (
+            one.get("replicas", 1) * one["template"]["spec"].get("parallelism", 1) for one in others
+        )
+        _set_job(first["template"]["spec"], _left(nodes, besides), own_end=False)
         spec.setdefault("ttlSecondsAfterFinished", KEPT_S)
     elif kind == "PyTorchJob":
         replicas = spec["pytorchReplicaSpecs"]
@@ -207,13 +246,25 @@ def _set_count(manifest: Manifest, nodes: int) -> None:
         raise UsageError(f"kind {kind} is not supported; accepted: {KINDS}")
 
 
+def _left(nodes: int, besides: Iterable[int]) -> int:
+    """Number of pods of the first kind, if all pods are nodes of the run. Raises UsageError."""
+    others = sum(besides)
+    if others >= nodes:
+        raise UsageError(
+            f"{nodes} nodes: the template has {others} pods besides its first kind of pod, and "
+            "each is a node; remove them, or request more nodes"
+        )
+    return nodes - others
+
+
 def _set_job(spec: Manifest, nodes: int, *, own_end: bool = True) -> None:
     spec["parallelism"] = spec["completions"] = nodes
     spec["completionMode"] = "Indexed"
     # A pod whose node was lost is replaced; the run reports the loss. Failures are counted by
     # index, so that those of one node do not delay the pods of others.
     spec.setdefault("backoffLimit", 1000)
-    spec.setdefault("backoffLimitPerIndex", 1000)
+    if spec["template"]["spec"]["restartPolicy"] == "Never":  # else Kubernetes refuses it
+        spec.setdefault("backoffLimitPerIndex", 1000)
     spec.setdefault("activeDeadlineSeconds", MOST_RUN_S)
     if own_end:
         spec.setdefault("ttlSecondsAfterFinished", KEPT_S)

@@ -99,7 +99,6 @@ class PodStreams:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """End the watch and all streams; idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end)
             self._thread.join(_END_S)

@@ -31,7 +31,7 @@ _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
 class PodState:
     """State of a pod.
 
-    uid: includes the number of container restarts, because a restart also ends its processes.
+    uid: includes the number of its container's restarts, which end the container's processes.
     index: index in its Job; None if its kind has none. ready: whether its main process runs.
     problem: why it is not ready, as the scheduler or kubelet reports it; "" if neither does.
     hopeless: whether waiting does not mend the problem. over: why it will not run any more; ""
@@ -50,13 +50,16 @@ class PodState:
     before: str = ""
 
     @classmethod
-    def read(cls, pod: Object) -> Self:
-        """Read from the API server's JSON."""
+    def read(cls, pod: Object, container: str | None = None) -> Self:
+        """Read from the API server's JSON. container: the one that matters; None for all."""
         metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
-        index = (metadata.get("labels") or {}).get("batch.kubernetes.io/job-completion-index")
+        # A label only from 1.28 on.
+        noted = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
+        index = noted.get("batch.kubernetes.io/job-completion-index")
         waiting, unscheduled = _waiting(status), why_unscheduled(pod)
-        over = _why_over(pod)
-        statuses = status.get("containerStatuses") or []
+        every = status.get("containerStatuses") or []
+        statuses = [one for one in every if one["name"] == container] or every
+        over = _why_over(pod, statuses)
         runs = status.get("phase") == "Running" and any("running" in s["state"] for s in statuses)
         return cls(
             name=metadata["name"],
@@ -85,10 +88,9 @@ def _waiting(status: Object) -> tuple[str, str]:
     return "", ""
 
 
-def _why_over(pod: Object) -> str:
+def _why_over(pod: Object, statuses: Sequence[Object]) -> str:
     """Why a pod ended, or is about to: evicted, killed for memory, deleted, its node lost."""
     status = pod.get("status", {})
-    statuses = status.get("containerStatuses") or []
     ended = [s["state"]["terminated"] for s in statuses if "terminated" in s.get("state", {})]
     if any(state.get("reason") == "OOMKilled" for state in ended):
         return _OOM_KILLED
@@ -98,6 +100,10 @@ def _why_over(pod: Object) -> str:
         return f"its pod ended{_how_it_ended(status, ended)}"
     if pod["metadata"].get("deletionTimestamp"):
         return DELETED
+    again = pod.get("spec", {}).get("restartPolicy", "Always")
+    stays = again == "Never" or (again == "OnFailure" and not (ended and ended[0].get("exitCode")))
+    if stays and len(ended) == len(statuses) > 0:
+        return f"its container ended{_status(ended[0])}"  # other containers still run
     return ""
 
 

@@ -57,7 +57,6 @@ class RunPods:
         return self.hosts[host].uid == uid and not self.hosts[host].over
 
     def event(self) -> Event:
-        """The event that all pods run."""
         return {"pods": {host: shown(pod) for host, pod in self.hosts.items()}}
 
     def hopeless(self) -> list[PodState]:
@@ -112,5 +111,4 @@ def _in_order(name: str) -> list[tuple[int, str]]:
 
 
 def shown(pod: PodState) -> Event:
-    """A pod's location, as reported to the launcher."""
     return {"node": pod.node, "address": pod.address, "pod": pod.name}

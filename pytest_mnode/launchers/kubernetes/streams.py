@@ -97,7 +97,6 @@ class Exec:
             await self._connection.close()
 
     async def send(self, data: bytes) -> None:
-        """Send input to the command."""
         await self._connection.send(bytes([STDIN]) + data)
 
     async def _feed(self, streams: Streams) -> None:
@@ -153,7 +152,6 @@ class Descriptors:
             os.set_blocking(fd, False)
 
     async def read(self) -> bytes:
-        """See Streams."""
         await self._ready(self._loop.add_reader, self._loop.remove_reader, self._fds[0])
         try:
             return os.read(self._fds[0], CHUNK_BYTES)
@@ -161,7 +159,6 @@ class Descriptors:
             return await self.read()
 
     async def write(self, channel: int, data: bytes) -> None:
-        """See Streams."""
         fd = self._fds[channel]
         while data:
             try:

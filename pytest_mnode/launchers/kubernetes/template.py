@@ -12,6 +12,8 @@ from pytest_mnode.launchers.kubernetes.api import Api, ApiError, in_pod
 from pytest_mnode.launchers.kubernetes.manifest import default_template
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 
+_TEXTS = ("labels", "annotations", "nodeSelector", "matchLabels")
+
 
 def read_manifest(options: KubernetesOptions, gpus: int) -> dict[str, Any]:
     """The object of --mnode-k8s-template; without one, a pod template with `gpus` GPUs.
@@ -31,7 +33,20 @@ def read_manifest(options: KubernetesOptions, gpus: int) -> dict[str, Any]:
         raise UsageError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
     if len(documents) != 1 or not isinstance(documents[0], dict):
         raise UsageError(f"{where}: it has {len(documents)} objects; accepted: one")
-    return documents[0]
+    found: dict[str, Any] = _without_nulls(documents[0])
+    return found
+
+
+def _without_nulls(found: Any, key: str = "") -> Any:
+    """A part of a manifest without empty keys, as the API server reads it; in a map of texts, such
+    as labels, an empty value is an empty text."""
+    if isinstance(found, list):
+        return [_without_nulls(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    if key in _TEXTS:
+        return {name: "" if text is None else text for name, text in found.items()}
+    return {k: _without_nulls(value, k) for k, value in found.items() if value is not None}
 
 
 def _own_image(options: KubernetesOptions) -> str:

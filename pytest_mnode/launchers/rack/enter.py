@@ -90,7 +90,6 @@ def stop_without_parent(alive: int) -> None:
 
 
 def run(command: list[str], where: str, mask: set[int]) -> NoReturn:
-    """Become the command."""
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     # Python ignores these; the command must get the defaults, as from a shell.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
@@ -232,12 +231,7 @@ class Rack(Launcher):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _slot(self, node: Node) -> NodeSlot:

@@ -20,7 +20,6 @@ RESOLV_CONF = "# The rack has no name server.\nnameserver 127.0.0.1\noptions tim
 
 
 def mount_proc() -> None:
-    """Mount /proc for the caller's own PID namespace."""
     namespaces.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 

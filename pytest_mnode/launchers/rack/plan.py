@@ -87,11 +87,9 @@ class Plan:
         raise UsageError(f"rack: no link {name!r} (there are: {names})")
 
     def node_name(self, index: int) -> str:
-        """node0 …"""
         return f"node{index}"
 
     def index_of(self, name: str) -> int:
-        """The inverse of `node_name`."""
         return int(name.removeprefix("node"))
 
     def address(self, index: int, link_name: str) -> str:
@@ -105,11 +103,9 @@ class Plan:
         return f"02:6d:6e:{network:02x}:00:{index + 1:02x}"
 
     def port(self, index: int, link_name: str) -> str:
-        """Name of the node's port at the switch."""
         return f"{link_name}-{self.node_name(index)}"
 
     def members(self) -> tuple[Node, ...]:
-        """The nodes of the launcher."""
         return tuple(
             Node(
                 name=self.node_name(index),
@@ -135,7 +131,6 @@ class Plan:
         return SysfsView(missing=(self.layout and why_not(self.machine, self.layout)) or "")
 
     def hosts(self) -> str:
-        """Text of every node's /etc/hosts."""
         lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
         for index in range(self.nodes):
             for link, suffix in ((self.management, ""), (self.fabric, "-fab")):

@@ -45,8 +45,6 @@ KILL_LIMIT_S = 10.0
 
 @dataclass(slots=True)
 class Booting:
-    """A node that is booting."""
-
     node: int
     pid: int
     report: int
@@ -146,7 +144,6 @@ class RackInit:
         return Booting(node, pid, report_read)
 
     def _finish(self, booting: list[Booting]) -> None:
-        """Wait for booting nodes, and connect them."""
         deadline = time.monotonic() + BOOT_LIMIT_S
         try:
             for boot in booting:

@@ -119,13 +119,11 @@ class Switch:
             time.sleep(0.002)
 
     def cut(self, index: int) -> None:
-        """Set both links of a node down immediately."""
         for link in self._plan.links:
             if (index, link.name) not in self._absent:
                 self._down(self._plan.port(index, link.name))
 
     def unplug(self, index: int) -> None:
-        """Remove the cables of a node that is gone."""
         for link in self._plan.links:
             self._remove(index, link.name)
 

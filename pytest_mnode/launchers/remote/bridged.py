@@ -50,6 +50,5 @@ class Bridged:
         return int(self._answer or _LOST)
 
     def kill(self) -> None:
-        """End the command."""
         with contextlib.suppress(OSError):
             self._bridge.close()

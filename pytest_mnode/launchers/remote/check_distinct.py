@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 from pytest_mnode.launchers.remote.node_report import NodeReport
 
+_LOCALHOST = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
+"""Names of loopback addresses in the hosts files of distributions."""
+
 
 def check_distinct(
     reports: Mapping[str, NodeReport], addresses: Mapping[str, str]
@@ -22,7 +25,7 @@ def check_distinct(
         address = addresses[given]
         if (first := names.setdefault(report.hostname, given)) != given:
             problems[given] = _same_name(first, reports[first], report)
-        elif len(reports) > 1 and _is_loopback(address):
+        elif len(reports) > 1 and is_loopback(address):
             problems[given] = (
                 f"its address {address} is a loopback address; name it by an address at which the "
                 "other nodes reach it"
@@ -53,15 +56,15 @@ def _same_name(first: str, known: NodeReport, report: NodeReport) -> str:
 
 
 def _needs_a_scope(address: str) -> bool:
-    """Link-local IPv4 addresses need no scope."""
     found = _number(address)
     return found is not None and found.version == 6 and found.is_link_local
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address or a name means the machine that uses it."""
     found = _number(address)
     if found is None:
-        return address == "localhost" or address.startswith("localhost.")
+        return address.partition(".")[0] in _LOCALHOST
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,47 @@ POWERED_OFF = "powered off"
 _TRY_AGAIN_S = 1.0
 
 
-class RemoteLauncher(Launcher):
-    """Nodes that are other machines, each reached by its host: its name in ssh or Slurm.
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Directories and Python of a run on other machines.
 
     run_dir: the run's directory on this machine. root: where the shared directory may be made if
-    shared_dir is None. python: path of Python on the nodes; "" for the path of this Python.
+    shared_dir is None. python: path of Python on the nodes; "" for the launcher's default.
     """
+
+    run_dir: str
+    root: Path
+    shared_dir: Path | None = None
+    python: str = ""
+
+
+class RemoteLauncher(Launcher):
+    """Nodes that are other machines, each reached by its host: its name in ssh or Slurm."""
 
     shared_kernel = False
 
-    def __init__(
-        self, spec: Spec, *, run_dir: str, root: Path, shared_dir: Path | None, python: str
-    ) -> None:
-        self.python = python or sys.executable
+    def __init__(self, spec: Spec, remote: RemoteOptions) -> None:
+        self.python = remote.python or sys.executable
         self._spec = spec
-        self._run_dir = run_dir
-        self._wanted_shared_dir = (shared_dir, root)
+        self._run_dir = remote.run_dir
+        self._wanted_shared_dir = (remote.shared_dir, remote.root)
         self._shared: SharedDir | None = None
-        self._config = Path(run_dir) / f"{self.name}.json"
+        self._config = Path(self._run_dir) / f"{self.name}.json"
         self._hosts_by_name: dict[str, str] = {}
         """Host of each node, by the node's own name."""
         self._package_dirs: dict[str, str] = {}
         """Directory of this package on each node, by host."""
         self._watchers = Watchers(f"{self.name}-watch")
         self._closed = False
+
+    def start(self) -> None:
+        """See Launcher."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        self._watchers.start()
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         """See Launcher. Replaces this Python and this package's paths in `argv` by the nodes'."""
@@ -69,11 +87,9 @@ class RemoteLauncher(Launcher):
         return None
 
     def watch(self, on_lost: Callable[[str, str], None]) -> None:
-        """See Launcher."""
         self._watchers.add(on_lost)
 
     def close(self) -> None:
-        """See Launcher."""
         if self._closed:
             return
         self._closed = True
@@ -85,6 +101,10 @@ class RemoteLauncher(Launcher):
                 self._shared.remove()
 
     # For subclasses to implement.
+
+    def _start(self) -> None:
+        """Reach the nodes, and end with `_take`. Raises ClusterError."""
+        raise NotImplementedError
 
     def _why_gone(self, node: Node) -> str | None:
         """Why no command can be run on a node; None if one can, as far as is known."""
@@ -125,7 +145,6 @@ class RemoteLauncher(Launcher):
     def _write_config(
         self, daemon: int | None, commands: Mapping[str, list[str]], bridge: str = ""
     ) -> None:
-        """See bootstrap.config."""
         self._config.write_text(bootstrap.config(daemon, commands, bridge))
 
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
@@ -142,10 +161,12 @@ class RemoteLauncher(Launcher):
         commands = {host: self._proxy_command(host, argv) for host in hosts}
         return collect_reports(commands, directory, self._run_dir)
 
-    def _nodes_from(
+    def _take(
         self, reports: Mapping[str, NodeReport], addresses: Mapping[str, str], what: str
-    ) -> tuple[Node, ...]:
-        """The nodes of the run. addresses: by host, the address at which other nodes reach it."""
+    ) -> None:
+        """Take these nodes, and the directory if they all see it. addresses: by host, the address
+        at which other nodes reach it."""
+        assert self._shared is not None
         if problems := check_distinct(reports, addresses):
             raise unusable_nodes(problems, len(reports), what)
         nodes = []
@@ -153,7 +174,8 @@ class RemoteLauncher(Launcher):
             self._hosts_by_name[report.hostname] = host
             self._package_dirs[host] = report.package_dir or ""
             nodes.append(node_from_report(index, addresses[host], report, self._spec))
-        return tuple(nodes)
+        self.nodes = tuple(nodes)
+        self.shared_dir = self._shared.settle(reports)
 
     def _power_on(self, node: Node) -> None:
         """Switch a node on, and wait until it is back."""

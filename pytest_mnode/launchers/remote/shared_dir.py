@@ -62,7 +62,6 @@ class SharedDir:
         return None
 
     def remove(self) -> None:
-        """Remove the directory with its content."""
         if self.directory is not None:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.directory)

@@ -75,7 +75,6 @@ class CurrentAllocation:
     daemon: CleanupDaemon = field(default_factory=lambda: CleanupDaemon(lambda _: None))
 
     def get(self, nodes: int) -> Granted:
-        """See Allocation."""
         granted = Granted.read(self.environ)
         if len(granted.names) < nodes:
             raise ClusterError(
@@ -137,7 +136,6 @@ class OwnAllocation:
             raise
 
     def gone(self) -> str | None:
-        """See Allocation."""
         while not self._events.empty():
             self._next(0)
         return self._ended

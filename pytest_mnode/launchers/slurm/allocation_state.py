@@ -117,7 +117,6 @@ class Watch:
     def start(self, names: Mapping[str, str]) -> None:
         """Start the thread. names: Slurm's names by the nodes' own names."""
         self._names = names
-        self._watchers.start()
         threading.Thread(target=self._look, name="slurm-look", daemon=True).start()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.slurm.jobs import JobState
-from pytest_mnode.launchers.slurm.nodes import NodeState, shortage
+from pytest_mnode.launchers.slurm.nodes import NodeState, gpus_to_request, shortage
 
 QUEUE_LIMIT_S = 3600.0
 """Limit of waiting in the queue, if the arguments contain no --immediate."""
@@ -66,12 +66,11 @@ def gpus_option(
 ) -> list[str]:
     """The option that requests the spec's GPUs; [] if the user's arguments mention GPUs.
 
-    nodes: nodes of the cluster; None if Slurm did not answer. [] also if Slurm has no GPUs
-    configured: it would refuse the option, and whole nodes come with their GPUs anyway.
+    nodes: nodes of the cluster; None if Slurm did not answer. See `gpus_to_request`.
     """
     mentioned = any(word.startswith(("--gpus", "--gres", "--tres", "-G")) for word in arguments)
-    known = nodes is None or any(node.gpus is not None for node in nodes)
-    return [f"--gpus-per-node={per_node}"] if per_node and known and not mentioned else []
+    gpus = per_node if nodes is None else gpus_to_request(per_node, nodes)
+    return [f"--gpus-per-node={gpus}"] if gpus and not mentioned else []
 
 
 def queue_limit_s(arguments: Sequence[str]) -> float:

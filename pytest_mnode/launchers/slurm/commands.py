@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.slurm.jobs import JobState, jobs_from_json, jobs_from_text, no_job_in
 from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text
 
@@ -138,7 +139,7 @@ class Slurm:
 
     def nodes(self, names: Iterable[str] = ()) -> tuple[NodeState, ...]:
         """States of these nodes; of all nodes if `names` is empty."""
-        which = ",".join(names)
+        which = compress(names, tails=False)  # an argument is limited to 128 KiB
         command = ["scontrol", "--all", "--oneliner", "show", "node"]
         return nodes_from_text(self.run(*command, *([which] if which else [])))
 

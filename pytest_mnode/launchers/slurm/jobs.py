@@ -19,6 +19,8 @@ RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING
                      "COMPLETING"})  # fmt: skip
 OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL",
                   "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT", "LAUNCH_FAILED"})  # fmt: skip
+_BASE = OVER - {"REVOKED", "LAUNCH_FAILED"} | {"PENDING", "RUNNING", "SUSPENDED"}
+"""States that are no flag of another. Source: squeue(1), JOB STATE CODES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,6 @@ _JSON_KEYS = {
 
 
 def _record_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of squeue's JSON under scontrol's keys."""
     states = entry["job_state"]
     return {
         **{key: entry.get(json_key) for key, json_key in _JSON_KEYS.items()},
@@ -170,10 +171,10 @@ def _gpus(resources: str | None) -> int | None:
 
 
 def _base_and_flags(states: list[str]) -> tuple[str, frozenset[str]]:
-    """Newer versions list the base state with its flags; COMPLETING alone hides the base state."""
+    """Newer versions list the base state with its flags, in any order; older versions show a flag
+    such as COMPLETING alone, which hides the base state."""
     words = [state.strip().upper() for state in states if state.strip()]
     if not words:
         raise ValueError("a job without a state")
-    flags = {"COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING", "SIGNALING", "STOPPED"}
-    base = next((word for word in words if word not in flags), words[0])
+    base = next((word for word in words if word in _BASE), words[0])
     return base, frozenset(words) - {base}

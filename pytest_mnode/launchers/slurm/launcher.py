@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote import bootstrap
-from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher
+from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.launchers.slurm.allocation import (
     Allocation,
@@ -30,7 +29,6 @@ class Slurm(RemoteLauncher):
     """N nodes of an allocation; the spec's commands switch their power. Thread-safe.
 
     arguments: for salloc, only outside an allocation. on: names of the nodes to use; () for any.
-    Other parameters: see RemoteLauncher.
     """
 
     name = "slurm"
@@ -39,17 +37,13 @@ class Slurm(RemoteLauncher):
         self,
         nodes: int,
         spec: Spec,
+        remote: RemoteOptions,
         arguments: Sequence[str] = (),
-        *,
-        run_dir: str,
-        root: Path,
-        shared_dir: Path | None = None,
-        python: str = "",
         on: Sequence[str] = (),
     ) -> None:
         if (missing := slurm.Slurm.unavailable()) is not None:
             raise UsageError(f"--mnode-launcher=slurm: {missing}")
-        super().__init__(spec, run_dir=run_dir, root=root, shared_dir=shared_dir, python=python)
+        super().__init__(spec, remote)
         self.slurm = slurm.Slurm()
         self.allocation: Allocation = CurrentAllocation()
         self.held = "SLURM_JOB_ID" not in os.environ
@@ -74,33 +68,27 @@ class Slurm(RemoteLauncher):
         assert self.job_id is not None
         return self.job_id
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Get the nodes, and a report of each. Raises ClusterError that names what is missing."""
-        try:
-            daemon = self.allocation.daemon
-            daemon.start([self._run_dir])
-            self.granted = on_first(self.allocation.get(self._count), self._on)
-            self.job_id = self.granted.job_id
-            states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
-            names = present(self.granted, states, self._count)
-            self.unused = [name for name in self.granted.names if name not in names]
-            self._check_gpus(states, names)
-            daemon.order(remove=self._prepare())
-            remote = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
-            self._write_config(
-                daemon.pid, {name: step_command(self._job, name, remote) for name in names}
-            )
-            what = f"slurm: allocation {self.job_id}"
-            reports, problems = self._reports(names)
-            if problems:
-                raise unusable_nodes(problems, len(names), what)
-            addresses = {name: states[name].address or name for name in names}
-            self.nodes = self._nodes_from(reports, addresses, what)
-            assert self._shared is not None
-            self.shared_dir = self._shared.settle(reports)
-        except BaseException:
-            self.close()
-            raise
+        daemon = self.allocation.daemon
+        daemon.start([self._run_dir])
+        self.granted = on_first(self.allocation.get(self._count), self._on)
+        self.job_id = self.granted.job_id
+        states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
+        names = present(self.granted, states, self._count)
+        self.unused = [name for name in self.granted.names if name not in names]
+        self._check_gpus(states, names)
+        daemon.order(remove=self._prepare())
+        there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
+        self._write_config(
+            daemon.pid, {name: step_command(self._job, name, there) for name in names}
+        )
+        what = f"slurm: allocation {self.job_id}"
+        reports, problems = self._reports(names)
+        if problems:
+            raise unusable_nodes(problems, len(names), what)
+        addresses = {name: states[name].address or name for name in names}
+        self._take(reports, addresses, what)
         self._watch = Watch(self.slurm, self.allocation, self._job, self._watchers)
         self._watch.start(self._hosts_by_name)
 

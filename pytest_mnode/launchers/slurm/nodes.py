@@ -31,7 +31,8 @@ _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "
 """Flags that versions before 21.08 show as one character. Source: sinfo(1), NODE STATE CODES."""
 _SAME_FLAG = {"MAINTENANCE": "MAINT", "POWER": "POWERED_DOWN"}
 """Flags whose name differs between versions, and the name used here."""
-_GPU = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
+_GPU = re.compile(r"(?:^|,)gpu(?::[^:,()]+)*:(\d+)")
+"""A type and no_consume may come before the number. Source: slurm.conf(5), Gres."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class NodeState:
     gpus: number of GPUs in its configuration; None if it lists none.
     counts_gpus: whether Slurm accounts for its GPUs.
     features: active features, which --constraint selects.
+    gres: its generic resources as configured. memory_mbytes: memory for jobs.
     """
 
     name: str
@@ -60,6 +62,8 @@ class NodeState:
     partitions: tuple[str, ...] = ()
     counts_gpus: bool = False
     features: frozenset[str] = frozenset()
+    gres: str = ""
+    memory_mbytes: int = 0
 
     @property
     def lost(self) -> bool:
@@ -113,6 +117,12 @@ def gpus_of(gres: str) -> int | None:
     return sum(counts) if counts else None
 
 
+def gpus_to_request(per_node: int, nodes: Iterable[NodeState]) -> int:
+    """GPUs per node to request of a cluster with these nodes; 0 if Slurm has no GPUs configured: it
+    would refuse the request, and nodes come with their GPUs anyway."""
+    return per_node if any(node.gpus is not None for node in nodes) else 0
+
+
 def shortage(nodes: Iterable[NodeState], wanted: int, partition: str | None = None) -> str | None:
     """What a job on `wanted` nodes lacks even on an empty cluster; None if nothing.
 
@@ -136,7 +146,7 @@ def _from_record(record: Mapping[str, str]) -> NodeState:
     flags = set(words[1:]) | {word for mark, word in _MARKS.items() if mark in state}
     if words[0] in _KEPT_IDLE:
         flags, words = {*flags, words[0]}, ["IDLE"]
-    reason = record.get("Reason", "")
+    reason, gres = record.get("Reason", ""), record.get("Gres", "")
     return NodeState(
         name=record["NodeName"],
         state=words[0],
@@ -146,8 +156,11 @@ def _from_record(record: Mapping[str, str]) -> NodeState:
         address=text_of(record.get("NodeAddr")),
         cpus=number(record.get("CPUTot")),
         cpus_allocated=number(record.get("CPUAlloc")),
-        gpus=gpus_of(record.get("Gres", "")),
+        gpus=gpus_of(gres),
         partitions=tuple(filter(None, record.get("Partitions", "").split(","))),
         counts_gpus=bool(re.search(r"(?:^|,)gres/gpu[:=]", record.get("CfgTRES", ""))),
         features=frozenset((text_of(record.get("ActiveFeatures")) or "").split(",")) - {""},
+        gres=gres,
+        memory_mbytes=(number(record.get("RealMemory")) or 0)
+        - (number(record.get("MemSpecLimit")) or 0),
     )

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_mnode.criteria.launching.direct import Direct
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.paths import Submitted
-from pytest_mnode.criteria.launching.sbatch import SbatchSubmission
-from pytest_mnode.launchers.slurm import JobState
+from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission
+from pytest_mnode.jobs.slurm.sbatch import Request
+from pytest_mnode.launchers.slurm import JobState, nodes_from_text
 
 RUNS = JobState(7, "x", "RUNNING")
 
@@ -46,6 +48,35 @@ def submission(files: Path, **texts: str) -> SbatchSubmission:
     for name, text in texts.items():
         (files / name.replace("_", "-")).write_text(text)
     return made
+
+
+@pytest.mark.parametrize(("configured", "requested"), [("gpu:8", 8), ("(null)", 0)])
+def test_a_script_requests_no_gpus_of_a_slurm_that_has_none(
+    configured: str, requested: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = nodes_from_text(f"NodeName=n1 State=IDLE Gres={configured}")
+    slurm = SimpleNamespace(nodes=lambda: there, run=lambda *_: "JobId=7 Partition=gpu")
+    asked: list[int] = []
+
+    def why_not_submitted(request: Request, _: int) -> str:
+        asked.append(request.gpus_per_node)
+        return "full"
+
+    monkeypatch.setattr(
+        "pytest_mnode.criteria.launching.sbatch.why_not_submitted", why_not_submitted
+    )
+    monkeypatch.setattr(Direct, "submit", lambda *_: None)
+    job = LaunchJob(
+        name="a",
+        nodes=1,
+        accelerators_per_node=8,
+        ranks_per_node=8,
+        command=("x",),
+        style="torchrun",
+    )
+    cluster = SimpleNamespace(slurm_names={"n1": "n1"})
+    Sbatch(cluster, 7, slurm).submit(job, ["n1"])  # type: ignore[arg-type]
+    assert asked == [requested]
 
 
 def test_output_of_a_node_is_its_own(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import psutil
 from pytest_mnode.launchers.kubernetes.launcher import Kubernetes
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.remote import node_report
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.launchers.remote.node_report import NodeReport
 from pytest_mnode.spec import default_spec_path, load_spec
 
@@ -144,10 +145,8 @@ def main(nodes: str, template: str, python: str) -> None:
         launcher = Timed(
             int(nodes),
             load_spec(default_spec_path()),
+            RemoteOptions(directory, Path(directory), python=python),
             KubernetesOptions(template=Path(template), wait_s=LIMIT_S),
-            run_dir=directory,
-            root=Path(directory),
-            python=python,
         )
         try:
             figures = run(launcher, python)

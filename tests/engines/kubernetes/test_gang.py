@@ -233,7 +233,7 @@ def test_the_server_takes_each_kinds_objects(
     kind = KINDS[name]
     pod = rank_pod.template(
         pod_template(given),
-        labels, python="python3", runs_s=1, kind=kind, hosts=["node0"], priority="",
+        labels, python="python3", runs_s=1, kind=kind, nodes=["node0"], priority="",
     )  # fmt: skip
     queue = "q1" if name in ("kueue", "jobset") else ""
     gang = PodGang("g1", 3, 3, pod, labels, 60, requeue=True, queue=queue)

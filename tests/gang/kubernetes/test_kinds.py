@@ -111,7 +111,7 @@ def made(name: str, **changes: Any) -> dict[str, Any]:
     """The objects of a gang of three by kind."""
     kind = KINDS[name]
     pod = rank_pod.template(
-        TEMPLATE, LABELS, python="py", runs_s=4, kind=kind, hosts=["n0", "n1"], priority=""
+        TEMPLATE, LABELS, python="py", runs_s=4, kind=kind, nodes=["n0", "n1"], priority=""
     )
     gang = PodGang("g1", 3, changes.pop("least", 3), pod, LABELS, 64, queue="q", **changes)
     return {one.kind: found["spec"] for one, found in kind.manifests(gang).items()}
@@ -135,12 +135,19 @@ def test_a_ranks_pod_keeps_what_the_template_says() -> None:
         "MNODE_RESTARTS",
         "MNODE_NODE",
     ]
-    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
-    assert term["matchExpressions"][0]["values"] == ["n0", "n1"]
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    terms = required["nodeSelectorTerms"]
+    assert [term["matchFields"][0]["values"] for term in terms] == [["n0"], ["n1"]]
     [apart] = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert apart["labelSelector"] == {"matchLabels": {RUN_LABEL: "r1"}}
+
+
+def test_no_container_outlives_the_rank() -> None:
+    spec = {"containers": [*TEMPLATE["spec"]["containers"], {"name": "tcpx-daemon"}]}
+    pod = rank_pod.template(
+        {"spec": spec}, LABELS, python="py", runs_s=4, kind=KINDS["default"], nodes=[], priority=""
+    )
+    assert [one["name"] for one in pod["spec"]["containers"]] == ["train"]
 
 
 @pytest.mark.parametrize("least", [3, 2])

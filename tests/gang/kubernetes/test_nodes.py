@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.gang.kubernetes.nodes import requests_of, views
+from pytest_mnode.gang.kubernetes.served import admitted
+from pytest_mnode.launchers.kubernetes.api import ApiError
 
 GPU = "nvidia.com/gpu"
 
@@ -40,6 +42,29 @@ OURS = {"pytest-mnode/run": "r1"}
 
 def taint(key: str, effect: str = "NoSchedule") -> dict[str, Any]:
     return {"spec": {"taints": [{"key": key, "effect": effect}]}}
+
+
+@pytest.mark.parametrize("may_try", [True, False])
+def test_tolerations_that_the_server_adds_count(may_try: bool) -> None:
+    """As GKE does for GPUs (the admission plugin ExtendedResourceToleration)."""
+    asked: list[Any] = []
+
+    class Server:
+        def path(self, kind: str) -> str:
+            return kind
+
+        def request(self, *words: Any) -> dict[str, Any]:
+            asked.append(words)
+            if not may_try:
+                raise ApiError(403, "pods is forbidden")
+            added = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
+            return {"spec": {**words[2]["spec"], "tolerations": [added]}}
+
+    pod = admitted(Server(), {"spec": RANK})  # type: ignore[arg-type]
+    [one] = views([node(**taint(GPU))], [], OURS)
+    assert (one.suits(pod), one.taken(pod)) == (may_try, "" if may_try else f"taint {GPU}")
+    [(method, path, _, query)] = asked
+    assert (method, path, query) == ("POST", "pods", {"dryRun": "All"})
 
 
 def test_what_a_pod_asks_of_its_node() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.kubernetes.api import warnings_about
 from pytest_mnode.launchers.kubernetes.manifest import (
     RUN_LABEL,
     default_template,
     keep_on,
     pods_of_run,
 )
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.template import read_manifest
 
 WAIT = ["python3", "-c", "wait"]
 
@@ -47,6 +51,80 @@ def test_a_pod_becomes_an_indexed_job_that_keeps_what_it_says() -> None:
     assert template["spec"]["tolerations"] == [{"key": "gpu"}]
     [container] = template["spec"]["containers"]
     assert container == {"name": "train", "image": "torch:2", "command": WAIT}
+
+
+def test_a_pod_that_restarts_for_ever_becomes_one_that_a_job_may_have() -> None:
+    given = {"kind": "Pod", "spec": pod(restartPolicy="Always")}
+    made = pods_of_run(given, "r1", 3, WAIT)
+    assert made.manifest["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_pods_that_restart_in_place_have_no_limit_per_index() -> None:
+    spec = pods_of_run(job({"spec": pod(restartPolicy="OnFailure")}), "r1", 3, WAIT).manifest[
+        "spec"
+    ]
+    assert (spec["backoffLimit"], spec.get("backoffLimitPerIndex")) == (1000, None)
+
+
+def test_all_pods_of_a_jobset_are_nodes_of_the_run() -> None:
+    around = {"parallelism": 1, "template": {"spec": pod()}}
+    jobs = [{"name": n, "template": {"spec": dict(around)}} for n in ("worker", "leader")]
+    given = {"kind": "JobSet", "spec": {"replicatedJobs": jobs}}
+    found = pods_of_run(given, "r1", 4, WAIT).manifest["spec"]["replicatedJobs"]
+    assert [one["template"]["spec"]["parallelism"] for one in found] == [3, 1]
+    with pytest.raises(UsageError, match=r"^1 nodes: the template has 1 pods besides its first"):
+        pods_of_run(given, "r1", 1, WAIT)
+
+
+def test_a_task_of_volcano_waits_for_no_more_pods_than_it_has() -> None:
+    task = {"name": "node", "replicas": 8, "minAvailable": 8, "template": {"spec": pod()}}
+    given = {"kind": "Job", "spec": {"tasks": [task]}}
+    [made] = pods_of_run(given, "r1", 4, WAIT).manifest["spec"]["tasks"]
+    assert (made["replicas"], "minAvailable" in made) == (4, False)
+
+
+def test_an_annotation_that_names_no_container_is_ignored() -> None:
+    name = "kubectl.kubernetes.io/default-container"
+    two = {"containers": [{"name": "proxy"}, {"name": "train"}]}
+    for given, container in (("train", "train"), ("gone", "proxy")):
+        template = {"metadata": {"annotations": {name: given}}, "spec": two}
+        assert pods_of_run(job(template), "r1", 3, WAIT).container == container
+
+
+def test_an_empty_key_is_as_if_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(
+        "apiVersion: batch/v1\n"
+        "kind: Job\n"
+        "metadata:\n"
+        "spec:\n"
+        "  template:\n"
+        "    metadata: {labels: }\n"
+        "    spec:\n"
+        "      affinity:\n"
+        "      nodeSelector: {gpu: }\n"
+        "      containers: [{name: train, image: torch, volumeMounts: }]\n"
+    )
+    made = pods_of_run(read_manifest(KubernetesOptions(template=path), 0), "r1", 3, WAIT)
+    spec = made.manifest["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"gpu": ""}
+    assert spec["containers"] == [{"name": "train", "image": "torch", "command": WAIT}]
+
+
+def test_warnings_about_objects_that_were_made_for_the_run() -> None:
+    run = pods_of_run(job({"spec": pod()}), "r1", 3, WAIT)
+
+    class Answers:
+        def path(self, kind: str) -> str:
+            return kind
+
+        def request(self, *_: Any, **__: Any) -> dict[str, Any]:
+            names = ("mnode-r1", "mnode-r1-node-0", "mnode-r2")
+            items = [{"involvedObject": {"name": n}, "message": f"about {n}"} for n in names]
+            return {"items": items}
+
+    found = warnings_about(Answers(), run.name)  # type: ignore[arg-type]
+    assert found == ["about mnode-r1", "about mnode-r1-node-0"]
 
 
 def test_the_users_manifest_is_not_changed() -> None:
@@ -125,7 +203,10 @@ def test_a_train_job_gets_nodes_and_command() -> None:
     }
     made = pods_of_run(given, "r1", 4, WAIT)
     assert made.manifest["spec"]["trainer"] == {"numNodes": 4, "command": WAIT}
-    assert made.selector == "jobset.sigs.k8s.io/jobset-name=mnode-r1"
+    assert made.selector == (  # initializers are no nodes
+        "jobset.sigs.k8s.io/jobset-name=mnode-r1,"
+        "jobset.sigs.k8s.io/replicatedjob-name notin (dataset-initializer,model-initializer)"
+    )
 
 
 def test_the_default_asks_for_what_the_spec_promises() -> None:

@@ -16,6 +16,7 @@ from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.run_pods import RunPods
 from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.inventory import Power
@@ -39,9 +40,8 @@ class Run:
         self.launcher = Kubernetes(
             2,
             spec.model_copy(update={"power": section}),
+            RemoteOptions(str(directory), directory),
             KubernetesOptions(image="i"),
-            run_dir=str(directory),
-            root=directory,
         )
         self.launcher._hosts_by_name = {"n1": "0", "n2": "1"}
         self.launcher.nodes = (Node("n1", 0, "at-n1"), Node("n2", 1, "at-n2"))

@@ -83,6 +83,40 @@ def test_why_a_pod_is_over(status: dict[str, Any], why: str) -> None:
     assert (pod.over, pod.ready) == (why, False)
 
 
+def beside(main: dict[str, Any], other: dict[str, Any], again: str) -> PodState:
+    """A pod whose main container has another container beside it."""
+    containers = [
+        {"name": "train", "restartCount": 0, **main},
+        {"name": "tcpx-daemon", "restartCount": 0, **other},
+    ]
+    return PodState.read(
+        {
+            "metadata": {"name": "p", "uid": "u"},
+            "spec": {"nodeName": "n1", "restartPolicy": again},
+            "status": {"phase": "Running", "containerStatuses": containers},
+        },
+        "train",
+    )
+
+
+def test_containers_beside_the_main_one_neither_keep_nor_end_its_node() -> None:
+    runs: dict[str, Any] = {"state": {"running": {}}}
+    ended = {"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
+    killed = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    lost = beside(ended, runs, "Never")
+    assert (lost.ready, lost.over) == (False, "its container ended with status 1")
+    assert beside(ended, runs, "OnFailure").over == ""
+    kept = beside(runs, killed, "Never")
+    assert (kept.ready, kept.over) == (True, "")
+    again = beside(runs, {**runs, "restartCount": 3}, "OnFailure")
+    assert (again.uid, again.ready) == (kept.uid, True)
+
+
+def test_before_1_28_the_index_is_only_an_annotation() -> None:
+    note = {"batch.kubernetes.io/job-completion-index": "3"}
+    assert read({"phase": "Pending"}, annotations=note).index == 3
+
+
 def test_a_pod_that_is_being_deleted_is_over() -> None:
     running = {"phase": "Running", **container(running={})}
     assert read(running, deletionTimestamp="2026-01-01T00:00:00Z").over == "its pod was deleted"

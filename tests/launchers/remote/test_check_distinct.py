@@ -35,7 +35,15 @@ def test_nodes_of_one_name(boot: str | None, line: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1", "localhost", "localhost.localdomain"],
+    [
+        "127.0.0.1",
+        "127.0.1.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "localhost",
+        "localhost.localdomain",
+        "localhost6",
+    ],
 )
 def test_an_address_that_others_cannot_use(address: str) -> None:
     problems = check_distinct({"a": ONE, "b": TWO}, FAR | {"a": address})

@@ -163,6 +163,7 @@ def watch(slurm: AnsweringSlurm, allocation: Ended) -> Iterator[Watch]:
 def losses(watch: Watch) -> Lost:
     found: Lost = []
     watch._watchers.add(lambda *loss: found.append(loss))
+    watch._watchers.start()
     watch.start(NAMES_watch)
     return found
 

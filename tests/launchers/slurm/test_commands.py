@@ -82,6 +82,12 @@ def test_what_the_user_likes_to_see_of_the_queue_changes_nothing(
     assert Slurm({"MORE": "more"}).run("squeue") == " %s more\n"
 
 
+def test_more_nodes_than_fit_into_an_argument_by_name(fake: Path) -> None:
+    write(fake, "scontrol", 'echo "NodeName=$5 State=IDLE"')
+    [node] = Slurm().nodes(f"frontier{number:05d}" for number in range(1, 9473))
+    assert node.name == "frontier[00001-09472]"
+
+
 JOB = json.dumps({"jobs": [{"job_id": 1, "name": "a", "job_state": "RUNNING", "nodes": "n[0-1]"}]})
 
 

@@ -127,6 +127,8 @@ def test_a_job_that_waits_holds_nothing() -> None:
         (["COMPLETED", "COMPLETING"], False, False, False),
         (["COMPLETED"], False, False, True),
         (["PENDING", "REQUEUED"], True, False, False),
+        (["POWER_UP_NODE", "RUNNING"], False, True, False),
+        (["STAGE_OUT", "COMPLETED"], False, False, True),
         ("NODE_FAIL", False, False, True),
         ("SOMETHING_NEW", False, False, False),
     ],

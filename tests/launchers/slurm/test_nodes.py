@@ -6,7 +6,7 @@ import pytest
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import NodeState, nodes_from_text, shortage
-from pytest_mnode.launchers.slurm.nodes import gpus_of
+from pytest_mnode.launchers.slurm.nodes import gpus_of, gpus_to_request
 
 IDLE = (
     "NodeName=gpu-01 Arch=x86_64 CoresPerSocket=48 CPUAlloc=0 CPUTot=96 CPULoad=0.10 "
@@ -24,7 +24,8 @@ SILENT = "NodeName=gpu-03 CPUTot=96 State=ALLOCATED* Partitions=gpu"
 def test_reads_a_node() -> None:
     (node,) = nodes_from_text(IDLE)
     assert node == NodeState(
-        "gpu-01", "IDLE", frozenset(), None, "gpu-01", "10.1.0.1", 96, 0, 8, ("gpu", "all")
+        *("gpu-01", "IDLE", frozenset(), None, "gpu-01", "10.1.0.1", 96, 0, 8, ("gpu", "all")),
+        gres="gpu:h100:8(S:0-1)",
     )
     assert node.usable
     assert not node.lost
@@ -60,6 +61,7 @@ def test_a_node_without_a_state_is_not_passed_over() -> None:
         ("gpu:a100:4,gpu:t4:2", 6),
         ("nic:2", None),
         ("vgpu:2", None),
+        ("gpu:tesla:no_consume:4(S:0)", 4),
         ("nic:2,gpu:4", 4),
         ("(null)", None),
         ("", None),
@@ -67,6 +69,12 @@ def test_a_node_without_a_state_is_not_passed_over() -> None:
 )
 def test_counts_gpus(gres: str, count: int | None) -> None:
     assert gpus_of(gres) == count
+
+
+def test_gpus_are_requested_only_if_slurm_has_some() -> None:
+    with_gpus, without = nodes_from_text(f"{IDLE}\n{DOWN}")
+    assert gpus_to_request(8, [without, with_gpus]) == 8
+    assert gpus_to_request(8, [without]) == 0
 
 
 def test_says_what_a_job_would_miss() -> None:

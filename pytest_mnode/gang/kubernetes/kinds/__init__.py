@@ -1,15 +1,11 @@
-"""Kinds of gangs on Kubernetes: a module of a few pure functions for each kind."""
+"""Kinds of gangs on Kubernetes: a class of a few pure functions for each kind."""
 
 from __future__ import annotations
 
-from pytest_mnode.gang.kubernetes.kinds.coscheduling import Coscheduling
-from pytest_mnode.gang.kubernetes.kinds.jobset import JobSet
-from pytest_mnode.gang.kubernetes.kinds.kueue import Kueue
-from pytest_mnode.gang.kubernetes.kinds.native import Native
+from pytest_mnode.gang.kubernetes.kinds.kueue import JobSet, Kueue
+from pytest_mnode.gang.kubernetes.kinds.operators import PyTorchJob, TrainJob, Volcano
 from pytest_mnode.gang.kubernetes.kinds.plain import Plain
-from pytest_mnode.gang.kubernetes.kinds.pytorchjob import PyTorchJob
-from pytest_mnode.gang.kubernetes.kinds.trainjob import TrainJob
-from pytest_mnode.gang.kubernetes.kinds.volcano import Volcano
+from pytest_mnode.gang.kubernetes.kinds.pod_groups import Coscheduling, Native
 
 KINDS: dict[str, Plain] = {
     kind.name: kind

@@ -1,4 +1,4 @@
-"""Kueue: a Job in a queue is suspended until the quota has room for all of its pods.
+"""Kueue: a Job or JobSet in a queue is suspended until the quota has room for all of its pods.
 
 `Admitted` is about quota, not nodes, so it is only quoted; the pods decide.
 """
@@ -13,15 +13,18 @@ from pytest_mnode.gang.kubernetes.kinds.plain import (
     Plain,
     PodGang,
     Resource,
+    ended,
     job_spec,
     job_state,
     words_of,
 )
 from pytest_mnode.gang.kubernetes.pods import RootState
 from pytest_mnode.launchers.kubernetes.conditions import Object, conditions
-from pytest_mnode.launchers.kubernetes.manifest import Manifest
+from pytest_mnode.launchers.kubernetes.manifest import KEPT_S, Manifest
 
 WORKLOAD = Resource("kueue.x-k8s.io", "Workload", "workloads")
+JOB_SET = Resource("jobset.x-k8s.io", "JobSet", "jobsets")
+_RESTARTS = 3
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 
@@ -42,8 +45,35 @@ class Kueue(Plain):
         return f"{_JOB_UID} in ({','.join(root['metadata']['uid'] for root in roots)})"
 
 
+class JobSet(Kueue):
+    """A suspended JobSet of one Job, restarted as a whole if a pod fails; JobSet has no gangs."""
+
+    name: ClassVar[str] = "jobset"
+    root: ClassVar[Resource] = JOB_SET
+    restarts_from: ClassVar[str] = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
+
+    def manifests(self, gang: PodGang) -> dict[Resource, Manifest]:
+        spec = {"suspend": True, **jobset_spec(gang)}
+        return {JOB_SET: queued(gang, spec)}
+
+    def state(self, root: Object, quoted: Object | None) -> RootState:
+        state = ended(root, "Completed", kueue_words(quoted))
+        restarts = int((root.get("status") or {}).get("restarts") or 0)
+        return admitted(RootState(state.words, state.over, state.failed, restarts), quoted)
+
+
+def jobset_spec(gang: PodGang) -> Manifest:
+    """Spec of a JobSet with one replicated Job, which has the time limit: a JobSet has none."""
+    job = job_spec(gang)
+    job.pop("ttlSecondsAfterFinished")
+    return {
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
+        "failurePolicy": {"maxRestarts": _RESTARTS if gang.requeue else 0},
+        "ttlSecondsAfterFinished": KEPT_S,
+    }
+
+
 def queued(gang: PodGang, spec: Manifest) -> Manifest:
-    """A manifest in the gang's queue."""
     return {"metadata": {"labels": {_QUEUE: gang.queue}}, "spec": spec}
 
 

@@ -117,3 +117,10 @@ def words_of(found: Object, *names: str) -> str:
         reason = " ".join(str(one.get("message") or one.get("reason") or "").split())
         return f"not {name} ({reason})"
     return ""
+
+
+def ended(root: Object, complete: str, words: str) -> RootState:
+    """State of an object that ends with the condition `complete` or Failed."""
+    found = conditions(root)
+    end = next((name for name in ("Failed", complete) if is_true(found, name)), "")
+    return RootState(end or words, bool(end), end == "Failed")
