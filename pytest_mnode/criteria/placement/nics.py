@@ -170,15 +170,14 @@ def _words(those: Sequence[_NicDistance], between: str = ", ") -> str:
 
 
 def _across_from_all(machine: Machine, name: str, beside: Sequence[str | None]) -> bool:
-    """Whether a NIC is across sockets from every accelerator in `beside`.
+    """Whether a NIC, with all devices below it, is across sockets from all of `beside`.
 
     A socket may have several NUMA nodes: another node of the same socket is near enough. One NIC
     per node serves ranks on all sockets, and is as near as possible to those on its own socket.
     """
-    places = {i.name: i.pci_address for i in machine.interfaces or ()}
-    places |= {p.name: d.pci_address for d in machine.rdma or () for p in d.ports}
-    return bool(beside) and all(
-        _across_sockets(machine, places.get(name), address) for address in beside
+    links = [address for address, _ in _places(machine, name)]
+    return bool(links and beside) and all(
+        _across_sockets(machine, link, address) for link in links for address in beside
     )
 
 
