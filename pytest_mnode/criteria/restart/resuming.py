@@ -183,7 +183,7 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
     """Seconds from the kill until all ranks had done a step again, by the clocks of both events.
 
     If the controller saw that step, its own clock has to agree with these clocks: a wrong clock
-    decides nothing.
+    decides nothing, and one that is a little off makes the time no longer than the controller saw.
     """
     back = [one for one in cut.incarnations[1:] if one.first_step_ended() is not None]
     ended = back[0].first_step_ended() if back else None
@@ -204,6 +204,9 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
             f"{_slowest_node(back[0])}'s clock, or that of {kill.clock}, is wrong: synchronise it"
         )
         seconds = None
+    elif seconds is not None and seconds > most:
+        note += f"; these clocks give {seconds:.3g} s, and the controller had seen it by then"
+        seconds = most
     return Measurement(
         "time from the kill to the first new step",
         seconds,

@@ -124,6 +124,17 @@ def test_clocks_that_are_about_right_are_believed(seen: tuple[float, float] | No
     assert verdicts(KILLED + resumed(), between_s=seen) == {}
 
 
+@pytest.mark.parametrize(("seen", "value"), [((10.0, 12.0), 12.0), ((13.0, 16.0), 15.5)])
+def test_a_time_is_no_longer_than_the_controller_saw(
+    seen: tuple[float, float], value: float
+) -> None:
+    """A node's clock that is 3 s ahead makes no return late."""
+    terms, kill = replace(TERMS, within_s=15.0), replace(KILL, between_s=seen)
+    found = judge(history_of(WHOLE), history_of(KILLED + resumed()), kill, terms)
+    [time] = [one for one in found if one.name == TIME]
+    assert (time.value, time.passed) == (value, value <= 15)
+
+
 def test_a_way_back_that_could_not_be_seen_is_not_judged() -> None:
     found = verdicts([*KILLED], came_back=None, ended_how="node0: the run could not be watched")
     back = found["kills that the job did not come back from"]
