@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
+from pytest_mnode.checks.groups import collectives, members
 from pytest_mnode.checks.groups.judge import (
     CollectiveResult,
     Expected,
@@ -20,6 +22,7 @@ from pytest_mnode.checks.groups.judge import (
 from pytest_mnode.checks.groups.layout import Layout
 from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.rank.world import World
 
 LAYOUT = Layout.of(dp=2, tp=2)
 EXPECTED = {name: LAYOUT.groups(name) for name in LAYOUT.names}
@@ -207,3 +210,11 @@ def test_ranks_agree_only_where_all_say_the_same() -> None:
     assert not agreed(changed(1, "tp", Membership((1, 0), 0)), "tp")
     assert not agreed(changed(1, "tp", None), "tp")
     assert not agreed(changed(1, "tp", Membership((0, 1, 9), 1)), "tp")
+
+
+def test_two_groups_of_one_name_with_a_rank_in_both_are_refused() -> None:
+    world = World(0, 3, 0, 3, "node0", ("node0",))
+    both = {"ep": [[0, 1], [1, 2]]}
+    for judge in (members, collectives):
+        with pytest.raises(ValueError, match="^expected: rank 1 twice in ep; give each group that"):
+            judge({}, world, torch.device("cpu"), expected=both)
