@@ -142,9 +142,9 @@ RATES = (
             "name: 2026-13-45",
             "line 2, column 7: not YAML: '2026-13-45' is no timestamp; quote what is text",
         ),
-        ("name: rack", "name: rack\nnodes: 010", "line 3, column 8: not YAML: '010' is no decimal "),
-        ("name: rack", "name: rack\nnodes: 0x10", "'0x10' is no decimal number; write one, or quote"),
         ("7 days", "1:30", "'1:30' is no decimal number; write one, or quote what is text"),
+        ("repeats: 5", "repeats: 010", ", column 16: not YAML: '010' is no decimal number; write"),
+        ("repeats: 5", "repeats: 0x5", "not YAML: '0x5' is no decimal number; write one, or quote"),
         (
             "  preflight:\n",
             "  preflight:\n    disk: [{path: /tmp, free: 1}]\n",

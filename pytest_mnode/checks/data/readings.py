@@ -60,7 +60,8 @@ def judge_shards(
     """Judge whether every sample of 0 … samples-1 reached one rank, once, in this epoch.
 
     readings: of all ranks. padding: how many samples may come twice. left_out: how many may reach
-    no rank. expected: the samples that each rank should have read, to name ranks; None if unknown.
+    no rank. Without either, shards may differ by one sample if samples do not divide by ranks.
+    expected: the samples that each rank should have read, to name ranks; None if unknown.
     Inconclusive if there is no sample, or no rank read any.
     """
     counts = _samples(readings)
@@ -70,6 +71,10 @@ def judge_shards(
         f"{at} read {length}{others}"
         for at, length, others in unlike_most((one.at, len(one.indices)) for one in readings)
     ]
+    sizes = {len(one.indices) for one in readings}
+    once = not (missing or extra or padding or left_out)
+    if once and sizes and samples % len(readings) and max(sizes) - min(sizes) == 1:
+        uneven = []
     causes = [*_causes(readings), *uneven, *_strayed(readings, expected or [])]
     absent = max(0, len(missing) - left_out) if readings else 0
     twice = max(0, extra - padding)

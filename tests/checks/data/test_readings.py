@@ -121,6 +121,13 @@ def test_a_rank_that_reads_twice_and_one_that_reads_less() -> None:
     assert found[UNEVEN].culprit == "rank 1 on node1 read 2, most ranks 3"
 
 
+def test_shards_that_cannot_be_equal_differ_by_one() -> None:
+    assert all(one.passed for one in judged(readings([0, 3], [1, 4], [2]), 5).values())
+    assert judged(readings([0, 3, 4], [1], [2]), 5)[UNEVEN].value == 1
+    assert judged(readings([0, 3], [1, 4], [2]), 5, padding=1)[UNEVEN].value == 1
+    assert judged(readings([0, 2], [1, 3, 4, 5]), 6)[UNEVEN].value == 2
+
+
 def test_of_two_that_differ_neither_is_most() -> None:
     found = judged(readings([0, 2], [1, 3, 4, 5]), 6)[UNEVEN]
     assert (found.value, found.culprit) == (2, "rank 0 on node0 read 2; rank 1 on node1 read 4")

@@ -216,5 +216,5 @@ def test_two_groups_of_one_name_with_a_rank_in_both_are_refused() -> None:
     world = World(0, 3, 0, 3, "node0", ("node0",))
     both = {"ep": [[0, 1], [1, 2]]}
     for judge in (members, collectives):
-        with pytest.raises(ValueError, match="^expected: rank 1 twice in ep; give each group that"):
+        with pytest.raises(ValueError, match=r"^expected: rank 1 twice in ep; give each "):
             judge({}, world, torch.device("cpu"), expected=both)
