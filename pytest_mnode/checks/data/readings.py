@@ -15,7 +15,6 @@ NEGLIGIBLE = 1e-9
 """An order that correct shuffles give with a lower probability is not a shuffle."""
 ENOUGH = 16
 """Samples of one rank that suffice to judge: a correct shuffle ascends once in 16!, 2e13."""
-_UNSHUFFLED = "order of the data set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,50 +187,44 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
             # Of n different samples, one order in n! is that of the data set, or of another epoch.
             chance = -lgamma(len(set(later.indices)) + 1)
             same = next((e for e in read[:number] if e.indices == later.indices), None)
-            text = f"epoch {later.epoch} in the {{}}"
+            text = f"epoch {later.epoch} in the order of"
             if same is not None:
-                earlier = text.format(f"order of epoch {same.epoch}")
+                earlier = f"{text} epoch {same.epoch}"
                 repeats.append(_Odd(at, number, earlier, chance + log(number)))
             if list(later.indices) == sorted(later.indices):
-                ascending.append(_Odd(at, number, text.format(_UNSHUFFLED), chance))
+                ascending.append(_Odd(at, number, f"{text} the data set", chance))
     missing = [
         f"{at} read {len(read)} of {len(epochs)} epochs"
         for at, read in by_rank.items()
         if len(read) != len(epochs)
     ] or ([] if by_rank else ["no rank read anything"])
     alone = ["one epoch has none before it"] if len(epochs) == 1 else []
-    found = []
-    for name, source, odd, lacking, cause in (
-        (
-            f"{label}: epochs read in the order of an earlier epoch",
+
+    def judged(
+        name: str, source: str, odd: Sequence[_Odd], lacking: Sequence[str], cause: str = ""
+    ) -> Measurement:
+        sure = _not_by_chance(odd, len(by_rank), len(epochs))
+        who: defaultdict[At, list[str]] = defaultdict(list)
+        for one in sure or odd:
+            who[one.at].append(one.text)
+        every = ((at, f"{', '.join(of_rank)}{cause}") for at, of_rank in who.items())
+        texts = texts_by_who(every, len(by_rank))
+        if sure:
+            return Measurement.none_allowed(f"{label}: {name}", texts, source, count=len(sure))
+        few = f"correct shuffles of so few samples may look like this; give each rank {ENOUGH}"
+        unsure = filter(None, [listed(lacking), *([listed(texts), few] if odd else [])])
+        return Measurement.none_allowed(f"{label}: {name}", [], source, unsure="; ".join(unsure))
+
+    return [
+        judged(
+            "epochs read in the order of an earlier epoch",
             "each epoch has an order of its own: set_epoch",
             repeats,
             missing + alone,
             ": set_epoch was not called, or does nothing",
         ),
-        (
-            f"{label}: unshuffled epochs",
-            "each epoch is shuffled",
-            ascending,
-            missing,
-            "",
-        ),
-    ):
-        sure = _not_by_chance(odd, len(by_rank), len(epochs))
-        who: defaultdict[At, list[str]] = defaultdict(list)
-        for one in sure or odd:
-            who[one.at].append(one.text)
-        texts = texts_by_who(
-            ((at, f"{', '.join(of_rank)}{cause}") for at, of_rank in who.items()), len(by_rank)
-        )
-        few = f"correct shuffles of so few samples may look like this; give each rank {ENOUGH}"
-        unsure = filter(None, [listed(lacking), *([listed(texts), few] if odd else [])])
-        found.append(
-            Measurement.none_allowed(name, texts, source, count=len(sure))
-            if sure
-            else Measurement.none_allowed(name, [], source, unsure="; ".join(unsure))
-        )
-    return found
+        judged("unshuffled epochs", "each epoch is shuffled", ascending, missing),
+    ]
 
 
 def _not_by_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> Sequence[_Odd]:
