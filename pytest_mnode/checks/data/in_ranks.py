@@ -107,8 +107,9 @@ def read(
     came: list[int] = []
     for batch in batches:
         came += [batch] if isinstance(batch, int) else map(operator.index, indices(batch))
-    at = At(world.rank, world.node)
-    return gathered(Reading(at, epoch, tuple(came), _facts(sampler)))
+    facts = {one.name: getattr(sampler, one.name, None) for one in fields(SamplerFacts)}
+    known = SamplerFacts(**{name: v for name, v in facts.items() if isinstance(v, int)})
+    return gathered(Reading(At(world.rank, world.node), epoch, tuple(came), known))
 
 
 def read_epochs(
@@ -124,11 +125,6 @@ def read_epochs(
         read(begin(epoch), world, epoch=epoch, sampler=sampler, indices=indices)
         for epoch in range(epochs)
     ]
-
-
-def _facts(sampler: object) -> SamplerFacts:
-    values = {one.name: getattr(sampler, one.name, None) for one in fields(SamplerFacts)}
-    return SamplerFacts(**{name: v for name, v in values.items() if isinstance(v, int)})
 
 
 def sum_over_ranks(count: int, device: torch.device) -> int:

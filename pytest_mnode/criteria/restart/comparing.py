@@ -75,7 +75,10 @@ def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> li
                 how = "" if field == "rng" else f": {other!r} instead of {one!r}"
                 first.setdefault(rank, f"rank {rank} on {b.node} from step {b.step} on{how}")
         if field == "loss":
-            farthest = max((_relative_distance(a.loss, b.loss) for _, a, b in pairs), default=0.0)
+            losses = [(a.loss, b.loss) for _, a, b in pairs]
+            farthest = max(
+                (abs(a - b) / (max(abs(a), abs(b)) or 1.0) for a, b in losses), default=0
+            )
             note += f", by {farthest:.2g} at most, relative" if farthest else ""
         unsure = "" if pairs else "no step that both runs did"
         found.append(
@@ -89,10 +92,6 @@ def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> li
             )
         )
     return [*found, _other_samples(whole, cut, tolerance)]
-
-
-def _relative_distance(one: float, other: float) -> float:
-    return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
 
 
 def _pairs(
