@@ -133,6 +133,29 @@ def test_too_little_or_too_uneven_is_no_answer() -> None:
     assert made.last(made.judged(plan, nothing)).verdict is Verdict.INCONCLUSIVE
 
 
+@pytest.mark.parametrize(
+    ("alone", "changes", "verdict"),
+    [
+        (0.3, {}, Verdict.INCONCLUSIVE),
+        (0.205, {}, Verdict.PASS),
+        (0.3, {"parallel": "fsdp2"}, Verdict.PASS),  # a rank of more has less to update
+        (0.3, {"kind": "strong"}, Verdict.PASS),  # smaller batches may fit into caches
+    ],
+)
+def test_one_node_that_is_slow_alone_hides_what_many_lose(
+    alone: float, changes: dict[str, str], verdict: Verdict
+) -> None:
+    plan = made.plan(4, **changes)
+
+    def own(node: str, count: int) -> dict[str, float]:
+        share = 1 / count if "kind" in changes else 1.0
+        return made.HEALTHY | {"compute": (alone if count == 1 else 0.2) * share}
+
+    found = made.last(made.judged(plan, made.timings(plan, own), **changes))
+    assert found.verdict is verdict, found
+    assert ("one node alone is slow" in found.note) == (verdict is Verdict.INCONCLUSIVE)
+
+
 def test_a_starved_machine_is_no_answer_unless_somebody_is_to_blame() -> None:
     plan = made.plan(4)
 
