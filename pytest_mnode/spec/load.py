@@ -83,6 +83,8 @@ def _fault_line(model: type[BaseModel], fault: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             form = PATTERNS[context["pattern"]]
             return f"{key}: {shown(fault['input'])}; accepted: {form}"
+        case "string_type" if not isinstance(fault["input"], list | dict | None):
+            return f"{key}: {shown(fault['input'])}; accepted: text; quote it"
     form = _ACCEPTED[kind].format(**context) if kind in _ACCEPTED else fault["msg"]
     return f"{key}: {shown(fault['input'])}; accepted: {form}"
 

@@ -128,7 +128,8 @@ RATES = (
             "at_least_fraction: '85%'; accepted: a number, such as 0.85",
         ),
         ("name: rack", 'name: "a\\nb"', r"name: 'a\nb'; accepted: one line of text"),
-        ("name: rack", "name: 4", "name: 4; accepted: text"),
+        ("name: rack", "name: 4", "name: 4; accepted: text; quote it"),
+        ("name: rack", "name: no", "name: False; accepted: text; quote it"),
         ("name: rack", "name: &a [*a]", "name: [[...]]; accepted: text"),
         (
             "name: rack",

@@ -252,7 +252,8 @@ def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
         )
     replicated = promise.kind == "weak" and promise.parallel == "ddp"
     if replicated and row.low > 2 - promise.at_least_efficiency:
-        return f"one node alone is slow: {nodes(row.count)} do {row.efficiency:.3g} times its work each"
+        each = f"{nodes(row.count)} do {row.efficiency:.3g} times its work each"
+        return f"one node alone is slow: {each}"
     may_be_excused = promise.explained_from <= row.efficiency < one.bound
     on_the_fabric = all(cause.kind != NETWORK for cause in one.causes)
     if one.baseline is None and may_be_excused and on_the_fabric:
