@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import pairwise
 from math import lgamma, log
 
 from pytest_mnode.checks.judged import At, numbered, texts_by_who, unlike_most
@@ -77,12 +77,8 @@ def judge_shards(
     causes = [*_causes(readings), *uneven, *_strayed(readings, expected or [])]
     absent = max(0, len(missing) - left_out) if readings else 0
     twice = max(0, extra - padding)
-    foreign = [
-        f"{one.at} read {index}"
-        for one in readings
-        for index in one.indices
-        if not 0 <= index < samples
-    ]
+    foreign = [f"{r.at} read {i}" for r in readings for i in r.indices if not 0 <= i < samples]
+    inside = f"indices 0 to {samples - 1}"
     nothing = "" if counts else "no rank read anything"
     equal = "to have equal shards"
     return [
@@ -106,10 +102,7 @@ def judge_shards(
             f"{label}: ranks with more or fewer samples", uneven, "shards are equal", unsure=nothing
         ),
         Measurement.none_allowed(
-            f"{label}: indices outside the data set",
-            foreign,
-            f"indices 0 to {samples - 1}",
-            unsure=nothing,
+            f"{label}: indices outside the data set", foreign, inside, unsure=nothing
         ),
     ]
 
@@ -120,12 +113,12 @@ def _samples(readings: Iterable[Reading]) -> Counter[int]:
 
 def _causes(readings: Sequence[Reading]) -> Iterator[str]:
     """Samplers with a wrong rank, number of ranks, seed or epoch."""
-    ranks = len(readings)
     for one in readings:
         if one.sampler.rank not in (None, one.at.rank):
             yield f"{one.at} has the sampler of rank {one.sampler.rank}"
-        if one.sampler.num_replicas not in (None, ranks):
-            yield f"{one.at} shards for {one.sampler.num_replicas} ranks, and there are {ranks}"
+        ranks = one.sampler.num_replicas
+        if ranks not in (None, len(readings)):
+            yield f"{one.at} shards for {ranks} ranks, and there are {len(readings)}"
     for what in ("seed", "epoch"):
         values = [(one.at, getattr(one.sampler, what)) for one in readings]
         for at, value, others in unlike_most(values, ", most ranks by {}"):
@@ -145,19 +138,28 @@ def _strayed(readings: Sequence[Reading], expected: Sequence[Sequence[int]]) -> 
 
 
 def _overlaps(readings: Sequence[Reading]) -> list[str]:
-    """Pairs of ranks that read the same samples, largest overlaps first."""
-    sets = [(one.at, set(one.indices), len(one.indices)) for one in readings]
+    """Pairs of ranks that read the same samples, largest overlaps first.
+
+    Of more than two readers of a sample, each is paired with the next.
+    """
+    readers: defaultdict[int, dict[At, None]] = defaultdict(dict)
+    for one in readings:
+        for index in one.indices:
+            readers[index].setdefault(one.at)
+    both: defaultdict[tuple[At, At], list[int]] = defaultdict(list)
+    for index in sorted(readers):
+        for pair in pairwise(readers[index]):
+            both[pair].append(index)
     overlaps = [
-        (len(both), f"{one} and {other} both read {numbered('sample', sorted(both))}")
-        for (one, mine, _), (other, its, _) in combinations(sets, 2)
-        if (both := mine & its)
+        (len(shared), f"{one} and {other} both read {numbered('sample', shared)}")
+        for (one, other), shared in both.items()
     ]
     overlaps += [
-        (size - len(mine), f"{at} read samples more than once")
-        for at, mine, size in sets
-        if size > len(mine)
+        (twice, f"{one.at} read samples more than once")
+        for one in readings
+        if (twice := len(one.indices) - len(set(one.indices)))
     ]
-    overlaps.sort(reverse=True)
+    overlaps.sort(key=lambda overlap: -overlap[0])
     # Padding is shared by pairs of correct ranks too, so small overlaps blame nobody.
     return [text for size, text in overlaps if 2 * size >= overlaps[0][0]]
 
@@ -189,8 +191,7 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
             same = next((e for e in read[:number] if e.indices == later.indices), None)
             text = f"epoch {later.epoch} in the order of"
             if same is not None:
-                earlier = f"{text} epoch {same.epoch}"
-                repeats.append(_Odd(at, number, earlier, chance + log(number)))
+                repeats.append(_Odd(at, number, f"{text} epoch {same.epoch}", chance + log(number)))
             if list(later.indices) == sorted(later.indices):
                 ascending.append(_Odd(at, number, f"{text} the data set", chance))
     missing = [
@@ -198,7 +199,6 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
         for at, read in by_rank.items()
         if len(read) != len(epochs)
     ] or ([] if by_rank else ["no rank read anything"])
-    alone = ["one epoch has none before it"] if len(epochs) == 1 else []
 
     def judged(
         name: str, source: str, odd: Sequence[_Odd], lacking: Sequence[str], cause: str = ""
@@ -220,7 +220,7 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
             "epochs read in the order of an earlier epoch",
             "each epoch has an order of its own: set_epoch",
             repeats,
-            missing + alone,
+            missing + ["one epoch has none before it"] * (len(epochs) == 1),
             ": set_epoch was not called, or does nothing",
         ),
         judged("unshuffled epochs", "each epoch is shuffled", ascending, missing),
@@ -235,12 +235,14 @@ def _not_by_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> Sequence[_Od
         ways = lgamma(places + 1) - lgamma(len(some) + 1) - lgamma(places - len(some) + 1)
         return log(times) + ways + sum(one.log_chance for one in some) < log(NEGLIGIBLE)
 
-    found = [
-        one
-        for one in odd
-        if unlikely([o for o in odd if o.at == one.at], epochs, ranks)
-        or unlikely([o for o in odd if o.number == one.number], ranks, epochs)
-    ]
+    of_rank: defaultdict[At, list[_Odd]] = defaultdict(list)
+    of_epoch: defaultdict[int, list[_Odd]] = defaultdict(list)
+    for one in odd:
+        of_rank[one.at].append(one)
+        of_epoch[one.number].append(one)
+    ats = {at for at, some in of_rank.items() if unlikely(some, epochs, ranks)}
+    numbers = {number for number, some in of_epoch.items() if unlikely(some, ranks, epochs)}
+    found = [one for one in odd if one.at in ats or one.number in numbers]
     return found or (odd if odd and unlikely(odd, ranks * epochs, 1) else [])
 
 

@@ -260,7 +260,8 @@ def slow(
     slow_ranks = [rank for rank in ranks if (mostly or of)(rank) - usual >= more_s]
     if not slow_ranks:
         return None
-    on_time = {rank.node for rank in ranks if rank not in slow_ranks}
+    late = {rank.rank for rank in slow_ranks}
+    on_time = {rank.node for rank in ranks if rank.rank not in late}
     names = dict.fromkeys(
         f"rank {rank.rank} on {rank.node}" if rank.node in on_time else rank.node
         for rank in slow_ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -313,3 +314,12 @@ def test_two_in_five_are_not_most() -> None:
     assert len(unlike_most(zip(ats, "aabcd", strict=True), ", most {}")) == 5
     (first, _) = unlike_most(zip(ats, "aaabc", strict=True), ", most {}")
     assert first == (ats[3], "b", ", most a")
+
+
+def test_thousands_of_ranks_that_are_all_wrong_are_judged_in_seconds() -> None:
+    ranks, began = 2048, time.monotonic()
+    same = [readings(*[range(64)] * ranks, epoch=epoch) for epoch in range(3)]
+    assert [one.value for one in judge_orders("", same)] == [2 * ranks, 3 * ranks]
+    twice = judged(same[0], 64)[TWICE]
+    assert str(twice.culprit).startswith("rank 0 on node0 and rank 1 on node1 both read samples")
+    assert time.monotonic() - began < 10

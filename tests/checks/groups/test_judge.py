@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -218,3 +219,16 @@ def test_two_groups_of_one_name_with_a_rank_in_both_are_refused() -> None:
     for judge in (members, collectives):
         with pytest.raises(ValueError, match=r"^expected: rank 1 twice in ep; give each "):
             judge({}, world, torch.device("cpu"), expected=both)
+
+
+def test_groups_of_thousands_of_ranks_are_compared_in_seconds() -> None:
+    layout, began = Layout.of(dp=1024, tp=4), time.monotonic()
+    own = {
+        rank: Membership(tuple(map(int, map(str, group))), place)
+        for group in layout.groups("dp")
+        for place, rank in enumerate(group)
+    }
+    every = [RankGroups(At(rank, ""), "", {"dp": one}) for rank, one in own.items()]
+    assert agreed(every, "dp")
+    assert not agreed([*every[:-1], replace(every[-1], groups={})], "dp")
+    assert time.monotonic() - began < 10
