@@ -317,9 +317,9 @@ def test_two_in_five_are_not_most() -> None:
 
 
 def test_thousands_of_ranks_that_are_all_wrong_are_judged_in_seconds() -> None:
-    ranks, began = 2048, time.monotonic()
+    ranks, began = 2048, time.process_time()
     same = [readings(*[range(64)] * ranks, epoch=epoch) for epoch in range(3)]
     assert [one.value for one in judge_orders("", same)] == [2 * ranks, 3 * ranks]
     twice = judged(same[0], 64)[TWICE]
     assert str(twice.culprit).startswith("rank 0 on node0 and rank 1 on node1 both read samples")
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

@@ -222,13 +222,13 @@ def test_two_groups_of_one_name_with_a_rank_in_both_are_refused() -> None:
 
 
 def test_groups_of_thousands_of_ranks_are_compared_in_seconds() -> None:
-    layout, began = Layout.of(dp=1024, tp=4), time.monotonic()
+    layout, began = Layout.of(dp=1024, tp=4), time.process_time()
     own = {
-        rank: Membership(tuple(map(int, map(str, group))), place)
+        rank: Membership((*group,), place)
         for group in layout.groups("dp")
         for place, rank in enumerate(group)
     }
     every = [RankGroups(At(rank, ""), "", {"dp": one}) for rank, one in own.items()]
     assert agreed(every, "dp")
     assert not agreed([*every[:-1], replace(every[-1], groups={})], "dp")
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
