@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -143,7 +144,7 @@ def test_too_little_or_too_uneven_is_no_answer() -> None:
     ],
 )
 def test_one_node_that_is_slow_alone_hides_what_many_lose(
-    alone: float, changes: dict[str, str], verdict: Verdict
+    alone: float, changes: dict[str, Any], verdict: Verdict
 ) -> None:
     plan = made.plan(4, **changes)
 
