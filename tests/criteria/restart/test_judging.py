@@ -423,7 +423,7 @@ def test_a_kill_in_the_middle_of_writing_is_proven() -> None:
     assert verdicts(killed + resumed(), in_writing=8, listing=listing) == {}
 
 
-def test_with_a_likelosses_may_differ_by_it_and_digests_do_not_count() -> None:
+def test_with_a_tolerance_losses_may_differ_by_it_and_digests_do_not_count() -> None:
     cut = KILLED + resumed(
         change=lambda r: replace(r, loss=r.loss * 1.001) if isinstance(r, StepRecord) else r
     )

@@ -64,7 +64,7 @@ def test_one_bucket_cannot_be_hidden_and_is_no_want_of_overlap() -> None:
 
 
 def test_where_computing_is_short_little_can_be_hidden() -> None:
-    """Of 100 ms on the way 10 can be hidden lower_devices 10 ms of computing: that is all of it."""
+    """Of 100 ms of transfer, 10 ms of compute can hide 10 ms, and hide nearly all of them."""
     job = made.changed(
         exposed(0.2, hidden=0.09), lambda step, number, node: replace(step, backward_s=0.01)
     )
@@ -81,7 +81,7 @@ def test_a_slow_fabric_has_all_that_is_exposed() -> None:
     assert efficiency.verdict is Verdict.FAIL
 
 
-def test_swept_by_nobody_is_no_lane() -> None:
+def test_all_reduces_of_other_groups_are_no_baseline() -> None:
     other = AllReduceTime(("node0", "node1", "node2"), 100, 0.1)
     judged, _ = made.judged_last(PLAN, replace(exposed(0.018), all_reduces=(other,)))
     assert judged.baseline is None
