@@ -58,7 +58,7 @@ def read_model(path: Path, model: type[Model]) -> Model:
     try:
         return model.model_validate(page)
     except ValidationError as error:
-        faults = [fault for fault in error.errors() if not _follows(fault)]
+        faults = [fault for fault in error.errors() if not _follows(fault)] or error.errors()
         # an unknown key often explains a missing one
         faults.sort(key=lambda fault: fault["type"] != "extra_forbidden")
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
