@@ -43,7 +43,8 @@ def device_of(config: JobConfig, local_rank: int) -> torch.device:
                 "for CPUs"
             )
         return torch.device("cpu")
-    device = torch.device(accelerator.type, local_rank)
+    # A scheduler may show each rank only its own accelerator, which is number 0 there.
+    device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
     torch.get_device_module(device).set_device(device)
     return device
 

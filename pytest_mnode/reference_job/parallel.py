@@ -138,13 +138,9 @@ class NotedSingle(_Noted):
         older = "all_gather_into_tensor" if self.name == "all_gather" else "reduce_scatter_tensor"
         call = getattr(dist, f"{self.name}_single", None) or getattr(dist, older)
         work = call(output_tensor, input_tensor, group=group, **options)
-        return _when(work, partial(done, max(output_tensor.nbytes, input_tensor.nbytes)))
-
-
-def _when(work: Any, done: Callable[..., None]) -> Any:
-    """Call `done` when `work` is done, or at once if there is no work to wait for."""
-    if work is None:
-        done()
-    else:
-        work.get_future().then(done)
-    return work
+        note = partial(done, max(output_tensor.nbytes, input_tensor.nbytes))
+        if work is None:
+            note()
+        else:
+            work.get_future().then(note)
+        return work

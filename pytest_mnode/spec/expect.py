@@ -12,14 +12,13 @@ import math
 from dataclasses import dataclass
 
 from pytest_mnode.spec.bandwidth import (
-    ETHERNET_HEADER_BYTES,
     BusbwAtLineRate,
     Collective,
     bus_factor,
     busbw_at_line_rate,
-    tcp_payload_share,
 )
 from pytest_mnode.spec.models import Spec
+from pytest_mnode.spec.review import wire_allows_fraction
 
 SIZES_BYTES = tuple(1 << power for power in (20, 24, 28, 30, 33))
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
@@ -105,10 +104,7 @@ class Expectation:
     @property
     def payload_share(self) -> float:
         """Share of the line that headers leave; 1 if the headers are not known."""
-        mtu = self.spec.fabric.mtu_bytes
-        if not self.by_tcp or not mtu:
-            return 1.0
-        return tcp_payload_share(mtu, framing_bytes=ETHERNET_HEADER_BYTES)
+        return wire_allows_fraction(self.spec)[0]
 
     @property
     def usual(self) -> Usual:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -21,7 +22,7 @@ from pytest_mnode.spec.fields import (
     Text,
     rising,
 )
-from pytest_mnode.spec.inventory import NonEmptyCriterion
+from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion
 from pytest_mnode.spec.quantity import SIZE
 
 COMMAND_FIELDS = ("program", "ranks", "nodes", "per_node", "hosts", "names", "from", "to")
@@ -127,7 +128,7 @@ class PerftestPromise(Page):
 class RdmaBandwidthPromise(PerftestPromise):
     """Bandwidth by perftest from each node to the next, over each rail."""
 
-    at_least_fraction: Fraction = 0.96
+    at_least_fraction: Annotated[Fraction, Field(le=1)] = 0.96
     """Fraction of fabric.line_rate."""
     size_bytes: Bytes = Field(1 << 20, alias="size")
     """Size of a message, such as 1 MiB."""
@@ -251,6 +252,16 @@ class FabricCriterion(NonEmptyCriterion):
     """How nccl-tests are run; its tables are judged by the promises of the collectives."""
     transport: TransportPromise | None = None
     """Traffic runs on the fabric, by four facts that agree."""
+
+    def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
+        """One line for each promise under which a fault would not show."""
+        for key in ("write_bandwidth", "read_bandwidth", "send_bandwidth"):
+            promise = getattr(self, key)
+            if promise is not None and promise.at_least_fraction <= 0.5:
+                yield (
+                    f"criteria.fabric.{key}.at_least_fraction: {promise.at_least_fraction:g}: "
+                    "a port at half its speed passes"
+                )
 
     def busbw(self, collective: str) -> BusbwPromise | None:
         """The promise for a collective, by torch.distributed's name; None if there is none."""

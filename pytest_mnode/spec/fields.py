@@ -96,6 +96,14 @@ Some = Annotated[int, Field(strict=True, ge=1)]
 Mtu = Annotated[int, Field(strict=True, ge=256, le=65535)]
 Fraction = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+
+
+def _on_or_off(written: Any) -> Any:
+    """YAML reads on and off without quotes as true and false."""
+    return ("off", "on")[written] if isinstance(written, bool) else written
+
+
+OnOff = Annotated[Literal["on", "off"], BeforeValidator(_on_or_off)]
 Text = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]
 Interface = Annotated[str, Field(pattern=r"^[^\s/,]+$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*$")]

@@ -5,6 +5,7 @@ Stricter than YAML: each key may be given once, and an error names its line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -38,6 +39,9 @@ _ACCEPTED = {
     "tuple_type": "a list, such as [a, b]",
 }
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_NOT_DECIMAL = re.compile(r"[-+]?0[0-9bx]|.*[:_]")
+"""Numbers that YAML 1.1 reads in base 2, 8, 16 or 60, so that 010 is 8; and 1_0, which is 10."""
 
 
 def load_spec(path: Path) -> Spec:
@@ -54,10 +58,16 @@ def read_model(path: Path, model: type[Model]) -> Model:
     try:
         return model.model_validate(page)
     except ValidationError as error:
+        faults = [fault for fault in error.errors() if not _follows(fault)] or error.errors()
         # an unknown key often explains a missing one
-        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+        faults.sort(key=lambda fault: fault["type"] != "extra_forbidden")
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise SpecError(f"{path}: {_fault_line(model, faults[0])}{more}") from None
+
+
+def _follows(fault: ErrorDetails) -> bool:
+    """Whether a list is too short only because of other faults: pydantic drops refused items."""
+    return fault["type"] == "too_short" and len(fault["input"]) >= fault["ctx"]["min_length"]
 
 
 def _fault_line(model: type[BaseModel], fault: ErrorDetails) -> str:
@@ -73,12 +83,15 @@ def _fault_line(model: type[BaseModel], fault: ErrorDetails) -> str:
         case "string_pattern_mismatch":
             form = PATTERNS[context["pattern"]]
             return f"{key}: {shown(fault['input'])}; accepted: {form}"
+        case "string_type" if not isinstance(fault["input"], list | dict | None):
+            return f"{key}: {shown(fault['input'])}; accepted: text; quote it"
     form = _ACCEPTED[kind].format(**context) if kind in _ACCEPTED else fault["msg"]
     return f"{key}: {shown(fault['input'])}; accepted: {form}"
 
 
 def _dotted(loc: Sequence[int | str]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{_plain(part)}" for part in loc)
+    keys = (part for part in loc if part != "[key]")  # pydantic's mark of a key that is refused
+    parts = (f"[{part}]" if isinstance(part, int) else f".{_plain(part)}" for part in keys)
     return "".join(parts).removeprefix(".")
 
 
@@ -120,6 +133,9 @@ def _needed(model: type[BaseModel], loc: Sequence[int | str]) -> str:
 
 class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag in _NUMBER_TAGS and _NOT_DECIMAL.match(str(node.value)):
+            why = f"{shown(node.value)} is no decimal number; write one, or quote what is text"
+            raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
@@ -151,7 +167,10 @@ def _read_page(path: Path) -> dict[Any, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SpecError(f"{path}: {where}not YAML: {error.problem or error.context}") from None
+        why = error.problem or error.context or ""
+        if why.startswith("but "):
+            why = f"{error.context} {why}"
+        raise SpecError(f"{path}: {where}not YAML: {why}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         raise SpecError(f"{path}: line {line}: not YAML: {error.reason}") from None

@@ -12,6 +12,7 @@ from pytest_mnode.spec.fields import (
     Bytes,
     BytesOrUnlimited,
     Count,
+    OnOff,
     Page,
     Seconds,
     Setting,
@@ -90,15 +91,15 @@ class Clocks(Page):
 class AcceleratorHealth(Page):
     """Accelerators are as `accelerators` says, and in the state of each given key."""
 
-    ecc: Literal["on", "off"] | None = None
+    ecc: OnOff | None = None
     """Error correction of their memory."""
     ecc_errors_at_most: Count | None = None
     """Uncorrected memory errors of one accelerator since its driver was loaded."""
-    persistence: Literal["on", "off"] | None = None
+    persistence: OnOff | None = None
     """The driver stays loaded between jobs."""
     throttling: Literal["none"] | None = None
     """No clock is held down by heat, power or hardware."""
-    mig: Literal["on", "off"] | None = None
+    mig: OnOff | None = None
     """Multi-Instance GPU mode."""
     remapped_rows: Literal["none"] | None = None
     """No remapping of a memory row has failed, and none waits for a reset."""

@@ -47,7 +47,8 @@ class Kind:
             raise ValueError(f"{written!r} has no unit; accepted: {self.accepted}")
         match = _WRITTEN.fullmatch(written) if isinstance(written, str) else None
         if match is None:
-            why = "has no unit" if _is_bare(written) else f"is not {self.what}"
+            bare = isinstance(written, str) and _BARE.fullmatch(written.strip())
+            why = "has no unit" if bare else f"is not {self.what}"
             raise ValueError(f"{shown(written)} {why}; accepted: {self.accepted}")
         number, symbol = match.groups()
         if symbol not in self.units:
@@ -72,10 +73,6 @@ class Kind:
         ]
         base = next(symbol for symbol, worth in self.units.items() if worth == 1)
         return min(whole, key=lambda text: len(text.split()[0]), default=f"{float(value):g} {base}")
-
-
-def _is_bare(written: object) -> bool:
-    return isinstance(written, str) and _BARE.fullmatch(written.strip()) is not None
 
 
 def _misfit(symbol: str) -> str:

@@ -8,7 +8,6 @@ from pytest_mnode.spec import bandwidth
 from pytest_mnode.spec.criteria import Criteria
 from pytest_mnode.spec.fabric import BusbwPromise
 from pytest_mnode.spec.fields import Page
-from pytest_mnode.spec.inventory import Fabric
 from pytest_mnode.spec.models import Spec
 from pytest_mnode.spec.quantity import RATE
 
@@ -73,7 +72,7 @@ def _bounds(spec: Spec) -> Iterator[str]:
 def _links(spec: Spec) -> Iterator[str]:
     fabric, management = spec.fabric, spec.management
     named = len(fabric.interfaces)
-    if named != fabric.nics_per_node and not any(map(_is_pattern, fabric.interfaces)):
+    if named != fabric.nics_per_node and _PATTERN.isdisjoint("".join(fabric.interfaces)):
         yield (
             f"fabric.nics_per_node: {fabric.nics_per_node}, but fabric.interfaces names "
             f"{named} ({', '.join(fabric.interfaces)})"
@@ -81,9 +80,11 @@ def _links(spec: Spec) -> Iterator[str]:
     if management is None:
         return
     if management.line_rate_bits_s >= fabric.line_rate_bits_s * fabric.nics_per_node:
+        nics = f" × {fabric.nics_per_node} NICs" if fabric.nics_per_node > 1 else ""
         yield (
             f"management.line_rate: {RATE.text(management.line_rate_bits_s)} is no slower than "
-            f"the fabric's {_total(fabric)}: traffic on the wrong network would not show"
+            f"the fabric's {RATE.text(fabric.line_rate_bits_s)}{nics}: traffic on the wrong "
+            "network would not show"
         )
     shared = [name for name in management.interfaces if fabric.has_interface(name)]
     shared += [
@@ -121,12 +122,3 @@ def _words(spec: Spec) -> Iterator[str]:
         if entry.question in asked:
             yield f"{key}: {entry.question} is listed twice"
         asked.add(entry.question)
-
-
-def _is_pattern(interface: str) -> bool:
-    return not _PATTERN.isdisjoint(interface)
-
-
-def _total(fabric: Fabric) -> str:
-    nics = f" × {fabric.nics_per_node} NICs" if fabric.nics_per_node > 1 else ""
-    return f"{RATE.text(fabric.line_rate_bits_s)}{nics}"

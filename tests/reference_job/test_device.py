@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -24,3 +26,18 @@ def test_the_cpu_where_it_may_be(device: str) -> None:
 def test_never_the_cpu_instead_of_an_accelerator() -> None:
     with pytest.raises(EnvironmentContractError, match="shows no accelerator, and the job must"):
         device_of(JobConfig("run", device="accelerator"), 0)
+
+
+@pytest.mark.parametrize(("count", "number"), [(8, 3), (1, 0)])
+def test_the_only_accelerator_that_a_rank_is_shown_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, count: int, number: int
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(
+        torch, "get_device_module", lambda _: SimpleNamespace(set_device=chosen.append)
+    )
+    assert device_of(JobConfig("run"), 3) == torch.device("cuda", number)
+    assert chosen == [torch.device("cuda", number)]

@@ -82,6 +82,12 @@ DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
         {".": "{runs: 100 ms, together: 50 ms, clock_skew: 10 ms}"},
         ["runs: 0.1 s is less than 1 s: a gang may start and end between two polls"],
     ),
+    ("fabric", {".write_bandwidth": "{at_least_fraction: 0.51}"}, []),
+    (
+        "fabric",
+        {".read_bandwidth": "{at_least_fraction: 0.5}"},
+        ["read_bandwidth.at_least_fraction: 0.5: a port at half its speed passes"],
+    ),
     ("launch", {".rendezvous.ranks": "129"}, []),  # ranks share processors
     ("launch", {".absent": "{said_within: 3 s}"}, ["absent: no longer judged: only the plugin's"]),
     ("restart", {".refuses_damaged": "true"}, ["refuses_damaged: no longer judged: only the"]),

@@ -128,7 +128,8 @@ RATES = (
             "at_least_fraction: '85%'; accepted: a number, such as 0.85",
         ),
         ("name: rack", 'name: "a\\nb"', r"name: 'a\nb'; accepted: one line of text"),
-        ("name: rack", "name: 4", "name: 4; accepted: text"),
+        ("name: rack", "name: 4", "name: 4; accepted: text; quote it"),
+        ("name: rack", "name: no", "name: False; accepted: text; quote it"),
         ("name: rack", "name: &a [*a]", "name: [[...]]; accepted: text"),
         (
             "name: rack",
@@ -141,6 +142,19 @@ RATES = (
             "name: rack",
             "name: 2026-13-45",
             "line 2, column 7: not YAML: '2026-13-45' is no timestamp; quote what is text",
+        ),
+        ("7 days", "1:30", "'1:30' is no decimal number; write one, or quote what is text"),
+        ("repeats: 5", "repeats: 010", ", column 16: not YAML: '010' is no decimal number; write"),
+        ("repeats: 5", "repeats: 0x5", "not YAML: '0x5' is no decimal number; write one, or quote"),
+        (
+            "  preflight:\n",
+            "  preflight:\n    disk: [{path: /tmp, free: 1}]\n",
+            "criteria.preflight.disk[0].free: 1 has no unit",
+        ),
+        (
+            "{dtypes: [float32], ",
+            "{at_least_tflops: {fp8: 3}, ",
+            "criteria.devices.matmul.at_least_tflops.fp8: 'fp8'; accepted: 'float64', ",
         ),
         ("name: rack", "name: \0", "line 2: not YAML: special characters are not allowed"),
         ("name: rack", "name: !!python/name:os.system x", "line 2, column 7: not YAML: could "),
@@ -157,6 +171,7 @@ def test_a_wrong_spec_is_one_line_with_file_key_value_and_form(
     assert line.startswith(f"{path}: ")
     assert message in line
     assert line.isprintable()
+    assert "(and " not in line
 
 
 @pytest.mark.parametrize(
@@ -165,7 +180,7 @@ def test_a_wrong_spec_is_one_line_with_file_key_value_and_form(
         (b"", "it is empty; accepted: a mapping of keys to values"),
         (b"- a", "met ['a']; accepted: a mapping of keys to values"),
         (b"name: \xff", r"b'\xff' at byte 6 is not UTF-8; accepted: YAML in UTF-8"),
-        (b"a: 1\n---\nb: 1", "not YAML: but found another document"),
+        (b"a: 1\n---\nb: 1", "not YAML: expected a single document in the stream but found a"),
     ],
 )
 def test_a_file_that_is_no_page_says_what_it_is(

@@ -171,3 +171,12 @@ def test_the_order_of_free_names_does_not_count(load: Load) -> None:
     scheduler = "name: rack\nscheduler: {{kind: slurm, names: {{{}, {}}}}}"
     digests = {load("name: rack", scheduler.format(*n)).digest() for n in ((one, two), (two, one))}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(("written", "state"), [("on", "on"), ('"on"', "on"), ("Off", "off")])
+def test_on_and_off_need_no_quotes(load: Load, written: str, state: str) -> None:
+    spec = load("  preflight:\n", f"  preflight:\n    accelerators: {{ecc: {written}}}\n")
+    preflight = spec.criteria.preflight
+    assert preflight is not None
+    assert preflight.accelerators is not None
+    assert preflight.accelerators.ecc == state

@@ -25,6 +25,7 @@ REFUSED = [
     ),
     ("devices.memory_copy", f"{{{FRACTION}, size: 64}}", "size: 64 has no unit"),
     ("devices.memory_copy", f"{{{FRACTION}, at_most_spreads: 0}}", "at_most_spreads: 0; accepted"),
+    ("fabric.write_bandwidth.at_least_fraction", "96", "96; accepted: a number of 1 or less"),
     # numa
     ("numa.cpus", "far", "'far'; accepted: 'near'"),
     ("numa.memory_near_fraction", "90", "90; accepted: a number of 1 or less"),

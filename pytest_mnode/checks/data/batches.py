@@ -57,7 +57,9 @@ def judge_batches(
     sizes, wrong_sizes, totals, unequal, unreduced = [], [], [], [], []
     earlier: set[int] = set()
     for number, steps in enumerate(in_order, 1):
-        times = _times(steps)
+        largest = max(int(step.samples.max(initial=0)) for step in steps)
+        # How often all ranks together computed each sample, by sample.
+        times = np.bincount(np.concatenate([s.fed for s in steps]), minlength=largest + 1)
         for (at, _), step in zip(seen, steps, strict=True):
             drawn = times[step.samples]
             stray = step.samples[drawn == 0]
@@ -117,12 +119,6 @@ def judge_batches(
             for name, why, texts in judged
         ),
     ]
-
-
-def _times(steps: Sequence[Step]) -> NDArray[np.int64]:
-    """How often all ranks together computed each sample in one step, by sample."""
-    largest = max((int(step.samples.max(initial=0)) for step in steps), default=0)
-    return np.bincount(np.concatenate([step.fed for step in steps]), minlength=largest + 1)
 
 
 def _why_total(total: float, ranks: int, accumulation: int) -> str:

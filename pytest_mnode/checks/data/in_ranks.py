@@ -6,6 +6,7 @@ All ranks call these functions; the results of each rank are gathered on all of 
 from __future__ import annotations
 
 import hashlib
+import operator
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -79,25 +80,36 @@ def shard_of(
     return order[rank::ranks]
 
 
+def _indices_in(batch: Any) -> list[int]:
+    found = np.asarray(batch.tolist() if hasattr(batch, "tolist") else batch)
+    if found.size and (found.ndim > 1 or found.dtype.kind not in "iu"):
+        raise TypeError(
+            f"a batch of {type(batch).__name__} is no list of indices; give indices=, a function "
+            "that returns those of the samples in a batch"
+        )
+    return [int(index) for index in found.flat]
+
+
 def read(
     batches: Iterable[Any],
     world: World,
     *,
     epoch: int = 0,
     sampler: object = None,
-    indices: Callable[[Any], Iterable[int]] = torch.Tensor.tolist,
+    indices: Callable[[Any], Iterable[int]] = _indices_in,
 ) -> tuple[Reading, ...]:
     """Read the batches of an epoch on every rank, and gather the samples read.
 
-    batches: a loader, or a sampler's own indices. indices: the data set's indices in one batch; a
-    batch that is a single index is used as it is. sampler: its attributes (SamplerFacts) are
-    recorded.
+    batches: a loader, or a sampler's own indices. indices: the data set's indices in one batch; by
+    default a batch is one index, or a list, array or tensor of them. sampler: its attributes
+    (SamplerFacts) are recorded. Raises TypeError for indices that are not whole numbers.
     """
     came: list[int] = []
     for batch in batches:
-        came += [batch] if isinstance(batch, int) else [int(i) for i in indices(batch)]
-    at = At(world.rank, world.node)
-    return gathered(Reading(at, epoch, tuple(came), _facts(sampler)))
+        came += [batch] if isinstance(batch, int) else map(operator.index, indices(batch))
+    facts = {one.name: getattr(sampler, one.name, None) for one in fields(SamplerFacts)}
+    known = SamplerFacts(**{name: v for name, v in facts.items() if isinstance(v, int)})
+    return gathered(Reading(At(world.rank, world.node), epoch, tuple(came), known))
 
 
 def read_epochs(
@@ -106,18 +118,13 @@ def read_epochs(
     world: World,
     *,
     sampler: object = None,
-    indices: Callable[[Any], Iterable[int]] = torch.Tensor.tolist,
+    indices: Callable[[Any], Iterable[int]] = _indices_in,
 ) -> list[tuple[Reading, ...]]:
     """Readings of epochs 0, 1, …; `begin` prepares one and returns its batches."""
     return [
         read(begin(epoch), world, epoch=epoch, sampler=sampler, indices=indices)
         for epoch in range(epochs)
     ]
-
-
-def _facts(sampler: object) -> SamplerFacts:
-    values = {one.name: getattr(sampler, one.name, None) for one in fields(SamplerFacts)}
-    return SamplerFacts(**{name: v for name, v in values.items() if isinstance(v, int)})
 
 
 def sum_over_ranks(count: int, device: torch.device) -> int:

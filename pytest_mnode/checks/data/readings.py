@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import pairwise
 from math import lgamma, log
 
 from pytest_mnode.checks.judged import At, numbered, texts_by_who, unlike_most
@@ -15,7 +15,6 @@ NEGLIGIBLE = 1e-9
 """An order that correct shuffles give with a lower probability is not a shuffle."""
 ENOUGH = 16
 """Samples of one rank that suffice to judge: a correct shuffle ascends once in 16!, 2e13."""
-_UNSHUFFLED = "order of the data set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,8 @@ def judge_shards(
     """Judge whether every sample of 0 … samples-1 reached one rank, once, in this epoch.
 
     readings: of all ranks. padding: how many samples may come twice. left_out: how many may reach
-    no rank. expected: the samples that each rank should have read, to name ranks; None if unknown.
+    no rank. Without either, shards may differ by one sample if samples do not divide by ranks.
+    expected: the samples that each rank should have read, to name ranks; None if unknown.
     Inconclusive if there is no sample, or no rank read any.
     """
     counts = _samples(readings)
@@ -70,15 +70,15 @@ def judge_shards(
         f"{at} read {length}{others}"
         for at, length, others in unlike_most((one.at, len(one.indices)) for one in readings)
     ]
+    sizes = {len(one.indices) for one in readings}
+    once = not (missing or extra or padding or left_out)
+    if once and sizes and samples % len(readings) and max(sizes) - min(sizes) == 1:
+        uneven = []
     causes = [*_causes(readings), *uneven, *_strayed(readings, expected or [])]
     absent = max(0, len(missing) - left_out) if readings else 0
     twice = max(0, extra - padding)
-    foreign = [
-        f"{one.at} read {index}"
-        for one in readings
-        for index in one.indices
-        if not 0 <= index < samples
-    ]
+    foreign = [f"{r.at} read {i}" for r in readings for i in r.indices if not 0 <= i < samples]
+    inside = f"indices 0 to {samples - 1}"
     nothing = "" if counts else "no rank read anything"
     equal = "to have equal shards"
     return [
@@ -102,10 +102,7 @@ def judge_shards(
             f"{label}: ranks with more or fewer samples", uneven, "shards are equal", unsure=nothing
         ),
         Measurement.none_allowed(
-            f"{label}: indices outside the data set",
-            foreign,
-            f"indices 0 to {samples - 1}",
-            unsure=nothing,
+            f"{label}: indices outside the data set", foreign, inside, unsure=nothing
         ),
     ]
 
@@ -116,12 +113,12 @@ def _samples(readings: Iterable[Reading]) -> Counter[int]:
 
 def _causes(readings: Sequence[Reading]) -> Iterator[str]:
     """Samplers with a wrong rank, number of ranks, seed or epoch."""
-    ranks = len(readings)
     for one in readings:
         if one.sampler.rank not in (None, one.at.rank):
             yield f"{one.at} has the sampler of rank {one.sampler.rank}"
-        if one.sampler.num_replicas not in (None, ranks):
-            yield f"{one.at} shards for {one.sampler.num_replicas} ranks, and there are {ranks}"
+        ranks = one.sampler.num_replicas
+        if ranks not in (None, len(readings)):
+            yield f"{one.at} shards for {ranks} ranks, and there are {len(readings)}"
     for what in ("seed", "epoch"):
         values = [(one.at, getattr(one.sampler, what)) for one in readings]
         for at, value, others in unlike_most(values, ", most ranks by {}"):
@@ -141,19 +138,28 @@ def _strayed(readings: Sequence[Reading], expected: Sequence[Sequence[int]]) -> 
 
 
 def _overlaps(readings: Sequence[Reading]) -> list[str]:
-    """Pairs of ranks that read the same samples, largest overlaps first."""
-    sets = [(one.at, set(one.indices), len(one.indices)) for one in readings]
+    """Pairs of ranks that read the same samples, largest overlaps first.
+
+    Of more than two readers of a sample, each is paired with the next.
+    """
+    readers: defaultdict[int, dict[At, None]] = defaultdict(dict)
+    for one in readings:
+        for index in one.indices:
+            readers[index].setdefault(one.at)
+    both: defaultdict[tuple[At, At], list[int]] = defaultdict(list)
+    for index in sorted(readers):
+        for pair in pairwise(readers[index]):
+            both[pair].append(index)
     overlaps = [
-        (len(both), f"{one} and {other} both read {numbered('sample', sorted(both))}")
-        for (one, mine, _), (other, its, _) in combinations(sets, 2)
-        if (both := mine & its)
+        (len(shared), f"{one} and {other} both read {numbered('sample', shared)}")
+        for (one, other), shared in both.items()
     ]
     overlaps += [
-        (size - len(mine), f"{at} read samples more than once")
-        for at, mine, size in sets
-        if size > len(mine)
+        (twice, f"{one.at} read samples more than once")
+        for one in readings
+        if (twice := len(one.indices) - len(set(one.indices)))
     ]
-    overlaps.sort(reverse=True)
+    overlaps.sort(key=lambda overlap: -overlap[0])
     # Padding is shared by pairs of correct ranks too, so small overlaps blame nobody.
     return [text for size, text in overlaps if 2 * size >= overlaps[0][0]]
 
@@ -183,50 +189,42 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
             # Of n different samples, one order in n! is that of the data set, or of another epoch.
             chance = -lgamma(len(set(later.indices)) + 1)
             same = next((e for e in read[:number] if e.indices == later.indices), None)
-            text = f"epoch {later.epoch} in the {{}}"
+            text = f"epoch {later.epoch} in the order of"
             if same is not None:
-                earlier = text.format(f"order of epoch {same.epoch}")
-                repeats.append(_Odd(at, number, earlier, chance + log(number)))
+                repeats.append(_Odd(at, number, f"{text} epoch {same.epoch}", chance + log(number)))
             if list(later.indices) == sorted(later.indices):
-                ascending.append(_Odd(at, number, text.format(_UNSHUFFLED), chance))
+                ascending.append(_Odd(at, number, f"{text} the data set", chance))
     missing = [
         f"{at} read {len(read)} of {len(epochs)} epochs"
         for at, read in by_rank.items()
         if len(read) != len(epochs)
     ] or ([] if by_rank else ["no rank read anything"])
-    alone = ["one epoch has none before it"] if len(epochs) == 1 else []
-    found = []
-    for name, source, odd, lacking, cause in (
-        (
-            f"{label}: epochs read in the order of an earlier epoch",
-            "each epoch has an order of its own: set_epoch",
-            repeats,
-            missing + alone,
-            ": set_epoch was not called, or does nothing",
-        ),
-        (
-            f"{label}: unshuffled epochs",
-            "each epoch is shuffled",
-            ascending,
-            missing,
-            "",
-        ),
-    ):
+
+    def judged(
+        name: str, source: str, odd: Sequence[_Odd], lacking: Sequence[str], cause: str = ""
+    ) -> Measurement:
         sure = _not_by_chance(odd, len(by_rank), len(epochs))
         who: defaultdict[At, list[str]] = defaultdict(list)
         for one in sure or odd:
             who[one.at].append(one.text)
-        texts = texts_by_who(
-            ((at, f"{', '.join(of_rank)}{cause}") for at, of_rank in who.items()), len(by_rank)
-        )
+        every = ((at, f"{', '.join(of_rank)}{cause}") for at, of_rank in who.items())
+        texts = texts_by_who(every, len(by_rank))
+        if sure:
+            return Measurement.none_allowed(f"{label}: {name}", texts, source, count=len(sure))
         few = f"correct shuffles of so few samples may look like this; give each rank {ENOUGH}"
         unsure = filter(None, [listed(lacking), *([listed(texts), few] if odd else [])])
-        found.append(
-            Measurement.none_allowed(name, texts, source, count=len(sure))
-            if sure
-            else Measurement.none_allowed(name, [], source, unsure="; ".join(unsure))
-        )
-    return found
+        return Measurement.none_allowed(f"{label}: {name}", [], source, unsure="; ".join(unsure))
+
+    return [
+        judged(
+            "epochs read in the order of an earlier epoch",
+            "each epoch has an order of its own: set_epoch",
+            repeats,
+            missing + ["one epoch has none before it"] * (len(epochs) == 1),
+            ": set_epoch was not called, or does nothing",
+        ),
+        judged("unshuffled epochs", "each epoch is shuffled", ascending, missing),
+    ]
 
 
 def _not_by_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> Sequence[_Odd]:
@@ -237,12 +235,14 @@ def _not_by_chance(odd: Sequence[_Odd], ranks: int, epochs: int) -> Sequence[_Od
         ways = lgamma(places + 1) - lgamma(len(some) + 1) - lgamma(places - len(some) + 1)
         return log(times) + ways + sum(one.log_chance for one in some) < log(NEGLIGIBLE)
 
-    found = [
-        one
-        for one in odd
-        if unlikely([o for o in odd if o.at == one.at], epochs, ranks)
-        or unlikely([o for o in odd if o.number == one.number], ranks, epochs)
-    ]
+    of_rank: defaultdict[At, list[_Odd]] = defaultdict(list)
+    of_epoch: defaultdict[int, list[_Odd]] = defaultdict(list)
+    for one in odd:
+        of_rank[one.at].append(one)
+        of_epoch[one.number].append(one)
+    ats = {at for at, some in of_rank.items() if unlikely(some, epochs, ranks)}
+    numbers = {number for number, some in of_epoch.items() if unlikely(some, ranks, epochs)}
+    found = [one for one in odd if one.at in ats or one.number in numbers]
     return found or (odd if odd and unlikely(odd, ranks * epochs, 1) else [])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from pytest_mnode.checks.groups.judge import (
     refusals,
 )
 from pytest_mnode.checks.groups.layout import Layout, shown_sizes
-from pytest_mnode.checks.judged import At
+from pytest_mnode.checks.judged import At, numbered
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.ranks import boot_id, gathered
 from pytest_mnode.rank.world import World
@@ -232,7 +233,8 @@ def _named(groups: DeviceMesh | Groups) -> dict[str, Any]:
 def _expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None) -> Expected:
     """The right groups: `expected`, else those of the mesh's names and sizes.
 
-    Raises TypeError for groups without a mesh and without `expected`.
+    Raises TypeError for groups without a mesh and without `expected`, and ValueError for a rank in
+    two groups of one name.
     """
     if expected is None:
         if not isinstance(groups, DeviceMesh):
@@ -240,4 +242,11 @@ def _expected_in(groups: DeviceMesh | Groups, expected: Expected | Layout | None
         expected = _layout_of(groups)
     if isinstance(expected, Layout):
         return {name: expected.groups(name) for name in expected.names}
+    for name, every in expected.items():
+        twice = [rank for rank, n in Counter(itertools.chain(*every)).items() if n > 1]
+        if twice:
+            raise ValueError(
+                f"expected: {numbered('rank', twice)} twice in {name}; give each group that a rank "
+                "is in a name of its own"
+            )
     return expected

@@ -58,12 +58,11 @@ def agreed(gathered: Sequence[RankGroups], name: str) -> bool:
     If they do not, a collective in it would wait for ranks that never join.
     """
     has = {one.at.rank: one.groups[name] for one in gathered if name in one.groups}
-    declared = {rank: mine.declared for rank, mine in has.items()}
-    return all(
-        mine.declared[mine.place : mine.place + 1] == (rank,)
-        and all(declared.get(other) == mine.declared for other in mine.declared)
-        for rank, mine in has.items()
-    )
+    by_members: dict[tuple[int, ...], set[int]] = {}
+    for rank, mine in has.items():
+        by_members.setdefault(mine.declared, set()).add(rank)
+    in_place = all(m.declared[m.place : m.place + 1] == (rank,) for rank, m in has.items())
+    return in_place and all(set(members) == ranks for members, ranks in by_members.items())
 
 
 def refusals(gathered: Sequence[RankGroups], expected: Expected) -> dict[str, str]:
@@ -170,7 +169,10 @@ def judge_inside_node(
     Inconclusive if there is no group of one of the names, or a rank's host is not known.
     """
     asked = tuple(names)
-    hosts = {facts.at.rank: _host(facts, gathered) for facts in gathered}
+    namesakes: dict[str, list[RankGroups]] = {}
+    for facts in gathered:
+        namesakes.setdefault(facts.host, []).append(facts)
+    hosts = {facts.at.rank: _host(facts, namesakes[facts.host]) for facts in gathered}
     groups = {
         name: sorted({one.groups[name].declared for one in gathered if name in one.groups})
         for name in asked
@@ -198,12 +200,11 @@ def judge_inside_node(
     )
 
 
-def _host(facts: RankGroups, gathered: Sequence[RankGroups]) -> str | None:
+def _host(facts: RankGroups, namesakes: Sequence[RankGroups]) -> str | None:
     """A host by its name, and by its machine if another machine has the same name.
 
     None if nodes have hosts of the same name and the machine of one could not be read.
     """
-    namesakes = [one for one in gathered if one.host == facts.host]
     machines = {one.machine for one in namesakes}
     if "" in machines and len({one.at.node for one in namesakes}) > 1:
         return None

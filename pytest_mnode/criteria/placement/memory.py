@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pytest_mnode.criteria.placement.near import near
 from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement
 from pytest_mnode.machine.cpus import format_cpulist
@@ -43,7 +41,8 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
         f"at least {least_fraction:.0%} on NUMA node{'s' * (len(nodes) > 1)}"
         f" {format_cpulist(nodes)}, near {local.place}"
     )
-    if not any(_has_memory(machine, node) for node in nodes):
+    near_nodes = (machine.numa.node(number) for number in nodes)
+    if not any(node is not None and node.memory_bytes != 0 for node in near_nodes):
         return unknown("it is not known which NUMA node with memory is nearest")
     memory = rank.memory_bytes
     if memory is None:
@@ -52,7 +51,9 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
     if not total:
         return unknown(rank.unknown.get("memory_bytes") or "it has no private page")
     share = sum(size for node, size in memory.items() if node in nodes) / total
-    found = _by_node(memory)
+    found = ", ".join(
+        f"{size / _MIB:.1f} MiB on NUMA node {node}" for node, size in sorted(memory.items())
+    )
     why = f"{share:.1%} of its memory is near: {found}; expected {expected}"
     if share < least_fraction:
         why += (
@@ -60,14 +61,3 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
             " a process that binds itself does not move its existing pages"
         )
     return answer(share, found, why)
-
-
-def _has_memory(machine: Machine, number: int) -> bool:
-    node = machine.numa.node(number)
-    return node is not None and node.memory_bytes != 0
-
-
-def _by_node(memory: Mapping[int, int]) -> str:
-    return ", ".join(
-        f"{size / _MIB:.1f} MiB on NUMA node {node}" for node, size in sorted(memory.items())
-    )

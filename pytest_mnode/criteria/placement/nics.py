@@ -21,7 +21,7 @@ _FARTHEST: _Key = (Distance.SYS.rank, math.inf)
 _SAME_NODE = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _NicDistance:
     """Distance of a NIC; `least` and `most` differ if it is not known. words: such as "PIX"."""
 
@@ -49,26 +49,18 @@ def judge_nics(
     reason = _why_unknown(rank, candidates)
     if reason is not None or not rank.nics:
         return _answer(rank, None, reason=reason or "it used no NIC")
-    candidate_distances = [
-        _far(machine, rank, name) for name in dict.fromkeys((*candidates, *rank.nics))
-    ]
-    used = [far for far in candidate_distances if far.name in rank.nics]
-    farther = [u for u in used if any(c.most < u.least for c in candidate_distances)]
-    if farther:
-        return _answer(
-            rank, len(farther), used=used, candidate_distances=candidate_distances, blamed=farther
-        )
-    unknown = [far for far in candidate_distances if far.least != far.most]
+    distances = [_far(machine, rank, name) for name in dict.fromkeys((*candidates, *rank.nics))]
+    used = [far for far in distances if far.name in rank.nics]
+    if farther := [u for u in used if any(c.most < u.least for c in distances)]:
+        return _answer(rank, len(farther), used, distances, blamed=farther)
+    unknown = [far for far in distances if far.least != far.most]
     if any(u in unknown or c.least < u.most for u in used for c in unknown):
-        listed = ", ".join(f"{far.name} ({far.words})" for far in unknown)
-        reason = f"the distance of these NICs is not known: {listed}"
-        return _answer(
-            rank, None, used=used, candidate_distances=candidate_distances, reason=reason
-        )
+        reason = f"the distance of these NICs is not known: {_words(unknown)}"
+        return _answer(rank, None, used, distances, reason=reason)
     if off_socket := [far for far in used if _across_from_all(machine, far.name, beside)]:
         expected = f"{off_socket[0].name} on the socket of an accelerator"
-        return _answer(rank, 1, used=used, blamed=off_socket[:1], expected=expected)
-    return _answer(rank, 0, used=used, candidate_distances=candidate_distances)
+        return _answer(rank, 1, used, blamed=off_socket[:1], expected=expected)
+    return _answer(rank, 0, used, distances)
 
 
 def _why_unknown(rank: RankPlacement, candidates: Sequence[str]) -> str | None:
@@ -81,30 +73,21 @@ def _why_unknown(rank: RankPlacement, candidates: Sequence[str]) -> str | None:
     return None
 
 
-def _device(name: str) -> str:
-    return name.partition(":")[0]
-
-
 def _far(machine: Machine, rank: RankPlacement, name: str) -> _NicDistance:
-    places = _places(machine, name)
-    bounds = [_bounds(machine, rank, address, node) for address, node in places]
-    if not bounds:
-        words = "no such device, or no physical device below it"
-        return _NicDistance(name=name, least=_NEAREST, most=_FARTHEST, words=words)
+    bounds = [_bounds(machine, rank, address, node) for address, node in _places(machine, name)]
     # The farthest link of a bond counts: traffic may take any link.
-    return max(
-        (
-            _NicDistance(name=name, least=least, most=most, words=words)
-            for least, most, words in bounds
-        ),
-        key=lambda far: (far.most, far.least),
+    least, most, words = max(
+        bounds,
+        key=lambda bound: (bound[1], bound[0]),
+        default=(_NEAREST, _FARTHEST, "no such device, or no physical device below it"),
     )
+    return _NicDistance(name, least, most, words)
 
 
 def _places(machine: Machine, name: str) -> list[tuple[str | None, int | None]]:
     """PCI address and NUMA node of each device below a NIC."""
     for device in machine.rdma or ():
-        if device.name == _device(name):
+        if device.name == name.partition(":")[0]:
             return [(device.pci_address, device.numa_node)]
     known = machine.by_name
     below = physical_below(known[name], known) if name in known else ()
@@ -133,9 +116,9 @@ def _bounds(
 def _answer(
     rank: RankPlacement,
     value: int | None,
-    *,
     used: Sequence[_NicDistance] = (),
-    candidate_distances: Sequence[_NicDistance] = (),
+    distances: Sequence[_NicDistance] = (),
+    *,
     reason: str = "",
     blamed: Sequence[_NicDistance] = (),
     expected: str = "",
@@ -146,11 +129,11 @@ def _answer(
         expected = f"the NIC nearest to {what}"
         why = f"uses {found}; {reason}"
     else:
-        best = min((far.most for far in candidate_distances), default=_FARTHEST)
-        nearest = [far for far in candidate_distances if far.most == best]
+        best = min((far.most for far in distances), default=_FARTHEST)
+        nearest = [far for far in distances if far.most == best]
         expected = expected or f"{_words(nearest, ' or ')}, nearest to {what}"
         why = f"uses {found}; expected {expected}"
-    if value and candidate_distances:
+    if value and distances:
         why += (
             "; name the NICs of each rank (NCCL_IB_HCA, NCCL_SOCKET_IFNAME), or let NCCL see the"
             " real topology (NCCL_TOPO_FILE in a guest)"
@@ -170,15 +153,14 @@ def _words(those: Sequence[_NicDistance], between: str = ", ") -> str:
 
 
 def _across_from_all(machine: Machine, name: str, beside: Sequence[str | None]) -> bool:
-    """Whether a NIC is across sockets from every accelerator in `beside`.
+    """Whether a NIC, with all devices below it, is across sockets from all of `beside`.
 
     A socket may have several NUMA nodes: another node of the same socket is near enough. One NIC
     per node serves ranks on all sockets, and is as near as possible to those on its own socket.
     """
-    places = {i.name: i.pci_address for i in machine.interfaces or ()}
-    places |= {p.name: d.pci_address for d in machine.rdma or () for p in d.ports}
-    return bool(beside) and all(
-        _across_sockets(machine, places.get(name), address) for address in beside
+    links = [address for address, _ in _places(machine, name)]
+    return bool(links and beside) and all(
+        _across_sockets(machine, link, address) for link in links for address in beside
     )
 
 

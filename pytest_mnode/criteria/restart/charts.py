@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from pytest_mnode.charts import Moment, Span, Timeline
 from pytest_mnode.criteria.restart.history import History, Incarnation
@@ -10,6 +10,7 @@ from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.jobs import JobEvent
 
 _MOST_LANES = 16
+_CHECKPOINTS = "checkpoints"
 _KEPT, _REDONE, _LOADING, _SAVING = "trains", "trains, lost by the kill", "loads", "saves"
 
 
@@ -34,48 +35,35 @@ def kill_timeline(
         if event.what not in ("signalled", "submitted", "started")
         and report.at <= event.time_s <= until
     ]
+    ranks = {span.lane for span in spans} - {_CHECKPOINTS}
+    lanes = sorted(ranks, key=lambda lane: int(lane.split()[1]))[:_MOST_LANES]
+    lanes += [_CHECKPOINTS] if any(span.lane == _CHECKPOINTS for span in spans) else []
     return Timeline(
         f"Kill of {kill} and resume, by the clocks of the nodes",
-        (*_first_lanes(spans), *([_CHECKPOINTS] if _has(spans, _CHECKPOINTS) else [])),
-        tuple(span for span in spans if span.lane in {*_first_lanes(spans), _CHECKPOINTS}),
+        tuple(lanes),
+        tuple(span for span in spans if span.lane in lanes),
         tuple(Moment(round(at - began, 3), text) for at, text in sorted(happened)),
         (_KEPT, _REDONE, _LOADING, _SAVING),
     )
 
 
-_CHECKPOINTS = "checkpoints"
-
-
-def _first_lanes(spans: Iterable[Span]) -> list[str]:
-    lanes = dict.fromkeys(span.lane for span in spans if span.lane != _CHECKPOINTS)
-    return sorted(lanes, key=lambda lane: (int(lane.split()[1]), lane))[:_MOST_LANES]
-
-
-def _has(spans: Iterable[Span], lane: str) -> bool:
-    return any(span.lane == lane for span in spans)
-
-
 def _spans(one: Incarnation, history: History, began: float) -> Iterator[Span]:
     """What the ranks of one start did, in seconds since `began`."""
     kept = history.kept_until(one)
+
+    def span(lane: str, start: float, end: float, state: str, text: str) -> Span:
+        return Span(lane, round(start - began, 3), round(end - began, 3), state, text)
+
     for rank, own in one.by_rank.items():
-        lane = f"rank {rank}"
-        at = own.start.time - own.start.load_s
+        lane, ready = f"rank {rank}", own.start.time
         loaded = f"step {own.start.loaded}" if own.start.loaded else ""
-        yield _span(lane, at, own.start.time, _LOADING, loaded, began)
+        yield span(lane, ready - own.start.load_s, ready, _LOADING, loaded)
         for state, steps in (
             (_KEPT, [s for s in own.steps if s.step <= kept]),
             (_REDONE, [s for s in own.steps if s.step > kept]),
         ):
             if steps:
                 text = f"{steps[0].step}–{steps[-1].step}"
-                yield _span(lane, steps[0].began, steps[-1].ended, state, text, began)
+                yield span(lane, steps[0].began, steps[-1].ended, state, text)
         for saved in own.checkpoints:
-            text = f"step {saved.step}"
-            yield _span(_CHECKPOINTS, saved.begun, saved.ended, _SAVING, text, began)
-
-
-def _span(  # noqa: PLR0917  what a span has, and from when its seconds count
-    lane: str, start: float, end: float, state: str, text: str, began: float
-) -> Span:
-    return Span(lane, round(start - began, 3), round(end - began, 3), state, text)
+            yield span(_CHECKPOINTS, saved.begun, saved.ended, _SAVING, f"step {saved.step}")

@@ -117,7 +117,10 @@ def judge_killed(
     found = judge(killed.whole, killed.history, killed.report, terms)
     judged = len(found) > 1  # one measurement alone says why there is nothing to judge
     if judged and killed.report.incarnations is None and not terms.tolerance.exact:
-        expected = _kept_parameters(base, killed.plan)
+        import numpy as np
+
+        path = _kept(base, killed.plan) / "parameters.npz"
+        expected = dict(np.load(path)) if path.exists() else {}
         found.append(compared_parameters(expected, killed.parameters or {}, terms.tolerance))
     return found
 
@@ -146,7 +149,7 @@ def uninterrupted(
 
     If the run failed, the reason is in `stray`.
     """
-    kept = base / f"whole-{planned.digest()}"
+    kept = _kept(base, planned)
     reason = kept / "reason"
     if not reason.exists():
         node = planned.observer_node
@@ -168,8 +171,6 @@ def uninterrupted(
     return replace(history, stray=tuple(filter(None, stray)))
 
 
-def _kept_parameters(base: Path, planned: Plan) -> Parameters:
-    import numpy as np
-
-    path = base / f"whole-{planned.digest()}" / "parameters.npz"
-    return dict(np.load(path)) if path.exists() else {}
+def _kept(base: Path, planned: Plan) -> Path:
+    """The directory for the records and the final parameters of the uninterrupted run."""
+    return base / f"whole-{planned.digest()}"

@@ -86,7 +86,7 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """A step that counts: no later incarnation did it again. `incarnation`: which one did it."""
+    """A step, and which incarnation did it; it counts if no later incarnation did it again."""
 
     step: int
     incarnation: int
@@ -107,21 +107,18 @@ class History:
 
     def effective(self) -> list[Effective]:
         """Steps that count, in order of incarnations; twice if one incarnation did a step twice."""
-        return [
-            Effective(step, incarnation.number, found)
-            for incarnation in self.incarnations
-            for step, found in _steps(incarnation)
-            if step <= self.kept_until(incarnation)
-        ]
+        return [one for one, counts in self._steps() if counts]
 
     def redone(self) -> list[Effective]:
         """Steps that do not count, because a later incarnation did them again."""
-        return [
-            Effective(step, incarnation.number, found)
-            for incarnation in self.incarnations
-            for step, found in _steps(incarnation)
-            if step > self.kept_until(incarnation)
-        ]
+        return [one for one, counts in self._steps() if not counts]
+
+    def _steps(self) -> Iterator[tuple[Effective, bool]]:
+        """All steps, and whether each counts."""
+        for incarnation in self.incarnations:
+            until = self.kept_until(incarnation)
+            for step, found in _steps(incarnation):
+                yield Effective(step, incarnation.number, found), step <= until
 
     def curve(self) -> dict[int, Mapping[int, StepRecord]]:
         """Records of the steps that count, by step and rank; the last if a step was done twice."""
@@ -144,27 +141,18 @@ def history_of(records: Iterable[Record]) -> History:
             by_rank.setdefault(record.rank, []).append(RankIncarnation(record))
         elif not by_rank.get(record.rank):
             stray.append(f"rank {record.rank}: a {record.kind} before any start")
+        elif isinstance(record, StepRecord):
+            by_rank[record.rank][-1].steps.append(record)
+        elif isinstance(record, CheckpointRecord):
+            by_rank[record.rank][-1].checkpoints.append(record)
         else:
-            _add(by_rank[record.rank][-1], record)
+            by_rank[record.rank][-1].end = record
     groups = [group for comparable in _comparable(by_rank) for group in _grouped(comparable)]
-    incarnations = tuple(
-        Incarnation(number, _world_size(group), dict(sorted(group.items())))
-        for number, group in enumerate(groups)
-    )
-    return History(incarnations, tuple(stray))
-
-
-def _world_size(group: Mapping[int, RankIncarnation]) -> int:
-    return next(iter(group.values())).start.world_size
-
-
-def _add(incarnation: RankIncarnation, record: StepRecord | CheckpointRecord | EndRecord) -> None:
-    if isinstance(record, StepRecord):
-        incarnation.steps.append(record)
-    elif isinstance(record, CheckpointRecord):
-        incarnation.checkpoints.append(record)
-    else:
-        incarnation.end = record
+    incarnations = []
+    for number, group in enumerate(groups):
+        size = next(iter(group.values())).start.world_size
+        incarnations.append(Incarnation(number, size, dict(sorted(group.items()))))
+    return History(tuple(incarnations), tuple(stray))
 
 
 def _comparable(

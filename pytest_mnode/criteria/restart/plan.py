@@ -88,8 +88,12 @@ class Plan:
 
     def terms(self, kill: Kill, promise: RestartCriterion) -> Terms:
         """The terms that this run has to meet."""
-        same = self.ranks_after(kill) == self.ranks
-        tolerance = same_ranks_tolerance(promise) if same else resharded_tolerance(promise)
+        if self.ranks_after(kill) != self.ranks:
+            tolerance = resharded_tolerance(promise)
+        else:
+            how = ", relative" if promise.tolerance else ": bit by bit"
+            source = f"{_KEY}.tolerance {promise.tolerance:g}{how}"
+            tolerance = Tolerance(promise.tolerance, source)
         return terms_of(self.config, tolerance, promise.within_s)
 
 
@@ -149,13 +153,6 @@ def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> J
         pause_s=promise.pause_s,
         deterministic=promise.tolerance == 0,
     )
-
-
-def same_ranks_tolerance(promise: RestartCriterion) -> Tolerance:
-    """The tolerance of a run that continues with as many ranks."""
-    if promise.tolerance == 0:
-        return Tolerance(0.0, f"{_KEY}.tolerance 0: bit by bit")
-    return Tolerance(promise.tolerance, f"{_KEY}.tolerance {promise.tolerance:g}, relative")
 
 
 def resharded_tolerance(promise: RestartCriterion) -> Tolerance:

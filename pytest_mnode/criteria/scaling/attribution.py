@@ -231,20 +231,17 @@ def _rank_time(rank: int, steps: Sequence[tuple[GroupSteps, int, int]], part: fl
     order = sorted(steps, key=lambda one: abs(one[0].step_s(one[1]) - middle_s))
     typical = order[: math.ceil(len(order) * part)]
     own = [one.steps[index][number] for one, number, index in typical]
-    every = [one.steps[index][number] for one, number, index in steps]
     least = [min(step.exposed for step in one.step(number)) for one, number, _ in typical]
     parts = np.mean([step.parts for step in own], axis=0)
+    computes = [one.steps[index][number].compute for one, number, index in steps]
     first, _, index = steps[0]
-    wall_s = float(np.mean([step.wall_s for step in own]))
     return RankMeans(
         rank=rank,
         node=first.node_of(index),
-        step_s=wall_s,
+        step_s=float(np.mean([step.wall_s for step in own])),
         **dict(zip(PARTS, map(float, parts), strict=True)),
         waiting_s=float(parts[_EXPOSED] - np.mean(least)),
         slowest_in=float(np.mean([s.exposed <= e for s, e in zip(own, least, strict=True)])),
         missed=float(np.mean([step.missed for step in own])),
-        computes_mostly=float(
-            np.quantile([step.compute for step in every], 1 - _MOSTLY, method="lower")
-        ),
+        computes_mostly=float(np.quantile(computes, 1 - _MOSTLY, method="lower")),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 
 from pytest_mnode.criteria.scaling.attribution import Attribution, RankMeans
@@ -36,6 +37,7 @@ _HIDDEN = 0.5
 """Fraction of the transfer time that compute can hide: with less, collectives do not overlap."""
 
 RankTime = Callable[[RankMeans], float]
+_compute: RankTime = attrgetter("compute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +138,8 @@ def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
     yield Cause(SKEW, rank_specific_s, text, None)
 
 
-def _compute(rank: RankMeans) -> float:
-    return rank.compute
-
-
 def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> Cause:
-    def of(rank: RankMeans) -> float:
-        return float(getattr(rank, part))
-
+    of: RankTime = attrgetter(part)
     slow_ranks: SlowRanks | None = None
     if lost_s > _NOTHING * found.step_s:
         slow_ranks = slow(found.ranks, of, uneven_s(found.alone, of) + _NAMED_FROM * lost_s)
@@ -192,7 +188,8 @@ def _communicating(
         return
     text = f"collectives alone need {_ms(allowed_s)} per step that nothing hides"
     yield Cause(COMMUNICATION, allowed_s, text, "the job")
-    if _not_overlapped(found):
+    sent_s, hidden_s = found.sent_s or 0.0, found.hidden_s
+    if hidden_s is not None and hidden_s < _HIDDEN * min(sent_s, found.backward_s):
         text = (
             f"collectives are not overlapped: {hidden:.0%} of communication is hidden, "
             f"{_ms(lost_s)} per step exposed, where the fabric allows {_ms(allowed_s)}"
@@ -201,13 +198,6 @@ def _communicating(
         return
     text = f"{exposed}{hid}; {_ms(more_s)} more than the fabric allows at {at}"
     yield Cause(CONTENTION, more_s, text, None)
-
-
-def _not_overlapped(found: Attribution) -> bool:
-    """Whether little of the transfer that compute could hide was hidden; False if not known."""
-    if found.sent_s is None or found.hidden_s is None:
-        return False
-    return found.hidden_s < _HIDDEN * min(found.sent_s, found.backward_s)
 
 
 def _ms(seconds: float) -> str:
@@ -260,7 +250,8 @@ def slow(
     slow_ranks = [rank for rank in ranks if (mostly or of)(rank) - usual >= more_s]
     if not slow_ranks:
         return None
-    on_time = {rank.node for rank in ranks if rank not in slow_ranks}
+    late = {rank.rank for rank in slow_ranks}
+    on_time = {rank.node for rank in ranks if rank.rank not in late}
     names = dict.fromkeys(
         f"rank {rank.rank} on {rank.node}" if rank.node in on_time else rank.node
         for rank in slow_ranks

@@ -117,11 +117,11 @@ class ScalingResult:
     @property
     def how(self) -> str:
         """What was trained, for the note of a measurement."""
-        how = f"{self.promise.kind} scaling, {self.promise.parallel}"
         compute_s = self.promise.compute_s
-        return (
-            how if compute_s is None else f"{how}, emulated compute {compute_s * 1e3:g} ms per step"
-        )
+        how = f"{self.promise.kind} scaling, {self.promise.parallel}"
+        if compute_s is None:
+            return how
+        return f"{how}, emulated compute {compute_s * 1e3:g} ms per step"
 
 
 def judge(timings: JobTimings, plan: Plan, spec: Spec, promise: ScalingCriterion) -> ScalingResult:
@@ -221,8 +221,12 @@ def _judge_count(
     found = CountResult(measured, row, parts, baseline, causes, share, bound, source, waited_s)
     if row.count == 1:
         return found
-    unknown_why = _wrong_device(timings, spec) or plan.missing_from(timings, row.count)
-    return replace(found, unknown_why=unknown_why or _unknown_why(found, promise))
+    unknown_why = plan.missing_from(timings, row.count) or _unknown_why(found, promise)
+    there = spec.accelerators.per_node
+    if (timings.device != "cpu") != bool(there):
+        has = f"{there} accelerators per node" if there else "no accelerators"
+        unknown_why = f"trained on {timings.device}, spec has {has}"
+    return replace(found, unknown_why=unknown_why)
 
 
 def _bound(row: Throughput, share: float, promise: ScalingCriterion) -> tuple[float, str]:
@@ -246,6 +250,10 @@ def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
             f"the uncertainty is ± {row.uncertainty:.3f}, at_most_uncertainty is "
             f"{promise.at_most_uncertainty:g}: step times vary too much"
         )
+    replicated = promise.kind == "weak" and promise.parallel == "ddp"
+    if replicated and row.low > 2 - promise.at_least_efficiency:
+        each = f"{nodes(row.count)} do {row.efficiency:.3g} times its work each"
+        return f"one node alone is slow: {each}"
     may_be_excused = promise.explained_from <= row.efficiency < one.bound
     on_the_fabric = all(cause.kind != NETWORK for cause in one.causes)
     if one.baseline is None and may_be_excused and on_the_fabric:
@@ -259,15 +267,6 @@ def _unknown_why(one: CountResult, promise: ScalingCriterion) -> str:
             "without a culprit"
         )
     return ""
-
-
-def _wrong_device(timings: JobTimings, spec: Spec) -> str:
-    """How the device of the job contradicts the spec; "" if it does not."""
-    there = spec.accelerators.per_node
-    if (timings.device != "cpu") == bool(there):
-        return ""
-    has = f"{there} accelerators per node" if there else "no accelerators"
-    return f"trained on {timings.device}, spec has {has}"
 
 
 def _interval(found: ScalingResult, one: CountResult) -> str:

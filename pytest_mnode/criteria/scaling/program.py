@@ -112,23 +112,27 @@ class Program:
         sent = tuple(transfer.bytes for transfer in record.transfers or ())
         return step_of(record, time.perf_counter() - began), sent
 
-    def _gather(self, mine: tuple[GroupSteps | None, dict[str, Any]]) -> None:
-        """Collect the ranks' steps on rank 0, by group."""
+    def _on_rank_0(self, mine: Any) -> list[Any] | None:
+        """The values of all ranks on rank 0; None on the others."""
         every: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
         dist.gather_object(mine, every, group=self._control)
+        return every
+
+    def _gather(self, mine: tuple[GroupSteps | None, dict[str, Any]]) -> None:
+        """Collect the ranks' steps on rank 0, by group."""
+        every = self._on_rank_0(mine)
         if every is None:
             return
         by_rank = {rank: trained for rank, (trained, _) in enumerate(every) if trained is not None}
         groups = dict.fromkeys(trained.ranks for trained in by_rank.values())
         whole = [_whole([by_rank[rank] for rank in ranks], self.plan) for ranks in groups]
         about = next(about for trained, about in every if trained is not None)
-        buckets = about["bucket_bytes"] or self._timings.bucket_bytes
         self._timings = replace(
             self._timings,
             parameters=max(about["parameters"], self._timings.parameters),
             # Every gradient goes over the fabric once, however many buckets there are.
             gradient_bytes=max(about["parameters"] * 4, self._timings.gradient_bytes),
-            bucket_bytes=buckets,
+            bucket_bytes=about["bucket_bytes"] or self._timings.bucket_bytes,
             trained=(*self._timings.trained, *whole),
         )
 
@@ -153,18 +157,15 @@ class Program:
         self._meet(f"all-reduces over {turn.count} nodes")
         if mine is not None:
             names = tuple(self.plan.nodes[node] for node in mine)
-            for size in dict.fromkeys((last, gradient_bytes)):
-                found.append(
-                    AllReduceTime(names, size, self._all_reduce_s(size, self._groups[mine]))
-                )
+            found = [
+                AllReduceTime(names, size, self._all_reduce_s(size, self._groups[mine]))
+                for size in dict.fromkeys((last, gradient_bytes))
+            ]
         first = mine is not None and self.world.rank == self._ranks_of(mine)[0]
-        every: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
-        dist.gather_object(found if first else [], every, group=self._control)
+        every = self._on_rank_0(found if first else [])
         if every is not None:
-            all_reduces = tuple(one for of_rank in every for one in of_rank)
-            self._timings = replace(
-                self._timings, all_reduces=(*self._timings.all_reduces, *all_reduces)
-            )
+            all_reduces = (*self._timings.all_reduces, *(one for of in every for one in of))
+            self._timings = replace(self._timings, all_reduces=all_reduces)
 
     def _all_reduce_s(self, size_bytes: int, group: Any) -> float:
         """Seconds of a call by the slowest rank of the group: the median of a few repeats."""

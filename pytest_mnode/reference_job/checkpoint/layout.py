@@ -22,8 +22,9 @@ STALE = "the file system is stale, or not the one that all nodes share"
 PARTIAL = ".partial"
 """Suffix of a directory that is being written or removed, or was left by a kill."""
 _NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,17})\.(\d{1,9})-[0-9a-f]{8}(\.partial)?", re.ASCII)
-_NFS_PLACEHOLDER = ".nfs"
-"""Prefix of the name that NFS gives to a file that is removed while open, until it is closed."""
+_PLACEHOLDERS = (".nfs", ".fuse_hidden")
+"""Prefixes of the name that NFS or FUSE gives to a file that is removed while open, until it is
+closed."""
 
 
 class RefusedError(Exception):
@@ -232,5 +233,5 @@ def _check_names_and_sizes(path: Path, manifest: Manifest) -> None:
         if there[name].st_size != entry.bytes:
             raise RefusedError(f"{name} has {there[name].st_size} of {entry.bytes} bytes")
     for name in sorted(there.keys() - manifest.files.keys() - {MANIFEST, COMPLETE}):
-        if not name.startswith(_NFS_PLACEHOLDER):
+        if not name.startswith(_PLACEHOLDERS):
             raise RefusedError(f"it contains {name}, which {MANIFEST} does not name")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
-from pytest_mnode.checks.data.in_ranks import Indices, shard_of
+from pytest_mnode.checks.data.in_ranks import Indices, read, shard_of
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.checks import DataCriterion
 
@@ -35,3 +40,35 @@ def test_samples_never_come_out_even(size: int) -> None:
         DataCriterion.model_validate({}), World(0, size, 0, 1, "node0", ("node0",))
     )
     assert samples % size or size == 1
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr("pytest_mnode.checks.data.in_ranks.gathered", lambda mine: (mine,))
+    return World(0, 1, 0, 1, "node0", ("node0",))
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        torch.randperm(6),
+        np.random.permutation(6),
+        BatchSampler(RandomSampler(range(6)), 2, drop_last=False),
+        [np.arange(3), np.arange(3, 6)],
+        [torch.arange(4), torch.arange(4, 6)],
+        range(6),
+        [[], [0, 1, 2, 3, 4, 5]],
+    ],
+    ids=["tensors", "numpy", "lists", "arrays", "batches", "whole", "empty"],
+)
+def test_indices_are_read_in_any_form(alone: World, batches: Iterable[Any]) -> None:
+    [reading] = read(batches, alone)
+    assert sorted(reading.indices) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    "batch", [torch.zeros(2, 4), torch.ones(2), [torch.arange(2), torch.ones(2)], [True], ("a",)]
+)
+def test_what_holds_no_indices_is_refused(alone: World, batch: object) -> None:
+    with pytest.raises(TypeError, match="is no list of indices; give indices=, a function that"):
+        read([batch], alone)

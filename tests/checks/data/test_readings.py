@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -119,6 +120,13 @@ def test_a_rank_that_reads_twice_and_one_that_reads_less() -> None:
         "rank 1 on node1 read 2, most ranks 3; rank 0 on node0 read samples more than once"
     )
     assert found[UNEVEN].culprit == "rank 1 on node1 read 2, most ranks 3"
+
+
+def test_shards_that_cannot_be_equal_differ_by_one() -> None:
+    assert all(one.passed for one in judged(readings([0, 3], [1, 4], [2]), 5).values())
+    assert judged(readings([0, 3, 4], [1], [2]), 5)[UNEVEN].value == 1
+    assert judged(readings([0, 3], [1, 4], [2]), 5, padding=1)[UNEVEN].value == 1
+    assert judged(readings([0, 2], [1, 3, 4, 5]), 6)[UNEVEN].value == 2
 
 
 def test_of_two_that_differ_neither_is_most() -> None:
@@ -306,3 +314,12 @@ def test_two_in_five_are_not_most() -> None:
     assert len(unlike_most(zip(ats, "aabcd", strict=True), ", most {}")) == 5
     (first, _) = unlike_most(zip(ats, "aaabc", strict=True), ", most {}")
     assert first == (ats[3], "b", ", most a")
+
+
+def test_thousands_of_ranks_that_are_all_wrong_are_judged_in_seconds() -> None:
+    ranks, began = 2048, time.process_time()
+    same = [readings(*[range(64)] * ranks, epoch=epoch) for epoch in range(3)]
+    assert [one.value for one in judge_orders("", same)] == [2 * ranks, 3 * ranks]
+    twice = judged(same[0], 64)[TWICE]
+    assert str(twice.culprit).startswith("rank 0 on node0 and rank 1 on node1 both read samples")
+    assert time.process_time() - began < 10

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
+from pytest_mnode.checks.groups import collectives, members
 from pytest_mnode.checks.groups.judge import (
     CollectiveResult,
     Expected,
@@ -20,6 +23,7 @@ from pytest_mnode.checks.groups.judge import (
 from pytest_mnode.checks.groups.layout import Layout
 from pytest_mnode.checks.judged import At
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.rank.world import World
 
 LAYOUT = Layout.of(dp=2, tp=2)
 EXPECTED = {name: LAYOUT.groups(name) for name in LAYOUT.names}
@@ -207,3 +211,24 @@ def test_ranks_agree_only_where_all_say_the_same() -> None:
     assert not agreed(changed(1, "tp", Membership((1, 0), 0)), "tp")
     assert not agreed(changed(1, "tp", None), "tp")
     assert not agreed(changed(1, "tp", Membership((0, 1, 9), 1)), "tp")
+
+
+def test_two_groups_of_one_name_with_a_rank_in_both_are_refused() -> None:
+    world = World(0, 3, 0, 3, "node0", ("node0",))
+    both = {"ep": [[0, 1], [1, 2]]}
+    for judge in (members, collectives):
+        with pytest.raises(ValueError, match=r"^expected: rank 1 twice in ep; give each "):
+            judge({}, world, torch.device("cpu"), expected=both)
+
+
+def test_groups_of_thousands_of_ranks_are_compared_in_seconds() -> None:
+    layout, began = Layout.of(dp=1024, tp=4), time.process_time()
+    own = {
+        rank: Membership((*group,), place)
+        for group in layout.groups("dp")
+        for place, rank in enumerate(group)
+    }
+    every = [RankGroups(At(rank, ""), "", {"dp": one}) for rank, one in own.items()]
+    assert agreed(every, "dp")
+    assert not agreed([*every[:-1], replace(every[-1], groups={})], "dp")
+    assert time.process_time() - began < 10

@@ -228,6 +228,27 @@ def test_a_bond_over_two_sockets_is_one_nic(
 
 
 @pytest.mark.parametrize(
+    ("nodes", "verdict"), [((1, 1), FAIL), ((0, 1), PASS), ((1, 0), PASS), ((0, 0), PASS)]
+)
+def test_the_only_nic_is_a_bond_on_the_socket_without_accelerators(
+    tmp_path: Path, nodes: tuple[int, int], verdict: Verdict
+) -> None:
+    tree = Tree(tmp_path)
+    tree.cpus([[(0,), (1,)], [(2,), (3,)]])
+    tree.numa({0: "0-1", 1: "2-3"})
+    tree.pci("pci0000:10/0000:10:01.0/0000:11:00.0", GPU, NVIDIA, 0, "0-1")
+    for i, node in enumerate(nodes):
+        path = f"pci0000:{i + 2}0/0000:{i + 2}0:01.0/0000:{i + 2}1:00.0"
+        tree.pci(path, NIC, MELLANOX, node, "")
+        tree.interface(f"ens{i}", path)
+    tree.interface("bond0")
+    tree.write("sys/devices/virtual/net/bond0/bonding/slaves", "ens0 ens1")
+    facts = rank("a", "0-1", "0000:11:00.0", nics=("bond0",))
+    found = judge_nics(read(tree.root), facts, ("bond0",), ["0000:11:00.0"])
+    assert found.verdict is verdict
+
+
+@pytest.mark.parametrize(
     ("listed", "cpus", "verdict"),
     [
         ("0-7", "0-3", PASS),

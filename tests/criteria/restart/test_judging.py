@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +125,17 @@ def test_clocks_that_are_about_right_are_believed(seen: tuple[float, float] | No
     assert verdicts(KILLED + resumed(), between_s=seen) == {}
 
 
+@pytest.mark.parametrize(("seen", "value"), [((10.0, 12.0), 12.0), ((13.0, 16.0), 15.5)])
+def test_a_time_is_no_longer_than_the_controller_saw(
+    seen: tuple[float, float], value: float
+) -> None:
+    """A node's clock that is 3 s ahead makes no return late."""
+    terms, kill = replace(TERMS, within_s=15.0), replace(KILL, between_s=seen)
+    found = judge(history_of(WHOLE), history_of(KILLED + resumed()), kill, terms)
+    [time] = [one for one in found if one.name == TIME]
+    assert (time.value, time.passed) == (value, value <= 15)
+
+
 def test_a_way_back_that_could_not_be_seen_is_not_judged() -> None:
     found = verdicts([*KILLED], came_back=None, ended_how="node0: the run could not be watched")
     back = found["kills that the job did not come back from"]
@@ -163,147 +175,145 @@ def test_steps_beyond_the_last_are_found() -> None:
     assert "rank 0 on node0 ended with 15 of 12 steps" in (found.culprit or "")
 
 
+def wrong(
+    cut: list[Record], name: str | None, count: int, culprit: str | None, **kill: Any
+) -> tuple[object, ...]:
+    """What was resumed, the measurement that is wrong (None: none), and changes of the kill."""
+    return cut, kill, name, count, culprit
+
+
 @pytest.mark.parametrize(
     ("cut", "kill", "name", "count", "culprit"),
     [
         # A resume that loses steps.
-        (
+        wrong(
             resumed(7),
-            {},
             ONCE,
             2,
             "step 5: not done, though step 4 was loaded; step 6: not done, though step 4 was",
         ),
         # It goes on where it should not.
-        (resumed(3), {}, ONCE, 2, "step 3: done 2 times; step 4: done 2 times"),
+        wrong(resumed(3), ONCE, 2, "step 3: done 2 times; step 4: done 2 times"),
         # Begins anew, though there was a checkpoint.
-        (
+        wrong(
             resumed(1, loaded=None),
-            {},
             LOST,
             4,
             "the resume: it continued from no checkpoint, and step 4 was saved",
         ),
         # Takes an older one.
-        (
+        wrong(
             resumed(5),
-            {"listing": StoreListing((8, 4))},
             LOST,
             4,
             "the resume: it continued from the checkpoint of step 4, and step 8 was saved",
+            listing=StoreListing((8, 4)),
         ),
         # One that was not complete.
-        (resumed(5), {"listing": StoreListing((), ((4, "cut short"),))}, None, 0, None),
+        wrong(resumed(5), None, 0, None, listing=StoreListing((), ((4, "cut short"),))),
         # Another rank another one.
-        (
+        wrong(
             resumed(change=only(StartRecord, rank=1, loaded=8)),
-            {},
             "ranks that loaded another checkpoint than rank 0",
             1,
             "rank 1 on node1 loaded the checkpoint of step 8, rank 0 the checkpoint of step 4",
         ),
         # Samples of the epoch once more.
-        (
+        wrong(
             resumed(change=only(StepRecord, 5, samples=lambda r: (r.step - 5, 30 - r.rank))),
-            {},
             SAMPLES,
             27,
             "sample 0 of epoch 0: 3 times, step 1 on rank 0, step 5 on rank 0, step 5 on rank 1",
         ),
         # Random states forgotten.
-        (
+        wrong(
             resumed(change=only(StepRecord, 5, 1, rng="new")),
-            {},
             "random states that differ",
             8,
             "rank 1 on node1 from step 5 on",
         ),
         # The schedule of the learning rate forgotten.
-        (
+        wrong(
             resumed(change=only(StepRecord, lr=lambda r: 0.1 * (r.step - 4))),
-            {},
             "learning rates that differ",
             16,
             "rank 0 on node0 from step 5 on: 0.1 instead of 0.5",
         ),
-        (
+        wrong(
             resumed(change=only(StepRecord, 9, loss=1.0)),
-            {},
             "losses that differ",
             8,
             "rank 0 on node0 from step 9 on: 1.0 instead of 3.875",
         ),
         # To the last bit, which the text has to show.
-        (
+        wrong(
             resumed(change=only(StepRecord, 5, loss=lambda r: r.loss * (1 + 2**-52))),
-            {},
             "losses that differ",
             16,
             "rank 0 on node0 from step 5 on: 4.375000000000001 instead of 4.375",
         ),
-        (
+        wrong(
             resumed(change=only(StepRecord, 6, 1, loss=1.0)),
-            {},
             AGAIN,
             1,
             "step 6: rank 1 on node1: loss 1.0 instead of 4.25",
         ),
-        (
+        wrong(
             resumed(change=only(EndRecord, rank=1, parameters="q")),
-            {},
             "final parameters that differ",
             1,
             "rank 1 on node1",
         ),
-        (
+        wrong(
             resumed(change=only(EndRecord, optimiser="q")),
-            {},
             "final optimiser states that differ",
             2,
             "rank 0 on node0; rank 1 on node1",
         ),
-        (
+        wrong(
             resumed(change=only(EndRecord, lr=1.0)),
-            {},
             "final learning rates that differ",
             2,
             "rank 0 on node0",
         ),
-        (resumed(ends=False), {}, "ranks that did not finish", 2, "rank 0; rank 1"),
-        (
+        wrong(resumed(ends=False), "ranks that did not finish", 2, "rank 0; rank 1"),
+        wrong(
             resumed(),
-            {"alive": ["pid 101 on node1"]},
             "processes that outlived the kill",
             1,
             "pid 101 on node1",
+            alive=["pid 101 on node1"],
         ),
-        (
+        wrong(
             resumed(),
-            {"preempted": True},
             "steps lost although the job was asked to end",
             2,
             "the resume: it continued from the checkpoint of step 4, and step 6 was finished",
+            preempted=True,
         ),
-        (
+        wrong(
             resumed(),
-            {"preempted": True, "late": ["node1"]},
             "nodes where the job was killed after the grace time",
             1,
             "node1",
+            preempted=True,
+            late=["node1"],
         ),
-        (
+        wrong(
             [],
-            {"came_back": False, "ended_how": "torchrun ended with 1 on node0"},
             "kills that the job did not come back from",
             1,
             "no rank trained again after SIGKILL of rank 1 on node1; torchrun ended with 1 on",
+            came_back=False,
+            ended_how="torchrun ended with 1 on node0",
         ),
-        (
+        wrong(
             resumed(),
-            {"came_back": False, "ended_how": "torchrun ended with 1 on node0"},
             "kills that the job did not come back from",
             1,
             "started again after SIGKILL of rank 1 on node1, and did not continue: torchrun ended",
+            came_back=False,
+            ended_how="torchrun ended with 1 on node0",
         ),
     ],
 )
@@ -338,70 +348,55 @@ def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
     )
 
 
+def unknown(
+    note: str,
+    cut: Sequence[Record] = (*KILLED, *resumed()),
+    whole: Sequence[Record] = WHOLE,
+    name: str = "kills that the job did not come back from",
+    **kill: Any,
+) -> tuple[object, ...]:
+    """Why the only measurement is inconclusive, and its name."""
+    return cut, whole, kill, name, note
+
+
 @pytest.mark.parametrize(
     ("cut", "whole", "kill", "name", "note"),
     [
-        (
-            KILLED + resumed(),
-            WHOLE,
-            {"listing": None},
-            LOST,
-            "the checkpoints were not listed between",
+        unknown("the checkpoints were not listed between", name=LOST, listing=None),
+        unknown(
+            "the processes could not be listed", name="processes that outlived the kill", alive=None
         ),
-        (
-            KILLED + resumed(),
-            WHOLE,
-            {"alive": None},
-            "processes that outlived the kill",
-            "the processes could not be listed",
-        ),
-        (
-            KILLED + resumed(),
-            WHOLE,
-            {"in_writing": 8},
-            "kills that missed the writing of a checkpoint",
+        unknown(
             "checkpoint of step 8: no unfinished checkpoint was found",
+            name="kills that missed the writing of a checkpoint",
+            in_writing=8,
         ),
-        (KILLED, [], {}, "", "the uninterrupted run wrote no records"),
-        (
-            KILLED,
-            incarnation(1, 11),
-            {},
-            "",
+        unknown("the uninterrupted run wrote no records", cut=KILLED, whole=[]),
+        unknown(
             "the uninterrupted run did 11 of 12 steps in 1 starts, ranks [0, 1] did",
+            cut=KILLED,
+            whole=incarnation(1, 11),
         ),
-        ([], WHOLE, {}, "", "the run that was killed wrote no records"),
-        (
-            [UnreadableRecord("rank0.jsonl", 1, "torn")],
-            WHOLE,
-            {},
-            "",
+        unknown("the run that was killed wrote no records", cut=[]),
+        unknown(
             "the run that was killed wrote no records; rank0.jsonl:1: torn",
+            cut=[UnreadableRecord("rank0.jsonl", 1, "torn")],
         ),
-        (
-            incarnation(1, 12) + resumed(),
-            WHOLE,
-            {"at": 1012.0},
-            "",
-            "the run ended before the kill",
-        ),
-        (
-            incarnation(1, 6, change=lambda r: r if getattr(r, "rank", 0) == 0 else None)
-            + resumed(),
-            WHOLE,
-            {},
-            "",
+        unknown("the run ended before the kill", cut=incarnation(1, 12) + resumed(), at=1012.0),
+        unknown(
             "nothing written by ranks [1]",
+            cut=incarnation(1, 6, change=lambda r: r if getattr(r, "rank", 0) == 0 else None)
+            + resumed(),
         ),
-        (KILLED + resumed(), WHOLE, {"missed": "there was no kill: why"}, "", "there was no kill"),
+        unknown("there was no kill", missed="there was no kill: why"),
     ],
 )
 def test_what_cannot_be_known_is_inconclusive(
-    cut: list[Record], whole: list[Record], kill: dict[str, Any], name: str, note: str
+    cut: Sequence[Record], whole: Sequence[Record], kill: dict[str, Any], name: str, note: str
 ) -> None:
     found = verdicts(cut, whole=whole, **kill)
     [finding] = found.values()
-    assert finding.name == (name or "kills that the job did not come back from")
+    assert finding.name == name
     assert finding.value is None
     assert finding.note.startswith(note), finding.note
 
@@ -412,7 +407,7 @@ def test_a_kill_in_the_middle_of_writing_is_proven() -> None:
     assert verdicts(killed + resumed(), in_writing=8, listing=listing) == {}
 
 
-def test_with_a_likelosses_may_differ_by_it_and_digests_do_not_count() -> None:
+def test_with_a_tolerance_losses_may_differ_by_it_and_digests_do_not_count() -> None:
     cut = KILLED + resumed(
         change=lambda r: replace(r, loss=r.loss * 1.001) if isinstance(r, StepRecord) else r
     )

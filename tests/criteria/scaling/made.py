@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pytest_mnode.criteria.scaling.judge import (
+    CountResult,
     ScalingResult,
     judge,
     judge_efficiency,
@@ -120,6 +121,18 @@ def changed(job: JobTimings, change: Callable[[Step, int, str], Step]) -> JobTim
     return replace(job, trained=tuple(of(t) if t.count > 1 else t for t in job.trained))
 
 
+def stalled(
+    job: JobTimings, more_s: float, late: Callable[[int], object], part: str = "input"
+) -> JobTimings:
+    """Some steps of two nodes or more take longer in one part. late: of a step's number."""
+
+    def stall(step: Step, number: int, node: str) -> Step:
+        more = more_s if late(number) else 0.0
+        return replace(step, wall_s=step.wall_s + more, **{part: getattr(step, part) + more})
+
+    return changed(job, stall)
+
+
 def uneven(job: JobTimings, most_s: float, seed: int = 0) -> JobTimings:
     """Each rank computes longer in each step by chance, up to so much; the others wait for it."""
     chance = random.Random(seed)
@@ -203,6 +216,12 @@ def measured(found: ScalingResult) -> dict[str, Measurement]:
 def last(found: ScalingResult) -> Measurement:
     """The efficiency on all nodes."""
     return measured(found)[f"efficiency, {found.plan.counts[-1]} nodes"]
+
+
+def judged_last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
+    """The result on all nodes and its efficiency, if these causes are allowed."""
+    found = judged(plan, job, allowed_causes=list(allowed))
+    return found.counts[-1], last(found)
 
 
 def slow_on(slow: str | Sequence[str], **parts: float) -> Own:

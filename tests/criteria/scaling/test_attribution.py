@@ -18,22 +18,15 @@ def of(job: JobTimings) -> Attribution:
     return attribute(job, throughputs(job)[-1])
 
 
-def slow(**parts: float) -> made.Own:
-    """A rank that takes longer on node2."""
-
-    def own(node: str, count: int) -> dict[str, float]:
-        return made.HEALTHY | (parts if node == "node2" else {})
-
-    return own
-
-
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8])
 @pytest.mark.parametrize("per_node", [1, 2])
 @pytest.mark.parametrize("parts", [{}, {"compute": 0.3}, {"input": 0.09}, {"optimiser": 0.05}])
 def test_parts_add_up_to_the_step_and_to_the_loss(
     nodes: int, per_node: int, parts: dict[str, float]
 ) -> None:
-    job = made.timings(made.plan(nodes, per_node), slow(**parts), lambda count: 0.004 * count)
+    job = made.timings(
+        made.plan(nodes, per_node), made.slow_on("node2", **parts), lambda count: 0.004 * count
+    )
     found = of(job)
     assert sum(found.parts) == pytest.approx(found.step_s)
     assert sum(found.lost) == pytest.approx(found.lost_s)
@@ -45,7 +38,9 @@ def test_parts_add_up_to_the_step_and_to_the_loss(
 
 def test_waiting_for_the_slowest_is_told_from_what_collectives_need() -> None:
     found = of(
-        made.timings(made.plan(4), slow(compute=0.3), lambda count: 0.01 if count > 1 else 0)
+        made.timings(
+            made.plan(4), made.slow_on("node2", compute=0.3), lambda count: 0.01 if count > 1 else 0
+        )
     )
     lost = dict(zip(SPLIT, found.lost, strict=True))
     assert lost["exposed"] == pytest.approx(0.01)
@@ -63,7 +58,9 @@ def test_waiting_for_the_slowest_is_told_from_what_collectives_need() -> None:
 
 def test_who_is_late_after_a_collective_is_waited_for_in_the_next_step() -> None:
     """A rank's optimiser is slow; the others wait for it in the collectives of the next step."""
-    found = of(made.timings(made.plan(4), slow(optimiser=0.053), lambda count: 0.0))
+    found = of(
+        made.timings(made.plan(4), made.slow_on("node2", optimiser=0.053), lambda count: 0.0)
+    )
     on_path = dict(zip(PARTS, found.lost_on_path, strict=True))
     assert on_path["optimiser"] == pytest.approx(0.05)
     assert on_path["compute"] == pytest.approx(0)
@@ -97,12 +94,8 @@ def test_the_loss_that_is_judged_is_the_one_that_is_attributed(
 ) -> None:
     """Of steps by turns short and long, the median lies between them, or is one of both. Where it
     tells of less than the mean does, the mean is judged."""
-
-    def of(step: Step, number: int, node: str) -> Step:
-        late = late_s if number % 6 in of_six else 0.0
-        return replace(step, wall_s=step.wall_s + late, exposed=step.exposed + late)
-
-    one = judged(made.changed(made.timings(made.plan(2)), of))
+    job = made.timings(made.plan(2))
+    one = judged(made.stalled(job, late_s, lambda number: number % 6 in of_six, "exposed"))
     assert one.row.lost_s == pytest.approx(lost_s)
     assert one.not_attributed < 0.005
     lost = dict(zip(SPLIT, one.parts.lost, strict=True))
@@ -126,7 +119,7 @@ def test_honest_noise_is_attributed(nodes: int, seed: int) -> None:
 
 
 def test_an_attribution_of_another_loss_is_seen() -> None:
-    one = judged(made.timings(made.plan(2), slow(compute=0.28)))
+    one = judged(made.timings(made.plan(2), made.slow_on("node1", compute=0.28)))
     assert one.not_attributed < 1e-9
     parts = replace(one.parts, parts=(one.parts.parts[0] + 0.014, *one.parts.parts[1:]))
     assert replace(one, parts=parts).not_attributed == pytest.approx(0.014 / one.row.step_s)

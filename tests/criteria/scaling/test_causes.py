@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pytest_mnode.criteria.scaling.causes import Cause, explained
-from pytest_mnode.criteria.scaling.judge import (
-    judge,
-)
+from pytest_mnode.criteria.scaling.judge import judge
 from pytest_mnode.criteria.scaling.table import table
-from pytest_mnode.criteria.scaling.timings import JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.measurement import Verdict
 from tests.criteria.scaling import made
 
@@ -70,19 +69,8 @@ def test_the_largest_cause_comes_first(job: dict[str, object], culprit: str) -> 
 
 def test_one_rank_of_several_on_a_node_is_named_by_its_number() -> None:
     plan = made.plan(2, per_node=2)
-    job = made.timings(plan)
-    slower = []
-    for one in job.trained:
-        steps = list(one.steps)
-        for index, rank in enumerate(one.ranks):
-            for number, step in enumerate(steps[index]):
-                more = {"compute": 0.3} if rank == 3 else {}
-                gap = 0.1 if 3 in one.ranks and rank != 3 else 0.0
-                wall_s = step.wall_s + (0.1 if 3 in one.ranks else 0.0)
-                changed = replace(step, wall_s=wall_s, exposed=step.exposed + gap, **more)
-                steps[index] = (*steps[index][:number], changed, *steps[index][number + 1 :])
-        slower.append(replace(one, steps=tuple(steps)))
-    found = made.last(made.judged(plan, replace(job, trained=tuple(slower))))
+    job = made.later(made.timings(plan), lambda rank, count: 0.1 if rank == 3 else 0.0)
+    found = made.last(made.judged(plan, job))
     assert found.culprit is not None
     assert found.culprit.startswith("rank 3 on node1 computes 1.5× slower: 300 ms"), found.culprit
 
@@ -90,23 +78,13 @@ def test_one_rank_of_several_on_a_node_is_named_by_its_number() -> None:
 def test_a_different_rank_each_step_is_nobody() -> None:
     plan = made.plan(4)
     job = made.timings(plan)
-    uneven = []
-    for one in job.trained:
-        steps = [list(of_rank) for of_rank in one.steps]
-        for number in range(len(steps[0])):
-            late = number % len(one.ranks)
-            for index, of_rank in enumerate(steps):
-                step = of_rank[number]
-                mine = 0.04 if index == late and one.count > 1 else 0.0
-                wait = 0.04 - mine if one.count > 1 else 0.0
-                of_rank[number] = replace(
-                    step,
-                    wall_s=step.wall_s + mine + wait,
-                    compute=step.compute + mine,
-                    exposed=step.exposed + wait,
-                )
-        uneven.append(replace(one, steps=tuple(map(tuple, steps))))
-    found = made.last(made.judged(plan, replace(job, trained=tuple(uneven))))
+    numbers = {count: iter(range(10**6)) for count in plan.counts}
+
+    def by(rank: int, count: int) -> float:
+        step, index = divmod(next(numbers[count]), count)
+        return 0.04 if count > 1 and index == step % count else 0.0
+
+    found = made.last(made.judged(plan, made.later(job, by)))
     assert found.culprit is not None
     assert found.culprit.startswith("ranks compute unevenly: "), found.culprit
 
@@ -154,6 +132,29 @@ def test_too_little_or_too_uneven_is_no_answer() -> None:
     assert "step times vary too much" in made.last(made.judged(plan, wild)).note
     nothing = replace(job, trained=())
     assert made.last(made.judged(plan, nothing)).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("alone", "changes", "verdict"),
+    [
+        (0.3, {}, Verdict.INCONCLUSIVE),
+        (0.205, {}, Verdict.PASS),
+        (0.3, {"parallel": "fsdp2"}, Verdict.PASS),  # a rank of more has less to update
+        (0.3, {"kind": "strong"}, Verdict.PASS),  # smaller batches may fit into caches
+    ],
+)
+def test_one_node_that_is_slow_alone_hides_what_many_lose(
+    alone: float, changes: dict[str, Any], verdict: Verdict
+) -> None:
+    plan = made.plan(4, **changes)
+
+    def own(node: str, count: int) -> dict[str, float]:
+        share = 1 / count if "kind" in changes else 1.0
+        return made.HEALTHY | {"compute": (alone if count == 1 else 0.2) * share}
+
+    found = made.last(made.judged(plan, made.timings(plan, own), **changes))
+    assert found.verdict is verdict, found
+    assert ("one node alone is slow" in found.note) == (verdict is Verdict.INCONCLUSIVE)
 
 
 def test_a_starved_machine_is_no_answer_unless_somebody_is_to_blame() -> None:
@@ -210,12 +211,8 @@ def test_the_table_shows_what_was_emulated_and_who_waited() -> None:
 @pytest.mark.parametrize("every", [3, 4])
 def test_stalls_in_a_part_of_the_steps_fail_by_the_part_that_stalls(part: str, every: int) -> None:
     plan = made.plan(4)
-
-    def stall(step: Step, number: int, node: str) -> Step:
-        more = 0.4 if number % every == 0 else 0.0
-        return replace(step, wall_s=step.wall_s + more, **{part: getattr(step, part) + more})
-
-    found = made.judged(plan, made.changed(made.timings(plan), stall))
+    job = made.stalled(made.timings(plan), 0.4, lambda number: number % every == 0, part)
+    found = made.judged(plan, job)
     one = made.last(found)
     assert one.verdict is Verdict.FAIL
     assert one.value is not None
@@ -232,16 +229,12 @@ def test_stalls_in_a_part_of_the_steps_fail_by_the_part_that_stalls(part: str, e
 
 def test_two_stalls_of_ten_steps_are_left_open_by_what_stalls() -> None:
     plan = made.plan(4)
-
-    def stall(step: Step, number: int, node: str) -> Step:
-        more = 0.4 if number % 5 == 0 else 0.0
-        return replace(step, wall_s=step.wall_s + more, input=step.input + more)
-
-    one = made.last(made.judged(plan, made.changed(made.timings(plan), stall)))
+    found = made.judged(plan, made.stalled(made.timings(plan), 0.4, lambda number: number % 5 == 0))
+    one = made.last(found)
     assert one.verdict is Verdict.INCONCLUSIVE
     assert "step times vary too much; 95 % between" in one.note
     assert one.culprit == "input takes 81 ms per step, on one node 1.0 ms"
-    rows = table(made.judged(plan, made.changed(made.timings(plan), stall))).splitlines()
+    rows = table(found).splitlines()
     assert any(row.split()[:3] == ["4", "207.0", "287.0"] for row in rows)
 
 

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.scaling.judge import CountResult
-from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, JobTimings
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Verdict
 from tests.criteria.scaling import made
 
 PLAN = made.plan(2)
@@ -19,11 +17,6 @@ def exposed(seconds: float, hidden: float = 0.9) -> JobTimings:
     return made.timings(PLAN, needed_s=made.exposed_by(seconds), hidden=hidden)
 
 
-def last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
-    found = made.judged(plan, job, allowed_causes=list(allowed))
-    return found.counts[-1], made.last(found)
-
-
 def one_bucket(job: JobTimings) -> JobTimings:
     """As if all gradients were sent at once, which nothing is left to hide."""
     at_once = max(job.all_reduces, key=lambda one: one.size_bytes)
@@ -31,7 +24,7 @@ def one_bucket(job: JobTimings) -> JobTimings:
 
 
 def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
-    judged, efficiency = last(PLAN, exposed(0.018), "communication")
+    judged, efficiency = made.judged_last(PLAN, exposed(0.018), "communication")
     assert 0.9 < judged.row.efficiency < 0.95
     assert efficiency.verdict is Verdict.FAIL
     seconds = {cause.kind: cause.seconds for cause in judged.causes}
@@ -43,23 +36,27 @@ def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
         "collectives exposed 18 ms per step; 90% of communication is hidden; 16 ms more than the "
         "fabric allows at 95% of line rate"
     )
-    excused = last(PLAN, exposed(0.018), "communication", "contention")[1]
+    excused = made.judged_last(PLAN, exposed(0.018), "communication", "contention")[1]
     assert excused.verdict is Verdict.PASS
 
 
 def test_a_fabric_that_was_not_measured_allows_nothing() -> None:
     unknown = replace(exposed(0.018), all_reduces=())
     for allowed in ([], ["communication", "contention", "overlap", "fabric"]):
-        judged, efficiency = last(PLAN, unknown, *allowed)
+        judged, efficiency = made.judged_last(PLAN, unknown, *allowed)
         assert efficiency.verdict is Verdict.INCONCLUSIVE
         assert "what the fabric allows over 2 nodes was not measured" in efficiency.note
         assert judged.explained < 0.01
-    assert last(PLAN, replace(exposed(0.05), all_reduces=()))[1].verdict is Verdict.FAIL
-    assert last(PLAN, replace(exposed(0.005), all_reduces=()))[1].verdict is Verdict.PASS
+    assert made.judged_last(PLAN, replace(exposed(0.05), all_reduces=()))[1].verdict is Verdict.FAIL
+    assert (
+        made.judged_last(PLAN, replace(exposed(0.005), all_reduces=()))[1].verdict is Verdict.PASS
+    )
 
 
 def test_one_bucket_cannot_be_hidden_and_is_no_want_of_overlap() -> None:
-    judged, efficiency = last(PLAN, one_bucket(exposed(0.015, hidden=0.0)), "communication")
+    judged, efficiency = made.judged_last(
+        PLAN, one_bucket(exposed(0.015, hidden=0.0)), "communication"
+    )
     assert judged.baseline is not None
     assert judged.baseline.last_s > 0.05
     assert efficiency.verdict is Verdict.PASS
@@ -67,24 +64,24 @@ def test_one_bucket_cannot_be_hidden_and_is_no_want_of_overlap() -> None:
 
 
 def test_where_computing_is_short_little_can_be_hidden() -> None:
-    """Of 100 ms on the way 10 can be hidden lower_devices 10 ms of computing: that is all of it."""
+    """Of 100 ms of transfer, 10 ms of compute can hide 10 ms, and hide nearly all of them."""
     job = made.changed(
         exposed(0.2, hidden=0.09), lambda step, number, node: replace(step, backward_s=0.01)
     )
-    kinds = {cause.kind for cause in last(PLAN, job)[0].causes}
+    kinds = {cause.kind for cause in made.judged_last(PLAN, job)[0].causes}
     assert "overlap" not in kinds
     assert "contention" in kinds
 
 
 def test_a_slow_fabric_has_all_that_is_exposed() -> None:
     job = made.timings(PLAN, needed_s=lambda count: 0.038 if count > 1 else 0.0, line=0.47)
-    judged, efficiency = last(PLAN, job, "communication", "contention")
+    judged, efficiency = made.judged_last(PLAN, job, "communication", "contention")
     assert judged.causes[0].kind == "fabric"
     assert judged.causes[0].seconds == pytest.approx(0.038)
     assert efficiency.verdict is Verdict.FAIL
 
 
-def test_swept_by_nobody_is_no_lane() -> None:
+def test_all_reduces_of_other_groups_are_no_baseline() -> None:
     other = AllReduceTime(("node0", "node1", "node2"), 100, 0.1)
-    judged, _ = last(PLAN, replace(exposed(0.018), all_reduces=(other,)))
+    judged, _ = made.judged_last(PLAN, replace(exposed(0.018), all_reduces=(other,)))
     assert judged.baseline is None

@@ -15,7 +15,7 @@ from pytest_mnode.criteria.scaling.efficiency import (
     settled,
     throughputs,
 )
-from pytest_mnode.criteria.scaling.timings import JobTimings, Step
+from pytest_mnode.criteria.scaling.timings import JobTimings
 from pytest_mnode.detection import smallest_loss
 from tests.criteria.scaling import made
 
@@ -86,9 +86,7 @@ def test_two_rounds_are_enough_for_a_pass_and_not_for_a_fail(
 
 
 def test_one_node_is_the_median_and_of_two_the_faster() -> None:
-    def one_slow(node: str, count: int) -> dict[str, float]:
-        return made.HEALTHY | ({"compute": 0.3} if node == "node0" else {})
-
+    one_slow = made.slow_on("node0", compute=0.3)
     assert reference_node(made.timings(made.plan(2), one_slow)) == "node1"
     assert reference_node(made.timings(made.plan(4), one_slow)) != "node0"
     two = throughputs(made.timings(made.plan(2), one_slow))[-1]
@@ -96,10 +94,7 @@ def test_one_node_is_the_median_and_of_two_the_faster() -> None:
 
 
 def test_half_of_the_groups_with_a_slow_node_show() -> None:
-    def one_slow(node: str, count: int) -> dict[str, float]:
-        return made.HEALTHY | ({"compute": 0.3} if node == "node2" else {})
-
-    rows = throughputs(made.timings(made.plan(4), one_slow))
+    rows = throughputs(made.timings(made.plan(4), made.slow_on("node2", compute=0.3)))
     assert rows[1].efficiency == pytest.approx(rows[2].efficiency)
     assert rows[1].efficiency < 0.7
 
@@ -113,14 +108,9 @@ def test_nothing_measured_is_no_efficiency() -> None:
 
 @pytest.mark.parametrize(("every", "of_ten"), [(3, 4), (4, 3), (5, 2)])
 def test_steps_that_the_median_does_not_see_show_in_the_mean(every: int, of_ten: int) -> None:
-    job = made.timings(made.plan(4))
     late = 0.4
-
-    def stall(step: Step, number: int, node: str) -> Step:
-        more = late if number % every == 0 else 0.0
-        return replace(step, wall_s=step.wall_s + more, input=step.input + more)
-
-    row = throughputs(made.changed(job, stall))[-1]
+    job = made.stalled(made.timings(made.plan(4)), late, lambda number: number % every == 0)
+    row = throughputs(job)[-1]
     assert row.efficiency == pytest.approx(1)
     mean = row.by_mean()
     assert (mean.step_s, mean.ideal_s) == pytest.approx((0.207 + of_ten * late / 10, 0.207))
@@ -141,11 +131,7 @@ def test_what_disturbs_fewer_than_half_of_the_turns_is_not_the_mean_either() -> 
 
 
 def test_rounds_go_on_while_the_mean_that_counts_is_not_known() -> None:
-    def stall(step: Step, number: int, node: str) -> Step:
-        more = 0.1 if number % 5 == 0 else 0.0
-        return replace(step, wall_s=step.wall_s + more, input=step.input + more)
-
-    job = made.changed(made.timings(made.plan(4)), stall)
+    job = made.stalled(made.timings(made.plan(4)), 0.1, lambda number: number % 5 == 0)
     assert throughputs(job)[-1].known(0.02, 0.95)
     assert not settled(job, made.promise())
     assert settled(job, made.promise(parts_within=0.5))

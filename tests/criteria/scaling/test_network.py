@@ -1,4 +1,4 @@
-"""Which NICs traffic the steps: of every node, however many it has."""
+"""Which NICs carried the bytes of the steps, on every node, however many it has."""
 
 from __future__ import annotations
 

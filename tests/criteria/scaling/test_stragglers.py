@@ -7,16 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pytest_mnode.criteria.scaling.judge import CountResult
-from pytest_mnode.criteria.scaling.plan import Plan
-from pytest_mnode.criteria.scaling.timings import JobTimings
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Verdict
 from tests.criteria.scaling import made
-
-
-def last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult, Measurement]:
-    found = made.judged(plan, job, allowed_causes=list(allowed))
-    return found.counts[-1], made.last(found)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +31,7 @@ def test_all_that_are_slow_are_named(
 ) -> None:
     plan = made.plan(nodes, per_node)
     job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.28)), noise_s)
-    judged, efficiency = last(plan, job, "skew", "compute")
+    judged, efficiency = made.judged_last(plan, job, "skew", "compute")
     assert efficiency.verdict is Verdict.FAIL
     assert efficiency.culprit is not None
     words = names if not noise_s else names.partition(":")[0]
@@ -52,7 +44,7 @@ def test_slow_nodes_are_no_skew_that_a_spec_may_allow() -> None:
     plan = made.plan(8)
     slow = ["node4", "node5", "node6"]
     job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.214)), 0.004)
-    judged, efficiency = last(plan, job, "skew")
+    judged, efficiency = made.judged_last(plan, job, "skew")
     assert 0.9 < judged.row.efficiency < 0.95
     assert efficiency.verdict is Verdict.FAIL
     straggler = judged.causes[0]
@@ -63,7 +55,7 @@ def test_slow_nodes_are_no_skew_that_a_spec_may_allow() -> None:
 
 def test_what_is_uneven_by_chance_stays_skew() -> None:
     plan = made.plan(4)
-    judged, efficiency = last(plan, made.uneven(made.timings(plan), 0.04), "skew")
+    judged, efficiency = made.judged_last(plan, made.uneven(made.timings(plan), 0.04), "skew")
     assert judged.causes[0].kind == "skew"
     assert efficiency.culprit is None  # it is allowed, so that nobody is to blame
 
@@ -71,13 +63,13 @@ def test_what_is_uneven_by_chance_stays_skew() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_chance_in_few_steps_names_nobody(seed: int) -> None:
     plan = made.plan(4, steps=3)
-    judged, _ = last(plan, made.uneven(made.timings(plan), 0.03, seed))
+    judged, _ = made.judged_last(plan, made.uneven(made.timings(plan), 0.03, seed))
     assert "straggler" not in {cause.kind for cause in judged.causes}
 
 
 def test_half_of_the_nodes_wait_for_input() -> None:
     plan = made.plan(4)
-    judged, efficiency = last(
+    judged, efficiency = made.judged_last(
         plan, made.timings(plan, made.slow_on(["node2", "node3"], input=0.06))
     )
     assert efficiency.culprit is not None
@@ -93,7 +85,7 @@ def test_what_all_nodes_do_names_none() -> None:
     def own(node: str, count: int) -> dict[str, float]:
         return made.HEALTHY | ({"input": 0.06, "compute": 0.24} if count > 1 else {})
 
-    judged, _ = last(plan, made.timings(plan, own))
+    judged, _ = made.judged_last(plan, made.timings(plan, own))
     assert {cause.kind: cause.culprit for cause in judged.causes[:2]} == {
         "input": "all nodes",
         "compute": "all nodes",

@@ -244,8 +244,9 @@ def test_damage_is_found_and_named(
     assert "\n" not in found.reason
 
 
-def test_a_file_that_nfs_keeps_for_a_reader_is_no_damage(tmp_path: Path) -> None:
-    (checkpoint(tmp_path) / ".nfs000000000a1b2c3d00000001").touch()
+@pytest.mark.parametrize("name", [".nfs000000000a1b2c3d00000001", ".fuse_hidden0000001a00000002"])
+def test_a_file_that_is_kept_for_a_reader_is_no_damage(tmp_path: Path, name: str) -> None:
+    (checkpoint(tmp_path) / name).touch()
     assert only(tmp_path).complete
 
 
