@@ -50,8 +50,12 @@ class Bound:
 
     @property
     def accepted(self) -> tuple[float, float]:
-        """Lowest and highest value that keep this bound; infinite if there is no such edge."""
-        low, high = self.limit - self.tolerance, self.limit + self.tolerance
+        """Lowest and highest value that keep this bound; infinite if there is no such edge.
+
+        A fraction has 15 digits, all that a product of floats is sure of: 0.55 × 100 exceeds 55.
+        """
+        edges = (self.limit - self.tolerance, self.limit + self.tolerance)
+        low, high = (edge if edge % 1 == 0 else float(f"{edge:.15g}") for edge in edges)
         match self.relation:
             case Relation.AT_LEAST:
                 return low, math.inf
