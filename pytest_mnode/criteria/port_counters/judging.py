@@ -144,10 +144,18 @@ def _ports(
 
 
 def _rises(before: Counters, after: Counters) -> dict[str, int | None]:
-    """Counter increases; None if the port appeared or vanished, or if any counter fell."""
+    """Counter increases; None if the port appeared or vanished, or if its counters restarted.
+
+    They did if half of those that were not 0 fell. Of one that falls by itself only its own
+    increase is unknown: it is a rate, or 32 bits wide, such as mlx5's rx_write_requests.
+    """
     names = before | after
-    both = {name: (before.get(name), after.get(name)) for name in names if not in_use(name)}
-    back = any(b is not None and a is not None and a < b for b, a in both.values())
+    risen = [
+        after_count >= count
+        for name, count in before.items()
+        if count and not in_use(name) and (after_count := after.get(name)) is not None
+    ]
+    back = not all(risen) and 2 * sum(risen) <= len(risen)
     if back or not before or not after:
         return dict.fromkeys(names)
     return counter_increases(names, before, after)

@@ -121,6 +121,16 @@ def test_what_is_in_use_now_is_no_counter_that_was_set_back() -> None:
     assert "inconclusive" in roce(first | {"tx_pkts": 10**8}, last).values()
 
 
+def test_a_counter_that_wraps_does_not_hide_the_others() -> None:
+    first = {"rx_write_requests": (1 << 32) - 9, "symbol_error": 1, "port_xmit_packets": 10**9}
+    first |= {"out_of_sequence": 7, "port_rcv_errors": 0}
+    last = first | {"rx_write_requests": 5, "port_xmit_packets": 2 * 10**9}
+    assert roce(first, last) == {"errors": "pass", "packets lost": "pass"}
+    assert roce(first, last | {"port_rcv_errors": 1})["errors"] == "fail"
+    assert roce(first, last | {"symbol_error": 0})["errors"] == "inconclusive"
+    assert roce(first, dict.fromkeys(first, 0))["errors"] == "inconclusive"
+
+
 @pytest.mark.parametrize(
     ("kind", "port", "counter"),
     [
