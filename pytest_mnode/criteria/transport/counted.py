@@ -151,7 +151,8 @@ def _idle_rails(
 ) -> Iterator[Remark]:
     sent = sum(nic.sent_bytes or 0 for nic in fabric)
     promised = spec.fabric.nics_per_node
-    share = sent / expected
+    busy = [nic for nic in fabric if (nic.sent_bytes or 0) > promise.elsewhere_fraction * sent]
+    share = sent / max(expected, len(busy))  # fewer ranks than accelerators may use every NIC
     idle = [nic for nic in fabric if (nic.sent_bytes or 0) < promise.rail_fraction * share]
     carrying = len(fabric) - len(idle)
     if carrying < min(expected, len(fabric)):
@@ -160,7 +161,6 @@ def _idle_rails(
         )
         text = f"{carrying} of {expected} rails carried the traffic: {shares}"
         yield about.fail(Case.RAIL_DOWN, text)
-    busy = [nic for nic in fabric if (nic.sent_bytes or 0) > promise.elsewhere_fraction * sent]
     if len(busy) > promised:
         names = ", ".join(nic.name for nic in busy)
         text = f"{len(busy)} NICs sent, {promised} are promised: {names}"

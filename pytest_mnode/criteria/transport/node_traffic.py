@@ -171,7 +171,10 @@ def _short(gid_type: str) -> str:
 
 def _grown_bytes(before: Machine, after: Machine, *, sent: bool) -> dict[str, int]:
     """Bytes by interface and port. For ports that count packets, see `estimated_port_bytes`."""
-    grown = increases(_bytes(before, sent=sent), _bytes(after, sent=sent))
+    # An interface that was made since then, such as a container's, has counted from 0.
+    new = (nic.name for nic in after.interfaces or () if nic.kind is Kind.VIRTUAL)
+    first = {name: 0 for name in new if name not in before.by_name}
+    grown = increases(first | _bytes(before, sent=sent), _bytes(after, sent=sent))
     packets = increases(_port_packets(before, sent=sent), _port_packets(after, sent=sent))
     below = increases(_packets(before, sent=sent), _packets(after, sent=sent))
     for port in after.ports:

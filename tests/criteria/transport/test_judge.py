@@ -126,6 +126,12 @@ def test_sockets_chosen() -> None:
         ("=mlx5_0,mlx5_1", Case.RAIL_DOWN, "leaves out mlx5_2, mlx5_3"),
         ("^=mlx5_7,mlx5_10", Case.RAIL_DOWN, "leaves out mlx5_7 of the fabric"),
         ("mlx5_0:2", Case.NO_DEVICE, "takes no RDMA device"),
+        (
+            "=mlx5_0, mlx5_1",
+            Case.RAIL_DOWN,
+            "leaves out mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7 of the fabric "
+            "(a blank is a part of a name)",
+        ),
         ("mlx5", Case.STRAY_RAIL, "takes mlx5_10, not of the fabric"),
         ("^=mlx5_10", None, ""),
         ("=mlx5_0:1,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7", None, ""),
@@ -151,6 +157,39 @@ def test_wrong_interface() -> None:
         "ranks 16-23 on birch2: sockets run over mgmt0, not over the fabric (eth[1-8])"
     )
     assert "mgmt0 (management) sent " in proof.culprit
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("^docker,mgmt", "NCCL_SOCKET_IFNAME=^docker,mgmt takes lo beside the fabric (eth[1-8])"),
+        ("^docker,mgmt,lo", ""),
+        ("lo", "NCCL_SOCKET_IFNAME=lo takes lo, not the fabric (eth[1-8])"),
+        ("^", ""),  # NCCL ignores a single character
+    ],
+)
+def test_a_list_that_excludes_names_takes_lo(written: str, words: str) -> None:
+    def with_addresses(node: NodeTraffic) -> NodeTraffic:
+        nics = (replace(nic, addresses=("::1",)) for nic in node.machine.interfaces or ())
+        return replace(node, machine=replace(node.machine, interfaces=tuple(nics)))
+
+    facts = on_node(healthy("ethernet"), None, with_addresses)
+    proof = judged("ethernet", with_env(facts, NCCL_SOCKET_IFNAME=written))
+    assert proof.text(Verdict.FAIL, ProofFact.PINNED).removeprefix("all nodes: ") == words
+
+
+@pytest.mark.parametrize(
+    ("usual", "other"),
+    [
+        ({"NCCL_ALGO": "RING"}, {"NCCL_ALGO": "Ring"}),
+        ({"NCCL_IB_TC": "106"}, {"NCCL_IB_TC": "0x6a"}),
+        ({"NCCL_NET_GDR_LEVEL": "SYS"}, {"NCCL_NET_GDR_LEVEL": "4"}),
+        ({}, {"NCCL_IB_DISABLE": "", "NCCL_IB_TC": "0", "NCCL_NET_GDR_LEVEL": "loc"}),
+    ],
+)
+def test_values_that_act_alike_do_not_differ(usual: dict[str, str], other: dict[str, str]) -> None:
+    facts = with_env(with_env(healthy("infiniband"), **usual), "birch1", **other)
+    assert judged("infiniband", facts).answers["pinned"] == "pass"
 
 
 def test_sockets_over_ip_over_infiniband() -> None:
@@ -182,6 +221,14 @@ def test_gid_by_its_index(index: str, words: str) -> None:
     proof = judged("roce", with_env(healthy("roce"), NCCL_IB_GID_INDEX=index))
     assert (Case.GID_TYPE in proof.cases) is bool(words)
     assert words in proof.culprit
+
+
+def test_the_gids_of_a_port_that_is_down_are_not_the_settings_fault() -> None:
+    facts = with_env(healthy("roce"), NCCL_IB_GID_INDEX="3")
+    facts = ports_of(
+        facts, "birch2", lambda p: replace(p, state="DOWN", gids=()) if p.name == "mlx5_7:1" else p
+    )
+    assert judged("roce", facts).answers["pinned"] == "pass"
 
 
 def test_gid_by_the_log() -> None:
@@ -223,6 +270,16 @@ def test_one_rail_down(kind: str) -> None:
     assert proof.culprit.startswith("birch2: channels run over 7 of 8 rails (mlx5_0, mlx5_1")
     assert "none over mlx5_7:1 (DOWN)" in proof.culprit
     assert "7 of 8 rails carried the traffic: mlx5_7 (DOWN) sent 0% of its share" in proof.culprit
+
+
+@pytest.mark.parametrize("used", range(1, RAILS + 1))
+def test_one_rank_of_a_node_may_use_many_rails(used: int) -> None:
+    facts = healthy("infiniband")
+    facts = replace(facts, ranks=facts.ranks[::RAILS])
+    share = moved("infiniband", facts) * 1.02 / used
+    counts = {device("infiniband", rail): int(share) * (rail < used) for rail in range(RAILS)}
+    proof = judged("infiniband", carried(facts, None, counts))
+    assert proof.answers["counted"] == "pass", proof.culprit
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])

@@ -117,10 +117,11 @@ def test_the_variable_says_right_and_connections_say_otherwise() -> None:
     assert proof.answers["logged"] == "fail"
 
 
-def test_no_variable_is_noted_and_the_others_decide() -> None:
+@pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": ""}])
+def test_no_variable_is_noted_and_the_others_decide(environment: dict[str, str]) -> None:
     facts = _facts()
     for number in range(len(facts.ranks)):
-        facts = _rank(facts, number, environment={})
+        facts = _rank(facts, number, environment=environment)
     proof = _judged(facts)
     assert proof.verdict is Verdict.PASS
     assert "GLOO_SOCKET_IFNAME is not set" in proof.text(Verdict.PASS)
