@@ -187,21 +187,18 @@ def _grown_bytes(before: Machine, after: Machine, *, sent: bool) -> dict[str, in
 
 
 def _bytes(machine: Machine, *, sent: bool) -> dict[str, int]:
-    counts = {
-        nic.name: nic.sent_bytes if sent else nic.received_bytes for nic in machine.interfaces or ()
-    }
-    counts |= {port.name: port_bytes(port, sent=sent) for port in machine.ports}
-    return {name: count for name, count in counts.items() if count is not None}
+    nics = [(n.name, n.sent_bytes if sent else n.received_bytes) for n in machine.interfaces or ()]
+    return _known([*nics, *((port.name, port_bytes(port, sent=sent)) for port in machine.ports)])
 
 
 def _packets(machine: Machine, *, sent: bool) -> dict[str, int]:
-    counts = {
-        nic.name: nic.sent_packets if sent else nic.received_packets
-        for nic in machine.interfaces or ()
-    }
-    return {name: count for name, count in counts.items() if count is not None}
+    nics = machine.interfaces or ()
+    return _known((nic.name, nic.sent_packets if sent else nic.received_packets) for nic in nics)
 
 
 def _port_packets(machine: Machine, *, sent: bool = True) -> dict[str, int]:
-    counts = {port.name: port_packets(port, sent=sent) for port in machine.ports}
-    return {name: count for name, count in counts.items() if count is not None}
+    return _known((port.name, port_packets(port, sent=sent)) for port in machine.ports)
+
+
+def _known(counts: Iterable[tuple[str, int | None]]) -> dict[str, int]:
+    return {name: count for name, count in counts if count is not None}
