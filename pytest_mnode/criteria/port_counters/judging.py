@@ -30,6 +30,10 @@ _PACKETS = (
 )
 
 
+_BROKEN_BEFORE = "port_rcv_remote_physical_errors"
+"""Packets that a switch marked as broken. Source: InfiniBand Architecture Specification 1.4."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Port:
     """Increases of the counters of one port; None if not known."""
@@ -85,7 +89,7 @@ def judge(
         worst = max(known, key=known.__getitem__, default="")
         # A port that loses packets beside a broken port is its victim.
         if broken and not (culprit and rows is lost):
-            named = listed([text for text in broken if f" {TCP} " not in text])
+            named = listed(_to_blame([text for text in broken if f" {TCP} " not in text]))
             culprit = named or _tcp_path(ports)
         measurements.append(
             Measurement(
@@ -99,6 +103,12 @@ def judge(
             )
         )
     return measurements
+
+
+def _to_blame(broken: Sequence[str]) -> list[str]:
+    """The ports to blame: not those that received what a link farther away had broken."""
+    near = [text for text in broken if _BROKEN_BEFORE not in text]
+    return near or [f"a link between a sender and {text}" for text in broken]
 
 
 def _tcp_path(ports: Sequence[_Port]) -> str:

@@ -39,15 +39,12 @@ def _reasons(
         yield Case.NET_CHOSEN, f"NCCL_NET={net}"
     if node.machine.rdma is not None and not ports:
         yield Case.NO_DEVICE, "the node has no RDMA device"
-    hca = settings.get("NCCL_IB_HCA")
-    if hca and ports and not efa:
-        chosen = Selection.of(hca)
-        if not any(chosen.takes(port.device, port.number) for port in ports):
-            there = ", ".join(node.devices)
-            yield Case.WRONG_INTERFACE, f"NCCL_IB_HCA={hca} takes none of {there}"
     if ports and all(port.active is False for port in ports):
         states = ", ".join(f"{port.name} {port.state}" for port in ports)
         yield Case.NO_DEVICE, f"no RDMA port is active ({states})"
+    hca = settings.get("NCCL_IB_HCA")
+    if hca and ports and not efa and (why := node.why_not_taken(Selection.of(hca))):
+        yield Case.WRONG_INTERFACE, f"NCCL_IB_HCA={hca} {why}"
     own = rank.own_log
     providers = log.providers_of(own.process) if own else ()
     if providers and all(provider_network(p) is NetworkKind.SOCKETS for p in providers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.machine.counters import estimated_port_bytes, increases, port_bytes, port_packets
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind, plain
@@ -100,6 +101,14 @@ class NodeTraffic:
     def fabric_ports(self, spec: Spec) -> list[Port]:
         """RDMA ports of the fabric."""
         return [port for port in self.machine.ports if spec.fabric.has_interface(port.device)]
+
+    def why_not_taken(self, chosen: Selection) -> str:
+        """Why a list of RDMA devices takes no port that is up, in words; "" if it takes one."""
+        taken = [port for port in self.machine.ports if chosen.takes(port.device, port.number)]
+        if any(port.active is not False for port in taken):
+            return ""
+        down = ", ".join(f"{port.name} ({state_of(port)})" for port in taken)
+        return f"takes only {down}" if down else f"takes no RDMA device of this node{chosen.doubt}"
 
     def netdevs_of(self, port: Port) -> tuple[str, ...]:
         """Interfaces of a port; those of its device if its GIDs name none."""

@@ -141,9 +141,8 @@ def _devices(one: _Rank) -> Iterator[Remark]:
     there = [p for p in one.node.machine.ports if p.active is not False]
     taken = {p.device for p in there if chosen.takes(p.device, p.number)}
     ours = {p.device for p in there if fabric.has_interface(p.device)}
-    if not taken:
-        text = f"takes no RDMA device of this node{chosen.doubt}"
-        yield one.blame(Case.NO_DEVICE, variable, text)
+    if why := one.node.why_not_taken(chosen):
+        yield one.blame(Case.NO_DEVICE, variable, why)
         return
     if left_out := sorted(ours - taken):
         text = f"leaves out {', '.join(left_out)} of the fabric{chosen.doubt}"

@@ -194,6 +194,25 @@ def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) ->
     assert lost.value == pytest.approx(100 * again / PACKETS)
 
 
+@pytest.mark.parametrize(
+    ("broken", "culprit"),
+    [
+        ("", "a link between a sender and gpu1 mlx5_0:1 port_rcv_remote_physical_errors +7"),
+        ("symbol_error", "gpu2 mlx5_0:1 symbol_error +1"),
+    ],
+)
+def test_who_receives_what_another_link_broke_is_its_victim(broken: str, culprit: str) -> None:
+    quiet = {"symbol_error": 0, "port_rcv_remote_physical_errors": 0, "port_xmit_packets": 9}
+    victim = quiet | {"port_rcv_remote_physical_errors": 7}
+    last = {"gpu1": victim, "gpu2": quiet | ({broken: 1} if broken else {})}
+    before, after = (
+        {node: PortReading("a", {"mlx5_0:1": {**counters}}) for node, counters in some.items()}
+        for some in (dict.fromkeys(last, quiet), last)
+    )
+    errors = judge(before, after, fabric())[0]
+    assert (errors.value, errors.culprit) == (7, culprit)
+
+
 def test_of_few_packets_few_losses_say_nothing() -> None:
     quiet = PortReading("a", QUIET)
     ports = QUIET | {"TCP": {"OutSegs": 9030, "RetransSegs": 22}}  # 10 of 30

@@ -245,6 +245,18 @@ def test_gid_by_the_log() -> None:
     assert old_roce.cases == {Case.GID_TYPE}
 
 
+def test_a_list_that_takes_only_a_port_that_is_down() -> None:
+    facts = fallen_back("roce", healthy("roce"), "birch1", "mgmt0")
+    facts = ports_of(
+        with_env(facts, "birch1", NCCL_IB_HCA="=mlx5_7"),
+        "birch1",
+        lambda port: replace(port, state="DOWN") if port.device == "mlx5_7" else port,
+    )
+    text = judged("roce", facts).culprit
+    assert "NCCL_IB_HCA==mlx5_7 takes only mlx5_7:1 (DOWN); ranks" in text
+    assert "instead of roce: NCCL_IB_HCA==mlx5_7 takes only mlx5_7:1 (DOWN) (no" in text
+
+
 def test_a_port_without_a_gid_of_the_type_promised() -> None:
     def v1_only(port: Port) -> Port:
         return replace(port, gids=(port.gids or ())[:1])
