@@ -67,7 +67,9 @@ def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
         one = _Rank(spec, roce_version, rank, node, version, facts.ranks_per_node)
         remarks = [*(_gloo if facts.backend == "gloo" else _nccl)(one), *_others(one)]
         found += [*remarks, *_costs(one, remarks)]
-    if facts.backend != "gloo" and spec.fabric.protocol is not None:
+    if facts.backend == "gloo":  # it reads none of NCCL's variables and uses no RDMA port
+        return found
+    if spec.fabric.protocol is not None:
         found += [remark for node in facts.nodes for remark in _ports(node, spec, roce_version)]
     return [*found, *_differing(facts.ranks)]
 

@@ -127,6 +127,11 @@ def test_no_variable_is_noted_and_the_others_decide(environment: dict[str, str])
     assert "GLOO_SOCKET_IFNAME is not set" in proof.text(Verdict.PASS)
 
 
+def test_variables_that_gloo_does_not_read_may_differ() -> None:
+    environment = {"GLOO_SOCKET_IFNAME": "fab0", "NCCL_ALGO": "RING"}
+    assert _judged(_rank(_facts(), 3, environment=environment)).verdict is Verdict.PASS
+
+
 def test_connections_that_cannot_be_read_are_missing() -> None:
     proof = _judged(_rank(_facts(), 3, connections=None))
     assert proof.verdict is Verdict.INCONCLUSIVE

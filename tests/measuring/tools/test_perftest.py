@@ -148,6 +148,21 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
     assert (down.path, down.why) == ("n2→n0 mlx5_10", "Port number 1 state is Down")
 
 
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (("mlx5_9", "mlx5_11"), ["mlx5_9", None, "mlx5_11"]),
+        (("rdmap1s0", "rdmap2s0"), ["rdmap1s0", "rdmap2s0", None]),  # named otherwise: by place
+    ],
+)
+def test_a_device_missing_in_the_middle_does_not_move_the_other_rails(
+    names: tuple[str, ...], ends: list[str | None]
+) -> None:
+    whole = ("mlx5_9", "mlx5_10", "mlx5_11")
+    found = list(perftest_pairs.rails(("n0", "n1"), {"n0": names, "n1": whole}))
+    assert [(n0.device, n1.device) for n0, n1 in found] == list(zip(ends, whole, strict=True))
+
+
 def test_a_server_that_was_killed_is_named(nodes: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perftest_pairs, "_FAILED_END_S", 60.0)
     (nodes.directory / "rate-n0-mlx5_9").write_text("gone")
