@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.measurement import Bound
-from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, chosen_algorithm, group_for
+from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, group_for
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.locating.leave_one_out import slow_in_collectives
 from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
@@ -179,7 +180,8 @@ def _sweeps(
     backend = dist.get_backend()
     nodes, ranks_per_node = len(world.nodes), world.local_size
     line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, backend)
-    algorithms = algorithms_of(measured.collective, backend, ranks_per_node, chosen_algorithm())
+    chosen = os.environ.get("NCCL_ALGO", "")
+    algorithms = algorithms_of(measured.collective, backend, ranks_per_node, chosen)
     sweeps = []
     with Counted(world) as counted:
         for algorithm in algorithms:

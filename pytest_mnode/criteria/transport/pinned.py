@@ -115,17 +115,12 @@ def _network(one: _Rank) -> Iterator[Remark]:
         yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses verbs where {kind} is promised")
     elif net and not sockets:
         yield one.note(f"{one.shown('NCCL_NET')}: a fallback would be an error")
-    if kind == "efa":
-        plugin = (one.value("NCCL_NET_PLUGIN") or "").strip().lower()
-        if plugin == "none":
-            yield one.blame(
-                Case.NET_CHOSEN, "NCCL_NET_PLUGIN", "loads no plugin, and EFA needs one"
-            )
-        provider = (one.value("FI_PROVIDER") or "").strip()
-        chosen = Selection.of(provider.lower().replace("^", "", 1))
-        takes_efa = any(name.startswith("efa") for name, _ in chosen.names)
-        if provider and takes_efa is provider.startswith("^"):
-            yield one.blame(Case.NET_CHOSEN, "FI_PROVIDER", "leaves out efa, which is promised")
+    for name, text in (
+        ("NCCL_NET_PLUGIN", "loads no plugin, and EFA needs one"),
+        ("FI_PROVIDER", "leaves out efa, which is promised"),
+    ):
+        if kind == "efa" and cost(name, one.value(name) or "", kind, None):
+            yield one.blame(Case.NET_CHOSEN, name, text)
 
 
 def _devices(one: _Rank) -> Iterator[Remark]:

@@ -133,30 +133,25 @@ def _too_noisy(found: Iterable[PairResult], promise: Promise) -> bool:
 def _each_once(
     pairs: Mapping[int, Generator[None, None, PairResult]], promise: Promise
 ) -> dict[int, PairResult]:
-    """Results of all pairs: bandwidths measured together, latencies one after the other."""
-    every = list(pairs.values())
+    """Results of all pairs: bandwidths measured together, latencies one after the other.
+
+    Pairs that are measured together are polled in turn, so that a hanging pair delays no other.
+    """
     together = isinstance(promise, RdmaBandwidthPromise)
-    try:
-        turns = [every] if together else [[pair] for pair in every]
-        results = [result for turn in turns for result in _over(turn)]
-    finally:
-        for pair in every:
-            pair.close()
-    return dict(zip(pairs, results, strict=True))
-
-
-def _over(pairs: Sequence[Generator[None, None, PairResult]]) -> list[PairResult]:
-    """Results of pairs, polled in turn so that a hanging pair does not delay others."""
     results: dict[int, PairResult] = {}
-    while len(results) < len(pairs):
-        for number, pair in enumerate(pairs):
-            if number not in results:
-                try:
-                    next(pair)
-                except StopIteration as end:
-                    results[number] = end.value
-        time.sleep(_POLL_S)
-    return [results[number] for number in range(len(pairs))]
+    try:
+        for turn in [pairs] if together else [{place: pairs[place]} for place in pairs]:
+            while waiting := turn.keys() - results:
+                for place in sorted(waiting):
+                    try:
+                        next(pairs[place])
+                    except StopIteration as end:
+                        results[place] = end.value
+                time.sleep(_POLL_S)
+    finally:
+        for pair in pairs.values():
+            pair.close()
+    return {place: results[place] for place in pairs}
 
 
 class _Side:

@@ -24,6 +24,7 @@ from tests.criteria.transport.compose import (
     log_text,
     moved,
     on_node,
+    on_ranks,
     ports_of,
     rdma,
     with_env,
@@ -89,12 +90,8 @@ def test_switched_off_by_a_variable(kind: str) -> None:
 
 def test_switched_off_by_a_file_is_said_with_the_file() -> None:
     facts = with_env(healthy("infiniband"), "birch2", NCCL_IB_DISABLE="0x1")
-    facts = replace(
-        facts,
-        ranks=tuple(
-            replace(r, settings_of_files={"NCCL_IB_DISABLE": "/etc/nccl.conf"}) for r in facts.ranks
-        ),
-    )
+    files = {"NCCL_IB_DISABLE": "/etc/nccl.conf"}
+    facts = on_ranks(facts, None, lambda r: replace(r, settings_of_files=files))
     words = judged("infiniband", facts).culprit
     assert words.startswith(
         "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) disables RDMA; "
