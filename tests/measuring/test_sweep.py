@@ -33,7 +33,7 @@ def test_bandwidth_is_of_the_median_repeat() -> None:
 
 
 def test_bandwidth_is_of_what_was_moved() -> None:
-    assert UNEVEN.algbw_gbytes_s == pytest.approx(1048572 / 0.5 / 1e9)
+    assert UNEVEN.point.algbw_gbytes_s == pytest.approx(1048572 / 0.5 / 1e9)
     assert UNEVEN.busbw_gbytes_s == pytest.approx(1048572 / 0.5 / 1e9 * 2 / 3)
     assert UNEVEN.timed_bytes == 1048572 * 2 * 3
 

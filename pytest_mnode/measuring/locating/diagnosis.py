@@ -184,7 +184,9 @@ def groups_apart(rates: Rates) -> tuple[tuple[int, ...], ...]:
     Empty if there are no such groups of two nodes or more, or fewer slow pairs than nodes: single
     slow paths can cut a ring into groups too.
     """
-    links = rates.slow_links
+    pairs = {frozenset(ends) for _, *ends in rates.slow_links}
+    if len(pairs) < 4:  # those of two groups of two nodes
+        return ()
     slow = (rates.best < rates.threshold[:, None, None]).any(axis=0)
     fast = np.isfinite(rates.best).all(axis=0) & ~(slow | slow.T)
     left = set(range(rates.nodes)) - set(rates.slow_nodes)
@@ -198,7 +200,6 @@ def groups_apart(rates: Rates) -> tuple[tuple[int, ...], ...]:
         left -= found
         group_of |= dict.fromkeys(found, len(groups))
         groups.append(sorted(found))
-    pairs = {frozenset(ends) for _, *ends in links}
     between = all(len({group_of.get(node) for node in pair} - {None}) > 1 for pair in pairs)
     if len(groups) < 2 or min(map(len, groups)) < 2 or len(pairs) < len(group_of) or not between:
         return ()
