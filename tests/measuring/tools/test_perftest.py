@@ -284,6 +284,28 @@ def test_each_rail_is_measured_several_times_and_more_often_where_it_is_noisy(
     assert [m.verdict for m in found] == [Verdict.PASS, Verdict.PASS, Verdict.INCONCLUSIVE]
 
 
+@pytest.mark.parametrize(
+    ("slow", "culprits"),
+    [
+        ([("n1", "n2")], ["n1→n2 mlx5_9"]),
+        ([("n0", "n1"), ("n1", "n2")], ["n1 mlx5_9 (sends and receives)"] * 2),
+        ([("n0", "n1"), ("n2", "n3")], ["n0→n1 mlx5_9", "n2→n3 mlx5_9"]),
+        (
+            [("n0", "n1"), ("n1", "n2"), ("n2", "n3"), ("n3", "n0")],
+            ["n0→n1 mlx5_9", "n1→n2 mlx5_9", "n2→n3 mlx5_9", "n3→n0 mlx5_9"],
+        ),
+    ],
+)
+def test_a_node_that_is_slow_in_both_of_its_pairs_is_named(
+    fabric: Fabric, slow: list[tuple[str, str]], culprits: list[str]
+) -> None:
+    ring = [("n0", "n1"), ("n1", "n2"), ("n2", "n3"), ("n3", "n0")]
+    pairs = [PairResult(*ends, "mlx5_9", 200.0 if ends in slow else 390.0) for ends in ring]
+    pairs.append(PairResult("n1", "n2", "mlx5_10", None, "down"))
+    judged = perftest.judge(pairs, fabric, write_bandwidth(binding="none"))
+    assert [m.culprit for m in judged if m.verdict is Verdict.FAIL] == culprits
+
+
 def noisy_pair(*values: float) -> PairResult:
     return replace(PairResult("n0", "n1", "mlx5_9", median(values)), repeats=values)
 
