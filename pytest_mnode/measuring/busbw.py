@@ -233,21 +233,17 @@ def _culprit(
         world, spec, found.traffic, slow_below_mbits_s, device, budget_s=budget_s
     )
     culprit = str(links) if links.culprit is not None else ""
-    if links.faults == 0:
-        left_s = budget_s - links.effort.spent_s
-        culprit = _slow_in_collectives(world, spec, promise, device, left_s)
+    if links.faults == 0:  # a node may be slow in collectives although its pairs are fast
+        fabric = spec.criteria.fabric
+        promise = (fabric.all_reduce_busbw if fabric else None) or promise
+        culprit = slow_in_collectives(
+            world,
+            promise.plateau_sizes_bytes[-1],
+            promise.bound_gbytes_s(spec.fabric).accepted[0],
+            device,
+            budget_s - links.effort.spent_s,
+        )
     # A search without a culprit is not kept: it cannot explain a fault that came later.
     if known is not None and culprit:
         known.keep(world, instead, culprit, short.sweep.measured.collective.value)
     return culprit or str(links), bool(culprit)
-
-
-def _slow_in_collectives(
-    world: World, spec: Spec, promise: BusbwPromise, device: torch.device, budget_s: float
-) -> str:
-    """The node that slows collectives although its pairs are fast; "" if none is found."""
-    fabric = spec.criteria.fabric
-    promise = (fabric.all_reduce_busbw if fabric else None) or promise
-    bound = promise.bound_gbytes_s(spec.fabric)
-    size_bytes = promise.plateau_sizes_bytes[-1]
-    return slow_in_collectives(world, size_bytes, bound.limit - bound.tolerance, device, budget_s)

@@ -83,9 +83,10 @@ def wrong_gids(
     gids: as one rank logged them. ports: of the fabric, on its node. nccl_version: of a rank that
     takes the default GID of its version; None if a setting names one, or RDMA is not used.
     """
-    logged = {_version(gid.roce_version) for gid in gids} - {None, roce_version}
+    digits = [re.search(r"[12]", gid.roce_version or "") for gid in gids]
+    logged = {f"v{digit[0]}" for digit in digits if digit} - {roce_version}
     if logged:
-        versions = ", ".join(sorted(map(str, logged)))
+        versions = ", ".join(sorted(logged))
         yield f"connections use RoCE {versions} GIDs, promised {roce_version}"
         return
     used = _used(gids, ports)
@@ -120,8 +121,3 @@ def _used(gids: Sequence[NcclGid], ports: Sequence[Port]) -> dict[tuple[int, str
             if here and type_ is not None and gid.index is not None:
                 found.setdefault((gid.index, type_), {})[port.name] = None
     return {key: list(names) for key, names in found.items()}
-
-
-def _version(logged: str | None) -> str | None:
-    digits = re.search(r"[12]", logged or "")
-    return f"v{digits[0]}" if digits else None
