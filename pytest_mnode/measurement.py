@@ -51,14 +51,13 @@ class Bound:
     @property
     def accepted(self) -> tuple[float, float]:
         """Lowest and highest value that keep this bound; infinite if there is no such edge."""
-        low, high = self.limit - self.tolerance, self.limit + self.tolerance
-        match self.relation:
-            case Relation.AT_LEAST:
-                return low, math.inf
-            case Relation.AT_MOST:
-                return -math.inf, high
-            case Relation.EQUALS:
-                return low, high
+        # Of fractions 15 digits count, because a product has no more: 0.55 × 100 exceeds 55.
+        edges = (self.limit - self.tolerance, self.limit + self.tolerance)
+        low, high = (edge if edge % 1 == 0 else float(f"{edge:.15g}") for edge in edges)
+        return (
+            -math.inf if self.relation is Relation.AT_MOST else low,
+            math.inf if self.relation is Relation.AT_LEAST else high,
+        )
 
     def holds(self, value: float) -> bool:
         """Whether `value` (finite, same unit) keeps this bound."""
@@ -207,9 +206,9 @@ class Measurement:
     @property
     def measured(self) -> str:
         """The value with its unit, or "not measured"."""
-        return (
-            "not measured" if self.value is None else f"{_digits(self.value)} {self.unit}".strip()
-        )
+        if self.value is None:
+            return "not measured"
+        return f"{_digits(self.value)} {self.unit}".strip()
 
     def __str__(self) -> str:
         parts = [f"{self.name}: {self.measured}"]

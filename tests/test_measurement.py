@@ -44,6 +44,10 @@ BOUNDS = st.builds(Bound, st.sampled_from(Relation), NUMBERS, st.floats(min_valu
         (equals(1, 0.1), 1.1, True),
         (equals(10, 1), 11.001, False),
         (equals(10, 1), 8.999, False),
+        (at_least(0.55 * 100), 55, True),
+        (at_most(4.2e-6 * 1e6), 4.2, True),
+        (at_least(0.9 * 7, 0.1 * 7), 5.6, True),
+        (equals(10**14), 10**14 + 1, False),
     ],
 )
 def test_a_bound_accepts_up_to_and_with_its_edges(bound: Bound, value: float, holds: bool) -> None:

@@ -23,14 +23,12 @@ def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> li
     bad = [f"{rank} ({count})" for rank, count in wrong.items() if count]
     failed = [rank for rank, count in wrong.items() if count is None]
     return [
-        Measurement(
+        Measurement.none_allowed(
             f"matmul {dtype}, wrong rows",
-            None if failed and not bad else sum(count or 0 for count in wrong.values()),
-            "",
-            equals(0),
+            [", ".join(bad)] * bool(bad),
             f"whole numbers, {size} × {size}, exact in {dtype}",
-            ", ".join(bad) or None,
-            f"could not be computed by {', '.join(failed)}" if failed else "",
+            count=sum(count or 0 for count in wrong.values()),
+            unsure=f"could not be computed by {', '.join(failed)}" if failed else "",
         )
     ]
 
@@ -169,12 +167,9 @@ def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
         if now and full and now < full
     ]
     mute = [rank for rank, (now, full) in read.items() if not now or not full]
-    return Measurement(
+    return Measurement.none_allowed(
         f"{name}, PCIe links below their generation under load",
-        None if mute and not slow else len(slow),
-        "",
-        equals(0),
+        slow,
         "the highest generation of both card and slot (NVML)",
-        "; ".join(slow) or None,
-        f"NVML does not report the generation for {', '.join(mute)}" if mute else "",
+        unsure=f"NVML does not report the generation for {', '.join(mute)}" if mute else "",
     )

@@ -32,23 +32,19 @@ if TYPE_CHECKING:
     from pytest_mnode.measuring.results_of_ranks import compare_steps, wrong_products
     from pytest_mnode.measuring.transport import prove_transport
 
-_HOME = {
-    "DTYPES": "messages",
-    "KnownCulprits": "busbw",
-    "compare_copy": "devices",
-    "compare_matmul": "devices",
-    "compare_steps": "results_of_ranks",
-    "exchange": "messages",
-    "find_slow_links": "locating.locate",
-    "measure_busbw": "busbw",
-    "near_and_far": "copies",
-    "placement": "numa",
-    "prove_transport": "transport",
-    "sums": "messages",
-    "culprit_of": "naming",
-    "wrong_products": "results_of_ranks",
-    "wrong_values": "checked_calls",
+_HOMES = {
+    "busbw": ("KnownCulprits", "measure_busbw"),
+    "checked_calls": ("wrong_values",),
+    "copies": ("near_and_far",),
+    "devices": ("compare_copy", "compare_matmul"),
+    "locating.locate": ("find_slow_links",),
+    "messages": ("DTYPES", "exchange", "sums"),
+    "naming": ("culprit_of",),
+    "numa": ("placement",),
+    "results_of_ranks": ("compare_steps", "wrong_products"),
+    "transport": ("prove_transport",),
 }
+"""Names by module; all others are in `collectives`."""
 __all__ = [
     "ALL_GATHER",
     "ALL_REDUCE",
@@ -78,4 +74,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'collectives')}"), name)
+    home = next((home for home, names in _HOMES.items() if name in names), "collectives")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,11 +45,11 @@ class Algorithm:
 
 
 def algorithms_of(
-    collective: Collective, backend: str, ranks_per_node: int, chosen: str | None = None
+    collective: Collective, backend: str, ranks_per_node: int, chosen: str = ""
 ) -> tuple[Algorithm, ...]:
     """Algorithms to measure a collective with: on NCCL a pinned ring and the default, else one.
 
-    chosen: the ranks' NCCL_ALGO, which the default communicator follows; None if it is not set.
+    chosen: the ranks' NCCL_ALGO, which the default communicator follows; empty if it is not set.
     """
     if backend == "gloo" and collective in _GLOO:
         name, note = _GLOO[collective]
@@ -89,8 +88,3 @@ def group_for(algorithm: Algorithm, device: torch.device) -> Iterator[Group]:
     finally:
         if group is not None:
             dist.destroy_process_group(group)
-
-
-def chosen_algorithm() -> str | None:
-    """This rank's NCCL_ALGO; None if it is not set."""
-    return os.environ.get(_VARIABLE) or None

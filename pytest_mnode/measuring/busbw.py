@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.measurement import Bound
-from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, chosen_algorithm, group_for
+from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, group_for
 from pytest_mnode.measuring.collectives import COLLECTIVES
 from pytest_mnode.measuring.locating.leave_one_out import slow_in_collectives
 from pytest_mnode.measuring.locating.locate import BUDGET_S, find_slow_links
@@ -179,7 +180,8 @@ def _sweeps(
     backend = dist.get_backend()
     nodes, ranks_per_node = len(world.nodes), world.local_size
     line = busbw_at_line_rate(collective, spec.fabric, nodes, ranks_per_node, backend)
-    algorithms = algorithms_of(measured.collective, backend, ranks_per_node, chosen_algorithm())
+    chosen = os.environ.get("NCCL_ALGO", "")
+    algorithms = algorithms_of(measured.collective, backend, ranks_per_node, chosen)
     sweeps = []
     with Counted(world) as counted:
         for algorithm in algorithms:
@@ -231,21 +233,17 @@ def _culprit(
         world, spec, found.traffic, slow_below_mbits_s, device, budget_s=budget_s
     )
     culprit = str(links) if links.culprit is not None else ""
-    if links.faults == 0:
-        left_s = budget_s - links.effort.spent_s
-        culprit = _slow_in_collectives(world, spec, promise, device, left_s)
+    if links.faults == 0:  # a node may be slow in collectives although its pairs are fast
+        fabric = spec.criteria.fabric
+        promise = (fabric.all_reduce_busbw if fabric else None) or promise
+        culprit = slow_in_collectives(
+            world,
+            promise.plateau_sizes_bytes[-1],
+            promise.bound_gbytes_s(spec.fabric).accepted[0],
+            device,
+            budget_s - links.effort.spent_s,
+        )
     # A search without a culprit is not kept: it cannot explain a fault that came later.
     if known is not None and culprit:
         known.keep(world, instead, culprit, short.sweep.measured.collective.value)
     return culprit or str(links), bool(culprit)
-
-
-def _slow_in_collectives(
-    world: World, spec: Spec, promise: BusbwPromise, device: torch.device, budget_s: float
-) -> str:
-    """The node that slows collectives although its pairs are fast; "" if none is found."""
-    fabric = spec.criteria.fabric
-    promise = (fabric.all_reduce_busbw if fabric else None) or promise
-    bound = promise.bound_gbytes_s(spec.fabric)
-    size_bytes = promise.plateau_sizes_bytes[-1]
-    return slow_in_collectives(world, size_bytes, bound.limit - bound.tolerance, device, budget_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pytest_mnode.detection import Detection, smallest_loss
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cgroup import read_cpu_limits
 from pytest_mnode.machine.nvml import Load
-from pytest_mnode.machine.waiting import Spent
+from pytest_mnode.machine.waiting import Spent, parse_stat
 from pytest_mnode.spec.devices import RankPromise
 
 NORMAL = 1.4826
@@ -145,13 +144,14 @@ def peer_bound(rates: Sequence[float], fraction: float, spreads: float | None = 
     return PeerBound(middle, reference, most_are_slow, limit, source, tuple(slow))
 
 
-def cause(spent: Spent, shared: bool, load: Load | None, node: str) -> str:
+def cause(spent: Spent, shared: bool, load: Load | None, node: str, root: Path = Path("/")) -> str:
     """Causes that cost this rank time or slow its device down, worst first.
 
-    shared: whether the machine has other nodes. load: load of the measured device, if it has one.
+    shared: whether the machine has other nodes. load: load of the measured device, if it has one;
+    its rate does not follow the clock of CPUs.
     """
-    held_back = [f"device {load}"] if load is not None and load.slowed else []
-    return ", ".join([*_waiting(spent, shared, node), *_cold(), *held_back])
+    slowed = _throttled(root) if load is None else f"device {load}" if load.slowed else ""
+    return ", ".join(filter(None, [*_waiting(spent, shared, node), slowed]))
 
 
 def _waiting(spent: Spent, shared: bool, node: str) -> list[str]:
@@ -176,14 +176,19 @@ def _waiting(spent: Spent, shared: bool, node: str) -> list[str]:
     ]
 
 
-def _cold() -> list[str]:
-    """CPUs of this rank that run far below their highest clock."""
-    found = []
-    for cpu in sorted(os.sched_getaffinity(0)):
-        folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq")
-        now, highest = (
-            sysfs.count(folder / name) for name in ("scaling_cur_freq", "cpuinfo_max_freq")
-        )
-        if now and highest and now < COOL * highest:
-            found.append(f"CPU {cpu} at {now / 1e6:.1f} of {highest / 1e6:.1f} GHz")
-    return found[:1]
+def _throttled(root: Path) -> str:
+    """The CPU of this thread if it runs far below its highest clock; "" if not, or unknown.
+
+    Other CPUs may be idle, and so at a low clock. With all cores busy a CPU is slower than its
+    highest clock, but not than its base clock.
+    """
+    thread = parse_stat(sysfs.text(root / "proc/thread-self/stat") or "", 1)
+    cpu = thread.last_cpu if thread is not None else None
+    folder = root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
+    now, highest, base = (
+        sysfs.count(folder / name)
+        for name in ("scaling_cur_freq", "cpuinfo_max_freq", "base_frequency")
+    )
+    if not now or not highest or now >= min(COOL * highest, base or highest):
+        return ""
+    return f"CPU {cpu} at {now / 1e6:.1f} of {highest / 1e6:.1f} GHz"

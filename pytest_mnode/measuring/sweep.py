@@ -70,24 +70,17 @@ class Row:
         return sorted(self.times_s)[math.ceil(0.99 * len(self.times_s)) - 1]
 
     @property
-    def algbw_gbytes_s(self) -> float:
-        """See `bandwidth.algbw_gbytes_s`."""
-        return bandwidth.algbw_gbytes_s(self.moved_bytes, self.median_s)
-
-    @property
     def busbw_gbytes_s(self) -> float:
-        """See `bandwidth.busbw_gbytes_s`."""
-        return bandwidth.busbw_gbytes_s(
-            self.collective, self.moved_bytes, self.median_s, self.ranks
-        )
+        """Busbw of the median repeat."""
+        return self._busbw_gbytes_s(self.median_s)
 
     @property
     def all_busbw_gbytes_s(self) -> tuple[float, ...]:
         """Busbw of each repeat."""
-        return tuple(
-            bandwidth.busbw_gbytes_s(self.collective, self.moved_bytes, time_s, self.ranks)
-            for time_s in self.times_s
-        )
+        return tuple(map(self._busbw_gbytes_s, self.times_s))
+
+    def _busbw_gbytes_s(self, time_s: float) -> float:
+        return bandwidth.busbw_gbytes_s(self.collective, self.moved_bytes, time_s, self.ranks)
 
     @property
     def point(self) -> Point:
@@ -99,7 +92,7 @@ class Row:
             time_p99_us=self.p99_s * 1e6,
             time_min_us=min(self.times_s) * 1e6,
             time_max_us=max(self.times_s) * 1e6,
-            algbw_gbytes_s=self.algbw_gbytes_s,
+            algbw_gbytes_s=bandwidth.algbw_gbytes_s(self.moved_bytes, self.median_s),
             busbw_gbytes_s=self.busbw_gbytes_s,
             wrong=self.wrong,
         )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.measuring.rank_rates import peer_bound
+from pytest_mnode.machine.nvml import Load
+from pytest_mnode.machine.waiting import Spent
+from pytest_mnode.measuring.rank_rates import cause, peer_bound
+from tests.trees import Tree
 
 
 def test_one_slow_rank_is_found_and_the_line_says_where_it_came_from() -> None:
@@ -88,3 +92,28 @@ def test_of_many_healthy_ranks_nobody_is_accused() -> None:
         noise = random.Random(seed)
         rates = [noise.gauss(100, 2) for _ in range(noise.choice([2, 3, 4, 16, 256]))]
         assert peer_bound(rates, 0.85, spreads=7).slow == (), seed
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "words"),
+    [
+        (3_700_000, None, ""),
+        (2_600_000, None, "CPU 3 at 2.6 of 3.8 GHz"),
+        (2_600_000, 2_000_000, ""),  # all cores are busy
+        (1_200_000, 2_000_000, "CPU 3 at 1.2 of 3.8 GHz"),
+        (None, None, ""),
+    ],
+)
+def test_only_the_clock_of_the_cpu_that_works_slows_a_rank(
+    tmp_path: Path, own: int | None, base: int | None, words: str
+) -> None:
+    tree = Tree(tmp_path)
+    tree.write("proc/thread-self/stat", f"7 (python) {' '.join(['0'] * 36)} 3")
+    for cpu, now in ((0, 800_000), (3, own)):  # CPU 0 is idle
+        clocks = {"scaling_cur_freq": now, "cpuinfo_max_freq": 3_800_000, "base_frequency": base}
+        for name, value in clocks.items():
+            if value is not None:
+                tree.write(f"sys/devices/system/cpu/cpu{cpu}/cpufreq/{name}", value)
+    spent = Spent(wall_s=1.0, cpu_s=1.0, delayed_s=0.0, throttled_s=0.0, others_s=0.0)
+    assert cause(spent, False, None, "node0", tmp_path) == words
+    assert cause(spent, False, Load(1, (), None, 0.0), "node0", tmp_path) == ""

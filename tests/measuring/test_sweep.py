@@ -27,13 +27,13 @@ UNEVEN = Row("all_gather", 3, 1 << 20, 1048572, 87381, 2, (0.5, 0.5, 0.5), 2)
 
 def test_bandwidth_is_of_the_median_repeat() -> None:
     assert ROW.median_s == 0.25  # neither the best nor the mean, 0.45
-    assert ROW.algbw_gbytes_s == pytest.approx(0.016)
+    assert ROW.point.algbw_gbytes_s == pytest.approx(0.016)
     assert ROW.busbw_gbytes_s == pytest.approx(0.024)  # 2(4-1)/4 of it
     assert ROW.timed_bytes == 4_000_000 * 3 * 3
 
 
 def test_bandwidth_is_of_what_was_moved() -> None:
-    assert UNEVEN.algbw_gbytes_s == pytest.approx(1048572 / 0.5 / 1e9)
+    assert UNEVEN.point.algbw_gbytes_s == pytest.approx(1048572 / 0.5 / 1e9)
     assert UNEVEN.busbw_gbytes_s == pytest.approx(1048572 / 0.5 / 1e9 * 2 / 3)
     assert UNEVEN.timed_bytes == 1048572 * 2 * 3
 

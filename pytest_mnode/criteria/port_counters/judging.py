@@ -30,6 +30,10 @@ _PACKETS = (
 )
 
 
+_BROKEN_BEFORE = "port_rcv_remote_physical_errors"
+"""Packets that a switch marked as broken. Source: InfiniBand Architecture Specification 1.4."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Port:
     """Increases of the counters of one port; None if not known."""
@@ -85,7 +89,7 @@ def judge(
         worst = max(known, key=known.__getitem__, default="")
         # A port that loses packets beside a broken port is its victim.
         if broken and not (culprit and rows is lost):
-            named = listed([text for text in broken if f" {TCP} " not in text])
+            named = listed(_to_blame([text for text in broken if f" {TCP} " not in text]))
             culprit = named or _tcp_path(ports)
         measurements.append(
             Measurement(
@@ -99,6 +103,12 @@ def judge(
             )
         )
     return measurements
+
+
+def _to_blame(broken: Sequence[str]) -> list[str]:
+    """The ports to blame: not those that received what a link farther away had broken."""
+    near = [text for text in broken if _BROKEN_BEFORE not in text]
+    return near or [f"a link between a sender and {text}" for text in broken]
 
 
 def _tcp_path(ports: Sequence[_Port]) -> str:
@@ -144,10 +154,18 @@ def _ports(
 
 
 def _rises(before: Counters, after: Counters) -> dict[str, int | None]:
-    """Counter increases; None if the port appeared or vanished, or if any counter fell."""
+    """Counter increases; None if the port appeared or vanished, or if its counters restarted.
+
+    They did if half of those that were not 0 fell. Of one that falls by itself only its own
+    increase is unknown: it is a rate, or 32 bits wide, such as mlx5's rx_write_requests.
+    """
     names = before | after
-    both = {name: (before.get(name), after.get(name)) for name in names if not in_use(name)}
-    back = any(b is not None and a is not None and a < b for b, a in both.values())
+    risen = [
+        after_count >= count
+        for name, count in before.items()
+        if count and not in_use(name) and (after_count := after.get(name)) is not None
+    ]
+    back = not all(risen) and 2 * sum(risen) <= len(risen)
     if back or not before or not after:
         return dict.fromkeys(names)
     return counter_increases(names, before, after)

@@ -99,13 +99,9 @@ class RankChannels:
             )
             yield self._unreadable(text)
         if log.truncated:
-            yield self.about.inconclusive(
-                Case.UNREADABLE, f"the log is incomplete: {log.truncated[0][:_SHOWN]}"
-            )
+            yield self._unreadable(f"the log is incomplete: {log.truncated[0][:_SHOWN]}")
         if own.complete is False:
-            yield self.about.inconclusive(
-                Case.UNREADABLE, "the log ends before its communicator is complete"
-            )
+            yield self._unreadable("the log ends before its communicator is complete")
 
     def _chosen(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         """The network that NCCL chose, if no channel is logged."""
@@ -153,9 +149,7 @@ class RankChannels:
     def _socket_interfaces(self, log: NcclLog, channels: Sequence[Channel]) -> Iterator[Remark]:
         names, all_named = log.adapters(channels)
         if not all_named:
-            yield self.about.inconclusive(
-                Case.UNREADABLE, "the log does not name the interfaces of sockets"
-            )
+            yield self._unreadable("the log does not name the interfaces of sockets")
         if wrong := [name for name in names if not self.spec.fabric.has_interface(name)]:
             fabric = ", ".join(self.spec.fabric.interfaces)
             case = Case.WRONG_INTERFACE if len(wrong) == len(names) else Case.STRAY_RAIL
@@ -207,9 +201,7 @@ class RankChannels:
             )
             yield self.about.fail(Case.GPUDIRECT_OFF, text)
         elif any(c.gdr is None for c in channels):
-            yield self.about.inconclusive(
-                Case.UNREADABLE, "the log ends before it shows whether channels use GPUDirect"
-            )
+            yield self._unreadable("the log ends before it shows whether channels use GPUDirect")
 
     def _gids(self, log: NcclLog, own: RankLog) -> Iterator[Remark]:
         if self.spec.fabric.kind != "roce":

@@ -39,15 +39,12 @@ def _reasons(
         yield Case.NET_CHOSEN, f"NCCL_NET={net}"
     if node.machine.rdma is not None and not ports:
         yield Case.NO_DEVICE, "the node has no RDMA device"
-    hca = settings.get("NCCL_IB_HCA")
-    if hca and ports and not efa:
-        chosen = Selection.of(hca)
-        if not any(chosen.takes(port.device, port.number) for port in ports):
-            there = ", ".join(node.devices)
-            yield Case.WRONG_INTERFACE, f"NCCL_IB_HCA={hca} takes none of {there}"
     if ports and all(port.active is False for port in ports):
         states = ", ".join(f"{port.name} {port.state}" for port in ports)
         yield Case.NO_DEVICE, f"no RDMA port is active ({states})"
+    hca = settings.get("NCCL_IB_HCA")
+    if hca and ports and not efa and (why := node.why_not_taken(Selection.of(hca))):
+        yield Case.WRONG_INTERFACE, f"NCCL_IB_HCA={hca} {why}"
     own = rank.own_log
     providers = log.providers_of(own.process) if own else ()
     if providers and all(provider_network(p) is NetworkKind.SOCKETS for p in providers):
@@ -86,9 +83,10 @@ def wrong_gids(
     gids: as one rank logged them. ports: of the fabric, on its node. nccl_version: of a rank that
     takes the default GID of its version; None if a setting names one, or RDMA is not used.
     """
-    logged = {_version(gid.roce_version) for gid in gids} - {None, roce_version}
+    digits = [re.search(r"[12]", gid.roce_version or "") for gid in gids]
+    logged = {f"v{digit[0]}" for digit in digits if digit} - {roce_version}
     if logged:
-        versions = ", ".join(sorted(map(str, logged)))
+        versions = ", ".join(sorted(logged))
         yield f"connections use RoCE {versions} GIDs, promised {roce_version}"
         return
     used = _used(gids, ports)
@@ -123,8 +121,3 @@ def _used(gids: Sequence[NcclGid], ports: Sequence[Port]) -> dict[tuple[int, str
             if here and type_ is not None and gid.index is not None:
                 found.setdefault((gid.index, type_), {})[port.name] = None
     return {key: list(names) for key, names in found.items()}
-
-
-def _version(logged: str | None) -> str | None:
-    digits = re.search(r"[12]", logged or "")
-    return f"v{digits[0]}" if digits else None

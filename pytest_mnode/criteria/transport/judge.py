@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_mnode.criteria.transport.counted import counted, measured_bytes, quiet
+from pytest_mnode.criteria.transport.counted import ByteCounts
 from pytest_mnode.criteria.transport.evidence import Evidence
-from pytest_mnode.criteria.transport.expected import expected_bytes
 from pytest_mnode.criteria.transport.logged import logged
 from pytest_mnode.criteria.transport.pinned import pinned
 from pytest_mnode.criteria.transport.remarks import ProofFact, Remark, measured
@@ -17,11 +16,8 @@ def judge(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[Measur
     """One measurement per fact, and the bytes on which two of them are judged."""
     remarks = remarks_on(facts, spec, promise)
     nodes = [node.name for node in facts.nodes]
-    range_ = expected_bytes(facts, spec.fabric, promise)
-    return [
-        *(measured(fact, remarks, nodes) for fact in ProofFact),
-        *measured_bytes(facts, spec, promise, range_),
-    ]
+    found = [measured(fact, remarks, nodes) for fact in ProofFact]
+    return [*found, *ByteCounts(facts, spec, promise).measurements()]
 
 
 def remarks_on(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[Remark]:
@@ -33,10 +29,10 @@ def remarks_on(facts: Evidence, spec: Spec, promise: TransportPromise) -> list[R
         raise ValueError("traffic of one node leaves no node; give two nodes or more")
     if not facts.ranks:
         raise ValueError("the facts contain no rank; give the facts of every rank")
-    range_ = expected_bytes(facts, spec.fabric, promise)
+    counts = ByteCounts(facts, spec, promise)
     return [
         *pinned(facts, spec, promise.roce_version),
         *logged(facts, spec, promise.roce_version),
-        *counted(facts, spec, promise, range_),
-        *quiet(facts, spec, promise, range_),
+        *counts.counted(),
+        *counts.quiet(),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.machine.counters import estimated_port_bytes, increases, port_bytes, port_packets
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind, plain
@@ -101,6 +102,14 @@ class NodeTraffic:
         """RDMA ports of the fabric."""
         return [port for port in self.machine.ports if spec.fabric.has_interface(port.device)]
 
+    def why_not_taken(self, chosen: Selection) -> str:
+        """Why a list of RDMA devices takes no port that is up, in words; "" if it takes one."""
+        taken = [port for port in self.machine.ports if chosen.takes(port.device, port.number)]
+        if any(port.active is not False for port in taken):
+            return ""
+        down = ", ".join(f"{port.name} ({state_of(port)})" for port in taken)
+        return f"takes only {down}" if down else f"takes no RDMA device of this node{chosen.doubt}"
+
     def netdevs_of(self, port: Port) -> tuple[str, ...]:
         """Interfaces of a port; those of its device if its GIDs name none."""
         device = self.machine.device(port.device)
@@ -171,7 +180,10 @@ def _short(gid_type: str) -> str:
 
 def _grown_bytes(before: Machine, after: Machine, *, sent: bool) -> dict[str, int]:
     """Bytes by interface and port. For ports that count packets, see `estimated_port_bytes`."""
-    grown = increases(_bytes(before, sent=sent), _bytes(after, sent=sent))
+    # An interface that was made since then, such as a container's, has counted from 0.
+    new = (nic.name for nic in after.interfaces or () if nic.kind is Kind.VIRTUAL)
+    first = {name: 0 for name in new if name not in before.by_name}
+    grown = increases(first | _bytes(before, sent=sent), _bytes(after, sent=sent))
     packets = increases(_port_packets(before, sent=sent), _port_packets(after, sent=sent))
     below = increases(_packets(before, sent=sent), _packets(after, sent=sent))
     for port in after.ports:
@@ -184,21 +196,18 @@ def _grown_bytes(before: Machine, after: Machine, *, sent: bool) -> dict[str, in
 
 
 def _bytes(machine: Machine, *, sent: bool) -> dict[str, int]:
-    counts = {
-        nic.name: nic.sent_bytes if sent else nic.received_bytes for nic in machine.interfaces or ()
-    }
-    counts |= {port.name: port_bytes(port, sent=sent) for port in machine.ports}
-    return {name: count for name, count in counts.items() if count is not None}
+    nics = [(n.name, n.sent_bytes if sent else n.received_bytes) for n in machine.interfaces or ()]
+    return _known([*nics, *((port.name, port_bytes(port, sent=sent)) for port in machine.ports)])
 
 
 def _packets(machine: Machine, *, sent: bool) -> dict[str, int]:
-    counts = {
-        nic.name: nic.sent_packets if sent else nic.received_packets
-        for nic in machine.interfaces or ()
-    }
-    return {name: count for name, count in counts.items() if count is not None}
+    nics = machine.interfaces or ()
+    return _known((nic.name, nic.sent_packets if sent else nic.received_packets) for nic in nics)
 
 
 def _port_packets(machine: Machine, *, sent: bool = True) -> dict[str, int]:
-    counts = {port.name: port_packets(port, sent=sent) for port in machine.ports}
-    return {name: count for name, count in counts.items() if count is not None}
+    return _known((port.name, port_packets(port, sent=sent)) for port in machine.ports)
+
+
+def _known(counts: Iterable[tuple[str, int | None]]) -> dict[str, int]:
+    return {name: count for name, count in counts if count is not None}

@@ -15,7 +15,7 @@ from pytest_mnode.criteria.transport.settings import (
     MUST_BE_EQUAL,
     cost,
     distance,
-    is_default,
+    effect,
     is_off,
     is_on,
     number,
@@ -67,14 +67,16 @@ def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
         one = _Rank(spec, roce_version, rank, node, version, facts.ranks_per_node)
         remarks = [*(_gloo if facts.backend == "gloo" else _nccl)(one), *_others(one)]
         found += [*remarks, *_costs(one, remarks)]
-    if facts.backend != "gloo" and spec.fabric.protocol is not None:
+    if facts.backend == "gloo":  # it reads none of NCCL's variables and uses no RDMA port
+        return found
+    if spec.fabric.protocol is not None:
         found += [remark for node in facts.nodes for remark in _ports(node, spec, roce_version)]
     return [*found, *_differing(facts.ranks)]
 
 
 def _gloo(one: _Rank) -> Iterator[Remark]:
-    written = one.value("GLOO_SOCKET_IFNAME")
-    if written is None:
+    written = one.value("GLOO_SOCKET_IFNAME") or ""
+    if len(written) < 2:  # torch ignores it
         yield one.note("GLOO_SOCKET_IFNAME is not set: gloo uses the interface of the host name")
         return
     names = [name.strip() for name in written.split(",") if name.strip()]
@@ -113,17 +115,12 @@ def _network(one: _Rank) -> Iterator[Remark]:
         yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses verbs where {kind} is promised")
     elif net and not sockets:
         yield one.note(f"{one.shown('NCCL_NET')}: a fallback would be an error")
-    if kind == "efa":
-        plugin = (one.value("NCCL_NET_PLUGIN") or "").strip().lower()
-        if plugin == "none":
-            yield one.blame(
-                Case.NET_CHOSEN, "NCCL_NET_PLUGIN", "loads no plugin, and EFA needs one"
-            )
-        provider = (one.value("FI_PROVIDER") or "").strip()
-        chosen = Selection.of(provider.lower().replace("^", "", 1))
-        takes_efa = any(name.startswith("efa") for name, _ in chosen.names)
-        if provider and takes_efa is provider.startswith("^"):
-            yield one.blame(Case.NET_CHOSEN, "FI_PROVIDER", "leaves out efa, which is promised")
+    for name, text in (
+        ("NCCL_NET_PLUGIN", "loads no plugin, and EFA needs one"),
+        ("FI_PROVIDER", "leaves out efa, which is promised"),
+    ):
+        if kind == "efa" and cost(name, one.value(name) or "", kind, None):
+            yield one.blame(Case.NET_CHOSEN, name, text)
 
 
 def _devices(one: _Rank) -> Iterator[Remark]:
@@ -141,11 +138,12 @@ def _devices(one: _Rank) -> Iterator[Remark]:
     there = [p for p in one.node.machine.ports if p.active is not False]
     taken = {p.device for p in there if chosen.takes(p.device, p.number)}
     ours = {p.device for p in there if fabric.has_interface(p.device)}
-    if not taken:
-        yield one.blame(Case.NO_DEVICE, variable, "takes no RDMA device of this node")
+    if why := one.node.why_not_taken(chosen):
+        yield one.blame(Case.NO_DEVICE, variable, why)
         return
     if left_out := sorted(ours - taken):
-        yield one.blame(Case.RAIL_DOWN, variable, f"leaves out {', '.join(left_out)} of the fabric")
+        text = f"leaves out {', '.join(left_out)} of the fabric{chosen.doubt}"
+        yield one.blame(Case.RAIL_DOWN, variable, text)
     if stray := sorted(taken - ours):
         text = f"takes {', '.join(stray)}, not of {_fabric(one.spec)}"
         yield one.blame(Case.STRAY_RAIL, variable, text)
@@ -167,6 +165,8 @@ def _gids(one: _Rank) -> Iterator[Remark]:
     wrong: dict[str, list[str]] = {}
     for port in one.node.fabric_ports(one.spec):
         types = gid_types(port)
+        if state_of(port):  # its GIDs may be gone, which is not the setting's fault
+            continue
         if types is None:
             text = f"{one.shown(variable)}: types of the GIDs of {port.name} could not be read"
             yield one.about.inconclusive(Case.UNREADABLE, text)
@@ -204,20 +204,20 @@ def _ports(node: NodeTraffic, spec: Spec, roce_version: str) -> Iterator[Remark]
 def _interfaces(one: _Rank) -> Iterator[Remark]:
     """Interfaces of NCCL's sockets; with RDMA they carry only the set-up of connections."""
     variable = "NCCL_SOCKET_IFNAME"
-    written = one.value(variable)
-    if not written:
+    written = one.value(variable) or ""
+    if len(written) < 2:  # NCCL ignores it
         return
     if one.node.machine.interfaces is None:
         text = f"{one.shown(variable)}: interfaces could not be listed, so its choice is not known"
         yield one.about.inconclusive(Case.UNREADABLE, text)
         return
     fabric = one.spec.fabric
-    nics = [nic for nic in one.node.machine.interfaces if nic.name != "lo"]
-    # NCCL skips interfaces without an address, such as the links of a bond.
-    names = [nic.name for nic in nics if nic.addresses] or [nic.name for nic in nics]
-    taken = Selection.of(written).taken(names)
+    nics, chosen = one.node.machine.interfaces, Selection.of(written)
+    # NCCL skips interfaces without an address, such as the links of a bond, but not lo.
+    names = [nic.name for nic in nics if nic.addresses] or [n.name for n in nics if n.name != "lo"]
+    taken = [name for name in names if chosen.takes(name)]
     if not any(fabric.has_interface(name) for name in taken):
-        over = f"takes {', '.join(taken)}" if taken else "takes no interface of this node"
+        over = f"takes {', '.join(taken) or 'no interface of this node'}{chosen.doubt}"
         yield one.blame(Case.WRONG_INTERFACE, variable, f"{over}, not {_fabric(one.spec)}")
     elif stray := [name for name in taken if not fabric.has_interface(name)]:
         text = f"takes {', '.join(stray)} beside {_fabric(one.spec)}"
@@ -267,15 +267,14 @@ def _fabric(spec: Spec) -> str:
 def _differing(ranks: Sequence[RankTransport]) -> Iterator[Remark]:
     """Each rank whose value differs from most ranks, for variables that must be equal on all."""
     for name in MUST_BE_EQUAL:
-        holders: dict[str | None, list[RankTransport]] = {}
+        holders: dict[str | int | None, list[RankTransport]] = {}
         for rank in ranks:
-            value = rank.environment.get(name)
-            holders.setdefault(None if is_default(name, value) else value, []).append(rank)
+            holders.setdefault(effect(name, rank.environment.get(name)), []).append(rank)
         usual = max(holders, key=lambda value: len(holders[value]))
-        others = "not set" if usual is None else repr(usual)
+        others = "not set" if usual is None else repr(holders[usual][0].environment[name])
         for value, group in holders.items():
-            shown = "is not set" if value is None else f"is {value!r}"
             for rank in group if value != usual else ():
+                shown = "is not set" if value is None else f"is {rank.environment[name]!r}"
                 yield About(ProofFact.PINNED, rank.node, rank.rank).fail(
                     Case.DIFFERS, f"{name} {shown}, on other ranks {others}"
                 )

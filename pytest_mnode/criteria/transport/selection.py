@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,7 +11,8 @@ class Selection:
     """A list as in NCCL_SOCKET_IFNAME and NCCL_IB_HCA: names or, without `=`, prefixes.
 
     excludes: the list begins with `^` and selects all other names. exact: it begins with `=` and
-    has whole names. names: each with the port after its colon; None for every port.
+    has whole names. names: each with the port after its colon; None for every port. A blank is a
+    part of a name.
 
     Source: NCCL user guide, environment variables, NCCL_SOCKET_IFNAME and NCCL_IB_HCA.
     """
@@ -24,30 +24,27 @@ class Selection:
     @classmethod
     def of(cls, written: str) -> Self:
         """Parse a list; any text is valid."""
-        rest = written.strip()
-        excludes = rest.startswith("^")
-        rest = rest.removeprefix("^")
+        excludes = written.startswith("^")
+        rest = written.removeprefix("^")
         exact = rest.startswith("=")
         rest = rest.removeprefix("=")
-        names = [_name_and_port(part.strip()) for part in rest.split(",") if part.strip()]
+        names = [_name_and_port(part) for part in rest.split(",") if part]
         return cls(excludes, exact, tuple(names))
 
     def takes(self, name: str, port: int | None = None) -> bool:
-        """Whether it selects a device; an empty list selects all."""
-        if not self.names:
-            return True
-        return self._lists(name, port) is not self.excludes
-
-    def taken(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The names among `names` that it selects, by any port."""
-        return tuple(name for name in names if self.takes(name))
-
-    def _lists(self, name: str, port: int | None) -> bool:
-        return any(
-            (name == listed if self.exact else name.startswith(listed))
+        """Whether it selects a device; an empty list means all."""
+        listed = not self.names or any(
+            (name == one if self.exact else name.startswith(one))
             and (wanted is None or port is None or port == wanted)
-            for listed, wanted in self.names
+            for one, wanted in self.names
         )
+        return listed is not self.excludes
+
+    @property
+    def doubt(self) -> str:
+        """What a reader may overlook in the list; "" if nothing."""
+        blanks = any(" " in name for name, _ in self.names)
+        return " (a blank is a part of a name)" if blanks else ""
 
 
 def _name_and_port(text: str) -> tuple[str, int | None]:

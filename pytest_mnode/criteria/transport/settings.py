@@ -17,6 +17,9 @@ MUST_BE_EQUAL = (
 )
 """Variables that must be equal on all ranks, or ranks do not run the same way. Names of interfaces
 and devices, and indices of GIDs, may differ between nodes."""
+_WORDS = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_ALGO", "NCCL_PROTO", "FI_PROVIDER")
+_PLAIN_DEFAULTS = {"NCCL_IB_ROCE_VERSION_NUM": 2, "NCCL_IB_TC": 0, "NCCL_IB_SL": 0}
+"""Defaults of variables that cost nothing. Source: NCCL user guide, environment variables."""
 GID_CHOSEN_SINCE = (2, 21)
 """Earlier versions take GID 0 unless a setting names another; since then NCCL takes a GID of the
 RoCE version that is set. Source: NCCL user guide, NCCL_IB_GID_INDEX and
@@ -71,10 +74,6 @@ def version_numbers(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, found[0].split("."))) if found else None
 
 
-def _is_on_for_torch(value: str) -> bool:
-    return value.strip().lower() in ("1", "t", "true", "y", "yes")
-
-
 def _is_set(_: str) -> bool:
     return True
 
@@ -100,8 +99,9 @@ def _lacks_efa(value: str) -> bool:
     return ("efa" in providers) is providers.startswith("^")
 
 
-_VERBS = frozenset({"infiniband", "roce"})
-_RDMA = _VERBS | {"efa"}
+_EFA, _ROCE, _INFINIBAND = (frozenset({kind}) for kind in ("efa", "roce", "infiniband"))
+_VERBS = _INFINIBAND | _ROCE
+_RDMA = _VERBS | _EFA
 _ALL = _RDMA | {"ethernet"}
 
 
@@ -110,137 +110,108 @@ class CostRule:
     """A variable, and which of its values cost speed.
 
     costs: whether a value that is neither empty nor the default costs speed. kinds: of fabric.
-    defaults: first NCCL version, and its default. since, before: versions that read the variable.
+    defaults: by first version, from the one that first reads the variable; None: any value counts.
+    before: the first version that no longer reads it.
     """
 
     name: str
     costs: Callable[[str], bool]
     why: str
     kinds: frozenset[str] = _ALL
-    defaults: tuple[tuple[tuple[int, ...], str], ...] = ()
-    since: tuple[int, ...] = ()
+    defaults: tuple[tuple[tuple[int, ...], str | None], ...] = (((), None),)
     before: tuple[int, ...] | None = None
 
 
 _OFF = (((), "0"),)
 _CHANNELS = _from_to(1, 31)
 """NCCL chooses up to 32 since 2.5."""
+_MANY = _from_to(2, 1 << 20)
+_TRUE = _one_of("1", "t", "true", "y", "yes")
+"""As torch reads a switch."""
+_GDR = "GPUDirect only up to this distance"
+
+
+def _since(*version: int) -> tuple[tuple[tuple[int, ...], None]]:
+    return ((version, None),)
+
 
 SETTINGS = (
     # Another network
     CostRule("NCCL_IB_DISABLE", is_on, "no RDMA", _VERBS, _OFF),
     CostRule("NCCL_NET", _one_of("socket", "fastsocket"), "sockets instead of RDMA", _RDMA),
-    CostRule("NCCL_NET", _one_of("ib"), "verbs instead of EFA's plugin", frozenset({"efa"})),
-    CostRule("NCCL_NET_PLUGIN", _one_of("none"), "no EFA plugin", frozenset({"efa"})),
-    CostRule("FI_PROVIDER", _lacks_efa, "another provider than EFA", frozenset({"efa"})),
-    CostRule(
-        "FI_EFA_USE_DEVICE_RDMA", _one_of("0", "no", "false", "off"), "no RDMA", frozenset({"efa"})
-    ),
+    CostRule("NCCL_NET", _one_of("ib"), "verbs instead of EFA's plugin", _EFA),
+    CostRule("NCCL_NET_PLUGIN", _one_of("none"), "no EFA plugin", _EFA),
+    CostRule("FI_PROVIDER", _lacks_efa, "another provider than EFA", _EFA),
+    CostRule("FI_EFA_USE_DEVICE_RDMA", _one_of("0", "no", "false", "off"), "no RDMA", _EFA),
     CostRule("GLOO_DEVICE_TRANSPORT", _one_of("tcp_tls"), "encryption of all traffic"),
     # Within a node
     CostRule(
-        "NCCL_P2P_DISABLE", _from_to(1, 1), "no direct copies between accelerators", defaults=_OFF
+        "NCCL_P2P_DISABLE", _from_to(1, 1), "no direct copies between accelerators", _ALL, _OFF
     ),
-    CostRule("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", defaults=_OFF),
+    CostRule("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", _ALL, _OFF),
     CostRule("NCCL_P2P_LEVEL", _up_to(3), "direct copies only up to this distance"),
-    CostRule("NCCL_SHM_DISABLE", is_on, "no shared memory", defaults=_OFF),
-    CostRule("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", since=(2, 17)),
+    CostRule("NCCL_SHM_DISABLE", is_on, "no shared memory", _ALL, _OFF),
+    CostRule("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", _ALL, _since(2, 17)),
     CostRule(
-        "NCCL_CUMEM_ENABLE",
-        is_off,
-        "no NVLink SHARP",
-        since=(2, 18),
-        defaults=(((2, 18), "0"), ((2, 19), "-2")),
+        "NCCL_CUMEM_ENABLE", is_off, "no NVLink SHARP", _ALL, (((2, 18), "0"), ((2, 19), "-2"))
     ),
-    CostRule("NCCL_NVB_DISABLE", is_on, "no path over another GPU", defaults=_OFF, since=(2, 11)),
+    CostRule("NCCL_NVB_DISABLE", is_on, "no path over another GPU", _ALL, (((2, 11), "0"),)),
+    CostRule("NCCL_PXN_DISABLE", is_on, "no use of another GPU's NIC", _ALL, (((2, 12), "0"),)),
     CostRule(
-        "NCCL_PXN_DISABLE", is_on, "no use of another GPU's NIC", defaults=_OFF, since=(2, 12)
-    ),
-    CostRule(
-        "NCCL_PXN_C2C",
-        is_off,
-        "no use of another GPU's NIC over C2C",
-        since=(2, 27),
-        defaults=(((2, 27), "0"), ((2, 28), "1")),
+        *("NCCL_PXN_C2C", is_off, "no use of another GPU's NIC over C2C"),
+        *(_ALL, (((2, 27), "0"), ((2, 28), "1"))),
     ),
     # GPUDirect RDMA
-    CostRule("NCCL_NET_GDR_LEVEL", _up_to(1), "GPUDirect only up to this distance", _RDMA),
-    CostRule("NCCL_IB_GDR_LEVEL", _up_to(1), "GPUDirect only up to this distance", _VERBS),
+    CostRule("NCCL_NET_GDR_LEVEL", _up_to(1), _GDR, _RDMA),
+    CostRule("NCCL_IB_GDR_LEVEL", _up_to(1), _GDR, _VERBS),
+    CostRule("NCCL_NET_GDR_READ", is_off, "no GPUDirect reads", _RDMA, (*_OFF, ((2, 4, 2), "1"))),
     CostRule(
-        "NCCL_NET_GDR_READ",
-        is_off,
-        "no GPUDirect reads",
-        _RDMA,
-        defaults=(((), "0"), ((2, 4, 2), "1")),
+        "NCCL_NET_GDR_C2C", is_off, "no GPUDirect over C2C", _RDMA, (((2, 26), "0"), ((2, 27), "1"))
     ),
-    CostRule(
-        "NCCL_NET_GDR_C2C",
-        is_off,
-        "no GPUDirect over C2C",
-        _RDMA,
-        since=(2, 26),
-        defaults=(((2, 26), "0"), ((2, 27), "1")),
-    ),
-    CostRule("NCCL_DMABUF_ENABLE", is_off, "no dma-buf", _RDMA, since=(2, 13)),
+    CostRule("NCCL_DMABUF_ENABLE", is_off, "no dma-buf", _RDMA, _since(2, 13)),
     CostRule("NCCL_IB_CUDA_SUPPORT", is_off, "no GPUDirect", _VERBS, before=(2, 4)),
     # InfiniBand and RoCE
     CostRule("NCCL_IB_HCA", _is_set, "only the listed RDMA devices", _VERBS),
     CostRule(
-        "NCCL_IB_GID_INDEX",
-        _is_set,
-        "one GID for all devices",
-        frozenset({"roce"}),
-        defaults=(((), "0"), ((2, 21), "-1")),
+        "NCCL_IB_GID_INDEX", _is_set, "one GID for all devices", _ROCE, (*_OFF, ((2, 21), "-1"))
     ),
     CostRule(
-        "NCCL_IB_SPLIT_DATA_ON_QPS",
-        _is_set,
-        "another use of queue pairs than the default",
-        _VERBS,
-        since=(2, 18),
-        defaults=(((2, 18), "1"), ((2, 20), "0")),
+        *("NCCL_IB_SPLIT_DATA_ON_QPS", _is_set, "another use of queue pairs than the default"),
+        *(_VERBS, (((2, 18), "1"), ((2, 20), "0"))),
     ),
-    CostRule("NCCL_IB_PCI_RELAXED_ORDERING", is_off, "no relaxed ordering", _VERBS, since=(2, 12)),
-    CostRule(
-        "NCCL_IB_ADAPTIVE_ROUTING",
-        is_off,
-        "no adaptive routing",
-        frozenset({"infiniband"}),
-        since=(2, 16),
-    ),
-    CostRule("NCCL_IB_MERGE_NICS", is_off, "ports of one card not merged", _VERBS, since=(2, 20)),
+    CostRule("NCCL_IB_PCI_RELAXED_ORDERING", is_off, "no relaxed ordering", _VERBS, _since(2, 12)),
+    CostRule("NCCL_IB_ADAPTIVE_ROUTING", is_off, "no adaptive routing", _INFINIBAND, _since(2, 16)),
+    CostRule("NCCL_IB_MERGE_NICS", is_off, "ports of one card not merged", _VERBS, _since(2, 20)),
     # What NCCL would choose
-    CostRule("NCCL_ALGO", _is_set, "one algorithm", since=(2, 5)),
-    CostRule("NCCL_PROTO", _lacks_a_protocol, "one protocol", since=(2, 5)),
+    CostRule("NCCL_ALGO", _is_set, "one algorithm", _ALL, _since(2, 5)),
+    CostRule("NCCL_PROTO", _lacks_a_protocol, "one protocol", _ALL, _since(2, 5)),
     CostRule("NCCL_MAX_NCHANNELS", _CHANNELS, "few channels"),
     CostRule("NCCL_MAX_NRINGS", _CHANNELS, "few channels"),
-    CostRule("NCCL_MAX_CTAS", _CHANNELS, "few thread blocks", since=(2, 17)),
+    CostRule("NCCL_MAX_CTAS", _CHANNELS, "few thread blocks", _ALL, _since(2, 17)),
     CostRule("NCCL_MAX_P2P_NCHANNELS", _CHANNELS, "few channels"),
-    CostRule("NCCL_MIN_NCHANNELS", _from_to(2, 1 << 20), "many channels"),
-    CostRule("NCCL_MIN_NRINGS", _from_to(2, 1 << 20), "many channels"),
-    CostRule("NCCL_MIN_CTAS", _from_to(2, 1 << 20), "many thread blocks", since=(2, 17)),
+    CostRule("NCCL_MIN_NCHANNELS", _MANY, "many channels"),
+    CostRule("NCCL_MIN_NRINGS", _MANY, "many channels"),
+    CostRule("NCCL_MIN_CTAS", _MANY, "many thread blocks", _ALL, _since(2, 17)),
     CostRule("NCCL_NTHREADS", _from_to(1, 255), "fewer threads than any default"),
     CostRule("NCCL_BUFFSIZE", _from_to(1, (1 << 22) - 1), "buffers below the default of 4 MiB"),
-    CostRule("NCCL_CROSS_NIC", _is_set, "rails set by hand", defaults=(((), "2"),)),
-    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction set by hand", defaults=_OFF),
+    CostRule("NCCL_CROSS_NIC", _is_set, "rails set by hand", _ALL, (((), "2"),)),
+    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction set by hand", _ALL, _OFF),
     CostRule("NCCL_TOPO_FILE", _is_set, "another topology than the machine's"),
     CostRule("NCCL_GRAPH_FILE", _is_set, "another graph than NCCL would search"),
-    CostRule("NCCL_TUNER_PLUGIN", _is_set, "a tuner", _ALL - {"efa"}),
-    CostRule("NCCL_TUNER_PLUGIN", _one_of("none"), "no tuner of EFA's plugin", frozenset({"efa"})),
+    CostRule("NCCL_TUNER_PLUGIN", _is_set, "a tuner", _ALL - _EFA),
+    CostRule("NCCL_TUNER_PLUGIN", _one_of("none"), "no tuner of EFA's plugin", _EFA),
     CostRule("NCCL_HOSTID", _is_set, "another identity of the host"),
     CostRule("NCCL_LAUNCH_MODE", _one_of("group"), "launches in groups"),
     # Checks and logs
-    CostRule("NCCL_CHECK_POINTERS", is_on, "checks in every call", defaults=_OFF),
+    CostRule("NCCL_CHECK_POINTERS", is_on, "checks in every call", _ALL, _OFF),
     CostRule(
-        "NCCL_CHECK_MODE",
-        _one_of("debug_local", "debug_global"),
-        "checks in every call",
-        since=(2, 29, 7),
+        *("NCCL_CHECK_MODE", _one_of("debug_local", "debug_global"), "checks in every call"),
+        *(_ALL, _since(2, 29, 7)),
     ),
     CostRule("NCCL_DEBUG", _one_of("trace"), "a log of every call"),
-    CostRule("TORCH_NCCL_BLOCKING_WAIT", _is_on_for_torch, "a wait in every collective"),
-    CostRule("NCCL_BLOCKING_WAIT", _is_on_for_torch, "a wait in every collective"),
-    CostRule("TORCH_NCCL_NAN_CHECK", _is_on_for_torch, "a check of every input"),
+    CostRule("TORCH_NCCL_BLOCKING_WAIT", _TRUE, "a wait in every collective"),
+    CostRule("NCCL_BLOCKING_WAIT", _TRUE, "a wait in every collective"),
+    CostRule("TORCH_NCCL_NAN_CHECK", _TRUE, "a check of every input"),
     CostRule("TORCH_DISTRIBUTED_DEBUG", _one_of("detail"), "a check in every collective"),
     CostRule("CUDA_LAUNCH_BLOCKING", is_on, "a wait in every kernel"),
 )
@@ -261,26 +232,36 @@ def cost(name: str, value: str, kind: str, nccl: str | None) -> str | None:
     for setting in SETTINGS:
         if setting.name != name or kind not in setting.kinds or not value.strip():
             continue
-        if version is None:
-            if setting.before is not None:
-                continue
-            defaults = [default for _, default in setting.defaults]
-        else:
-            if version < setting.since or (setting.before and version >= setting.before):
-                continue
-            defaults = [default for first, default in setting.defaults if first <= version][-1:]
-        if number(value) not in map(number, defaults) and setting.costs(value):
+        defaults = [d for first, d in setting.defaults if version is None or first <= version]
+        if setting.before is not None and (version is None or version >= setting.before):
+            continue
+        if version is not None:
+            defaults = defaults[-1:]
+        if defaults and number(value) not in map(number, defaults) and setting.costs(value):
             return setting.why
     return None
 
 
 def is_default(name: str, value: str | None) -> bool:
-    """Whether a value is the default of every version that reads the variable."""
-    return value is not None and any(
-        all(number(value) == number(default) for _, default in setting.defaults)
-        for setting in SETTINGS
-        if setting.name == name and setting.defaults
-    )
+    """Whether a value is the default of every version that reads the variable, or empty."""
+    if not value:
+        return value is not None
+    if name in _PLAIN_DEFAULTS:
+        return number(value) == _PLAIN_DEFAULTS[name]
+    rules = (rule.defaults for rule in SETTINGS if rule.name == name)
+    return any({number(default) for _, default in rule} == {number(value)} for rule in rules)
+
+
+def effect(name: str, value: str | None) -> str | int | None:
+    """What NCCL or libfabric makes of a value of one of `MUST_BE_EQUAL`: equal if it acts alike.
+
+    None if the variable is not set, is ignored, or has its default.
+    """
+    if value is None or is_default(name, value):
+        return None
+    if name in _WORDS:
+        return value.lower()
+    return distance(value) if name == "NCCL_NET_GDR_LEVEL" else number(value)
 
 
 def why_silent(settings: Mapping[str, str]) -> str:
@@ -290,7 +271,9 @@ def why_silent(settings: Mapping[str, str]) -> str:
         shown = f"NCCL_DEBUG={level}" if level else "NCCL_DEBUG is not set"
         return f"{shown}; set NCCL_DEBUG=INFO"
     subsystems = settings.get("NCCL_DEBUG_SUBSYS", "")
-    named = {part.strip().upper() for part in subsystems.split(",") if part.strip()}
-    if named and not named & {"ALL", "NET", "INIT"}:
+    listed = subsystems.upper().removeprefix("^").split(",")
+    named = {part.strip() for part in listed if part.strip()} & {"ALL", "NET", "INIT"}
+    excluded = {"ALL"} & named or named >= {"NET", "INIT"}
+    if subsystems.strip() and (excluded if subsystems.startswith("^") else not named):
         return f"NCCL_DEBUG_SUBSYS={subsystems}; set INIT,NET,ENV,GRAPH"
     return ""

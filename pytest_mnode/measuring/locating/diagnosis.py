@@ -63,6 +63,7 @@ class Diagnosis:
     reference_mbits_s: rate of healthy links; None if nothing was measured. slowest_rail_mbits_s:
     rate of the fast links of the slowest of `too_slow_rails`. unsteady_mbits_s: lowest and highest
     reading of a link, if links do not keep a rate; then there is a fault without a culprit.
+    groups: see `groups_apart`.
     """
 
     nodes: tuple[SlowNode, ...]
@@ -71,6 +72,7 @@ class Diagnosis:
     reference_mbits_s: float | None
     slowest_rail_mbits_s: float | None = None
     unsteady_mbits_s: tuple[float, float] | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def nobody(self) -> bool:
@@ -94,6 +96,7 @@ def diagnose(rates: Rates) -> Diagnosis:
             rates.too_slow_rails,
             reference,
             float(known.min()) if rates.too_slow_rails else None,
+            groups=groups_apart(rates),
         )
     if not found.nobody and (unsteady := rates.unsteady):
         return Diagnosis((), (), (), reference, unsteady_mbits_s=unsteady)
@@ -174,9 +177,40 @@ def contrast_mbits_s(rates: Rates, rail: int, sender: int, receiver: int) -> flo
     return float(rates.best[rail, sender, receiver] / STANDS_OUT)
 
 
+def groups_apart(rates: Rates) -> tuple[tuple[int, ...], ...]:
+    """Groups of nodes that are fast among themselves, if all slow paths are between two of them.
+
+    The cause is then what joins the groups, such as the uplink of a switch, and not each path.
+    Empty if there are no such groups of two nodes or more, or fewer slow pairs than nodes: single
+    slow paths can cut a ring into groups too.
+    """
+    pairs = {frozenset(ends) for _, *ends in rates.slow_links}
+    if len(pairs) < 4:  # those of two groups of two nodes
+        return ()
+    slow = (rates.best < rates.threshold[:, None, None]).any(axis=0)
+    fast = np.isfinite(rates.best).all(axis=0) & ~(slow | slow.T)
+    left = set(range(rates.nodes)) - set(rates.slow_nodes)
+    group_of: dict[int, int] = {}
+    groups: list[list[int]] = []
+    while left:
+        found, new = set[int](), {min(left)}
+        while new:
+            found |= new
+            new = {int(i) for i in np.flatnonzero(fast[list(new)].any(axis=0))} & left - found
+        left -= found
+        group_of |= dict.fromkeys(found, len(groups))
+        groups.append(sorted(found))
+    between = all(len({group_of.get(node) for node in pair} - {None}) > 1 for pair in pairs)
+    if len(groups) < 2 or min(map(len, groups)) < 2 or len(pairs) < len(group_of) or not between:
+        return ()
+    return tuple(map(tuple, groups))
+
+
 def _paths(rates: Rates, links: Sequence[tuple[int, int, int]]) -> tuple[SlowPath, ...]:
     """Slow paths; both directions, and rails slow in the same directions, share an entry."""
     confirmed = {link: is_confirmed(rates, *link) for link in links}
+    if any(confirmed.values()) and groups_apart(rates):
+        confirmed = dict.fromkeys(links, True)  # one path stands for all of them
     together: dict[tuple[int, int, bool, bool], list[int]] = {}
     for rail, sender, receiver in links:
         sure = confirmed[rail, sender, receiver]

@@ -33,6 +33,7 @@ class Rates:
     def __init__(self, nodes: int, rails: int, slow_below_mbits_s: float) -> None:
         self.nodes = nodes
         self.rails = rails
+        self.each_rail = range(rails)
         self.slow_below_mbits_s = slow_below_mbits_s
         self.best = np.full((rails, nodes, nodes), np.nan)
         self.best_alone = np.full((rails, nodes, nodes), np.nan)
@@ -99,10 +100,6 @@ class Rates:
         if self._reference is None:
             self._reference = np.array([_typical_of_the_fast(self.best[r]) for r in self.each_rail])
         return self._reference
-
-    @property
-    def each_rail(self) -> range:
-        return range(self.rails)
 
     @property
     def threshold(self) -> NDArray[np.float64]:

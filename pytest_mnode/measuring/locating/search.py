@@ -21,6 +21,7 @@ from pytest_mnode.measuring.locating.diagnosis import (
     REPEATS,
     SlowNode,
     contrast_mbits_s,
+    groups_apart,
     is_confirmed,
     slow_nodes,
     slowest_rail,
@@ -257,16 +258,15 @@ class _Search:
     def _doubted_pairs(self) -> dict[Pair, tuple[list[Pair], tuple[int, ...]]]:
         """By pair of nodes, the directions and rails on which the path may be slow."""
         found: dict[Pair, tuple[list[Pair], tuple[int, ...]]] = {}
-        for rail, *way in self._rates.slow_links:
+        links = self._rates.slow_links
+        for rail, *way in links[:1] if groups_apart(self._rates) else links:
             sender, receiver = way
             pair = min(way), max(way)
-            known = is_confirmed(self._rates, rail, sender, receiver)
-            if known or self._times_tried[pair] >= REPEATS:
-                continue
-            ways, rails = found.get(pair, ([], ()))
-            if (sender, receiver) not in ways:
-                ways = [*ways, (sender, receiver)]
-            found[pair] = ways, tuple(sorted({*rails, rail}))
+            tried = self._times_tried[pair] >= REPEATS
+            if not (tried or is_confirmed(self._rates, rail, sender, receiver)):
+                ways, rails = found.get(pair, ([], ()))
+                ways += [] if (sender, receiver) in ways else [(sender, receiver)]
+                found[pair] = ways, tuple(sorted({*rails, rail}))
         return found
 
     def _try_path(self, ways: Sequence[Pair], rails: tuple[int, ...]) -> Steps:

@@ -80,7 +80,8 @@ def culprits(found: Diagnosis, names: Names) -> str | None:
         reference = found.reference_mbits_s or 0.0
         parts += _too_slow(found, names)
         parts += [_node(n, names, reference) for n in found.nodes if n.confirmed]
-        parts += _paths([p for p in paths if p.confirmed], names)
+        parts += [_apart(found, names)] if found.groups else []
+        parts += _paths([p for p in paths if p.confirmed and not found.groups], names)
         parts += _suspected(found, names)
     return listed(parts, _MOST_NAMED) or None
 
@@ -152,6 +153,24 @@ def _paths(paths: Sequence[SlowPath], names: Names) -> list[str]:
     return [f"the path{'s' * (len(paths) > 1)} {every}: {ends} fast with others"]
 
 
+def _apart(found: Diagnosis, names: Names) -> str:
+    """What joins the groups of nodes that are slow with each other."""
+    group_of = {node: i for i, group in enumerate(found.groups) for node in group}
+    ways = {(group_of[p.sender], group_of[p.receiver], p.both_ways) for p in found.paths}
+    shown = [listed((names.nodes[i] for i in group), _MOST_NAMED, ", ") for group in found.groups]
+    between = f"between {' and '.join(shown)}"
+    if len(ways) == 1:
+        [(sender, receiver, both_ways)] = ways
+        between = between if both_ways else f"from {shown[sender]} to {shown[receiver]}"
+    sure = "" if any(path.confirmed for path in found.paths) else "suspected, not confirmed: "
+    rate = names.rate(max(path.mbits_s for path in found.paths))
+    on = names.on(sorted({rail for path in found.paths for rail in path.rails}))
+    return (
+        f"{sure}the link between parts of the fabric, such as an uplink of a switch: {on} {between}"
+        f" ({rate}, {len(found.paths)} paths), which are fast among themselves"
+    )
+
+
 def _suspected(found: Diagnosis, names: Names) -> list[str]:
     """Unconfirmed suspects, in one entry of their own."""
     suspects = []
@@ -160,7 +179,8 @@ def _suspected(found: Diagnosis, names: Names) -> list[str]:
             with_whom = _any(node.partners[:4], names) or "no partner known to be healthy"
             rate = names.rate(node.mbits_s)
             suspects.append(f"{_where(node, names)} ({rate} with {with_whom})")
-    suspects += [f"the path {_path(path, names)}" for path in found.paths if not path.confirmed]
+    paths = () if found.groups else found.paths
+    suspects += [f"the path {_path(path, names)}" for path in paths if not path.confirmed]
     every = listed(suspects, _MOST_NAMED, ", ")
     return [f"suspected, not confirmed: {every}"] if every else []
 

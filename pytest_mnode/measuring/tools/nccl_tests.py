@@ -152,9 +152,7 @@ def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measureme
     """One measurement per plateau size of the promise, and one of wrong values."""
     program = f"{run.test.program or ''} {run.test.version or ''}".strip() if run.test else ""
     line = busbw_at_line_rate(run.collective, fabric, run.nodes, run.ranks_per_node, "nccl")
-    found = []
-    for size_bytes in promise.plateau_sizes_bytes:
-        found.append(_judge_size(run, size_bytes, line, promise, program))
+    found = [_judge_size(run, s, line, promise, program) for s in promise.plateau_sizes_bytes]
     # Reported wrong values count even if the program failed.
     wrong = run.test.wrong if run.test and (run.test.wrong or not run.why) else None
     sizes = run.test.wrong_by_size if run.test else {}

@@ -63,6 +63,7 @@ def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list
             f"fabric.line_rate {RATE.text(fabric.line_rate_bits_s)}"
             f" × at_least_fraction {promise.at_least_fraction:g}"
         )
+    slow = [pair for pair in pairs if pair.value is not None and not bound.holds(pair.value)]
     found = [
         Measurement(
             f"{promise.program} {pair.path}",
@@ -70,13 +71,24 @@ def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list
             unit,
             bound,
             source,
-            pair.path,
+            _culprit(pair, slow),
             pair.why or (f"median of {len(pair.repeats)} runs" if len(pair.repeats) > 1 else ""),
             detection=_detection(pair.repeats, bound, promise.tolerated_fraction),
         )
         for pair in pairs
     ]
     return found if promise.binding == "none" else [*found, _judge_binding(pairs, promise)]
+
+
+def _culprit(pair: PairResult, slow: Sequence[PairResult]) -> str:
+    """The end of a pair that is slow as sender and as receiver, if the other end is not; else both.
+
+    slow: all pairs that miss their bound.
+    """
+    of_rail = [other for other in slow if other.device == pair.device]
+    both_ways = {other.sender for other in of_rail} & {other.receiver for other in of_rail}
+    ends = both_ways & {pair.sender, pair.receiver}
+    return f"{ends.pop()} {pair.device} (sends and receives)" if len(ends) == 1 else pair.path
 
 
 def _detection(values: Sequence[float], bound: Bound, tolerated: float | None) -> Detection | None:

@@ -72,20 +72,42 @@ class PairResult:
         return f"{self.sender}→{self.receiver} {self.device}"
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """A node's device for a rail. device: None if the node has fewer devices than others."""
+
+    node: str
+    device: str | None
+    rail: int
+
+
+def rails(nodes: Sequence[str], devices: Mapping[str, Sequence[str]]) -> Iterator[list[End]]:
+    """The ends of each rail, by node: the devices of one name.
+
+    If nodes name their devices differently, those at the same position in each node's list.
+    """
+    longest = max(devices.values(), key=len, default=())
+    by_name = all(set(names) <= set(longest) for names in devices.values())
+    for rail, name in enumerate(longest):
+        ends = []
+        for node in nodes:
+            here = {name} & {*devices[node]} if by_name else devices[node][rail : rail + 1]
+            ends.append(End(node, next(iter(here), None), rail))
+        yield ends
+
+
 def run_pairs(
     cluster: Nodes, devices: Mapping[str, tuple[str, ...]], promise: Promise
 ) -> Iterator[PairResult]:
     """Measure each node to the next, the last to the first; one result per pair and rail.
 
     Bandwidth is measured on all pairs at once, one rail after the other; latency on one pair after
-    the other, because other traffic would increase it. A rail is the devices at the same position
-    in each node's list. Each rail is measured `repeats` times, as the promise says, but a pair that
-    could not be measured is not tried again. A device that only some nodes have is reported as
-    missing on the others.
+    the other, because other traffic would increase it. Each rail (`rails`) is measured `repeats`
+    times, as the promise says, but a pair that could not be measured is not tried again. A device
+    that only some nodes have is reported as missing on the others.
     """
     nodes = cluster.nodes
-    for rail in range(max(map(len, devices.values()), default=0)):
-        ends = [_End(node, (devices[node][rail : rail + 1] or (None,))[0], rail) for node in nodes]
+    for ends in rails(nodes, devices):
         neighbours = list(zip(ends, [*ends[1:], ends[0]], strict=True))
         found: dict[int, PairResult] = {}
         for repeat in range(_MOST_REPEATS * promise.repeats):
@@ -111,45 +133,31 @@ def _too_noisy(found: Iterable[PairResult], promise: Promise) -> bool:
 def _each_once(
     pairs: Mapping[int, Generator[None, None, PairResult]], promise: Promise
 ) -> dict[int, PairResult]:
-    """Results of all pairs: bandwidths measured together, latencies one after the other."""
-    every = list(pairs.values())
+    """Results of all pairs: bandwidths measured together, latencies one after the other.
+
+    Pairs that are measured together are polled in turn, so that a hanging pair delays no other.
+    """
     together = isinstance(promise, RdmaBandwidthPromise)
-    try:
-        turns = [every] if together else [[pair] for pair in every]
-        results = [result for turn in turns for result in _over(turn)]
-    finally:
-        for pair in every:
-            pair.close()
-    return dict(zip(pairs, results, strict=True))
-
-
-def _over(pairs: Sequence[Generator[None, None, PairResult]]) -> list[PairResult]:
-    """Results of pairs, polled in turn so that a hanging pair does not delay others."""
     results: dict[int, PairResult] = {}
-    while len(results) < len(pairs):
-        for number, pair in enumerate(pairs):
-            if number not in results:
-                try:
-                    next(pair)
-                except StopIteration as end:
-                    results[number] = end.value
-        time.sleep(_POLL_S)
-    return [results[number] for number in range(len(pairs))]
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """A node's device for a rail. device: None if the node has fewer devices than others."""
-
-    node: str
-    device: str | None
-    rail: int
+    try:
+        for turn in [pairs] if together else [{place: pairs[place]} for place in pairs]:
+            while waiting := turn.keys() - results:
+                for place in sorted(waiting):
+                    try:
+                        next(pairs[place])
+                    except StopIteration as end:
+                        results[place] = end.value
+                time.sleep(_POLL_S)
+    finally:
+        for pair in pairs.values():
+            pair.close()
+    return {place: results[place] for place in pairs}
 
 
 class _Side:
     """The process of one end, and the file with its output."""
 
-    def __init__(self, cluster: Nodes, promise: Promise, end: _End, port: int, *to: str) -> None:
+    def __init__(self, cluster: Nodes, promise: Promise, end: End, port: int, *to: str) -> None:
         memory = "host"
         if isinstance(promise, RdmaBandwidthPromise):
             length = ["-D", str(max(1, round(promise.duration_s))), "--report_gbits"]
@@ -195,7 +203,7 @@ class _Side:
 
 
 def _pair(
-    cluster: Nodes, promise: Promise, sender: _End, receiver: _End, port: int
+    cluster: Nodes, promise: Promise, sender: End, receiver: End, port: int
 ) -> Generator[None, None, PairResult]:
     """Run a server and its client, and yield while waiting for them."""
     names = sender.node, receiver.node, sender.device or receiver.device or f"rail {sender.rail}"

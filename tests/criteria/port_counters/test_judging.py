@@ -121,6 +121,16 @@ def test_what_is_in_use_now_is_no_counter_that_was_set_back() -> None:
     assert "inconclusive" in roce(first | {"tx_pkts": 10**8}, last).values()
 
 
+def test_a_counter_that_wraps_does_not_hide_the_others() -> None:
+    first = {"rx_write_requests": (1 << 32) - 9, "symbol_error": 1, "port_xmit_packets": 10**9}
+    first |= {"out_of_sequence": 7, "port_rcv_errors": 0}
+    last = first | {"rx_write_requests": 5, "port_xmit_packets": 2 * 10**9}
+    assert roce(first, last) == {"errors": "pass", "packets lost": "pass"}
+    assert roce(first, last | {"port_rcv_errors": 1})["errors"] == "fail"
+    assert roce(first, last | {"symbol_error": 0})["errors"] == "inconclusive"
+    assert roce(first, dict.fromkeys(first, 0))["errors"] == "inconclusive"
+
+
 @pytest.mark.parametrize(
     ("kind", "port", "counter"),
     [
@@ -182,6 +192,25 @@ def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) ->
     [errors, lost] = judge({"gpu0": first}, {"gpu0": last}, fabric("efa", interfaces=["rdmap*"]))
     assert (str(errors.verdict), str(lost.verdict)) == ("pass", verdict)
     assert lost.value == pytest.approx(100 * again / PACKETS)
+
+
+@pytest.mark.parametrize(
+    ("broken", "culprit"),
+    [
+        ("", "a link between a sender and gpu1 mlx5_0:1 port_rcv_remote_physical_errors +7"),
+        ("symbol_error", "gpu2 mlx5_0:1 symbol_error +1"),
+    ],
+)
+def test_who_receives_what_another_link_broke_is_its_victim(broken: str, culprit: str) -> None:
+    quiet = {"symbol_error": 0, "port_rcv_remote_physical_errors": 0, "port_xmit_packets": 9}
+    victim = quiet | {"port_rcv_remote_physical_errors": 7}
+    last = {"gpu1": victim, "gpu2": quiet | ({broken: 1} if broken else {})}
+    before, after = (
+        {node: PortReading("a", {"mlx5_0:1": {**counters}}) for node, counters in some.items()}
+        for some in (dict.fromkeys(last, quiet), last)
+    )
+    errors = judge(before, after, fabric())[0]
+    assert (errors.value, errors.culprit) == (7, culprit)
 
 
 def test_of_few_packets_few_losses_say_nothing() -> None:

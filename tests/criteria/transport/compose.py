@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -138,9 +138,7 @@ def healthy(kind: str, nodes: int = 3) -> Evidence:
 
 def interface(name: str, **more: Any) -> Interface:
     """An interface that is up."""
-    known: dict[str, Any] = {one.name: None for one in fields(Interface)}
-    defaults = {"kind": Kind.PHYSICAL, "operstate": "up", "slaves": ()}
-    return Interface(**{**known, **defaults, "errors": {}, "addresses": (), **more, "name": name})
+    return Interface(**{"name": name, "kind": Kind.PHYSICAL, "operstate": "up", **more})
 
 
 def rdma(
@@ -154,24 +152,11 @@ def rdma(
         number=1,
         state="ACTIVE",
         phys_state="LinkUp",
-        rate_gbits_s=400.0,
         link_layer=layers[kind],
-        gids=tuple(Gid(index=n, gid="", type=t, netdev=None) for n, t in types.items()),
-        counters={},
-        hw_counters={},
+        gids=tuple(Gid(index=n, gid="", type=t) for n, t in types.items()),
         node_type="unspecified" if kind == "efa" else "CA",
     )
-    return RdmaDevice(
-        name=name,
-        ports=(port,),
-        node_type=port.node_type,
-        firmware=None,
-        parent=None,
-        netdevs=netdevs,
-        pci_address=pci,
-        numa_node=None,
-        virtual=False,
-    )
+    return RdmaDevice(name=name, ports=(port,), netdevs=netdevs, pci_address=pci)
 
 
 def node(name: str, kind: str, each: int) -> NodeTraffic:
@@ -259,28 +244,25 @@ def on_node(
     )
 
 
+def on_ranks(
+    facts: Evidence, node: str | None, change: Callable[[RankTransport], RankTransport]
+) -> Evidence:
+    """With the ranks of one node changed, or all."""
+    return replace(
+        facts, ranks=tuple(change(r) if node in (None, r.node) else r for r in facts.ranks)
+    )
+
+
 def with_env(facts: Evidence, node: str | None = None, **settings: str) -> Evidence:
     """With variables set in the ranks of one node, or all."""
-    return replace(
-        facts,
-        ranks=tuple(
-            replace(r, environment={**r.environment, **settings}) if node in (None, r.node) else r
-            for r in facts.ranks
-        ),
-    )
+    return on_ranks(facts, node, lambda r: replace(r, environment={**r.environment, **settings}))
 
 
 def with_logs(facts: Evidence, kind: str, node: str | None = None, **how: Any) -> Evidence:
     """With other logs of one node's ranks, or of all; `how` as log_text takes it."""
     count = len(facts.nodes)
-    return replace(
-        facts,
-        ranks=tuple(
-            replace(r, log=read_log(log_text(r.rank, count, kind, **how)))
-            if node in (None, r.node)
-            else r
-            for r in facts.ranks
-        ),
+    return on_ranks(
+        facts, node, lambda r: replace(r, log=read_log(log_text(r.rank, count, kind, **how)))
     )
 
 
@@ -315,18 +297,14 @@ def with_nics(
     facts: Evidence, name: str | None, *extra: Interface | RdmaDevice, without: str = ""
 ) -> Evidence:
     """With more NICs on one node, or on all, and without one of this name."""
-    nics = [one for one in extra if isinstance(one, Interface)]
-    devices = [one for one in extra if isinstance(one, RdmaDevice)]
 
     def changed(one: NodeTraffic) -> NodeTraffic:
+        every = (*(one.machine.interfaces or ()), *(one.machine.rdma or ()), *extra)
+        left = [nic for nic in every if nic.name != without]
         machine = replace(
             one.machine,
-            interfaces=tuple(
-                nic for nic in (*(one.machine.interfaces or ()), *nics) if nic.name != without
-            ),
-            rdma=tuple(
-                device for device in (*(one.machine.rdma or ()), *devices) if device.name != without
-            ),
+            interfaces=tuple(nic for nic in left if isinstance(nic, Interface)),
+            rdma=tuple(device for device in left if isinstance(device, RdmaDevice)),
         )
         return replace(one, machine=machine)
 

@@ -24,6 +24,7 @@ from tests.criteria.transport.compose import (
     log_text,
     moved,
     on_node,
+    on_ranks,
     ports_of,
     rdma,
     with_env,
@@ -89,12 +90,8 @@ def test_switched_off_by_a_variable(kind: str) -> None:
 
 def test_switched_off_by_a_file_is_said_with_the_file() -> None:
     facts = with_env(healthy("infiniband"), "birch2", NCCL_IB_DISABLE="0x1")
-    facts = replace(
-        facts,
-        ranks=tuple(
-            replace(r, settings_of_files={"NCCL_IB_DISABLE": "/etc/nccl.conf"}) for r in facts.ranks
-        ),
-    )
+    files = {"NCCL_IB_DISABLE": "/etc/nccl.conf"}
+    facts = on_ranks(facts, None, lambda r: replace(r, settings_of_files=files))
     words = judged("infiniband", facts).culprit
     assert words.startswith(
         "ranks 16-23 on birch2: NCCL_IB_DISABLE=0x1 (in /etc/nccl.conf) disables RDMA; "
@@ -126,6 +123,12 @@ def test_sockets_chosen() -> None:
         ("=mlx5_0,mlx5_1", Case.RAIL_DOWN, "leaves out mlx5_2, mlx5_3"),
         ("^=mlx5_7,mlx5_10", Case.RAIL_DOWN, "leaves out mlx5_7 of the fabric"),
         ("mlx5_0:2", Case.NO_DEVICE, "takes no RDMA device"),
+        (
+            "=mlx5_0, mlx5_1",
+            Case.RAIL_DOWN,
+            "leaves out mlx5_1, mlx5_2, mlx5_3, mlx5_4, mlx5_5, mlx5_6, mlx5_7 of the fabric "
+            "(a blank is a part of a name)",
+        ),
         ("mlx5", Case.STRAY_RAIL, "takes mlx5_10, not of the fabric"),
         ("^=mlx5_10", None, ""),
         ("=mlx5_0:1,mlx5_1,mlx5_2,mlx5_3,mlx5_4,mlx5_5,mlx5_6,mlx5_7", None, ""),
@@ -151,6 +154,39 @@ def test_wrong_interface() -> None:
         "ranks 16-23 on birch2: sockets run over mgmt0, not over the fabric (eth[1-8])"
     )
     assert "mgmt0 (management) sent " in proof.culprit
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("^docker,mgmt", "NCCL_SOCKET_IFNAME=^docker,mgmt takes lo beside the fabric (eth[1-8])"),
+        ("^docker,mgmt,lo", ""),
+        ("lo", "NCCL_SOCKET_IFNAME=lo takes lo, not the fabric (eth[1-8])"),
+        ("^", ""),  # NCCL ignores a single character
+    ],
+)
+def test_a_list_that_excludes_names_takes_lo(written: str, words: str) -> None:
+    def with_addresses(node: NodeTraffic) -> NodeTraffic:
+        nics = (replace(nic, addresses=("::1",)) for nic in node.machine.interfaces or ())
+        return replace(node, machine=replace(node.machine, interfaces=tuple(nics)))
+
+    facts = on_node(healthy("ethernet"), None, with_addresses)
+    proof = judged("ethernet", with_env(facts, NCCL_SOCKET_IFNAME=written))
+    assert proof.text(Verdict.FAIL, ProofFact.PINNED).removeprefix("all nodes: ") == words
+
+
+@pytest.mark.parametrize(
+    ("usual", "other"),
+    [
+        ({"NCCL_ALGO": "RING"}, {"NCCL_ALGO": "Ring"}),
+        ({"NCCL_IB_TC": "106"}, {"NCCL_IB_TC": "0x6a"}),
+        ({"NCCL_NET_GDR_LEVEL": "SYS"}, {"NCCL_NET_GDR_LEVEL": "4"}),
+        ({}, {"NCCL_IB_DISABLE": "", "NCCL_IB_TC": "0", "NCCL_NET_GDR_LEVEL": "loc"}),
+    ],
+)
+def test_values_that_act_alike_do_not_differ(usual: dict[str, str], other: dict[str, str]) -> None:
+    facts = with_env(with_env(healthy("infiniband"), **usual), "birch1", **other)
+    assert judged("infiniband", facts).answers["pinned"] == "pass"
 
 
 def test_sockets_over_ip_over_infiniband() -> None:
@@ -184,6 +220,14 @@ def test_gid_by_its_index(index: str, words: str) -> None:
     assert words in proof.culprit
 
 
+def test_the_gids_of_a_port_that_is_down_are_not_the_settings_fault() -> None:
+    facts = with_env(healthy("roce"), NCCL_IB_GID_INDEX="3")
+    facts = ports_of(
+        facts, "birch2", lambda p: replace(p, state="DOWN", gids=()) if p.name == "mlx5_7:1" else p
+    )
+    assert judged("roce", facts).answers["pinned"] == "pass"
+
+
 def test_gid_by_the_log() -> None:
     """Counters agree and the log says RDMA: what is wrong is the kind of address."""
     line = "NET/IB: IbDev 0 Port 1 qpn 211 mtu 5 query_ece={supported=0} GID 0 (0/1)"
@@ -196,6 +240,18 @@ def test_gid_by_the_log() -> None:
     assert newer.verdict is Verdict.PASS
     old_roce = judged("roce", with_env(healthy("roce"), NCCL_IB_ROCE_VERSION_NUM="1"))
     assert old_roce.cases == {Case.GID_TYPE}
+
+
+def test_a_list_that_takes_only_a_port_that_is_down() -> None:
+    facts = fallen_back("roce", healthy("roce"), "birch1", "mgmt0")
+    facts = ports_of(
+        with_env(facts, "birch1", NCCL_IB_HCA="=mlx5_7"),
+        "birch1",
+        lambda port: replace(port, state="DOWN") if port.device == "mlx5_7" else port,
+    )
+    text = judged("roce", facts).culprit
+    assert "NCCL_IB_HCA==mlx5_7 takes only mlx5_7:1 (DOWN); ranks" in text
+    assert "instead of roce: NCCL_IB_HCA==mlx5_7 takes only mlx5_7:1 (DOWN) (no" in text
 
 
 def test_a_port_without_a_gid_of_the_type_promised() -> None:
@@ -223,6 +279,16 @@ def test_one_rail_down(kind: str) -> None:
     assert proof.culprit.startswith("birch2: channels run over 7 of 8 rails (mlx5_0, mlx5_1")
     assert "none over mlx5_7:1 (DOWN)" in proof.culprit
     assert "7 of 8 rails carried the traffic: mlx5_7 (DOWN) sent 0% of its share" in proof.culprit
+
+
+@pytest.mark.parametrize("used", range(1, RAILS + 1))
+def test_one_rank_of_a_node_may_use_many_rails(used: int) -> None:
+    facts = healthy("infiniband")
+    facts = replace(facts, ranks=facts.ranks[::RAILS])
+    share = moved("infiniband", facts) * 1.02 / used
+    counts = {device("infiniband", rail): int(share) * (rail < used) for rail in range(RAILS)}
+    proof = judged("infiniband", carried(facts, None, counts))
+    assert proof.answers["counted"] == "pass", proof.culprit
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])

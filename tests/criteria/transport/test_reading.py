@@ -132,6 +132,17 @@ def test_a_counter_that_went_back_is_not_known(tmp_path: Path) -> None:
     assert len(node.machine.ports) == RAILS
 
 
+def test_an_interface_made_since_then_has_counted_from_0(tmp_path: Path) -> None:
+    for when in ("before", "after"):
+        _tree(tmp_path / when, "infiniband", 5000)
+    for name, on in (("veth7", None), ("eth7", "pci0000:40/0000:40:01.0")):
+        Tree(tmp_path / "after").interface(name, on)
+        _write(tmp_path / "after", **{f"sys/class/net/{name}/statistics/tx_bytes": "900"})
+    sent = _between("birch0", tmp_path).sent_bytes
+    assert sent["veth7"] == 900
+    assert "eth7" not in sent  # a VF that a pod gave back has counted since long ago
+
+
 def test_settings_in() -> None:
     assert settings_in("# NCCL_A=1\nNCCL_B==eth0\n\nNCCL_C\n=x\n") == {"NCCL_B": "=eth0"}
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from pytest_mnode.criteria.transport.settings import SETTINGS, cost, is_default
+from pytest_mnode.criteria.transport.settings import SETTINGS, cost, is_default, why_silent
 
 VERBS, RDMA = {"infiniband", "roce"}, {"infiniband", "roce", "efa"}
 ALL = RDMA | {"ethernet"}
@@ -126,8 +126,20 @@ def test_a_default_never_costs(version: str | None) -> None:
     known = tuple(int(part) for part in (version or "99").split("."))
     for setting, kind in itertools.product(SETTINGS, ALL):
         known_defaults = [default for first, default in setting.defaults if first <= known]
-        for default in known_defaults[-1:] if version else known_defaults:
+        for default in filter(None, known_defaults[-1:] if version else known_defaults):
             assert cost(setting.name, default, kind, version) is None, (setting.name, kind)
+
+
+@pytest.mark.parametrize(
+    ("subsystems", "silent"),
+    [
+        *(("", False), ("INIT,NET", False), ("net", False), ("COLL", True), ("ALL", False)),
+        *(("^COLL", False), ("^NET", False), ("^INIT,NET", True), ("^ALL", True)),
+    ],
+)
+def test_subsystems_that_leave_channels_out(subsystems: str, silent: bool) -> None:
+    why = why_silent({"NCCL_DEBUG": "info", "NCCL_DEBUG_SUBSYS": subsystems})
+    assert bool(why) is silent
 
 
 @pytest.mark.parametrize(
@@ -139,6 +151,9 @@ def test_a_default_never_costs(version: str | None) -> None:
         ("NCCL_CROSS_NIC=1", False),
         ("NCCL_NET_GDR_READ=0", False),  # of some versions only
         ("NCCL_ALGO=Ring", False),
+        ("NCCL_IB_SL=0", True),
+        ("NCCL_IB_HCA=", True),
+        ("NCCL_IB_TC=106", False),
     ],
 )
 def test_what_is_so_anyway(setting: str, default: bool) -> None:

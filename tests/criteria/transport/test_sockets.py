@@ -117,13 +117,19 @@ def test_the_variable_says_right_and_connections_say_otherwise() -> None:
     assert proof.answers["logged"] == "fail"
 
 
-def test_no_variable_is_noted_and_the_others_decide() -> None:
+@pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": ""}])
+def test_no_variable_is_noted_and_the_others_decide(environment: dict[str, str]) -> None:
     facts = _facts()
     for number in range(len(facts.ranks)):
-        facts = _rank(facts, number, environment={})
+        facts = _rank(facts, number, environment=environment)
     proof = _judged(facts)
     assert proof.verdict is Verdict.PASS
     assert "GLOO_SOCKET_IFNAME is not set" in proof.text(Verdict.PASS)
+
+
+def test_variables_that_gloo_does_not_read_may_differ() -> None:
+    environment = {"GLOO_SOCKET_IFNAME": "fab0", "NCCL_ALGO": "RING"}
+    assert _judged(_rank(_facts(), 3, environment=environment)).verdict is Verdict.PASS
 
 
 def test_connections_that_cannot_be_read_are_missing() -> None:

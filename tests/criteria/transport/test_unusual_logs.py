@@ -20,6 +20,7 @@ from tests.criteria.transport.compose import (
     healthy,
     judged,
     log_text,
+    on_ranks,
     ports_of,
     read_log,
     with_env,
@@ -29,12 +30,11 @@ from tests.criteria.transport.compose import (
 
 def rewritten(kind: str, facts: Evidence, change: Callable[[int, str], str]) -> Evidence:
     """With the log of each rank as `change` makes it of the healthy one."""
-    return replace(
+    nodes = len(facts.nodes)
+    return on_ranks(
         facts,
-        ranks=tuple(
-            replace(r, log=read_log(change(r.rank, log_text(r.rank, len(facts.nodes), kind))))
-            for r in facts.ranks
-        ),
+        None,
+        lambda r: replace(r, log=read_log(change(r.rank, log_text(r.rank, nodes, kind)))),
     )
 
 

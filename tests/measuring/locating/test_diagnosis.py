@@ -100,6 +100,34 @@ def test_four_nodes(rule: Rule, words: str | None) -> None:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
+        (
+            lambda a, b, r: 48 if (a < 2) != (b < 2) else 190,
+            "fab0 between node0, node1 and node2, node3, node4 (48 Mbit/s, 6 paths)",
+        ),
+        (
+            lambda a, b, r: 48 if a < 2 <= b else 190,
+            "fab0 from node0, node1 to node2, node3, node4 (48 Mbit/s, 6 paths)",
+        ),
+    ],
+)
+def test_an_uplink_is_named_and_not_each_of_its_paths(rule: Rule, words: str) -> None:
+    link = "the link between parts of the fabric, such as an uplink of a switch: "
+    whole = f"{link}{words}, which are fast among themselves"
+    assert _words(_rates(rule, nodes=5)) == whole
+    assert _words(_rates(rule, nodes=5, times_alone=0)) == f"suspected, not confirmed: {whole}"
+    # A slow node besides is named by itself, and one fast path shows that there is no such link.
+    besides = _words(_rates(lambda a, b, r: 20 if 5 in (a, b) else rule(a, b, r), nodes=6))
+    assert besides is not None
+    assert besides.startswith("node5 fab0 (20 Mbit/s")
+    assert besides.endswith(whole)
+    fast = _words(_rates(lambda a, b, r: 190 if {a, b} == {0, 4} else rule(a, b, r), nodes=5))
+    assert fast is not None
+    assert fast.startswith("the paths node0")
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
         (lambda a, b, r: 48, "fab0 between node0 and node1 (48 Mbit/s, both ways)"),
         (lambda a, b, r: 48 if a else 190, "fab0 from node1 to node0 (48 Mbit/s, one way)"),
         (lambda a, b, r: 190, None),

@@ -99,6 +99,14 @@ def test_two_slow_nodes_and_a_slow_path(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
+def test_a_slow_uplink_is_confirmed_by_one_of_its_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Nodes(lambda pair: 48 if len({node < 8 for node in pair}) > 1 else 190)
+    found = _searched(monkeypatch, ranks, nodes=32)
+    assert str(found).startswith("the link between parts of the fabric")
+    assert (found.faults, found.effort.complete) == (8 * 24, True)
+    assert ranks.rounds < 130
+
+
 def test_traffic_elsewhere_is_named_after_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Nodes(lambda pair: 19)
     assert str(_searched(monkeypatch, ranks, carrier="mgmt0")) == (

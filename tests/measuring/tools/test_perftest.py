@@ -148,6 +148,21 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
     assert (down.path, down.why) == ("n2→n0 mlx5_10", "Port number 1 state is Down")
 
 
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (("mlx5_9", "mlx5_11"), ["mlx5_9", None, "mlx5_11"]),
+        (("rdmap1s0", "rdmap2s0"), ["rdmap1s0", "rdmap2s0", None]),  # named otherwise: by place
+    ],
+)
+def test_a_device_missing_in_the_middle_does_not_move_the_other_rails(
+    names: tuple[str, ...], ends: list[str | None]
+) -> None:
+    whole = ("mlx5_9", "mlx5_10", "mlx5_11")
+    found = list(perftest_pairs.rails(("n0", "n1"), {"n0": names, "n1": whole}))
+    assert [(n0.device, n1.device) for n0, n1 in found] == list(zip(ends, whole, strict=True))
+
+
 def test_a_server_that_was_killed_is_named(nodes: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perftest_pairs, "_FAILED_END_S", 60.0)
     (nodes.directory / "rate-n0-mlx5_9").write_text("gone")
@@ -267,6 +282,28 @@ def test_each_rail_is_measured_several_times_and_more_often_where_it_is_noisy(
     assert "median of 4 runs, " not in str(found[0])
     assert "would have shown 1.92 % less" in str(found[1])
     assert [m.verdict for m in found] == [Verdict.PASS, Verdict.PASS, Verdict.INCONCLUSIVE]
+
+
+@pytest.mark.parametrize(
+    ("slow", "culprits"),
+    [
+        ([("n1", "n2")], ["n1→n2 mlx5_9"]),
+        ([("n0", "n1"), ("n1", "n2")], ["n1 mlx5_9 (sends and receives)"] * 2),
+        ([("n0", "n1"), ("n2", "n3")], ["n0→n1 mlx5_9", "n2→n3 mlx5_9"]),
+        (
+            [("n0", "n1"), ("n1", "n2"), ("n2", "n3"), ("n3", "n0")],
+            ["n0→n1 mlx5_9", "n1→n2 mlx5_9", "n2→n3 mlx5_9", "n3→n0 mlx5_9"],
+        ),
+    ],
+)
+def test_a_node_that_is_slow_in_both_of_its_pairs_is_named(
+    fabric: Fabric, slow: list[tuple[str, str]], culprits: list[str]
+) -> None:
+    ring = [("n0", "n1"), ("n1", "n2"), ("n2", "n3"), ("n3", "n0")]
+    pairs = [PairResult(*ends, "mlx5_9", 200.0 if ends in slow else 390.0) for ends in ring]
+    pairs.append(PairResult("n1", "n2", "mlx5_10", None, "down"))
+    judged = perftest.judge(pairs, fabric, write_bandwidth(binding="none"))
+    assert [m.culprit for m in judged if m.verdict is Verdict.FAIL] == culprits
 
 
 def noisy_pair(*values: float) -> PairResult:
