@@ -127,6 +127,11 @@ class PciTree:
         wanted = full_address(address)
         return next((f for f in self.functions if f.address == wanted), None)
 
+    def physical_function(self, address: str | None) -> str | None:
+        """Address of the function that shares its wire with a virtual function; else None."""
+        function = self.function(address)
+        return function.physical_function if function else None
+
     @property
     def accelerators(self) -> tuple[PciFunction, ...]:
         """Accelerators by address, which is the order in which drivers number them."""

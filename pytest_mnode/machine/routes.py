@@ -44,7 +44,9 @@ class Refusal:
 
         The error is compared because a wider route of this kind may lie beneath one that works.
         """
-        inside = ipaddress.ip_address(address) in ipaddress.ip_network(self.destination)
+        inside = ipaddress.ip_address(address) in ipaddress.ip_network(
+            self.destination, strict=False
+        )
         return inside and problem.startswith(os.strerror(_ERRORS[self.kind]).lower())
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ fabric:
   kind: {kind}
   interfaces: [{interfaces}]
   line_rate: 400 Gbit/s
-  nics_per_node: 1
+  nics_per_node: {nics}
   mtu: 9000
 management: {{interfaces: [eth0], line_rate: 25 Gbit/s, mtu: 1500}}
 storage: {{datasets: /data, checkpoints: /ckpt}}
@@ -52,12 +52,18 @@ def spec_of(
     kind: str = "ethernet",
     interfaces: str = "fab0",
     accelerators: str = "0",
+    *,
+    nics: int = 1,
 ) -> Spec:
     """A spec that promises this of preflight."""
     path = directory / "spec.yaml"
     path.write_text(
         SPEC.format(
-            preflight=preflight, kind=kind, interfaces=interfaces, accelerators=accelerators
+            preflight=preflight,
+            kind=kind,
+            interfaces=interfaces,
+            accelerators=accelerators,
+            nics=nics,
         )
     )
     return load_spec(path)

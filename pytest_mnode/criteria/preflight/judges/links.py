@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeVar
+
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
-from pytest_mnode.machine.netdev import Interface, Kind, rate_mbits_s
-from pytest_mnode.machine.rdma import Port
+from pytest_mnode.machine.netdev import Interface, Kind, physical_below, rate_mbits_s
+from pytest_mnode.machine.rdma import Port, RdmaDevice
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Fabric, Management, Network
 from pytest_mnode.spec.quantity import RATE
 
 _PATTERN = frozenset("*?[")
+D = TypeVar("D", Interface, RdmaDevice)
 
 
 def networks_of(spec: Spec) -> dict[str, Network]:
@@ -37,7 +43,7 @@ def interfaces(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me = survey.node(name)
     networks = networks_of(spec).items()
-    found = [_interfaces(survey, me, spec, key, network) for key, network in networks]
+    found = [_interfaces(survey, me, key, network) for key, network in networks]
     # Ranks of one node meet through loopback, and many programs listen on nothing else.
     for one in me.machine.interfaces or ():
         if one.kind is Kind.LOOPBACK:
@@ -48,14 +54,13 @@ def interfaces(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     return found
 
 
-def _interfaces(
-    survey: Survey, me: NodeSurvey, spec: Spec, key: str, network: Network
-) -> Measurement:
-    count, source = _promised_count(spec, key, network)
+def _interfaces(survey: Survey, me: NodeSurvey, key: str, network: Network) -> Measurement:
+    count = _promised_count(network)
+    source = "fabric.nics_per_node" if key == "fabric" else f"{key}.interfaces"
     subject = Subject(f"{key} interfaces that are up", "", at_least(count), source)
     if me.machine.interfaces is None:
         return subject.unknown(why_unread(me, "interfaces"))
-    faults = link_faults(me, network)
+    faults = broken_links(survey, me, network)
     up = _up(me, network)
     # A single node shares its loopback with no other node, so its links are its own.
     if survey.on_loopback and len(survey.nodes) > 1 and not up:
@@ -69,12 +74,11 @@ def _interfaces(
     )
 
 
-def _promised_count(spec: Spec, key: str, network: Network) -> tuple[int, str]:
-    """Number of interfaces of a network on each node, and the spec key that promises it."""
-    if key == "fabric":
-        return spec.fabric.nics_per_node, "fabric.nics_per_node"
-    literal = [name for name in network.interfaces if _PATTERN.isdisjoint(name)]
-    return max(1, len(literal)), f"{key}.interfaces"
+def _promised_count(network: Network) -> int:
+    """Number of links of a network on each node."""
+    if isinstance(network, Fabric):
+        return network.nics_per_node
+    return max(1, sum(_PATTERN.isdisjoint(name) for name in network.interfaces))
 
 
 def no_links(node: NodeSurvey, network: Network) -> str:
@@ -85,17 +89,25 @@ def no_links(node: NodeSurvey, network: Network) -> str:
 
 def own(node: NodeSurvey, network: Network) -> list[Interface]:
     """A node's interfaces on a network."""
-    return node.machine.matching(network.interfaces)
+    return _with_own_wire(node, node.machine.matching(network.interfaces))
+
+
+def _with_own_wire(node: NodeSurvey, there: Sequence[D]) -> list[D]:
+    """Those of interfaces or devices that are no virtual function of another one (SR-IOV)."""
+    addresses = {one.pci_address for one in there} - {None}
+    parent = node.machine.pci.physical_function
+    return [one for one in there if parent(one.pci_address) not in addresses]
 
 
 def ports(node: NodeSurvey, network: Network) -> list[Port]:
     """A node's RDMA ports whose device, or its interface, belongs to a network."""
-    devices = _devices(node, own(node, network))
-    return [
-        port
-        for port in node.machine.ports
-        if port.device in devices or network.has_interface(port.device)
+    of_links = _devices(node, own(node, network))
+    found = [
+        one
+        for one in node.machine.rdma or ()
+        if one.name in of_links or network.has_interface(one.name)
     ]
+    return [port for device in _with_own_wire(node, found) for port in device.ports]
 
 
 def _devices(node: NodeSurvey, links: list[Interface]) -> set[str]:
@@ -122,8 +134,14 @@ def _links(node: NodeSurvey, network: Network) -> tuple[list[Interface], list[Po
 
 
 def _up(node: NodeSurvey, network: Network) -> list[str]:
+    """Links that are up; of a VLAN and the interface below it, which share a wire, the first."""
     links, bare = _links(node, network)
-    return [one.name for one in links if one.up] + [p.name for p in bare if p.state == "ACTIVE"]
+    known = node.machine.by_name
+    wires: dict[tuple[str, ...], str] = {}
+    for one in links:
+        if one.up:
+            wires.setdefault(physical_below(one, known) or (one.name,), one.name)
+    return [*wires.values(), *(port.name for port in bare if port.state == "ACTIVE")]
 
 
 def _unknown(node: NodeSurvey, network: Network) -> list[str]:
@@ -156,6 +174,21 @@ def link_faults(node: NodeSurvey, network: Network) -> list[str]:
         if all(port.state not in ("ACTIVE", None) for port in of_device):
             faults += [f"{port.name} is {port.state}" for port in of_device]
     return faults
+
+
+@lru_cache(maxsize=4)
+def _usual_faults(survey: Survey, network: Network) -> Counter[str]:
+    return Counter(text for node in survey.nodes for text in link_faults(node, network))
+
+
+def broken_links(survey: Survey, node: NodeSurvey, network: Network) -> list[str]:
+    """Faults of a node's links, those of fewest nodes first; [] if it has the promised number.
+
+    Spare ports, such as the second ones of cards, have no cable on any node.
+    """
+    if len(_up(node, network)) >= _promised_count(network):
+        return []
+    return sorted(link_faults(node, network), key=_usual_faults(survey, network).__getitem__)
 
 
 def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
@@ -216,7 +249,7 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     found = []
     for key, (network, mtu_bytes) in mtus_of(spec).items():
         subject = Subject(f"{key} interface MTU", "B", equals(mtu_bytes), f"{key}.mtu {mtu_bytes}")
-        there = {one.name: one.mtu_bytes for one in own(me, network)}
+        there = {one.name: one.mtu_bytes for one in _in_use(me, network)}
         known = {n: size for n, size in there.items() if size is not None}
         if not known:
             why = f"{name}: no interface {'+'.join(network.interfaces)}"
@@ -235,9 +268,15 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     return found
 
 
+def _in_use(node: NodeSurvey, network: Network) -> list[Interface]:
+    """A node's interfaces on a network without spare ones that are down; all if all are down."""
+    there = own(node, network)
+    return [one for one in there if one.up is not False] or there
+
+
 def wrong_mtu(node: NodeSurvey, network: Network, mtu_bytes: int) -> str | None:
     """The interface whose MTU differs most from `mtu_bytes`, with its MTU; None if none differs."""
-    wrong = [one for one in own(node, network) if one.mtu_bytes not in (None, mtu_bytes)]
+    wrong = [one for one in _in_use(node, network) if one.mtu_bytes not in (None, mtu_bytes)]
     if not wrong:
         return None
     worst = max(wrong, key=lambda one: abs((one.mtu_bytes or 0) - mtu_bytes))

@@ -13,12 +13,15 @@ from pytest_mnode.criteria.preflight.judges import (
     reach,
 )
 from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.pci import PciFunction, PciTree
+from pytest_mnode.machine.rdma import RdmaDevice
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,
     IB,
     asked,
     culprits,
+    cut,
     devices_of,
     everywhere,
     healthy,
@@ -179,3 +182,86 @@ def test_an_mtu_above_the_promise_is_wrong_too(spec: Spec) -> None:
     large = replace(fabric, mtu_bytes=9216)
     found = with_facts(healthy(), 1, interfaces=(large, control))
     assert culprits(links.interface_mtu, found, spec) == {"gpu1": "gpu1 fab0 (MTU 9216)"}
+
+
+def test_spare_ports_without_a_cable_are_no_fault(tmp_path: Path) -> None:
+    """The second ports of all cards match the pattern, and no node uses them."""
+    promised = "{interfaces: {}, mtu: {networks: [fabric]}, reachable: {networks: [fabric]}}"
+    spec = spec_of(tmp_path, promised, interfaces='"fab*"')
+    survey = healthy()
+    spare = interface("fab00", "", carrier=False, mtu_bytes=1500, speed_mbits_s=None)
+    for node in survey.nodes:
+        there = (spare, *(node.machine.interfaces or ()))
+        survey = with_facts(survey, node.index, interfaces=there)
+    for judge in (links.interfaces, links.interface_mtu, reach.peers):
+        assert verdicts(judge, survey, spec) == {}, judge
+    path = cut(survey, [(0, 1), (1, 0)])
+    both = dict.fromkeys(("gpu0", "gpu1"), "path between gpu0 and gpu1")
+    assert culprits(reach.peers, path, spec) == both
+    lost = cut(survey, [e for n in range(3) for e in ((n, 3), (3, n))])
+    assert culprits(reach.peers, lost, spec) == {
+        "gpu3": "gpu3: no connection to or from others on the fabric network"
+    }
+    down = (spare, interface("fab0", "10.2.0.4", carrier=False), interface("eth0", "10.1.0.4"))
+    lost = with_facts(lost, 3, interfaces=down)
+    assert culprits(reach.peers, lost, spec) == {"gpu3": "gpu3: fab0 has no carrier"}
+
+
+PHYSICAL, SECOND, VIRTUAL = "0000:17:00.0", "0000:18:00.0", "0000:17:00.2"
+ON_PCI = PciTree(
+    functions=(
+        PciFunction(address=PHYSICAL),
+        PciFunction(address=VIRTUAL, physical_function=PHYSICAL),
+        PciFunction(address=SECOND),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        interface("fab0.100", "10.3.0.1", kind=Kind.VIRTUAL),
+        interface("fab0v0", "10.3.0.1", pci_address=VIRTUAL),
+    ],
+    ids=["VLAN", "virtual function"],
+)
+def test_what_shares_the_wire_of_a_nic_is_not_a_second_nic(
+    shares: Interface, tmp_path: Path
+) -> None:
+    spec = spec_of(tmp_path, "{interfaces: {}}", interfaces='"fab*"', nics=2)
+    first = interface("fab0", "10.2.0.1", pci_address=PHYSICAL)
+    second = interface("fab1", "10.4.0.1", pci_address=SECOND)
+    control = interface("eth0", "10.1.0.1")
+    for other, found in ((second, {}), (replace(second, carrier=False), {"gpu0": "fail"})):
+        there = (first, shares, other, control)
+        survey = with_facts(healthy(1), 0, interfaces=there, pci=ON_PCI)
+        assert verdicts(links.interfaces, survey, spec) == found
+
+
+def test_the_port_of_a_virtual_function_does_not_stand_for_one_that_is_down(
+    tmp_path: Path,
+) -> None:
+    spec = spec_of(tmp_path, "{rdma: {}}", "roce", '"mlx5_*"', nics=2)
+    roce = rdma_port("RoCE", ("RoCE v2",))
+    places = {"mlx5_0": PHYSICAL, "mlx5_1": SECOND, "mlx5_2": VIRTUAL}
+    for state, found in (("ACTIVE", {}), ("DOWN", {"gpu0": "gpu0 mlx5_1:1 DOWN"})):
+        devices = tuple(
+            RdmaDevice(
+                name=name,
+                ports=(replace(roce, device=name, state=state if at == SECOND else "ACTIVE"),),
+                pci_address=at,
+            )
+            for name, at in places.items()
+        )
+        survey = with_facts(healthy(1), 0, rdma=devices, pci=ON_PCI)
+        assert culprits(rdma.rdma_ports, survey, spec) == found
+
+
+def test_a_port_that_is_down_is_named_before_the_spare_ones(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{rdma: {}}", "infiniband", '"mlx5_*"')
+    spares = [rdma_port(device=f"mlx5_{n}", state="DOWN") for n in range(6)]
+    used = rdma_port(device="mlx5_9")
+    survey = everywhere(healthy(3), *spares, used, interfaces=())
+    down = with_facts(survey, 1, rdma=devices_of(*spares, replace(used, state="INIT")))
+    [culprit] = culprits(rdma.rdma_ports, down, spec).values()
+    assert culprit.startswith("gpu1 mlx5_9:1 INIT, mlx5_0:1 DOWN, ")
