@@ -44,9 +44,7 @@ class Refusal:
 
         The error is compared because a wider route of this kind may lie beneath one that works.
         """
-        inside = ipaddress.ip_address(address) in ipaddress.ip_network(
-            self.destination, strict=False
-        )
+        inside = ipaddress.ip_address(address) in ipaddress.ip_network(self.destination)
         return inside and problem.startswith(os.strerror(_ERRORS[self.kind]).lower())
 
     def __str__(self) -> str:
@@ -80,7 +78,8 @@ def parse_refusals(data: bytes) -> list[Refusal]:
         address = known.get(_DST, bytes(size or 0))
         if number not in _KINDS or size != len(address) or bits > size * 8:
             continue
-        kind, network = _KINDS[number], f"{ipaddress.ip_address(address)}/{bits}"
+        # The kernel keeps the bits of a rule's address beyond its mask.
+        kind, network = _KINDS[number], str(ipaddress.ip_network((address, bits), strict=False))
         ip = "ip -6" if family == socket.AF_INET6 else "ip"
         if message == _RTM_NEWRULE:
             undo = f"{ip} rule del priority {_number(known, _PRIORITY, 0)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -148,6 +148,14 @@ def pci_links(machine: Machine, fabric: Sequence[str]) -> tuple[PciLink, ...]:
 
     Source: Linux, Documentation/ABI/testing/sysfs-bus-pci.
     """
+    return tuple(
+        _pci_link(machine, card, card.bridges[-1] if card.bridges else None, name, is_accelerator)
+        for card, name, is_accelerator in _cards(machine, fabric)
+    )
+
+
+def _cards(machine: Machine, fabric: Sequence[str]) -> list[tuple[PciFunction, str, bool]]:
+    """Functions with a link, each with its name and whether it is an accelerator."""
     nics = {one.pci_address: one.name for one in machine.matching(fabric)}
     for device in machine.rdma or ():
         of_fabric = any(fnmatchcase(device.name, pattern) for pattern in fabric)
@@ -157,11 +165,31 @@ def pci_links(machine: Machine, fabric: Sequence[str]) -> tuple[PciLink, ...]:
     found = [(f, f"accelerator {f.address}", True) for f in tree.accelerators]
     found += [(f, nics[f.address], False) for f in tree.networks if f.address in nics]
     # A virtual function has no link of its own.
-    return tuple(_pci_link(machine, *one) for one in found if one[0].physical_function is None)
+    return [one for one in found if one[0].physical_function is None]
 
 
-def _pci_link(machine: Machine, card: PciFunction, name: str, accelerator: bool) -> PciLink:
-    slot = machine.pci.function(card.bridges[-1]) if card.bridges else None
+def _uplinks(machine: Machine, fabric: Sequence[str]) -> Iterator[PciLink]:
+    """Links of the PCIe switches above accelerators and NICs, as far as they are known.
+
+    A switch is two bridges deep, and some accelerators have one inside.
+    """
+    seen = set()
+    for card, name, _ in _cards(machine, fabric):
+        above = card.bridges[:-1]
+        for address, slot in zip(above[::-2], above[-2::-2], strict=False):
+            switch = machine.pci.function(address)
+            if switch is None or address in seen:
+                continue
+            seen.add(address)
+            link = _pci_link(machine, switch, slot, f"switch {address} above {name}", False)
+            if link.width and link.full_width:
+                yield link
+
+
+def _pci_link(
+    machine: Machine, card: PciFunction, slot_address: str | None, name: str, accelerator: bool
+) -> PciLink:
+    slot = machine.pci.function(slot_address)
     widths = [card.max_link_width, slot.max_link_width if slot else None]
     rates = [card.max_link_gtransfers_s, slot.max_link_gtransfers_s if slot else None]
     return PciLink(
@@ -175,13 +203,17 @@ def _pci_link(machine: Machine, card: PciFunction, name: str, accelerator: bool)
 
 
 def pcie(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Number of PCIe links narrower than card and slot support, and of slower links of NICs."""
+    """Number of PCIe links narrower than card and slot support, and of slower links of NICs.
+
+    A link may be slower to save power while its accelerators are idle.
+    """
     if promises(spec).pcie is None:
         return []
     me = survey.node(name)
     links = pci_links(me.machine, spec.fabric.interfaces)
     nics = [one for one in links if not one.accelerator]
-    widths = [(one.name, one.width, one.full_width) for one in links]
+    wide = (*links, *_uplinks(me.machine, spec.fabric.interfaces))
+    widths = [(one.name, one.width, one.full_width) for one in wide]
     rates = [(one.name, one.gtransfers_s, one.full_gtransfers_s) for one in nics]
     return [_below_maximum(me, "width", "x", widths), _below_maximum(me, "speed", "GT/s ", rates)]
 

@@ -140,6 +140,33 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
     assert {str(m.verdict) for m in asked(devices.pcie, dumb, spec)["gpu1"]} == {"inconclusive"}
 
 
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ((16, 16, 16), ""),
+        ((8, 16, 16), "switch 0000:11:00.0 above accelerator 0000:13:00.0 x8 of 16"),
+        ((8, 16, 8), ""),  # its slot has no more
+        ((0, 16, 16), ""),  # not known
+    ],
+)
+def test_the_link_of_a_switch_above_accelerators(
+    tmp_path: Path, ends: tuple[int, int, int], words: str
+) -> None:
+    width, switch, slot = ends
+    tree = Tree(tmp_path)
+    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
+    root = "pci0000:10/0000:10:01.0"
+    tree.pci(root, SWITCH_PORT, "0x8086", current_link_width=width, max_link_width=slot)
+    up = f"{root}/0000:11:00.0"
+    tree.pci(up, SWITCH_PORT, "0x1000", current_link_width=width, max_link_width=switch)
+    for port in (0, 1):
+        tree.pci(f"{up}/0000:12:0{port}.0", SWITCH_PORT, "0x1000", **full)
+        tree.pci(f"{up}/0000:12:0{port}.0/0000:1{port + 3}:00.0", GPU, NVIDIA, **full)
+    survey = with_facts(healthy(1), 0, pci=Machine.read(tmp_path, ("pci",)).pci)
+    widths, _ = devices.pcie(survey, spec_of(tmp_path, "{pcie: full}", accelerators="2"), "gpu0")
+    assert (widths.value, widths.note) == (bool(words), words)
+
+
 def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}

@@ -139,14 +139,15 @@ def test_files_that_differ_are_named(stored: Spec) -> None:
     ("boot_ids", "verdict"),
     [("aaaa", "pass"), ("abcd", "inconclusive"), ((None,) * 4, "inconclusive")],
 )
+@pytest.mark.parametrize("kind", ["xfs", "squashfs"])
 def test_a_disk_of_each_node_is_not_taken_for_a_shared_one(
-    stored: Spec, boot_ids: Sequence[str | None], verdict: str
+    stored: Spec, boot_ids: Sequence[str | None], verdict: str, kind: str
 ) -> None:
     survey = _stored()
     for index, boot_id in enumerate(boot_ids):
         survey = with_facts(survey, index, boot_id=boot_id)
-        survey = _with_directory(survey, index, "datasets", file_system="xfs /dev/nvme0n1")
+        survey = _with_directory(survey, index, "datasets", file_system=f"{kind} /dev/nvme0n1")
     datasets = asked(storage.shared, survey, stored)["gpu0"][0]
     assert datasets.verdict == verdict
-    says = "gpu0: xfs /dev/nvme0n1: xfs is not shared between machines"
+    says = f"gpu0: {kind} /dev/nvme0n1: {kind} is not shared between machines"
     assert datasets.note.startswith(says) is (verdict == "inconclusive")
