@@ -218,7 +218,12 @@ def storage(cluster: Cluster) -> Entry:
         for mount in _shared_mounts(machine_of(node)):
             mounts.setdefault((mount.path, mount.kind), {})[node.name] = mount.source
     for place, having in mounts.items():
-        if lacking := [node.name for node in cluster.nodes if node.name not in having]:
+        lacking = [
+            node.name
+            for node in cluster.nodes
+            if node.name not in having and not _on_demand(machine_of(node), place[0])
+        ]
+        if lacking:
             mounted = f"{_mounted(*place, having)} is mounted on {named(list(having))}"
             cluster.differences.append(f"{mounted}, and not on {named(lacking)}")
     shared = [mount for mount, having in mounts.items() if len(having) == len(cluster.nodes)]
@@ -240,6 +245,12 @@ def _shared_mounts(machine: Machine) -> list[Mount]:
     """Network file systems ordered by path; of several at one path the last, which is on top."""
     found = {mount.path: mount for mount in machine.mounts or () if mount.of_network}
     return [found[path] for path in sorted(found)]
+
+
+def _on_demand(machine: Machine, path: str) -> bool:
+    """Whether an automounter mounts what is at a path when a process uses it."""
+    found = [mount.path for mount in machine.mounts or () if mount.kind == "autofs"]
+    return any(f"{path}/".startswith(f"{one}/") for one in found)
 
 
 def _mounted(path: str, kind: str, having: Mapping[str, str]) -> str:

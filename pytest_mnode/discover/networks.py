@@ -109,9 +109,11 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     ]
     names = {name for port in chosen for name in devices[port.device].netdevs}
     own = [nic for nic in _nics(machine) if nic.name in names]
-    addressed = bool(own) and all(nic.usable_address for nic in own)
+    # Of a bond and its ports, or a VLAN and its NIC, only one has an address.
+    with_address = {nic.name: nic for nic in own if nic.usable_address}
+    addressed = all(with_address.keys() & devices[port.device].netdevs for port in chosen)
     # The MTU of IP over InfiniBand is often left wrong where IP is not used.
-    sized = own if addressed or kind != "infiniband" else []
+    sized = [*with_address.values()] if addressed else own if kind != "infiniband" else []
     mtus = machine.active_mtus or {}
     sizes = [nic.mtu_bytes for nic in sized] or [mtus.get(port.name) for port in chosen]
     return FoundNetwork(

@@ -259,6 +259,8 @@ def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> N
     assert line == (
         "/home (lustre mds@tcp:/home) is mounted on node1, node2, node3, and not on node0"
     )
+    on_demand = Mount("/home", "autofs", "auto.home")
+    assert draft(changed(shown, 0, mounts=(data, on_demand))).differences == ()
 
 
 def test_one_file_system_by_another_address_on_each_node_is_one() -> None:

@@ -208,6 +208,15 @@ def test_one_wire_is_not_two_networks() -> None:
             assert "also carries control traffic" in networks.no_management
 
 
+@pytest.mark.parametrize("made", ["bond0", "eth0.100"])
+def test_rdma_is_addressed_by_what_is_made_of_its_nic(made: str) -> None:
+    below = nic("eth0", master=made if made == "bond0" else None, mtu_bytes=9216)
+    nics = (nic("eno1", CONTROL), below, on("eth0", made, "10.2.0.1", mtu_bytes=9000))
+    fabric = found_with(nics, (device("mlx5_0", "RoCE", netdevs=(made, "eth0")),), accelerators=2)
+    assert fabric.fabric is not None
+    assert (fabric.fabric.addressed, fabric.fabric.mtu_bytes) == (True, 9000)
+
+
 def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
     nics = tuple(nic(f"eth{i}") for i in range(3))
     nics += (on("eth0", "eth0.7", CONTROL),)

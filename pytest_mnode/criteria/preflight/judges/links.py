@@ -269,9 +269,18 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def _in_use(node: NodeSurvey, network: Network) -> list[Interface]:
-    """A node's interfaces on a network without spare ones that are down; all if all are down."""
-    there = own(node, network)
-    return [one for one in there if one.up is not False] or there
+    """A node's interfaces on a network, all of them if none of these carries packets.
+
+    Left out are spare ones that are down, and those that only carry the packets of a VLAN.
+    """
+    there, known = own(node, network), node.machine.by_name
+    below = {n for one in there if one.usable_address for n in physical_below(one, known)}
+    carrying = (
+        one
+        for one in there
+        if one.up is not False and (one.usable_address or one.name not in below)
+    )
+    return list(carrying) or there
 
 
 def wrong_mtu(node: NodeSurvey, network: Network, mtu_bytes: int) -> str | None:

@@ -265,3 +265,13 @@ def test_a_port_that_is_down_is_named_before_the_spare_ones(tmp_path: Path) -> N
     down = with_facts(survey, 1, rdma=devices_of(*spares, replace(used, state="INIT")))
     [culprit] = culprits(rdma.rdma_ports, down, spec).values()
     assert culprit.startswith("gpu1 mlx5_9:1 INIT, mlx5_0:1 DOWN, ")
+
+
+def test_the_nic_below_a_vlan_may_have_a_larger_mtu(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{mtu: {networks: [fabric]}}", "roce", "mlx5_0")
+    below = interface("fab0", "", mtu_bytes=9216)
+    vlan = interface("fab0.100", "10.2.0.1", kind=Kind.VIRTUAL)
+    survey = everywhere(healthy(2), rdma_port("RoCE"), interfaces=(below, vlan))
+    assert verdicts(links.interface_mtu, survey, spec) == {}
+    small = everywhere(survey, rdma_port("RoCE"), interfaces=(below, replace(vlan, mtu_bytes=1500)))
+    assert culprits(links.interface_mtu, small, spec)["gpu0"] == "gpu0 fab0.100 (MTU 1500)"
