@@ -11,6 +11,7 @@ from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
 from pytest_mnode.logs.kernel_log import Log, Severity
 from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.netdev import physical_below
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.pci import PciFunction
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
@@ -156,7 +157,9 @@ def pci_links(machine: Machine, fabric: Sequence[str]) -> tuple[PciLink, ...]:
 
 def _cards(machine: Machine, fabric: Sequence[str]) -> list[tuple[PciFunction, str, bool]]:
     """Functions with a link, each with its name and whether it is an accelerator."""
-    nics = {one.pci_address: one.name for one in machine.matching(fabric)}
+    known = machine.by_name
+    physical = (name for one in machine.matching(fabric) for name in physical_below(one, known))
+    nics = {known[name].pci_address: name for name in physical}
     for device in machine.rdma or ():
         of_fabric = any(fnmatchcase(device.name, pattern) for pattern in fabric)
         if not device.virtual and (of_fabric or device.pci_address in nics):

@@ -178,6 +178,9 @@ def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
     for name, function in (("fab0", 0), ("fab0v0", 1)):
         tree.interface(name, f"{port}/0000:1c:00.{function}")
     assert [link.name for link in pci_links(Machine.read(tmp_path), ["fab*"])] == ["fab0"]
+    tree.interface("bond0")
+    tree.write("sys/class/net/bond0/bonding/slaves", "fab0")
+    assert [link.name for link in pci_links(Machine.read(tmp_path), ["bond0"])] == ["fab0"]
 
 
 XID = Event(Severity.FAULT, "2026-11-22T06:54:23Z", "0000:1b:00", "Xid 79: GPU is lost")
