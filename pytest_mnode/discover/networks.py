@@ -78,7 +78,8 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     ports, control_ports = _split(ports, control)
     not_chosen += [f"{p.device} carries control traffic" for p in control_ports]
     ports, functions = _split(
-        ports, [p for p in ports if _is_virtual_function(devices[p.device], machine)]
+        ports,
+        [p for p in ports if machine.pci.physical_function(devices[p.device].pci_address)],
     )
     not_chosen += [f"{p.device} is a virtual function" for p in functions]
     nearest = {
@@ -131,12 +132,6 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
 
 def _kind(port: Port) -> Kind | None:
     return _KINDS.get(port.protocol or "")
-
-
-def _is_virtual_function(device: RdmaDevice, machine: Machine) -> bool:
-    """Whether it is a virtual function (SR-IOV), which shares its physical function's wire."""
-    function = machine.pci.function(device.pci_address)
-    return function is not None and function.physical_function is not None
 
 
 def _carries_control(device: RdmaDevice, node: FoundNode, machine: Machine) -> bool:

@@ -128,7 +128,7 @@ class PciTree:
         return next((f for f in self.functions if f.address == wanted), None)
 
     def physical_function(self, address: str | None) -> str | None:
-        """Address of the function that shares its wire with a virtual function; else None."""
+        """Address of the function whose wire a virtual function (SR-IOV) shares; else None."""
         function = self.function(address)
         return function.physical_function if function else None
 

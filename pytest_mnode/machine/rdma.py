@@ -17,8 +17,8 @@ _GID_TYPES = {"RoCE": "RoCE v1", "InfiniBand": "IB", "EFA": "IB", "iWARP": "iWAR
 """Meaning of the kernel's "IB/RoCE v1", by protocol."""
 UNKNOWN_GID = "unknown"
 """Stands for a GID whose type cannot be read."""
-_ZERO_GID = re.compile(r"[0:]*")
-_NO_GUID = re.compile(r"[0:]*")
+_ZERO = re.compile(r"[0:]*")
+"""A GID or GUID that is not set."""
 _SOFT_IWARP = "Software iWARP"
 """Start of the node_desc of soft-iWARP. Source: Linux, drivers/infiniband/sw/siw."""
 _REPRESENTS = re.compile(r"(?:c\d+)?pf\d+(?:(?:vf|sf)\d+)?")
@@ -203,7 +203,7 @@ def _netdevs(device: Path, ports: tuple[Port, ...], parent: str | None) -> tuple
 def _made_of(guid: str | None, root: Path) -> tuple[str, ...]:
     """The one interface whose MAC address a GUID holds as an EUI-64."""
     digits = (guid or "").replace(":", "")
-    if _NO_GUID.fullmatch(digits) or len(digits) != 16 or digits[6:10] != "fffe":
+    if _ZERO.fullmatch(digits) or len(digits) != 16 or digits[6:10] != "fffe":
         return ()
     mac = f"{int(digits[:2], 16) ^ 2:02x}{digits[2:6]}{digits[10:]}"
     found = [
@@ -242,7 +242,7 @@ def _gids(port: Path) -> tuple[Gid, ...] | None:
     found = []
     for path in sysfs.entries(port / "gids"):
         gid = sysfs.text(path)
-        if gid is None or _ZERO_GID.fullmatch(gid) or not path.name.isdigit():
+        if gid is None or _ZERO.fullmatch(gid) or not path.name.isdigit():
             continue
         found.append(
             Gid(

@@ -69,7 +69,7 @@ def parse_refusals(data: bytes) -> list[Refusal]:
     Source: Linux, include/uapi/linux/rtnetlink.h (rtmsg) and fib_rules.h (fib_rule_hdr).
     """
     found = []
-    for message, body in messages(data)[0]:
+    for message, body in messages(data):
         if message not in (_RTM_NEWROUTE, _RTM_NEWRULE) or len(body) < _ROUTE_OR_RULE.size:
             continue
         family, bits, _, _, table, _, _, number, _ = _ROUTE_OR_RULE.unpack_from(body)

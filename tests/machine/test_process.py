@@ -18,7 +18,6 @@ from pytest_mnode.machine.process import (
 )
 from pytest_mnode.machine.process import (
     bytes_by_node,
-    parse_last_cpu,
     parse_numa_maps,
     parse_status,
     read_process,
@@ -89,11 +88,6 @@ def test_areas_of_every_sort(line: str, kind: Kind, memory: dict[int, int]) -> N
     assert area.bytes_by_node == {node: pages * _PAGE for node, pages in memory.items()}
 
 
-def test_pages_are_as_large_as_the_machine_has_them_where_a_line_does_not_say() -> None:
-    (area,) = parse_numa_maps("7f00 default anon=1 N0=1", page_bytes=65536)
-    assert area.bytes_by_node == {0: 65536}
-
-
 _WORDS = st.sampled_from(
     ["7f00", "default", "bind:1", "N0=1", "N0=", "anon=x", "file=/a", "huge", "prefer (many)", "="]
 )
@@ -104,19 +98,12 @@ _WORDS = st.sampled_from(
 def test_any_text_is_read(text: str) -> None:
     parse_numa_maps(text)
     parse_status(text)
-    parse_last_cpu(text)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(alphabet="CPU_Mems allowedlist:\t0123-,\n"))
 def test_any_status_is_read(text: str) -> None:
     parse_status("Cpus_allowed_list:" + text)
-
-
-def test_the_last_cpu_is_read_also_of_a_thread_with_brackets_in_its_name() -> None:
-    fields = " ".join(["S", *["0"] * 35, "13", "0"])
-    assert parse_last_cpu(f"42 (a) b (c) {fields}") == 13
-    assert parse_last_cpu("42 (a) S 1 2") is None
 
 
 def test_this_process_shows_its_threads_and_where_each_may_run() -> None:

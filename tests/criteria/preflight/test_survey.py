@@ -152,8 +152,7 @@ def test_an_answer_that_came_in_time_counts_however_late_it_is_read(
     with contextlib.ExitStack() as stack:
         one = conduct._start(nodes, 0, "here0", stack)
         stack.callback(conduct._end, [one])
-        assert one.process.stdout is not None
-        assert select.select([one.process.stdout], [], [], 10.0)[0]
+        assert select.select([one.stdout], [], [], 10.0)[0]
         conduct._exchange([one], "end", [None], LastFacts, 0.0)
     assert (one.problem, one.answers) == ("", {"end": LastFacts((), None)})
 
