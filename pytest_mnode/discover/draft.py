@@ -8,13 +8,7 @@ from dataclasses import astuple, dataclass
 from pytest_mnode.criteria.preflight.judges.devices import pci_links
 from pytest_mnode.discover import bounds
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, agreed, alike, named
-from pytest_mnode.discover.hardware import (
-    accelerators,
-    fabric,
-    gpudirect,
-    management,
-    scheduled,
-)
+from pytest_mnode.discover.hardware import accelerators, fabric, gpudirect, management, scheduled
 from pytest_mnode.discover.networks import has_accelerators
 from pytest_mnode.discover.nodes import FoundCluster, machine_of
 from pytest_mnode.discover.page import Entry, mapped, rendered, scalar

@@ -39,6 +39,14 @@ def found_with(
     return networks_of(FoundNode("node0", CONTROL, replace(machine, active_mtus=mtus)))
 
 
+def fabric_with(
+    nics: tuple[Interface, ...] = (), rdma: tuple[RdmaDevice, ...] = (), *, accelerators: int = 0
+) -> FoundNetwork:
+    fabric = found_with(nics, rdma, accelerators=accelerators).fabric
+    assert fabric is not None
+    return fabric
+
+
 def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
     networks = networks_of(FoundNode("node0", CONTROL, ib_node(0)))
     assert networks.fabric is not None
@@ -52,8 +60,7 @@ def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
 
 def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
     ports = (device("mlx5_0"), device("mlx5_1", state="DOWN"))
-    fabric = found_with(rdma=ports, accelerators=8).fabric
-    assert fabric is not None
+    fabric = fabric_with(rdma=ports, accelerators=8)
     assert fabric.nics == 1
     assert "mlx5_1:1 is DOWN" in fabric.not_chosen
 
@@ -65,26 +72,22 @@ def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, ki
         nic("eth1", "10.2.0.1", speed_mbits_s=100_000),
     )
     ports = (device("mlx5_0", layer, netdevs=("eth1",), rate_gbits_s=100.0),)
-    with_them, without = found_with(nics, ports, accelerators=8), found_with(nics, ports)
-    assert with_them.fabric is not None
-    assert (with_them.fabric.kind, with_them.fabric.interfaces) == (kind, ("mlx5_0",))
-    assert without.fabric is not None
-    assert (without.fabric.kind, without.fabric.interfaces) == ("ethernet", ("eth1",))
-    assert any("mlx5_0 could do RDMA" in text for text in without.fabric.not_chosen)
+    with_them, without = fabric_with(nics, ports, accelerators=8), fabric_with(nics, ports)
+    assert (with_them.kind, with_them.interfaces) == (kind, ("mlx5_0",))
+    assert (without.kind, without.interfaces) == ("ethernet", ("eth1",))
+    assert any("mlx5_0 could do RDMA" in text for text in without.not_chosen)
 
 
 def test_software_rdma_is_no_fabric() -> None:
     nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
-    fabric = found_with(nics, (device("rxe0", "RoCE", virtual=True),)).fabric
-    assert fabric is not None
+    fabric = fabric_with(nics, (device("rxe0", "RoCE", virtual=True),))
     assert fabric.interfaces == ("eth1",)
 
 
 def test_iwarp_is_no_fabric_of_roce() -> None:
     nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
     ports = (device("irdma0", "iWARP", netdevs=("eth1",)),)
-    fabric = found_with(nics, ports, accelerators=8).fabric
-    assert fabric is not None
+    fabric = fabric_with(nics, ports, accelerators=8)
     assert (fabric.kind, fabric.interfaces) == ("ethernet", ("eth1",))
 
 
@@ -159,8 +162,7 @@ def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
 def test_which_interface_it_is(
     nics: tuple[Interface, ...], chosen: tuple[str, ...], rate: float | None
 ) -> None:
-    fabric = found_with(nics).fabric
-    assert fabric is not None
+    fabric = fabric_with(nics)
     assert fabric.interfaces == chosen
     assert fabric.rate_mbits_s == rate
 
@@ -179,8 +181,7 @@ def test_what_is_made_of_one_nic_is_one_nic() -> None:
         on("eth1", "eth1.200", "10.3.0.1"),
         on("eth1", "vlan300", "10.4.0.1"),
     )
-    fabric = found_with(nics).fabric
-    assert fabric is not None
+    fabric = fabric_with(nics)
     assert (fabric.interfaces, fabric.nics) == (("eth1.100",), 1)
     assert "eth1.200 is on the wire of eth1.100" in fabric.not_chosen
     assert "vlan300 is on the wire of eth1.100" in fabric.not_chosen
@@ -188,8 +189,7 @@ def test_what_is_made_of_one_nic_is_one_nic() -> None:
 
 def test_the_interface_itself_stands_for_what_is_made_of_it() -> None:
     made = on("eth1", "a100", "10.3.0.1")
-    fabric = found_with((made, nic("eth1", "10.2.0.1", speed_mbits_s=100_000))).fabric
-    assert fabric is not None
+    fabric = fabric_with((made, nic("eth1", "10.2.0.1", speed_mbits_s=100_000)))
     assert fabric.interfaces == ("eth1",)
     assert fabric.not_chosen == ("a100 is on the wire of eth1",)
 
@@ -212,9 +212,8 @@ def test_one_wire_is_not_two_networks() -> None:
 def test_rdma_is_addressed_by_what_is_made_of_its_nic(made: str) -> None:
     below = nic("eth0", master=made if made == "bond0" else None, mtu_bytes=9216)
     nics = (nic("eno1", CONTROL), below, on("eth0", made, "10.2.0.1", mtu_bytes=9000))
-    fabric = found_with(nics, (device("mlx5_0", "RoCE", netdevs=(made, "eth0")),), accelerators=2)
-    assert fabric.fabric is not None
-    assert (fabric.fabric.addressed, fabric.fabric.mtu_bytes) == (True, 9000)
+    fabric = fabric_with(nics, (device("mlx5_0", "RoCE", netdevs=(made, "eth0")),), accelerators=2)
+    assert (fabric.addressed, fabric.mtu_bytes) == (True, 9000)
 
 
 def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
@@ -240,9 +239,7 @@ def test_the_mtu_of_infiniband_is_that_of_ip_only_where_there_is_ip(shown: int) 
             for i, address in enumerate(addresses)
         )
         ports = tuple(device(f"mlx5_{i}", netdevs=(f"ib{i}",)) for i in range(2))
-        found = found_with((nic("eno1", CONTROL), *nics), ports, accelerators=2).fabric
-        assert found is not None
-        return found
+        return fabric_with((nic("eno1", CONTROL), *nics), ports, accelerators=2)
 
     assert fabric("", "").mtu_bytes == 4096
     assert fabric("10.2.0.1", "").mtu_bytes == 4096

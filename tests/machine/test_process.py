@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_mnode.machine.cgroup import OomKills, read_cpu_limits, read_memory_rooms, read_oom_kills
 from pytest_mnode.machine.cpus import parse_cpulist as listed
-from pytest_mnode.machine.process import (
-    AreaKind as Kind,
-)
-from pytest_mnode.machine.process import (
-    bytes_by_node,
-    parse_numa_maps,
-    parse_status,
-    read_process,
-)
+from pytest_mnode.machine.process import AreaKind as Kind
+from pytest_mnode.machine.process import bytes_by_node, parse_numa_maps, parse_status, read_process
 from tests.recorded import Recorded
 from tests.trees import Tree
 

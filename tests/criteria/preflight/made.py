@@ -209,6 +209,17 @@ def with_facts(survey: Survey, index: int, **changes: Any) -> Survey:
     return with_node(survey, index, facts=replace(facts, machine=machine, **changes))
 
 
+def with_path_facts(survey: Survey, index: int, **changes: Any) -> Survey:
+    """With other facts of one node's paths; a function makes them of what is there."""
+    paths = survey.nodes[index].paths
+    assert paths is not None
+    made = {
+        name: tuple(map(change, getattr(paths, name))) if callable(change) else change
+        for name, change in changes.items()
+    }
+    return with_node(survey, index, paths=replace(paths, **made))
+
+
 def silent(survey: Survey, index: int) -> Survey:
     """With a node whose survey never answered, so that nobody tried a way to it."""
     changed = with_node(

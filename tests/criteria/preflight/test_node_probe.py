@@ -14,22 +14,11 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_mnode.criteria.preflight import directories, payloads
-from pytest_mnode.criteria.preflight.answers import (
-    Connection,
-    Rail,
-    Received,
-    Token,
-)
+from pytest_mnode.criteria.preflight.answers import Connection, Rail, Received, Token
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.orders import Directory, Peer, ProbeOrder
 from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
-from pytest_mnode.criteria.preflight.tcp import (
-    Listener,
-    RailPair,
-    connect_all,
-    look_up_all,
-    paired,
-)
+from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all, look_up_all, paired
 from pytest_mnode.machine.mounts import Mount
 
 

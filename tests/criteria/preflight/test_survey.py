@@ -16,28 +16,14 @@ from typing import Any
 import pytest
 
 from pytest_mnode.criteria.preflight import survey as conduct
-from pytest_mnode.criteria.preflight.answers import (
-    LastFacts,
-    NodeFacts,
-    PathFacts,
-)
-from pytest_mnode.criteria.preflight.judges import (
-    corruption,
-    names,
-    packets,
-    reach,
-    storage,
-)
+from pytest_mnode.criteria.preflight.answers import LastFacts, NodeFacts, PathFacts
+from pytest_mnode.criteria.preflight.judges import corruption, names, packets, reach, storage
 from pytest_mnode.criteria.preflight.orders import directories_of
 from pytest_mnode.criteria.preflight.survey_fixture import STORAGE_FIXTURE, spec_to_survey
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.spec import Spec, load_spec
-from tests.criteria.preflight.made import (
-    healthy,
-    spec_of,
-    verdicts,
-)
+from tests.criteria.preflight.made import healthy, spec_of, verdicts
 
 PIPE_BYTES = 1 << 16
 

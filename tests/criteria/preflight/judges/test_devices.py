@@ -8,21 +8,12 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.judges import (
-    devices,
-)
+from pytest_mnode.criteria.preflight.judges import devices
 from pytest_mnode.criteria.preflight.judges.devices import pci_links
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
-from tests.criteria.preflight.made import (
-    asked,
-    culprits,
-    healthy,
-    spec_of,
-    verdicts,
-    with_facts,
-)
+from tests.criteria.preflight.made import asked, culprits, healthy, spec_of, verdicts, with_facts
 from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
 

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.preflight.judges import (
-    links,
-    rdma,
-    reach,
-)
+from pytest_mnode.criteria.preflight.judges import links, rdma, reach
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import RdmaDevice
@@ -31,6 +27,7 @@ from tests.criteria.preflight.made import (
     verdicts,
     with_facts,
     with_node,
+    with_path_facts,
 )
 
 IPOIB = interface("ib0", "", mtu_bytes=4092)
@@ -107,9 +104,7 @@ def test_loopback_has_no_links_to_fail(tmp_path: Path) -> None:
     for index in range(2):
         survey = with_node(survey, index, address="127.0.0.1")
         survey = with_facts(survey, index, interfaces=(interface("lo", "127.0.0.1"),))
-        paths = survey.nodes[index].paths
-        assert paths is not None
-        survey = with_node(survey, index, paths=replace(paths, connections=()))
+        survey = with_path_facts(survey, index, connections=())
     assert set(verdicts(links.interfaces, survey, spec).values()) == {"inconclusive"}
     assert set(verdicts(reach.peers, survey, spec).values()) == {"inconclusive"}
 

@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import (
-    Sample,
-    Survey,
-    Token,
-    TokenSeen,
-)
-from pytest_mnode.criteria.preflight.judges import (
-    storage,
-)
+from pytest_mnode.criteria.preflight.answers import Sample, Survey, Token, TokenSeen
+from pytest_mnode.criteria.preflight.judges import storage
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     asked,
@@ -27,7 +20,7 @@ from tests.criteria.preflight.made import (
     spec_of,
     verdicts,
     with_facts,
-    with_node,
+    with_path_facts,
 )
 
 
@@ -41,10 +34,8 @@ def _stored() -> Survey:
             directory("checkpoints", "/ckpt", token=token),
         )
         survey = with_facts(survey, index, directories=places)
-        paths = survey.nodes[index].paths
-        assert paths is not None
         seen = tuple(TokenSeen("checkpoints", other, "") for other in range(4) if other != index)
-        survey = with_node(survey, index, paths=replace(paths, seen=seen))
+        survey = with_path_facts(survey, index, seen=seen)
     return survey
 
 
@@ -114,11 +105,8 @@ def test_one_file_system_by_other_addresses_is_known_by_its_files(stored: Spec) 
 
 
 def test_another_file_system_of_the_same_name_is_found(stored: Spec) -> None:
-    survey = _stored()
-    paths = survey.nodes[3].paths
-    assert paths is not None
     unseen = tuple(TokenSeen("checkpoints", o, "no such file or directory") for o in range(3))
-    survey = with_node(survey, 3, paths=replace(paths, seen=unseen))
+    survey = with_path_facts(_stored(), 3, seen=unseen)
     survey = _with_directory(survey, 3, "checkpoints", file_system="ext4 /dev/sda1")
     assert culprits(storage.shared, survey, stored) == {"gpu3": "gpu3 /ckpt is ext4 /dev/sda1"}
     # Where nobody may write, the mount is compared.

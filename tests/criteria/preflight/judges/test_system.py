@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import (
-    Survey,
-)
-from pytest_mnode.criteria.preflight.judges import (
-    system,
-)
+from pytest_mnode.criteria.preflight.answers import Survey
+from pytest_mnode.criteria.preflight.judges import system
 from pytest_mnode.criteria.preflight.orders import SHM
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.measurement import Measurement
