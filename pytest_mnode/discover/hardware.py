@@ -85,7 +85,7 @@ def _source(cluster: Cluster) -> str:
     if all(one.accelerators for one in machines):
         return "by NVML"
     functions = [function for one in machines for function in one.pci.accelerators]
-    makers = sorted({one.maker or f"vendor {one.vendor}" for one in functions})
+    makers = sorted({one.maker for one in functions})
     return f"on PCI ({', '.join(makers) or 'of unknown make'})"
 
 

@@ -74,10 +74,6 @@ class Cpus:
     isolated: frozenset[int] | None = None
     cpus: tuple[Cpu, ...] = ()
 
-    def cpu(self, number: int) -> Cpu | None:
-        """The CPU with this number; None if there is none."""
-        return next((cpu for cpu in self.cpus if cpu.number == number), None)
-
     def cores(self, numbers: Iterable[int]) -> frozenset[frozenset[int]]:
         """Cores of these CPUs, each as the set of all its CPUs.
 

@@ -270,25 +270,6 @@ def test_addresses_that_several_nodes_have_are_no_links() -> None:
     assert shared_addresses(nodes) == {"172.17.0.1"}
 
 
-def _rdma(tree: Tree, name: str, function: str, interface: str) -> None:
-    """An RDMA device with one active RoCE port, on a function of PCI."""
-    device = f"sys/devices/{function}/infiniband/{name}"
-    files = {
-        "node_type": "1: CA",
-        "ports/1/state": "4: ACTIVE",
-        "ports/1/phys_state": "5: LinkUp",
-        "ports/1/rate": "400 Gb/sec (4X NDR)",
-        "ports/1/link_layer": "Ethernet",
-        "ports/1/gids/0": "fe80:0000:0000:0000:0000:0000:0000:0001",
-        "ports/1/gid_attrs/ndevs/0": interface,
-        "ports/1/gid_attrs/types/0": "RoCE v2",
-    }
-    for file, text in files.items():
-        tree.write(f"{device}/{file}", text)
-    tree.link(f"{device}/device", f"sys/devices/{function}")
-    tree.link(f"sys/class/infiniband/{name}", device)
-
-
 def test_neither_virtual_functions_nor_their_representors_are_nics(tmp_path: Path) -> None:
     tree, bridge = Tree(tmp_path), "pci0000:10/0000:10:01.0"
     physical, virtual = f"{bridge}/0000:11:00.0", f"{bridge}/0000:11:00.1"
@@ -297,7 +278,9 @@ def test_neither_virtual_functions_nor_their_representors_are_nics(tmp_path: Pat
     for function, name in ((physical, "ens1"), (virtual, "ens1v0")):
         tree.pci(function, NIC, MELLANOX, 0)
         tree.interface(name, function, speed=400000, mtu=9000)
-        _rdma(tree, "mlx5_0" if name == "ens1" else "mlx5_1", function, name)
+        gids = [("fe80:0000:0000:0000:0000:0000:0000:0001", "RoCE v2", name)]
+        rdma = "mlx5_0" if name == "ens1" else "mlx5_1"
+        tree.rdma(rdma, function, gids=gids, link_layer="Ethernet")
     tree.link(f"sys/devices/{virtual}/physfn", f"sys/devices/{physical}")
     tree.write(f"sys/devices/{physical}/net/ens1/phys_port_name", "p0")
     tree.interface("ens1_0", physical, mtu=1500, phys_port_name="pf0vf0")

@@ -84,7 +84,7 @@ def interface(name: str, address: str, **changes: Any) -> Interface:
 
 
 _LAYERS = {"InfiniBand": ("InfiniBand", "CA"), "RoCE": ("Ethernet", "CA")}
-_LAYERS |= {"iWARP": ("Ethernet", "RNIC"), "unknown": ("Ethernet", "")}
+_LAYERS |= {"iWARP": ("Ethernet", "RNIC"), "EFA": ("Unknown", "unspecified")}
 
 
 def rdma_port(
@@ -93,7 +93,7 @@ def rdma_port(
     **changes: Any,
 ) -> Port:
     """A port that is ACTIVE, of 400 Gbit/s, with nine counters of errors."""
-    layer, node_type = _LAYERS[protocol]
+    layer, node_type = _LAYERS.get(protocol, ("Ethernet", ""))
     gids = None
     if gid_types is not None:
         gids = tuple(Gid(index=i, gid="fe80::1", type=kind) for i, kind in enumerate(gid_types))

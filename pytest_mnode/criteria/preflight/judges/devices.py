@@ -32,7 +32,9 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     count = Subject("accelerators", "", equals(promised.per_node), source)
     there = me.machine.accelerators
     if there is None:
-        return [count.unknown(why_unread(me, "accelerators"))]
+        others = [one.maker for one in me.machine.pci.accelerators if not one.is_nvidia]
+        why = f"{name}: NVML does not know accelerators of {listed(others)}" if others else ""
+        return [count.unknown(why or why_unread(me, "accelerators"))]
     # NVML still counts a device that it has lost.
     lost = listed([str(one.index) for one in there if one == Accelerator(index=one.index)])
     culprit = f"{name} accelerator {lost}" if lost else f"{name} accelerators"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TypeVar
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
 from pytest_mnode.machine.netdev import Interface, Kind, physical_below, rate_mbits_s
-from pytest_mnode.machine.rdma import Port, RdmaDevice
+from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Fabric, Management, Network
 from pytest_mnode.spec.quantity import RATE
 
 _PATTERN = frozenset("*?[")
-D = TypeVar("D", Interface, RdmaDevice)
 
 
 def networks_of(spec: Spec) -> dict[str, Network]:
@@ -65,13 +63,14 @@ def _interfaces(survey: Survey, me: NodeSurvey, key: str, network: Network) -> M
     # A single node shares its loopback with no other node, so its links are its own.
     if survey.on_loopback and len(survey.nodes) > 1 and not up:
         return subject.unknown(no_links(me, network))
-    unreadable = _unknown(me, network)
+    links, bare = _links(me, network)
+    unreadable = [one.name for one in links if one.up is None]
+    unreadable += [port.name for port in bare if port.state is None]
     if len(up) < count <= len(up) + len(unreadable):
         return subject.unknown(f"{me.name}: the state of {listed(unreadable)} cannot be read")
     culprit = f"{me.name} {listed(faults)}" if faults else f"{me.name}: too few interfaces"
-    return subject.measured(
-        len(up), culprit, f"{me.name}: {listed([*faults, *(f'{n} is up' for n in up)])}"
-    )
+    note = f"{me.name}: {listed([*faults, *(f'{n} is up' for n in up)])}"
+    return subject.measured(len(up), culprit, note)
 
 
 def _promised_count(network: Network) -> int:
@@ -88,12 +87,8 @@ def no_links(node: NodeSurvey, network: Network) -> str:
 
 
 def own(node: NodeSurvey, network: Network) -> list[Interface]:
-    """A node's interfaces on a network."""
-    return _with_own_wire(node, node.machine.matching(network.interfaces))
-
-
-def _with_own_wire(node: NodeSurvey, there: Sequence[D]) -> list[D]:
-    """Those of interfaces or devices that are no virtual function of another one (SR-IOV)."""
+    """A node's interfaces on a network, without virtual functions (SR-IOV) of another one."""
+    there = node.machine.matching(network.interfaces)
     addresses = {one.pci_address for one in there} - {None}
     parent = node.machine.pci.physical_function
     return [one for one in there if parent(one.pci_address) not in addresses]
@@ -101,13 +96,23 @@ def _with_own_wire(node: NodeSurvey, there: Sequence[D]) -> list[D]:
 
 def ports(node: NodeSurvey, network: Network) -> list[Port]:
     """A node's RDMA ports whose device, or its interface, belongs to a network."""
-    of_links = _devices(node, own(node, network))
-    found = [
-        one
-        for one in node.machine.rdma or ()
-        if one.name in of_links or network.has_interface(one.name)
+    devices = _devices(node, own(node, network))
+    return [
+        port
+        for port in node.machine.ports
+        if port.device in devices or network.has_interface(port.device)
     ]
-    return [port for device in _with_own_wire(node, found) for port in device.ports]
+
+
+def by_wire(node: NodeSurvey, ports: Iterable[Port]) -> list[Port]:
+    """The first of the ports on each wire, which a card and its virtual functions share."""
+    found: dict[tuple[str, int], Port] = {}
+    for port in ports:
+        device = node.machine.device(port.device)
+        address = None if device is None or device.virtual else device.pci_address
+        card = node.machine.pci.physical_function(address) or address or port.device
+        found.setdefault((card, port.number), port)
+    return [*found.values()]
 
 
 def _devices(node: NodeSurvey, links: list[Interface]) -> set[str]:
@@ -141,14 +146,8 @@ def _up(node: NodeSurvey, network: Network) -> list[str]:
     for one in links:
         if one.up:
             wires.setdefault(physical_below(one, known) or (one.name,), one.name)
-    return [*wires.values(), *(port.name for port in bare if port.state == "ACTIVE")]
-
-
-def _unknown(node: NodeSurvey, network: Network) -> list[str]:
-    """Interfaces and ports whose state is unknown."""
-    links, bare = _links(node, network)
-    unreadable = [one.name for one in links if one.up is None]
-    return unreadable + [port.name for port in bare if port.state is None]
+    active = by_wire(node, (port for port in bare if port.state == "ACTIVE"))
+    return [*wires.values(), *(port.name for port in active)]
 
 
 def link_faults(node: NodeSurvey, network: Network) -> list[str]:
@@ -223,7 +222,7 @@ def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None]:
     """Rates of interfaces and ports that are up; a virtual interface has only its queue's rate."""
-    links, _ = _links(node, network)
+    (links, _), there = _links(node, network), own(node, network)
     known = node.machine.by_name
     rates = {one.name: rate_mbits_s(one, known) for one in links if one.up}
     sockets = not isinstance(network, Fabric) or network.kind == "ethernet"
@@ -231,11 +230,14 @@ def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None
         # TCP has the rate of the interface, whatever the rate of RDMA.
         if port.state != "ACTIVE" or (sockets and not network.has_interface(port.device)):
             continue
+        of_port = [i for i in there if port.device in node.machine.rdma_devices_of(i.name)]
+        # The port of a bond's device shows the rate of one of the bond's NICs.
+        if any(one.kind is Kind.BOND and rates.get(one.name) for one in of_port):
+            continue
         rates[port.name] = None if port.rate_gbits_s is None else port.rate_gbits_s * 1e3
         # The port carries the traffic; its interface may report no speed.
-        for one in own(node, network):
-            of_port = port.device in node.machine.rdma_devices_of(one.name)
-            if of_port and rates.get(one.name) is None:
+        for one in of_port:
+            if rates.get(one.name) is None:
                 rates.pop(one.name, None)
     return rates
 

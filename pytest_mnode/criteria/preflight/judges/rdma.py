@@ -16,7 +16,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     promises,
     why_unread,
 )
-from pytest_mnode.criteria.preflight.judges.links import ports
+from pytest_mnode.criteria.preflight.judges.links import by_wire, ports
 from pytest_mnode.machine.counters import error_increases
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
@@ -38,16 +38,17 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     there = ports(me, spec.fabric)
     faults = {port.name: _fault(port, spec.fabric.protocol) for port in there}
     active = [port for port in there if faults[port.name] == ""]
+    working = len(by_wire(me, active))
     unreadable = [port for port, fault in faults.items() if fault is None]
     inactive = _inactive(survey, me, spec.fabric)
-    if len(active) < count <= len(active) + len(unreadable):
+    if working < count <= working + len(unreadable):
         why = f"{name}: {listed(unreadable)} does not report its state or protocol"
         found = [subject.unknown(why)]
     else:
         state = listed(inactive) or f"{len(there)} ports"
         note = f"{name}: {state}" if there else f"{name}: no RDMA port"
         culprit = f"{name} {listed(inactive)}" if inactive else f"{name}: RDMA devices are missing"
-        found = [subject.measured(len(active), culprit, note)]
+        found = [subject.measured(working, culprit, note)]
     return found if promise.gid_types is None else [*found, _gids(me, active, promise.gid_types)]
 
 
@@ -172,7 +173,7 @@ def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     words = [
         f"{one} ({problems.get(one, 'the kernel has no uverbs device for it')})" for one in unopened
     ]
-    found = sum(port.device in opened for port in there)
+    found = len(by_wire(me, (port for port in there if port.device in opened)))
     named = listed(words or inactive)
     culprit = f"{name} {named}" if named else f"{name}: RDMA devices are missing"
     note = f"{name}: {listed(words) or f'{found} ports'}"

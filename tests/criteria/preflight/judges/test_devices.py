@@ -13,6 +13,7 @@ from pytest_mnode.criteria.preflight.judges.devices import pci_links
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
+from pytest_mnode.machine.pci import PciFunction, PciTree
 from tests.criteria.preflight.made import asked, culprits, healthy, spec_of, verdicts, with_facts
 from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
@@ -78,6 +79,9 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, word
     assert "accelerator 1 does not answer" in count.note
     mute = with_facts(survey, 1, accelerators=None, unread={"accelerators": "no NVML"})
     assert verdicts(devices.accelerators, mute, spec) == {"gpu1": "inconclusive"}
+    amd = PciTree(functions=(PciFunction(address="0000:1b:00.0", kind="1200", vendor="1002"),))
+    [other] = asked(devices.accelerators, with_facts(mute, 1, pci=amd), spec)["gpu1"]
+    assert other.note == "gpu1: NVML does not know accelerators of AMD"
 
 
 @pytest.mark.parametrize(

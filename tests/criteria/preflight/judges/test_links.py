@@ -11,6 +11,7 @@ from pytest_mnode.criteria.preflight.judges import links, rdma, reach
 from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import RdmaDevice
+from pytest_mnode.machine.verbs import VerbsDevice
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,
@@ -172,6 +173,16 @@ def test_the_rate_of_rdma_over_a_link_is_not_that_of_tcp(tmp_path: Path) -> None
     assert set(verdicts(links.speed, survey, roce).values()) == {"fail"}
 
 
+def test_the_speed_of_a_bond_is_that_of_all_its_nics(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{speed: {}}", "roce", "bond0")
+    nic = interface("fab0", "", master="bond0", pci_address=PHYSICAL)
+    for speed, found in ((400_000, {}), (200_000, {"gpu0": "gpu0 bond0 (200000 Mbit/s)"})):
+        bond = interface("bond0", "10.2.0.1", kind=Kind.BOND, speed_mbits_s=speed, slaves=("fab0",))
+        port = rdma_port("RoCE", device="mlx5_bond_0", rate_gbits_s=200.0)
+        survey = everywhere(healthy(1), port, interfaces=(bond, nic))
+        assert culprits(links.speed, survey, spec) == found
+
+
 def test_an_mtu_above_the_promise_is_wrong_too(spec: Spec) -> None:
     fabric, control = healthy().nodes[1].machine.interfaces or ()
     large = replace(fabric, mtu_bytes=9216)
@@ -250,6 +261,10 @@ def test_the_port_of_a_virtual_function_does_not_stand_for_one_that_is_down(
         )
         survey = with_facts(healthy(1), 0, rdma=devices, pci=ON_PCI)
         assert culprits(rdma.rdma_ports, survey, spec) == found
+        # A pod that has virtual functions is shown the devices of the whole machine.
+        opened = tuple(VerbsDevice(f"uverbs{n}", f"mlx5_{n}") for n in (1, 2))
+        survey = with_facts(survey, 0, verbs=opened)
+        assert culprits(rdma.rdma_opened, survey, spec).keys() == found.keys()
 
 
 def test_a_port_that_is_down_is_named_before_the_spare_ones(tmp_path: Path) -> None:
