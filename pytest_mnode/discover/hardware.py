@@ -217,9 +217,7 @@ def management(cluster: Cluster) -> Entry:
     children = [
         Entry("interfaces", listed(names.value), f"Interfaces. {names.seen}. {CONFIRM}."),
         Entry(
-            "line_rate",
-            RATE.text(rate.value),
-            f"{_RATED_BY['ethernet']}. {rate.seen}. {CONFIRM}.",
+            "line_rate", RATE.text(rate.value), f"{_RATED_BY['ethernet']}. {rate.seen}. {CONFIRM}."
         ),
     ]
     if mtu.value is not None:

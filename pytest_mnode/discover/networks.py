@@ -78,8 +78,7 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     ports, control_ports = _split(ports, control)
     not_chosen += [f"{p.device} carries control traffic" for p in control_ports]
     ports, functions = _split(
-        ports,
-        [p for p in ports if machine.pci.physical_function(devices[p.device].pci_address)],
+        ports, [p for p in ports if machine.pci.physical_function(devices[p.device].pci_address)]
     )
     not_chosen += [f"{p.device} is a virtual function" for p in functions]
     nearest = {

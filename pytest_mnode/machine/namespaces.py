@@ -20,14 +20,7 @@ NEWIPC = 0x08000000
 NEWUSER = 0x10000000
 NEWPID = 0x20000000
 NEWNET = 0x40000000
-KINDS = {
-    "user": NEWUSER,
-    "net": NEWNET,
-    "uts": NEWUTS,
-    "ipc": NEWIPC,
-    "mnt": NEWNS,
-    "pid": NEWPID,
-}
+KINDS = {"user": NEWUSER, "net": NEWNET, "uts": NEWUTS, "ipc": NEWIPC, "mnt": NEWNS, "pid": NEWPID}
 """Names as in /proc/PID/ns, in the order of entry: the user namespace grants the other rights."""
 NODE_KINDS = ("net", "uts", "ipc", "mnt", "pid")
 RACK_KINDS = ("net", "ipc", "mnt", "pid")

@@ -76,11 +76,7 @@ def gpus(
 ) -> dict[str, Any]:
     """Parts of a machine with accelerators, of which NVML shows all or some."""
     one = Accelerator(
-        index=0,
-        name=model,
-        memory_bytes=80 << 30,
-        ecc_enabled=True,
-        persistence=True,
+        index=0, name=model, memory_bytes=80 << 30, ecc_enabled=True, persistence=True
     )
     return {
         "pci": _pci(count, vendor),

@@ -131,18 +131,11 @@ def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
         # A node with one NIC uses it for everything.
         ((nic("eth0", CONTROL),), ("eth0",), 25_000),
         # A virtual machine's NIC tells no rate.
-        (
-            (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=None)),
-            ("eth1",),
-            None,
-        ),
+        ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=None)), ("eth1",), None),
         ((nic("eth0", CONTROL, speed_mbits_s=None),), ("eth0",), None),
         # A port of a bond is no link of its own.
         (
-            (
-                nic("bond0", CONTROL, speed_mbits_s=50_000),
-                nic("eth1", "10.2.0.1", master="bond0"),
-            ),
+            (nic("bond0", CONTROL, speed_mbits_s=50_000), nic("eth1", "10.2.0.1", master="bond0")),
             ("bond0",),
             50_000,
         ),

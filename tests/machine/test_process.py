@@ -48,11 +48,7 @@ def test_a_process_recorded_unbound(recorded: Recorded) -> None:
 @pytest.mark.parametrize(
     ("line", "kind", "memory"),
     [
-        (
-            "7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4",
-            Kind.ANON,
-            {0: 1, 1: 2},
-        ),
+        ("7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4", Kind.ANON, {0: 1, 1: 2}),
         ("7f00 prefer:0 heap anon=1 N0=1 kernelpagesize_kB=4", Kind.HEAP, {0: 1}),
         ("7f00 interleave:0-1 anon=2 N0=1 N1=1", Kind.ANON, {0: 1, 1: 1}),
         ("7f00 prefer (many):0-1 stack anon=1 N1=1", Kind.STACK, {1: 1}),
@@ -65,11 +61,7 @@ def test_a_process_recorded_unbound(recorded: Recorded) -> None:
             Kind.ANON,
             {1: 2 * 512},
         ),
-        (
-            "7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4",
-            Kind.SHARED,
-            {0: 4},
-        ),
+        ("7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4", Kind.SHARED, {0: 4}),
         ("7f00 default file=/memfd:x mapped=1 N0=1", Kind.SHARED, {0: 1}),
         ("7f00 default file=/lib/a.so anon=2 mapped=3 N0=3", Kind.FILE, {0: 3}),
         ("7f00 default file=/lib/a.so anon=2 dirty=2 N0=2", Kind.ANON, {0: 2}),

@@ -161,11 +161,7 @@ def _end(running: Sequence[_Running]) -> None:
 
 
 def _exchange(
-    running: Sequence[_Running],
-    what: str,
-    orders: Sequence[Any],
-    kind: type[T],
-    limit_s: float,
+    running: Sequence[_Running], what: str, orders: Sequence[Any], kind: type[T], limit_s: float
 ) -> None:
     """Send each program its order, and read answers until all came or the limit is over."""
     with selectors.DefaultSelector() as selector:

@@ -335,10 +335,6 @@ def everywhere(survey: Survey, *ports: Port, interfaces: tuple[Interface, ...]) 
 def directory(key: str, path: str, **changes: Any) -> DirectoryFacts:
     """A directory of a file server that can be used."""
     one = DirectoryFacts(
-        key=key,
-        path=path,
-        file_system="nfs4 filer:/x",
-        size_bytes=10**12,
-        free_bytes=10**11,
+        key=key, path=path, file_system="nfs4 filer:/x", size_bytes=10**12, free_bytes=10**11
     )
     return replace(one, **changes)

@@ -224,10 +224,7 @@ def pcie(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def _below_maximum(
-    me: NodeSurvey,
-    label: str,
-    unit: str,
-    links: Sequence[tuple[str, float | None, float | None]],
+    me: NodeSurvey, label: str, unit: str, links: Sequence[tuple[str, float | None, float | None]]
 ) -> Measurement:
     """Number of links below their maximum. links: name, actual value and maximum of each."""
     subject = Subject(f"PCIe links below their full {label}", "", equals(0), "preflight.pcie full")

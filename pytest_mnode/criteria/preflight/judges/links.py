@@ -151,7 +151,9 @@ def _up(node: NodeSurvey, network: Network) -> list[str]:
 
 
 def link_faults(node: NodeSurvey, network: Network) -> list[str]:
-    """Faults of a node's interfaces on a network, each in words."""
+    """Faults of a node's interfaces on a network, each in words; [] if they cannot be read."""
+    if node.machine.interfaces is None:
+        return []
     there = own(node, network)
     names = {one.name for one in there} | _devices(node, there)
     names |= {port.device for port in ports(node, network)}

@@ -18,6 +18,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     no_answer,
     path_between,
     promises,
+    why_unread,
 )
 from pytest_mnode.criteria.preflight.judges.links import broken_links, networks_of, no_links, own
 from pytest_mnode.criteria.preflight.judges.matrix import Matrix, both, matrix
@@ -110,8 +111,7 @@ def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
     return {
         node.index: faults[0]
         for node in survey.nodes
-        if node.machine.interfaces is not None
-        and (node.index in failed or node.index not in tried)
+        if (node.index in failed or node.index not in tried)
         and (
             faults := broken_links(survey, node, network)
             or [
@@ -178,8 +178,9 @@ def _peers_on(
         label = f"nodes reached both ways on the {key} network"
         return Subject(label, "", equals(expected), f"every other node, within {within_s:g} s")
 
-    if me.facts is None or me.paths is None:
-        return subject(len(others)).unknown(no_answer(me))
+    if me.paths is None or me.machine.interfaces is None:
+        why = no_answer(me) if me.paths is None else why_unread(me, "interfaces")
+        return subject(len(others)).unknown(why)
     edges = matrix(survey, key)
     if survey.on_loopback and not edges.tried:
         return subject(len(others)).unknown(no_links(me, network))

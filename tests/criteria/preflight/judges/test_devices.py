@@ -92,12 +92,7 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, word
         ({}, {"max_link_width": 8}, "", None),  # the slot has no more; nothing was lost
         ({"current_link_width": 8}, {"max_link_width": 8}, "", None),
         ({"current_link_speed": "16.0 GT/s PCIe"}, {}, "{0} GT/s 16 of 32", "fail"),
-        (
-            {"current_link_speed": "16.0 GT/s PCIe"},
-            {"max_link_speed": "16.0 GT/s PCIe"},
-            "",
-            None,
-        ),
+        ({"current_link_speed": "16.0 GT/s PCIe"}, {"max_link_speed": "16.0 GT/s PCIe"}, "", None),
         ({"current_link_width": 255}, {}, "{0} does not report its width", "inconclusive"),
         ({"current_link_speed": "Unknown"}, {}, "{0} does not report its speed", "inconclusive"),
     ],

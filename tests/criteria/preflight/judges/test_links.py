@@ -119,10 +119,7 @@ def test_loopback_has_no_links_to_fail(tmp_path: Path) -> None:
     ],
 )
 def test_loopback_is_up(
-    admin_up: bool | None,
-    carrier: bool | None,
-    found: list[tuple[str, str | None]],
-    tmp_path: Path,
+    admin_up: bool | None, carrier: bool | None, found: list[tuple[str, str | None]], tmp_path: Path
 ) -> None:
     spec = spec_of(tmp_path, "{interfaces: {}}")
     survey = healthy(2)
@@ -244,9 +241,7 @@ def test_what_shares_the_wire_of_a_nic_is_not_a_second_nic(
         assert verdicts(links.interfaces, survey, spec) == found
 
 
-def test_the_port_of_a_virtual_function_does_not_stand_for_one_that_is_down(
-    tmp_path: Path,
-) -> None:
+def test_the_port_of_a_virtual_function_does_not_stand_for_one_that_is_down(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{rdma: {}}", "roce", '"mlx5_*"', nics=2)
     roce = rdma_port("RoCE", ("RoCE v2",))
     places = {"mlx5_0": PHYSICAL, "mlx5_1": SECOND, "mlx5_2": VIRTUAL}

@@ -206,6 +206,16 @@ def test_a_node_without_an_address_that_most_have_is_named(spec: Spec, rails: in
     assert found == {"gpu3": f"gpu3: no address on {name}, where most nodes have one"}
 
 
+def test_interfaces_that_cannot_be_read_are_not_missing(spec: Spec) -> None:
+    unread = {"interfaces": None, "unread": {"interfaces": "no answer within 30 s"}}
+    found = with_facts(_without_address(healthy(), 3, "fab0"), 3, **unread)
+    assert verdicts(reach.peers, found, spec) == {"gpu3": "inconclusive"}
+    assert "gpu3: no answer within 30 s" in asked(reach.peers, found, spec)["gpu3"][0].note
+    assert culprits(reach.master, with_facts(_master(healthy(), {2}), 2, **unread), spec) == {
+        "gpu2": "gpu2 (gpu1, gpu3 can connect)"
+    }
+
+
 def test_parts_of_a_network_are_named_as_such(spec: Spec) -> None:
     halves = cut(healthy(), [e for a in (0, 1) for b in (2, 3) for e in ((a, b), (b, a))])
     words = "have no connection to or from others on the fabric network"
