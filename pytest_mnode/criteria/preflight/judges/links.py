@@ -139,12 +139,15 @@ def _links(node: NodeSurvey, network: Network) -> tuple[list[Interface], list[Po
 
 
 def _up(node: NodeSurvey, network: Network) -> list[str]:
-    """Links that are up; of a VLAN and the interface below it, which share a wire, the first."""
+    """Links that are up, without ports of another one, and without VLANs beside their interface.
+
+    A virtual machine's NIC may have a virtual function as its port (hv_netvsc).
+    """
     links, bare = _links(node, network)
-    known = node.machine.by_name
+    known, names = node.machine.by_name, {one.name for one in links}
     wires: dict[tuple[str, ...], str] = {}
     for one in links:
-        if one.up:
+        if one.up and one.master not in names:
             wires.setdefault(physical_below(one, known) or (one.name,), one.name)
     active = by_wire(node, (port for port in bare if port.state == "ACTIVE"))
     return [*wires.values(), *(port.name for port in active)]

@@ -225,8 +225,9 @@ ON_PCI = PciTree(
     [
         interface("fab0.100", "10.3.0.1", kind=Kind.VIRTUAL),
         interface("fab0v0", "10.3.0.1", pci_address=VIRTUAL),
+        interface("fab9", "", master="fab0"),
     ],
-    ids=["VLAN", "virtual function"],
+    ids=["VLAN", "virtual function", "port"],
 )
 def test_what_shares_the_wire_of_a_nic_is_not_a_second_nic(
     shares: Interface, tmp_path: Path
