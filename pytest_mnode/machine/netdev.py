@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from socket import AF_INET, AF_INET6
@@ -16,6 +16,10 @@ from pytest_mnode.machine.shaping import shaped_mbits_s
 _IFF_UP = 0x1
 _INFINIBAND, _LOOPBACK = 32, 772
 """ARPHRD_INFINIBAND and ARPHRD_LOOPBACK, as `type` gives them."""
+_ERRORS = (
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_frame_errors"),
+    *("rx_missed_errors", "rx_fifo_errors", "tx_carrier_errors", "tx_aborted_errors", "collisions"),
+)
 
 
 class Kind(StrEnum):
@@ -38,8 +42,9 @@ class Interface:
     speed_mbits_s: as the driver reports it, which for veth is always 10000; None if the driver does
     not know it (−1) or the interface is down. carrier_changes: number of times the carrier came or
     went since the interface was created. address: MAC, of 20 bytes on IPoIB. slaves: interfaces
-    below it, also the ports of a bridge. addresses: IPv4 and IPv6; shaped_mbits_s: rate of its
-    egress queue (tbf); both only of a live machine: see `with_addresses`.
+    below it, also the ports of a bridge. errors: counters of errors and drops by the kernel's
+    names, only those that can be read. addresses: IPv4 and IPv6; shaped_mbits_s: rate of its egress
+    queue (tbf); both only of a live machine: see `with_addresses`.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Interface:
     received_bytes: int | None = None
     sent_packets: int | None = None
     received_packets: int | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
     carrier_changes: int | None = None
     addresses: tuple[str, ...] = ()
     shaped_mbits_s: float | None = None
@@ -207,6 +213,9 @@ def _interface(path: Path, root: Path) -> Interface:
         received_bytes=sysfs.count(statistics / "rx_bytes"),
         sent_packets=sysfs.count(statistics / "tx_packets"),
         received_packets=sysfs.count(statistics / "rx_packets"),
+        errors={
+            name: value for name in _ERRORS if (value := sysfs.count(statistics / name)) is not None
+        },
         carrier_changes=sysfs.count(path / "carrier_changes"),
     )
 

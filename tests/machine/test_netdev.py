@@ -73,6 +73,7 @@ def test_veth_reports_what_it_does_not_carry(recorded: Recorded) -> None:
 def test_counters_of_a_recorded_interface(recorded: Recorded) -> None:
     eth1 = _interfaces(recorded("numa2-e1000e-siw"))["eth1"]
     assert (eth1.sent_bytes, eth1.sent_packets, eth1.received_bytes) == (516, 6, 0)
+    assert eth1.errors["tx_dropped"] == 0
 
 
 def test_speeds_that_are_none(tmp_path: Path) -> None:

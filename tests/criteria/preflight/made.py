@@ -213,7 +213,7 @@ def with_path_facts(survey: Survey, index: int, **changes: Any) -> Survey:
     """With other facts of one node's paths; a function makes them of what is there."""
     paths = survey.nodes[index].paths
     assert paths is not None
-    made = {
+    made: dict[str, Any] = {
         name: tuple(map(change, getattr(paths, name))) if callable(change) else change
         for name, change in changes.items()
     }
