@@ -179,7 +179,8 @@ def _limits(cluster: Cluster) -> tuple[int | None, str | None, int | None]:
     )
     memlock = cluster.fact("locked memory", _memlock)
     locked = None if memlock.value == _NONE else memlock.value
-    return shm.value, locked, cluster.fact("open files", _open_files).value
+    files = cluster.fact("open files", lambda one: one.limits.open_files if one.limits else None)
+    return shm.value, locked, files.value
 
 
 def _shm_bytes(machine: Machine) -> int | None:
@@ -198,10 +199,6 @@ def _memlock(machine: Machine) -> str | None:
     if limit is None:
         return "unlimited"
     return SIZE.text(limit) if limit else _NONE
-
-
-def _open_files(machine: Machine) -> int | None:
-    return machine.limits.open_files if machine.limits else None
 
 
 def storage(cluster: Cluster) -> Entry:

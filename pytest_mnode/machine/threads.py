@@ -81,12 +81,12 @@ def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
     files = _files(proc / str(pid)) | _connections(pid)
     lines = []
     for task in tasks:
-        name = f"thread {_text(task / 'comm') or task.name}" + (
+        name = f"thread {sysfs.text(task / 'comm') or task.name}" + (
             " (main)" if task.name == str(pid) else ""
         )
-        where = syscall_text(_text(task / "syscall"), files)
-        channel = _text(task / "wchan")
-        if channel not in ("", "0"):
+        where = syscall_text(sysfs.text(task / "syscall") or "", files)
+        channel = sysfs.text(task / "wchan")
+        if channel not in (None, "", "0"):
             where += f" (kernel: {channel})"
         lines.append(f"{name}: {where}")
     return "\n".join(lines)
@@ -185,7 +185,3 @@ def _connections(pid: int) -> dict[int, str]:
         for c in found
         if c.laddr and c.raddr
     }
-
-
-def _text(path: Path) -> str:
-    return sysfs.text(path) or ""
