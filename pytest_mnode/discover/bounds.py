@@ -69,22 +69,22 @@ class Machine:
 
 def criteria(machine: Machine) -> tuple[Entry, ...]:
     """One entry for each criterion that can be promised for such a cluster."""
-    found = [_preflight(machine), Entry("mesh", "{}", "Sums over all ranks are exact.")]
+    found = [
+        Entry("preflight", "", "", tuple(_questions(machine))),
+        Entry("mesh", "{}", "Sums over all ranks are exact."),
+    ]
     if (placed := _numa(machine)) is not None:
         found.append(placed)
     found += [_devices(machine)]
     if machine.nodes > 1:
         found.append(_fabric(machine))
+    slow = "Nearly all of this time is the import of torch on every node, slow from file servers."
     found += [
         Entry("groups", "{}", "Ranks of parallel dimensions, and their sums, are exact."),
         Entry("data", "{}", "Shards, batches, metrics and seeds are exact."),
-        Entry("launch", "", "", (_torchrun(),)),
+        Entry("launch", "", "", (Entry("torchrun", "{within: 2 min}", slow),)),
     ]
     return (*found, *_training(machine))
-
-
-def _preflight(machine: Machine) -> Entry:
-    return Entry("preflight", "", "", tuple(_questions(machine)))
 
 
 def _questions(machine: Machine) -> Iterator[Entry]:
@@ -245,11 +245,6 @@ def tcp_plateau_bytes(rate_mbits_s: float) -> int:
     wanted = rate_mbits_s * 1e6 / 8 * _SECONDS_ON_THE_WIRE
     size = 1 << max(0, int(math.log2(max(1.0, wanted))))
     return min(max(size, _LEAST_BYTES), _MOST_BYTES)
-
-
-def _torchrun() -> Entry:
-    why = "Nearly all of this time is the import of torch on every node, slow from file servers."
-    return Entry("torchrun", "{within: 2 min}", why)
 
 
 def _training(machine: Machine) -> Iterator[Entry]:

@@ -8,13 +8,7 @@ from dataclasses import astuple, dataclass
 from pytest_mnode.criteria.preflight.judges.devices import pci_links
 from pytest_mnode.discover import bounds
 from pytest_mnode.discover.cluster import CONFIRM, Cluster, agreed, alike, named
-from pytest_mnode.discover.hardware import (
-    accelerators,
-    fabric,
-    gpudirect,
-    management,
-    scheduled,
-)
+from pytest_mnode.discover.hardware import accelerators, fabric, gpudirect, management, scheduled
 from pytest_mnode.discover.networks import has_accelerators
 from pytest_mnode.discover.nodes import FoundCluster, machine_of
 from pytest_mnode.discover.page import Entry, mapped, rendered, scalar
@@ -185,7 +179,8 @@ def _limits(cluster: Cluster) -> tuple[int | None, str | None, int | None]:
     )
     memlock = cluster.fact("locked memory", _memlock)
     locked = None if memlock.value == _NONE else memlock.value
-    return shm.value, locked, cluster.fact("open files", _open_files).value
+    files = cluster.fact("open files", lambda one: one.limits.open_files if one.limits else None)
+    return shm.value, locked, files.value
 
 
 def _shm_bytes(machine: Machine) -> int | None:
@@ -206,10 +201,6 @@ def _memlock(machine: Machine) -> str | None:
     return SIZE.text(limit) if limit else _NONE
 
 
-def _open_files(machine: Machine) -> int | None:
-    return machine.limits.open_files if machine.limits else None
-
-
 def storage(cluster: Cluster) -> Entry:
     """File systems that all nodes mount; the operator fills in what each is for."""
     # The source is no part of the key: a file server may give nodes different addresses.
@@ -218,7 +209,12 @@ def storage(cluster: Cluster) -> Entry:
         for mount in _shared_mounts(machine_of(node)):
             mounts.setdefault((mount.path, mount.kind), {})[node.name] = mount.source
     for place, having in mounts.items():
-        if lacking := [node.name for node in cluster.nodes if node.name not in having]:
+        lacking = [
+            node.name
+            for node in cluster.nodes
+            if node.name not in having and not _on_demand(machine_of(node), place[0])
+        ]
+        if lacking:
             mounted = f"{_mounted(*place, having)} is mounted on {named(list(having))}"
             cluster.differences.append(f"{mounted}, and not on {named(lacking)}")
     shared = [mount for mount, having in mounts.items() if len(having) == len(cluster.nodes)]
@@ -240,6 +236,12 @@ def _shared_mounts(machine: Machine) -> list[Mount]:
     """Network file systems ordered by path; of several at one path the last, which is on top."""
     found = {mount.path: mount for mount in machine.mounts or () if mount.of_network}
     return [found[path] for path in sorted(found)]
+
+
+def _on_demand(machine: Machine, path: str) -> bool:
+    """Whether an automounter mounts what is at a path when a process uses it."""
+    found = [mount.path for mount in machine.mounts or () if mount.kind == "autofs"]
+    return any(f"{path}/".startswith(f"{one}/") for one in found)
 
 
 def _mounted(path: str, kind: str, having: Mapping[str, str]) -> str:

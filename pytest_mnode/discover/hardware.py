@@ -85,7 +85,7 @@ def _source(cluster: Cluster) -> str:
     if all(one.accelerators for one in machines):
         return "by NVML"
     functions = [function for one in machines for function in one.pci.accelerators]
-    makers = sorted({one.maker or f"vendor {one.vendor}" for one in functions})
+    makers = sorted({one.maker for one in functions})
     return f"on PCI ({', '.join(makers) or 'of unknown make'})"
 
 
@@ -217,9 +217,7 @@ def management(cluster: Cluster) -> Entry:
     children = [
         Entry("interfaces", listed(names.value), f"Interfaces. {names.seen}. {CONFIRM}."),
         Entry(
-            "line_rate",
-            RATE.text(rate.value),
-            f"{_RATED_BY['ethernet']}. {rate.seen}. {CONFIRM}.",
+            "line_rate", RATE.text(rate.value), f"{_RATED_BY['ethernet']}. {rate.seen}. {CONFIRM}."
         ),
     ]
     if mtu.value is not None:

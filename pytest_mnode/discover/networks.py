@@ -78,7 +78,7 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     ports, control_ports = _split(ports, control)
     not_chosen += [f"{p.device} carries control traffic" for p in control_ports]
     ports, functions = _split(
-        ports, [p for p in ports if _is_virtual_function(devices[p.device], machine)]
+        ports, [p for p in ports if machine.pci.physical_function(devices[p.device].pci_address)]
     )
     not_chosen += [f"{p.device} is a virtual function" for p in functions]
     nearest = {
@@ -109,9 +109,11 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     ]
     names = {name for port in chosen for name in devices[port.device].netdevs}
     own = [nic for nic in _nics(machine) if nic.name in names]
-    addressed = bool(own) and all(nic.usable_address for nic in own)
+    # Of a bond and its ports, or a VLAN and its NIC, only one has an address.
+    with_address = {nic.name: nic for nic in own if nic.usable_address}
+    addressed = all(with_address.keys() & devices[port.device].netdevs for port in chosen)
     # The MTU of IP over InfiniBand is often left wrong where IP is not used.
-    sized = own if addressed or kind != "infiniband" else []
+    sized = [*with_address.values()] if addressed else own if kind != "infiniband" else []
     mtus = machine.active_mtus or {}
     sizes = [nic.mtu_bytes for nic in sized] or [mtus.get(port.name) for port in chosen]
     return FoundNetwork(
@@ -129,12 +131,6 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
 
 def _kind(port: Port) -> Kind | None:
     return _KINDS.get(port.protocol or "")
-
-
-def _is_virtual_function(device: RdmaDevice, machine: Machine) -> bool:
-    """Whether it is a virtual function (SR-IOV), which shares its physical function's wire."""
-    function = machine.pci.function(device.pci_address)
-    return function is not None and function.physical_function is not None
 
 
 def _carries_control(device: RdmaDevice, node: FoundNode, machine: Machine) -> bool:

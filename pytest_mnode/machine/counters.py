@@ -19,21 +19,19 @@ _SEGMENT_BYTES = 1 << 16
 _STUCK = (1 << 32) - 1
 """Largest value of a 32-bit counter, at which it stops."""
 _WORDS = {True: "port_xmit_data", False: "port_rcv_data"}
-_TOTALS = {
-    True: (
-        ("tx_bytes",),
-        ("hw_tx_bytes_cnt",),
-        ("tx_bytes_cnt",),
-        ("ip4OutOctets", "ip6OutOctets"),
-        ("tx_rdma_ucast_bytes", "tx_rdma_mcast_bytes"),
-    ),
-    False: (
-        *(("rx_bytes",), ("hw_rx_bytes_cnt",), ("rx_bytes_cnt",), ("ip4InOctets", "ip6InOctets")),
-        ("rx_rdma_ucast_bytes", "rx_rdma_mcast_bytes"),
-    ),
-}
-"""Drivers' counters of all bytes sent (True) or received (False): EFA and bnxt_re, erdma (old and
-new), irdma and i40iw, ionic."""
+_SENT = (
+    ("tx_bytes",),
+    ("hw_tx_bytes_cnt",),
+    ("tx_bytes_cnt",),
+    ("ip4OutOctets", "ip6OutOctets"),
+    ("tx_rdma_ucast_bytes", "tx_rdma_mcast_bytes"),
+)
+"""Drivers' counters of all bytes sent: EFA and bnxt_re, erdma (old and new), irdma and i40iw,
+ionic."""
+_RECEIVED = tuple(
+    tuple(name.replace("tx_", "rx_").replace("Out", "In") for name in names) for names in _SENT
+)
+_TOTALS = {True: _SENT, False: _RECEIVED}
 _EFA_PARTS = {
     True: ("send_bytes", "rdma_write_bytes", "rdma_read_resp_bytes"),
     False: ("recv_bytes", "rdma_write_recv_bytes", "rdma_read_bytes"),

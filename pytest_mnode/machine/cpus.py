@@ -53,27 +53,17 @@ def read_cpulist(path: Path) -> frozenset[int] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
-    """A cache and the CPUs that share it. kind: Data, Instruction or Unified."""
-
-    level: int | None
-    kind: str | None
-    size_bytes: int | None
-    cpus: frozenset[int] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
     """One logical CPU.
 
     siblings: all CPUs (threads) of its core, itself included. package: its socket.
-    caches: the caches that it uses, lowest level first.
+    cache_bytes: size of the largest cache that it uses; None if unknown.
     """
 
     number: int
     package: int | None
     siblings: frozenset[int] | None
-    caches: tuple[Cache, ...] = ()
+    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +73,6 @@ class Cpus:
     online: frozenset[int] | None = None
     isolated: frozenset[int] | None = None
     cpus: tuple[Cpu, ...] = ()
-
-    def cpu(self, number: int) -> Cpu | None:
-        """The CPU with this number; None if there is none."""
-        return next((cpu for cpu in self.cpus if cpu.number == number), None)
 
     def cores(self, numbers: Iterable[int]) -> frozenset[frozenset[int]]:
         """Cores of these CPUs, each as the set of all its CPUs.
@@ -130,23 +116,13 @@ def _cpu(folder: Path) -> Cpu:
         number=int(folder.name[3:]),
         package=sysfs.count(topology / "physical_package_id"),
         siblings=siblings or None,
-        caches=tuple(
-            _cache(path)
-            for path in sysfs.entries(folder / "cache")
-            if path.name.startswith("index")
+        cache_bytes=max(
+            (size for path in sysfs.entries(folder / "cache") if (size := _size_bytes(path))),
+            default=None,
         ),
     )
 
 
-def _cache(folder: Path) -> Cache:
-    return Cache(
-        level=sysfs.count(folder / "level"),
-        kind=sysfs.text(folder / "type"),
-        size_bytes=_size_bytes(sysfs.text(folder / "size")),
-        cpus=read_cpulist(folder / "shared_cpu_list"),
-    )
-
-
-def _size_bytes(text: str | None) -> int | None:
-    match = re.fullmatch(r"(\d{1,15})([KMG]?)", text or "", re.ASCII)
+def _size_bytes(cache: Path) -> int | None:
+    match = re.fullmatch(r"(\d{1,15})([KMG]?)", sysfs.text(cache / "size") or "", re.ASCII)
     return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from pytest_mnode.logs.kernel_log import Log
 from pytest_mnode.logs.kernel_log import read as read_kernel_log
@@ -29,6 +29,7 @@ from pytest_mnode.machine.routes import Refusal, read_refusals
 from pytest_mnode.machine.software import Software, kernel_settings, read_software
 from pytest_mnode.machine.verbs import VerbsDevice, read_verbs
 
+T = TypeVar("T")
 PART_LIMIT_S = 10.0
 """Time limit of one part: a call into a broken driver can hang."""
 _SCHEDULER_LIMIT_S = 5.0
@@ -144,23 +145,13 @@ def _shm_bytes(_: Path) -> int:
 
 
 def _interfaces(root: Path) -> tuple[Interface, ...]:
-    found = read_interfaces(root)
-    if found is None:
-        raise OSError("/sys/class/net cannot be listed")
+    found = _listed("/sys/class/net", read_interfaces(root))
     return with_addresses(found) if root == _LIVE else found
 
 
-def _rdma(root: Path) -> tuple[RdmaDevice, ...]:
-    found = read_rdma(root)
+def _listed(folder: str, found: T | None) -> T:
     if found is None:
-        raise OSError("/sys/class/infiniband cannot be listed")
-    return found
-
-
-def _verbs(root: Path) -> tuple[VerbsDevice, ...]:
-    found = read_verbs(root)
-    if found is None:
-        raise OSError("/sys/class cannot be listed")
+        raise OSError(f"{folder} cannot be listed")
     return found
 
 
@@ -226,7 +217,7 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "hostname": lambda root: sysfs.text(root / "proc/sys/kernel/hostname"),
     "boot_id": sysfs.boot_id,
     "interfaces": _interfaces,
-    "rdma": _rdma,
+    "rdma": lambda root: _listed("/sys/class/infiniband", read_rdma(root)),
     "active_mtus": _active_mtus,
     "refusals": lambda _: read_refusals(),
     "pci": read_pci,
@@ -236,7 +227,7 @@ _READERS: Mapping[str, Callable[[Path], Any]] = {
     "shm_bytes": _shm_bytes,
     "mounts": read_mounts,
     "limits": read_limits,
-    "verbs": _verbs,
+    "verbs": lambda root: _listed("/sys/class", read_verbs(root)),
     "settings": kernel_settings,
     "software": read_software,
     "kernel_log": lambda _: read_kernel_log(),

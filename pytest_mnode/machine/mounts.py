@@ -13,11 +13,15 @@ _NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "glusterfs", "cifs", "smb3"),
     *("9p", "virtiofs", "pvfs2", "orangefs", "panfs", "afs", "dvs"),
     *("fuse.glusterfs", "fuse.ceph-fuse", "fuse.daos", "fuse.juicefs", "fuse.gcsfuse"),
-    *("fuse.s3fs", "fuse.sshfs"),
+    *("fuse.s3fs", "fuse.sshfs", "fuse.rclone"),
 )
 """As mountinfo names them."""
 LOCAL_FILE_SYSTEMS = frozenset(
-    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs"}
+    (
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "vfat"),
+        *("fuseblk", "squashfs", "erofs", "iso9660", "overlay", "tmpfs", "ramfs", "rootfs"),
+        *("fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll"),
+    )
 )
 """File systems that only one machine mounts at a time."""
 
@@ -29,7 +33,6 @@ class Mount:
     path: str
     kind: str
     source: str
-    writable: bool
 
     @property
     def of_network(self) -> bool:
@@ -46,10 +49,8 @@ def parse_mounts(table: str) -> tuple[Mount, ...]:
     for line in table.splitlines():
         fields, _, tail = line.partition(" - ")
         words, kinds = fields.split(), tail.split()
-        if len(words) < 6 or len(kinds) < 2:
-            continue
-        writable = "rw" in words[5].split(",")
-        found.append(Mount(_unescaped(words[4]), kinds[0], _unescaped(kinds[1]), writable))
+        if len(words) >= 6 and len(kinds) >= 2:
+            found.append(Mount(_unescaped(words[4]), kinds[0], _unescaped(kinds[1])))
     return tuple(found)
 
 

@@ -20,14 +20,7 @@ NEWIPC = 0x08000000
 NEWUSER = 0x10000000
 NEWPID = 0x20000000
 NEWNET = 0x40000000
-KINDS = {
-    "user": NEWUSER,
-    "net": NEWNET,
-    "uts": NEWUTS,
-    "ipc": NEWIPC,
-    "mnt": NEWNS,
-    "pid": NEWPID,
-}
+KINDS = {"user": NEWUSER, "net": NEWNET, "uts": NEWUTS, "ipc": NEWIPC, "mnt": NEWNS, "pid": NEWPID}
 """Names as in /proc/PID/ns, in the order of entry: the user namespace grants the other rights."""
 NODE_KINDS = ("net", "uts", "ipc", "mnt", "pid")
 RACK_KINDS = ("net", "ipc", "mnt", "pid")
@@ -189,9 +182,7 @@ def enter_kinds(pid: int, kinds: Sequence[str], start_time: int | None = None) -
     with contextlib.ExitStack() as stack:
         files = []
         for kind in wanted:
-            fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, fd)
-            files.append((fd, KINDS[kind]))
+            files.append((_opened(stack, pid, kind), KINDS[kind]))
         # Checked after opening, to detect that another process got the pid before.
         if start_time is not None and process_start(pid) != start_time:
             raise ProcessLookupError(3, os.strerror(3), f"process {pid} of that time")
@@ -202,6 +193,13 @@ def enter_kinds(pid: int, kinds: Sequence[str], start_time: int | None = None) -
         os.chdir(directory)  # entering a mount namespace moved the caller to /
     except OSError:
         os.chdir("/")
+
+
+def _opened(stack: contextlib.ExitStack, pid: int | str, kind: str) -> int:
+    """Descriptor of a namespace of a process, closed with the stack."""
+    fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, fd)
+    return fd
 
 
 def _take_on(pid: int) -> None:
@@ -251,19 +249,11 @@ def _same_user_namespace(pid: int) -> bool:
 @contextlib.contextmanager
 def network_of(pid: int) -> Iterator[None]:
     """Sockets opened in this block belong to the network namespace of process `pid`."""
-    home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            setns(there, NEWNET)
-        finally:
-            os.close(there)
-        try:
-            yield
-        finally:
-            setns(home, NEWNET)
-    finally:
-        os.close(home)
+    with contextlib.ExitStack() as stack:
+        home, there = (_opened(stack, who, "net") for who in ("self", pid))
+        setns(there, NEWNET)
+        stack.callback(setns, home, NEWNET)
+        yield
 
 
 def process_start(pid: int) -> int:

@@ -161,11 +161,7 @@ def with_addresses(found: Iterable[Interface]) -> tuple[Interface, ...]:
     with contextlib.suppress(OSError):
         shaped = shaped_mbits_s()
     return tuple(
-        replace(
-            one,
-            addresses=addresses.get(one.name, ()),
-            shaped_mbits_s=shaped.get(one.name),
-        )
+        replace(one, addresses=addresses.get(one.name, ()), shaped_mbits_s=shaped.get(one.name))
         for one in found
     )
 

@@ -11,7 +11,9 @@ import struct
 from collections.abc import Iterator
 
 _NLM_F_DUMP, _NLM_F_REQUEST = 0x300, 0x001
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_ERROR, _DONE = 2, 3
+_ENDS = (_ERROR, _DONE)
+_NOTHING = (_DONE, b"")
 _HEADER = struct.Struct("=IHHII")
 _STATUS = struct.Struct("=i")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -27,40 +29,29 @@ def dumped(request: int, body: bytes) -> Iterator[bytes]:
         netlink.settimeout(_LIMIT_S)
         flags = _NLM_F_REQUEST | _NLM_F_DUMP
         netlink.sendall(_HEADER.pack(_HEADER.size + len(body), request, flags, 1, 0) + body)
-        done = False
-        while not done:
+        kind = 0
+        while kind not in _ENDS:
             data = netlink.recv(1 << 17)
-            if status := _status(data):
+            kind, last = (messages(data) or [_NOTHING])[-1]
+            # Both an error and the end of a table begin with a status, which is negative or 0.
+            status = -_STATUS.unpack_from(last)[0] if kind in _ENDS and len(last) >= 4 else 0
+            if status > 0:
                 raise OSError(status, os.strerror(status), "netlink")
             yield data
-            done = messages(data)[1]
 
 
-def messages(data: bytes) -> tuple[list[tuple[int, bytes]], bool]:
-    """Type and body of each message in a packet, and whether it is the last of the answer."""
+def messages(data: bytes) -> list[tuple[int, bytes]]:
+    """Type and body of each message in a packet; one of `_ENDS` is the last of an answer."""
     found: list[tuple[int, bytes]] = []
     while len(data) >= _HEADER.size:
         length, kind, *_ = _HEADER.unpack_from(data)
-        if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < _HEADER.size:
-            return found, True
-        found.append((kind, data[_HEADER.size : length]))
-        data = data[(length + 3) & ~3 :]
-    return found, False
-
-
-def _status(data: bytes) -> int:
-    """Errno with which the kernel ended the table; 0 if it is complete or more packets follow.
-
-    Both an error and the end of a table begin with a status, which is negative or 0.
-    """
-    while len(data) >= _HEADER.size:
-        length, kind, *_ = _HEADER.unpack_from(data)
-        if kind in (_NLMSG_DONE, _NLMSG_ERROR) and len(data) >= _HEADER.size + _STATUS.size:
-            return max(0, -int(_STATUS.unpack_from(data, _HEADER.size)[0]))
         if length < _HEADER.size:
-            return 0
+            return [*found, _NOTHING]
+        found.append((kind, data[_HEADER.size : length]))
+        if kind in _ENDS:
+            break
         data = data[(length + 3) & ~3 :]
-    return 0
+    return found
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

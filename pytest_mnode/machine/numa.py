@@ -44,14 +44,10 @@ class Numa:
         """The node with this number; None if there is none."""
         return next((node for node in self.nodes if node.number == number), None)
 
-    def node_of_cpu(self, cpu: int) -> int | None:
-        """The node that a CPU belongs to."""
-        return next((node.number for node in self.nodes if cpu in (node.cpus or ())), None)
-
     def nodes_of(self, cpus: Iterable[int]) -> frozenset[int]:
         """The nodes that these CPUs belong to; CPUs of no known node are left out."""
-        found = {self.node_of_cpu(cpu) for cpu in cpus}
-        return frozenset(number for number in found if number is not None)
+        wanted = frozenset(cpus)
+        return frozenset(node.number for node in self.nodes if wanted & (node.cpus or frozenset()))
 
     def distance(self, one: int | None, other: int | None) -> int | None:
         """Distance as the firmware reports it, 10 for the same node; None if unknown."""

@@ -86,7 +86,8 @@ def read_nvml(nvml: Any = None) -> NvmlAnswer:
     except Exception as error:
         return NvmlAnswer(why=f"NVML did not start: {error}; is the NVIDIA driver loaded?")
     try:
-        return _read(nvml)
+        count = int(nvml.nvmlDeviceGetCount())
+        return NvmlAnswer(found=tuple(_accelerator(nvml, index) for index in range(count)))
     except Exception as error:
         return NvmlAnswer(why=f"NVML failed: {error}")
     finally:
@@ -186,11 +187,6 @@ def _reason_bits(nvml: Any, handle: Any) -> Any:
         if bits is not None:
             return bits
     return None
-
-
-def _read(nvml: Any) -> NvmlAnswer:
-    count = int(nvml.nvmlDeviceGetCount())
-    return NvmlAnswer(found=tuple(_accelerator(nvml, index) for index in range(count)))
 
 
 def _accelerator(nvml: Any, index: int) -> Accelerator:

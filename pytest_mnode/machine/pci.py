@@ -84,9 +84,9 @@ class PciFunction:
     largest_bar_bytes: int | None = None
 
     @property
-    def maker(self) -> str | None:
-        """Name of its vendor; None for an unknown vendor number."""
-        return _MAKERS.get(self.vendor or "")
+    def maker(self) -> str:
+        """Name of its vendor, or the vendor number."""
+        return _MAKERS.get(self.vendor or "", f"vendor {self.vendor}")
 
     @property
     def is_network(self) -> bool:
@@ -127,6 +127,11 @@ class PciTree:
         wanted = full_address(address)
         return next((f for f in self.functions if f.address == wanted), None)
 
+    def physical_function(self, address: str | None) -> str | None:
+        """Address of the function whose wire a virtual function (SR-IOV) shares; else None."""
+        function = self.function(address)
+        return function.physical_function if function else None
+
     @property
     def accelerators(self) -> tuple[PciFunction, ...]:
         """Accelerators by address, which is the order in which drivers number them."""
@@ -152,7 +157,7 @@ class PciTree:
             return Distance.SELF
         if a.host != b.host:
             return _across_hosts(a, b)
-        shared = len(_common(a.bridges, b.bridges))
+        shared = len(set(a.bridges) & set(b.bridges))
         if not shared:
             return Distance.PHB if a.host else None
         below = max(len(a.bridges), len(b.bridges)) - shared
@@ -251,12 +256,3 @@ def _width(path: Path) -> int | None:
     width = sysfs.count(path)
     # 255 means unknown, and 63 is read from a device that is gone.
     return width if width and width <= _WIDEST else None
-
-
-def _common(one: tuple[str, ...], other: tuple[str, ...]) -> list[str]:
-    shared = []
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        shared.append(a)
-    return shared

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import parse_cpulist
+from pytest_mnode.machine.waiting import parse_stat
 
 _FIELD = re.compile(r"^([A-Za-z_]+):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-_LAST_CPU = 36
-"""Index of `processor` among the fields of stat after the closing bracket of the name."""
-
 # "prefer (many)" and "weighted interleave" are policies with a blank in their names.
 _AREA = re.compile(
     r"([0-9a-f]{1,16}) "
@@ -24,6 +22,7 @@ _AREA = re.compile(
 )
 _NODE = re.compile(r"N(\d{1,5})=(\d{1,15})", re.ASCII)
 _PAGE_BYTES = 4096
+"""Of areas whose line does not tell the size of their pages."""
 _PRIVATE_FILES = ("/anon_hugepage",)
 _SHARED_FILES = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV")
 
@@ -63,7 +62,7 @@ class Allowed:
     mems: frozenset[int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Thread:
     """One thread. last_cpu: the CPU on which it last ran."""
 
@@ -101,13 +100,6 @@ def parse_status(text: str) -> Allowed:
     )
 
 
-def parse_last_cpu(text: str) -> int | None:
-    """The CPU in /proc/PID/stat, whose name field may hold blanks and brackets; never raises."""
-    fields = text.rpartition(")")[2].split()
-    cpu = sysfs.number_of(fields[_LAST_CPU]) if len(fields) > _LAST_CPU else None
-    return cpu if cpu is not None and cpu >= 0 else None
-
-
 def read_process(pid: int | None = None, root: Path = Path("/")) -> Process | None:
     """Placement of process `pid` (None: of the reader itself); None if there is no such process."""
     folder = root / "proc" / ("self" if pid is None else str(pid))
@@ -130,28 +122,18 @@ def _threads(folder: Path) -> tuple[Thread, ...] | None:
         text = sysfs.text(path / "status") if path.name.isdigit() else None
         if text is None:
             continue  # the thread ended after it was listed
-        status = parse_status(text)
-        found.append(
-            Thread(
-                tid=int(path.name),
-                name=status.name,
-                cpus_allowed=status.cpus,
-                last_cpu=parse_last_cpu(sysfs.text(path / "stat") or ""),
-            )
-        )
+        status, stat = parse_status(text), parse_stat(sysfs.text(path / "stat") or "", 1.0)
+        last_cpu = stat.last_cpu if stat else None
+        found.append(Thread(int(path.name), status.name, status.cpus, last_cpu))
     return tuple(found) or None
 
 
-def parse_numa_maps(text: str, page_bytes: int = _PAGE_BYTES) -> tuple[Area, ...]:
+def parse_numa_maps(text: str) -> tuple[Area, ...]:
     """Areas in order; other lines are skipped.
-
-    page_bytes: page size for lines without one, which kernels before 3.11 write.
 
     Source: Linux, Documentation/filesystems/proc.rst; fs/proc/task_mmu.c, show_numa_map.
     """
-    return tuple(
-        area for line in text.splitlines() if (area := _area(line.strip(), page_bytes)) is not None
-    )
+    return tuple(area for line in text.splitlines() if (area := _area(line.strip())) is not None)
 
 
 def bytes_by_node(areas: Iterable[Area], kinds: Iterable[AreaKind] = PRIVATE) -> dict[int, int]:
@@ -164,18 +146,20 @@ def bytes_by_node(areas: Iterable[Area], kinds: Iterable[AreaKind] = PRIVATE) ->
     return dict(sorted(total.items()))
 
 
-def _area(line: str, page_bytes: int) -> Area | None:
+def _area(line: str) -> Area | None:
     match = _AREA.fullmatch(line)
     if match is None:
         return None
     words = (match[2] or "").split()
     values = dict(word.partition("=")[::2] for word in words if "=" in word)
-    kilobytes = _number(values.get("kernelpagesize_kB"))
-    page = kilobytes << 10 if kilobytes else page_bytes
+    kilobytes = sysfs.number_of(values.get("kernelpagesize_kB"))
+    page = kilobytes << 10 if kilobytes else _PAGE_BYTES
     pages = {int(node[1]): int(node[2]) for word in words if (node := _NODE.fullmatch(word))}
     return Area(
         start=int(match[1], 16),
-        kind=_kind(words, values.get("file"), _number(values.get("anon")), sum(pages.values())),
+        kind=_kind(
+            words, values.get("file"), sysfs.number_of(values.get("anon")), sum(pages.values())
+        ),
         bytes_by_node={node: count * page for node, count in pages.items()},
     )
 
@@ -190,7 +174,3 @@ def _kind(words: list[str], file: str | None, anon: int | None, pages: int) -> A
         return AreaKind.SHARED
     # Within one area, file pages that other processes map cannot be separated from copied pages.
     return AreaKind.ANON if pages and anon == pages else AreaKind.FILE
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 16 else None

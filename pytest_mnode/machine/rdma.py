@@ -17,8 +17,10 @@ _GID_TYPES = {"RoCE": "RoCE v1", "InfiniBand": "IB", "EFA": "IB", "iWARP": "iWAR
 """Meaning of the kernel's "IB/RoCE v1", by protocol."""
 UNKNOWN_GID = "unknown"
 """Stands for a GID whose type cannot be read."""
-_ZERO_GID = re.compile(r"[0:]*")
-_NO_GUID = re.compile(r"[0:]*")
+_ZERO = re.compile(r"[0:]*")
+"""A GID or GUID that is not set."""
+_SOFT_IWARP = "Software iWARP"
+"""Start of the node_desc of soft-iWARP. Source: Linux, drivers/infiniband/sw/siw."""
 _REPRESENTS = re.compile(r"(?:c\d+)?pf\d+(?:(?:vf|sf)\d+)?")
 """Port names of interfaces that represent functions at the NIC's switch; a real port is p0."""
 
@@ -115,8 +117,9 @@ class RdmaDevice:
 
     netdevs: its network interfaces: the `parent` of soft-RoCE, those that its GIDs name, those of
     the same PCI function, or, without any of these, the one whose MAC address is in its GUID.
-    virtual: whether it lacks a device of its own, like soft-RoCE and soft-iWARP. pci_address,
-    numa_node: its own, or those of its first interface if it is virtual.
+    virtual: whether it lacks a device of its own, like soft-RoCE and soft-iWARP, to which Linux
+    before 5.10 gave that of their interface. pci_address, numa_node: its own, or those of its
+    first interface if it is virtual.
     """
 
     name: str
@@ -157,14 +160,15 @@ def read_rdma(root: Path = Path("/")) -> tuple[RdmaDevice, ...] | None:
 
 def _device(path: Path, root: Path) -> RdmaDevice:
     device = path / "device"
-    virtual = not device.exists()
+    parent = sysfs.text(path / "parent") or None
+    soft = (sysfs.text(path / "node_desc") or "").startswith(_SOFT_IWARP)
+    virtual = parent is not None or soft or not device.exists()
     node_type = parse_state(sysfs.text(path / "node_type"))
     ports = tuple(
         _port(path.name, port, node_type)
         for port in sysfs.entries(path / "ports")
         if port.name.isascii() and port.name.isdigit()
     )
-    parent = sysfs.text(path / "parent") or None
     guid = sysfs.text(path / "node_guid")
     netdevs = _netdevs(device, ports, parent)
     if not netdevs and virtual:
@@ -199,7 +203,7 @@ def _netdevs(device: Path, ports: tuple[Port, ...], parent: str | None) -> tuple
 def _made_of(guid: str | None, root: Path) -> tuple[str, ...]:
     """The one interface whose MAC address a GUID holds as an EUI-64."""
     digits = (guid or "").replace(":", "")
-    if _NO_GUID.fullmatch(digits) or len(digits) != 16 or digits[6:10] != "fffe":
+    if _ZERO.fullmatch(digits) or len(digits) != 16 or digits[6:10] != "fffe":
         return ()
     mac = f"{int(digits[:2], 16) ^ 2:02x}{digits[2:6]}{digits[10:]}"
     found = [
@@ -238,7 +242,7 @@ def _gids(port: Path) -> tuple[Gid, ...] | None:
     found = []
     for path in sysfs.entries(port / "gids"):
         gid = sysfs.text(path)
-        if gid is None or _ZERO_GID.fullmatch(gid) or not path.name.isdigit():
+        if gid is None or _ZERO.fullmatch(gid) or not path.name.isdigit():
             continue
         found.append(
             Gid(

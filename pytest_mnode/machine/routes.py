@@ -69,7 +69,7 @@ def parse_refusals(data: bytes) -> list[Refusal]:
     Source: Linux, include/uapi/linux/rtnetlink.h (rtmsg) and fib_rules.h (fib_rule_hdr).
     """
     found = []
-    for message, body in messages(data)[0]:
+    for message, body in messages(data):
         if message not in (_RTM_NEWROUTE, _RTM_NEWRULE) or len(body) < _ROUTE_OR_RULE.size:
             continue
         family, bits, _, _, table, _, _, number, _ = _ROUTE_OR_RULE.unpack_from(body)
@@ -78,7 +78,8 @@ def parse_refusals(data: bytes) -> list[Refusal]:
         address = known.get(_DST, bytes(size or 0))
         if number not in _KINDS or size != len(address) or bits > size * 8:
             continue
-        kind, network = _KINDS[number], f"{ipaddress.ip_address(address)}/{bits}"
+        # The kernel keeps the bits of a rule's address beyond its mask.
+        kind, network = _KINDS[number], str(ipaddress.ip_network((address, bits), strict=False))
         ip = "ip -6" if family == socket.AF_INET6 else "ip"
         if message == _RTM_NEWRULE:
             undo = f"{ip} rule del priority {_number(known, _PRIORITY, 0)}"

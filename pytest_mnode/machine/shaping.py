@@ -35,7 +35,7 @@ def parse_queues(data: bytes) -> Mapping[int, float]:
     Source: Linux, include/uapi/linux/pkt_sched.h (tc_tbf_qopt) and rtnetlink.h.
     """
     found: dict[int, float] = {}
-    for kind, body in messages(data)[0]:
+    for kind, body in messages(data):
         if kind != _RTM_NEWQDISC or len(body) < _TCMSG.size:
             continue
         _, index, _, parent, _ = _TCMSG.unpack_from(body)

@@ -130,7 +130,8 @@ def packages(search: Sequence[str]) -> Iterator[tuple[str, str]]:
         for name in names:
             first, _, rest = name.rpartition(".")[0].partition("-")
             package = first.lower().replace("_", "-")
-            if package in seen:
+            # pip renames what it replaces, and an interrupted pip leaves it: ~orch for torch.
+            if package in seen or package.startswith("~"):
                 continue
             seen.add(package)
             files = (

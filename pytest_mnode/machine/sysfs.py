@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,14 +127,9 @@ def numa_node(device: Path, root: Path) -> int | None:
 
     Source: Linux, Documentation/ABI/testing/sysfs-bus-pci, numa_node.
     """
-    for folder in _upwards(device, root):
-        if (written := text(folder / "numa_node")) is not None:
-            value = number_of(written)
-            return value if value is not None and value >= 0 else None
+    parts = place(device, root) or ()
+    for end in range(len(parts), 1, -1):
+        file = root.joinpath(*parts[:end], "numa_node")
+        if text(file) is not None:
+            return count(file)
     return None
-
-
-def _upwards(device: Path, root: Path) -> Iterator[Path]:
-    parts = place(device, root)
-    for end in range(len(parts or ()), 1, -1):
-        yield root.joinpath(*(parts or ())[:end])

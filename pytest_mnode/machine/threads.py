@@ -50,14 +50,19 @@ _CALLS: dict[str, tuple[int, int, str]] = {
     "ioctl": (16, 29, ""),
     "fsync": (74, 82, ""),
     "flock": (73, 32, ""),
+    "close": (3, 57, ""),
+    "getdents64": (217, 61, ""),
+    "openat": (257, 56, "opens a file"),
+    "newfstatat": (262, 79, "looks up a file"),
+    "statx": (332, 291, "looks up a file"),
     "fcntl": (72, 25, ""),
     "kill": (62, 129, ""),
     "tgkill": (234, 131, ""),
 }
-_NUMBERS: dict[str, dict[str, int]] = {
-    "x86_64": {name: call[0] for name, call in _CALLS.items()},
-    "aarch64": {name: call[1] for name, call in _CALLS.items()},
-}
+_NAMES = {
+    "x86_64": {number: name for name, (number, _, _) in _CALLS.items()},
+    "aarch64": {number: name for name, (_, number, _) in _CALLS.items()},
+}.get(platform.machine(), {})
 _FRAME = re.compile(
     r"^#\d+ +(?:0x[0-9a-f]+ in )?(.+) \((?:[^()]|\([^()]*\))*\)(?: (?:from|at) (\S+))?$"
 )
@@ -66,7 +71,6 @@ _MOST_FRAMES = 30
 GDB_LIMIT_S = 120.0
 """gdb reads the symbols of all libraries first: about 5 s of CPU time if torch is loaded, which is
 a minute if a dozen programs share the core."""
-_NAMES = {number: name for name, number in _NUMBERS.get(platform.machine(), {}).items()}
 
 
 def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
@@ -77,12 +81,12 @@ def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
     files = _files(proc / str(pid)) | _connections(pid)
     lines = []
     for task in tasks:
-        name = f"thread {_text(task / 'comm') or task.name}" + (
+        name = f"thread {sysfs.text(task / 'comm') or task.name}" + (
             " (main)" if task.name == str(pid) else ""
         )
-        where = syscall_text(_text(task / "syscall"), files)
-        channel = _text(task / "wchan")
-        if channel not in ("", "0"):
+        where = syscall_text(sysfs.text(task / "syscall") or "", files)
+        channel = sysfs.text(task / "wchan")
+        if channel not in (None, "", "0"):
             where += f" (kernel: {channel})"
         lines.append(f"{name}: {where}")
     return "\n".join(lines)
@@ -181,7 +185,3 @@ def _connections(pid: int) -> dict[int, str]:
         for c in found
         if c.laddr and c.raddr
     }
-
-
-def _text(path: Path) -> str:
-    return sysfs.text(path) or ""

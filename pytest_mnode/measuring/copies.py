@@ -137,7 +137,7 @@ def buffer_bytes(wanted: int, cpus: Cpus, machine: Numa, found: CopyNodes | str)
     """Bytes of a buffer that measures memory and not a cache; and why it does not fit, or ""."""
     if isinstance(found, str):
         return wanted, ""
-    cache = max((c.size_bytes or 0 for cpu in cpus.cpus for c in cpu.caches), default=0)
+    cache = max((cpu.cache_bytes or 0 for cpu in cpus.cpus), default=0)
     size = max(wanted, _CACHES * cache)
     for number in (found.near, found.far):
         node = machine.node(number)

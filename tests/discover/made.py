@@ -13,29 +13,19 @@ from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.numa import Numa, NumaNode
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.pci import PciFunction, PciTree
-from pytest_mnode.machine.rdma import Gid, Port, RdmaDevice
+from pytest_mnode.machine.rdma import RdmaDevice
 from pytest_mnode.machine.software import Software
+from tests.criteria.preflight.made import interface, rdma_device, rdma_port
 
 H100 = "NVIDIA H100 80GB HBM3"
 _SWITCH = {"host": "pci0000:10", "bridges": ("0000:10:01.0", "0000:11:00.0")}
 _FAR = {"host": "pci0000:90", "bridges": ("0000:90:01.0",)}
-_LAYERS = {"InfiniBand": "InfiniBand", "RoCE": "Ethernet", "iWARP": "Ethernet", "EFA": "Unknown"}
-_NODE_TYPES = {"iWARP": "RNIC", "EFA": "unspecified"}
 
 
 def nic(name: str, address: str = "", **changes: Any) -> Interface:
     """A NIC that is up, of 25 Gbit/s."""
-    one = Interface(
-        name=name,
-        kind=Kind.PHYSICAL,
-        admin_up=True,
-        carrier=True,
-        speed_mbits_s=25_000,
-        mtu_bytes=1500,
-        addresses=(address,) if address else (),
-        numa_node=0,
-    )
-    return replace(one, **changes)
+    usual = {"speed_mbits_s": 25_000, "mtu_bytes": 1500, "numa_node": 0}
+    return interface(name, address, **usual | changes)
 
 
 DOWN: dict[str, Any] = {"admin_up": True, "carrier": False, "operstate": "down"}
@@ -52,24 +42,9 @@ def device(
 ) -> RdmaDevice:
     """An RDMA device with a port of 400 Gbit/s, below the same switch as accelerators, or far."""
     kind = "RoCE v2" if protocol == "RoCE" else "IB/RoCE v1"
-    port = Port(
-        device=name,
-        number=1,
-        state="ACTIVE",
-        phys_state="LinkUp",
-        rate_gbits_s=400.0,
-        link_layer=_LAYERS.get(protocol),
-        node_type=_NODE_TYPES.get(protocol, "CA"),
-        gids=(Gid(index=0, gid="fe80::1", type=kind),),
-    )
+    port = rdma_port(protocol, (kind,), device=name, **changes)
     address = "0000:91:00.0" if far else "0000:20:00.0"
-    return RdmaDevice(
-        name=name,
-        ports=(replace(port, **changes),),
-        netdevs=netdevs,
-        pci_address=address,
-        virtual=virtual,
-    )
+    return replace(rdma_device(port, netdevs=netdevs), pci_address=address, virtual=virtual)
 
 
 def _pci(count: int, vendor: str) -> PciTree:
@@ -101,11 +76,7 @@ def gpus(
 ) -> dict[str, Any]:
     """Parts of a machine with accelerators, of which NVML shows all or some."""
     one = Accelerator(
-        index=0,
-        name=model,
-        memory_bytes=80 << 30,
-        ecc_enabled=True,
-        persistence=True,
+        index=0, name=model, memory_bytes=80 << 30, ecc_enabled=True, persistence=True
     )
     return {
         "pci": _pci(count, vendor),

@@ -248,8 +248,8 @@ def test_without_any_node_there_is_no_page() -> None:
 
 
 def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> None:
-    data = Mount("/data", "nfs4", "filer:/data", True)
-    home = Mount("/home", "lustre", "mds@tcp:/home", True)
+    data = Mount("/data", "nfs4", "filer:/data")
+    home = Mount("/home", "lustre", "mds@tcp:/home")
     shown = cluster_of(lambda i: replace(tcp_node(i), mounts=(data, home) if i else (data,)))
     page = draft(shown)
     text = unwrapped(page.text())
@@ -259,6 +259,8 @@ def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> N
     assert line == (
         "/home (lustre mds@tcp:/home) is mounted on node1, node2, node3, and not on node0"
     )
+    on_demand = Mount("/home", "autofs", "auto.home")
+    assert draft(changed(shown, 0, mounts=(data, on_demand))).differences == ()
 
 
 def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
@@ -266,8 +268,8 @@ def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
 
     def seen_by(index: int) -> Machine:
         source = f"10.9.0.{index + 1}:/data"
-        home = Mount("/home", "lustre", "mds@tcp:/home", True)
-        return replace(tcp_node(index), mounts=(Mount("/data", "nfs4", source, True), home))
+        home = Mount("/home", "lustre", "mds@tcp:/home")
+        return replace(tcp_node(index), mounts=(Mount("/data", "nfs4", source), home))
 
     page = draft(cluster_of(seen_by, 10))
     assert page.differences == ()
@@ -277,7 +279,7 @@ def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
     assert (
         ", and 7 more; check that they are one file system); /home (lustre mds@tcp:/home)." in text
     )
-    of_two_kinds = changed(cluster_of(seen_by), 1, mounts=(Mount("/data", "nfs", "x:/data", True),))
+    of_two_kinds = changed(cluster_of(seen_by), 1, mounts=(Mount("/data", "nfs", "x:/data"),))
     lines = draft(of_two_kinds).differences
     assert any(
         line.startswith("/data (nfs x:/data) is mounted on node1, and not") for line in lines
@@ -357,9 +359,7 @@ def _clusters(make: st.DrawFn) -> FoundCluster:
                 "shm_bytes": _COUNTS,
                 "limits": st.none() | st.builds(Limits, _COUNTS, _COUNTS),
                 "mounts": st.none()
-                | st.lists(st.builds(Mount, _WORDS, _WORDS, _WORDS, st.booleans()), max_size=2).map(
-                    tuple
-                ),
+                | st.lists(st.builds(Mount, _WORDS, _WORDS, _WORDS), max_size=2).map(tuple),
             },
         )
         has = make(st.just({}) | st.builds(gpus, st.integers(0, 9), _WORDS))

@@ -21,10 +21,7 @@ def limits_of(spec: Spec) -> tuple[int | None, int | str | None, int | None]:
 
 def test_the_limits_of_a_broken_node_are_named_and_not_promised(tmp_path: Path) -> None:
     """No other node would be asked for more than the worst of them has."""
-    broken: dict[str, Any] = {
-        "shm_bytes": 64 << 20,
-        "limits": Limits(64 << 10, 1024),
-    }
+    broken: dict[str, Any] = {"shm_bytes": 64 << 20, "limits": Limits(64 << 10, 1024)}
     page = draft(changed(cluster_of(count=8), 3, **broken))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
     assert page.differences == (

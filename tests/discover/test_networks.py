@@ -39,6 +39,14 @@ def found_with(
     return networks_of(FoundNode("node0", CONTROL, replace(machine, active_mtus=mtus)))
 
 
+def fabric_with(
+    nics: tuple[Interface, ...] = (), rdma: tuple[RdmaDevice, ...] = (), *, accelerators: int = 0
+) -> FoundNetwork:
+    fabric = found_with(nics, rdma, accelerators=accelerators).fabric
+    assert fabric is not None
+    return fabric
+
+
 def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
     networks = networks_of(FoundNode("node0", CONTROL, ib_node(0)))
     assert networks.fabric is not None
@@ -52,8 +60,7 @@ def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
 
 def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
     ports = (device("mlx5_0"), device("mlx5_1", state="DOWN"))
-    fabric = found_with(rdma=ports, accelerators=8).fabric
-    assert fabric is not None
+    fabric = fabric_with(rdma=ports, accelerators=8)
     assert fabric.nics == 1
     assert "mlx5_1:1 is DOWN" in fabric.not_chosen
 
@@ -65,26 +72,22 @@ def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, ki
         nic("eth1", "10.2.0.1", speed_mbits_s=100_000),
     )
     ports = (device("mlx5_0", layer, netdevs=("eth1",), rate_gbits_s=100.0),)
-    with_them, without = found_with(nics, ports, accelerators=8), found_with(nics, ports)
-    assert with_them.fabric is not None
-    assert (with_them.fabric.kind, with_them.fabric.interfaces) == (kind, ("mlx5_0",))
-    assert without.fabric is not None
-    assert (without.fabric.kind, without.fabric.interfaces) == ("ethernet", ("eth1",))
-    assert any("mlx5_0 could do RDMA" in text for text in without.fabric.not_chosen)
+    with_them, without = fabric_with(nics, ports, accelerators=8), fabric_with(nics, ports)
+    assert (with_them.kind, with_them.interfaces) == (kind, ("mlx5_0",))
+    assert (without.kind, without.interfaces) == ("ethernet", ("eth1",))
+    assert any("mlx5_0 could do RDMA" in text for text in without.not_chosen)
 
 
 def test_software_rdma_is_no_fabric() -> None:
     nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
-    fabric = found_with(nics, (device("rxe0", "RoCE", virtual=True),)).fabric
-    assert fabric is not None
+    fabric = fabric_with(nics, (device("rxe0", "RoCE", virtual=True),))
     assert fabric.interfaces == ("eth1",)
 
 
 def test_iwarp_is_no_fabric_of_roce() -> None:
     nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
     ports = (device("irdma0", "iWARP", netdevs=("eth1",)),)
-    fabric = found_with(nics, ports, accelerators=8).fabric
-    assert fabric is not None
+    fabric = fabric_with(nics, ports, accelerators=8)
     assert (fabric.kind, fabric.interfaces) == ("ethernet", ("eth1",))
 
 
@@ -128,18 +131,11 @@ def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
         # A node with one NIC uses it for everything.
         ((nic("eth0", CONTROL),), ("eth0",), 25_000),
         # A virtual machine's NIC tells no rate.
-        (
-            (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=None)),
-            ("eth1",),
-            None,
-        ),
+        ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=None)), ("eth1",), None),
         ((nic("eth0", CONTROL, speed_mbits_s=None),), ("eth0",), None),
         # A port of a bond is no link of its own.
         (
-            (
-                nic("bond0", CONTROL, speed_mbits_s=50_000),
-                nic("eth1", "10.2.0.1", master="bond0"),
-            ),
+            (nic("bond0", CONTROL, speed_mbits_s=50_000), nic("eth1", "10.2.0.1", master="bond0")),
             ("bond0",),
             50_000,
         ),
@@ -159,8 +155,7 @@ def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
 def test_which_interface_it_is(
     nics: tuple[Interface, ...], chosen: tuple[str, ...], rate: float | None
 ) -> None:
-    fabric = found_with(nics).fabric
-    assert fabric is not None
+    fabric = fabric_with(nics)
     assert fabric.interfaces == chosen
     assert fabric.rate_mbits_s == rate
 
@@ -179,8 +174,7 @@ def test_what_is_made_of_one_nic_is_one_nic() -> None:
         on("eth1", "eth1.200", "10.3.0.1"),
         on("eth1", "vlan300", "10.4.0.1"),
     )
-    fabric = found_with(nics).fabric
-    assert fabric is not None
+    fabric = fabric_with(nics)
     assert (fabric.interfaces, fabric.nics) == (("eth1.100",), 1)
     assert "eth1.200 is on the wire of eth1.100" in fabric.not_chosen
     assert "vlan300 is on the wire of eth1.100" in fabric.not_chosen
@@ -188,8 +182,7 @@ def test_what_is_made_of_one_nic_is_one_nic() -> None:
 
 def test_the_interface_itself_stands_for_what_is_made_of_it() -> None:
     made = on("eth1", "a100", "10.3.0.1")
-    fabric = found_with((made, nic("eth1", "10.2.0.1", speed_mbits_s=100_000))).fabric
-    assert fabric is not None
+    fabric = fabric_with((made, nic("eth1", "10.2.0.1", speed_mbits_s=100_000)))
     assert fabric.interfaces == ("eth1",)
     assert fabric.not_chosen == ("a100 is on the wire of eth1",)
 
@@ -206,6 +199,14 @@ def test_one_wire_is_not_two_networks() -> None:
             assert networks.fabric.not_chosen == (f"{other} is on the wire of {control}",)
             assert networks.management is None
             assert "also carries control traffic" in networks.no_management
+
+
+@pytest.mark.parametrize("made", ["bond0", "eth0.100"])
+def test_rdma_is_addressed_by_what_is_made_of_its_nic(made: str) -> None:
+    below = nic("eth0", master=made if made == "bond0" else None, mtu_bytes=9216)
+    nics = (nic("eno1", CONTROL), below, on("eth0", made, "10.2.0.1", mtu_bytes=9000))
+    fabric = fabric_with(nics, (device("mlx5_0", "RoCE", netdevs=(made, "eth0")),), accelerators=2)
+    assert (fabric.addressed, fabric.mtu_bytes) == (True, 9000)
 
 
 def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
@@ -231,9 +232,7 @@ def test_the_mtu_of_infiniband_is_that_of_ip_only_where_there_is_ip(shown: int) 
             for i, address in enumerate(addresses)
         )
         ports = tuple(device(f"mlx5_{i}", netdevs=(f"ib{i}",)) for i in range(2))
-        found = found_with((nic("eno1", CONTROL), *nics), ports, accelerators=2).fabric
-        assert found is not None
-        return found
+        return fabric_with((nic("eno1", CONTROL), *nics), ports, accelerators=2)
 
     assert fabric("", "").mtu_bytes == 4096
     assert fabric("10.2.0.1", "").mtu_bytes == 4096
@@ -264,25 +263,6 @@ def test_addresses_that_several_nodes_have_are_no_links() -> None:
     assert shared_addresses(nodes) == {"172.17.0.1"}
 
 
-def _rdma(tree: Tree, name: str, function: str, interface: str) -> None:
-    """An RDMA device with one active RoCE port, on a function of PCI."""
-    device = f"sys/devices/{function}/infiniband/{name}"
-    files = {
-        "node_type": "1: CA",
-        "ports/1/state": "4: ACTIVE",
-        "ports/1/phys_state": "5: LinkUp",
-        "ports/1/rate": "400 Gb/sec (4X NDR)",
-        "ports/1/link_layer": "Ethernet",
-        "ports/1/gids/0": "fe80:0000:0000:0000:0000:0000:0000:0001",
-        "ports/1/gid_attrs/ndevs/0": interface,
-        "ports/1/gid_attrs/types/0": "RoCE v2",
-    }
-    for file, text in files.items():
-        tree.write(f"{device}/{file}", text)
-    tree.link(f"{device}/device", f"sys/devices/{function}")
-    tree.link(f"sys/class/infiniband/{name}", device)
-
-
 def test_neither_virtual_functions_nor_their_representors_are_nics(tmp_path: Path) -> None:
     tree, bridge = Tree(tmp_path), "pci0000:10/0000:10:01.0"
     physical, virtual = f"{bridge}/0000:11:00.0", f"{bridge}/0000:11:00.1"
@@ -291,7 +271,9 @@ def test_neither_virtual_functions_nor_their_representors_are_nics(tmp_path: Pat
     for function, name in ((physical, "ens1"), (virtual, "ens1v0")):
         tree.pci(function, NIC, MELLANOX, 0)
         tree.interface(name, function, speed=400000, mtu=9000)
-        _rdma(tree, "mlx5_0" if name == "ens1" else "mlx5_1", function, name)
+        gids = [("fe80:0000:0000:0000:0000:0000:0000:0001", "RoCE v2", name)]
+        rdma = "mlx5_0" if name == "ens1" else "mlx5_1"
+        tree.rdma(rdma, function, gids=gids, link_layer="Ethernet")
     tree.link(f"sys/devices/{virtual}/physfn", f"sys/devices/{physical}")
     tree.write(f"sys/devices/{physical}/net/ens1/phys_port_name", "p0")
     tree.interface("ens1_0", physical, mtu=1500, phys_port_name="pf0vf0")

@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_mnode.machine.cgroup import OomKills, read_cpu_limits, read_memory_rooms, read_oom_kills
 from pytest_mnode.machine.cpus import parse_cpulist as listed
-from pytest_mnode.machine.process import (
-    AreaKind as Kind,
-)
-from pytest_mnode.machine.process import (
-    bytes_by_node,
-    parse_last_cpu,
-    parse_numa_maps,
-    parse_status,
-    read_process,
-)
+from pytest_mnode.machine.process import AreaKind as Kind
+from pytest_mnode.machine.process import bytes_by_node, parse_numa_maps, parse_status, read_process
 from tests.recorded import Recorded
 from tests.trees import Tree
 
@@ -56,11 +48,7 @@ def test_a_process_recorded_unbound(recorded: Recorded) -> None:
 @pytest.mark.parametrize(
     ("line", "kind", "memory"),
     [
-        (
-            "7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4",
-            Kind.ANON,
-            {0: 1, 1: 2},
-        ),
+        ("7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4", Kind.ANON, {0: 1, 1: 2}),
         ("7f00 prefer:0 heap anon=1 N0=1 kernelpagesize_kB=4", Kind.HEAP, {0: 1}),
         ("7f00 interleave:0-1 anon=2 N0=1 N1=1", Kind.ANON, {0: 1, 1: 1}),
         ("7f00 prefer (many):0-1 stack anon=1 N1=1", Kind.STACK, {1: 1}),
@@ -73,11 +61,7 @@ def test_a_process_recorded_unbound(recorded: Recorded) -> None:
             Kind.ANON,
             {1: 2 * 512},
         ),
-        (
-            "7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4",
-            Kind.SHARED,
-            {0: 4},
-        ),
+        ("7f00 default file=/dev/shm/nccl-x\\040y mapped=4 N0=4", Kind.SHARED, {0: 4}),
         ("7f00 default file=/memfd:x mapped=1 N0=1", Kind.SHARED, {0: 1}),
         ("7f00 default file=/lib/a.so anon=2 mapped=3 N0=3", Kind.FILE, {0: 3}),
         ("7f00 default file=/lib/a.so anon=2 dirty=2 N0=2", Kind.ANON, {0: 2}),
@@ -87,11 +71,6 @@ def test_areas_of_every_sort(line: str, kind: Kind, memory: dict[int, int]) -> N
     (area,) = parse_numa_maps(line)
     assert (area.start, area.kind) == (0x7F00, kind)
     assert area.bytes_by_node == {node: pages * _PAGE for node, pages in memory.items()}
-
-
-def test_pages_are_as_large_as_the_machine_has_them_where_a_line_does_not_say() -> None:
-    (area,) = parse_numa_maps("7f00 default anon=1 N0=1", page_bytes=65536)
-    assert area.bytes_by_node == {0: 65536}
 
 
 _WORDS = st.sampled_from(
@@ -104,19 +83,12 @@ _WORDS = st.sampled_from(
 def test_any_text_is_read(text: str) -> None:
     parse_numa_maps(text)
     parse_status(text)
-    parse_last_cpu(text)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(alphabet="CPU_Mems allowedlist:\t0123-,\n"))
 def test_any_status_is_read(text: str) -> None:
     parse_status("Cpus_allowed_list:" + text)
-
-
-def test_the_last_cpu_is_read_also_of_a_thread_with_brackets_in_its_name() -> None:
-    fields = " ".join(["S", *["0"] * 35, "13", "0"])
-    assert parse_last_cpu(f"42 (a) b (c) {fields}") == 13
-    assert parse_last_cpu("42 (a) S 1 2") is None
 
 
 def test_this_process_shows_its_threads_and_where_each_may_run() -> None:

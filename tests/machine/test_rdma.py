@@ -131,6 +131,22 @@ def test_the_recorded_devices_speak(recorded: Recorded) -> None:
     assert protocols == {"RoCE"}
 
 
+@pytest.mark.parametrize(
+    ("attribute", "text", "node_type"),
+    [("parent", "eth0", "1: CA"), ("node_desc", "Software iWARP stack", "4: RNIC")],
+)
+def test_software_devices_are_virtual_though_linux_gave_them_the_device_of_their_nic(
+    tmp_path: Path, attribute: str, text: str, node_type: str
+) -> None:
+    tree, on = Tree(tmp_path), "pci0000:10/0000:10:01.0"
+    tree.pci(on, NIC, MELLANOX, 1)
+    tree.interface("eth0", on)
+    tree.rdma("soft0", on, node_type=node_type, link_layer="Ethernet")
+    tree.write(f"sys/devices/{on}/infiniband/soft0/{attribute}", text)
+    (device,) = read_rdma(tmp_path) or ()
+    assert (device.virtual, device.netdevs, device.numa_node) == (True, ("eth0",), 1)
+
+
 def test_soft_roce_on_veth_has_no_node(recorded: Recorded) -> None:
     device = _devices(recorded("numa1-veth-rxe"))["rxe0"]
     assert (device.numa_node, device.pci_address, device.netdevs) == (None, None, ("veth0",))

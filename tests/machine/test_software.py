@@ -60,6 +60,7 @@ def test_packages_are_read_from_their_metadata(tmp_path: Path) -> None:
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         )
     (tmp_path / "b" / "bare-7.1.dist-info").mkdir()
+    (tmp_path / "b" / "~are-7.0.dist-info").mkdir()  # left by an interrupted pip
     search = [str(tmp_path / "a"), str(tmp_path / "missing"), str(tmp_path / "b")]
     assert dict(software.packages(search)) == {"some-thing": "1.0", "bare": "7.1", "x": "3"}
 
@@ -202,9 +203,9 @@ cut short
 def test_mounts() -> None:
     mounts = parse_mounts(MOUNTS)
     assert mounts == (
-        Mount("/", "ext4", "/dev/sda1", writable=True),
-        Mount("/data", "nfs4", "filer:/export/data", writable=True),
-        Mount("/a place", "lustre", "10.0.0.1@tcp:/fs", writable=False),
+        Mount("/", "ext4", "/dev/sda1"),
+        Mount("/data", "nfs4", "filer:/export/data"),
+        Mount("/a place", "lustre", "10.0.0.1@tcp:/fs"),
     )
     assert [mount.of_network for mount in mounts] == [False, True, True]
     found = {path: str(mount_of(path, mounts)) for path in ("/data/x", "/a place/x", "/database")}
@@ -244,7 +245,7 @@ def test_rates_of_queues() -> None:
         + _queue(5, b"tbf", root, 0xFFFFFFFF, 12_500_000_000)
     )
     assert parse_queues(data) == {2: 200.0, 5: 100_000.0}
-    assert [messages(data)[1], messages(data + done)[1]] == [False, True]
+    assert [messages(packet)[-1][0] for packet in (data, data + done)] == [36, 3]
 
 
 def _route(message: int, head: bytes, *parts: bytes) -> bytes:
@@ -263,6 +264,7 @@ def test_routes_and_rules_that_refuse_packets() -> None:
         + _route(24, head(2, 32, 0, 9), to, _attribute(15, struct.pack("=I", 1000)))
         + _route(24, head(10, 8, 254, 7), wide)
         + _route(32, head(2, 32, 0, 8), to, _attribute(6, struct.pack("=I", 99)))
+        + _route(32, head(2, 24, 0, 8), to)
         + _route(32, head(2, 0, 254, 1))  # lookup main
     )
     found = parse_refusals(data)
@@ -271,11 +273,13 @@ def test_routes_and_rules_that_refuse_packets() -> None:
         "throw route to 10.8.0.4/32 (ip route del throw 10.8.0.4/32 table 1000)",
         "unreachable route to fd00::/8 (ip -6 route del unreachable fd00::/8)",
         "prohibit rule to 10.8.0.4/32 (ip rule del priority 99)",
+        "prohibit rule to 10.8.0.0/24 (ip rule del priority 0)",
     ]
     invalid = os.strerror(errno.EINVAL).lower()
     assert found[0].explains("10.8.0.4", invalid)
     assert not found[0].explains("10.8.0.4", "no answer within 2 s")
     assert not found[0].explains("10.8.0.5", invalid)
+    assert found[4].explains("10.8.0.9", os.strerror(errno.EACCES).lower())
     assert not found[2].explains("10.8.0.4", os.strerror(errno.EHOSTUNREACH).lower())
 
 

@@ -90,6 +90,8 @@ def test_a_socket_is_named_by_both_ends() -> None:
     [
         ("import os; r, w = os.pipe(); os.read(r, 1)", "in read on descriptor 3, pipe:["),
         ("import time; time.sleep(60)", "in clock_nanosleep: sleeps"),
+        ("import os, tempfile; p = tempfile.mkdtemp() + '/p'; os.mkfifo(p); open(p)",
+         "in openat: opens a file"),
         ("import threading; threading.Lock().acquire() and [x := threading.Lock(), x.acquire(), "
          "x.acquire()]", "in futex: waits for a lock or another thread"),
         ("while True: pass", "runs in user space"),

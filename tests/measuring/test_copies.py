@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_mnode.criteria.placement.copies import copies_table, judge_copies
-from pytest_mnode.machine.cpus import Cache, Cpu, Cpus
+from pytest_mnode.machine.cpus import Cpu, Cpus
 from pytest_mnode.machine.numa import Numa, NumaNode, read_numa
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.copies import (
@@ -48,8 +48,7 @@ def machine(*memory_bytes: int, free_bytes: int | None = 100 * GIB) -> Numa:
 
 
 def cpus(cache_bytes: int) -> Cpus:
-    cache = Cache(level=3, kind="Unified", size_bytes=cache_bytes, cpus=None)
-    cpu = Cpu(number=0, package=0, siblings=None, caches=(cache,))
+    cpu = Cpu(number=0, package=0, siblings=None, cache_bytes=cache_bytes)
     return Cpus(cpus=(cpu,))
 
 

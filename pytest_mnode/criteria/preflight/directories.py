@@ -36,14 +36,14 @@ def visit(
     token: Token | None = None
     refused = False
     try:
-        if not path.is_dir():
-            raise NotADirectoryError(20, "not a directory" if path.exists() else "not there")
         with os.scandir(path) as entries:
             next(entries, None)
         if directory.sample_files:
             samples = tuple(_samples(directory))
         volume = os.statvfs(path)
         size, free = volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
+    except FileNotFoundError:
+        problem = "not there"
     except OSError as error:
         problem, refused = _error_text(error), error.errno in _REFUSALS
     if not problem and directory.writable:

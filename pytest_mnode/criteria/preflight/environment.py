@@ -102,15 +102,15 @@ def contract(
     """
     if promises(spec).environment is None:
         return []
-    label, source = "variables of torchrun that are wrong", "torchrun's contract"
+    label = "variables of torchrun that are wrong"
+    subject = Subject(label, "", equals(0), "torchrun's contract")
     mine = _on(name, ranks or ())
     if ranks is None or not mine:
-        subject = Subject(label, "", equals(0), source)
         return [subject.unknown(why or f"no rank runs on {name}")]
     faults = [fault for rank in mine for fault in _faults(rank, ranks)]
     culprit = f"{name}: {listed(faults, 1)}" if faults else None
     note = listed(faults, 3) or f"{len(mine)} ranks of {len(ranks)}"
-    return [Measurement(label, len(faults), "", equals(0), source, culprit, note)]
+    return [subject.measured(len(faults), culprit, note)]
 
 
 def _on(name: str, ranks: Sequence[RankEnvironment]) -> list[RankEnvironment]:

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 CONTROL_LIMIT_S = 2.0
 SHM = "/dev/shm"
-_STORED: tuple[Literal["datasets", "checkpoints", "scratch"], ...] = (
-    *("datasets", "checkpoints", "scratch"),
-)
+STORED: tuple[Literal["datasets", "checkpoints", "scratch"], ...]
+STORED = ("datasets", "checkpoints", "scratch")
 _PARTS = (
     *("boot_id", "hostname", "interfaces", "refusals", "rdma", "pci", "limits", "settings"),
     "software",
@@ -125,7 +124,7 @@ def directories_of(promise: PreflightCriterion, spec: Spec) -> list[Directory]:
     if promise.storage is None or spec.storage is None:
         return found
     stored = promise.storage
-    for key in _STORED:
+    for key in STORED:
         path = getattr(spec.storage, key)
         if path is not None:
             sampled = key == "datasets"

@@ -59,6 +59,8 @@ class _Running:
     name: str
     address: str
     process: subprocess.Popen[bytes]
+    stdin: IO[bytes]
+    stdout: IO[bytes]
     errors: IO[bytes]
     unsent: bytes = b""
     buffer: bytes = b""
@@ -131,8 +133,10 @@ def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> 
         start_new_session=True,  # Ctrl-C must reach only the controller, which ends this in order
     )
     assert process.stdin is not None
+    assert process.stdout is not None
     os.set_blocking(process.stdin.fileno(), False)
-    return _Running(index, name, nodes.address(name), process, errors)
+    address = nodes.address(name)
+    return _Running(index, name, address, process, process.stdin, process.stdout, errors)
 
 
 def search_path(python: str) -> dict[str, str]:
@@ -145,10 +149,8 @@ def search_path(python: str) -> dict[str, str]:
 def _end(running: Sequence[_Running]) -> None:
     """Close the input of the programs, so that they clean up and end; kill those that do not."""
     for one in running:
-        assert one.process.stdin is not None
-        assert one.process.stdout is not None
-        one.process.stdin.close()
-        one.process.stdout.close()  # a program that still writes would block without a reader
+        one.stdin.close()
+        one.stdout.close()  # a program that still writes would block without a reader
     end = time.monotonic() + END_LIMIT_S
     for one in running:
         try:
@@ -159,11 +161,7 @@ def _end(running: Sequence[_Running]) -> None:
 
 
 def _exchange(
-    running: Sequence[_Running],
-    what: str,
-    orders: Sequence[Any],
-    kind: type[T],
-    limit_s: float,
+    running: Sequence[_Running], what: str, orders: Sequence[Any], kind: type[T], limit_s: float
 ) -> None:
     """Send each program its order, and read answers until all came or the limit is over."""
     with selectors.DefaultSelector() as selector:
@@ -172,10 +170,8 @@ def _exchange(
                 continue
             one.unsent = json.dumps({"do": what, **(asdict(order) if order else {})}).encode()
             one.unsent += b"\n"
-            assert one.process.stdin is not None
-            assert one.process.stdout is not None
-            selector.register(one.process.stdin, selectors.EVENT_WRITE, one)
-            selector.register(one.process.stdout, selectors.EVENT_READ, one)
+            selector.register(one.stdin, selectors.EVENT_WRITE, one)
+            selector.register(one.stdout, selectors.EVENT_READ, one)
         end = time.monotonic() + limit_s
         late = False
         while selector.get_map() and not late:
@@ -186,19 +182,18 @@ def _exchange(
             late = left <= 0  # set before the last select, so that answers that have come count
             for key, _ in selector.select(max(0.0, left)):
                 one = key.data
-                sends = key.fileobj is one.process.stdin
+                sends = key.fileobj is one.stdin
                 if _write(one) if sends else _read(one, what, kind):
                     selector.unregister(key.fileobj)
         for key in selector.get_map().values():
-            if key.fileobj is key.data.process.stdout:
+            if key.fileobj is key.data.stdout:
                 key.data.problem = f"its survey gave no answer to {what!r} within {limit_s:g} s"
 
 
 def _write(one: _Running) -> bool:
     """Send some of the order; whether nothing is left to send. `_read` detects an ended program."""
-    assert one.process.stdin is not None
     try:
-        one.unsent = one.unsent[os.write(one.process.stdin.fileno(), one.unsent) :]
+        one.unsent = one.unsent[os.write(one.stdin.fileno(), one.unsent) :]
     except OSError:
         return True
     return not one.unsent
@@ -206,8 +201,7 @@ def _write(one: _Running) -> bool:
 
 def _read(one: _Running, what: str, kind: type[T]) -> bool:
     """Read some of the answer; whether it is complete or the program has ended."""
-    assert one.process.stdout is not None
-    data = os.read(one.process.stdout.fileno(), 1 << 20)
+    data = os.read(one.stdout.fileno(), 1 << 20)
     if not data:
         one.problem = _why_ended(one)
         return True

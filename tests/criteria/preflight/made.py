@@ -36,7 +36,7 @@ fabric:
   kind: {kind}
   interfaces: [{interfaces}]
   line_rate: 400 Gbit/s
-  nics_per_node: 1
+  nics_per_node: {nics}
   mtu: 9000
 management: {{interfaces: [eth0], line_rate: 25 Gbit/s, mtu: 1500}}
 storage: {{datasets: /data, checkpoints: /ckpt}}
@@ -52,12 +52,18 @@ def spec_of(
     kind: str = "ethernet",
     interfaces: str = "fab0",
     accelerators: str = "0",
+    *,
+    nics: int = 1,
 ) -> Spec:
     """A spec that promises this of preflight."""
     path = directory / "spec.yaml"
     path.write_text(
         SPEC.format(
-            preflight=preflight, kind=kind, interfaces=interfaces, accelerators=accelerators
+            preflight=preflight,
+            kind=kind,
+            interfaces=interfaces,
+            accelerators=accelerators,
+            nics=nics,
         )
     )
     return load_spec(path)
@@ -78,7 +84,7 @@ def interface(name: str, address: str, **changes: Any) -> Interface:
 
 
 _LAYERS = {"InfiniBand": ("InfiniBand", "CA"), "RoCE": ("Ethernet", "CA")}
-_LAYERS |= {"iWARP": ("Ethernet", "RNIC"), "unknown": ("Ethernet", "")}
+_LAYERS |= {"iWARP": ("Ethernet", "RNIC"), "EFA": ("Unknown", "unspecified")}
 
 
 def rdma_port(
@@ -87,7 +93,7 @@ def rdma_port(
     **changes: Any,
 ) -> Port:
     """A port that is ACTIVE, of 400 Gbit/s, with nine counters of errors."""
-    layer, node_type = _LAYERS[protocol]
+    layer, node_type = _LAYERS.get(protocol, ("Ethernet", ""))
     gids = None
     if gid_types is not None:
         gids = tuple(Gid(index=i, gid="fe80::1", type=kind) for i, kind in enumerate(gid_types))
@@ -201,6 +207,17 @@ def with_facts(survey: Survey, index: int, **changes: Any) -> Survey:
     parts = {name: changes.pop(name) for name in [*changes] if name in Machine.__slots__}
     machine = replace(facts.machine, **parts)
     return with_node(survey, index, facts=replace(facts, machine=machine, **changes))
+
+
+def with_path_facts(survey: Survey, index: int, **changes: Any) -> Survey:
+    """With other facts of one node's paths; a function makes them of what is there."""
+    paths = survey.nodes[index].paths
+    assert paths is not None
+    made: dict[str, Any] = {
+        name: tuple(map(change, getattr(paths, name))) if callable(change) else change
+        for name, change in changes.items()
+    }
+    return with_node(survey, index, paths=replace(paths, **made))
 
 
 def silent(survey: Survey, index: int) -> Survey:
@@ -318,10 +335,6 @@ def everywhere(survey: Survey, *ports: Port, interfaces: tuple[Interface, ...]) 
 def directory(key: str, path: str, **changes: Any) -> DirectoryFacts:
     """A directory of a file server that can be used."""
     one = DirectoryFacts(
-        key=key,
-        path=path,
-        file_system="nfs4 filer:/x",
-        size_bytes=10**12,
-        free_bytes=10**11,
+        key=key, path=path, file_system="nfs4 filer:/x", size_bytes=10**12, free_bytes=10**11
     )
     return replace(one, **changes)

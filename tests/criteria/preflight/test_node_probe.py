@@ -9,26 +9,16 @@ import socket
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pytest_mnode.criteria.preflight import directories, payloads
-from pytest_mnode.criteria.preflight.answers import (
-    Connection,
-    Rail,
-    Received,
-    Token,
-)
+from pytest_mnode.criteria.preflight.answers import Connection, Rail, Received, Token
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.orders import Directory, Peer, ProbeOrder
 from pytest_mnode.criteria.preflight.payloads import PATTERN_BYTES, Receiver, differing, targets
-from pytest_mnode.criteria.preflight.tcp import (
-    Listener,
-    RailPair,
-    connect_all,
-    look_up_all,
-    paired,
-)
+from pytest_mnode.criteria.preflight.tcp import Listener, RailPair, connect_all, look_up_all, paired
 from pytest_mnode.machine.mounts import Mount
 
 
@@ -189,6 +179,11 @@ def test_problems_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert _visit(tmp_path / "missing")[1].problem == "not there"  # type: ignore[attr-defined]
     (tmp_path / "file").touch()
     assert _visit(tmp_path / "file")[1].problem == "not a directory"  # type: ignore[attr-defined]
+    monkeypatch.setattr(Path, "is_dir", lambda _: False)  # as of Python 3.14, for any error
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", Mock(side_effect=PermissionError(13, "Permission denied")))
+        _, refused = _visit(tmp_path)
+    assert refused.problem == "permission denied"  # type: ignore[attr-defined]
     monkeypatch.setattr(directories, "_SEEN_LIMIT_S", 0.0)
     token = Token("checkpoints", 1, str(tmp_path / "gone"), "x")
     assert directories.seen([token], 0)[0].problem == "no such file or directory"
@@ -225,7 +220,7 @@ def test_whether_it_is_root_that_a_file_server_refuses(
     monkeypatch.setattr(os, what, refused)
     monkeypatch.setattr(os, "geteuid", lambda: user)
     kind, _, source = (mount or "").partition(" ")
-    of_path = Mount("/", kind, source, writable=True) if mount else None
+    of_path = Mount("/", kind, source) if mount else None
     monkeypatch.setattr(directories, "_mount", lambda _: of_path)
     facts: Any = _visit(tmp_path, writable=True)[1]
     monkeypatch.undo()

@@ -16,28 +16,14 @@ from typing import Any
 import pytest
 
 from pytest_mnode.criteria.preflight import survey as conduct
-from pytest_mnode.criteria.preflight.answers import (
-    LastFacts,
-    NodeFacts,
-    PathFacts,
-)
-from pytest_mnode.criteria.preflight.judges import (
-    corruption,
-    names,
-    packets,
-    reach,
-    storage,
-)
+from pytest_mnode.criteria.preflight.answers import LastFacts, NodeFacts, PathFacts
+from pytest_mnode.criteria.preflight.judges import corruption, names, packets, reach, storage
 from pytest_mnode.criteria.preflight.orders import directories_of
 from pytest_mnode.criteria.preflight.survey_fixture import STORAGE_FIXTURE, spec_to_survey
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.spec import Spec, load_spec
-from tests.criteria.preflight.made import (
-    healthy,
-    spec_of,
-    verdicts,
-)
+from tests.criteria.preflight.made import healthy, spec_of, verdicts
 
 PIPE_BYTES = 1 << 16
 
@@ -152,8 +138,7 @@ def test_an_answer_that_came_in_time_counts_however_late_it_is_read(
     with contextlib.ExitStack() as stack:
         one = conduct._start(nodes, 0, "here0", stack)
         stack.callback(conduct._end, [one])
-        assert one.process.stdout is not None
-        assert select.select([one.process.stdout], [], [], 10.0)[0]
+        assert select.select([one.stdout], [], [], 10.0)[0]
         conduct._exchange([one], "end", [None], LastFacts, 0.0)
     assert (one.problem, one.answers) == ("", {"end": LastFacts((), None)})
 

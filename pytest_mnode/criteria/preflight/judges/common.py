@@ -31,12 +31,7 @@ class Subject:
     def unknown(self, why: str, culprit: str | None = None) -> Measurement:
         """Inconclusive measurement of a value that could not be read, with the reason."""
         return Measurement.unknown(
-            self.name,
-            why,
-            unit=self.unit,
-            expected=self.bound,
-            source=self.source,
-            culprit=culprit,
+            self.name, why, unit=self.unit, expected=self.bound, source=self.source, culprit=culprit
         )
 
     def measured(self, value: float, culprit: str | None = None, note: str = "") -> Measurement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -11,6 +11,7 @@ from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
 from pytest_mnode.logs.kernel_log import Log, Severity
 from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.netdev import physical_below
 from pytest_mnode.machine.nvml import Accelerator
 from pytest_mnode.machine.pci import PciFunction
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
@@ -31,7 +32,9 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     count = Subject("accelerators", "", equals(promised.per_node), source)
     there = me.machine.accelerators
     if there is None:
-        return [count.unknown(why_unread(me, "accelerators"))]
+        others = [one.maker for one in me.machine.pci.accelerators if not one.is_nvidia]
+        why = f"{name}: NVML does not know accelerators of {listed(others)}" if others else ""
+        return [count.unknown(why or why_unread(me, "accelerators"))]
     # NVML still counts a device that it has lost.
     lost = listed([str(one.index) for one in there if one == Accelerator(index=one.index)])
     culprit = f"{name} accelerator {lost}" if lost else f"{name} accelerators"
@@ -148,7 +151,17 @@ def pci_links(machine: Machine, fabric: Sequence[str]) -> tuple[PciLink, ...]:
 
     Source: Linux, Documentation/ABI/testing/sysfs-bus-pci.
     """
-    nics = {one.pci_address: one.name for one in machine.matching(fabric)}
+    return tuple(
+        _pci_link(machine, card, card.bridges[-1] if card.bridges else None, name, is_accelerator)
+        for card, name, is_accelerator in _cards(machine, fabric)
+    )
+
+
+def _cards(machine: Machine, fabric: Sequence[str]) -> list[tuple[PciFunction, str, bool]]:
+    """Functions with a link, each with its name and whether it is an accelerator."""
+    known = machine.by_name
+    physical = (name for one in machine.matching(fabric) for name in physical_below(one, known))
+    nics = {known[name].pci_address: name for name in physical}
     for device in machine.rdma or ():
         of_fabric = any(fnmatchcase(device.name, pattern) for pattern in fabric)
         if not device.virtual and (of_fabric or device.pci_address in nics):
@@ -157,11 +170,31 @@ def pci_links(machine: Machine, fabric: Sequence[str]) -> tuple[PciLink, ...]:
     found = [(f, f"accelerator {f.address}", True) for f in tree.accelerators]
     found += [(f, nics[f.address], False) for f in tree.networks if f.address in nics]
     # A virtual function has no link of its own.
-    return tuple(_pci_link(machine, *one) for one in found if one[0].physical_function is None)
+    return [one for one in found if one[0].physical_function is None]
 
 
-def _pci_link(machine: Machine, card: PciFunction, name: str, accelerator: bool) -> PciLink:
-    slot = machine.pci.function(card.bridges[-1]) if card.bridges else None
+def _uplinks(machine: Machine, fabric: Sequence[str]) -> Iterator[PciLink]:
+    """Links of the PCIe switches above accelerators and NICs, as far as they are known.
+
+    A switch is two bridges deep, and some accelerators have one inside.
+    """
+    seen = set()
+    for card, name, _ in _cards(machine, fabric):
+        above = card.bridges[:-1]
+        for address, slot in zip(above[::-2], above[-2::-2], strict=False):
+            switch = machine.pci.function(address)
+            if switch is None or address in seen:
+                continue
+            seen.add(address)
+            link = _pci_link(machine, switch, slot, f"switch {address} above {name}", False)
+            if link.width and link.full_width:
+                yield link
+
+
+def _pci_link(
+    machine: Machine, card: PciFunction, slot_address: str | None, name: str, accelerator: bool
+) -> PciLink:
+    slot = machine.pci.function(slot_address)
     widths = [card.max_link_width, slot.max_link_width if slot else None]
     rates = [card.max_link_gtransfers_s, slot.max_link_gtransfers_s if slot else None]
     return PciLink(
@@ -175,22 +208,23 @@ def _pci_link(machine: Machine, card: PciFunction, name: str, accelerator: bool)
 
 
 def pcie(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Number of PCIe links narrower than card and slot support, and of slower links of NICs."""
+    """Number of PCIe links narrower than card and slot support, and of slower links of NICs.
+
+    A link may be slower to save power while its accelerators are idle.
+    """
     if promises(spec).pcie is None:
         return []
     me = survey.node(name)
     links = pci_links(me.machine, spec.fabric.interfaces)
     nics = [one for one in links if not one.accelerator]
-    widths = [(one.name, one.width, one.full_width) for one in links]
+    wide = (*links, *_uplinks(me.machine, spec.fabric.interfaces))
+    widths = [(one.name, one.width, one.full_width) for one in wide]
     rates = [(one.name, one.gtransfers_s, one.full_gtransfers_s) for one in nics]
     return [_below_maximum(me, "width", "x", widths), _below_maximum(me, "speed", "GT/s ", rates)]
 
 
 def _below_maximum(
-    me: NodeSurvey,
-    label: str,
-    unit: str,
-    links: Sequence[tuple[str, float | None, float | None]],
+    me: NodeSurvey, label: str, unit: str, links: Sequence[tuple[str, float | None, float | None]]
 ) -> Measurement:
     """Number of links below their maximum. links: name, actual value and maximum of each."""
     subject = Subject(f"PCIe links below their full {label}", "", equals(0), "preflight.pcie full")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
-from pytest_mnode.machine.netdev import Interface, Kind, rate_mbits_s
+from pytest_mnode.machine.netdev import Interface, Kind, physical_below, rate_mbits_s
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec import Spec
@@ -37,7 +41,7 @@ def interfaces(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me = survey.node(name)
     networks = networks_of(spec).items()
-    found = [_interfaces(survey, me, spec, key, network) for key, network in networks]
+    found = [_interfaces(survey, me, key, network) for key, network in networks]
     # Ranks of one node meet through loopback, and many programs listen on nothing else.
     for one in me.machine.interfaces or ():
         if one.kind is Kind.LOOPBACK:
@@ -48,33 +52,32 @@ def interfaces(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     return found
 
 
-def _interfaces(
-    survey: Survey, me: NodeSurvey, spec: Spec, key: str, network: Network
-) -> Measurement:
-    count, source = _promised_count(spec, key, network)
+def _interfaces(survey: Survey, me: NodeSurvey, key: str, network: Network) -> Measurement:
+    count = _promised_count(network)
+    source = "fabric.nics_per_node" if key == "fabric" else f"{key}.interfaces"
     subject = Subject(f"{key} interfaces that are up", "", at_least(count), source)
     if me.machine.interfaces is None:
         return subject.unknown(why_unread(me, "interfaces"))
-    faults = link_faults(me, network)
+    faults = broken_links(survey, me, network)
     up = _up(me, network)
     # A single node shares its loopback with no other node, so its links are its own.
     if survey.on_loopback and len(survey.nodes) > 1 and not up:
         return subject.unknown(no_links(me, network))
-    unreadable = _unknown(me, network)
+    links, bare = _links(me, network)
+    unreadable = [one.name for one in links if one.up is None]
+    unreadable += [port.name for port in bare if port.state is None]
     if len(up) < count <= len(up) + len(unreadable):
         return subject.unknown(f"{me.name}: the state of {listed(unreadable)} cannot be read")
     culprit = f"{me.name} {listed(faults)}" if faults else f"{me.name}: too few interfaces"
-    return subject.measured(
-        len(up), culprit, f"{me.name}: {listed([*faults, *(f'{n} is up' for n in up)])}"
-    )
+    note = f"{me.name}: {listed([*faults, *(f'{n} is up' for n in up)])}"
+    return subject.measured(len(up), culprit, note)
 
 
-def _promised_count(spec: Spec, key: str, network: Network) -> tuple[int, str]:
-    """Number of interfaces of a network on each node, and the spec key that promises it."""
-    if key == "fabric":
-        return spec.fabric.nics_per_node, "fabric.nics_per_node"
-    literal = [name for name in network.interfaces if _PATTERN.isdisjoint(name)]
-    return max(1, len(literal)), f"{key}.interfaces"
+def _promised_count(network: Network) -> int:
+    """Number of links of a network on each node."""
+    if isinstance(network, Fabric):
+        return network.nics_per_node
+    return max(1, sum(_PATTERN.isdisjoint(name) for name in network.interfaces))
 
 
 def no_links(node: NodeSurvey, network: Network) -> str:
@@ -84,8 +87,11 @@ def no_links(node: NodeSurvey, network: Network) -> str:
 
 
 def own(node: NodeSurvey, network: Network) -> list[Interface]:
-    """A node's interfaces on a network."""
-    return node.machine.matching(network.interfaces)
+    """A node's interfaces on a network, without virtual functions (SR-IOV) of another one."""
+    there = node.machine.matching(network.interfaces)
+    addresses = {one.pci_address for one in there} - {None}
+    parent = node.machine.pci.physical_function
+    return [one for one in there if parent(one.pci_address) not in addresses]
 
 
 def ports(node: NodeSurvey, network: Network) -> list[Port]:
@@ -96,6 +102,17 @@ def ports(node: NodeSurvey, network: Network) -> list[Port]:
         for port in node.machine.ports
         if port.device in devices or network.has_interface(port.device)
     ]
+
+
+def by_wire(node: NodeSurvey, ports: Iterable[Port]) -> list[Port]:
+    """The first of the ports on each wire, which a card and its virtual functions share."""
+    found: dict[tuple[str, int], Port] = {}
+    for port in ports:
+        device = node.machine.device(port.device)
+        address = None if device is None or device.virtual else device.pci_address
+        card = node.machine.pci.physical_function(address) or address or port.device
+        found.setdefault((card, port.number), port)
+    return [*found.values()]
 
 
 def _devices(node: NodeSurvey, links: list[Interface]) -> set[str]:
@@ -122,19 +139,24 @@ def _links(node: NodeSurvey, network: Network) -> tuple[list[Interface], list[Po
 
 
 def _up(node: NodeSurvey, network: Network) -> list[str]:
-    links, bare = _links(node, network)
-    return [one.name for one in links if one.up] + [p.name for p in bare if p.state == "ACTIVE"]
+    """Links that are up, without ports of another one, and without VLANs beside their interface.
 
-
-def _unknown(node: NodeSurvey, network: Network) -> list[str]:
-    """Interfaces and ports whose state is unknown."""
+    A virtual machine's NIC may have a virtual function as its port (hv_netvsc).
+    """
     links, bare = _links(node, network)
-    unreadable = [one.name for one in links if one.up is None]
-    return unreadable + [port.name for port in bare if port.state is None]
+    known, names = node.machine.by_name, {one.name for one in links}
+    wires: dict[tuple[str, ...], str] = {}
+    for one in links:
+        if one.up and one.master not in names:
+            wires.setdefault(physical_below(one, known) or (one.name,), one.name)
+    active = by_wire(node, (port for port in bare if port.state == "ACTIVE"))
+    return [*wires.values(), *(port.name for port in active)]
 
 
 def link_faults(node: NodeSurvey, network: Network) -> list[str]:
-    """Faults of a node's interfaces on a network, each in words."""
+    """Faults of a node's interfaces on a network, each in words; [] if they cannot be read."""
+    if node.machine.interfaces is None:
+        return []
     there = own(node, network)
     names = {one.name for one in there} | _devices(node, there)
     names |= {port.device for port in ports(node, network)}
@@ -156,6 +178,21 @@ def link_faults(node: NodeSurvey, network: Network) -> list[str]:
         if all(port.state not in ("ACTIVE", None) for port in of_device):
             faults += [f"{port.name} is {port.state}" for port in of_device]
     return faults
+
+
+@lru_cache(maxsize=4)
+def _usual_faults(survey: Survey, network: Network) -> Counter[str]:
+    return Counter(text for node in survey.nodes for text in link_faults(node, network))
+
+
+def broken_links(survey: Survey, node: NodeSurvey, network: Network) -> list[str]:
+    """Faults of a node's links, those of fewest nodes first; [] if it has the promised number.
+
+    Spare ports, such as the second ones of cards, have no cable on any node.
+    """
+    if len(_up(node, network)) >= _promised_count(network):
+        return []
+    return sorted(link_faults(node, network), key=_usual_faults(survey, network).__getitem__)
 
 
 def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
@@ -190,7 +227,7 @@ def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None]:
     """Rates of interfaces and ports that are up; a virtual interface has only its queue's rate."""
-    links, _ = _links(node, network)
+    (links, _), there = _links(node, network), own(node, network)
     known = node.machine.by_name
     rates = {one.name: rate_mbits_s(one, known) for one in links if one.up}
     sockets = not isinstance(network, Fabric) or network.kind == "ethernet"
@@ -198,11 +235,14 @@ def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None
         # TCP has the rate of the interface, whatever the rate of RDMA.
         if port.state != "ACTIVE" or (sockets and not network.has_interface(port.device)):
             continue
+        of_port = [i for i in there if port.device in node.machine.rdma_devices_of(i.name)]
+        # The port of a bond's device shows the rate of one of the bond's NICs.
+        if any(one.kind is Kind.BOND and rates.get(one.name) for one in of_port):
+            continue
         rates[port.name] = None if port.rate_gbits_s is None else port.rate_gbits_s * 1e3
         # The port carries the traffic; its interface may report no speed.
-        for one in own(node, network):
-            of_port = port.device in node.machine.rdma_devices_of(one.name)
-            if of_port and rates.get(one.name) is None:
+        for one in of_port:
+            if rates.get(one.name) is None:
                 rates.pop(one.name, None)
     return rates
 
@@ -216,7 +256,7 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     found = []
     for key, (network, mtu_bytes) in mtus_of(spec).items():
         subject = Subject(f"{key} interface MTU", "B", equals(mtu_bytes), f"{key}.mtu {mtu_bytes}")
-        there = {one.name: one.mtu_bytes for one in own(me, network)}
+        there = {one.name: one.mtu_bytes for one in _in_use(me, network)}
         known = {n: size for n, size in there.items() if size is not None}
         if not known:
             why = f"{name}: no interface {'+'.join(network.interfaces)}"
@@ -235,9 +275,24 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     return found
 
 
+def _in_use(node: NodeSurvey, network: Network) -> list[Interface]:
+    """A node's interfaces on a network, all of them if none of these carries packets.
+
+    Left out are spare ones that are down, and those that only carry the packets of a VLAN.
+    """
+    there, known = own(node, network), node.machine.by_name
+    below = {n for one in there if one.usable_address for n in physical_below(one, known)}
+    carrying = (
+        one
+        for one in there
+        if one.up is not False and (one.usable_address or one.name not in below)
+    )
+    return list(carrying) or there
+
+
 def wrong_mtu(node: NodeSurvey, network: Network, mtu_bytes: int) -> str | None:
     """The interface whose MTU differs most from `mtu_bytes`, with its MTU; None if none differs."""
-    wrong = [one for one in own(node, network) if one.mtu_bytes not in (None, mtu_bytes)]
+    wrong = [one for one in _in_use(node, network) if one.mtu_bytes not in (None, mtu_bytes)]
     if not wrong:
         return None
     worst = max(wrong, key=lambda one: abs((one.mtu_bytes or 0) - mtu_bytes))

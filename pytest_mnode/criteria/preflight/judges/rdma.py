@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
@@ -14,12 +16,13 @@ from pytest_mnode.criteria.preflight.judges.common import (
     promises,
     why_unread,
 )
-from pytest_mnode.criteria.preflight.judges.links import ports
+from pytest_mnode.criteria.preflight.judges.links import by_wire, ports
 from pytest_mnode.machine.counters import error_increases
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec
+from pytest_mnode.spec.inventory import Fabric
 
 
 def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
@@ -35,17 +38,33 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     there = ports(me, spec.fabric)
     faults = {port.name: _fault(port, spec.fabric.protocol) for port in there}
     active = [port for port in there if faults[port.name] == ""]
+    working = len(by_wire(me, active))
     unreadable = [port for port, fault in faults.items() if fault is None]
-    inactive = [f"{port} {fault}" for port, fault in faults.items() if fault]
-    if len(active) < count <= len(active) + len(unreadable):
+    inactive = _inactive(survey, me, spec.fabric)
+    if working < count <= working + len(unreadable):
         why = f"{name}: {listed(unreadable)} does not report its state or protocol"
         found = [subject.unknown(why)]
     else:
         state = listed(inactive) or f"{len(there)} ports"
         note = f"{name}: {state}" if there else f"{name}: no RDMA port"
         culprit = f"{name} {listed(inactive)}" if inactive else f"{name}: RDMA devices are missing"
-        found = [subject.measured(len(active), culprit, note)]
+        found = [subject.measured(working, culprit, note)]
     return found if promise.gid_types is None else [*found, _gids(me, active, promise.gid_types)]
+
+
+def _faults(node: NodeSurvey, fabric: Fabric) -> list[str]:
+    faults = ((port.name, _fault(port, fabric.protocol)) for port in ports(node, fabric))
+    return [f"{port} {fault}" for port, fault in faults if fault]
+
+
+@lru_cache(maxsize=4)
+def _usual_faults(survey: Survey, fabric: Fabric) -> Counter[str]:
+    return Counter(text for node in survey.nodes for text in _faults(node, fabric))
+
+
+def _inactive(survey: Survey, me: NodeSurvey, fabric: Fabric) -> list[str]:
+    """Ports with a fault; last those that are spare, because they have it on most nodes."""
+    return sorted(_faults(me, fabric), key=_usual_faults(survey, fabric).__getitem__)
 
 
 def _fault(port: Port, wanted: str | None) -> str | None:
@@ -148,14 +167,13 @@ def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
             return [subject.unknown(why_unread(me, part))]
     problems = {one.device: f"{one.name} {one.problem}".rstrip() for one in machine.verbs or ()}
     opened = {one.device for one in machine.verbs or () if not one.problem}
-    faults = [(port, _fault(port, spec.fabric.protocol)) for port in ports(me, spec.fabric)]
-    there = [port for port, fault in faults if not fault]
-    inactive = [f"{port.name} {fault}" for port, fault in faults if fault]
+    there = [p for p in ports(me, spec.fabric) if not _fault(p, spec.fabric.protocol)]
+    inactive = _inactive(survey, me, spec.fabric)
     unopened = sorted({port.device for port in there} - opened)
     words = [
         f"{one} ({problems.get(one, 'the kernel has no uverbs device for it')})" for one in unopened
     ]
-    found = sum(port.device in opened for port in there)
+    found = len(by_wire(me, (port for port in there if port.device in opened)))
     named = listed(words or inactive)
     culprit = f"{name} {named}" if named else f"{name}: RDMA devices are missing"
     note = f"{name}: {listed(words) or f'{found} ports'}"

@@ -18,8 +18,9 @@ from pytest_mnode.criteria.preflight.judges.common import (
     no_answer,
     path_between,
     promises,
+    why_unread,
 )
-from pytest_mnode.criteria.preflight.judges.links import link_faults, networks_of, no_links, own
+from pytest_mnode.criteria.preflight.judges.links import broken_links, networks_of, no_links, own
 from pytest_mnode.criteria.preflight.judges.matrix import Matrix, both, matrix
 from pytest_mnode.machine.netdev import plain
 from pytest_mnode.measurement import Measurement, equals
@@ -84,7 +85,7 @@ def _master(survey: Survey, me: NodeSurvey, subject: Subject, control: Network) 
     culprit = (
         f"{me.name} ({listed(healthy)} can connect)" if healthy else f"{me.name} or {first.name}"
     )
-    if faults := link_faults(me, control) or _refusals(me, first, control, mine.problem):
+    if faults := broken_links(survey, me, control) or _refusals(me, first, control, mine.problem):
         culprit = f"{me.name}: {faults[0]}"
     return subject.measured(0, culprit, f"{me.name}: {mine.problem}{_hint((me,), first)}")
 
@@ -110,10 +111,9 @@ def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
     return {
         node.index: faults[0]
         for node in survey.nodes
-        if node.machine.interfaces is not None
-        and (node.index in failed or node.index not in tried)
+        if (node.index in failed or node.index not in tried)
         and (
-            faults := link_faults(node, network)
+            faults := broken_links(survey, node, network)
             or [
                 text
                 for one in (node.paths.connections if node.paths else ())
@@ -178,15 +178,16 @@ def _peers_on(
         label = f"nodes reached both ways on the {key} network"
         return Subject(label, "", equals(expected), f"every other node, within {within_s:g} s")
 
-    if me.facts is None or me.paths is None:
-        return subject(len(others)).unknown(no_answer(me))
+    if me.paths is None or me.machine.interfaces is None:
+        why = no_answer(me) if me.paths is None else why_unread(me, "interfaces")
+        return subject(len(others)).unknown(why)
     edges = matrix(survey, key)
     if survey.on_loopback and not edges.tried:
         return subject(len(others)).unknown(no_links(me, network))
     if lacking := _lacking(survey, me, key):
         text = f"no address on {listed(lacking)}, where most nodes have one"
-        broken_links = link_faults(me, network)  # a port without a carrier may have no address
-        why = broken_links[0] if broken_links else text
+        faults = broken_links(survey, me, network)  # a port without a carrier may have no address
+        why = faults[0] if faults else text
         return subject(len(others)).measured(0, f"{me.name}: {why}", text)
     broken, found = _culprits(survey, key, network)
     healthy = [o for o in others if o.index not in found.nodes]

@@ -10,12 +10,11 @@ from pytest_mnode.criteria.preflight.judges.common import (
     no_answer,
     promises,
 )
+from pytest_mnode.criteria.preflight.orders import STORED
 from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import StoragePromise
-
-_KEYS = ("datasets", "checkpoints", "scratch")
 
 
 def _promised(spec: Spec) -> tuple[StoragePromise, dict[str, str]] | None:
@@ -24,7 +23,7 @@ def _promised(spec: Spec) -> tuple[StoragePromise, dict[str, str]] | None:
     if promise is None or spec.storage is None:
         return None
     paths: dict[str, str] = {
-        key: path for key in _KEYS if (path := getattr(spec.storage, key)) is not None
+        key: path for key in STORED if (path := getattr(spec.storage, key)) is not None
     }
     return promise, paths
 

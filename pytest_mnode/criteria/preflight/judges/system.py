@@ -15,6 +15,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
 )
 from pytest_mnode.criteria.preflight.judges.links import networks_of
 from pytest_mnode.criteria.preflight.orders import SHM
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import NOT_THERE, UNREADABLE
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec import Spec
@@ -84,27 +85,22 @@ def items_of(node: NodeSurvey, spec: Spec, part: Part) -> Mapping[str, str] | No
                 return {one.name: one.firmware for one in machine.rdma if one.firmware}
             return None
         case "sysctl":
-            return _settings(machine.settings, spec)
+            return None if machine.settings is None else _settings(machine, machine.settings, spec)
     if software is None:
         return None
     found: Mapping[str, str] | str | None = getattr(software, part)
     return {part: found} if isinstance(found, str) else found or {}
 
 
-def _settings(settings: Mapping[str, str] | None, spec: Spec) -> Mapping[str, str] | None:
+def _settings(machine: Machine, settings: Mapping[str, str], spec: Spec) -> Mapping[str, str]:
     """Settings without those of interfaces that are on no network of the spec."""
-    if settings is None:
-        return None
     networks = networks_of(spec).values()
-
-    def concerns(name: str) -> bool:
-        interface = name.removeprefix(_OF_INTERFACE).rpartition(".")[0]
-        return interface == "all" or any(one.has_interface(interface) for one in networks)
-
+    ours = {one.name for network in networks for one in machine.matching(network.interfaces)}
     return {
         name: value
         for name, value in settings.items()
-        if not name.startswith(_OF_INTERFACE) or concerns(name)
+        if not name.startswith(_OF_INTERFACE)
+        or name.removeprefix(_OF_INTERFACE).rpartition(".")[0] in {"all", *ours}
     }
 
 

@@ -9,21 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mnode.criteria.preflight.judges import (
-    links,
-    names,
-    packets,
-    reach,
-)
+from pytest_mnode.criteria.preflight.judges import links, names, packets, reach
 from pytest_mnode.criteria.preflight.judges.common import Blame, blame
 from pytest_mnode.spec import Spec
-from tests.criteria.preflight.made import (
-    asked,
-    healthy,
-    silent,
-    spec_of,
-    verdicts,
-)
+from tests.criteria.preflight.made import asked, healthy, silent, spec_of, verdicts
 
 JUDGES = (
     reach.master,

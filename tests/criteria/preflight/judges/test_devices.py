@@ -8,21 +8,13 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.judges import (
-    devices,
-)
+from pytest_mnode.criteria.preflight.judges import devices
 from pytest_mnode.criteria.preflight.judges.devices import pci_links
 from pytest_mnode.logs.kernel_log import Event, Log, Severity
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.nvml import Accelerator
-from tests.criteria.preflight.made import (
-    asked,
-    culprits,
-    healthy,
-    spec_of,
-    verdicts,
-    with_facts,
-)
+from pytest_mnode.machine.pci import PciFunction, PciTree
+from tests.criteria.preflight.made import asked, culprits, healthy, spec_of, verdicts, with_facts
 from tests.trees import GPU, MELLANOX, NIC, NVIDIA, SWITCH_PORT, Tree
 
 
@@ -87,6 +79,9 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, word
     assert "accelerator 1 does not answer" in count.note
     mute = with_facts(survey, 1, accelerators=None, unread={"accelerators": "no NVML"})
     assert verdicts(devices.accelerators, mute, spec) == {"gpu1": "inconclusive"}
+    amd = PciTree(functions=(PciFunction(address="0000:1b:00.0", kind="1200", vendor="1002"),))
+    [other] = asked(devices.accelerators, with_facts(mute, 1, pci=amd), spec)["gpu1"]
+    assert other.note == "gpu1: NVML does not know accelerators of AMD"
 
 
 @pytest.mark.parametrize(
@@ -97,12 +92,7 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, word
         ({}, {"max_link_width": 8}, "", None),  # the slot has no more; nothing was lost
         ({"current_link_width": 8}, {"max_link_width": 8}, "", None),
         ({"current_link_speed": "16.0 GT/s PCIe"}, {}, "{0} GT/s 16 of 32", "fail"),
-        (
-            {"current_link_speed": "16.0 GT/s PCIe"},
-            {"max_link_speed": "16.0 GT/s PCIe"},
-            "",
-            None,
-        ),
+        ({"current_link_speed": "16.0 GT/s PCIe"}, {"max_link_speed": "16.0 GT/s PCIe"}, "", None),
         ({"current_link_width": 255}, {}, "{0} does not report its width", "inconclusive"),
         ({"current_link_speed": "Unknown"}, {}, "{0} does not report its speed", "inconclusive"),
     ],
@@ -140,6 +130,33 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
     assert {str(m.verdict) for m in asked(devices.pcie, dumb, spec)["gpu1"]} == {"inconclusive"}
 
 
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ((16, 16, 16), ""),
+        ((8, 16, 16), "switch 0000:11:00.0 above accelerator 0000:13:00.0 x8 of 16"),
+        ((8, 16, 8), ""),  # its slot has no more
+        ((0, 16, 16), ""),  # not known
+    ],
+)
+def test_the_link_of_a_switch_above_accelerators(
+    tmp_path: Path, ends: tuple[int, int, int], words: str
+) -> None:
+    width, switch, slot = ends
+    tree = Tree(tmp_path)
+    full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
+    root = "pci0000:10/0000:10:01.0"
+    tree.pci(root, SWITCH_PORT, "0x8086", current_link_width=width, max_link_width=slot)
+    up = f"{root}/0000:11:00.0"
+    tree.pci(up, SWITCH_PORT, "0x1000", current_link_width=width, max_link_width=switch)
+    for port in (0, 1):
+        tree.pci(f"{up}/0000:12:0{port}.0", SWITCH_PORT, "0x1000", **full)
+        tree.pci(f"{up}/0000:12:0{port}.0/0000:1{port + 3}:00.0", GPU, NVIDIA, **full)
+    survey = with_facts(healthy(1), 0, pci=Machine.read(tmp_path, ("pci",)).pci)
+    widths, _ = devices.pcie(survey, spec_of(tmp_path, "{pcie: full}", accelerators="2"), "gpu0")
+    assert (widths.value, widths.note) == (bool(words), words)
+
+
 def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     full: dict[str, Any] = {"current_link_width": 16, "max_link_width": 16}
@@ -151,6 +168,9 @@ def test_a_virtual_function_has_no_pcie_link_of_its_own(tmp_path: Path) -> None:
     for name, function in (("fab0", 0), ("fab0v0", 1)):
         tree.interface(name, f"{port}/0000:1c:00.{function}")
     assert [link.name for link in pci_links(Machine.read(tmp_path), ["fab*"])] == ["fab0"]
+    tree.interface("bond0")
+    tree.write("sys/class/net/bond0/bonding/slaves", "fab0")
+    assert [link.name for link in pci_links(Machine.read(tmp_path), ["bond0"])] == ["fab0"]
 
 
 XID = Event(Severity.FAULT, "2026-11-22T06:54:23Z", "0000:1b:00", "Xid 79: GPU is lost")

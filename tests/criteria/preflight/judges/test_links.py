@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.preflight.judges import (
-    links,
-    rdma,
-    reach,
-)
+from pytest_mnode.criteria.preflight.judges import links, rdma, reach
 from pytest_mnode.machine.netdev import Interface, Kind
+from pytest_mnode.machine.pci import PciFunction, PciTree
+from pytest_mnode.machine.rdma import RdmaDevice
+from pytest_mnode.machine.verbs import VerbsDevice
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,
     IB,
     asked,
     culprits,
+    cut,
     devices_of,
     everywhere,
     healthy,
@@ -28,6 +28,7 @@ from tests.criteria.preflight.made import (
     verdicts,
     with_facts,
     with_node,
+    with_path_facts,
 )
 
 IPOIB = interface("ib0", "", mtu_bytes=4092)
@@ -104,9 +105,7 @@ def test_loopback_has_no_links_to_fail(tmp_path: Path) -> None:
     for index in range(2):
         survey = with_node(survey, index, address="127.0.0.1")
         survey = with_facts(survey, index, interfaces=(interface("lo", "127.0.0.1"),))
-        paths = survey.nodes[index].paths
-        assert paths is not None
-        survey = with_node(survey, index, paths=replace(paths, connections=()))
+        survey = with_path_facts(survey, index, connections=())
     assert set(verdicts(links.interfaces, survey, spec).values()) == {"inconclusive"}
     assert set(verdicts(reach.peers, survey, spec).values()) == {"inconclusive"}
 
@@ -120,10 +119,7 @@ def test_loopback_has_no_links_to_fail(tmp_path: Path) -> None:
     ],
 )
 def test_loopback_is_up(
-    admin_up: bool | None,
-    carrier: bool | None,
-    found: list[tuple[str, str | None]],
-    tmp_path: Path,
+    admin_up: bool | None, carrier: bool | None, found: list[tuple[str, str | None]], tmp_path: Path
 ) -> None:
     spec = spec_of(tmp_path, "{interfaces: {}}")
     survey = healthy(2)
@@ -174,8 +170,114 @@ def test_the_rate_of_rdma_over_a_link_is_not_that_of_tcp(tmp_path: Path) -> None
     assert set(verdicts(links.speed, survey, roce).values()) == {"fail"}
 
 
+def test_the_speed_of_a_bond_is_that_of_all_its_nics(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{speed: {}}", "roce", "bond0")
+    nic = interface("fab0", "", master="bond0", pci_address=PHYSICAL)
+    for speed, found in ((400_000, {}), (200_000, {"gpu0": "gpu0 bond0 (200000 Mbit/s)"})):
+        bond = interface("bond0", "10.2.0.1", kind=Kind.BOND, speed_mbits_s=speed, slaves=("fab0",))
+        port = rdma_port("RoCE", device="mlx5_bond_0", rate_gbits_s=200.0)
+        survey = everywhere(healthy(1), port, interfaces=(bond, nic))
+        assert culprits(links.speed, survey, spec) == found
+
+
 def test_an_mtu_above_the_promise_is_wrong_too(spec: Spec) -> None:
     fabric, control = healthy().nodes[1].machine.interfaces or ()
     large = replace(fabric, mtu_bytes=9216)
     found = with_facts(healthy(), 1, interfaces=(large, control))
     assert culprits(links.interface_mtu, found, spec) == {"gpu1": "gpu1 fab0 (MTU 9216)"}
+
+
+def test_spare_ports_without_a_cable_are_no_fault(tmp_path: Path) -> None:
+    """The second ports of all cards match the pattern, and no node uses them."""
+    promised = "{interfaces: {}, mtu: {networks: [fabric]}, reachable: {networks: [fabric]}}"
+    spec = spec_of(tmp_path, promised, interfaces='"fab*"')
+    survey = healthy()
+    spare = interface("fab00", "", carrier=False, mtu_bytes=1500, speed_mbits_s=None)
+    for node in survey.nodes:
+        there = (spare, *(node.machine.interfaces or ()))
+        survey = with_facts(survey, node.index, interfaces=there)
+    for judge in (links.interfaces, links.interface_mtu, reach.peers):
+        assert verdicts(judge, survey, spec) == {}, judge
+    path = cut(survey, [(0, 1), (1, 0)])
+    both = dict.fromkeys(("gpu0", "gpu1"), "path between gpu0 and gpu1")
+    assert culprits(reach.peers, path, spec) == both
+    lost = cut(survey, [e for n in range(3) for e in ((n, 3), (3, n))])
+    assert culprits(reach.peers, lost, spec) == {
+        "gpu3": "gpu3: no connection to or from others on the fabric network"
+    }
+    down = (spare, interface("fab0", "10.2.0.4", carrier=False), interface("eth0", "10.1.0.4"))
+    lost = with_facts(lost, 3, interfaces=down)
+    assert culprits(reach.peers, lost, spec) == {"gpu3": "gpu3: fab0 has no carrier"}
+
+
+PHYSICAL, SECOND, VIRTUAL = "0000:17:00.0", "0000:18:00.0", "0000:17:00.2"
+ON_PCI = PciTree(
+    functions=(
+        PciFunction(address=PHYSICAL),
+        PciFunction(address=VIRTUAL, physical_function=PHYSICAL),
+        PciFunction(address=SECOND),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        interface("fab0.100", "10.3.0.1", kind=Kind.VIRTUAL),
+        interface("fab0v0", "10.3.0.1", pci_address=VIRTUAL),
+        interface("fab9", "", master="fab0"),
+    ],
+    ids=["VLAN", "virtual function", "port"],
+)
+def test_what_shares_the_wire_of_a_nic_is_not_a_second_nic(
+    shares: Interface, tmp_path: Path
+) -> None:
+    spec = spec_of(tmp_path, "{interfaces: {}}", interfaces='"fab*"', nics=2)
+    first = interface("fab0", "10.2.0.1", pci_address=PHYSICAL)
+    second = interface("fab1", "10.4.0.1", pci_address=SECOND)
+    control = interface("eth0", "10.1.0.1")
+    for other, found in ((second, {}), (replace(second, carrier=False), {"gpu0": "fail"})):
+        there = (first, shares, other, control)
+        survey = with_facts(healthy(1), 0, interfaces=there, pci=ON_PCI)
+        assert verdicts(links.interfaces, survey, spec) == found
+
+
+def test_the_port_of_a_virtual_function_does_not_stand_for_one_that_is_down(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{rdma: {}}", "roce", '"mlx5_*"', nics=2)
+    roce = rdma_port("RoCE", ("RoCE v2",))
+    places = {"mlx5_0": PHYSICAL, "mlx5_1": SECOND, "mlx5_2": VIRTUAL}
+    for state, found in (("ACTIVE", {}), ("DOWN", {"gpu0": "gpu0 mlx5_1:1 DOWN"})):
+        devices = tuple(
+            RdmaDevice(
+                name=name,
+                ports=(replace(roce, device=name, state=state if at == SECOND else "ACTIVE"),),
+                pci_address=at,
+            )
+            for name, at in places.items()
+        )
+        survey = with_facts(healthy(1), 0, rdma=devices, pci=ON_PCI)
+        assert culprits(rdma.rdma_ports, survey, spec) == found
+        # A pod that has virtual functions is shown the devices of the whole machine.
+        opened = tuple(VerbsDevice(f"uverbs{n}", f"mlx5_{n}") for n in (1, 2))
+        survey = with_facts(survey, 0, verbs=opened)
+        assert culprits(rdma.rdma_opened, survey, spec).keys() == found.keys()
+
+
+def test_a_port_that_is_down_is_named_before_the_spare_ones(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{rdma: {}}", "infiniband", '"mlx5_*"')
+    spares = [rdma_port(device=f"mlx5_{n}", state="DOWN") for n in range(6)]
+    used = rdma_port(device="mlx5_9")
+    survey = everywhere(healthy(3), *spares, used, interfaces=())
+    down = with_facts(survey, 1, rdma=devices_of(*spares, replace(used, state="INIT")))
+    [culprit] = culprits(rdma.rdma_ports, down, spec).values()
+    assert culprit.startswith("gpu1 mlx5_9:1 INIT, mlx5_0:1 DOWN, ")
+
+
+def test_the_nic_below_a_vlan_may_have_a_larger_mtu(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{mtu: {networks: [fabric]}}", "roce", "mlx5_0")
+    below = interface("fab0", "", mtu_bytes=9216)
+    vlan = interface("fab0.100", "10.2.0.1", kind=Kind.VIRTUAL)
+    survey = everywhere(healthy(2), rdma_port("RoCE"), interfaces=(below, vlan))
+    assert verdicts(links.interface_mtu, survey, spec) == {}
+    small = everywhere(survey, rdma_port("RoCE"), interfaces=(below, replace(vlan, mtu_bytes=1500)))
+    assert culprits(links.interface_mtu, small, spec)["gpu0"] == "gpu0 fab0.100 (MTU 1500)"

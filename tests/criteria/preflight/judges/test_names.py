@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import (
-    LookUp,
-    Survey,
-)
+from pytest_mnode.criteria.preflight.answers import LookUp, Survey
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
-from pytest_mnode.criteria.preflight.judges import (
-    names,
-)
+from pytest_mnode.criteria.preflight.judges import names
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     asked,
@@ -24,16 +19,15 @@ from tests.criteria.preflight.made import (
     spec_of,
     verdicts,
     with_facts,
-    with_node,
+    with_path_facts,
     with_paths,
 )
 
 
 def _look_up(survey: Survey, index: int, change: LookUp) -> Survey:
-    paths = survey.nodes[index].paths
-    assert paths is not None
-    kept = tuple(change if one.what == change.what else one for one in paths.look_ups)
-    return with_node(survey, index, paths=replace(paths, look_ups=kept))
+    return with_path_facts(
+        survey, index, look_ups=lambda one: change if one.what == change.what else one
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,12 +69,10 @@ def test_the_name_of_another_node_on_loopback_is_wrong(spec: Spec) -> None:
 def _named(survey: Survey, hostnames: list[str], reverse: dict[int, str]) -> Survey:
     for node in survey.nodes:
         survey = with_facts(survey, node.index, hostname=hostnames[node.index])
-    for node in survey.nodes:
-        assert node.paths is not None
         look_ups = tuple(
             LookUp(to, f"10.1.0.{to + 1}", (name,), 0.001, "") for to, name in reverse.items()
         )
-        survey = with_node(survey, node.index, paths=replace(node.paths, look_ups=look_ups))
+        survey = with_path_facts(survey, node.index, look_ups=look_ups)
     return survey
 
 
@@ -119,14 +111,12 @@ def test_a_host_name_that_two_nodes_have(
     survey = healthy()
     for index, name in enumerate(hostnames):
         survey = with_facts(survey, index, hostname=name)
-        paths = survey.nodes[index].paths
-        assert paths is not None
         # As name servers do: every name has one address.
         first = [f"10.1.0.{hostnames.index(name) + 1}" for name in hostnames]
         look_ups = tuple(
             LookUp(to, name, (first[to],), 0.001, "") for to, name in enumerate(hostnames)
         )
-        survey = with_node(survey, index, paths=replace(paths, look_ups=look_ups))
+        survey = with_path_facts(survey, index, look_ups=look_ups)
     assert culprits(names.look_ups, survey, spec) == to_blame
 
 
@@ -134,13 +124,10 @@ def test_addresses_of_a_node_whose_own_are_not_known_are_not_judged(tmp_path: Pa
     spec = spec_of(tmp_path, "{names: {}}")
     mute = with_facts(healthy(2), 1, interfaces=None)
     assert verdicts(names.look_ups, mute, spec) == {}  # the control address is known
-    node = mute.nodes[0]
-    assert node.paths is not None
     elsewhere = (LookUp(1, "gpu1", ("10.9.0.2",), 0.001, ""),)
-    other = with_node(mute, 0, paths=replace(node.paths, look_ups=elsewhere))
-    assert verdicts(names.look_ups, other, spec) == {"gpu0": "inconclusive"}
-    renamed = with_node(healthy(2), 0, paths=replace(node.paths, look_ups=elsewhere))
-    assert verdicts(names.look_ups, renamed, spec) == {"gpu0": "fail"}
+    for survey, verdict in ((mute, "inconclusive"), (healthy(2), "fail")):
+        other = with_path_facts(survey, 0, look_ups=elsewhere)
+        assert verdicts(names.look_ups, other, spec) == {"gpu0": verdict}
 
 
 def _clock(survey: Survey, ahead_s: dict[int, float], error_s: float = 1e-4) -> Survey:

@@ -8,17 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import (
-    LastFacts,
-    PayloadFacts,
-    Received,
-    Sent,
-    Survey,
-)
+from pytest_mnode.criteria.preflight.answers import LastFacts, PayloadFacts, Received, Sent, Survey
 from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
-from pytest_mnode.criteria.preflight.judges import (
-    packets,
-)
+from pytest_mnode.criteria.preflight.judges import packets
 from pytest_mnode.criteria.preflight.judges.corruption import payload, payload_paths
 from pytest_mnode.criteria.preflight.payloads import targets
 from pytest_mnode.spec import Spec
@@ -31,6 +23,7 @@ from tests.criteria.preflight.made import (
     verdicts,
     with_facts,
     with_node,
+    with_path_facts,
     with_paths,
 )
 
@@ -48,13 +41,12 @@ def test_tcp_that_sends_less_than_passes(spec: Spec) -> None:
     def survey(*edges: tuple[int, int], size: int | None = 900) -> Survey:
         found = healthy()
         for index in range(4):
-            paths = found.nodes[index].paths
-            assert paths is not None
-            connections = tuple(
-                replace(one, largest_bytes=size) if (index, one.to) in edges else one
-                for one in paths.connections
+            small = [to for one, to in edges if one == index]
+            found = with_path_facts(
+                found,
+                index,
+                connections=lambda c, to=small: replace(c, largest_bytes=size) if c.to in to else c,
             )
-            found = with_node(found, index, paths=replace(paths, connections=connections))
         return found
 
     routes = "gpu3: its routes on the fabric network"

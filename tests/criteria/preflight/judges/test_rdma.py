@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import (
-    LastFacts,
-    Survey,
-)
-from pytest_mnode.criteria.preflight.judges import (
-    rdma,
-)
+from pytest_mnode.criteria.preflight.answers import LastFacts, Survey
+from pytest_mnode.criteria.preflight.judges import rdma
 from pytest_mnode.machine.rdma import Gid, Port, read_rdma
 from pytest_mnode.machine.verbs import VerbsDevice
 from tests.criteria.preflight.made import (

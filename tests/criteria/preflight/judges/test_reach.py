@@ -10,15 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import (
-    Connection,
-    Rail,
-    Survey,
-)
-from pytest_mnode.criteria.preflight.judges import (
-    links,
-    reach,
-)
+from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Rail, Survey
+from pytest_mnode.criteria.preflight.judges import links, reach
 from pytest_mnode.machine.routes import Refusal
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
@@ -33,8 +26,12 @@ from tests.criteria.preflight.made import (
     spec_of,
     verdicts,
     with_facts,
-    with_node,
+    with_path_facts,
 )
+
+
+def _connections(node: NodeSurvey) -> tuple[Connection, ...]:
+    return node.paths.connections if node.paths else ()
 
 
 def test_a_route_that_refuses_a_peer_by_setting_is_named(spec: Spec) -> None:
@@ -44,11 +41,10 @@ def test_a_route_that_refuses_a_peer_by_setting_is_named(spec: Spec) -> None:
     beneath = Refusal("unreachable", "route", "10.0.0.0/8", "ip route del unreachable 10.0.0.0/8")
     lost = with_facts(lost, 1, refusals=(beneath, route))
     assert culprits(reach.peers, lost, spec).keys() == {"gpu1", "gpu3"}
-    paths = lost.nodes[1].paths
-    assert paths is not None
     invalid = os.strerror(errno.EINVAL).lower()
-    tried = tuple(c if c.took_s else replace(c, problem=invalid) for c in paths.connections)
-    lost = with_node(lost, 1, paths=replace(paths, connections=tried))
+    lost = with_path_facts(
+        lost, 1, connections=lambda c: c if c.took_s else replace(c, problem=invalid)
+    )
     assert culprits(reach.peers, lost, spec) == {
         "gpu1": f"gpu1: blackhole route to 10.2.0.4/32 ({undo})"
     }
@@ -128,15 +124,15 @@ def test_a_link_without_a_carrier_explains_what_is_lost(spec: Spec) -> None:
 def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
     survey = healthy()
     for index in (0, 1, 3):
-        paths = survey.nodes[index].paths
-        assert paths is not None
-        connections = tuple(
-            replace(c, took_s=None, problem="no answer within 2 s")
-            if c.to == 2 and c.network == "management"
-            else c
-            for c in paths.connections
+        survey = with_path_facts(
+            survey,
+            index,
+            connections=lambda c: (
+                replace(c, took_s=None, problem="no answer within 2 s")
+                if c.to == 2 and c.network == "management"
+                else c
+            ),
         )
-        survey = with_node(survey, index, paths=replace(paths, connections=connections))
     assert culprits(reach.peers, survey, spec) == {
         "gpu2": "gpu2: connections to it are filtered on the management network, datagrams pass"
     }
@@ -149,20 +145,17 @@ def test_a_fabric_without_ip_blames_nobody_for_it(tmp_path: Path) -> None:
     survey = everywhere(healthy(3), IB, interfaces=(down,))
     for node in survey.nodes:
         assert node.facts is not None
-        assert node.paths is not None
         rails = {**node.facts.rails, "fabric": ()}
         survey = with_facts(survey, node.index, rails=rails)
-        kept = tuple(c for c in node.paths.connections if c.network != "fabric")
-        paths = replace(node.paths, connections=kept)
-        survey = with_node(survey, node.index, paths=paths)
+        kept = tuple(c for c in _connections(node) if c.network != "fabric")
+        survey = with_path_facts(survey, node.index, connections=kept)
     assert set(verdicts(reach.peers, survey, spec).values()) == {"inconclusive"}
 
 
 def _master(survey: Survey, lost: set[int]) -> Survey:
-    for node in survey.nodes:
-        if node.index in lost and node.paths is not None:
-            refused = Connection(0, "control", "", None, "no answer within 2 s")
-            survey = with_node(survey, node.index, paths=replace(node.paths, master=refused))
+    refused = Connection(0, "control", "", None, "no answer within 2 s")
+    for index in lost:
+        survey = with_path_facts(survey, index, master=refused)
     return survey
 
 
@@ -185,14 +178,12 @@ def test_a_node_that_does_not_reach_the_first_and_a_first_node_that_answers_nobo
 def _without_address(survey: Survey, index: int, interface: str) -> Survey:
     """Nobody tried a way to or from this interface of a node."""
     for node in survey.nodes:
-        assert node.facts is not None
-        assert node.paths is not None
         connections = tuple(
             one
-            for one in node.paths.connections
+            for one in _connections(node)
             if one.rail != interface or index not in (node.index, one.to)
         )
-        survey = with_node(survey, node.index, paths=replace(node.paths, connections=connections))
+        survey = with_path_facts(survey, node.index, connections=connections)
     facts = survey.nodes[index].facts
     assert facts is not None
     rails = {
@@ -215,6 +206,16 @@ def test_a_node_without_an_address_that_most_have_is_named(spec: Spec, rails: in
     assert found == {"gpu3": f"gpu3: no address on {name}, where most nodes have one"}
 
 
+def test_interfaces_that_cannot_be_read_are_not_missing(spec: Spec) -> None:
+    unread = {"interfaces": None, "unread": {"interfaces": "no answer within 30 s"}}
+    found = with_facts(_without_address(healthy(), 3, "fab0"), 3, **unread)
+    assert verdicts(reach.peers, found, spec) == {"gpu3": "inconclusive"}
+    assert "gpu3: no answer within 30 s" in asked(reach.peers, found, spec)["gpu3"][0].note
+    assert culprits(reach.master, with_facts(_master(healthy(), {2}), 2, **unread), spec) == {
+        "gpu2": "gpu2 (gpu1, gpu3 can connect)"
+    }
+
+
 def test_parts_of_a_network_are_named_as_such(spec: Spec) -> None:
     halves = cut(healthy(), [e for a in (0, 1) for b in (2, 3) for e in ((a, b), (b, a))])
     words = "have no connection to or from others on the fabric network"
@@ -228,15 +229,14 @@ def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
     """It is in another subnet: datagrams that are held to the interface pass all the same."""
     survey = healthy()
     for node in survey.nodes:
-        assert node.paths is not None
         why = "network is unreachable: no route" if node.index in (0, 2) else "no answer within 2 s"
         connections = tuple(
             replace(one, took_s=None, problem=why)
             if one.network == "fabric" and 2 in (node.index, one.to)
             else one
-            for one in node.paths.connections
+            for one in _connections(node)
         )
-        survey = with_node(survey, node.index, paths=replace(node.paths, connections=connections))
+        survey = with_path_facts(survey, node.index, connections=connections)
     assert culprits(reach.peers, survey, spec) == {
         "gpu2": "gpu2: no route to most nodes over fab0: check its address, netmask and routes"
     }

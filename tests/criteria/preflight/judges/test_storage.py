@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import (
-    Sample,
-    Survey,
-    Token,
-    TokenSeen,
-)
-from pytest_mnode.criteria.preflight.judges import (
-    storage,
-)
+from pytest_mnode.criteria.preflight.answers import Sample, Survey, Token, TokenSeen
+from pytest_mnode.criteria.preflight.judges import storage
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     asked,
@@ -27,7 +20,7 @@ from tests.criteria.preflight.made import (
     spec_of,
     verdicts,
     with_facts,
-    with_node,
+    with_path_facts,
 )
 
 
@@ -41,10 +34,8 @@ def _stored() -> Survey:
             directory("checkpoints", "/ckpt", token=token),
         )
         survey = with_facts(survey, index, directories=places)
-        paths = survey.nodes[index].paths
-        assert paths is not None
         seen = tuple(TokenSeen("checkpoints", other, "") for other in range(4) if other != index)
-        survey = with_node(survey, index, paths=replace(paths, seen=seen))
+        survey = with_path_facts(survey, index, seen=seen)
     return survey
 
 
@@ -114,11 +105,8 @@ def test_one_file_system_by_other_addresses_is_known_by_its_files(stored: Spec) 
 
 
 def test_another_file_system_of_the_same_name_is_found(stored: Spec) -> None:
-    survey = _stored()
-    paths = survey.nodes[3].paths
-    assert paths is not None
     unseen = tuple(TokenSeen("checkpoints", o, "no such file or directory") for o in range(3))
-    survey = with_node(survey, 3, paths=replace(paths, seen=unseen))
+    survey = with_path_facts(_stored(), 3, seen=unseen)
     survey = _with_directory(survey, 3, "checkpoints", file_system="ext4 /dev/sda1")
     assert culprits(storage.shared, survey, stored) == {"gpu3": "gpu3 /ckpt is ext4 /dev/sda1"}
     # Where nobody may write, the mount is compared.
@@ -139,14 +127,15 @@ def test_files_that_differ_are_named(stored: Spec) -> None:
     ("boot_ids", "verdict"),
     [("aaaa", "pass"), ("abcd", "inconclusive"), ((None,) * 4, "inconclusive")],
 )
+@pytest.mark.parametrize("kind", ["xfs", "squashfs"])
 def test_a_disk_of_each_node_is_not_taken_for_a_shared_one(
-    stored: Spec, boot_ids: Sequence[str | None], verdict: str
+    stored: Spec, boot_ids: Sequence[str | None], verdict: str, kind: str
 ) -> None:
     survey = _stored()
     for index, boot_id in enumerate(boot_ids):
         survey = with_facts(survey, index, boot_id=boot_id)
-        survey = _with_directory(survey, index, "datasets", file_system="xfs /dev/nvme0n1")
+        survey = _with_directory(survey, index, "datasets", file_system=f"{kind} /dev/nvme0n1")
     datasets = asked(storage.shared, survey, stored)["gpu0"][0]
     assert datasets.verdict == verdict
-    says = "gpu0: xfs /dev/nvme0n1: xfs is not shared between machines"
+    says = f"gpu0: {kind} /dev/nvme0n1: {kind} is not shared between machines"
     assert datasets.note.startswith(says) is (verdict == "inconclusive")

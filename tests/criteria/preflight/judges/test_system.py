@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.preflight.answers import (
-    Survey,
-)
-from pytest_mnode.criteria.preflight.judges import (
-    system,
-)
+from pytest_mnode.criteria.preflight.answers import Survey
+from pytest_mnode.criteria.preflight.judges import system
 from pytest_mnode.criteria.preflight.orders import SHM
 from pytest_mnode.machine.limits import Limits
 from pytest_mnode.measurement import Measurement
@@ -25,7 +21,9 @@ from tests.criteria.preflight.made import (
     asked,
     culprits,
     directory,
+    everywhere,
     healthy,
+    interface,
     rdma_device,
     rdma_port,
     spec_of,
@@ -82,6 +80,18 @@ def test_the_odd_one_out_is_named_with_both_values(tmp_path: Path, part: Part) -
         empty: Any = {} if part in ("code", "packages", "sysctl") else None
         none = _having(none, index, part, empty)
     assert set(verdicts(_same(part), none, spec).values()) == {"inconclusive"}
+
+
+def test_settings_of_the_interfaces_of_rdma_devices_are_compared(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{same: [sysctl]}", "roce", '"mlx5_*"')
+    survey = everywhere(healthy(3), rdma_port("RoCE"), interfaces=(interface("fab0", "10.2.0.1"),))
+    for index, value in enumerate("010"):
+        settings = {**SETTINGS, "net.ipv4.conf.fab0.arp_ignore": value}
+        survey = with_facts(
+            survey, index, settings=settings | {"net.ipv4.conf.x.arp_ignore": value}
+        )
+    assert culprits(_same("sysctl"), survey, spec) == {"gpu1": "gpu1 sysctl"}
+    assert asked(_same("sysctl"), survey, spec)["gpu1"][0].value == 1
 
 
 def test_without_a_majority_all_differ(tmp_path: Path) -> None:
