@@ -88,7 +88,7 @@ def test_no_consequence_wins_over_a_root_cause(lost: str, name: str, _: str) -> 
         assert first is not None
         assert first.name == cause
         assert first.host == "elm2" or str(first.host) in culprit
-    assert is_peer_lost(lost)
+    assert is_peer_lost(lost) is (name != "aborted")
 
 
 def test_causes_without_a_text() -> None:
@@ -251,6 +251,18 @@ def test_who_is_behind_in_a_collective() -> None:
     assert "enqueued no more than work 1579, while others wait in ALLREDUCE 1580" in first.text
     assert (second.name, second.culprit) == ("collective timed out", "ranks 0-1")
     assert "ALLREDUCE 1580 of 64 elements in group default_pg, limit 600 s" in second.text
+
+    # A rank that waits in nothing does not time out: it only answers the others' signal.
+    dump = (
+        "[Rank 3] [PG ID 0 PG GUID 0(default_pg) Rank 3] Received a dump signal due to a "
+        "collective timeout from  rank 1. Last enqueued NCCL work: {0}, last completed NCCL work: "
+        "{0}.\n"
+    )
+    waits = watchdog(0, 1580, 1582) + watchdog(1, 1580, 1581)
+    assert causes(waits + dump.format(1579))[0].culprit == "rank 3"
+    assert causes(dump.format(-1) + waits)[0].culprit == "rank 3"
+    assert causes(waits + dump.format(1580))[0].name == "collective timed out"
+    assert causes(dump.format(1579)) == []
 
     # Numbers of different groups are not compared.
     names = {one.name for one in causes(watchdog(0, 90, 90) + watchdog(1, 5, 5, "3 PG GUID 9"))}

@@ -49,13 +49,15 @@ _WORDS = (
     "peer mapping|to bind to|more processes|transport|opened in|libfabric|update_node|"
     "has crashed|configuration is|execve|function was|cni |appear to be|times out|zero bytes|"
     "identification|reachable|wrong |no name!|user exists|finite|mount.nfs|got stuck|"
-    "brokenprocess|type_fabric|gid table"
+    "brokenprocess|type_fabric|gid table|breakpoint"
 )
 _WORTH = tuple(_WORDS.split("|"))
 _HARMLESS = re.compile(
-    r"\bretrying\b|\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
+    r"(?i:\bretrying\b)|\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
-    r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$"
+    r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$|"
+    r"(?i:\b(?:install|regist)\w*\b.*SIGTERM|SIGTERM\b.*\b(?:install|regist))|"
+    r"Using the loopback address as fallback"
 )
 _UNRESOLVED = re.compile(r"network addresses of \([^()]+\) cannot be retrieved")
 _GAVE_UP = re.compile(r"client socket has (?:timed out|failed to connect to any)")
@@ -122,8 +124,11 @@ def first_cause(texts: Iterable[str] | Mapping[str, str]) -> Cause | None:
 
 
 def is_peer_lost(text: str) -> bool:
-    """Whether the text shows the loss or the absence of another rank, and no root cause."""
-    found = causes(text)
+    """Whether the text shows the loss or the absence of another rank, and no root cause.
+
+    An abort shows neither: the rank may have ended itself after an error of its own.
+    """
+    found = [cause for cause in causes(text) if cause.name != "aborted"]
     return bool(found) and (not found[0].root or found[0].name == "rank did not join")
 
 
