@@ -24,7 +24,7 @@ _DEVICE = re.compile(
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
 _CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
-_VERSION = re.compile(r"#?\s*nccl-tests version\s+(\S+)")
+_VERSION = re.compile(r"#?\s*(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
 _FAULT = re.compile(
     r"(?:.*[: ])?Test (?:NCCL|CUDA|HIP|failure)\b.*|.*(?:NCCL|CUDA|RCCL|HIP|MPI) failure.*"

@@ -34,8 +34,8 @@ WHO = re.compile(
     r"\[(?P<device>\d{1,4})\] "
 )
 DEVICE = re.compile(
-    r"\b((?:mlx[45](?:_[a-z]{1,4})?|bnxt_re(?:_bond)?|irdma|rdmap|ionic|rocep?|qedr|hfi1|cxi|hsn|"
-    r"erdma|mana|rxe|siw|efa|ibp?)_?\d\w*"
+    r"\b((?:mlx[45](?:_[a-z]{1,4})?|bnxt_re(?:_bond)?|irdma|rdmap|ionic|qedr|hfi1|cxi|hsn|"
+    r"erdma|mana|rxe|siw|efa|(?:ib|roce|iw)[pPso]?)_?\d\w*"
     r"(?::\d{1,3})?)\b|\b(?:on dev|hca) (\w+(?::\d{1,3})?)"
 )
 PEER = re.compile(

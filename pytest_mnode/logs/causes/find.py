@@ -57,7 +57,9 @@ _HARMLESS = re.compile(
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
     r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$|"
     r"(?i:\b(?:install|regist)\w*\b.*SIGTERM|SIGTERM\b.*\b(?:install|regist))|"
-    r"Using the loopback address as fallback"
+    r"Using the loopback address as fallback|"
+    # Of the processes of a node, one gets the port of NCCL's RAS.
+    r"\bras/\w+\.cc:\d+.* Call to bind failed"
 )
 _UNRESOLVED = re.compile(r"network addresses of \([^()]+\) cannot be retrieved")
 _GAVE_UP = re.compile(r"client socket has (?:timed out|failed to connect to any)")
