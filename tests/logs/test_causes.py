@@ -93,7 +93,7 @@ def test_no_consequence_wins_over_a_root_cause(lost: str, name: str, _: str) -> 
 
 def test_causes_without_a_text() -> None:
     assert first_cause({"elm1": "", "elm2": "all well"}) is None
-    assert first_cause([]) is None
+    assert first_cause({}) is None
     assert not is_peer_lost("")
 
 

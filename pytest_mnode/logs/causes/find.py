@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pytest_mnode.logs.causes.collectives import Collectives
@@ -112,12 +112,11 @@ def causes(text: str | bytes) -> list[Cause]:
     return sorted(finder.all(), key=lambda cause: (cause.order, -cause.known))
 
 
-def first_cause(texts: Iterable[str] | Mapping[str, str]) -> Cause | None:
-    """The weightiest cause of several texts, such as outputs of ranks, or of nodes by name."""
-    by_host = texts if isinstance(texts, Mapping) else {str(i): t for i, t in enumerate(texts)}
+def first_cause(texts: Mapping[str, str]) -> Cause | None:
+    """The weightiest cause of several texts, by the host that each comes from."""
     weightiest = [
-        replace(one, host=host) if isinstance(texts, Mapping) and one.host is None else one
-        for host, text in by_host.items()
+        replace(one, host=one.host or host)
+        for host, text in texts.items()
         for one in causes(text)[:1]
     ]
     return min(weightiest, key=lambda cause: cause.order, default=None)
