@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -139,6 +139,8 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     (Severity.FAULT, r"EDAC (?P<device>MC\d+): \d+ UE "),
     (Severity.CORRECTED, r"EDAC (?P<device>MC\d+): \d+ CE "),
 )
+_OF_RECORD = re.compile(rf"(?P<record>\{{\d+\}})\[Hardware Error\]: +device_id: {_PCI}")
+"""A line of a firmware's record that names the device, after the line with its severity."""
 _COMPILED = tuple((severity, re.compile(pattern)) for severity, pattern in _RULES)
 _LINKS = (
     re.compile(
@@ -167,13 +169,18 @@ def parse(text: str) -> tuple[Event, ...]:
     Lines that the kernel did not write are skipped.
     """
     up: set[str] = set()
-    return tuple(event for line in text.splitlines() if (event := _event(line, up)) is not None)
+    events: list[Event] = []
+    for when, message in filter(None, map(_message, text.splitlines())):
+        if event := _event(when, message, up):
+            events.append(event)
+            continue
+        named = _OF_RECORD.match(message)
+        if named and events and events[-1].what.startswith(named["record"]):
+            events[-1] = replace(events[-1], device=named["device"])
+    return tuple(events)
 
 
-def _event(line: str, up: set[str]) -> Event | None:
-    if (found := _message(line)) is None:
-        return None
-    when, message = found
+def _event(when: str, message: str, up: set[str]) -> Event | None:
     if link := next(filter(None, (rule.fullmatch(message) for rule in _LINKS)), None):
         device = link["device"].replace(": Port: ", ":")
         if link["state"].lower() != "down":

@@ -223,6 +223,22 @@ def test_a_link_that_its_nic_and_its_bond_report_went_down_once() -> None:
     assert [event.device for event in parse("\n".join(lines))] == ["eth2"]
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_record_of_the_firmware_names_its_device_later(form: str) -> None:
+    record = (
+        "{3}[Hardware Error]: event severity: recoverable",
+        "{3}[Hardware Error]:   section_type: PCIe error",
+        f"{{3}}[Hardware Error]:   device_id: {NIC}",
+        "{4}[Hardware Error]: event severity: corrected",
+        f"{{5}}[Hardware Error]:   device_id: {NIC}",
+    )
+    found = parse("\n".join(form.format(line) for line in record))
+    assert [(event.severity, event.device) for event in found] == [
+        (FAULT, NIC),
+        (CORRECTED, MACHINE),
+    ]
+
+
 def test_each_port_of_an_rdma_device_has_a_link_of_its_own() -> None:
     line = f"[    5.1] mlx4_core {NIC} mlx4_0: Port: {{}} Link {{}}"
     states = ((1, "ACTIVE"), (2, "DOWN"), (1, "DOWN"), (1, "INIT"), (1, "ACTIVE"))
