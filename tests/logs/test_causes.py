@@ -88,7 +88,7 @@ def test_no_consequence_wins_over_a_root_cause(lost: str, name: str, _: str) -> 
         assert first is not None
         assert first.name == cause
         assert first.host == "elm2" or str(first.host) in culprit
-    assert is_peer_lost(lost) is (name != "aborted")
+    assert is_peer_lost(lost) is (name not in ("aborted", "ended by the launcher"))
 
 
 def test_causes_without_a_text() -> None:
@@ -327,7 +327,13 @@ def test_lost_peer(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["AssertionError: assert 4 == 5", "RuntimeError: shape mismatch", "ValueError: connection", ""],
+    [
+        "AssertionError: assert 4 == 5",
+        "RuntimeError: shape mismatch",
+        "ValueError: connection",
+        "subprocess.CalledProcessError: Command '['make']' returned non-zero exit status 2.",
+        "",
+    ],
 )
 def test_no_lost_peer(text: str) -> None:
     assert not is_peer_lost(text)

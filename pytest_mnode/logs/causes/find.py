@@ -59,6 +59,7 @@ _HARMLESS = re.compile(
     # Of the processes of a node, one gets the port of NCCL's RAS.
     r"\bras/\w+\.cc:\d+.* Call to bind failed"
 )
+_ENDS = ("aborted", "ended by the launcher")
 _UNRESOLVED = re.compile(r"network addresses of \([^()]+\) cannot be retrieved")
 _GAVE_UP = re.compile(r"client socket has (?:timed out|failed to connect to any)")
 _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b|UCX +(?:DIAG|INFO|DEBUG|TRACE|REQ|DATA)\b")
@@ -125,9 +126,10 @@ def first_cause(texts: Mapping[str, str]) -> Cause | None:
 def is_peer_lost(text: str) -> bool:
     """Whether the text shows the loss or the absence of another rank, and no root cause.
 
-    An abort shows neither: the rank may have ended itself after an error of its own.
+    The end of a process shows neither: the rank may have aborted after an error of its own, and
+    the process that a launcher or a test started is no rank.
     """
-    found = [cause for cause in causes(text) if cause.name != "aborted"]
+    found = [cause for cause in causes(text) if cause.name not in _ENDS]
     return bool(found) and (not found[0].root or found[0].name == "rank did not join")
 
 
