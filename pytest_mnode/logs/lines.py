@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+from pytest_mnode.logs.nccl_log.text import plain_text
+
 _BEGAN_IN_TMP = re.compile(
     r"slurmstepd(?:-[\w.-]+)?: error: (?:couldn't chdir to .*: going to /tmp instead"
     r"|Unable to create TMPDIR \[.*|TMPDIR \[.*\] is not writeable|Setting TMPDIR to /tmp)"
@@ -16,9 +17,7 @@ def plain_lines(output: str | bytes) -> list[str]:
 
     Non-breaking blanks, as in a copy from a browser, become blanks.
     """
-    text = output if isinstance(output, str) else output.decode("utf-8", "replace")
-    plain = _COLOUR.sub("", text).replace("\u00a0", " ")
-    return plain.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return [line.replace("\u00a0", " ") for line in plain_text(output).lines]
 
 
 def began_in_tmp(line: str) -> bool:

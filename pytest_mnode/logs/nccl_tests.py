@@ -24,7 +24,7 @@ _DEVICE = re.compile(
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
 _CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
-_VERSION = re.compile(r"#?\s*(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
+_VERSION = re.compile(r"\b(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
 _FAULT = re.compile(
     r"(?:.*[: ])?Test (?:NCCL|CUDA|HIP|failure)\b.*|.*(?:NCCL|CUDA|RCCL|HIP|MPI) failure.*"
@@ -226,7 +226,7 @@ class _Reader:
 
 def _facts_of(line: str) -> dict[str, Any]:
     """Fields of the test in a line outside the table; empty for any other line."""
-    if match := _VERSION.match(line):
+    if match := _VERSION.search(line):
         return {"version": match[1]}
     if match := _BOUNDS.match(line):
         return {"out_of_bounds": int(match[1]), "failed": match[2] == "FAILED", "closed": True}

@@ -174,8 +174,8 @@ def _head(raw: str, start: int, stop: int) -> _Head:
     if named:
         who = named[-1]
         process = NcclProcess(who["host"] or None, _number(who["pid"]))
-        thread, device = _number(who["tid"]), _number(who["device"])
-        return _Head(start + who.start(), process, thread, device, before[who.end() :].strip())
+        numbers = _number(who["tid"]), _number(who["device"])
+        return _Head(start + who.start(), process, *numbers, before[who.end() :].strip())
     host = _HOST_ONLY.search(before)
     if host is not None:
         process = NcclProcess(host["host"], None)
