@@ -263,6 +263,8 @@ def test_who_is_behind_in_a_collective() -> None:
     assert causes(dump.format(-1) + waits)[0].culprit == "rank 3"
     assert causes(waits + dump.format(1580))[0].name == "collective timed out"
     assert causes(dump.format(1579)) == []
+    restarted = waits + watchdog(3, 1580, 1580) + dump.format(12)
+    assert causes(restarted)[0].name == "collective timed out"
 
     # Numbers of different groups are not compared.
     names = {one.name for one in causes(watchdog(0, 90, 90) + watchdog(1, 5, 5, "3 PG GUID 9"))}

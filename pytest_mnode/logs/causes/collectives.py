@@ -76,7 +76,9 @@ class Collectives:
         name = group["name"] or group["id"]
         if enqueued is not None:
             ranks = self.enqueued.setdefault((name, group["guid"]), {})
-            ranks[rank] = int(enqueued.group(1)), line.strip()
+            # The highest: numbers begin again where a launcher restarts the ranks.
+            last = int(enqueued.group(1)), line.strip()
+            ranks[rank] = max(ranks.get(rank, last), last)
         for one in self.works.values():
             if at is not None and one.rank == rank and one.seq == int(at.group(1)):
                 one.group, one.guid = name or one.group, group["guid"] or one.guid
