@@ -111,7 +111,8 @@ def _behind(works: list[_Work], enqueued: dict[int, tuple[int, str]]) -> Iterato
     late = {rank: last for rank, last in enqueued.items() if last[0] < (latest.seq or 0)}
     if late:
         number, line = next(iter(late.values()))
-        text = f"enqueued no more than work {number}, while others wait in {latest.text}"
+        done = "no work" if number < 0 else f"no more than work {number}"
+        text = f"enqueued {done}, while others wait in {latest.text}"
         yield Cause(known_cause("rank did not join"), line, ranks=tuple(sorted(late)), detail=text)
 
 
