@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -27,11 +27,12 @@ XIDS = {
     95: "uncontained ECC error",
     119: "GSP does not answer",
     120: "GSP error",
+    121: "corrected C2C link error",
     140: "ECC error that was not recovered",
     **dict.fromkeys(range(144, 151), "NVLink error"),
 }
 """Source: NVIDIA, "XID Errors"."""
-XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69})
+XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 63, 68, 69, 137})
 """Xids caused by errors or exits of programs, and 63, a row that was remapped as intended."""
 
 _PCI = r"(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
@@ -85,56 +86,73 @@ class Log:
     since: str = ""
 
 
-_RULES = (
-    # With MIG the GPU instance follows the address.
-    (None, re.compile(rf"NVRM: Xid \(PCI:{_PCI}[^)]*\): (?P<xid>\d+)")),
-    (Severity.FAULT, re.compile(rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail).*")),
-    (Severity.FAULT, re.compile(rf"\S+ {_PCI}: DPC: containment event.*")),
-    (  # without the lines of numbers that follow it
-        None,
-        re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): (?P<sxid>\d+), (?!Severity|Data).*"),
-    ),
-    (None, re.compile(rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),.*")),
-    (None, re.compile(rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)")),
+_RULES: tuple[tuple[Severity | None, str], ...] = (
+    # With MIG the GPU instance follows the address. 154 says None after a reset.
+    (None, rf"NVRM: Xid \(PCI:{_PCI}[^)]*\): (?P<xid>\d+)\b(?!.* changed from .*\(None\)$)"),
+    (Severity.FAULT, rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail)"),
+    # "fallen off the bus" is in the third line of this message. The one about a GPU that is not
+    # supported goes on in its first line. /dev/kmsg writes a line end as \x0a.
+    (Severity.FAULT, rf"NVRM: The NVIDIA GPU {_PCI}(?=$|\\)"),
     (
         Severity.FAULT,
-        re.compile(
-            rf"mlx5_core {_PCI}:? .*(?:health compromised|assert_var|internal error|fatal error"
-            # "syndrome" is left out: commands of monitors that the firmware refuses have one too
-            # (mlx5_cmd_out_err).
-            r"|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)[0-9a-f]+"
-            # A command that the firmware did not answer.
-            r"|timeout\. Will cause a leak).*",
-            re.IGNORECASE,
-        ),
+        rf"amdgpu {_PCI}: (?:amdgpu: )?(?:.*\b[1-9]\d* (?:new )?uncorrectable hardware errors"
+        r"|Fatal error during GPU init|device lost from bus|GPU reset\(\d+\) failed)",
+    ),
+    (Severity.CORRECTED, rf"amdgpu {_PCI}: .*\b[1-9]\d* (?:new )?correctable hardware errors"),
+    (Severity.FAULT, rf"\S+ {_PCI}: DPC: containment event"),
+    # without the lines of numbers that follow it
+    (None, rf"nvidia-nvswitch\d+: SXid \(PCI:{_PCI}\): \d+, (?!Severity|Data)"),
+    (None, rf"\S+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=(?P<aer>[\w() -]+),"),
+    (None, rf"\S+ {_PCI}: AER: (?:Multiple )?(?P<aer>Uncorrect\w+ .*)"),
+    (
+        Severity.FAULT,
+        rf"mlx5_core {_PCI}:? .*(?i:health compromised|assert_var|internal error|fatal error"
+        # "syndrome" is left out: commands of monitors that the firmware refuses have one too
+        # (mlx5_cmd_out_err).
+        r"|not responding|recovery (?:flow )?(?:aborted|failed)|synd 0x(?!0+\b)[0-9a-f]+"
+        # A command that the firmware did not answer, and a broken or hot cable.
+        r"|timeout\. Will cause a leak|Port module event\[error\])",
+    ),
+    (Severity.FAULT, rf"bnxt_en {_PCI} .*: (?:Fatal firmware|Firmware fatal) reset event"),
+    # A queue of a NIC stands still: usual for the USB network of a BMC only.
+    (
+        Severity.FAULT,
+        r"NETDEV WATCHDOG: (?P<device>\S+) \((?!cdc_|rndis_)\w*\): transmit queue \d+ timed out",
+    ),
+    (Severity.FAULT, rf"\S+ {_PCI} \S+: NETDEV WATCHDOG: .*transmit queue \d+ timed out"),
+    (
+        Severity.FAULT,
+        r"nvme (?P<device>nvme\d+): (?:controller is down|Device not ready"
+        r"|Removing after probe failure|Disabling device after reset failure)",
     ),
     (
         Severity.FAULT,
-        re.compile(
-            # Bit 61 of the status is set if the error was not corrected.
-            rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check(?!: \w+ Bank \d+: [89cd])"
-            r"|Uncorrected|Deferred error|event severity: (?:fatal|recoverable)).*"
-        ),
+        # Bit 61 of the status is set if the error was not corrected.
+        rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check(?!: \w+ Bank \d+: [89cd])"
+        r"|Uncorrected|Deferred error|event severity: (?:fatal|recoverable))",
     ),
     (
         Severity.CORRECTED,
-        re.compile(
-            rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check|Machine check events logged"
-            r"|Corrected error|event severity: corrected).*"
-        ),
+        rf"{_HARDWARE}(?P<device>)(?:CPU \d+: Machine Check|Machine check events logged"
+        r"|Corrected error|event severity: corrected)",
     ),
-    (Severity.FAULT, re.compile(r"EDAC (?P<device>MC\d+): \d+ UE .*")),
-    (Severity.CORRECTED, re.compile(r"EDAC (?P<device>MC\d+): \d+ CE .*")),
+    (Severity.FAULT, r"EDAC (?P<device>MC\d+): \d+ UE "),
+    (Severity.CORRECTED, r"EDAC (?P<device>MC\d+): \d+ CE "),
 )
+_OF_RECORD = re.compile(rf"(?P<record>\{{\d+\}})\[Hardware Error\]: +device_id: {_PCI}")
+"""A line of a firmware's record that names the device, after the line with its severity."""
+_COMPILED = tuple((severity, re.compile(pattern)) for severity, pattern in _RULES)
 _LINKS = (
     re.compile(
         # igb repeats its own name and the interface's; mlx4_en prints its own name only.
         r"(?:\S+ [0-9a-f:.]+ |\w+: )?(?P<device>[\w.-]+): (?:\w+: (?P=device) )?"
-        r"(?:NIC )?Link (?:is )?(?P<state>up|down)\b.*",
+        r"(?:NIC |Device )?Link (?:is )?(?P<state>up|down)\b.*",
         re.IGNORECASE,
     ),
     # e1000, and e1000e and igb of older kernels.
     re.compile(r"\w+: (?P<device>[\w.-]+) NIC Link is (?P<state>up|down)\b.*", re.IGNORECASE),
+    # RDMA ports, since Linux 6.14.
+    re.compile(r"\S+ \S+ (?P<device>[\w.-]+: Port: \d+) Link (?P<state>ACTIVE|DOWN)"),
     # drivers/net/bonding, since Linux 5.3 and before.
     re.compile(r"\S+: \(slave (?P<device>\S+)\): link status definitely (?P<state>up|down)\b.*"),
     re.compile(
@@ -151,22 +169,27 @@ def parse(text: str) -> tuple[Event, ...]:
     Lines that the kernel did not write are skipped.
     """
     up: set[str] = set()
-    return tuple(event for line in text.splitlines() if (event := _event(line, up)) is not None)
+    events: list[Event] = []
+    for when, message in filter(None, map(_message, text.splitlines())):
+        if event := _event(when, message, up):
+            events.append(event)
+            continue
+        named = _OF_RECORD.match(message)
+        if named and events and events[-1].what.startswith(named["record"]):
+            events[-1] = replace(events[-1], device=named["device"])
+    return tuple(events)
 
 
-def _event(line: str, up: set[str]) -> Event | None:
-    if (found := _message(line)) is None:
-        return None
-    when, message = found
+def _event(when: str, message: str, up: set[str]) -> Event | None:
     if link := next(filter(None, (rule.fullmatch(message) for rule in _LINKS)), None):
-        device = link["device"]
-        if link["state"].lower() == "up":
+        device = link["device"].replace(": Port: ", ":")
+        if link["state"].lower() != "down":
             up.add(device)
         elif device in up:
             up.discard(device)
             return Event(Severity.LINK_DOWN, when, device, "link down")
         return None
-    for severity, rule in _RULES:
+    for severity, rule in _COMPILED:
         if match := rule.match(message):
             judged = severity or _severity(match)
             what = _meaning(match) or message[:160]
@@ -194,6 +217,7 @@ def _severity(found: re.Match[str]) -> Severity | None:
     if groups.get("xid") and int(groups["xid"]) in XIDS_OF_PROGRAMS:
         return None
     corrected = (groups.get("aer") or "").startswith("Correct")
+    corrected |= groups.get("xid") == "121"  # of the link between a GPU and a Grace CPU
     # Drivers call corrected NVLink Xids and SXids nonfatal. AER's "Non-Fatal" was not corrected.
     corrected |= re.search(r"\bNon-?fatal\b", found.string) is not None
     return Severity.CORRECTED if corrected else Severity.FAULT

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_mnode.logs.lines import began_in_tmp, lines_of, number, whole
+from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole
 
 _OURS = re.compile(
     r"#\s*(?=(?:size|bytes|Rank|nThread)\s"
@@ -24,17 +24,19 @@ _DEVICE = re.compile(
 _BOUNDS = re.compile(r"#?\s*Out of bounds values\s*:\s*(\d+)\s+(OK|FAILED)")
 _STARTING = re.compile(r"#?\s*Collective test starting:\s*(\w+)")
 _CLOSING = re.compile(r"#?\s*(?:Avg bus bandwidth\s*:\s*\S|Collective test concluded\b)")
-_VERSION = re.compile(r"#?\s*nccl-tests version\s+(\S+)")
+_VERSION = re.compile(r"\b(?:nccl-tests v|rccl-tests: V)ersion\s+(\S+)")
 _ITERATIONS = re.compile(r"\biters: (\d+).*\bvalid\w*: (\d+)")
 _FAULT = re.compile(
     r"(?:.*[: ])?Test (?:NCCL|CUDA|HIP|failure)\b.*|.*(?:NCCL|CUDA|RCCL|HIP|MPI) failure.*"
     r"|.*\b(?:unhandled (?:system|cuda|hip) error|remote process exited).*"
     r"|.*\b(?:Segmentation fault|Killed|core dumped|SIGTERM|CANCELLED AT|DUE TO TIME LIMIT)\b.*"
-    r"|(?:mpirun|prterun)\b.*\b(?:noticed|exited|abort\w*|detected)\b.*"
-    r"|(?:srun|slurmstepd): error: .*|MPI_ABORT\b.*"
+    r"|(?:.*[\s:>])?(?:mpirun|prterun)\b.*\b(?:noticed|exited|abort\w*|detected)\b.*"
+    r"|(?:.*[\s:>])?(?:(?:srun|slurmstepd): error: |MPI_ABORT\b).*"
     r"|.*\bsymbol lookup error\b.*|.*error while loading shared libraries.*"
 )
-_EXIT = re.compile(r"(?:mpirun|prterun|srun|slurmstepd|MPI_ABORT)\b.*|.*\bexited with\b.*")
+_EXIT = re.compile(
+    r"(?:.*[\s:>])?(?:mpirun|prterun|srun|slurmstepd|MPI_ABORT)\b.*|.*\bexited with\b.*"
+)
 """Lines of launchers about ranks that exit with a status, as ranks do after wrong results."""
 _SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
 _NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|N/A)", re.IGNORECASE)
@@ -143,7 +145,7 @@ def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
     Source: nccl-tests, src/common.cu, which prints the table; doc/PERFORMANCE.md for its columns.
     """
     reader = _Reader()
-    for line in lines_of(output):
+    for line in plain_lines(output):
         reader.read(line)
     return reader.finished()
 
@@ -224,7 +226,7 @@ class _Reader:
 
 def _facts_of(line: str) -> dict[str, Any]:
     """Fields of the test in a line outside the table; empty for any other line."""
-    if match := _VERSION.match(line):
+    if match := _VERSION.search(line):
         return {"version": match[1]}
     if match := _BOUNDS.match(line):
         return {"out_of_bounds": int(match[1]), "failed": match[2] == "FAILED", "closed": True}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, unprefixed, whole
+from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole
 
 _TITLE = re.compile(
     r"\w[\w ]*?\s+(?P<both>Bidirectional\s+)?(?:[A-Za-z]+\s+){0,2}?BW\s+(?:Multicast\s+)?Test\b.*",
@@ -72,7 +72,7 @@ def read_perftest(output: str | bytes) -> Perftest:
     """
     reader = _Reader()
     for line in _without_prefix(plain_lines(output)):
-        reader.read(unprefixed(line).strip())
+        reader.read(line.strip())
     return Perftest(
         reader.bidirectional,
         tuple(reader.rates),
@@ -84,21 +84,14 @@ def read_perftest(output: str | bytes) -> Perftest:
 
 
 def _without_prefix(lines: Sequence[str]) -> list[str]:
-    """Lines without the words that a launcher put before each, taken from the table's head.
+    """Lines without what a launcher put before each, taken from the table's head.
 
-    Words that differ only in digits, such as names of ranks and times, count as the same.
+    Its numbers may differ, as in names of ranks and in times.
     """
     head = next((line for line in lines if "#bytes" in line), "")
-    words = [_DIGITS.sub("0", word) for word in head.partition("#bytes")[0].split()]
-    if not words:
-        return list(lines)
-    prefix = re.compile(rf"\s*(?:\S+(?:\s+|$)){{{len(words)}}}")
-    return [
-        prefix.sub("", line, count=1)
-        if [_DIGITS.sub("0", word) for word in line.split()[: len(words)]] == words
-        else line
-        for line in lines
-    ]
+    words = map(re.escape, head.partition("#bytes")[0].split())
+    prefix = re.compile(r"\s*" + r"\s+".join(_DIGITS.sub(r"\\d+", word) for word in words))
+    return [prefix.sub("", line, count=1) if prefix.match(line) else line for line in lines]
 
 
 @dataclass(slots=True)

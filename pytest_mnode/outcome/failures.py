@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+from collections.abc import Mapping
 
 from pytest_mnode.logs.causes import ENDINGS, causes, is_peer_lost
 from pytest_mnode.measurement import listed
@@ -84,16 +85,17 @@ def _ended_by_call(state: RankState, calls: list[Call] | None) -> bool:
 
 def deaths(outcome: Outcome) -> list[Failure]:
     """Failures of ranks whose process died."""
-    found = {r: s for r, s in outcome.states.items() if s.death is not None}
-    return collected(
-        ((r, _death_key(s), s.failed_at or 0.0) for r, s in found.items()),
-        lambda rank: _death(found[rank]),
+    dead = {r: s for r, s in outcome.states.items() if s.death is not None}
+    return of_equal_text(outcome, {rank: _death(state) for rank, state in dead.items()})
+
+
+def of_equal_text(outcome: Outcome, by_rank: Mapping[int, Failure]) -> list[Failure]:
+    """Failures of single ranks; those with equal texts become one."""
+    keys = (
+        (rank, signature(failure.text), outcome.states[rank].failed_at or 0.0)
+        for rank, failure in by_rank.items()
     )
-
-
-def _death_key(state: RankState) -> str:
-    failure = _death(state)
-    return signature(failure.text + failure.when)
+    return collected(keys, by_rank.__getitem__)
 
 
 def _death(state: RankState) -> Failure:
@@ -122,32 +124,19 @@ def _phase_words(state: RankState) -> str:
 
 def lost(outcome: Outcome) -> list[Failure]:
     """Failures of ranks whose node or launcher is gone."""
-    found = {r: s for r, s in outcome.states.items() if s.lost}
-    return collected(
-        ((rank, s.lost, s.failed_at or 0.0) for rank, s in found.items()),
-        lambda rank: Failure([rank], found[rank].phase, found[rank].lost, text=found[rank].lost),
+    gone = {r: s for r, s in outcome.states.items() if s.lost}
+    return of_equal_text(
+        outcome, {r: Failure([r], s.phase, s.lost, text=s.lost) for r, s in gone.items()}
     )
 
 
 def _problems(outcome: Outcome) -> list[Failure]:
-    problems = {
-        r: s.torn_down.problem
-        for r, s in outcome.states.items()
-        if s.torn_down and s.torn_down.problem
-    }
-
-    def make(rank: int) -> Failure:
-        state, text = outcome.states[rank], problems[rank]
-        when = "setup" if not state.reports else state.phase
-        return Failure([rank], when, text.partition("\n")[0], text=text)
-
-    return collected(
-        (
-            (rank, signature(text), outcome.states[rank].failed_at or 0.0)
-            for rank, text in problems.items()
-        ),
-        make,
-    )
+    found = {}
+    for rank, state in outcome.states.items():
+        if state.torn_down and (text := state.torn_down.problem):
+            when = "setup" if not state.reports else state.phase
+            found[rank] = Failure([rank], when, text.partition("\n")[0], text=text)
+    return of_equal_text(outcome, found)
 
 
 def _silent(outcome: Outcome) -> list[Failure]:

@@ -18,9 +18,10 @@ from pytest_mnode.outcome.failures import (
     different_calls,
     failures_of,
     lost,
+    of_equal_text,
     sorted_failures,
 )
-from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, Phase, collected, signature
+from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, Phase, signature
 from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised_in
 from pytest_mnode.outcome.ranks_repr import Part, RanksRepr
 from pytest_mnode.outcome.stuck import stuck_failures
@@ -254,21 +255,12 @@ def _fine(outcome: Outcome, rank: int) -> str:
 
 def function_error(outcome: Outcome) -> str:
     """Message for a function that failed in some ranks of a world."""
-    failed = {
-        rank: s.returned
-        for rank, s in outcome.states.items()
-        if s.returned is not None and s.returned.value is None
-    }
-
-    def make(rank: int) -> Failure:
-        line = failed[rank].summary.splitlines()[-1] if failed[rank].summary else ""
-        return Failure([rank], "call", line, text=failed[rank].error, victim=is_peer_lost(line))
-
-    keys = (
-        (rank, signature(returned.error), outcome.states[rank].failed_at or 0.0)
-        for rank, returned in failed.items()
-    )
-    failures = [*collected(keys, make), *deaths(outcome), *lost(outcome)]
+    raised = {}
+    for rank, state in outcome.states.items():
+        if (end := state.returned) is not None and end.value is None:
+            line = end.summary.splitlines()[-1] if end.summary else ""
+            raised[rank] = Failure([rank], "call", line, text=end.error, victim=is_peer_lost(line))
+    failures = [*of_equal_text(outcome, raised), *deaths(outcome), *lost(outcome)]
     failures += different_calls(outcome, failures)
     explained = any(not g.victim for g in failures)
     failures += stuck_failures(outcome, explained)

@@ -18,6 +18,7 @@ WAIT = "work.wait()"
 """Stands for a collective that was begun before, and whose name the stack does not show."""
 _IMPORT = "<frozen importlib."
 _C10D = "torch/distributed/distributed_c10d.py"
+_FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 _RECORDER = "/pytest_mnode/rank/recorder.py"
 """File whose frames are between the test and every collective."""
 _REPORTS = "pytest_runtest_makereport"
@@ -152,6 +153,8 @@ def where(thread: Thread | None) -> Where:
         if path.endswith(_C10D):
             # Frames come innermost first: the last match is the function that the test called.
             collective = frame.function if not frame.function.startswith("_") else collective
+        elif path.endswith(_FUNCTIONAL) and frame.function == "wait_tensor":
+            collective = WAIT
         if is_torchs(path):
             torch_frame = frame
             continue

@@ -88,12 +88,12 @@ def test_no_consequence_wins_over_a_root_cause(lost: str, name: str, _: str) -> 
         assert first is not None
         assert first.name == cause
         assert first.host == "elm2" or str(first.host) in culprit
-    assert is_peer_lost(lost)
+    assert is_peer_lost(lost) is (name not in ("aborted", "ended by the launcher"))
 
 
 def test_causes_without_a_text() -> None:
     assert first_cause({"elm1": "", "elm2": "all well"}) is None
-    assert first_cause([]) is None
+    assert first_cause({}) is None
     assert not is_peer_lost("")
 
 
@@ -252,6 +252,21 @@ def test_who_is_behind_in_a_collective() -> None:
     assert (second.name, second.culprit) == ("collective timed out", "ranks 0-1")
     assert "ALLREDUCE 1580 of 64 elements in group default_pg, limit 600 s" in second.text
 
+    # A rank that waits in nothing does not time out: it only answers the others' signal.
+    dump = (
+        "[Rank 3] [PG ID 0 PG GUID 0(default_pg) Rank 3] Received a dump signal due to a "
+        "collective timeout from  rank 1. Last enqueued NCCL work: {0}, last completed NCCL work: "
+        "{0}.\n"
+    )
+    waits = watchdog(0, 1580, 1582) + watchdog(1, 1580, 1581)
+    assert causes(waits + dump.format(1579))[0].culprit == "rank 3"
+    none = causes(dump.format(-1) + waits)[0]
+    assert (none.culprit, str(none.detail)[:23]) == ("rank 3", "enqueued no work, while")
+    assert causes(waits + dump.format(1580))[0].name == "collective timed out"
+    assert causes(dump.format(1579)) == []
+    restarted = waits + watchdog(3, 1580, 1580) + dump.format(12)
+    assert causes(restarted)[0].name == "collective timed out"
+
     # Numbers of different groups are not compared.
     names = {one.name for one in causes(watchdog(0, 90, 90) + watchdog(1, 5, 5, "3 PG GUID 9"))}
     assert names == {"collective timed out"}
@@ -315,7 +330,13 @@ def test_lost_peer(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["AssertionError: assert 4 == 5", "RuntimeError: shape mismatch", "ValueError: connection", ""],
+    [
+        "AssertionError: assert 4 == 5",
+        "RuntimeError: shape mismatch",
+        "ValueError: connection",
+        "subprocess.CalledProcessError: Command '['make']' returned non-zero exit status 2.",
+        "",
+    ],
 )
 def test_no_lost_peer(text: str) -> None:
     assert not is_peer_lost(text)

@@ -38,103 +38,106 @@ FORMS = {
 }
 GPU, NIC = "0000:1b:00", "0000:18:00.0"
 FAULT, CORRECTED, DOWN = Severity.FAULT, Severity.CORRECTED, Severity.LINK_DOWN
-EVENTS = {
-    f"NVRM: Xid (PCI:{GPU}): 79, pid=1234, GPU has fallen off the bus.": (
+MACHINE, NVME = "machine", "nvme3"
+_CALLED = {
+    "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, GPU has fallen off the bus.": "Xid 79: GPU has",
+    "NVRM: Xid (PCI:0000:1b:00): 48, pid='<unknown>', DBE": "Xid 48: uncorrectable ECC",
+    "NVRM: Xid (PCI:0000:1b:00): 74, pid=9, NVLink: fatal error": "Xid 74: NVLink error",
+    "NVRM: Xid (PCI:0000:1b:00 GPU-I:05): 95, pid=9, Uncontained": "Xid 95: uncontained",
+    "NVRM: Xid (PCI:0000:1b:00): 999, something new": "Xid 999: see NVIDIA",
+}
+"""Lines that have a text of their own in an event."""
+EVENTS = (
+    *((FAULT, GPU, line) for line in _CALLED),
+    (FAULT, GPU, f"NVRM: Xid (PCI:{GPU}): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004505c6)"),
+    (
+        *(FAULT, GPU),
+        f"NVRM: Xid (PCI:{GPU}): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Reboot)",
+    ),
+    (CORRECTED, GPU, f"NVRM: Xid (PCI:{GPU}): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0)"),
+    (CORRECTED, GPU, f"NVRM: Xid (PCI:{GPU}): 121, pid=9, C2C Link corrected error"),
+    (FAULT, f"{GPU}.0", f"NVRM: GPU {GPU}.0: GPU has fallen off the bus."),
+    (FAULT, f"{GPU}.0", f"NVRM: GPU {GPU}.0: RmInitAdapter failed! (0x62:0xffff:2477)"),
+    (FAULT, f"{GPU}.0", f"NVRM: The NVIDIA GPU {GPU}.0"),
+    (FAULT, f"{GPU}.0", rf"NVRM: The NVIDIA GPU {GPU}.0\x0aNVRM: (PCI ID: 10de:2330) installed"),
+    (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: amdgpu: device lost from bus!"),
+    (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: amdgpu: Fatal error during GPU init"),
+    (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: amdgpu: GPU reset(3) failed"),
+    (
         FAULT,
-        GPU,
-        "Xid 79: GPU",
+        f"{GPU}.0",
+        f"amdgpu {GPU}.0: 2 new uncorrectable hardware errors detected in umc block",
     ),
-    f"NVRM: Xid (PCI:{GPU}): 48, pid='<unknown>', DBE": (FAULT, GPU, "Xid 48: uncorrectable ECC"),
-    f"NVRM: Xid (PCI:{GPU}): 74, pid=9, NVLink: fatal error": (FAULT, GPU, "Xid 74: NVLink error"),
-    f"NVRM: Xid (PCI:{GPU} GPU-I:05): 95, pid=9, Uncontained": (
-        FAULT,
-        GPU,
-        "Xid 95: uncontained",
+    (
+        *(CORRECTED, f"{GPU}.0"),
+        f"amdgpu {GPU}.0: amdgpu: socket: 4, die: 0 10 correctable hardware errors detected in gfx",
     ),
-    f"NVRM: GPU {GPU}.0: GPU has fallen off the bus.": (FAULT, f"{GPU}.0", "NVRM: GPU"),
-    f"NVRM: GPU {GPU}.0: RmInitAdapter failed! (0x62:0xffff:2477)": (
-        *(FAULT, f"{GPU}.0"),
-        "NVRM: GPU",
+    (FAULT, NIC, f"pcieport {NIC}: DPC: containment event, status:0x1f01 source:0x0000"),
+    (FAULT, NIC, f"nvidia-nvswitch3: SXid (PCI:{NIC}): 20034, Fatal, Link 30 fault"),
+    (
+        CORRECTED,
+        NIC,
+        f"nvidia-nvswitch0: SXid (PCI:{NIC}): 20009, Non-fatal, Link 28 RX Short Error",
     ),
-    f"pcieport {NIC}: DPC: containment event, status:0x1f01 source:0x0000": (
-        *(FAULT, NIC),
-        "pcieport",
-    ),
-    f"NVRM: Xid (PCI:{GPU}): 999, something new": (FAULT, GPU, "Xid 999: see NVIDIA"),
-    f"nvidia-nvswitch3: SXid (PCI:{NIC}): 20034, Fatal, Link 30 fault": (
+    (CORRECTED, NIC, f"mlx5_core {NIC}: PCIe Bus Error: severity=Corrected, type=Physical Layer"),
+    (CORRECTED, NIC, f"nvidia {NIC}: PCIe Bus Error: severity=Correctable, type=Data Link"),
+    (
         FAULT,
         NIC,
-        "nvidia-nvswitch3: SXid",
+        f"nvidia {NIC}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction",
     ),
-    f"mlx5_core {NIC}: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)": (
-        *(CORRECTED, NIC),
-        "PCIe AER Corrected",
+    (FAULT, NIC, f"pcieport {NIC}: AER: Uncorrected (Fatal) error received: {NIC}"),
+    (FAULT, NIC, f"mlx5_core {NIC}: poll_health:800:(pid 0): device's health compromised - miss"),
+    (FAULT, NIC, f"mlx5_core {NIC}: health_recover:9:(pid 5): health recovery flow aborted, PCI"),
+    (FAULT, NIC, f"mlx5_core {NIC}: print_health_info:424:(pid 0): assert_var[0] 0x00000001"),
+    (FAULT, NIC, f"mlx5_core {NIC}: print_health_info:430:(pid 0): synd 0x8: unrecoverable error"),
+    (
+        FAULT,
+        NIC,
+        f"mlx5_core {NIC}: wait_func:11:(pid 9): CREATE_CQ(0x400) timeout. Will cause a leak",
     ),
-    f"nvidia {GPU}.0: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction": (
-        *(FAULT, f"{GPU}.0"),
-        "PCIe AER Uncorrected (Non-Fatal)",
+    (
+        FAULT,
+        NIC,
+        f"mlx5_core {NIC}: Port module event[error]: module 0, Cable error, High Temperature",
     ),
-    f"pcieport {NIC}: AER: Uncorrected (Fatal) error received: {NIC}": (FAULT, NIC, "PCIe AER"),
-    f"mlx5_core {NIC}: poll_health:800:(pid 0): device's health compromised - miss count": (
-        *(FAULT, NIC),
-        "mlx5_core",
-    ),
-    f"mlx5_core {NIC}: health_recover:9:(pid 5): health recovery flow aborted, PCI is dead": (
-        *(FAULT, NIC),
-        "mlx5_core",
-    ),
-    f"mlx5_core {NIC}: print_health_info:424:(pid 0): assert_var[0] 0x00000001": (
-        *(FAULT, NIC),
-        "mlx5_core",
-    ),
-    f"mlx5_core {NIC}: print_health_info:430:(pid 0): synd 0x8: unrecoverable hardware error": (
-        *(FAULT, NIC),
-        "mlx5_core",
-    ),
-    f"mlx5_core {NIC}: wait_func:1151:(pid 9): cmd[3]: CREATE_CQ(0x400) timeout. "
-    "Will cause a leak of a command resource": (*(FAULT, NIC), "mlx5_core"),
-    "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400": (
-        *(FAULT, "machine"),
-        "mce",
-    ),
-    "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 5: be00000000800400": (
-        *(FAULT, "machine"),
-        "mce",
+    (FAULT, NIC, f"bnxt_en {NIC} ens1f0np0: Fatal firmware reset event, data1: 0x1, data2: 0x0"),
+    (FAULT, NIC, f"bnxt_en {NIC} ens1f0np0: Firmware fatal reset event, data1: 0x1, data2: 0x0"),
+    (FAULT, NIC, f"ice {NIC} ens1f0: NETDEV WATCHDOG: CPU: 3: transmit queue 5 timed out 5008 ms"),
+    (FAULT, "ens1f0", "NETDEV WATCHDOG: ens1f0 (ice): transmit queue 12 timed out"),
+    (FAULT, NVME, "nvme nvme3: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10"),
+    (FAULT, NVME, "nvme nvme3: Device not ready; aborting reset, CSTS=0x1"),
+    (FAULT, NVME, "nvme nvme3: Disabling device after reset failure: -19"),
+    (FAULT, MACHINE, "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400"),
+    (
+        FAULT,
+        MACHINE,
+        "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 5: be0000000080",
     ),
     # As written where no driver of EDAC decodes them.
-    "mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 7: 8c00004000010091": (
-        *(CORRECTED, "machine"),
-        "mce",
-    ),
-    f"nvidia-nvswitch0: SXid (PCI:{NIC}): 20009, Non-fatal, Link 28 RX Short Error Rate": (
-        *(CORRECTED, NIC),
-        "nvidia-nvswitch0: SXid",
-    ),
-    f"NVRM: Xid (PCI:{GPU}): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2)": (
-        *(CORRECTED, GPU),
-        "Xid 145",
-    ),
-    f"NVRM: Xid (PCI:{GPU}): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004505c6)": (
-        *(FAULT, GPU),
-        "Xid 149",
-    ),
-    "{1}[Hardware Error]: event severity: fatal": (FAULT, "machine", "{1}[Hardware"),
-    "{2}[Hardware Error]: event severity: corrected": (CORRECTED, "machine", "{2}[Hardware"),
-    "mce: [Hardware Error]: Machine check events logged": (CORRECTED, "machine", "mce"),
-    "[Hardware Error]: Uncorrected, software restartable error.": (FAULT, "machine", "[Hardware"),
-    "[Hardware Error]: Corrected error, no action required.": (CORRECTED, "machine", "[Hardware"),
-    f"nvidia {GPU}.0: PCIe Bus Error: severity=Correctable, type=Data Link": (
-        *(CORRECTED, f"{GPU}.0"),
-        "PCIe AER Correctable",
-    ),
-    "EDAC MC0: 1 UE memory read error on CPU_SrcID#0": (FAULT, "MC0", "EDAC"),
-    "EDAC MC1: 12 CE memory scrubbing error on CPU_SrcID#0": (CORRECTED, "MC1", "EDAC"),
-}
+    (CORRECTED, MACHINE, "mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 7: 8c00004000010091"),
+    (FAULT, MACHINE, "{1}[Hardware Error]: event severity: fatal"),
+    (CORRECTED, MACHINE, "{2}[Hardware Error]: event severity: corrected"),
+    (CORRECTED, MACHINE, "mce: [Hardware Error]: Machine check events logged"),
+    (FAULT, MACHINE, "[Hardware Error]: Uncorrected, software restartable error."),
+    (CORRECTED, MACHINE, "[Hardware Error]: Corrected error, no action required."),
+    (FAULT, "MC0", "EDAC MC0: 1 UE memory read error on CPU_SrcID#0"),
+    (CORRECTED, "MC1", "EDAC MC1: 12 CE memory scrubbing error on CPU_SrcID#0"),
+)
 BENIGN = (
     "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  550.54.15",
     f"NVRM: Xid (PCI:{GPU}): 31, pid=12, name=python, MMU Fault",
     f"NVRM: Xid (PCI:{GPU}): 43, pid=12, name=python",
     f"NVRM: Xid (PCI:{GPU} GPU-I:05): 43, pid=12, name=python",
+    f"NVRM: Xid (PCI:{GPU}): 137, pid=12, name=python, NVLink: FLA privilege error",
+    f"NVRM: Xid (PCI:{GPU}): 154, GPU recovery action changed from 0x1 (Reset) to 0x0 (None)",
+    f"NVRM: The NVIDIA GPU {GPU}.0 (PCI ID: 10de:1b80)",  # is not supported
+    f"amdgpu {GPU}.0: socket: 4, die: 0, 0 uncorrectable hardware errors detected in total in umc",
+    f"amdgpu {GPU}.0: amdgpu: GPU reset begin!",
+    f"bnxt_en {NIC} ens1f0np0: Solicited firmware reset event, data1: 0x1, data2: 0x0",
+    "NETDEV WATCHDOG: enxbe3af2b6059f (cdc_ether): transmit queue 0 timed out",
+    "cdc_ether 1-14.2:2.0 enxbe3a: NETDEV WATCHDOG: CPU: 3: transmit queue 0 timed out 5008 ms",
+    "nvme nvme3: Shutdown timeout set to 10 seconds",
     f"NVRM: GPU {GPU}.0: is already bound to nvidia.",
     f"nvidia-nvswitch3: SXid (PCI:{NIC}): 28006, Severity 0 Engine instance 46 Sub-engine 00",
     f"nvidia-nvswitch3: SXid (PCI:{NIC}): 28006, Data {{0x00000000, 0x00000000, 0x00000000}}",
@@ -169,10 +172,10 @@ USERS = (
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_events_are_found_in_every_form(form: str) -> None:
-    for line, (severity, device, what) in EVENTS.items():
+    for severity, device, line in EVENTS:
         [event] = parse("\n".join([form.format("x: y"), form.format(line), form.format("z")]))
         assert (event.severity, event.device) == (severity, device), line
-        assert event.what.startswith(what), event
+        assert event.what.startswith(_CALLED.get(line, ("Xid", "PCIe AER", line))), event
         assert event.when
 
 
@@ -183,7 +186,7 @@ def test_what_is_usual_is_no_event(form: str) -> None:
 
 @pytest.mark.parametrize("form", USERS)
 def test_what_programs_write_is_no_event(form: str) -> None:
-    assert parse("\n".join(form.format(line) for line in EVENTS)) == ()
+    assert parse("\n".join(form.format(line) for _, _, line in EVENTS)) == ()
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -197,6 +200,7 @@ def test_what_programs_write_is_no_event(form: str) -> None:
         (f"tg3 {NIC} em1: Link is {{}} at 1000 Mbps, full duplex", "em1"),
         (f"bnxt_en {NIC} ens1f0np0: NIC Link is {{}}, 100000 Mbps full duplex", "ens1f0np0"),
         ("e1000e: eno1 NIC Link is {} 1000 Mbps Full Duplex", "eno1"),
+        (f"gve {NIC} ens11: Device link is {{}}.", "ens11"),
         ("mlx4_en: eth2: Link {}", "eth2"),
         ("bond0: link {}", "bond0"),
         ("bond0: (slave eth2): link status definitely {}, disabling slave", "eth2"),
@@ -217,6 +221,29 @@ def test_a_link_that_its_nic_and_its_bond_report_went_down_once() -> None:
     states = ("up", "down", "up")
     lines = [f"[    5.1] {line.format(state)}" for state in states for line in (nic, bond)]
     assert [event.device for event in parse("\n".join(lines))] == ["eth2"]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_record_of_the_firmware_names_its_device_later(form: str) -> None:
+    record = (
+        "{3}[Hardware Error]: event severity: recoverable",
+        "{3}[Hardware Error]:   section_type: PCIe error",
+        f"{{3}}[Hardware Error]:   device_id: {NIC}",
+        "{4}[Hardware Error]: event severity: corrected",
+        f"{{5}}[Hardware Error]:   device_id: {NIC}",
+    )
+    found = parse("\n".join(form.format(line) for line in record))
+    assert [(event.severity, event.device) for event in found] == [
+        (FAULT, NIC),
+        (CORRECTED, MACHINE),
+    ]
+
+
+def test_each_port_of_an_rdma_device_has_a_link_of_its_own() -> None:
+    line = f"[    5.1] mlx4_core {NIC} mlx4_0: Port: {{}} Link {{}}"
+    states = ((1, "ACTIVE"), (2, "DOWN"), (1, "DOWN"), (1, "INIT"), (1, "ACTIVE"))
+    [event] = parse("\n".join(line.format(*state) for state in states))
+    assert (event.severity, event.device) == (DOWN, "mlx4_0:1")
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

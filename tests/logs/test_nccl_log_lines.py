@@ -55,6 +55,10 @@ CHANNELS: dict[str, tuple[str, tuple[object, ...]]] = {
         "Channel 100/0 : 1023[7] -> 1031[7] [send] via NET/AWS Libfabric/12/GDRDMA",
         (100, 0, 1023, 1031, SEND, 1023, NET, "AWS Libfabric", 12, True, None),
     ),
+    "2.31 how a receiver flushes": (
+        "Channel 00/0 : 9[1] -> 0[0] [receive] via NET/IB/0/GDRDMA/flush=None",
+        (0, 0, 9, 0, RECEIVE, 0, NET, "IB", 0, True, None),
+    ),
     "RCCL": (
         "Channel 00/0 : 1[c1] -> 0[c1] [receive] via NET/IB/0/GDRDMA comm 0x7f3e nRanks 02",
         (0, 0, 1, 0, RECEIVE, 0, NET, "IB", 0, True, "0x7f3e"),
@@ -365,6 +369,7 @@ def test_providers(message: str, name: str) -> None:
         ("SHARP", (), NetworkKind.RDMA),
         ("UCX", (), NetworkKind.RDMA),
         ("SPCX", (), NetworkKind.RDMA),
+        ("IB-CAST", (), NetworkKind.RDMA),
         ("AWS Libfabric", ("efa",), NetworkKind.RDMA),
         ("Libfabric", ("verbs;ofi_rxm",), NetworkKind.RDMA),
         ("AWS Libfabric", ("tcp;ofi_rxm",), NetworkKind.SOCKETS),

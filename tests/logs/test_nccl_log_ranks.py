@@ -75,6 +75,15 @@ def test_a_communicator_whose_beginning_is_missing_is_of_the_same_rank() -> None
     assert (only.rank, only.size, only.complete) == (5, 8, False)
 
 
+def test_a_communicator_that_begins_with_its_rank_and_does_not_complete() -> None:
+    """As NCCL prints it since 2.29."""
+    (only,) = read_nccl_log(
+        "fir1:7:8 [0] NCCL INFO [Rank 3] ncclCommInitRank comm 0xa1 rank 3 nranks 4 cudaDev 0 "
+        "nvmlDev 0 busId 30000 commId 0x11 - Init START\n"
+    ).ranks
+    assert (only.rank, only.size, only.complete) == (3, 4, False)
+
+
 def test_an_address_used_again_is_another_communicator() -> None:
     who = "fir1:7:8 [0] NCCL INFO "
     lines = [
@@ -169,6 +178,12 @@ def test_the_place_in_the_source_is_no_part_of_a_warning(before: str) -> None:
     assert warning.text == "something is amiss"
     assert warning.process == NcclProcess(host="birch7", pid=311)
     assert warning.recovered is None
+
+
+def test_what_only_the_monitor_of_nccl_misses_is_no_warning() -> None:
+    warn = "birch7:311:340 [1] {}client_support.cc:181 NCCL WARN Call to bind failed\n"
+    assert read_nccl_log(warn.format("ras/")).warnings == ()
+    assert len(read_nccl_log(warn.format("misc/")).warnings) == 1
 
 
 @pytest.mark.parametrize(

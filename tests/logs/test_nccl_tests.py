@@ -265,6 +265,12 @@ def test_a_line_of_the_version_above_the_first_is_of_the_same_test() -> None:
     assert len(read_nccl_tests(output + output)) == 2
 
 
+def test_rccl_tests_names_its_version_without_a_hash() -> None:
+    assert one(CURRENT.replace("# Using", "rccl-tests: Version develop:64\n# Using")).version == (
+        "develop:64"
+    )
+
+
 def test_columns_of_time_stamps_iterations_and_the_hosts_time() -> None:
     def with_last(heading: str, cell: str) -> str:
         lines = CURRENT.replace("busbw #wrong\n", f"busbw #wrong {heading}\n").split("\n")

@@ -180,6 +180,12 @@ def test_an_abort_after_a_lost_peer_is_a_victim(ranks: Ranks) -> None:
     assert "[rank 0 of 4 on node0: caused by the first failure]\nkilled by SIGABRT" in text
 
 
+def test_an_abort_that_shows_no_lost_peer_is_the_culprit(ranks: Ranks) -> None:
+    ranks.say(0, report("call", "failed", LOST), at=1.0)
+    ranks.die(1, 2.0, code=None, signal=6, log="terminate called after throwing an instance of 'E'")
+    assert ranks.failure().startswith("[rank 1 of 4 on node1: first]\nkilled by SIGABRT")
+
+
 def test_a_death_names_its_cause_with_the_line_that_tells(ranks: Ranks) -> None:
     warned = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"
     ranks.die(1, 1.0, code=None, signal=6, log=f"{warned}ncclRemoteError: A call failed\n")

@@ -53,6 +53,19 @@ def test_heads_of_all_versions(head: str) -> None:
     assert [f.place for f in thread.frames] == ["a.py:3"]
 
 
+def test_a_tensor_that_waits_for_its_collective_waits_in_it() -> None:
+    """As DTensor and tensor parallel layers do; their collectives return at once."""
+    functional = C10D.replace("distributed_c10d", "_functional_collectives")
+    waits = dump(
+        (functional.replace("distributed/_functional_collectives", "_ops"), 1243, "__call__"),
+        (functional, 142, "wait_tensor"),
+        (functional, 1115, "trigger_wait"),
+        (functional, 1129, "__torch_dispatch__"),
+        ("/work/test_a.py", 7, "test_a"),
+    )
+    assert where_of_rank(parse(waits)).collective == WAIT
+
+
 @pytest.mark.parametrize("frame", ["  <no Python frame>", "  <tstate is freed>", "  ...", "", "\0"])
 def test_what_is_no_frame_is_passed_over(frame: str) -> None:
     first, second = parse(f"Thread 0x1 (most recent call first):\n{frame}\n\n{WAITING}")

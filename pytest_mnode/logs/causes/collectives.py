@@ -19,12 +19,14 @@ _GROUP = re.compile(
     r"Rank \d+\]"
 )
 _AT = re.compile(r"(?:at (?:NCCL )?work(?: sequence id)?:|SeqNum=) ?(\d+)")
-_ENQUEUED = re.compile(r"last enqueued(?: NCCL)? work: (\d+)")
+_ENQUEUED = re.compile(r"[Ll]ast enqueued(?: \w+)? work: (-?\d+)")
 
 _SAME_SIZE = ("ALLREDUCE", "BROADCAST", "REDUCE")
 """Collectives in which all ranks have the same number of elements."""
 _OF_PAIRS = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")
 """Operations of two ranks: each rank counts its own, and has its own side of them."""
+_Group = tuple[str | None, str | None]
+"""Name or ID, and GUID: groups of a mesh share name and ID."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,6 @@ class _Work:
     line: str
     group: str | None = None
     guid: str | None = None
-    enqueued: int | None = None
 
     @property
     def text(self) -> str:
@@ -52,10 +53,12 @@ class Collectives:
     """Collectives that watchdogs reported; lines of ranks may come in any order."""
 
     works: dict[tuple[int, int | None, str], _Work] = field(default_factory=dict)
+    enqueued: dict[_Group, dict[int, tuple[int, str]]] = field(default_factory=dict)
+    """Last work that each rank enqueued, with the line; also of ranks that report no time-out."""
 
     def read(self, line: str) -> None:
         """Read a line; most lines report no collective."""
-        if "atchdog" not in line and "NCCL work" not in line:
+        if "atchdog" not in line and " work" not in line:
             return
         found = _RANK.search(line)
         if found is None:
@@ -66,25 +69,29 @@ class Collectives:
             numel = None if work["numel"] is None else int(work["numel"])
             one = _Work(rank, work["op"], seq, numel, int(work["limit"]) / 1000, line.strip())
             self.works.setdefault((rank, seq, work["op"]), one)
-        group, at, enqueued = (p.search(line) for p in (_GROUP, _AT, _ENQUEUED))
+        at, enqueued = _AT.search(line), _ENQUEUED.search(line)
+        group = _GROUP.search(line)
+        if group is None:
+            return
+        name = group["name"] or group["id"]
+        if enqueued is not None:
+            ranks = self.enqueued.setdefault((name, group["guid"]), {})
+            # The highest: numbers begin again where a launcher restarts the ranks.
+            last = int(enqueued.group(1)), line.strip()
+            ranks[rank] = max(ranks.get(rank, last), last)
         for one in self.works.values():
-            if one.rank != rank or at is None or one.seq != int(at.group(1)):
-                continue
-            if group is not None:
-                one.group = group["name"] or group["id"] or one.group
-                one.guid = group["guid"] or one.guid
-            if enqueued is not None:
-                one.enqueued = int(enqueued.group(1))
+            if at is not None and one.rank == rank and one.seq == int(at.group(1)):
+                one.group, one.guid = name or one.group, group["guid"] or one.guid
 
     def causes(self) -> Iterator[Cause]:
         """Causes by process group: ranks that called another collective, came late, or waited."""
-        groups: dict[tuple[str | None, str | None], list[_Work]] = {}
-        for work in self.works.values():  # groups of a mesh share name and ID: the GUID differs
+        groups: dict[_Group, list[_Work]] = {}
+        for work in self.works.values():
             groups.setdefault((work.group, work.guid), []).append(work)
-        for (group, _), works in groups.items():
+        for (group, guid), works in groups.items():
             together = [work for work in works if work.op not in _OF_PAIRS]
             if group is not None and together:
-                yield from _behind(together)
+                yield from _behind(together, self.enqueued.get((group, guid), {}))
             same: dict[tuple[int | None, str], list[_Work]] = {}
             for work in works:
                 apart = group is None or work.op in _OF_PAIRS
@@ -98,14 +105,15 @@ class Collectives:
                 yield Cause(known_cause(name), alike[0].line, ranks=ranks, detail=detail)
 
 
-def _behind(works: list[_Work]) -> Iterator[Cause]:
+def _behind(works: list[_Work], enqueued: dict[int, tuple[int, str]]) -> Iterator[Cause]:
     """Ranks that did not enqueue the collective in which others of the group wait."""
     latest = max(works, key=lambda work: work.seq or 0)
-    late = [w for w in works if None not in (w.enqueued, latest.seq) and w.enqueued < latest.seq]  # type: ignore[operator]
+    late = {rank: last for rank, last in enqueued.items() if last[0] < (latest.seq or 0)}
     if late:
-        text = f"enqueued no more than work {late[0].enqueued}, while others wait in {latest.text}"
-        ranks = tuple(sorted({work.rank for work in late}))
-        yield Cause(known_cause("rank did not join"), late[0].line, ranks=ranks, detail=text)
+        number, line = next(iter(late.values()))
+        done = "no work" if number < 0 else f"no more than work {number}"
+        text = f"enqueued {done}, while others wait in {latest.text}"
+        yield Cause(known_cause("rank did not join"), line, ranks=tuple(sorted(late)), detail=text)
 
 
 def _differ(works: list[_Work]) -> bool:

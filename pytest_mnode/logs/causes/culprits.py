@@ -10,7 +10,7 @@ _PREFIX = re.compile(
     r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
     r"stdout F |stderr F |\[(?:\d+,)?(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
     r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|[\w.-]+/\d+ (?=\[default)|"
-    r"\((?:raylet|(?:\w+ )?pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
+    r"\((?:raylet|(?:\w+ |[\w-]+, rank=\d+, )?pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
     r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
     r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
     r"(?P<pdsh>(?!slurmstepd|python|mlx|bnxt|hfi|efa|nvme|eth|rank|gpu|cuda|step|line)"
@@ -18,7 +18,7 @@ _PREFIX = re.compile(
     r"(?P<compose>[\w.-]+) +\| )"
 )
 RANK = re.compile(
-    r"\b[rR]ank (?P<torch>\d{1,7})\]|\bprocess rank (?P<mpi>\d+) with PID|"
+    r"\b[rR]ank:? (?P<torch>\d{1,7})\]|\bprocess rank (?P<mpi>\d+) with PID|"
     r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
     r"\(rank (?P<mpich>\d+) in comm "
 )
@@ -34,8 +34,8 @@ WHO = re.compile(
     r"\[(?P<device>\d{1,4})\] "
 )
 DEVICE = re.compile(
-    r"\b((?:mlx[45](?:_[a-z]{1,4})?|bnxt_re(?:_bond)?|irdma|rdmap|ionic|rocep?|qedr|hfi1|cxi|hsn|"
-    r"erdma|mana|rxe|siw|efa|ibp?)_?\d\w*"
+    r"\b((?:mlx[45](?:_[a-z]{1,4})?|bnxt_re(?:_bond)?|irdma|rdmap|ionic|qedr|hfi1|cxi|hsn|"
+    r"erdma|mana|rxe|siw|efa|(?:ib|roce|iw)[pPso]?)_?\d\w*"
     r"(?::\d{1,3})?)\b|\b(?:on dev|hca) (\w+(?::\d{1,3})?)"
 )
 PEER = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pytest_mnode.logs.causes.collectives import Collectives
@@ -27,36 +27,39 @@ from pytest_mnode.logs.nccl_log.text import plain_text
 _LONGEST = 1000
 
 # Every line that matches a pattern of the table contains one of these, in lower or upper case;
-# other lines are skipped.
+# other lines are skipped. Words of usual output, such as "loss" and "rank", are not among them.
 _WORDS = (
-    "fail|error|exception|memory|oom|alloc|kill|lost|loss|limit|due to|preempt|xid|ecc|"
-    "driver|device|gpu|mismatch|differ|instead of|rank|space|quota|stale|unable|cannot|can't|"
-    "too many|event|down|timeout|timed out|time out|not found|could not|interface|family|"
-    "resolve|known|in use|eaddr|unreach|route|retr|connect|unresponsive|denied|permitted|"
-    "fault|sig|assert|closed|reset|refused|pipe|got 0|recvd|abort|terminat|exit|cancelled|"
-    "wait|load|daemon|read-only|warn|bad_|joined|collective|available|evict|pull|low on|"
-    "horovod|not ready|host:|gone|sandbox|crashloop|bounds|unexpected pos|dead|completion|"
-    "invalid|owner|no such|returned|symbol|module named|munge|authentication|credential|"
-    "prolog|pressure|not set|corrupt| nan| inf|certificate|skew|respond|blocked|"
-    "unschedulable|component:|cpu binding|task:|(reqnode|(qos|(assoc|(partition|(badcons|"
-    "(jobheld|out_of_me|heartbeat|mutually|don't match|rendezvous, but|no matches for|"
-    "status_| bit|-bit|imex|not built with|mpi/|*** |ncclinternal|ncclremote|ncclsystem|"
-    "ncclunhandled|err0|nvlink|notfound|protection|remote |fi_cq|sharp |not valid|"
-    "return code|state_dict|watchdog|process has died|node has died|fatal|enroot-|no runtime|"
-    "nvidia-container-cli|smashing|free(): |munmap|illegal|enospc|curl: (|fabric manager|"
+    "fail|error|exception|oom|alloc|kill|lost|limit|preempt|xid|ecc|driver|device|gpu|mismatch|"
+    "differ|instead of|space|quota|stale|unable|cannot|can't|too many|event|down|timeout|"
+    "timed out|not found|could not|interface|family|resolve|known|in use|eaddr|unreach|route|"
+    "retr|connect|unresponsive|denied|permitted|fault|sig|closed|reset|pipe|recvd|abort|terminat|"
+    "exit|cancelled|wait|read-only|warn|collective|available|evict|pull|low on|horovod|not ready|"
+    "host:|sandbox|crashloop|bounds|unexpected pos|dead|completion|invalid|owner|returned|symbol|"
+    "module named|munge|credential|prolog|pressure|not set|corrupt|certificate|skew|respond|"
+    "blocked|unschedulable|component:|task:|(reqnode|(qos|(assoc|(badcons|(jobheld|out_of_me|"
+    "rendezvous, but|no matches for|status_| bit|-bit|imex|not built with|mpi/|*** |ncclinternal|"
+    "ncclremote|ncclsystem|ncclunhandled|err0|nvlink|notfound|protection|remote |fi_cq|sharp |"
+    "not valid|return code|state_dict|watchdog|process has died|node has died|fatal|enroot-|"
+    "no runtime|nvidia-container-cli|free(): |munmap|illegal|enospc|curl: (|fabric manager|"
     "fabricmanager|initialized|notready|not_ready|no address|lookup |servname|unauthorized|"
-    "incompatib|numpy 1|memlock|net/ofi|output empty|toolchain|compatibility|peer access|"
-    "peer mapping|to bind to|more processes|transport|opened in|libfabric|update_node|"
-    "has crashed|configuration is|execve|function was|cni |appear to be|times out|zero bytes|"
-    "identification|reachable|wrong |no name!|user exists|finite|mount.nfs|got stuck|"
-    "brokenprocess|type_fabric|gid table"
+    "numpy 1|memlock|net/ofi|output empty|toolchain|compatibility|peer access|peer mapping|"
+    "to bind to|more processes|transport|opened in|libfabric|update_node|has crashed|"
+    "configuration is|execve|function was|appear to be|times out|zero bytes|identification|"
+    "reachable|wrong |no name!|user exists|finite|mount.nfs|brokenprocess|type_fabric|gid table|"
+    "breakpoint|found nan|found inf|is nan|is inf|became|init.cc|group.cc|checked in|"
+    "missing ranks|subset of|barrier|of memory|memory on|shared memory|locked memory"
 )
 _WORTH = tuple(_WORDS.split("|"))
 _HARMLESS = re.compile(
-    r"\bretrying\b|\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
+    r"(?i:\bretrying\b)|\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
-    r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$"
+    r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$|"
+    r"(?i:\b(?:install|regist)\w*\b.*SIGTERM|SIGTERM\b.*\b(?:install|regist))|"
+    r"Using the loopback address as fallback|"
+    # Of the processes of a node, one gets the port of NCCL's RAS.
+    r"\bras/\w+\.cc:\d+.* Call to bind failed"
 )
+_ENDS = ("aborted", "ended by the launcher")
 _UNRESOLVED = re.compile(r"network addresses of \([^()]+\) cannot be retrieved")
 _GAVE_UP = re.compile(r"client socket has (?:timed out|failed to connect to any)")
 _INFO = re.compile(r"NCCL (?:INFO|TRACE)\b|UCX +(?:DIAG|INFO|DEBUG|TRACE|REQ|DATA)\b")
@@ -110,20 +113,23 @@ def causes(text: str | bytes) -> list[Cause]:
     return sorted(finder.all(), key=lambda cause: (cause.order, -cause.known))
 
 
-def first_cause(texts: Iterable[str] | Mapping[str, str]) -> Cause | None:
-    """The weightiest cause of several texts, such as outputs of ranks, or of nodes by name."""
-    by_host = texts if isinstance(texts, Mapping) else {str(i): t for i, t in enumerate(texts)}
+def first_cause(texts: Mapping[str, str]) -> Cause | None:
+    """The weightiest cause of several texts, by the host that each comes from."""
     weightiest = [
-        replace(one, host=host) if isinstance(texts, Mapping) and one.host is None else one
-        for host, text in by_host.items()
+        replace(one, host=one.host or host)
+        for host, text in texts.items()
         for one in causes(text)[:1]
     ]
     return min(weightiest, key=lambda cause: cause.order, default=None)
 
 
 def is_peer_lost(text: str) -> bool:
-    """Whether the text shows the loss or the absence of another rank, and no root cause."""
-    found = causes(text)
+    """Whether the text shows the loss or the absence of another rank, and no root cause.
+
+    The end of a process shows neither: the rank may have aborted after an error of its own, and
+    the process that a launcher or a test started is no rank.
+    """
+    found = [cause for cause in causes(text) if cause.name not in _ENDS]
     return bool(found) and (not found[0].root or found[0].name == "rank did not join")
 
 

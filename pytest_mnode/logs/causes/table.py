@@ -39,7 +39,7 @@ def known_causes() -> tuple[KnownCause, ...]:
     return tuple(
         KnownCause(
             order=order,
-            name=entry["name"],
+            name=name,
             root=entry.get("root", True),
             meaning=entry["meaning"],
             remedy=entry["remedy"],
@@ -47,7 +47,7 @@ def known_causes() -> tuple[KnownCause, ...]:
             in_info=entry.get("in_info", False),
             unless_other=entry.get("unless_other", False),
         )
-        for order, entry in enumerate(data["causes"])
+        for order, (name, entry) in enumerate(data["causes"].items())
     )
 
 

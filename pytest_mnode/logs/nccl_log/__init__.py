@@ -1,4 +1,4 @@
-"""Reader of NCCL's debug log (`NCCL_DEBUG=INFO`), 2.10 to 2.30 and RCCL, of one rank or of many.
+"""Reader of NCCL's debug log (`NCCL_DEBUG=INFO`), 2.10 to 2.31 and RCCL, of one rank or of many.
 
 `read_nccl_log` reads any text or bytes. It never guesses: a line about a channel that it cannot
 read is in `unknown_lines`, signs of missing lines are in `truncated`. Judging is not done here.
@@ -43,17 +43,10 @@ __all__ = [
     "read_nccl_log",
 ]
 
-_HOME = {
-    "NcclLog": "log",
-    "RankLog": "log",
-    "NetworkKind": "networks",
-    "network_of": "networks",
-    "provider_network": "networks",
-    "read_nccl_log": "read",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME.get(name, 'model')}", __name__), name)
+    for home in ("model", "networks", "log", "read") if name in __all__ else ():
+        module = import_module(f".{home}", __name__)
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

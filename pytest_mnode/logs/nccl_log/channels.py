@@ -22,7 +22,7 @@ _COLLECTIVE = re.compile(
 )
 _NETWORK = re.compile(
     r"(?P<transport>NET|COLLNET)/(?P<network>[^/]{1,80})/(?P<device>\d{1,5})"
-    r"(?:\((?P<proxy>\d{1,7})\))?(?P<flags>(?:/[A-Za-z][\w()]{0,40}){0,8})$",
+    r"(?:\((?P<proxy>\d{1,7})\))?(?P<flags>(?:/[A-Za-z][\w()=]{0,40}){0,8})$",
     re.ASCII,
 )
 _WITHIN_NODE = re.compile(
@@ -35,6 +35,8 @@ _WHOLE_KINDS = re.compile(
     r"P2P/(?:CUMEM|MNNVL|IPC|direct pointer)(?:/read|/CE)*$|SHM(?:/(?:direct|CE)){2}$"
 )
 _GDR_FLAGS = ("GDRDMA", "GDRDMA(PCI)")
+_KNOWN_FLAGS = r"GDRDMA(?:\(PCI\))?|Shared|flush=\w+"
+"""NCCL 2.31 prints how a receiver flushes: flush=None, flush=Always, ..."""
 _COMM = re.compile(r"\bcomm (0x[0-9a-fA-F]{1,16})\b")
 
 _SPEAKS_OF_TRANSPORT = re.compile(r"\bvia (?:NET|COLLNET|P2P|SHM|NVLS|direct shared)\b")
@@ -95,7 +97,7 @@ def _path(via: str, *, whole: bool) -> _Path | None:
     if found is not None:
         flags = found["flags"].split("/")[1:]
         gdr: bool | None = any(flag in _GDR_FLAGS for flag in flags)
-        known = all(flag in (*_GDR_FLAGS, "Shared") for flag in flags)
+        known = all(re.fullmatch(_KNOWN_FLAGS, flag) for flag in flags)
         if not gdr and not (known and (whole or flags)):
             gdr = None
         device = int(found["device"]) if whole or flags or found["proxy"] else None

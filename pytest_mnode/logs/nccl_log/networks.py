@@ -22,7 +22,7 @@ class NetworkKind(StrEnum):
 
 _RDMA = re.compile(
     r"(?:NET[/ ])?(?:IB(?:ext)?(?:_v\d+)?|gIB(?:_v\d+)?|SHARP(?:_v\d+)?|UCX(?:[-_][\w-]+)?|"
-    r"SPCX(?:_v\d+)?|(?:RCCL-)?ANP|NCCL RDMA Plugin(?: v\d+)?|EFA)",
+    r"SPCX(?:_v\d+)?|IB-CAST|(?:RCCL-)?ANP|NCCL RDMA Plugin(?: v\d+)?|EFA)",
     re.IGNORECASE,
 )
 _SOCKETS = re.compile(r"(?:NET[/ ])?(?:Socket|FastSocket|Fast ?Socket)(?:_v\d+)?", re.IGNORECASE)
@@ -40,7 +40,7 @@ def network_of(name: str, providers: Sequence[str] = ()) -> NetworkKind:
 
     Sources: NCCL's internal networks (IB, Socket); nccl-rdma-sharp-plugins (IBext, UCX, SHARP);
     aws-ofi-nccl; Google's gIB, GPUDirect-TCPX and FasTrak, Fast Socket; NVIDIA Spectrum-X (SPCX);
-    fi_provider(7).
+    RCCL (IB-CAST); fi_provider(7).
     """
     name = name.strip()
     if _SOCKETS.fullmatch(name):

@@ -11,8 +11,8 @@ from pytest_mnode.logs.nccl_log.model import NOBODY, Channel, Comm, NcclProcess
 from pytest_mnode.logs.nccl_log.text import Message
 
 _COMM = re.compile(
-    r"(?:nccl\w{1,40} )?comm (?P<address>0x[0-9a-fA-F]{1,16}) rank (?P<rank>\d{1,7}) "
-    r"n[rR]anks (?P<size>\d{1,7})(?P<rest>.{0,600})",
+    r"(?:\[Rank \d{1,7}\] )?(?:nccl\w{1,40} )?comm (?P<address>0x[0-9a-fA-F]{1,16}) "
+    r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7})(?P<rest>.{0,600})",
     re.ASCII,
 )
 _DEVICE = re.compile(r"\bcudaDev (\d{1,7})\b", re.ASCII)

@@ -73,26 +73,20 @@ class _Reader:
     versions: dict[str, None] = field(default_factory=dict)
     processes: dict[NcclProcess, None] = field(default_factory=dict)
     comms: Comms = field(default_factory=Comms)
-    networks: dict[NetworkUse, None] = field(default_factory=dict)
-    providers: dict[Provider, None] = field(default_factory=dict)
+    facts: dict[object, None] = field(default_factory=dict)
     devices: dict[tuple[NcclProcess, str, int | None], NcclDevice] = field(default_factory=dict)
     channels: dict[Channel, None] = field(default_factory=dict)
-    gpu_direct: dict[GpuDirect, None] = field(default_factory=dict)
-    settings: dict[NcclSetting, None] = field(default_factory=dict)
-    no_device: dict[NoDevice, None] = field(default_factory=dict)
-    gids: dict[NcclGid, None] = field(default_factory=dict)
     warnings: Warnings = field(default_factory=Warnings)
     cut: Message | None = None
     cut_lists: dict[str, None] = field(default_factory=dict)
     unknown: dict[str, None] = field(default_factory=dict)
-    ucx: dict[UcxConfig, None] = field(default_factory=dict)
 
     def read_any(self, line: str) -> None:
         """Read facts from lines with or without NCCL's prefix: versions, and UCX's lines."""
         if "CCL version" in line:
             for name, version in _VERSION.findall(line[-_SHOWN * 4 :]):
                 self.versions[version if name == "NCCL" else f"RCCL {version}"] = None
-        _keep(self.ucx, _ucx_config(line))
+        self._keep(_ucx_config(line))
 
     def read(self, line: Message) -> None:
         """Read one message into the facts that it contains."""
@@ -119,18 +113,23 @@ class _Reader:
 
     def _others(self, line: Message) -> None:
         process, message = line.process, line.message
-        _keep(self.gids, read_gid(process, message))
-        _keep(self.no_device, read_absence(process, message))
+        self._keep(read_gid(process, message))
+        self._keep(read_absence(process, message))
         if is_warning(line):
             return
         for device in read_devices(process, message):
             self._device(device)
         if list_is_cut(message):
             self.cut_lists[message[-_SHOWN:]] = None
-        _keep(self.networks, read_use(process, message))
-        _keep(self.providers, read_provider(process, message))
-        _keep(self.gpu_direct, read_gpu_direct(process, message))
-        _keep(self.settings, read_setting(process, message))
+        for read in (read_use, read_provider, read_gpu_direct, read_setting):
+            self._keep(read(process, message))
+
+    def _keep(self, fact: object) -> None:
+        if fact is not None:
+            self.facts[fact] = None
+
+    def _of(self, kind: type[_Fact]) -> tuple[_Fact, ...]:
+        return tuple(fact for fact in self.facts if isinstance(fact, kind))
 
     def _device(self, device: NcclDevice) -> None:
         key = (device.process, device.network, device.index)
@@ -145,7 +144,7 @@ class _Reader:
         """All facts, with those that only the whole log shows."""
         comms = self.comms.all()
         channels = self._channels(comms)
-        for fact in self.gpu_direct:
+        for fact in self._of(GpuDirect):
             # Plugins that list no devices name them in these lines.
             if fact.network and fact.device is not None and fact.device_name:
                 key = (fact.process, fact.network, fact.device)
@@ -153,18 +152,18 @@ class _Reader:
         return NcclLog(
             versions=tuple(self.versions),
             ranks=ranks_of(comms, channels, tuple(self.processes)),
-            networks=tuple(self.networks),
-            providers=tuple(self.providers),
+            networks=self._of(NetworkUse),
+            providers=self._of(Provider),
             devices=tuple(self.devices.values()),
             channels=channels,
-            gpu_direct=tuple(self.gpu_direct),
-            settings=tuple(self.settings),
-            no_device=tuple(self.no_device),
-            gids=tuple(dict.fromkeys(map(self._with_device_name, self.gids))),
+            gpu_direct=self._of(GpuDirect),
+            settings=self._of(NcclSetting),
+            no_device=self._of(NoDevice),
+            gids=tuple(dict.fromkeys(map(self._with_device_name, self._of(NcclGid)))),
             warnings=self.warnings.all(),
             truncated=tuple(self._truncated(text, head_is_cut=head_is_cut)),
             unknown_lines=tuple(self.unknown),
-            ucx=tuple(self.ucx),
+            ucx=self._of(UcxConfig),
         )
 
     def _channels(self, comms: tuple[Comm, ...]) -> tuple[Channel, ...]:
@@ -227,8 +226,3 @@ def _ucx_config(line: str) -> UcxConfig | None:
     tcp = dict.fromkeys(device for name, device in lanes if name == "tcp")
     process = NcclProcess(host=found["host"], pid=int(found["pid"]))
     return UcxConfig(process, tuple(rdma), tuple(tcp)) if rdma or tcp else None
-
-
-def _keep(facts: dict[_Fact, None], fact: _Fact | None) -> None:
-    if fact is not None:
-        facts[fact] = None

@@ -61,7 +61,7 @@ class Message:
     """One message and its writer.
 
     level: `INFO`, `WARN`, …; `INFO` if the line shows none. whole: False for a last line
-    without a line end, which may be cut.
+    without a line end, which may be cut. place: in NCCL's source, as printed with warnings.
     """
 
     process: NcclProcess
@@ -70,6 +70,7 @@ class Message:
     level: str
     message: str
     whole: bool = True
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,9 @@ def _messages_of(raw: str) -> Iterator[Message]:
         if head is not heads[-1]:
             tail = _BEFORE_NEXT.sub("", message[-_LONGEST_TAIL:])
             message = message[:-_LONGEST_TAIL] + tail
-        yield Message(head.process, head.thread, head.device, mark.group(1), message)
+        yield Message(
+            head.process, head.thread, head.device, mark.group(1), message, place=head.place
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ class _Head:
     process: NcclProcess
     thread: int | None
     device: int | None
+    place: str = ""
 
 
 def _head(raw: str, start: int, stop: int) -> _Head:
@@ -170,7 +174,8 @@ def _head(raw: str, start: int, stop: int) -> _Head:
     if named:
         who = named[-1]
         process = NcclProcess(who["host"] or None, _number(who["pid"]))
-        return _Head(start + who.start(), process, _number(who["tid"]), _number(who["device"]))
+        numbers = _number(who["tid"]), _number(who["device"])
+        return _Head(start + who.start(), process, *numbers, before[who.end() :].strip())
     host = _HOST_ONLY.search(before)
     if host is not None:
         process = NcclProcess(host["host"], None)

@@ -36,6 +36,8 @@ class Warnings:
     def read(self, line: Message, *, progress: bool) -> None:
         """Read `line`; progress: a communicator was created, connected or destroyed."""
         self.count += 1
+        if line.place.startswith("ras/"):
+            return  # its monitor only: one process of a node gets its port
         if is_warning(line):
             self.last[line.process, line.cuda_device, line.message[:_LONGEST]] = self.count
         elif progress:
