@@ -35,7 +35,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     world_size,
 )
 from pytest_mnode.judge_hooks import JudgeHooks
-from pytest_mnode.other_plugins import RANK_TESTS, give_controller_hooks
+from pytest_mnode.other_plugins import RANK_TESTS, give_controller_hooks, note_ids
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
@@ -204,9 +204,14 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
 
 
-@pytest.hookimpl(trylast=True)  # after plugins that shuffle
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = stop_rules.in_order(items)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    items: list[pytest.Item],
+) -> Generator[None, object, object]:
+    note_ids(items)  # before plugins that rename tests
+    result = yield
+    items[:] = stop_rules.in_order(items)  # after plugins that shuffle
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)  # before the terminal reports the collection

@@ -39,7 +39,7 @@ PLAN = "SETUP    M wide (fixtures used: world)"
     [
         (f"--setup-show {WITHOUT} --import-mode=append", IN_RANKS),
         ("--stepwise --lf --ff --durations=3 -x --maxfail=2 --import-mode=importlib", RUNS),
-        ("-p no:terminal -p no:setuponly -p no:setupplan", ""),
+        ("-p no:terminal -p no:setuponly -p no:setupplan -p no:debugging", ""),
     ],
 )
 def test_tests_are_run(tmp_path: Path, options: str, words: str) -> None:

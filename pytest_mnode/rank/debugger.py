@@ -60,7 +60,7 @@ class Debugger:
         self._refused_in = -1
         self._pdb: Any = None
         self._saved: tuple[list[int], tuple[Any, ...]] | None = None
-        options = config.option.usepdb, config.option.trace
+        options = [config.getoption(name, False) for name in ("usepdb", "trace")]
         if any(options) or debug_rank_of(config) is not None:
             rank.groups.wait_longer()  # from the start, not only from a breakpoint on
 
@@ -189,5 +189,5 @@ class DebuggerHooks:
     def pytest_exception_interact(
         self, node: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
-        if node.config.option.usepdb and call.excinfo is not None:
+        if node.config.getoption("usepdb", False) and call.excinfo is not None:
             self._debugger.post_mortem(call.excinfo, report, self._take_held())

@@ -6,6 +6,7 @@ session serves the controller instead of running them.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from _pytest._io import TerminalWriter
 
 from pytest_mnode import processes
 from pytest_mnode.logs.causes.table import in_order_of_matching
@@ -149,12 +151,16 @@ def collect(
     options["rootdir"] = collect.rootdir
     config = pytest.Config.fromdictargs(options, args)
     config.args = list(collect.args)
+    writer = TerminalWriter(io.StringIO())
+    writer.hasmarkup = False
+    # pytest before 9.1 compares the two sides of an assert with its terminal, which ranks lack.
+    config.get_terminal_writer = lambda: writer  # type: ignore[method-assign]
     _without_other_loops(config)
     config.pluginmanager.set_blocked("pdbinvoke")  # needs a terminal reporter; see rank.debugger
     session = RankSession(collect, order.logs_are_temporary, fail)
     session.serve = lambda: serve(session)
     config.pluginmanager.register(session, "mnode-rank-session")
-    config.pluginmanager.register(session.recorded, "mnode-recorded")
+    config.pluginmanager.register(session.recorded, session.recorded.NAME)
     if trial is not None:
         trial.begin(collect)
         config.pluginmanager.register(trial)

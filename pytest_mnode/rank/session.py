@@ -93,8 +93,11 @@ class RankSession:
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
-        self.items = {item.nodeid: item for item in items}  # the controller may order any of them
-        return (yield)
+        # The controller may order any test, by its id before plugins rename it. They may add tests.
+        collected = {item.nodeid: item for item in items}
+        result = yield
+        self.items = {item.nodeid: item for item in items} | collected
+        return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
