@@ -234,7 +234,8 @@ def add_options(parser: pytest.Parser) -> None:
         group.addoption(
             option.flag, dest=option.ini_key, metavar=option.metavar, help=option.full_help
         )
-        parser.addini(option.ini_key, f"as {option.flag}", default=option.initial)
+        kind: Any = "linelist" if option.read is option_texts.patterns else "string"
+        parser.addini(option.ini_key, f"as {option.flag}", kind, option.initial)
     # It has no value: an optional one would take the next word, often a path of tests.
     group.addoption("--mnode-locate", action="store_true", help=_LOCATE)
 
@@ -276,7 +277,7 @@ def _given(config: pytest.Config, option: Option) -> Given:
     if text is not None:
         return Given(option.flag, str(text), config.invocation_params.dir)
     file = f" in {config.inipath.name}" if config.inipath else ""
-    value = config.getini(option.ini_key)  # pyproject.toml may have a list
+    value = config.getini(option.ini_key)
     text = "\n".join(map(str, value)) if isinstance(value, list) else str(value).strip()
     return Given(f"{option.ini_key}{file}", text, config.rootpath)
 

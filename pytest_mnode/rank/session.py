@@ -36,6 +36,7 @@ from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.reports import Recorded
 from pytest_mnode.rank.suites import Suites
+from pytest_mnode.skipping import skip_reason
 from pytest_mnode.suites import give_groups
 
 _PHASE_WORDS = {"setup": "setup", "call": "test", "teardown": "teardown"}
@@ -88,6 +89,8 @@ class RankSession:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.broken.append(f"{report.nodeid}:\n{report.longreprtext}")
+        elif report.skipped:  # on this node, since the controller collected its tests
+            self.broken.append(f"{report.nodeid}: {skip_reason(report)}")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
