@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,3 +93,30 @@ def test_libraries_of_cuda_may_take_host_memory_at_their_first_use(
     assert lines(Resources(host_bytes=2000 * MIB), Resources()) == [
         "2000 MiB of memory (more than 1024 MiB counts as a leak)",
     ]
+
+
+def test_threads_that_torch_compile_keeps_are_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = SimpleNamespace(pool=functools.cache(lambda: ThreadPoolExecutor(1)))
+    module = SimpleNamespace(AsyncCompile=compiling)
+    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", module)
+    before = leaks._threads()
+    with compiling.pool() as pool, ThreadPoolExecutor(1) as other:
+        for one in (pool, other):
+            one.submit(int).result()
+        [left] = leaks._threads().keys() - before.keys()
+        assert left in [thread.ident for thread in other._threads]
+
+
+def test_a_thread_of_joblib_is_no_leak() -> None:
+    class Manager(threading.Thread):
+        __module__ = "joblib.externals.loky.process_executor"
+
+        def run(self) -> None:
+            over.wait()
+
+    before, over = leaks._threads(), threading.Event()
+    manager = Manager()
+    manager.start()
+    assert leaks._threads() == before
+    over.set()
+    manager.join()
