@@ -242,29 +242,20 @@ def add_options(parser: pytest.Parser) -> None:
 
 def read_settings(config: pytest.Config) -> Settings:
     """Settings of a run. Raises pytest.UsageError, one line, naming the option or the ini key."""
-    values = {name: option.read(_given(config, option)) for name, option in OPTIONS.items()}
+    values = {field: setting(config, field) for field in OPTIONS}
     if isinstance(values["nodes"], option_texts.Free):
         values |= {"nodes": None, "free_at_most": values["nodes"].at_most}
     return Settings(**values)
 
 
+def setting(config: pytest.Config, field: str) -> Any:
+    """One of the Settings of a run, also in a rank."""
+    return OPTIONS[field].read(_given(config, OPTIONS[field]))
+
+
 def locate_budget_s(config: pytest.Config) -> float:
     """Seconds to spend on locating slow links, in ranks and in the controller."""
-    return option_texts.seconds(_given(config, OPTIONS["locate_budget_s"]))
-
-
-def may_leave_of(config: pytest.Config) -> tuple[str, ...]:
-    """Patterns of leftovers that every test may leave in its rank."""
-    option = OPTIONS["may_leave"]
-    found: tuple[str, ...] = option.read(_given(config, option))
-    return found
-
-
-def debug_rank_of(config: pytest.Config) -> int | None:
-    """The rank to debug; None if not given."""
-    option = OPTIONS["debug_rank"]
-    found: int | None = option.read(_given(config, option))
-    return found
+    return float(setting(config, "locate_budget_s"))
 
 
 def faults_given_by(config: pytest.Config) -> str:

@@ -77,7 +77,7 @@ def test_a_module_that_only_breaks_where_ranks_collect(mixed: InnerRun) -> None:
 
 def test_a_module_that_is_only_skipped_where_ranks_collect(mixed: InnerRun) -> None:
     assert mixed.outcomes()["test_skipped"] == "error"
-    assert "test_6.py: a library is missing" in mixed.output
+    assert "test_6.py:\na library is missing" in mixed.output
 
 
 def test_the_first_failure_stops_and_lf_repeats_what_failed(mixed: InnerRun) -> None:

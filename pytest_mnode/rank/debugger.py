@@ -17,7 +17,7 @@ import pytest
 from _pytest.config import create_terminal_writer
 from _pytest.debugging import pytestPDB
 
-from pytest_mnode.options import debug_rank_of
+from pytest_mnode.options import setting
 from pytest_mnode.protocol.rank_messages import PhaseReport
 from pytest_mnode.protocol.terminal_messages import AskDebugger, DebuggerAnswer, DebuggerLeft
 from pytest_mnode.rank.rank import Rank
@@ -61,7 +61,7 @@ class Debugger:
         self._pdb: Any = None
         self._saved: tuple[list[int], tuple[Any, ...]] | None = None
         options = [config.getoption(name, False) for name in ("usepdb", "trace")]
-        if any(options) or debug_rank_of(config) is not None:
+        if any(options) or setting(config, "debug_rank") is not None:
             rank.groups.wait_longer()  # from the start, not only from a breakpoint on
 
     def attach(self) -> bool:

@@ -20,38 +20,38 @@ from pytest_mnode.rank.wide_fixtures import WideFixtures
 MIB = 2**20
 
 
-@pytest.mark.parametrize("fixture_mib", [600, -600])
-def test_memory_of_a_fixture_counts_once(monkeypatch: pytest.MonkeyPatch, fixture_mib: int) -> None:
-    held = [1000 * MIB]
-    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=held[0]))
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of memory that the rank holds."""
+    found = [1000 * MIB]
+    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=found[0]))
+    return found
+
+
+def checked(held: list[int], scope: str, fixture_mib: int) -> tuple[LeakCheck, Any]:
+    """The check of a test that sets a fixture up, and the fixture, which takes so much memory."""
     rank: Any = SimpleNamespace(made=None)
     check = LeakCheck(rank, WideFixtures())
     check.begin()
-    fixture: Any = type("Fixture", (), {"scope": "module"})()
+    fixture: Any = type("Fixture", (), {"scope": scope})()
     setup = check.pytest_fixture_setup(fixture)
     next(setup)
     held[0] += fixture_mib * MIB
     with pytest.raises(StopIteration):
         setup.send(None)
+    return check, fixture
+
+
+@pytest.mark.parametrize("fixture_mib", [600, -600])
+def test_memory_of_a_fixture_counts_once(held: list[int], fixture_mib: int) -> None:
+    check, _ = checked(held, "module", fixture_mib)
     check.begin()
     assert check._allowed.host_bytes == held[0]
 
 
-def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(held: list[int]) -> None:
     """As of the process group in the last test of a world: NCCL keeps what it took."""
-    held = [1000 * MIB]
-    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=held[0]))
-    rank: Any = SimpleNamespace(made=None)
-    check = LeakCheck(rank, WideFixtures())
-    check.begin()
-    fixture: Any = type("Fixture", (), {"scope": "session"})()
-    setup = check.pytest_fixture_setup(fixture)
-    next(setup)
-    held[0] += 346 * MIB
-    with pytest.raises(StopIteration):
-        setup.send(None)
+    check, fixture = checked(held, "session", 346)
     check.pytest_fixture_post_finalizer(fixture)
     assert check._allowed.host_bytes == held[0]
 
