@@ -42,23 +42,15 @@ __all__ = [
     "not_promised",
 ]
 
-_HOME = {
-    "Bound": "measurement",
-    "Cluster": "cluster",
-    "CommandResult": "launchers.node",
-    "Curve": "measurement",
-    "Job": "jobs",
-    "JobResult": "jobs",
-    "LaunchedJob": "jobs",
-    "Measure": "measure",
-    "Measurement": "measurement",
-    "Point": "measurement",
-    "RankWorld": "cluster",
-    "RunningJob": "jobs",
-    "Spec": "spec",
-    "Verdict": "measurement",
-    "World": "rank.world",
-    "not_promised": "skipping",
+_HOMES = {
+    "cluster": ("Cluster", "RankWorld"),
+    "jobs": ("Job", "JobResult", "LaunchedJob", "RunningJob"),
+    "launchers.node": ("CommandResult",),
+    "measure": ("Measure",),
+    "measurement": ("Bound", "Curve", "Measurement", "Point", "Verdict"),
+    "rank.world": ("World",),
+    "skipping": ("not_promised",),
+    "spec": ("Spec",),
 }
 
 
@@ -68,8 +60,9 @@ if not os.path.exists(f"{__path__[0]}/acceptance"):  # noqa: PTH110
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    for home, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.options import REUSE, Settings, may_leave_of
+from pytest_mnode.options import REUSE, Settings, setting
 from pytest_mnode.suites import Suite, needs_no_world, size_of, suite_of
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
 
 def may_leave(item: pytest.Item) -> list[str]:
     """Patterns of leftovers that a test may leave in its rank, from its marks and the run."""
-    found = list(may_leave_of(item.config))
+    found = list(setting(item.config, "may_leave"))
     for mark in item.iter_markers("mnode"):
         given = mark.kwargs.get("may_leave", ())
         found += [given] if isinstance(given, str) else given

@@ -90,20 +90,12 @@ class Measure:
 def _bound(
     at_least: float | None, at_most: float | None, equals: float | None, tolerance: float
 ) -> Bound | None:
-    given = {
-        name: (make, limit)
-        for name, make, limit in (
-            ("at_least", _at_least, at_least),
-            ("at_most", _at_most, at_most),
-            ("equals", _equals, equals),
-        )
-        if limit is not None
-    }
+    limits = {"at_least": at_least, "at_most": at_most, "equals": equals}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
     if len(given) > 1:
         raise TypeError(f"give one of {', '.join(given)}, not {len(given)}")
-    for make, limit in given.values():
-        return make(limit, tolerance)
-    return None
+    makers = {"at_least": _at_least, "at_most": _at_most, "equals": _equals}
+    return next((makers[name](limit, tolerance) for name, limit in given.items()), None)
 
 
 def measure_of(item: pytest.Item, where: str) -> Measure:

@@ -234,36 +234,28 @@ def add_options(parser: pytest.Parser) -> None:
         group.addoption(
             option.flag, dest=option.ini_key, metavar=option.metavar, help=option.full_help
         )
-        parser.addini(option.ini_key, f"as {option.flag}", default=option.initial)
+        kind: Any = "linelist" if option.read is option_texts.patterns else "string"
+        parser.addini(option.ini_key, f"as {option.flag}", kind, option.initial)
     # It has no value: an optional one would take the next word, often a path of tests.
     group.addoption("--mnode-locate", action="store_true", help=_LOCATE)
 
 
 def read_settings(config: pytest.Config) -> Settings:
     """Settings of a run. Raises pytest.UsageError, one line, naming the option or the ini key."""
-    values = {name: option.read(_given(config, option)) for name, option in OPTIONS.items()}
+    values = {field: setting(config, field) for field in OPTIONS}
     if isinstance(values["nodes"], option_texts.Free):
         values |= {"nodes": None, "free_at_most": values["nodes"].at_most}
     return Settings(**values)
 
 
+def setting(config: pytest.Config, field: str) -> Any:
+    """One of the Settings of a run, also in a rank."""
+    return OPTIONS[field].read(_given(config, OPTIONS[field]))
+
+
 def locate_budget_s(config: pytest.Config) -> float:
     """Seconds to spend on locating slow links, in ranks and in the controller."""
-    return option_texts.seconds(_given(config, OPTIONS["locate_budget_s"]))
-
-
-def may_leave_of(config: pytest.Config) -> tuple[str, ...]:
-    """Patterns of leftovers that every test may leave in its rank."""
-    option = OPTIONS["may_leave"]
-    found: tuple[str, ...] = option.read(_given(config, option))
-    return found
-
-
-def debug_rank_of(config: pytest.Config) -> int | None:
-    """The rank to debug; None if not given."""
-    option = OPTIONS["debug_rank"]
-    found: int | None = option.read(_given(config, option))
-    return found
+    return float(setting(config, "locate_budget_s"))
 
 
 def faults_given_by(config: pytest.Config) -> str:
@@ -276,7 +268,7 @@ def _given(config: pytest.Config, option: Option) -> Given:
     if text is not None:
         return Given(option.flag, str(text), config.invocation_params.dir)
     file = f" in {config.inipath.name}" if config.inipath else ""
-    value = config.getini(option.ini_key)  # pyproject.toml may have a list
+    value = config.getini(option.ini_key)
     text = "\n".join(map(str, value)) if isinstance(value, list) else str(value).strip()
     return Given(f"{option.ini_key}{file}", text, config.rootpath)
 

@@ -25,6 +25,22 @@ _REPORTS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runte
 _RANKS_ALONE = "_hypothesis_pytestplugin"
 """Its wrappers run in ranks alone: they need the test's fixtures, which are set up there."""
 _HOOKS = pytest.StashKey[dict[str, Any]]()
+_COLLECTED_ID = pytest.StashKey[str]()
+
+
+def note_ids(items: Iterable[pytest.Item]) -> None:
+    """Note the node ids of tests as collected, which ranks know even if a plugin renames tests.
+
+    pytest-xdist does so in its workers with --dist=loadgroup, and conftest.py files do so to show
+    letters that pytest escapes.
+    """
+    for item in items:
+        item.stash[_COLLECTED_ID] = item.nodeid
+
+
+def collected_id(item: pytest.Item) -> str:
+    """The node id of a test in its ranks."""
+    return item.stash.get(_COLLECTED_ID, item.nodeid)
 
 
 def other_loops(manager: pytest.PytestPluginManager) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     world_size,
 )
 from pytest_mnode.judge_hooks import JudgeHooks
-from pytest_mnode.other_plugins import RANK_TESTS, give_controller_hooks
+from pytest_mnode.other_plugins import RANK_TESTS, give_controller_hooks, note_ids
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
@@ -123,7 +123,11 @@ def _make_run(config: pytest.Config) -> Run:
         return run
     try:
         if config.stash[SETTINGS].free_at_most and not _only_shows(config):
-            _choose_free_nodes(config)
+            from pytest_mnode.controller.free_nodes import on_free_nodes
+
+            settings = config.stash[SETTINGS] = on_free_nodes(config.stash[SETTINGS])
+            # Ranks and workers of pytest-xdist read the number from the option.
+            config.option.mnode_nodes = None if settings.nodes is None else str(settings.nodes)
         run = config.stash[options.RUN] = Run(config, config.stash[SETTINGS])
         if _is_xdist_worker(config):
             from pytest_mnode.controller.xdist import join
@@ -152,15 +156,6 @@ def _make_run(config: pytest.Config) -> Run:
         narrowing: Any = config.pluginmanager.getplugin("mnode-narrowing")
         config.pluginmanager.register(CertificatePlugin(run, narrowing), "mnode-certificate")
     return run
-
-
-def _choose_free_nodes(config: pytest.Config) -> None:
-    """Choose free nodes and set their number as the option that ranks and xdist workers read."""
-    from pytest_mnode.controller.free_nodes import on_free_nodes
-
-    settings = config.stash[SETTINGS] = on_free_nodes(config.stash[SETTINGS])
-    number = settings.nodes
-    config.option.mnode_nodes = None if number is None else str(number)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -204,9 +199,12 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
 
 
-@pytest.hookimpl(trylast=True)  # after plugins that shuffle
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = stop_rules.in_order(items)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
+    note_ids(items)  # before plugins that rename tests
+    result = yield
+    items[:] = stop_rules.in_order(items)  # after plugins that shuffle
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)  # before the terminal reports the collection

@@ -40,7 +40,7 @@ REQUESTED_KEYS: dict[str, None] = {}
 """Keys that the running test has requested, in order; `JudgeHooks` keeps them with the test."""
 
 
-def skip_reason(report: pytest.TestReport) -> str:
-    """Why a test was skipped, without pytest's own words."""
+def skip_reason(report: pytest.CollectReport | pytest.TestReport) -> str:
+    """Why a test or a module was skipped, without pytest's own words."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
     return text.removeprefix("Skipped: ")

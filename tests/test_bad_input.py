@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mnode.options import setting
 from pytest_mnode.spec import default_spec_path
 
 NODES = "accepted: a whole number of 1 or more"
@@ -120,6 +121,11 @@ def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
             "accepted: auto, local, rack, ssh, slurm, kubernetes"
         ]
     )
+
+
+def test_patterns_in_toml_are_a_list(pytester: pytest.Pytester) -> None:
+    pytester.makepyprojecttoml('[tool.pytest]\nmnode_may_leave = ["courier-*", "memory"]\n')
+    assert setting(pytester.parseconfig(), "may_leave") == ("courier-*", "memory")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ PLAN = "SETUP    M wide (fixtures used: world)"
     [
         (f"--setup-show {WITHOUT} --import-mode=append", IN_RANKS),
         ("--stepwise --lf --ff --durations=3 -x --maxfail=2 --import-mode=importlib", RUNS),
-        ("-p no:terminal -p no:setuponly -p no:setupplan", ""),
+        ("-p no:terminal -p no:setuponly -p no:setupplan -p no:debugging", ""),
     ],
 )
 def test_tests_are_run(tmp_path: Path, options: str, words: str) -> None:
@@ -114,3 +114,27 @@ def test_the_log_file_has_every_line_of_the_controller(tmp_path: Path) -> None:
     assert "\0" not in text
     assert "first line" in text
     assert "last line" in text
+
+
+def test_the_class_of_an_option_may_be_of_a_conftest(tmp_path: Path) -> None:
+    """Agents cannot import it where pytest is not run by `python -m`, which adds the directory."""
+    conftest = """
+        from enum import Enum
+
+        class Mode(Enum):
+            SLOW = "slow"
+            FAST = "fast"
+
+        def pytest_addoption(parser):
+            parser.addoption("--mode", type=Mode, default=Mode.SLOW)
+    """
+    module = """
+        def test_in_ranks(world, pytestconfig):
+            assert pytestconfig.getoption("--mode").name == "FAST"
+    """
+    write_files(tmp_path, conftest=conftest, test_it=module)
+    (tmp_path / "pytest.ini").touch()
+    argv = command(*NODES, "--mode=fast", "--import-mode=importlib")
+    argv.insert(1, "-P")
+    run = run_to_end(argv, tmp_path, clean_env(), 120)
+    assert "1 passed" in run.output, run.output

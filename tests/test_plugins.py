@@ -40,6 +40,9 @@ SUBTESTS = """
             pass
         assert world.rank == 0
 
+    def test_writes_to_the_terminal(world, pytestconfig):
+        pytestconfig.get_terminal_writer().line()  # as asserts do before pytest 9.1
+
     @pytest.mark.mnode
     class TestUnit(unittest.TestCase):
         @classmethod
@@ -109,6 +112,15 @@ REPORTS = """
         "test_other_outcome": (pytest.TestReport, "rerun", "call"),
     }
 
+    def pytest_collection_modifyitems(items):
+        for item in items:
+            if item.name == "test_renamed":
+                name = f"renamed/{item.nodeid}"
+                if hasattr(item, "_id"):
+                    item._id = type(item._id).parse(name)
+                else:  # before pytest 9.2
+                    item._nodeid = name
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(item):
         try:
@@ -145,6 +157,7 @@ COUNTED = {
     "test_other_outcome": "failure",
     "test_outcome_changed": "failure",
     "test_alarm": "passed",
+    "test_renamed": "passed",
 }
 
 
@@ -163,6 +176,7 @@ def test_a_failed_subtest_of_any_rank_fails_the_test(ran: InnerRun) -> None:
         "test_different_numbers": "failure",
         "test_all_pass": "passed",
         "test_fails_after_its_subtests": "failure",
+        "test_writes_to_the_terminal": "passed",
         "test_passes": "passed",
         "test_subtest_fails": "failure",
         "test_fails": "failure",

@@ -21,6 +21,13 @@ BREAKS = """
             raise RuntimeError("only here")
     def test_breaks(world): pass
 """
+SKIPPED = """
+    import sys
+    import pytest
+    if "torch.distributed.launcher.api" in sys.modules:
+        pytest.skip("a library is missing", allow_module_level=True)
+    def test_skipped(world): pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +54,13 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
         test_3=module.format(last="world.rank != 1", end=""),
         test_4=module.format(last=True, end="raise OSError('could not be ended')"),
         test_5=BREAKS,
+        test_6=SKIPPED,
     )
     return run_pytest(directory, *LOCAL)
 
 
 def test_tests_here_and_tests_in_ranks_may_stand_in_any_order(mixed: InnerRun) -> None:
-    assert "1 failed, 7 passed, 2 errors" in mixed.output, mixed.output
+    assert "1 failed, 7 passed, 3 errors" in mixed.output, mixed.output
     ended = mixed.junit.with_name("ended").read_text()
     assert ended.split()[:4] == [f"test_{n}.py" for n in range(1, 5)]
 
@@ -67,9 +75,14 @@ def test_a_module_that_only_breaks_where_ranks_collect(mixed: InnerRun) -> None:
     assert "only here" in mixed.output
 
 
+def test_a_module_that_is_only_skipped_where_ranks_collect(mixed: InnerRun) -> None:
+    assert mixed.outcomes()["test_skipped"] == "error"
+    assert "test_6.py:\na library is missing" in mixed.output
+
+
 def test_the_first_failure_stops_and_lf_repeats_what_failed(mixed: InnerRun) -> None:
     again = run_pytest(mixed.junit.parent, *LOCAL, "--lf", "-x", "-v")
-    assert "rerun previous 3 failures" in again.output, again.output
+    assert "rerun previous 4 failures" in again.output, again.output
     assert again.outcomes() == {"test_in_ranks": "failure"}
     assert "test_3.py::test_in_ranks FAILED" in again.output
     assert "stopping after 1 failures" in again.output

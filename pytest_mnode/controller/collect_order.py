@@ -22,7 +22,7 @@ def collect_order(
     files = dict.fromkeys(item.path for item in items)
     root, asked = config.rootpath, items[0].session._initialpaths
     args = dict.fromkeys(str(_collected_from(file, root, asked)) for file in files)
-    options = _picklable(vars(config.option))
+    options = dict(vars(config.option))
     if getattr(getattr(config, "_benchmarksession", None), "disabled", False):
         # pytest-benchmark disables itself under pytest-xdist, which ranks cannot detect.
         options |= {"benchmark_disable": True, "benchmark_enable": False}
@@ -32,7 +32,7 @@ def collect_order(
     return Collect(
         args=tuple(args),
         files=frozenset(map(str, files)),
-        options=options,
+        options=_pickled(options),
         inifile=str(config.inipath) if config.inipath else None,
         rootdir=str(config.rootpath),
         cwd=str(config.invocation_params.dir),
@@ -53,10 +53,9 @@ def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:
     return next((path for path in below if file.is_relative_to(path)), file)
 
 
-def _picklable(options: dict[str, Any]) -> dict[str, Any]:
+def _pickled(options: dict[str, Any]) -> dict[str, bytes]:
     kept = {}
     for name, value in options.items():
         with contextlib.suppress(Exception):
-            pickle.dumps(value)
-            kept[name] = value
+            kept[name] = pickle.dumps(value)
     return kept

@@ -15,6 +15,7 @@ from pytest_mnode.controller.session import Run
 from pytest_mnode.controller.shared_tmp import SharedTmp
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import WorldRequest, asks_for
+from pytest_mnode.other_plugins import collected_id
 from pytest_mnode.outcome.describe import death_line
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.progress import progress
@@ -76,7 +77,7 @@ class ItemRunner:
     ) -> Outcome:
         run, client = self._run, self._run.have_client()
         kept, keep = self._held_worlds.get(item, need), self._held_worlds.keep(item, nextitem, need)
-        following = nextitem.nodeid if nextitem is not None else None
+        following = collected_id(nextitem) if nextitem is not None else None
         on, kept_id = (kept.world.nodes, kept.world.id) if kept else ((), "")
         progress("waiting for nodes")
         lease = run.lease(need, item.nodeid, on)
@@ -91,7 +92,7 @@ class ItemRunner:
                 conductor = Conductor(client, world, limits_s[0], run.console, limits_s[1])
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")
-                outcome = conductor.run_item(item.nodeid, following, *keeps)
+                outcome = conductor.run_item(collected_id(item), following, *keeps)
                 clean = outcome.clean and not fresh
                 held = keep.widest is not None
                 client.close_world(world, clean, outcome.new_group, held)

@@ -33,9 +33,6 @@ class NodeState:
     def mark_lost(self, reason: str) -> None:
         self.lost, self.up, self.booted, self.store_port = reason, False, False, None
 
-    def mark_booting(self) -> None:
-        self.mark_lost("")
-
     def mark_booted(self, store_port: int) -> None:
         self.lost, self.booted, self.store_port = "", True, store_port
 

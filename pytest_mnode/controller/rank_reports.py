@@ -47,7 +47,7 @@ class RankReports:
             for rank, report in self._read_all(sent, passed).items():
                 own[rank][when] = report
         partial = {
-            rank: [self._read(r.data) for _, r in state.partial]
+            rank: [self._read({**r.data, "nodeid": item.nodeid}) for _, r in state.partial]
             for rank, state in outcome.states.items()
             if state.partial
         }

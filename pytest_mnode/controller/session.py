@@ -239,7 +239,7 @@ class Run:
             return str(error)
         return ""
 
-    # Tests in the controller.
+    # Tests in the controller; see NodesOfRun.
 
     def lease_cluster(self, item: pytest.Item) -> Cluster:
         """The nodes for a test that runs in the controller."""
@@ -255,19 +255,19 @@ class Run:
         names = tuple(node.name for node in described.nodes)
         return Nodes(self.ask_launcher, names, self.spec.accelerators.per_node)
 
-    def ask_launcher(self, request: LauncherRequest) -> Any:
-        """The launcher's answer. Raises ClusterError if it does not support the request."""
+    @property
+    def _open_client(self) -> Client:
         if self.client is None:
             raise ClusterError("the run is over")
-        return self.client.ask_launcher(request)
+        return self.client
+
+    def ask_launcher(self, request: LauncherRequest) -> Any:
+        return self._open_client.ask_launcher(request)
 
     def open_world(
         self, lease: Lease, procs_per_node: int, fresh: bool, nodes: tuple[str, ...]
     ) -> WorldInfo:
-        """A world with running ranks on nodes of the lease."""
-        if self.client is None:
-            raise ClusterError("the run is over")
-        return self.client.open_world(lease, procs_per_node, fresh, nodes)
+        return self._open_client.open_world(lease, procs_per_node, fresh, nodes)
 
     def close_world(self, world: WorldInfo, reusable: bool, new_group: bool) -> None:
         if self.client is not None:
@@ -280,11 +280,9 @@ class Run:
     def call_in_ranks(
         self, world: WorldInfo, blob: bytes, timeout_s: float, *, group: bool, keep_group: bool
     ) -> Outcome:
-        """Call a function pickled by cloudpickle in every rank of a world."""
-        if self.client is None:
-            raise ClusterError("the run is over")
-        conductor = Conductor(self.client, world, timeout_s, self.console)
-        call = CallFunction(conductor.ordinal, self.client.name, blob, group, keep_group)
+        client = self._open_client
+        conductor = Conductor(client, world, timeout_s, self.console)
+        call = CallFunction(conductor.ordinal, client.name, blob, group, keep_group)
         outcome = conductor.run_function(call)
         if self.coverage:
             self.coverage.take("", outcome)

@@ -18,13 +18,14 @@ class StartPool:
 class Collect:
     """Configuration of the controller's pytest, so that fork servers collect the same items.
 
-    args: pytest's arguments, of which only `files` are collected. coverage: coverage.py
-    configuration for ranks; "" if they do not measure. ranks: whether some items run in ranks.
+    args: pytest's arguments, of which only `files` are collected. options: each pickled, because
+    its class may be of a conftest.py. coverage: coverage.py configuration for ranks; "" if they do
+    not measure. ranks: whether some items run in ranks.
     """
 
     args: tuple[str, ...]
     files: frozenset[str]
-    options: dict[str, Any]
+    options: dict[str, bytes]
     inifile: str | None
     rootdir: str
     cwd: str

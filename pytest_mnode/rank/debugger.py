@@ -17,7 +17,7 @@ import pytest
 from _pytest.config import create_terminal_writer
 from _pytest.debugging import pytestPDB
 
-from pytest_mnode.options import debug_rank_of
+from pytest_mnode.options import setting
 from pytest_mnode.protocol.rank_messages import PhaseReport
 from pytest_mnode.protocol.terminal_messages import AskDebugger, DebuggerAnswer, DebuggerLeft
 from pytest_mnode.rank.rank import Rank
@@ -60,8 +60,8 @@ class Debugger:
         self._refused_in = -1
         self._pdb: Any = None
         self._saved: tuple[list[int], tuple[Any, ...]] | None = None
-        options = config.option.usepdb, config.option.trace
-        if any(options) or debug_rank_of(config) is not None:
+        options = [config.getoption(name, False) for name in ("usepdb", "trace")]
+        if any(options) or setting(config, "debug_rank") is not None:
             rank.groups.wait_longer()  # from the start, not only from a breakpoint on
 
     def attach(self) -> bool:
@@ -189,5 +189,5 @@ class DebuggerHooks:
     def pytest_exception_interact(
         self, node: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
-        if node.config.option.usepdb and call.excinfo is not None:
+        if node.config.getoption("usepdb", False) and call.excinfo is not None:
             self._debugger.post_mortem(call.excinfo, report, self._take_held())

@@ -6,13 +6,19 @@ session serves the controller instead of running them.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
+import pickle
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
+from _pytest._io import TerminalWriter
 
 from pytest_mnode import processes
 from pytest_mnode.logs.causes.table import in_order_of_matching
@@ -131,7 +137,8 @@ def collect(
 
     fail: called with the reason if pytest itself fails. trial: None unless imports are tried first.
     """
-    options = {**collect.options, **_NOT_IN_RANKS}
+    options, of_modules = _loaded(collect.options)
+    options |= _NOT_IN_RANKS
     options.pop("file_or_dir", None)
     # As command line arguments, because their order matters as in the controller.
     plugins = [*options.pop("plugins", []), "no:terminal"]
@@ -149,16 +156,41 @@ def collect(
     options["rootdir"] = collect.rootdir
     config = pytest.Config.fromdictargs(options, args)
     config.args = list(collect.args)
+    for name, blob in of_modules.items():  # now that plugins and conftest.py files are imported
+        with contextlib.suppress(Exception):  # this node may lack the module
+            setattr(config.option, name, pickle.loads(blob))
+    writer = TerminalWriter(io.StringIO())
+    writer.hasmarkup = False
+    # pytest before 9.1 compares the two sides of an assert with its terminal, which ranks lack.
+    config.get_terminal_writer = lambda: writer  # type: ignore[method-assign]
     _without_other_loops(config)
     config.pluginmanager.set_blocked("pdbinvoke")  # needs a terminal reporter; see rank.debugger
     session = RankSession(collect, order.logs_are_temporary, fail)
     session.serve = lambda: serve(session)
     config.pluginmanager.register(session, "mnode-rank-session")
-    config.pluginmanager.register(session.recorded, "mnode-recorded")
+    config.pluginmanager.register(session.recorded, session.recorded.NAME)
     if trial is not None:
         trial.begin(collect)
         config.pluginmanager.register(trial)
     config.hook.pytest_cmdline_main(config=config)
+
+
+class _Plain(pickle.Unpickler):
+    """Loads values of Python's own classes only."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] not in sys.stdlib_module_names:
+            raise pickle.UnpicklingError
+        return super().find_class(module, name)
+
+
+def _loaded(pickled: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Options of Python's own classes, and those of other modules, still pickled."""
+    plain: dict[str, Any] = {}
+    for name, blob in pickled.items():
+        with contextlib.suppress(pickle.UnpicklingError):
+            plain[name] = _Plain(io.BytesIO(blob)).load()
+    return plain, {name: blob for name, blob in pickled.items() if name not in plain}
 
 
 def _without_other_loops(config: pytest.Config) -> None:

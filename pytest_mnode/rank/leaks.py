@@ -26,10 +26,14 @@ _SETTLE_S = 0.2
 _SHOWN = 80
 """Most characters shown of a command."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_HELPER_THREADS = frozenset({LAST_GROUP, "tqdm_monitor", "InductorSubproc", "fsspecIO"})
+_HELPER_THREADS = (
+    *(LAST_GROUP, "tqdm_monitor", "InductorSubproc", "fsspecIO"),
+    *("asyncio_*", "AnyIO worker thread"),  # of an event loop, which a plugin may keep
+)
+_HELPER_MODULES = ("loky.", "joblib.externals.loky.")
 _HELPER_PROCESSES = (
-    *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
-    "torch/_inductor/compile_worker",
+    *(".resource_tracker import main", ".forkserver import main"),  # multiprocessing and its forks
+    *("torch/_inductor/compile_worker", "loky.backend.popen_loky_posix"),
 )
 """Threads and processes that libraries start once and keep, because the next test uses them too."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -139,9 +143,32 @@ def _children() -> list[int]:
 
 def _threads() -> dict[int, str]:
     """Names by ident of all threads that run Python, without helpers, however they started."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = {ident: names.get(ident, f"{ident:#x}") for ident in sys._current_frames()}
-    return {ident: name for ident, name in found.items() if name not in _HELPER_THREADS}
+    known = {thread.ident: thread for thread in threading.enumerate()}
+    own = {ident: known.get(ident) for ident in sys._current_frames()}
+    compiling = _threads_that_compile()
+    return {
+        ident: f"{ident:#x}" if thread is None else thread.name
+        for ident, thread in own.items()
+        if thread is None or not (thread in compiling or _is_helper(thread))
+    }
+
+
+def _is_helper(thread: threading.Thread) -> bool:
+    """Whether a thread is a library's own, by its name, class or function."""
+    code = type(thread), getattr(thread, "_target", None)
+    modules = [str(getattr(one, "__module__", "")) for one in code]
+    return _is_one_of(thread.name, _HELPER_THREADS) or any(
+        module.startswith(_HELPER_MODULES) for module in modules
+    )
+
+
+def _threads_that_compile() -> set[threading.Thread]:
+    """Threads that torch.compile starts once; they have no name of their own."""
+    module: Any = sys.modules.get("torch._inductor.async_compile")
+    if module is None or not module.AsyncCompile.pool.cache_info().currsize:
+        return set()
+    threads: set[threading.Thread] = module.AsyncCompile.pool()._threads
+    return threads
 
 
 def _groups(own_group: object) -> list[str]:

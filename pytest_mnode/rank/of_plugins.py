@@ -9,6 +9,7 @@ hang. Therefore the ranks agree on each of these times.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -24,10 +25,11 @@ from pytest_mnode.rank.rank import Rank
 RESULTS = "mnode_benchmarks"
 """Attribute of a report that holds its benchmark results."""
 _ALLURE = "mnode-rank-allure"
+_NONE = pickle.dumps(None)
 
 
 def start(config: pytest.Config, rank: Rank, collect: Collect) -> None:
-    _start_allure(config, bool(collect.options.get("allure_report_dir")))
+    _start_allure(config, bool(pickle.loads(collect.options.get("allure_report_dir", _NONE))))
     _start_benchmark(config, rank)
     coverage_plugin.start(config, rank.files, collect.coverage)
 

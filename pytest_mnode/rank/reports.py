@@ -144,6 +144,8 @@ class Recorded:
     Registered before collection, as fixtures must be.
     """
 
+    NAME = "mnode-recorded"
+
     def __init__(self) -> None:
         self._warnings: list[tuple[Any, ...]] = []
         self._properties: list[tuple[str, Any]] = []
@@ -159,13 +161,17 @@ class Recorded:
         self._warnings.append((*plain_warning(warning_message), when, nodeid, location))
 
     @pytest.fixture(scope="session")
-    def record_testsuite_property(self) -> Callable[[str, object], None]:
+    @classmethod  # pytest 10 refuses a fixture of wide scope that is a method of an instance
+    def record_testsuite_property(
+        cls, request: pytest.FixtureRequest
+    ) -> Callable[[str, object], None]:
         """Add a property to junit's whole suite; it names the ranks if not all record it."""
+        recorded: Any = request.config.pluginmanager.getplugin(cls.NAME)
 
         def record(name: str, value: object) -> None:
             if not isinstance(name, str):
                 raise TypeError(f"record_testsuite_property: name={name!r} is not a string")
-            self._properties.append((name, plain(value)))
+            recorded._properties.append((name, plain(value)))
 
         return record
 

@@ -36,6 +36,7 @@ from pytest_mnode.rank.leak_check import LeakCheck
 from pytest_mnode.rank.rank import Rank
 from pytest_mnode.rank.reports import Recorded
 from pytest_mnode.rank.suites import Suites
+from pytest_mnode.skipping import skip_reason
 from pytest_mnode.suites import give_groups
 
 _PHASE_WORDS = {"setup": "setup", "call": "test", "teardown": "teardown"}
@@ -69,8 +70,6 @@ class RankSession:
         self._nccl_start = 0
         """Byte of NCCL's log where this test begins."""
 
-    # In the fork server.
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         self.config = config
@@ -86,15 +85,18 @@ class RankSession:
 
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.broken.append(f"{report.nodeid}:\n{report.longreprtext}")
+        if not report.passed:  # failed or skipped here, although the controller collected it
+            self.broken.append(f"{report.nodeid}:\n{skip_reason(report)}")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
-        self.items = {item.nodeid: item for item in items}  # the controller may order any of them
-        return (yield)
+        # The controller may order any test, by its id before plugins rename it. They may add tests.
+        collected = {item.nodeid: item for item in items}
+        result = yield
+        self.items = {item.nodeid: item for item in items} | collected
+        return result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -116,8 +118,6 @@ class RankSession:
     def _capture(self, method: str) -> None:
         if (manager := self.config.pluginmanager.getplugin("capturemanager")) is not None:
             getattr(manager, method)()
-
-    # In a rank.
 
     def become(self, rank: Rank) -> None:
         """Make this the session of `rank`; called once after the fork."""
@@ -151,8 +151,7 @@ class RankSession:
         self._keep = wide_fixtures.kept_node(item.listchain(), order.keep)
         following = wide_fixtures.following(item, self._keep, order.next_nodeid, self.items)
         self._leak_check.begin()
-        looks = rank.world.rank == 0 and not grouped
-        if not looks:
+        if rank.world.rank or grouped:
             self._keys = None
         elif self._keys is None:  # otherwise the count at the end of the last test still holds
             self._keys = rank.groups.foreign_keys()
@@ -190,8 +189,8 @@ class RankSession:
     def _unreported(self) -> str:
         """Text that names the phases without a due report; "" if there are none."""
         runs_body = not self.config.getoption("setuponly", False)
-        has_body = runs_body and self._reported.get("setup") == "passed"
-        due = ["setup", *(["call"] if has_body else []), "teardown"]
+        body = ["call"] if runs_body and self._reported.get("setup") == "passed" else []
+        due = ["setup", *body, "teardown"]
         silent = [_PHASE_WORDS[when] for when in due if when not in self._reported]
         return f"pytest made no report of the {' and the '.join(silent)}" if silent else ""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,38 +20,38 @@ from pytest_mnode.rank.wide_fixtures import WideFixtures
 MIB = 2**20
 
 
-@pytest.mark.parametrize("fixture_mib", [600, -600])
-def test_memory_of_a_fixture_counts_once(monkeypatch: pytest.MonkeyPatch, fixture_mib: int) -> None:
-    held = [1000 * MIB]
-    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=held[0]))
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of memory that the rank holds."""
+    found = [1000 * MIB]
+    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=found[0]))
+    return found
+
+
+def checked(held: list[int], scope: str, fixture_mib: int) -> tuple[LeakCheck, Any]:
+    """The check of a test that sets a fixture up, and the fixture, which takes so much memory."""
     rank: Any = SimpleNamespace(made=None)
     check = LeakCheck(rank, WideFixtures())
     check.begin()
-    fixture: Any = type("Fixture", (), {"scope": "module"})()
+    fixture: Any = type("Fixture", (), {"scope": scope})()
     setup = check.pytest_fixture_setup(fixture)
     next(setup)
     held[0] += fixture_mib * MIB
     with pytest.raises(StopIteration):
         setup.send(None)
+    return check, fixture
+
+
+@pytest.mark.parametrize("fixture_mib", [600, -600])
+def test_memory_of_a_fixture_counts_once(held: list[int], fixture_mib: int) -> None:
+    check, _ = checked(held, "module", fixture_mib)
     check.begin()
     assert check._allowed.host_bytes == held[0]
 
 
-def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(held: list[int]) -> None:
     """As of the process group in the last test of a world: NCCL keeps what it took."""
-    held = [1000 * MIB]
-    monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=held[0]))
-    rank: Any = SimpleNamespace(made=None)
-    check = LeakCheck(rank, WideFixtures())
-    check.begin()
-    fixture: Any = type("Fixture", (), {"scope": "session"})()
-    setup = check.pytest_fixture_setup(fixture)
-    next(setup)
-    held[0] += 346 * MIB
-    with pytest.raises(StopIteration):
-        setup.send(None)
+    check, fixture = checked(held, "session", 346)
     check.pytest_fixture_post_finalizer(fixture)
     assert check._allowed.host_bytes == held[0]
 
@@ -89,3 +93,30 @@ def test_libraries_of_cuda_may_take_host_memory_at_their_first_use(
     assert lines(Resources(host_bytes=2000 * MIB), Resources()) == [
         "2000 MiB of memory (more than 1024 MiB counts as a leak)",
     ]
+
+
+def test_threads_that_torch_compile_keeps_are_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = SimpleNamespace(pool=functools.cache(lambda: ThreadPoolExecutor(1)))
+    module = SimpleNamespace(AsyncCompile=compiling)
+    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", module)
+    before = leaks._threads()
+    with compiling.pool() as pool, ThreadPoolExecutor(1) as other:
+        for one in (pool, other):
+            one.submit(int).result()
+        [left] = leaks._threads().keys() - before.keys()
+        assert left in [thread.ident for thread in other._threads]
+
+
+def test_a_thread_of_joblib_is_no_leak() -> None:
+    class Manager(threading.Thread):
+        __module__ = "joblib.externals.loky.process_executor"
+
+        def run(self) -> None:
+            over.wait()
+
+    before, over = leaks._threads(), threading.Event()
+    manager = Manager()
+    manager.start()
+    assert leaks._threads() == before
+    over.set()
+    manager.join()

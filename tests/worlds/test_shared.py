@@ -58,7 +58,7 @@ def run(directory: Path) -> InnerRun:
     write_files(directory, test_it=TESTS)
     options = ("--mnode-nodes=2", "--mnode-procs-per-node=2", "--mnode-launcher=local")
     kept = ("-o", "tmp_path_retention_policy=failed", f"--basetemp={directory}/tmp")
-    return run_pytest(directory, *options, *kept, "--mnode-report=report")
+    return run_pytest(directory, *options, *kept, "--mnode-report=report", "-Werror")
 
 
 def test_all_ranks_write_and_read_one_directory(run: InnerRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -98,6 +99,11 @@ def test_helpers(rank: int) -> None:
     memory.close()
     memory.unlink()
     multiprocessing.get_context("forkserver").Process(target=int).start()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(loop.run_in_executor(None, int))
+    MAY_STAY.append(loop)
+    tracker = "import time; time.sleep(67)  # from multiprocess.resource_tracker import main"
+    subprocess.Popen([sys.executable, "-c", tracker])
     sockets = util.get_temp_dir()
     assert Path(sockets).name.startswith("mnode-")  # which goes with the run
 
