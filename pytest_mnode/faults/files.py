@@ -38,7 +38,9 @@ def small_shm(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
 @fault(path("PATH"))
 def read_only_path(rack: Rack, node: Node, where: str) -> Undo:
     """A node cannot write to a directory or file that the others can write to."""
-    _need(where)
+    _refuse_root(where)
+    if not Path(where).exists():
+        raise UsageError(f"no such path: {where}")
     inside(rack, node, "read_only", where)
     return _undo_by(rack, node, ["unmount", where])
 
@@ -46,6 +48,7 @@ def read_only_path(rack: Rack, node: Node, where: str) -> Undo:
 @fault(path("PATH"))
 def full_disk(rack: Rack, node: Node, where: str) -> Undo:
     """A node finds a full file system at a directory, whose real content is hidden."""
+    _refuse_root(where)
     if not Path(where).is_dir():
         raise UsageError(f"no directory {where}")
     inside(rack, node, "full", where, str(FULL_BYTES))
@@ -95,9 +98,10 @@ def _undo_by(rack: Rack, node: Node, words: Sequence[str], data: bytes = b"") ->
     return undone_once(rack, undo, node)
 
 
-def _need(where: str) -> None:
-    if not Path(where).exists():
-        raise UsageError(f"no such path: {where}")
+def _refuse_root(where: str) -> None:
+    """A mount over / is not seen: its path leads to what is below, which all nodes share."""
+    if Path(where).resolve() == Path("/"):
+        raise UsageError(f"{where}: nothing can be mounted over the root directory")
 
 
 @fault(word("OTHER", "the node after it", "the name of a node"))
@@ -115,9 +119,11 @@ def wrong_hosts(rack: Rack, node: Node, other_name: str | None) -> Undo:
 
 
 def _misled(line: str, node: Node, other: Node) -> str:
-    address, *names = line.split() or [""]
+    if not line.strip():
+        return line
+    address, *names = line.split()
     plain = address.removeprefix("::ffff:")
-    if not {other.name, f"{other.name}-fab"} & set(names) or plain == address[:0]:
+    if not {other.name, f"{other.name}-fab"} & set(names):
         return line
     wrong = LOOPBACK if node == other else node.fabric_address
     if plain == other.address and node != other:

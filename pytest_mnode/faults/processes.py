@@ -232,8 +232,9 @@ def _left_file(rack: Rack, node: Node, path: Path, value: float) -> Undo:
     The scaling job reads it when it starts; jobs that run already do not change.
     """
     inside(rack, node, "write", str(path), data=f"{value!r}\n".encode())
-    return undone_once(rack, lambda: _removed(rack, node, path), node)
 
 
-def _removed(rack: Rack, node: Node, path: Path) -> None:
-    inside(rack, node, "remove", str(path))
+    def undo() -> None:
+        inside(rack, node, "remove", str(path))
+
+    return undone_once(rack, undo, node)

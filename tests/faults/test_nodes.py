@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode import faults
-from pytest_mnode.errors import UsageError
+from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.faults import files
 from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
@@ -78,6 +78,22 @@ def test_a_file_of_the_code_differs(rack: Rack, tmp_path: Path) -> None:
     undo()
     assert shell(rack, 1, f"cat '{file}'") == "x = 1"
     assert file.read_text() == "x = 1\n"
+
+
+def test_a_disk_that_all_nodes_share_is_never_filled(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_refuse_root", lambda _: None)
+    with pytest.raises(ClusterError, match="all nodes share; it is not filled"):
+        faults.inject(rack, "full_disk:node2:/")
+    assert not Path("/filler").exists()
+    rack.ask(PowerOff("node2"))
+    rack.ask(PowerOn("node2"))
+
+
+def test_two_of_one_kind_are_both_undone(rack: Rack) -> None:
+    faults.inject(rack, "slow_device:node1:2,slow_device:node1:3")()
+    assert shell(rack, 1, "ls /dev/shm") == ""
 
 
 @pytest.mark.parametrize(
@@ -224,6 +240,8 @@ def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Pat
     [
         ("read_only_path:node1:/no/such", "no such path: /no/such"),
         ("full_disk:node1:/no/such", "no directory /no/such"),
+        ("full_disk:node1:/tmp/..", "nothing can be mounted over the root directory"),
+        ("read_only_path:node1:/", "nothing can be mounted over the root directory"),
         ("other_package:node1:no-such", "no distribution 'no-such' is installed"),
         ("other_code:node1:/no/such.py", "no file /no/such.py"),
         ("wrong_hosts:node1:node7", "no node 'node7'; accepted: node0 to node2"),
