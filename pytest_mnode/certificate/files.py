@@ -21,12 +21,12 @@ def write_report(directory: Path, certificate: Certificate) -> list[Path]:
     """Write `certificate.json`, `.xml` and `.html` into `directory`, created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in (
-        ("certificate.json", json_text(certificate)),
-        ("certificate.xml", junit_text(certificate)),
-        ("certificate.html", page_text(certificate)),
+    for name, text_of in (
+        ("certificate.json", json_text),
+        ("certificate.xml", junit_text),
+        ("certificate.html", page_text),
     ):
-        replace_file(directory / name, text)
+        replace_file(directory / name, text_of(certificate))
         written.append(directory / name)
     return written
 

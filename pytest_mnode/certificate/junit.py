@@ -14,7 +14,6 @@ from pytest_mnode.certificate.results import (
     CriterionVerdict,
     measurements_to_json,
 )
-from pytest_mnode.certificate.run_facts import utc
 from pytest_mnode.certificate.text import first_line, fit
 from pytest_mnode.measurement import Measurement, Verdict
 
@@ -50,7 +49,7 @@ def junit_text(certificate: Certificate) -> str:
         junit_xml.TestSuite(
             fit(name),
             list(cases),
-            timestamp=utc(certificate.run.start),
+            timestamp=certificate.run.start.isoformat(),
             properties={k: fit(v) for k, v in properties.items()},
         )
         for name, cases in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, PathCoverage, RailCoverage
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
@@ -35,7 +35,7 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
     bad = _blamed_in(run, criteria)
     missing, met_by = _missing(run, criteria), _met_by(criteria)
     rates = [rates for c in criteria for case in c.cases for rates in case.paths]
-    until = run.end + timedelta(seconds=run.validity_s)
+    until = run.from_end(1)
     passed = [c.name for c in criteria if c.verdict is CriterionVerdict.PASS]
     nodes = []
     for name in run.nodes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from datetime import UTC
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
 from pytest_mnode.certificate.results import CriterionResult, CriterionVerdict
@@ -90,7 +89,7 @@ def certificate_line(certificate: Certificate) -> str:
     """The verdict of the run in one line, with the nodes it holds for or the reasons against it."""
     run = certificate.run
     if certificate.kept:
-        date = certificate.until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        date = certificate.until.strftime("%Y-%m-%d %H:%M UTC")
         by = f"until {date} (spec {run.spec.name}, {run.launcher} launcher)"
         reasons = "".join(f"; cluster not certified: {reason}" for reason in certificate.reasons)
         if not certificate.coverage.nodes_by_state.passed:

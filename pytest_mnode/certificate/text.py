@@ -29,10 +29,14 @@ def fit(text: str, longest: int = LONGEST) -> str:
     return _UNFIT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def parameter_of(test: str) -> str:
+    """The parameter in a node id, such as "node2" in "a/test_b.py::test_c[node2]"; else ""."""
+    return test.partition("::")[2].partition("[")[2].removesuffix("]")
+
+
 def with_case(name: str, test: str, which: str = "") -> str:
     """A measurement's name with its case and `which`, such as "clock skew (node2, 1 of 2)"."""
-    case = test.partition("[")[2].removesuffix("]")
-    which = ", ".join(filter(None, [case, which]))
+    which = ", ".join(filter(None, [parameter_of(test), which]))
     return f"{name} ({which})" if which else name
 
 

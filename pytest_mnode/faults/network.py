@@ -100,8 +100,8 @@ def delay(
 ) -> Undo:
     """Packets to and from a node take longer, each way; with jitter they overtake each other.
 
-    Ends when the node is switched off. A link has one delay or corrupt_payload at a time. While it lasts, lossy_link, one_way, mtu_hole and
-    port_dropped have no effect on this link.
+    Ends when the node is switched off. A link has one delay or corrupt_payload at a time. While it
+    lasts, lossy_link, one_way, mtu_hole and port_dropped have no effect on this link.
     """
     return _relayed(rack, node, link, "delay", delay_ms or 5.0, jitter_ms or 0.0)
 

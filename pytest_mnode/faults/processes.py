@@ -233,7 +233,6 @@ def _left_file(rack: Rack, node: Node, path: Path, value: float) -> Undo:
     """
     inside(rack, node, "write", str(path), data=f"{value!r}\n".encode())
 
-
     def undo() -> None:
         inside(rack, node, "remove", str(path))
 

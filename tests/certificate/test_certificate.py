@@ -212,10 +212,18 @@ def test_a_certificate_expires(certify: Certify) -> None:
     assert certificate.expiry == datetime(2026, 11, 21, 14, 6, tzinfo=UTC)
 
 
+def test_a_pass_that_outlasts_the_calendar_ends_with_it(certify: Certify) -> None:
+    """As with `valid_for: 9999999 d`."""
+    certificate = certify(GOOD, promised=["mesh"], validity_s=9_999_999 * 86400.0)
+    assert certificate.expiry == datetime.max.replace(tzinfo=UTC)
+    assert READER.validate_python(certificate_json(certificate)) == certificate
+
+
 def test_times_are_written_in_utc(certify: Certify) -> None:
     east = timezone(timedelta(hours=2))
     data = certificate_json(certify(start=datetime(2026, 11, 21, 4, tzinfo=east)))
     assert data["run"]["start"] == "2026-11-21T02:00:00+00:00"
+    assert certify(end=datetime(2026, 11, 21, 4, tzinfo=east)).until.hour == 2
     with pytest.raises(ValueError, match=r"(?s)end.*should have timezone info"):
         certify(end=datetime(2026, 11, 21))
 

@@ -107,6 +107,24 @@ def test_paths_are_known_from_the_latest_run_that_measured_them(certify: Certify
     assert third.coverage.paths_in_words() == "6 of 12 measured (50 %)"
 
 
+def test_a_node_that_was_replaced_has_left_the_cluster(certify: Certify) -> None:
+    """The run names as many nodes as the spec: nobody waits for the pass of one that is gone."""
+    everything = replace(failed("d"), paths=(rates("a", "b", "c", "d", row="f", mbits_s=95),))
+    first = run(certify, 0, everything, "a", "b", "c", "d")
+    healthy = replace(PASSED, paths=(rates("a", "b", "c", "e"),))
+    second = run(certify, 1, healthy, "a", "b", "c", "e", earlier=(first.coverage,))
+    assert (second.verdict, second.count) == ("certified", "4 of 4 nodes")
+    assert states(second) == dict.fromkeys("abce", "passed")
+    assert second.coverage.paths_in_words() == "12 of 12 measured (100 %)"
+    two = replace(PASSED, paths=(rates("a", "b"),))
+    known = {"not_covered": ("c", "e"), "earlier": (second.coverage, first.coverage)}
+    third = run(certify, 2, two, "a", "b", **known)
+    assert (third.verdict, third.count) == ("certified", "4 of 4 nodes")
+    assert [block.rates.nodes for block in third.coverage.paths] == [("a", "b"), (*"abce",)]
+    unnamed = run(certify, 2, two, "a", "b", earlier=(first.coverage,))
+    assert states(unnamed)["d"] == "failed", "it may be one of those that this run does not name"
+
+
 def test_halves_without_a_path_between_them_are_no_certified_cluster(certify: Certify) -> None:
     """Every node has passed; a path between the halves may be slow, and nobody would know."""
     first = run(certify, 0, replace(PASSED, paths=(rates("a", "b"),)), "a", "b")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,17 +31,16 @@ SPEC = SpecFacts("rack", "rack.yaml", "1f" * 32)
 def night(certify: Certify, day: int, rate: float | None, culprit: str = "node2") -> Certificate:
     """A run whose one rate is to be 100 at least."""
     measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", culprit)
-    steady = Measurement("nodes", 4, "")
-    case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(measured, steady))
-    end = NIGHT + timedelta(days=day)
-    return certify(case, promised=["mesh"], start=end, end=end, spec=SPEC, cluster_nodes=4)
+    return named(certify, day, measured, Measurement("nodes", 4, ""), cluster_nodes=4)
 
 
-def named(certify: Certify, day: int, *measurements: Measurement) -> Certificate:
+def named(
+    certify: Certify, day: int, *measurements: Measurement, of: str = "test_it", **more: Any
+) -> Certificate:
     """A run of one test with these measurements."""
-    case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=measurements)
+    case = CaseResult(f"t/test_mesh.py::{of}", "?", "passed", measurements=measurements)
     end = NIGHT + timedelta(days=day)
-    return certify(case, promised=["mesh"], start=end, end=end, spec=SPEC)
+    return certify(case, **{"promised": ["mesh"], "start": end, "end": end, "spec": SPEC, **more})
 
 
 def after(directory: Path, certificate: Certificate) -> Certificate:
@@ -182,11 +182,9 @@ def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
     certify: Certify, tmp_path: Path
 ) -> None:
     def run(day: int, rate: float) -> Certificate:
-        end = NIGHT + timedelta(days=day)
         measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", "node2")
-        case = CaseResult("t/test_mesh.py::test_it[node2]", "?", "passed", measurements=(measured,))
         promised = ["mesh", "fabric"]  # which does not run: nobody passes
-        return certify(case, promised=promised, start=end, end=end, spec=SPEC)
+        return named(certify, day, measured, of="test_it[node2]", promised=promised)
 
     for day, rate in enumerate([190, 50, 191, 60, 189]):
         keep(tmp_path, run(day, rate))
@@ -199,17 +197,25 @@ def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
 def test_a_merged_pass_is_no_second_failure(certify: Certify, tmp_path: Path) -> None:
     first = night(certify, 0, 50)
     keep(tmp_path, first)
-    small = replace(night(certify, 1, 190).run, nodes=("node0",))
-    second = certify(
-        *(c for criterion in night(certify, 1, 190).criteria for c in criterion.cases),
-        promised=["mesh"],
-        earlier=(first.coverage,),
-        **{name: getattr(small, name) for name in ("nodes", "start", "end", "spec")},
-    )
+    known = {"nodes": ("node0",), "cluster_nodes": 4, "earlier": (first.coverage,)}
+    second = named(certify, 1, Measurement("rate", 190, "MB/s"), **known)
     assert second.coverage.names(first.coverage.nodes[2].state) == ("node2",)
     history = after(tmp_path, second).history
     assert history is not None
     assert history.failing == ()
+
+
+def test_a_run_of_the_future_is_not_the_run_before(certify: Certify, tmp_path: Path) -> None:
+    """A clock was a year ahead for one night."""
+    for day, rate in ((0, 190), (365, 50), (1, 189)):
+        keep(tmp_path, night(certify, day, rate))
+    history = after(tmp_path, night(certify, 2, 190)).history
+    assert history is not None
+    assert [run.date.day for run in history.runs] == [1, 2, 3]
+    assert history.since == ()
+    assert list(history.lines())[-1] == (
+        "left out of history: 2027-11-01 02:06: it ended after this run: a wrong clock"
+    )
 
 
 def test_another_spec_is_another_history(certify: Certify, tmp_path: Path) -> None:

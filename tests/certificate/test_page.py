@@ -247,6 +247,14 @@ def test_without_the_extra_the_page_says_so(
     assert page.text.count("all fine") == 6  # of the map, for which nothing is missing
 
 
+def test_a_picture_that_cannot_be_drawn_loses_no_page(certify: Certify) -> None:
+    huge = Lines("too far", "x", "y", (Series("it", ((1, 1.7e308), (2, -1.7e308))),))
+    case = CaseResult("test_mesh.py::test", "?", "passed", charts=(huge,))
+    page = Page(page_text(certify(case, promised=["mesh"])))
+    assert "too far" in page.text
+    assert "no picture: " in page.text
+
+
 def test_a_page_of_512_nodes_is_small() -> None:
     page = page_text(composed())
     assert len(page.encode()) < 5e6

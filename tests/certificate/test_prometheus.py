@@ -55,6 +55,15 @@ def test_each_node_has_its_state_and_expiry(certify: Certify) -> None:
     assert found["mnode_certificate_expiry_timestamp_seconds",] == end + 7 * 86400
 
 
+def test_no_sample_is_written_twice_and_any_text_is(certify: Certify) -> None:
+    """A collector refuses a file with two samples of the same labels."""
+    rate = Measurement("rate \udcff", 1, "MB/s")
+    files = [f"{folder}/test_mesh.py::test_it" for folder in "ab"]
+    cases = [CaseResult(test, "?", "passed", measurements=(rate, rate)) for test in files]
+    measured = [key for key in samples(certify(*cases)) if key[0] == "mnode_measurement"]
+    assert [key[2:4] for key in measured] == [("rate \\udcff", str(n)) for n in range(4)]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_was_not_measured(certify: Certify, value: float) -> None:
     one = Measurement("busbw", value, "Mbit/s")

@@ -181,6 +181,27 @@ def test_what_was_not_allowed_at_all_may_be_allowed_a_few_times(edited: Any) -> 
         assert undecided == ()
 
 
+def test_a_test_that_only_asserts_is_not_passed_with_another_value(edited: Any) -> None:
+    recorded = Measurement("skew", 0.02, "s")
+    certificate = night(recorded, name="preflight", promise="preflight.clocks")
+    spec, path = edited(at("criteria", "preflight", "clocks", "skew", value="1 ms"))
+    found, undecided = rejudge_certificate(certificate, spec, path)
+    assert found.criteria[found_index(found, "preflight")].verdict == "inconclusive"
+    assert undecided == (
+        "preflight: cannot be judged again: its test records no bound, and passed with another "
+        "criteria.preflight.clocks.skew",
+    )
+    found, undecided = rejudge_certificate(certificate, *edited(at(*FRACTION, value=0.5)))
+    assert (found.criteria[found_index(found, "preflight")].verdict, undecided) == ("pass", ())
+
+
+def test_a_value_that_was_never_measured_is_not_listed_again(edited: Any) -> None:
+    lost = replace(busbw(0.02), value=None)
+    found, undecided = rejudge_certificate(night(lost), *edited(at(*FRACTION, value=0.9)))
+    assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
+    assert undecided == ()
+
+
 def test_a_night_that_was_too_noisy_stays_so(edited: Any) -> None:
     noisy = replace(busbw(0.024), detection=Detection("less", 0.4, 5, blur=0.5, tolerated=0.1))
     found, _ = rejudge_certificate(night(noisy), *edited(at(*FRACTION, value=0.5)))

@@ -67,6 +67,7 @@ CHANGES: list[tuple[Change, str]] = [
     (lambda data: rates(data).update(rail_mbits_s=["", "9"]), "tables of paths do not have"),
     (lambda data: data["coverage"].update(nodes=[]), "paths of node[0-1], which are not among"),
     (lambda data: data["run"].update(backend="\ud800"), "invalid json"),
+    (lambda data: data["run"].update(end="0001-01-01T00:00:00+14:00"), "date value out of range"),
     (
         lambda data: data.update(history={"runs": [], "trends": [], "failing": []}),
         "a history without its runs",

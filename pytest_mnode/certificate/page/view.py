@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage
 from pytest_mnode.certificate.history import History, Trend
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
+from pytest_mnode.certificate.text import parameter_of
 from pytest_mnode.charts import Chart, Lines, Matrix, Series
 from pytest_mnode.measurement import Measurement, Verdict, at_least
 from pytest_mnode.path_rates import State
@@ -172,9 +173,9 @@ def _question(test: str, cases: Sequence[CaseResult]) -> Question:
     for case in cases:
         for one in case.measurements:
             key = one.name, one.unit, one.expected, one.source
-            groups.setdefault(key, []).append(Value(_parameter(case), one))
+            groups.setdefault(key, []).append(Value(parameter_of(case.test), one))
         if case.message:
-            texts.setdefault((case.message, case.culprit), []).append(_parameter(case))
+            texts.setdefault((case.message, case.culprit), []).append(parameter_of(case.test))
     counted = Counter(case.verdict.value for case in cases)
     return Question(
         text=cases[0].question,
@@ -188,11 +189,7 @@ def _question(test: str, cases: Sequence[CaseResult]) -> Question:
 
 
 def _test(case: CaseResult) -> str:
-    return case.test.partition("[")[0]
-
-
-def _parameter(case: CaseResult) -> str:
-    return case.test.partition("[")[2].removesuffix("]")
+    return case.test.removesuffix(f"[{parameter_of(case.test)}]")
 
 
 def _named(of: Iterable[str]) -> tuple[str, ...]:
