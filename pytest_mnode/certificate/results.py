@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
-from pytest_mnode.certificate.text import Recorded, first_line
+from pytest_mnode.certificate.text import Recorded, first_line, one_line
 from pytest_mnode.charts import Chart
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.installed import Fact
@@ -230,7 +230,7 @@ class CriterionResult:
         if self.verdict is CriterionVerdict.PASS:
             return ()
         named = [
-            name
+            one_line(name)
             for case in self.deciding
             for name in (
                 *(m.culprit for m in case.measurements if _has(m, case.verdict)),

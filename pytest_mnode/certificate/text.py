@@ -46,6 +46,11 @@ def first_line(text: str, longest: int = 500) -> str:
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
+def one_line(text: str) -> str:
+    """`text` fit for a report, with one blank for each run of blanks and line ends."""
+    return " ".join(fit(text).split())
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A value of a test's `record_property`; if only some ranks recorded it, `name` has them."""

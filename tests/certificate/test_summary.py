@@ -107,6 +107,13 @@ def test_the_first_line_and_the_last_are_the_certificate(
     assert (lines[0], lines[-1]) == (line, line)
 
 
+def test_a_culprit_of_two_lines_or_with_colours_is_one_plain_line(certify: Certify) -> None:
+    odd = Measurement("rate", 1, "", at_least(2), culprit="node2\nand \x1b[31mnode3\x1b[2J")
+    lines = summary_lines(certify(case("fabric", "failed", odd), promised=["fabric"]))
+    assert lines[0].startswith("NOT certified: fabric failed (node2 and node3); passed: ")
+    assert not any("\x1b" in line or "\n" in line for line in lines)
+
+
 def test_what_is_emulated_is_printed_before_the_verdict(certify: Certify) -> None:
     lines = summary_lines(certify(case("fabric"), emulated="links shaped on one machine"))
     assert lines[-4] == "emulated: links shaped on one machine"

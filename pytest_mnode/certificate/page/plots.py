@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_mnode.certificate.text import fit
+from pytest_mnode.certificate.text import one_line
 from pytest_mnode.charts import Bars, Lines, Matrix, Timeline
 from pytest_mnode.measurement import Bound, Curve
 from pytest_mnode.spec.quantity import SIZE
@@ -29,7 +29,7 @@ FEW_NAMES = 40
 
 
 def _name(text: str) -> str:
-    text = " ".join(fit(text).split())
+    text = one_line(text)
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 
@@ -205,7 +205,7 @@ def timeline(axes: Axes, chart: Timeline) -> None:
         at, y = moment.at_s, under + 0.55 * number
         late = at > min(begins) + 0.6 * (max(ends) - min(begins))
         axes.vlines(at, -0.5, y, color=INK, linewidth=0.8, linestyle=":")
-        text = " ".join(fit(moment.text).split())[:90]
+        text = one_line(moment.text)[:90]
         where: dict[str, Any] = {"ha": "right" if late else "left", "va": "center"}
         axes.text(at, y, f" {at:.1f} s {text} ", fontsize=7.5, **where)
     axes.set_yticks(range(under), [_name(lane) for lane in chart.lanes])
