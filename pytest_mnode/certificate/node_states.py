@@ -16,7 +16,8 @@ from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
 _NEVER = "no run has tested it"
 _WORSE = (State.PASSED, State.NOT_TESTED, State.SUSPECT, State.FAILED)
 _ASIDE = re.compile(r"\([^()]*\)")
-_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+_WORD = re.compile(r"(?<![A-Za-z0-9_/])[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+"""A word; no part of a path such as /scratch/node1, which may be a directory of another node."""
 _UNSURE = re.compile(
     r"suspected, not confirmed|no reading of| or |[→↔]|\bbetween\b|\bfrom\b.*\bto\b"
 )

@@ -28,6 +28,8 @@ def case(name: str, outcome: Any = "passed", *culprits: str | None, **more: Any)
         (None, "", ""),
         ("node2", "2", ""),
         ("node11 clock", "11", ""),
+        ("node2 /scratch/node1 is nfs", "2", ""),
+        ("node2/mlx5_0", "2", ""),
         ("node2 fab0 tx (48 Mbit/s, alone with node0 or node3 (again); other nodes 191)", "2", ""),
         ("node1: its hosts file or name server; node4: the same", "1 4", ""),
         ("node2: its host name node0", "2", ""),
