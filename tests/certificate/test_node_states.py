@@ -10,6 +10,7 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.node_states import blamed
+from pytest_mnode.certificate.results import CUT_OFF
 from pytest_mnode.measurement import Measurement, at_least
 
 Certify = Callable[..., Certificate]
@@ -99,6 +100,8 @@ STOPPED = "not run: preflight failed (node2)"
             "nnfn",
         ),
         ([case("preflight", "failed", "x"), case("mesh", "error", message=STOPPED)], {}, "ssss"),
+        ([case("mesh", "error", message=CUT_OFF)], {"cut_short": ("interrupted",)}, "nnnn"),
+        ([case("mesh", "error", "node2", message=CUT_OFF)], {}, "ppfp"),
         ([case("mesh", nodes=("node0", "node1", "node2"))], {}, "pppn"),
         ([case("mesh", nodes=("node0",)), case("mesh")], {}, "pppp"),
         ([], {}, "nnnn"),
