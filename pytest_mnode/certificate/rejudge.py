@@ -243,11 +243,16 @@ def rejudge_certificate(
             *(() if spec.confirmed else (f"{UNCONFIRMED} in {path.name}",)),
         ),
     )
+    skipped = {  # no test of these had anything to judge
+        c.name: c.not_promised
+        for c in certificate.criteria
+        if c.not_promised and all(k.outcome in ("skipped", "not promised") for k in c.cases)
+    }
     again = build_certificate(
         run=run,
         cases=found.cases,
         promised=spec.promised_criteria,
-        not_promised={n.question: n.reason for n in spec.not_promised},
+        not_promised=skipped | {n.question: n.reason for n in spec.not_promised},
     )
     return replace(again, installed=certificate.installed), found.undecided
 

@@ -59,12 +59,13 @@ class Recorded:
     value: str | bool | int | float | None
 
 
-def recorded_from(properties: Sequence[tuple[str, Any]]) -> tuple[Recorded, ...]:
+def recorded_from(properties: Sequence[tuple[Any, Any]]) -> tuple[Recorded, ...]:
     """The test's own properties of a report; values without a JSON type become text."""
 
     def plain(value: Any) -> Any:
         finite = isinstance(value, float) and math.isfinite(value)
         return value if finite or type(value) in (bool, int, type(None)) else fit(str(value))
 
-    own = [(name, value) for name, value in properties if not name.startswith("mnode.")]
+    named = [(str(name), value) for name, value in properties]
+    own = [(name, value) for name, value in named if not name.startswith("mnode.")]
     return tuple(Recorded(fit(name), plain(value)) for name, value in own)

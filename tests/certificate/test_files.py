@@ -12,6 +12,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from pytest_mnode.certificate import CaseResult, Certificate, write_report
+from pytest_mnode.certificate.files import replace_file
+from pytest_mnode.certificate.text import Recorded, recorded_from
 
 Certify = Callable[..., Certificate]
 
@@ -55,6 +57,21 @@ def test_a_write_that_fails_leaves_the_old_report_and_no_parts(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_link_stays_one_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """Such as /dev/stdout, which root could replace by a file."""
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for text in ("first", "second"):
+        replace_file(tmp_path / "link", text)
+        assert (tmp_path / "file").read_text() == text
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    replace_file(tmp_path / "pipe", "text")
+    assert os.read(reader, 9) == b"text"
+    os.close(reader)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_who_reads_the_old_report_reads_it_to_its_end(certify: Certify, tmp_path: Path) -> None:
     path = write_report(tmp_path, certify())[0]
     before = path.read_text()
@@ -62,6 +79,11 @@ def test_who_reads_the_old_report_reads_it_to_its_end(certify: Certify, tmp_path
         write_report(tmp_path, certify(promised=["mesh"]))
         assert old.read() == before
     assert path.read_text() != before
+
+
+def test_a_property_may_have_any_name_and_value() -> None:
+    recorded = recorded_from([(3, b"x"), ("nan", float("nan")), ("n", 2), ("mnode.measurement", 1)])
+    assert recorded == (Recorded("3", "b'x'"), Recorded("nan", "nan"), Recorded("n", 2))
 
 
 def test_a_report_can_be_read_by_others(certify: Certify, tmp_path: Path) -> None:

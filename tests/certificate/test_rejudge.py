@@ -195,6 +195,21 @@ def test_a_test_that_only_asserts_is_not_passed_with_another_value(edited: Any) 
     assert (found.criteria[found_index(found, "preflight")].verdict, undecided) == ("pass", ())
 
 
+def test_a_criterion_that_was_skipped_as_a_whole_stays_not_promised(edited: Any) -> None:
+    """A run excuses a criterion of a user's own that no spec mentions and that only skips."""
+    own = CaseResult("t/test_own.py::test_it", "?", "skipped", "no GPU")
+    measured = night(busbw(0.03))
+    excused = build_certificate(
+        run=measured.run,
+        cases=[*measured.criteria[0].cases, own],
+        promised=["fabric"],
+        not_promised={"own": "not promised by the spec"},
+    )
+    found, undecided = rejudge_certificate(excused, *edited(lambda page: None))
+    assert found.criteria[found_index(found, "own")].verdict == "not promised"
+    assert undecided == ()
+
+
 def test_a_value_that_was_never_measured_is_not_listed_again(edited: Any) -> None:
     lost = replace(busbw(0.02), value=None)
     found, undecided = rejudge_certificate(night(lost), *edited(at(*FRACTION, value=0.9)))

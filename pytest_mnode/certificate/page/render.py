@@ -104,7 +104,7 @@ def _finalized(value: Any) -> Any:
     if value is None:
         raise TypeError("the template prints None")
     # Text marked as safe is the template's own.
-    return value if hasattr(value, "__html__") or not isinstance(value, str) else fit(value)
+    return value if hasattr(value, "__html__") else fit(str(value))
 
 
 def _time(moment: datetime) -> str:
