@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.certificate import certificate_json, certificate_schema
 from pytest_mnode.certificate.files import schema_text
 from pytest_mnode.charts import (
@@ -30,6 +29,7 @@ from pytest_mnode.charts import (
     Timeline,
 )
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least
+from tests.certificate.conftest import certify
 
 PUBLISHED = Path(__file__).parents[2] / "fixtures" / "certificate.schema.json"
 
@@ -74,7 +74,7 @@ def test_the_schema_is_a_schema() -> None:
 
 
 @pytest.fixture
-def full(certify: Callable[..., Certificate]) -> dict[str, Any]:
+def full() -> dict[str, Any]:
     return certificate_json(
         certify(
             PASSED,
@@ -91,9 +91,7 @@ def test_the_published_schema_is_current() -> None:
     assert PUBLISHED.read_text() == schema_text(), f"out of date; run: {remedy}"
 
 
-def test_what_is_written_keeps_to_the_schema(
-    full: dict[str, Any], certify: Callable[..., Certificate]
-) -> None:
+def test_what_is_written_keeps_to_the_schema(full: dict[str, Any]) -> None:
     check(full)
     emulated = certify(PASSED, promised=["mesh"], emulated="links", commit=None)
     check(certificate_json(emulated))
