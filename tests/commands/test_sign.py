@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, build_certificate, write_report
+from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.commands import main
 from pytest_mnode.commands.ssh_keygen import sign
 from pytest_mnode.measurement import Measurement, at_least
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import certify
 
 SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2")
 
@@ -31,10 +31,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     case = CaseResult("t/test_fabric.py::test_it", "?", "failed", measurements=(SLOW,))
-    write_report(
-        tmp_path,
-        build_certificate(run=FACTS, cases=[case], promised=["fabric"], not_promised={}),
-    )
+    write_report(tmp_path, certify(case, promised=["fabric"]))
     return tmp_path / "certificate.json"
 
 
