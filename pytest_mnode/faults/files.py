@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults.registry import Parameter, Undo, fault, path, size, whole, word
-from pytest_mnode.faults.tools import all_undone, inside, nodes_of, on_node, undone_once
+from pytest_mnode.faults.tools import all_undone, inside, nodes_of, on_node, undone_inside
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.launchers.rack.plan import MAX_NODES
@@ -32,7 +31,7 @@ def small_shm(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
     """A node's /dev/shm is small."""
     inside(rack, node, "resize", "/dev/shm", str(size_bytes or SMALL_SHM_BYTES))
     full_bytes = str(rack.plan.shm_bytes)
-    return _undo_by(rack, node, ["resize", "/dev/shm", full_bytes])
+    return undone_inside(rack, node, "resize", "/dev/shm", full_bytes)
 
 
 @fault(path("PATH"))
@@ -42,7 +41,7 @@ def read_only_path(rack: Rack, node: Node, where: str) -> Undo:
     if not Path(where).exists():
         raise UsageError(f"no such path: {where}")
     inside(rack, node, "read_only", where)
-    return _undo_by(rack, node, ["unmount", where])
+    return undone_inside(rack, node, "unmount", where)
 
 
 @fault(path("PATH"))
@@ -52,7 +51,7 @@ def full_disk(rack: Rack, node: Node, where: str) -> Undo:
     if not Path(where).is_dir():
         raise UsageError(f"no directory {where}")
     inside(rack, node, "full", where, str(FULL_BYTES))
-    return _undo_by(rack, node, ["unmount", where])
+    return undone_inside(rack, node, "unmount", where)
 
 
 @fault(
@@ -88,14 +87,7 @@ def other_code(rack: Rack, node: Node, where: str) -> Undo:
 
 def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:
     inside(rack, node, "replace", str(target), data=data)
-    return _undo_by(rack, node, ["unmount", str(target)])
-
-
-def _undo_by(rack: Rack, node: Node, words: Sequence[str], data: bytes = b"") -> Undo:
-    def undo() -> None:
-        inside(rack, node, *words, data=data)
-
-    return undone_once(rack, undo, node)
+    return undone_inside(rack, node, "unmount", str(target))
 
 
 def _refuse_root(where: str) -> None:
@@ -152,7 +144,7 @@ def _edited(rack: Rack, node: Node, path: str, text: str) -> Undo:
     """Overwrite a file of which every node has its own copy."""
     before = on_node(rack, node, ["cat", path])
     inside(rack, node, "edit", path, data=text.encode())
-    return _undo_by(rack, node, ["edit", path], before.encode())
+    return undone_inside(rack, node, "edit", path, data=before.encode())
 
 
 def _seconds(text: str) -> float:
@@ -179,7 +171,7 @@ def skewed_clock(rack: Rack, node: Node, seconds: float | None) -> Undo:
         (PRELOAD, f"{library}\n"),
     ):
         inside(rack, node, "add", file, data=text.encode())
-        undos.append(_undo_by(rack, node, ["unmount", "/etc"]))
+        undos.append(undone_inside(rack, node, "unmount", "/etc"))
     return all_undone(undos)
 
 

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.faults.registry import Undo, fault, number, size, whole
-from pytest_mnode.faults.tools import LIMIT_S, inside, processes_of, undone_once
+from pytest_mnode.faults.tools import (
+    LIMIT_S,
+    all_undone,
+    inside,
+    processes_of,
+    undone_inside,
+    undone_once,
+)
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack, cgroups
 from pytest_mnode.launchers.rack.sockets import Board
@@ -181,14 +188,11 @@ def small_buffers(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
     """New TCP connections of a node send and receive with small buffers (tcp_rmem, tcp_wmem)."""
     size = size_bytes or SMALL_BUFFERS_BYTES
     text = f"{min(size, 4096)} {size} {size}".encode()
-    names = ("tcp_rmem", "tcp_wmem")
-    before = {name: inside(rack, node, "sysctl", f"net/ipv4/{name}", data=text) for name in names}
-
-    def undo() -> None:
-        for name, old in before.items():
-            inside(rack, node, "sysctl", f"net/ipv4/{name}", data=old.encode())
-
-    return undone_once(rack, undo, node)
+    undos = []
+    for name in ("net/ipv4/tcp_rmem", "net/ipv4/tcp_wmem"):
+        before = inside(rack, node, "sysctl", name, data=text)
+        undos.append(undone_inside(rack, node, "sysctl", name, data=before.encode()))
+    return all_undone(undos)
 
 
 def _limited(rack: Rack, node: Node, kind: int, limit: int) -> Undo:
@@ -232,8 +236,4 @@ def _left_file(rack: Rack, node: Node, path: Path, value: float) -> Undo:
     The scaling job reads it when it starts; jobs that run already do not change.
     """
     inside(rack, node, "write", str(path), data=f"{value!r}\n".encode())
-
-    def undo() -> None:
-        inside(rack, node, "remove", str(path))
-
-    return undone_once(rack, undo, node)
+    return undone_inside(rack, node, "remove", str(path))

@@ -45,13 +45,8 @@ _STYLE: Any = {
 }
 
 _VARIABLES = {
-    **dict(
-        zip(
-            (INK, FAINT, GRID, GOOD, BAD, UNSURE, PAPER),
-            ("ink", "faint", "grid", "good", "bad", "unsure", "paper"),
-            strict=True,
-        )
-    ),
+    **{INK: "ink", FAINT: "faint", GRID: "grid", PAPER: "paper"},
+    **{GOOD: "good", BAD: "bad", UNSURE: "unsure"},
     **{colour: f"c{n}" for n, colour in enumerate(SERIES)},
 }
 """Placeholder colours, each replaced by a variable of the page's style, whose value depends on

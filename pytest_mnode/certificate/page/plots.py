@@ -34,6 +34,8 @@ def _name(text: str) -> str:
 
 
 def curves(axes: Axes, curves: Sequence[Curve]) -> None:
+    from matplotlib.ticker import NullLocator
+
     for curve, colour in zip(curves, _colours(len(curves)), strict=True):
         sizes = [p.size_bytes for p in curve.points]
         rates = [p.busbw_gbytes_s for p in curve.points]
@@ -57,8 +59,8 @@ def curves(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.axhline(line, color=FAINT, linestyle="--", label=f"line rate {line:.4g}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({p.size_bytes for c in curves for p in c.points}))
-    axes.xaxis.set_major_formatter(lambda value, _: _size(value))
-    axes.xaxis.set_minor_locator(_no_ticks())
+    axes.xaxis.set_major_formatter(lambda value, _: SIZE.text(int(value)))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", rotation=45 if len(axes.get_xticks()) > 8 else 0)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="size", ylabel="bus bandwidth (GB/s)")
@@ -218,13 +220,3 @@ def timeline(axes: Axes, chart: Timeline) -> None:
 
 def _colours(count: int) -> list[str]:
     return [SERIES[n % len(SERIES)] for n in range(count)]
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
-
-
-def _size(size_bytes: float) -> str:
-    return SIZE.text(int(size_bytes))

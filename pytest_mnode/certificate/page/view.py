@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage
@@ -183,17 +183,15 @@ def _question(test: str, cases: Sequence[CaseResult]) -> Question:
         verdict=min((case.verdict for case in cases), key=_severity),
         cases="" if len(cases) == 1 else ", ".join(f"{n} {word}" for word, n in counted.items()),
         groups=tuple(Group(tuple(values)) for values in groups.values()),
-        messages=tuple(SharedText(text, _named(of), by) for (text, by), of in texts.items()),
+        messages=tuple(
+            SharedText(text, tuple(filter(None, of)), by) for (text, by), of in texts.items()
+        ),
         charts=tuple(chart for case in cases for chart in case.charts),
     )
 
 
 def _test(case: CaseResult) -> str:
     return case.test.removesuffix(f"[{parameter_of(case.test)}]")
-
-
-def _named(of: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in of if name)
 
 
 def _severity(verdict: CriterionVerdict) -> int:
