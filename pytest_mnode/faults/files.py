@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults.registry import Parameter, Undo, fault, path, size, whole, word
-from pytest_mnode.faults.tools import all_undone, inside, nodes_of, on_node, undone_inside
+from pytest_mnode.faults.tools import INSIDE, all_undone, inside, nodes_of, on_node, undone_inside
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.launchers.rack.plan import MAX_NODES
@@ -37,9 +38,10 @@ def small_shm(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
 @fault(path("PATH"))
 def read_only_path(rack: Rack, node: Node, where: str) -> Undo:
     """A node cannot write to a directory or file that the others can write to."""
-    _refuse_root(where)
     if not Path(where).exists():
         raise UsageError(f"no such path: {where}")
+    if Path(where).resolve() == Path("/"):  # a mount over it is not seen, and cannot be undone
+        raise UsageError(f"{where}: nothing can be mounted over the root directory")
     inside(rack, node, "read_only", where)
     return undone_inside(rack, node, "unmount", where)
 
@@ -47,9 +49,12 @@ def read_only_path(rack: Rack, node: Node, where: str) -> Undo:
 @fault(path("PATH"))
 def full_disk(rack: Rack, node: Node, where: str) -> Undo:
     """A node finds a full file system at a directory, whose real content is hidden."""
-    _refuse_root(where)
     if not Path(where).is_dir():
         raise UsageError(f"no directory {where}")
+    hidden = Path(where).resolve()
+    for needed in map(Path, (sys.executable, sys.base_prefix, INSIDE)):
+        if needed.is_relative_to(hidden) or needed.resolve().is_relative_to(hidden):
+            raise UsageError(f"{where} has {needed}, without which nothing runs on the node")
     inside(rack, node, "full", where, str(FULL_BYTES))
     return undone_inside(rack, node, "unmount", where)
 
@@ -88,12 +93,6 @@ def other_code(rack: Rack, node: Node, where: str) -> Undo:
 def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:
     inside(rack, node, "replace", str(target), data=data)
     return undone_inside(rack, node, "unmount", str(target))
-
-
-def _refuse_root(where: str) -> None:
-    """A mount over / is not seen: its path leads to what is below, which all nodes share."""
-    if Path(where).resolve() == Path("/"):
-        raise UsageError(f"{where}: nothing can be mounted over the root directory")
 
 
 @fault(word("OTHER", "the node after it", "the name of a node"))

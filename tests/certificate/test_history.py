@@ -37,7 +37,8 @@ def named(day: int, *measurements: Measurement, of: str = "test_it", **more: Any
     """A run of one test with these measurements."""
     case = CaseResult(f"t/test_mesh.py::{of}", "?", "passed", measurements=measurements)
     end = NIGHT + timedelta(days=day)
-    return certify(case, **{"promised": ["mesh"], "start": end, "end": end, "spec": SPEC, **more})
+    facts: dict[str, Any] = {"promised": ["mesh"], "start": end, "end": end, "spec": SPEC, **more}
+    return certify(case, **facts)
 
 
 def after(directory: Path, certificate: Certificate) -> Certificate:
@@ -188,7 +189,7 @@ def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
 def test_a_merged_pass_is_no_second_failure(tmp_path: Path) -> None:
     first = night(0, 50)
     keep(tmp_path, first)
-    known = {"nodes": ("node0",), "cluster_nodes": 4, "earlier": (first.coverage,)}
+    known: dict[str, Any] = {"nodes": ("node0",), "cluster_nodes": 4, "earlier": (first.coverage,)}
     second = named(1, Measurement("rate", 190, "MB/s"), **known)
     assert second.coverage.names(first.coverage.nodes[2].state) == ("node2",)
     history = after(tmp_path, second).history

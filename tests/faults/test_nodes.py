@@ -11,6 +11,7 @@ import pytest
 from pytest_mnode import faults
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.faults import files
+from pytest_mnode.faults.tools import inside
 from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.faults.talk import PYTHON, need_installed, need_quotas, output_of, shell
@@ -80,12 +81,9 @@ def test_a_file_of_the_code_differs(rack: Rack, tmp_path: Path) -> None:
     assert file.read_text() == "x = 1\n"
 
 
-def test_a_disk_that_all_nodes_share_is_never_filled(
-    rack: Rack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_refuse_root", lambda _: None)
+def test_a_disk_that_all_nodes_share_is_never_filled(rack: Rack) -> None:
     with pytest.raises(ClusterError, match="all nodes share; it is not filled"):
-        faults.inject(rack, "full_disk:node2:/")
+        inside(rack, rack.nodes[2], "full", "/", "4096")
     assert not Path("/filler").exists()
     rack.ask(PowerOff("node2"))
     rack.ask(PowerOn("node2"))
@@ -240,7 +238,8 @@ def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Pat
     [
         ("read_only_path:node1:/no/such", "no such path: /no/such"),
         ("full_disk:node1:/no/such", "no directory /no/such"),
-        ("full_disk:node1:/tmp/..", "nothing can be mounted over the root directory"),
+        ("full_disk:node1:/tmp/..", "has /.*, without which nothing runs on the node"),
+        (f"full_disk:node1:{Path(sys.executable).parent}", "without which nothing runs"),
         ("read_only_path:node1:/", "nothing can be mounted over the root directory"),
         ("other_package:node1:no-such", "no distribution 'no-such' is installed"),
         ("other_code:node1:/no/such.py", "no file /no/such.py"),
