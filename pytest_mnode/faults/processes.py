@@ -1,4 +1,8 @@
-"""Faults of a node's power, processors, rank binding, resource limits and emulated devices."""
+"""Faults of a node's power, processors, rank binding, limits, emulated devices and results.
+
+Results are wrong now and then, without an error: ranks that the node starts from then on call
+`spoiled.py` first. Jobs started by torchrun do not.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,10 @@ LOW_MEMLOCK_BYTES = 64 << 10
 LOW_NOFILE = 256
 SMALL_BUFFERS_BYTES = 4 << 10
 DEVICE_FACTOR, INPUT_PAUSE_MS = 1.4, 30.0
+SPOILED = Path(__file__).with_name("spoiled.py")
+EVERY = 7
+LEAST_BYTES = 1 << 10
+"""Smallest result that is spoiled: by smaller ones, ranks agree on what to do next."""
 
 
 @fault(number("PERCENT", "30", above=0.1, up_to=100_000))
@@ -167,6 +175,8 @@ def _board(rack: Rack, node: Node) -> Board:
 
 def _bound(rack: Rack, node: Node, cpus: tuple[tuple[int, ...], ...]) -> Undo:
     """Ranks that already run keep their binding."""
+    if rack.rank_start(node).cpus is not None:
+        raise UsageError(f"{node.name} has one of the numa faults already")
     rack.start_ranks(node, cpus=cpus)
     return undone_once(rack, lambda: rack.start_ranks(node, cpus=None))
 
@@ -237,3 +247,22 @@ def _left_file(rack: Rack, node: Node, path: Path, value: float) -> Undo:
     """
     inside(rack, node, "write", str(path), data=f"{value!r}\n".encode())
     return undone_inside(rack, node, "remove", str(path))
+
+
+@fault(whole("EVERY", "7"), size("SIZE", "1 KiB"))
+def stale_results(rack: Rack, node: Node, every: int | None, size_bytes: int | None) -> Undo:
+    """One in EVERY of a node's collectives of SIZE or more returns the previous call's result."""
+    return _spoiled(rack, node, "stale", every or EVERY, size_bytes or LEAST_BYTES)
+
+
+@fault(whole("EVERY", "7"))
+def wrong_layers(rack: Rack, node: Node, every: int | None) -> Undo:
+    """One in EVERY of the linear layers that a node computes has wrong values in its result."""
+    return _spoiled(rack, node, "wrong", every or EVERY)
+
+
+def _spoiled(rack: Rack, node: Node, function: str, *values: int) -> Undo:
+    if rack.rank_start(node).first:
+        raise UsageError(f"{node.name} has one of stale_results and wrong_layers already")
+    rack.start_ranks(node, first=(str(SPOILED), function, *map(str, values)))
+    return undone_once(rack, lambda: rack.start_ranks(node, first=()))

@@ -27,7 +27,7 @@ def failed(culprit: str) -> CaseResult:
 
 def run(day: int, case: CaseResult, *nodes: str, **more: Any) -> Certificate:
     end = NIGHT + timedelta(days=day)
-    facts = {"nodes": nodes, "cluster_nodes": 4, "start": end, "end": end}
+    facts: dict[str, Any] = {"nodes": nodes, "cluster_nodes": 4, "start": end, "end": end}
     return certify(case, promised=["mesh"], **facts, **more)
 
 

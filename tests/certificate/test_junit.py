@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import pytest
 
@@ -138,7 +139,7 @@ def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped() -> N
 )
 def test_the_verdict_of_the_run_is_a_case_of_its_own(
     cases: list[CaseResult],
-    more: dict[str, tuple[str, ...]],
+    more: dict[str, Any],
     outcome: str,
     message: str | None,
 ) -> None:

@@ -13,23 +13,9 @@ import pytest
 from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.certificate import certificate_json, certificate_schema
 from pytest_mnode.certificate.files import schema_text
-from pytest_mnode.charts import (
-    Bars,
-    Item,
-    Layout,
-    Level,
-    Lines,
-    Map,
-    Matrix,
-    Moment,
-    Part,
-    Place,
-    Series,
-    Span,
-    Timeline,
-)
-from pytest_mnode.measurement import Curve, Measurement, Point, at_least
+from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
+from tests.certificate.test_page import charts
 
 PUBLISHED = Path(__file__).parents[2] / "fixtures" / "certificate.schema.json"
 
@@ -43,22 +29,7 @@ FAILED = CaseResult(
     (Measurement("busbw", None, "GB/s", at_least(46)), Measurement("size", 8, "MB")),
     ("node0", "node2"),
     1.5,
-    (
-        Curve(
-            "all_gather",
-            "ring",
-            "nccl",
-            16,
-            (Point(1024, 5, 9.5, 12, 9, 12, 0.1, 0.09, 0),),
-            line_gbytes_s=50,
-            expected=at_least(46),
-        ),
-        Lines("speed", "nodes", "speed (GB/s)", (Series("it", ((1, 2.5),)),), (Level("least", 2),)),
-        Bars("lost", "ms", ("2 nodes",), (Part("waiting", (1.5,)),)),
-        Matrix("paths", "Mbit/s", ("a", "b"), ("a", "b"), ((None, 1.0), (2.0, None)), at_least(1)),
-        Timeline("kill", ("job",), (Span("job", 0, 1.5, "trains"),), (Moment(1, "killed"),)),
-        Map("numa", (Layout(("n0", "n1"), (Place("NUMA 0", (Item("nic", "mlx5_0"),)),)),)),
-    ),
+    charts("it"),
 )
 
 

@@ -89,6 +89,15 @@ def test_a_disk_that_all_nodes_share_is_never_filled(rack: Rack) -> None:
     rack.ask(PowerOn("node2"))
 
 
+@pytest.mark.parametrize("first", ["numa_unbound:node1", "stale_results:node1"])
+def test_two_that_exclude_each_other_are_refused(rack: Rack, first: str) -> None:
+    second = {"numa_unbound": "numa_unbound", "stale_results": "wrong_layers"}[first[:-6]]
+    with pytest.raises(UsageError, match=f"^fault '{second}:node1': node1 has one of .* already"):
+        faults.inject(rack, f"{first},{second}:node1")
+    start = rack.rank_start(rack.nodes[1])
+    assert (start.first, start.cpus) == ((), None)
+
+
 def test_two_of_one_kind_are_both_undone(rack: Rack) -> None:
     faults.inject(rack, "slow_device:node1:2,slow_device:node1:3")()
     assert shell(rack, 1, "ls /dev/shm") == ""
