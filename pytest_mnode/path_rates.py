@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -73,6 +73,21 @@ class PathRates:
                 if receiver != sender:
                     mbits_s = None if rate == NOT_MEASURED else float(rate)
                     yield sender, receiver, BY_LETTER[letter], mbits_s
+
+    def of(self, names: Collection[str]) -> PathRates:
+        """The rates of these nodes only."""
+        kept = [place for place, name in enumerate(self.nodes) if name in names]
+        if len(kept) == len(self.nodes):
+            return self
+        rows = [self.mbits_s[place].split() for place in kept]
+        return replace(
+            self,
+            nodes=tuple(self.nodes[place] for place in kept),
+            states=tuple("".join(self.states[a][b] for b in kept) for a in kept),
+            mbits_s=tuple(" ".join(row[b] for b in kept) for row in rows),
+            rail_states=tuple(self.rail_states[place] for place in kept),
+            rail_mbits_s=tuple(self.rail_mbits_s[place] for place in kept),
+        )
 
     def connected(self) -> Iterator[tuple[str, str]]:
         """Pairs of nodes with a path that was tried, in either direction."""

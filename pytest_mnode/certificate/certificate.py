@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -107,7 +108,7 @@ class Certificate:
     @property
     def until(self) -> datetime:
         """When the first pass of a node expires; if none has one, when the run's validity ends."""
-        return self.coverage.until or self.run.end + timedelta(seconds=self.run.validity_s)
+        return self.coverage.until or self.run.from_end(1)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -162,10 +163,21 @@ def build_certificate(
         CriterionResult(name, name in promised, excused.get(name), tuple(grouped.get(name, ())))
         for name in (*judged, *excused)
     )
-    oldest = run.end - timedelta(seconds=run.validity_s)
-    coverage = merged(coverage_of(run, criteria), earlier, run.end, oldest)
+    found = coverage_of(run, criteria)
+    if run.cluster_nodes is not None and len(found.nodes) >= run.cluster_nodes:
+        earlier = [_without_others(one, found) for one in earlier]
+    coverage = merged(found, earlier, run.end, run.from_end(-1))
     facts = [fact for case in cases for fact in case.facts]
     return Certificate(run, criteria, coverage, tuple(facts))
+
+
+def _without_others(earlier: Coverage, now: Coverage) -> Coverage:
+    """Earlier coverage of the nodes of `now`, which names as many nodes as the cluster has: others
+    have left it, or have another name now."""
+    names = {node.name for node in now.nodes}
+    nodes = tuple(node for node in earlier.nodes if node.name in names)
+    blocks = (replace(block, rates=block.rates.of(names)) for block in earlier.paths)
+    return Coverage(nodes, paths=tuple(block for block in blocks if block.rates.nodes))
 
 
 _ADAPTER: TypeAdapter[Certificate] = TypeAdapter(Certificate)

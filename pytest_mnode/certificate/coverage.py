@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 from pydantic import NonNegativeInt, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
-from pytest_mnode.certificate.run_facts import UtcTime, utc
+from pytest_mnode.certificate.run_facts import UtcTime
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.path_rates import PathRates, State, parts
 
@@ -145,7 +146,6 @@ class Coverage:
         return min((node.until for node in self.nodes if node.until), default=None)
 
     def names(self, state: State) -> tuple[str, ...]:
-        """Names of the nodes in this state."""
         return tuple(node.name for node in self.nodes if node.state is state)
 
     def each_path(self) -> Iterator[tuple[str, str, State, float | None]]:
@@ -239,7 +239,7 @@ def merged(
     rails: dict[str, dict[str, RailCoverage]] = {}
     before = [_by_this_clock(node, moment) for coverage in earlier for node in coverage.nodes]
     every = [*before, *now.nodes]
-    for node in sorted(every, key=lambda node: utc(node.date) if node.date else ""):
+    for node in sorted(every, key=lambda node: node.date.timestamp() if node.date else -math.inf):
         tested = node.state is not State.NOT_TESTED or node.name not in known
         if tested or known[node.name].state is State.NOT_TESTED:
             known[node.name] = _unexpired(node, moment)
@@ -247,7 +247,7 @@ def merged(
     old = [b for coverage in earlier for b in coverage.paths if b.date <= moment]
     if oldest is not None:
         old = [b if b.date > oldest else _without_passes(b) for b in old]
-    blocks = {utc(b.date): b for b in (*old, *now.paths)}
+    blocks = {b.date: b for b in (*old, *now.paths)}
     latest = [blocks[date] for date in sorted(blocks, reverse=True)]
     named = [node.name for node in now.nodes]
     order = [*named, *sorted(known.keys() - set(named))]

@@ -21,23 +21,31 @@ def write_report(directory: Path, certificate: Certificate) -> list[Path]:
     """Write `certificate.json`, `.xml` and `.html` into `directory`, created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in (
-        ("certificate.json", json_text(certificate)),
-        ("certificate.xml", junit_text(certificate)),
-        ("certificate.html", page_text(certificate)),
+    for name, text_of in (
+        ("certificate.json", json_text),
+        ("certificate.xml", junit_text),
+        ("certificate.html", page_text),
     ):
-        replace_file(directory / name, text)
+        replace_file(directory / name, text_of(certificate))
         written.append(directory / name)
     return written
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file; readers see the old file or the new one, even after a loss of power."""
+    """Write a file; readers see the old file or the new one, even after a loss of power.
+
+    A link stays one. What is no file, such as /dev/stdout or a pipe, is written to as it is.
+    """
+    # A lone surrogate, from output that was not UTF-8, cannot be encoded.
+    data = text.encode("utf-8", errors="replace")
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            # A lone surrogate, from output that was not UTF-8, cannot be encoded.
-            file.write(text.encode("utf-8", errors="replace"))
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

@@ -14,8 +14,7 @@ from pytest_mnode.certificate.results import (
     CriterionVerdict,
     measurements_to_json,
 )
-from pytest_mnode.certificate.run_facts import utc
-from pytest_mnode.certificate.text import first_line, fit
+from pytest_mnode.certificate.text import first_line, fit, one_line
 from pytest_mnode.measurement import Measurement, Verdict
 
 PROPERTY = "mnode.measurement"
@@ -50,7 +49,7 @@ def junit_text(certificate: Certificate) -> str:
         junit_xml.TestSuite(
             fit(name),
             list(cases),
-            timestamp=utc(certificate.run.start),
+            timestamp=certificate.run.start.isoformat(),
             properties={k: fit(v) for k, v in properties.items()},
         )
         for name, cases in (
@@ -109,7 +108,7 @@ def _case(case: CaseResult) -> Iterator[junit_xml.TestCase]:
     for measurement in case.measurements:
         where = f" ({measurement.where})" if measurement.where else ""
         out = _named(f"{test}: {measurement.name}{where}", classname)
-        text = " ".join(fit(str(measurement)).split())
+        text = one_line(str(measurement))
         match measurement.verdict:
             case Verdict.FAIL:
                 _fail(out, text)

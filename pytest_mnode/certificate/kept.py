@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC
 from pathlib import Path
 
 from pytest_mnode.certificate.certificate import Certificate
@@ -48,12 +47,16 @@ def earlier_runs(directory: Path | None, digest: str, before: str = "") -> Earli
 
 
 def with_history(certificate: Certificate, earlier: EarlierRuns) -> Certificate:
-    """The certificate with its history."""
-    history = history_of(certificate, earlier.certificates, earlier.left_out)
+    """The certificate with its history: of runs that ended before it."""
+    end = certificate.run.end
+    before = [one for one in earlier.certificates if one.run.end <= end]
+    later = (one.run.end for one in earlier.certificates if one.run.end > end)
+    wrong = (f"{one:%Y-%m-%d %H:%M}: it ended after this run: a wrong clock" for one in later)
+    history = history_of(certificate, before, [*earlier.left_out, *wrong])
     found = replace(certificate, history=history)
-    if not earlier.certificates:
+    if not before:
         return found
-    since = tuple(changes(earlier.certificates[-1], found))
+    since = tuple(changes(before[-1], found))
     return replace(certificate, history=replace(history, since=since))
 
 
@@ -80,5 +83,4 @@ def keep(directory: Path, certificate: Certificate) -> Path:
 
 def _kept_name(certificate: Certificate) -> str:
     """Named by the run's end and spec, so that names sort in the order of the runs."""
-    end = certificate.run.end.astimezone(UTC)
-    return f"{end:%Y%m%dT%H%M%S.%fZ}-{certificate.run.spec.digest[:8]}.json"
+    return f"{certificate.run.end:%Y%m%dT%H%M%S.%fZ}-{certificate.run.spec.digest[:8]}.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, PathCoverage, RailCoverage
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
@@ -16,7 +16,8 @@ from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
 _NEVER = "no run has tested it"
 _WORSE = (State.PASSED, State.NOT_TESTED, State.SUSPECT, State.FAILED)
 _ASIDE = re.compile(r"\([^()]*\)")
-_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+_WORD = re.compile(r"(?<![A-Za-z0-9_/])[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+"""A word; no part of a path such as /scratch/node1, which may be a directory of another node."""
 _UNSURE = re.compile(
     r"suspected, not confirmed|no reading of| or |[→↔]|\bbetween\b|\bfrom\b.*\bto\b"
 )
@@ -35,7 +36,7 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
     bad = _blamed_in(run, criteria)
     missing, met_by = _missing(run, criteria), _met_by(criteria)
     rates = [rates for c in criteria for case in c.cases for rates in case.paths]
-    until = run.end + timedelta(seconds=run.validity_s)
+    until = run.from_end(1)
     passed = [c.name for c in criteria if c.verdict is CriterionVerdict.PASS]
     nodes = []
     for name in run.nodes:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from itertools import count
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
 from pytest_mnode.certificate.results import CriterionVerdict
+from pytest_mnode.certificate.text import fit
 from pytest_mnode.path_rates import State
 
 Samples = Iterable[tuple[tuple[str, ...], float | None]]
@@ -28,11 +31,12 @@ class _Metrics:
         self._certificate = certificate
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        spec = self._certificate.run.spec.name
         for name, help_, labels, samples in self._families():
             family = GaugeMetricFamily(f"mnode_{name}", help_, labels=("spec", *labels))
             for values, value in samples:
                 if value is not None:
-                    family.add_metric((self._certificate.run.spec.name, *values), value)
+                    family.add_metric([fit(v) for v in (spec, *values)], value)
             yield family
 
     def _families(self) -> Iterator[tuple[str, str, tuple[str, ...], Samples]]:
@@ -55,11 +59,13 @@ class _Metrics:
         verdicts = [s for c in one.criteria for s in _which(CriterionVerdict, c.verdict, c.name)]
         yield "criterion_verdict", "Verdict.", ("criterion", "verdict"), verdicts
         labels = ("criterion", "test", "measurement", "unit", "where", "number")
+        numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
         measured = [
-            ((c.name, case.test.partition("::")[2], m.name, m.unit, m.where, str(number)), m)
+            ((c.name, test, m.name, m.unit, m.where, str(next(numbers[f"{c.name} {test}"]))), m)
             for c in one.criteria
             for case in c.cases
-            for number, m in enumerate(case.measurements)
+            for test in [case.test.partition("::")[2]]  # not unique: two files may have one name
+            for m in case.measurements
         ]
         values = [(named, m.known) for named, m in measured]
         yield "measurement", "What was measured, in `unit`.", labels, values

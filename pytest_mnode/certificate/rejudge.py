@@ -81,8 +81,8 @@ def rejudge(
     }
     found, undecided = [], []
     for case in cases:
-        if key := _promised_now(case, specs):
-            why = f"cannot be judged again: {key} was not promised, and not measured"
+        if why := _unmeasured(case, specs):
+            why = f"cannot be judged again: {why}"
             undecided.append(f"{criterion_name(case.test)}: {why}")
             found.append(replace(case, outcome="skipped", message=why))
             continue
@@ -90,14 +90,14 @@ def rejudge(
         undecided += [
             f"{criterion_name(case.test)}: {new.name}: {new.note}"
             for old, new in zip(case.measurements, again, strict=True)
-            if new is not old and new.value is None
+            if old.value is not None and new.value is None
         ]
         found.append(_with(case, tuple(again)))
     return Judged(tuple(found), tuple(undecided))
 
 
-def _promised_now(case: CaseResult, specs: _Specs) -> str:
-    """The key that was not promised and has a value in the other spec; "" if there is none."""
+def _unmeasured(case: CaseResult, specs: _Specs) -> str:
+    """Why a case has no measurement to judge by the other spec; "" if it has, or needs none."""
 
     def says(leaves: Leaves, key: str) -> bool:
         return any(
@@ -107,7 +107,18 @@ def _promised_now(case: CaseResult, specs: _Specs) -> str:
         )
 
     key = case.message.rpartition(": ")[2] if case.outcome == "not promised" else ""
-    return key if key and says(specs.after, key) and not says(specs.before, key) else ""
+    if key and says(specs.after, key) and not says(specs.before, key):
+        return f"{key} was not promised, and not measured"
+    judged = any(one.expected for one in case.measurements)
+    changed = [
+        leaf
+        for leaf in sorted(specs.changed)
+        for key in case.promises
+        if _is_below(leaf, key) or _is_below(leaf, f"criteria.{key}")
+    ]
+    if case.outcome == "passed" and changed and not judged:
+        return f"its test records no bound, and passed with another {', '.join(changed[:3])}"
+    return ""
 
 
 def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) -> Measurement:
@@ -232,11 +243,16 @@ def rejudge_certificate(
             *(() if spec.confirmed else (f"{UNCONFIRMED} in {path.name}",)),
         ),
     )
+    skipped = {  # no test of these had anything to judge
+        c.name: c.not_promised
+        for c in certificate.criteria
+        if c.not_promised and all(k.outcome in ("skipped", "not promised") for k in c.cases)
+    }
     again = build_certificate(
         run=run,
         cases=found.cases,
         promised=spec.promised_criteria,
-        not_promised={n.question: n.reason for n in spec.not_promised},
+        not_promised=skipped | {n.question: n.reason for n in spec.not_promised},
     )
     return replace(again, installed=certificate.installed), found.undecided
 

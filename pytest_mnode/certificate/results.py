@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter, computed_field
 from pydantic.dataclasses import dataclass
 
-from pytest_mnode.certificate.text import Recorded, first_line
+from pytest_mnode.certificate.text import Recorded, first_line, one_line
 from pytest_mnode.charts import Chart
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.installed import Fact
@@ -26,6 +26,8 @@ Outcome = Literal["passed", "failed", "error", "skipped", "not promised"]
 """How a test ended; "not promised" is a skip by `not_promised`."""
 NOT_RUN = "not run: "
 """Prefix of the message of a test that was stopped by the failure of another test."""
+CUT_OFF = "the test was interrupted before it ended"
+"""Message of a test whose end is unknown."""
 
 
 class CriterionVerdict(StrEnum):
@@ -155,8 +157,11 @@ class CaseResult:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was not run because another test failed, which names the culprit."""
-        return self.outcome == "error" and self.message.removeprefix("Failed: ").startswith(NOT_RUN)
+        """Whether it shows nothing of its nodes: another test failed, which names the culprit, or
+        the run was interrupted."""
+        message = self.message.removeprefix("Failed: ")
+        known = self.verdict is CriterionVerdict.FAIL or self.outcome != "error"
+        return not known and message.startswith((NOT_RUN, CUT_OFF))
 
     @property
     def worst(self) -> Measurement | None:
@@ -230,7 +235,7 @@ class CriterionResult:
         if self.verdict is CriterionVerdict.PASS:
             return ()
         named = [
-            name
+            one_line(name)
             for case in self.deciding
             for name in (
                 *(m.culprit for m in case.measurements if _has(m, case.verdict)),

@@ -6,12 +6,19 @@ import os
 import platform
 import subprocess
 from dataclasses import field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, NonNegativeInt, PlainSerializer, PositiveInt, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    NonNegativeInt,
+    PlainSerializer,
+    PositiveInt,
+    WithJsonSchema,
+)
 from pydantic.dataclasses import dataclass
 
 from pytest_mnode.launchers.hosts import compress
@@ -23,16 +30,20 @@ UNCONFIRMED = "confirmed: false"
 """Start of the reason why a run with an unconfirmed spec certifies nothing; a name follows."""
 
 
-def utc(moment: datetime) -> str:
-    """ISO 8601 in UTC, such as "2026-11-21T02:06:00+00:00"."""
-    return moment.astimezone(UTC).isoformat()
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
 
 
 UtcTime = Annotated[
     AwareDatetime,
-    PlainSerializer(utc, return_type=str),
+    AfterValidator(_in_utc),
+    PlainSerializer(datetime.isoformat, return_type=str),
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
+"""A time in UTC, whatever zone it is given in; in JSON such as "2026-11-21T02:06:00+00:00"."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,13 @@ class RunFacts:
     cluster_nodes: PositiveInt | None = None
     not_covered: tuple[str, ...] = ()
 
+    def from_end(self, validities: int) -> datetime:
+        """The end of the run and so many times `validity_s`, within the years 1 to 9999."""
+        try:
+            return self.end + validities * timedelta(seconds=self.validity_s)
+        except OverflowError:
+            return (datetime.max if validities > 0 else datetime.min).replace(tzinfo=UTC)
+
     @property
     def count(self) -> str:
         """How much of the cluster was tested, such as "2 of 16 nodes"."""
@@ -143,9 +161,9 @@ def git_commit(rootdir: Path) -> Commit | None:
 
 
 def _git(rootdir: Path, *argv: str) -> str | None:
-    # A git hook runs with GIT_DIR set, which would override the directory.
-    env = {k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE")}
-    env["GIT_OPTIONAL_LOCKS"] = "0"
+    # A git hook runs with variables that would override the directory.
+    hooks = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    env = {k: v for k, v in os.environ.items() if k not in hooks} | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(
             ["git", "-C", str(rootdir), *argv],

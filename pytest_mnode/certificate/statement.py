@@ -15,6 +15,7 @@ from pytest_mnode.errors import UsageError
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:pytest-mnode:certificate"
+_ABSENT = object()
 
 
 def statement_text(name: str, content: bytes) -> str:
@@ -55,17 +56,18 @@ def _sha256(content: bytes) -> str:
 
 
 def _differences(signed: Any, now: Any, at: str) -> Iterator[str]:
-    if isinstance(signed, dict) and isinstance(now, dict):
-        pairs = {key: (signed.get(key), now.get(key)) for key in (*signed, *now)}
-    elif isinstance(signed, list) and isinstance(now, list):
+    if isinstance(signed, list) and isinstance(now, list):
         before, after = _named(signed), _named(now)
-        pairs = {key: (before.get(key), after.get(key)) for key in (*before, *after)}
-    elif signed != now or type(signed) is not type(now):
-        yield f"{at}: signed {_shown(signed)}, now {_shown(now)}"
-        return
+        if before.keys() == after.keys() and list(before) != list(after):
+            yield f"{at}: in another order"
+    elif isinstance(signed, dict) and isinstance(now, dict):
+        before, after = signed, now
     else:
+        if signed != now or type(signed) is not type(now):
+            yield f"{at}: signed {_shown(signed)}, now {_shown(now)}"
         return
-    for key, (one, other) in pairs.items():
+    for key in dict.fromkeys((*before, *after)):
+        one, other = before.get(key, _ABSENT), after.get(key, _ABSENT)
         yield from _differences(one, other, f"{at}.{key}" if at else str(key))
 
 
@@ -80,5 +82,5 @@ def _named(entries: list[Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = "nothing" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:79]}…"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from datetime import UTC
 
 from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
 from pytest_mnode.certificate.results import CriterionResult, CriterionVerdict
@@ -90,22 +89,18 @@ def certificate_line(certificate: Certificate) -> str:
     """The verdict of the run in one line, with the nodes it holds for or the reasons against it."""
     run = certificate.run
     if certificate.kept:
-        date = certificate.until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        date = certificate.until.strftime("%Y-%m-%d %H:%M UTC")
         by = f"until {date} (spec {run.spec.name}, {run.launcher} launcher)"
         reasons = "".join(f"; cluster not certified: {reason}" for reason in certificate.reasons)
         if not certificate.coverage.nodes_by_state.passed:
-            return f"certified: {_passed(certificate)} only, no node tested, {by}{reasons}"
+            passed = [c.name for c in certificate.criteria if c.verdict is CriterionVerdict.PASS]
+            return f"certified: {', '.join(passed)} only, no node tested, {by}{reasons}"
         share = certificate.coverage.share_of_paths()
         return f"certified: {certificate.count}{', ' * bool(share)}{share} {by}{reasons}"
     not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED
     word = "NOT certified" if not_certified else certificate.verdict.value
     reasons = "; ".join(_did_not_run_together(certificate))
     return f"{word}: {reasons}; passed: {certificate.count}"
-
-
-def _passed(certificate: Certificate) -> str:
-    passed = CriterionVerdict.PASS
-    return ", ".join(c.name for c in certificate.criteria if c.verdict is passed)
 
 
 def _did_not_run_together(certificate: Certificate) -> list[str]:

@@ -29,10 +29,14 @@ def fit(text: str, longest: int = LONGEST) -> str:
     return _UNFIT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def parameter_of(test: str) -> str:
+    """The parameter in a node id, such as "node2" in "a/test_b.py::test_c[node2]"; else ""."""
+    return test.partition("::")[2].partition("[")[2].removesuffix("]")
+
+
 def with_case(name: str, test: str, which: str = "") -> str:
     """A measurement's name with its case and `which`, such as "clock skew (node2, 1 of 2)"."""
-    case = test.partition("[")[2].removesuffix("]")
-    which = ", ".join(filter(None, [case, which]))
+    which = ", ".join(filter(None, [parameter_of(test), which]))
     return f"{name} ({which})" if which else name
 
 
@@ -40,6 +44,11 @@ def first_line(text: str, longest: int = 500) -> str:
     """The first line of `text` that is not blank, cut with an ellipsis."""
     line = next((line.strip() for line in fit(text).splitlines() if line.strip()), "")
     return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def one_line(text: str) -> str:
+    """`text` fit for a report, with one blank for each run of blanks and line ends."""
+    return " ".join(fit(text).split())
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,13 @@ class Recorded:
     value: str | bool | int | float | None
 
 
-def recorded_from(properties: Sequence[tuple[str, Any]]) -> tuple[Recorded, ...]:
+def recorded_from(properties: Sequence[tuple[Any, Any]]) -> tuple[Recorded, ...]:
     """The test's own properties of a report; values without a JSON type become text."""
 
     def plain(value: Any) -> Any:
         finite = isinstance(value, float) and math.isfinite(value)
         return value if finite or type(value) in (bool, int, type(None)) else fit(str(value))
 
-    own = [(name, value) for name, value in properties if not name.startswith("mnode.")]
+    named = [(str(name), value) for name, value in properties]
+    own = [(name, value) for name, value in named if not name.startswith("mnode.")]
     return tuple(Recorded(fit(name), plain(value)) for name, value in own)

@@ -8,6 +8,7 @@ printed as one line, and the status is 2. Slow modules are imported inside `run`
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summary = text.partition("\n")[0].rstrip(".")
         module.add_arguments(commands.add_parser(name, help=summary, description=text))
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # an encoding such as ASCII has no "≥"
+        sys.stdout.reconfigure(errors="replace")
     try:
         status: int = modules[options.command].run(options)
         sys.stdout.flush()

@@ -28,15 +28,21 @@ def sign(content: bytes, key: Path) -> bytes:
 
 
 def is_signed(content: bytes, signature: Path, key: Path) -> bool:
-    """Whether the owner of a public key made the signature, over exactly this content."""
+    """Whether the owner of a public key made the signature, over exactly this content.
+
+    key: a file with one public key, or with several, of which one is enough.
+    """
     _check(key)
     _check(signature)
-    words = key.read_text(encoding="utf-8", errors="replace").split()
-    if len(words) < 2 or not words[0].startswith(("ssh-", "ecdsa-", "sk-")):
+    lines = key.read_text(encoding="utf-8", errors="replace").splitlines()
+    words = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+    if not words or not all(
+        len(one) > 1 and one[0].startswith(("ssh-", "ecdsa-", "sk-")) for one in words
+    ):
         raise UsageError(f"{key}: no public key; accepted: a file such as id_ed25519.pub")
     with TemporaryDirectory(prefix="mnode-verify-") as directory:
         signers = Path(directory, "allowed_signers")
-        signers.write_text(f"{_SIGNER} {words[0]} {words[1]}\n")
+        signers.write_text("".join(f"{_SIGNER} {one[0]} {one[1]}\n" for one in words))
         argv = ["-Y", "verify", "-f", str(signers), "-I", _SIGNER, "-n", NAMESPACE]
         return _run([*argv, "-s", str(signature)], content).returncode == 0
 

@@ -26,7 +26,12 @@ from pytest_mnode.certificate.files import replace_file
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.rejudge import facts_of
-from pytest_mnode.certificate.results import Outcome, charts_from_json, measurements_from_json
+from pytest_mnode.certificate.results import (
+    CUT_OFF,
+    Outcome,
+    charts_from_json,
+    measurements_from_json,
+)
 from pytest_mnode.certificate.run_facts import UNCONFIRMED
 from pytest_mnode.certificate.text import Recorded, fit, recorded_from
 from pytest_mnode.controller.narrowing import Narrowing
@@ -231,7 +236,6 @@ def _painted(terminal: Any, text: str) -> str:
     return text if colour is None else str(terminal.markup(text, bold=True, **{colour: True}))
 
 
-_CUT_OFF = "the test was interrupted before it ended"
 _SILENT = f"{NOT_PROMISED} by the spec"
 
 
@@ -272,7 +276,7 @@ def _result(test: str, case: _Case) -> CaseResult:
         test=test,
         question=case.facts.get("question", ""),
         outcome="error" if case.cut_off else case.outcome,
-        message=_CUT_OFF if case.cut_off else case.message,
+        message=CUT_OFF if case.cut_off else case.message,
         culprit=case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
         charts=tuple(

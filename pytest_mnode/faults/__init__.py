@@ -13,7 +13,7 @@ again loses what was done inside it, and keeps what was done to its links.
 from __future__ import annotations
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.faults import files, network, processes, results  # noqa: F401  enter their faults
+from pytest_mnode.faults import files, network, processes  # noqa: F401  enter their faults
 from pytest_mnode.faults.registry import FAULTS, Fault, Injection, Undo, listing, parse
 from pytest_mnode.faults.tools import all_undone, nodes_of
 from pytest_mnode.launchers.rack import Rack

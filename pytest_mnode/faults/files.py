@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Sequence
+import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults.registry import Parameter, Undo, fault, path, size, whole, word
-from pytest_mnode.faults.tools import all_undone, inside, nodes_of, on_node, undone_once
+from pytest_mnode.faults.tools import INSIDE, all_undone, inside, nodes_of, on_node, undone_inside
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.launchers.rack.plan import MAX_NODES
@@ -32,15 +32,18 @@ def small_shm(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
     """A node's /dev/shm is small."""
     inside(rack, node, "resize", "/dev/shm", str(size_bytes or SMALL_SHM_BYTES))
     full_bytes = str(rack.plan.shm_bytes)
-    return _undo_by(rack, node, ["resize", "/dev/shm", full_bytes])
+    return undone_inside(rack, node, "resize", "/dev/shm", full_bytes)
 
 
 @fault(path("PATH"))
 def read_only_path(rack: Rack, node: Node, where: str) -> Undo:
     """A node cannot write to a directory or file that the others can write to."""
-    _need(where)
+    if not Path(where).exists():
+        raise UsageError(f"no such path: {where}")
+    if Path(where).resolve() == Path("/"):  # a mount over it is not seen, and cannot be undone
+        raise UsageError(f"{where}: nothing can be mounted over the root directory")
     inside(rack, node, "read_only", where)
-    return _undo_by(rack, node, ["unmount", where])
+    return undone_inside(rack, node, "unmount", where)
 
 
 @fault(path("PATH"))
@@ -48,8 +51,12 @@ def full_disk(rack: Rack, node: Node, where: str) -> Undo:
     """A node finds a full file system at a directory, whose real content is hidden."""
     if not Path(where).is_dir():
         raise UsageError(f"no directory {where}")
+    hidden = Path(where).resolve()
+    for needed in map(Path, (sys.executable, sys.base_prefix, INSIDE)):
+        if needed.is_relative_to(hidden) or needed.resolve().is_relative_to(hidden):
+            raise UsageError(f"{where} has {needed}, without which nothing runs on the node")
     inside(rack, node, "full", where, str(FULL_BYTES))
-    return _undo_by(rack, node, ["unmount", where])
+    return undone_inside(rack, node, "unmount", where)
 
 
 @fault(
@@ -85,19 +92,7 @@ def other_code(rack: Rack, node: Node, where: str) -> Undo:
 
 def _replaced(rack: Rack, node: Node, target: Path, data: bytes) -> Undo:
     inside(rack, node, "replace", str(target), data=data)
-    return _undo_by(rack, node, ["unmount", str(target)])
-
-
-def _undo_by(rack: Rack, node: Node, words: Sequence[str], data: bytes = b"") -> Undo:
-    def undo() -> None:
-        inside(rack, node, *words, data=data)
-
-    return undone_once(rack, undo, node)
-
-
-def _need(where: str) -> None:
-    if not Path(where).exists():
-        raise UsageError(f"no such path: {where}")
+    return undone_inside(rack, node, "unmount", str(target))
 
 
 @fault(word("OTHER", "the node after it", "the name of a node"))
@@ -115,9 +110,11 @@ def wrong_hosts(rack: Rack, node: Node, other_name: str | None) -> Undo:
 
 
 def _misled(line: str, node: Node, other: Node) -> str:
-    address, *names = line.split() or [""]
+    if not line.strip():
+        return line
+    address, *names = line.split()
     plain = address.removeprefix("::ffff:")
-    if not {other.name, f"{other.name}-fab"} & set(names) or plain == address[:0]:
+    if not {other.name, f"{other.name}-fab"} & set(names):
         return line
     wrong = LOOPBACK if node == other else node.fabric_address
     if plain == other.address and node != other:
@@ -146,7 +143,7 @@ def _edited(rack: Rack, node: Node, path: str, text: str) -> Undo:
     """Overwrite a file of which every node has its own copy."""
     before = on_node(rack, node, ["cat", path])
     inside(rack, node, "edit", path, data=text.encode())
-    return _undo_by(rack, node, ["edit", path], before.encode())
+    return undone_inside(rack, node, "edit", path, data=before.encode())
 
 
 def _seconds(text: str) -> float:
@@ -173,7 +170,7 @@ def skewed_clock(rack: Rack, node: Node, seconds: float | None) -> Undo:
         (PRELOAD, f"{library}\n"),
     ):
         inside(rack, node, "add", file, data=text.encode())
-        undos.append(_undo_by(rack, node, ["unmount", "/etc"]))
+        undos.append(undone_inside(rack, node, "unmount", "/etc"))
     return all_undone(undos)
 
 

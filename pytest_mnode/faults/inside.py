@@ -53,8 +53,8 @@ def write(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file that `write` made."""
-    Path(path).unlink()
+    """Remove a file that `write` made, if it is still there."""
+    Path(path).unlink(missing_ok=True)
 
 
 def read_only(path: str) -> None:
@@ -67,7 +67,10 @@ def read_only(path: str) -> None:
 
 def full(path: str, size_bytes: str) -> None:
     """Mount a file system of this size at `path`, and fill it to the last byte."""
+    before = os.stat(path).st_dev  # noqa: PTH116
     namespaces.mount("full", path, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size_bytes},mode=1777")
+    if os.stat(path).st_dev == before:  # noqa: PTH116
+        sys.exit(f"{path} still shows a file system that all nodes share; it is not filled")
     filler = os.open(f"{path}/filler", os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         while True:

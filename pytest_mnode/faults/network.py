@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pytest_mnode.errors import MnodeError
+from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.faults.registry import Undo, fault, number, size, whole, word
 from pytest_mnode.faults.tools import all_undone, at_switch, on_node, program, running, undone_once
 from pytest_mnode.launchers.node import Node
@@ -48,9 +48,19 @@ def slow_rx(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None)
 
 def _slow(rack: Rack, node: Node, rate_mbit_s: float | None, link: str | None, way: str) -> Undo:
     name = link or rack.plan.fabric.name
-    full_mbit_s = rack.plan.link(name).rate_mbit_s
-    rack.ask(SetLinkRate(node.name, name, rate_mbit_s or full_mbit_s * SLOW, way))
+    full_mbit_s, slow_mbit_s = _rates(rack, name, rate_mbit_s)
+    rack.ask(SetLinkRate(node.name, name, slow_mbit_s, way))
     return undone_once(rack, lambda: rack.ask(SetLinkRate(node.name, name, full_mbit_s, way)))
+
+
+def _rates(rack: Rack, link: str, rate_mbit_s: float | None) -> tuple[float, float]:
+    """A link's full and slow rate, in Mbit/s. Raises UsageError if the second is not lower."""
+    full_mbit_s = rack.plan.link(link).rate_mbit_s
+    if rate_mbit_s is not None and rate_mbit_s >= full_mbit_s:
+        raise UsageError(
+            f"{rate_mbit_s:g} Mbit/s does not slow {link}, whose rate is {full_mbit_s:g} Mbit/s"
+        )
+    return full_mbit_s, rate_mbit_s or full_mbit_s * SLOW
 
 
 @fault(RATE, LINK, nodes=2)
@@ -68,8 +78,8 @@ def slow_path(
 ) -> Undo:
     """A link is slow from the first node to the second, and in no other direction."""
     name = link or rack.plan.fabric.name
-    rate = rate_mbit_s or rack.plan.link(name).rate_mbit_s * SLOW
-    rack.ask(SetPairRate(source.name, target.name, name, rate))
+    _, slow_mbit_s = _rates(rack, name, rate_mbit_s)
+    rack.ask(SetPairRate(source.name, target.name, name, slow_mbit_s))
     return undone_once(rack, lambda: rack.ask(SetPairRate(source.name, target.name, name, None)))
 
 
@@ -90,8 +100,8 @@ def delay(
 ) -> Undo:
     """Packets to and from a node take longer, each way; with jitter they overtake each other.
 
-    Ends when the node is switched off. While it lasts, lossy_link, one_way, mtu_hole and
-    port_dropped have no effect on this link.
+    Ends when the node is switched off. A link has one delay or corrupt_payload at a time. While it
+    lasts, lossy_link, one_way, mtu_hole and port_dropped have no effect on this link.
     """
     return _relayed(rack, node, link, "delay", delay_ms or 5.0, jitter_ms or 0.0)
 

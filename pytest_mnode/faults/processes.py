@@ -1,4 +1,8 @@
-"""Faults of a node's power, processors, rank binding, resource limits and emulated devices."""
+"""Faults of a node's power, processors, rank binding, limits, emulated devices and results.
+
+Results are wrong now and then, without an error: ranks that the node starts from then on call
+`spoiled.py` first. Jobs started by torchrun do not.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,14 @@ from pathlib import Path
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.faults.registry import Undo, fault, number, size, whole
-from pytest_mnode.faults.tools import LIMIT_S, inside, processes_of, undone_once
+from pytest_mnode.faults.tools import (
+    LIMIT_S,
+    all_undone,
+    inside,
+    processes_of,
+    undone_inside,
+    undone_once,
+)
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack, cgroups
 from pytest_mnode.launchers.rack.sockets import Board
@@ -33,6 +44,10 @@ LOW_MEMLOCK_BYTES = 64 << 10
 LOW_NOFILE = 256
 SMALL_BUFFERS_BYTES = 4 << 10
 DEVICE_FACTOR, INPUT_PAUSE_MS = 1.4, 30.0
+SPOILED = Path(__file__).with_name("spoiled.py")
+EVERY = 7
+LEAST_BYTES = 1 << 10
+"""Smallest result that is spoiled: by smaller ones, ranks agree on what to do next."""
 
 
 @fault(number("PERCENT", "30", above=0.1, up_to=100_000))
@@ -160,6 +175,8 @@ def _board(rack: Rack, node: Node) -> Board:
 
 def _bound(rack: Rack, node: Node, cpus: tuple[tuple[int, ...], ...]) -> Undo:
     """Ranks that already run keep their binding."""
+    if rack.rank_start(node).cpus is not None:
+        raise UsageError(f"{node.name} has one of the numa faults already")
     rack.start_ranks(node, cpus=cpus)
     return undone_once(rack, lambda: rack.start_ranks(node, cpus=None))
 
@@ -181,14 +198,11 @@ def small_buffers(rack: Rack, node: Node, size_bytes: int | None) -> Undo:
     """New TCP connections of a node send and receive with small buffers (tcp_rmem, tcp_wmem)."""
     size = size_bytes or SMALL_BUFFERS_BYTES
     text = f"{min(size, 4096)} {size} {size}".encode()
-    names = ("tcp_rmem", "tcp_wmem")
-    before = {name: inside(rack, node, "sysctl", f"net/ipv4/{name}", data=text) for name in names}
-
-    def undo() -> None:
-        for name, old in before.items():
-            inside(rack, node, "sysctl", f"net/ipv4/{name}", data=old.encode())
-
-    return undone_once(rack, undo, node)
+    undos = []
+    for name in ("net/ipv4/tcp_rmem", "net/ipv4/tcp_wmem"):
+        before = inside(rack, node, "sysctl", name, data=text)
+        undos.append(undone_inside(rack, node, "sysctl", name, data=before.encode()))
+    return all_undone(undos)
 
 
 def _limited(rack: Rack, node: Node, kind: int, limit: int) -> Undo:
@@ -232,8 +246,23 @@ def _left_file(rack: Rack, node: Node, path: Path, value: float) -> Undo:
     The scaling job reads it when it starts; jobs that run already do not change.
     """
     inside(rack, node, "write", str(path), data=f"{value!r}\n".encode())
-    return undone_once(rack, lambda: _removed(rack, node, path), node)
+    return undone_inside(rack, node, "remove", str(path))
 
 
-def _removed(rack: Rack, node: Node, path: Path) -> None:
-    inside(rack, node, "remove", str(path))
+@fault(whole("EVERY", "7"), size("SIZE", "1 KiB"))
+def stale_results(rack: Rack, node: Node, every: int | None, size_bytes: int | None) -> Undo:
+    """One in EVERY of a node's collectives of SIZE or more returns the previous call's result."""
+    return _spoiled(rack, node, "stale", every or EVERY, size_bytes or LEAST_BYTES)
+
+
+@fault(whole("EVERY", "7"))
+def wrong_layers(rack: Rack, node: Node, every: int | None) -> Undo:
+    """One in EVERY of the linear layers that a node computes has wrong values in its result."""
+    return _spoiled(rack, node, "wrong", every or EVERY)
+
+
+def _spoiled(rack: Rack, node: Node, function: str, *values: int) -> Undo:
+    if rack.rank_start(node).first:
+        raise UsageError(f"{node.name} has one of stale_results and wrong_layers already")
+    rack.start_ranks(node, first=(str(SPOILED), function, *map(str, values)))
+    return undone_once(rack, lambda: rack.start_ranks(node, first=()))

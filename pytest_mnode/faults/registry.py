@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -52,12 +52,10 @@ class Fault:
     @property
     def form(self) -> str:
         """How to write it: "slow_link:NODE[:MBIT_S[:LINK]]"."""
-        text = ":NODE" if self.nodes == 1 else ":NODE+NODE"
-        optional = 0
+        text = self.name + (":NODE" if self.nodes == 1 else ":NODE+NODE")
         for parameter in self.parameters:
-            optional += parameter.default is not None
-            text += f"[:{parameter.name}" if parameter.default is not None else f":{parameter.name}"
-        return self.name + text + "]" * optional
+            text += f":{parameter.name}" if parameter.default is None else f"[:{parameter.name}"
+        return text + "]" * text.count("[")
 
     @property
     def default(self) -> str:
@@ -92,8 +90,7 @@ def fault(*parameters: Parameter, nodes: int = 1) -> Callable[[Function], Functi
 
 def parse(text: str) -> tuple[Injection, ...]:
     """Read "NAME:NODE[:VALUE…][,…]"; raises UsageError, one line that says what is accepted."""
-    parts = [part.strip() for part in text.split(",")]
-    return tuple(_parse_one(part) for part in parts)
+    return tuple(_parse_one(part.strip()) for part in text.split(","))
 
 
 def _parse_one(text: str) -> Injection:
@@ -179,9 +176,9 @@ def size(name: str, default: str | None) -> Parameter:
     return Parameter(name, SIZE.accepted, lambda text: int(SIZE.parse(text)), default)
 
 
-def listing(faults: Sequence[Fault] = ()) -> list[str]:
+def listing() -> list[str]:
     """One line per fault: form, effect and defaults."""
-    chosen = faults or [FAULTS[name] for name in sorted(FAULTS)]
     return [
-        f"{f.form}: {f.about}" + (f" (default: {f.default})" if f.default else "") for f in chosen
+        f"{f.form}: {f.about}" + (f" (default: {f.default})" if f.default else "")
+        for _, f in sorted(FAULTS.items())
     ]

@@ -33,7 +33,10 @@ def main(port: str, bridge: str, delay_s: float, jitter_s: float, every_bytes: f
     near, far = f"relay{os.getpid()}a", f"relay{os.getpid()}b"
     with IPRoute() as netlink:
         index = socket.if_nametoindex(port)
-        mtu = netlink.get_links(index)[0].get_attr("IFLA_MTU")
+        found = netlink.get_links(index)[0]
+        if found.get_attr("IFLA_MASTER") is None:  # two relays would double each packet
+            sys.exit(f"{port} has a relay already: one of delay and corrupt_payload at a time")
+        mtu = found.get_attr("IFLA_MTU")
         netlink.link("add", ifname=near, kind="veth", mtu=mtu, peer={"ifname": far, "mtu": mtu})
         try:
             master = socket.if_nametoindex(bridge)

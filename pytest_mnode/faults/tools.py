@@ -90,14 +90,27 @@ def _output(
     except subprocess.TimeoutExpired:
         raise TimeLimitError(f"{where}: {what} took more than {limit_s:g} s") from None
     if done.returncode != 0:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        last = _last_line(done.stderr)
         raise ClusterError(f"{where}: {what} failed with status {done.returncode}: {last}")
     return done.stdout.decode(errors="replace")
+
+
+def _last_line(output: bytes) -> str:
+    return (output.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
 
 
 def inside(rack: Rack, node: Node, *words: str, data: bytes = b"") -> str:
     """Run `inside.py` in a node's namespaces; its output."""
     return on_node(rack, node, [sys.executable, "-S", "-E", "-s", INSIDE, *words], data)
+
+
+def undone_inside(rack: Rack, node: Node, *words: str, data: bytes = b"") -> Undo:
+    """An undo that runs `inside.py` in a node's namespaces."""
+
+    def undo() -> None:
+        inside(rack, node, *words, data=data)
+
+    return undone_once(rack, undo, node)
 
 
 def running(command: Sequence[str], what: str) -> Undo:
@@ -109,21 +122,20 @@ def running(command: Sequence[str], what: str) -> Undo:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
-    def last_words() -> str:
+    said = b""
+
+    def end() -> None:
+        nonlocal said
         try:
-            return process.communicate(timeout=LIMIT_S)[1].decode(errors="replace")
+            said = process.communicate(timeout=LIMIT_S)[1]
         except subprocess.TimeoutExpired:
             process.kill()
-            return process.communicate()[1].decode(errors="replace")
+            said = process.communicate()[1]
 
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], LIMIT_S)[0] or not process.stdout.readline():
-        last = (last_words().strip().splitlines() or ["no message"])[-1]
-        raise ClusterError(f"{what}: not ready: {last}")
-
-    def end() -> None:
-        last_words()
-
+        end()
+        raise ClusterError(f"{what}: not ready: {_last_line(said)}")
     return end
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-
-import pytest
 
 from pytest_mnode.certificate import (
     CaseResult,
@@ -34,23 +32,18 @@ FACTS = RunFacts(
 )
 
 
-@pytest.fixture(scope="session")
-def certify() -> Callable[..., Certificate]:
-    """certify(*cases, promised=…, not_promised=…, earlier=…, and facts of the run to override)."""
-
-    def build(
-        *cases: CaseResult,
-        promised: Sequence[str] = (),
-        not_promised: Mapping[str, str] | None = None,
-        earlier: Sequence[Coverage] = (),
-        **facts: Any,
-    ) -> Certificate:
-        return build_certificate(
-            run=replace(FACTS, **facts),
-            cases=cases,
-            promised=promised,
-            not_promised=not_promised or {},
-            earlier=earlier,
-        )
-
-    return build
+def certify(
+    *cases: CaseResult,
+    promised: Sequence[str] = (),
+    not_promised: Mapping[str, str] | None = None,
+    earlier: Sequence[Coverage] = (),
+    **facts: Any,
+) -> Certificate:
+    """The certificate of these cases. facts: facts of the run other than FACTS."""
+    return build_certificate(
+        run=replace(FACTS, **facts),
+        cases=cases,
+        promised=promised,
+        not_promised=not_promised or {},
+        earlier=earlier,
+    )

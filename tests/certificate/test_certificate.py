@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -15,8 +14,8 @@ from pydantic import TypeAdapter
 from pytest_mnode.certificate import CaseResult, Certificate, CriterionResult, criterion_name
 from pytest_mnode.certificate.certificate import certificate_json
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least, at_most, equals
+from tests.certificate.conftest import certify
 
-Certify = Callable[..., Certificate]
 READER: TypeAdapter[Certificate] = TypeAdapter(Certificate)
 
 FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", "node1")
@@ -116,7 +115,6 @@ GOOD, BAD, ODD = case("mesh"), case("fabric", "passed", SLOW), case("fabric", "e
     ],
 )
 def test_only_a_whole_run_in_which_every_promise_was_kept_certifies(
-    certify: Certify,
     cases: list[CaseResult],
     run: dict[str, Any],
     verdict: str,
@@ -128,7 +126,7 @@ def test_only_a_whole_run_in_which_every_promise_was_kept_certifies(
     assert (certificate.expiry is not None) == (verdict == "certified")
 
 
-def test_what_is_not_promised_is_neither_passed_nor_failed(certify: Certify) -> None:
+def test_what_is_not_promised_is_neither_passed_nor_failed() -> None:
     certificate = certify(GOOD, BAD, promised=["mesh"], not_promised={"fabric": "no bound yet"})
     assert [(c.name, c.verdict) for c in certificate.criteria] == [
         ("mesh", "pass"),
@@ -137,14 +135,12 @@ def test_what_is_not_promised_is_neither_passed_nor_failed(certify: Certify) -> 
     assert certificate.verdict == "certified"
 
 
-def test_a_promise_outweighs_an_excuse(certify: Certify) -> None:
+def test_a_promise_outweighs_an_excuse() -> None:
     certificate = certify(BAD, promised=["fabric"], not_promised={"fabric": "no bound yet"})
     assert certificate.verdict == "not certified"
 
 
-def test_criteria_stand_in_the_order_promised_then_others_then_not_promised(
-    certify: Certify,
-) -> None:
+def test_criteria_stand_in_the_order_promised_then_others_then_not_promised() -> None:
     cases = [case("other"), case("gang"), case("mesh")]
     certificate = certify(*cases, promised=["fabric", "mesh"], not_promised={"gang": "one node"})
     assert [c.name for c in certificate.criteria] == ["fabric", "mesh", "other", "gang"]
@@ -189,7 +185,7 @@ def test_culprits_are_named_once_and_only_for_what_decided() -> None:
     )
 
 
-def test_a_long_list_of_culprits_is_not_cut(certify: Certify) -> None:
+def test_a_long_list_of_culprits_is_not_cut() -> None:
     slow = [Measurement("bw", 1, "", at_least(2), culprit=f"node{i} fab0") for i in range(30)]
     (reason,) = certify(case("fabric", "passed", *slow), promised=["fabric"]).reasons
     assert reason.endswith("node28 fab0, node29 fab0)")
@@ -207,20 +203,28 @@ def test_a_criterion_is_named_after_its_file(test: str, name: str) -> None:
     assert criterion_name(test) == name
 
 
-def test_a_certificate_expires(certify: Certify) -> None:
+def test_a_certificate_expires() -> None:
     certificate = certify(GOOD, promised=["mesh"], validity_s=12 * 3600.0)
     assert certificate.expiry == datetime(2026, 11, 21, 14, 6, tzinfo=UTC)
 
 
-def test_times_are_written_in_utc(certify: Certify) -> None:
+def test_a_pass_that_outlasts_the_calendar_ends_with_it() -> None:
+    """As with `valid_for: 9999999 d`."""
+    certificate = certify(GOOD, promised=["mesh"], validity_s=9_999_999 * 86400.0)
+    assert certificate.expiry == datetime.max.replace(tzinfo=UTC)
+    assert READER.validate_python(certificate_json(certificate)) == certificate
+
+
+def test_times_are_written_in_utc() -> None:
     east = timezone(timedelta(hours=2))
     data = certificate_json(certify(start=datetime(2026, 11, 21, 4, tzinfo=east)))
     assert data["run"]["start"] == "2026-11-21T02:00:00+00:00"
+    assert certify(end=datetime(2026, 11, 21, 4, tzinfo=east)).until.hour == 2
     with pytest.raises(ValueError, match=r"(?s)end.*should have timezone info"):
         certify(end=datetime(2026, 11, 21))
 
 
-def test_a_certificate_survives_json(certify: Certify) -> None:
+def test_a_certificate_survives_json() -> None:
     odd = case("odd", "error", UNKNOWN, RECORDED, message="é\x00", culprit="node1", duration_s=0.5)
     point = Point(1 << 20, 5, 63.5, 70.0, 60.25, 70.0, 0.016, 0.024, 1)
     odd = replace(odd, charts=(Curve("all_reduce", "ring", "gloo", 4, (point, point)),))
@@ -239,20 +243,20 @@ def test_a_certificate_survives_json(certify: Certify) -> None:
     assert READER.validate_json(text) == certificate
 
 
-def test_an_edited_verdict_is_judged_anew(certify: Certify) -> None:
+def test_an_edited_verdict_is_judged_anew() -> None:
     data = certificate_json(certify(BAD, promised=["fabric"])) | {"verdict": "certified"}
     data["criteria"][0]["verdict"] = data["criteria"][0]["cases"][0]["verdict"] = "pass"
     assert READER.validate_python(data).verdict == "not certified"
 
 
-def test_a_value_that_is_not_finite_never_certifies_after_json(certify: Certify) -> None:
+def test_a_value_that_is_not_finite_never_certifies_after_json() -> None:
     nan = case("fabric", "passed", Measurement("busbw", math.nan, "", at_least(1)))
     data = certificate_json(certify(nan, promised=["fabric"]))
     assert READER.validate_python(data).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize("version", [2, 3, None, "4"])
-def test_another_version_is_refused(certify: Certify, version: Any) -> None:
+def test_another_version_is_refused(version: Any) -> None:
     data = certificate_json(certify()) | {"schema_version": version}
     with pytest.raises(ValueError, match=r"(?s)schema_version.*should be 4"):
         READER.validate_python(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,8 +14,8 @@ from pytest_mnode.certificate.files import parse_certificate
 from pytest_mnode.certificate.summary import certificate_line
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.path_rates import PathRates
+from tests.certificate.conftest import certify
 
-Certify = Callable[..., Certificate]
 NIGHT = datetime(2026, 11, 21, 2, 6, tzinfo=UTC)
 PASSED = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed")
 
@@ -26,9 +25,9 @@ def failed(culprit: str) -> CaseResult:
     return replace(PASSED, outcome="failed", measurements=(slow,))
 
 
-def run(certify: Certify, day: int, case: CaseResult, *nodes: str, **more: Any) -> Certificate:
+def run(day: int, case: CaseResult, *nodes: str, **more: Any) -> Certificate:
     end = NIGHT + timedelta(days=day)
-    facts = {"nodes": nodes, "cluster_nodes": 4, "start": end, "end": end}
+    facts: dict[str, Any] = {"nodes": nodes, "cluster_nodes": 4, "start": end, "end": end}
     return certify(case, promised=["mesh"], **facts, **more)
 
 
@@ -36,37 +35,37 @@ def states(certificate: Certificate) -> dict[str, str]:
     return {node.name: node.state.value for node in certificate.coverage.nodes}
 
 
-def test_earlier_runs_fill_up_what_this_one_did_not_test(certify: Certify) -> None:
-    first = run(certify, 0, PASSED, "a", "b")
-    second = run(certify, 1, PASSED, "c", "d", earlier=(first.coverage,))
+def test_earlier_runs_fill_up_what_this_one_did_not_test() -> None:
+    first = run(0, PASSED, "a", "b")
+    second = run(1, PASSED, "c", "d", earlier=(first.coverage,))
     assert (first.verdict, second.verdict) == ("partly certified", "certified")
     assert second.count == "4 of 4 nodes"
     assert second.expiry == NIGHT + timedelta(days=7)  # of the pass that expires first
-    third = run(certify, 2, PASSED, "c", earlier=(second.coverage, first.coverage))
+    third = run(2, PASSED, "c", earlier=(second.coverage, first.coverage))
     assert third.verdict == "certified"
 
 
-def test_the_latest_run_of_a_node_counts(certify: Certify) -> None:
-    bad = run(certify, 0, failed("a"), "a", "b")
+def test_the_latest_run_of_a_node_counts() -> None:
+    bad = run(0, failed("a"), "a", "b")
     assert states(bad) == {"a": "failed", "b": "passed"}
-    again = run(certify, 1, PASSED, "a", "c", earlier=(bad.coverage,))
+    again = run(1, PASSED, "a", "c", earlier=(bad.coverage,))
     assert states(again) == {"a": "passed", "b": "passed", "c": "passed"}
-    worse = run(certify, 2, failed("c"), "c", "d", earlier=(again.coverage, bad.coverage))
+    worse = run(2, failed("c"), "c", "d", earlier=(again.coverage, bad.coverage))
     assert states(worse) == {"a": "passed", "b": "passed", "c": "failed", "d": "passed"}
-    cut = run(certify, 3, PASSED, "c", earlier=(worse.coverage,), cut_short=("-x",))
+    cut = run(3, PASSED, "c", earlier=(worse.coverage,), cut_short=("-x",))
     assert states(cut)["c"] == "failed", "what was not tested says nothing"
 
 
-def test_a_failed_node_of_another_night_is_no_certified_cluster(certify: Certify) -> None:
-    bad = run(certify, 0, failed("a"), "a", "b")
-    good = run(certify, 1, PASSED, "c", "d", earlier=(bad.coverage,))
+def test_a_failed_node_of_another_night_is_no_certified_cluster() -> None:
+    bad = run(0, failed("a"), "a", "b")
+    good = run(1, PASSED, "c", "d", earlier=(bad.coverage,))
     assert (good.verdict, good.count) == ("partly certified", "3 of 4 nodes")
     assert good.reasons == ("not every node has a pass: passed: c,d,b; failed: a",)
 
 
-def test_a_pass_that_has_expired_is_none(certify: Certify) -> None:
-    first = run(certify, 0, PASSED, "a", "b")
-    late = run(certify, 7, PASSED, "c", "d", earlier=(first.coverage,))
+def test_a_pass_that_has_expired_is_none() -> None:
+    first = run(0, PASSED, "a", "b")
+    late = run(7, PASSED, "c", "d", earlier=(first.coverage,))
     assert states(late) == {"c": "passed", "d": "passed", "a": "not tested", "b": "not tested"}
     assert late.verdict == "partly certified"
     [a] = [node for node in late.coverage.nodes if node.name == "a"]
@@ -88,11 +87,11 @@ def rates(*nodes: str, row: str = "p", mbits_s: int = 190) -> PathRates:
     )
 
 
-def test_paths_are_known_from_the_latest_run_that_measured_them(certify: Certify) -> None:
+def test_paths_are_known_from_the_latest_run_that_measured_them() -> None:
     everything = replace(PASSED, paths=(rates("a", "b", "c"),))
-    first = run(certify, 0, everything, "a", "b", "c")
+    first = run(0, everything, "a", "b", "c")
     slow = replace(PASSED, paths=(rates("a", "b", row="f", mbits_s=95),))
-    second = run(certify, 1, slow, "a", "b", earlier=(first.coverage,))
+    second = run(1, slow, "a", "b", earlier=(first.coverage,))
     found = second.coverage
     assert found.paths_by_state == StateCounts(4, 2, 0, 6)
     assert found.paths_in_words() == (
@@ -102,16 +101,34 @@ def test_paths_are_known_from_the_latest_run_that_measured_them(certify: Certify
     rails = {node.name: [(r.name, r.mbits_s, r.date) for r in node.rails] for node in found.nodes}
     assert rails["a"] == [("fab0", 95, second.run.end)]
     assert rails["c"] == [("fab0", 190, first.run.end)]
-    third = run(certify, 2, everything, "a", "b", "c", earlier=(found,))
+    third = run(2, everything, "a", "b", "c", earlier=(found,))
     assert [block.date for block in third.coverage.paths] == [third.run.end], "the rest is outdated"
     assert third.coverage.paths_in_words() == "6 of 12 measured (50 %)"
 
 
-def test_halves_without_a_path_between_them_are_no_certified_cluster(certify: Certify) -> None:
+def test_a_node_that_was_replaced_has_left_the_cluster() -> None:
+    """The run names as many nodes as the spec: nobody waits for the pass of one that is gone."""
+    everything = replace(failed("d"), paths=(rates("a", "b", "c", "d", row="f", mbits_s=95),))
+    first = run(0, everything, "a", "b", "c", "d")
+    healthy = replace(PASSED, paths=(rates("a", "b", "c", "e"),))
+    second = run(1, healthy, "a", "b", "c", "e", earlier=(first.coverage,))
+    assert (second.verdict, second.count) == ("certified", "4 of 4 nodes")
+    assert states(second) == dict.fromkeys("abce", "passed")
+    assert second.coverage.paths_in_words() == "12 of 12 measured (100 %)"
+    two = replace(PASSED, paths=(rates("a", "b"),))
+    known = {"not_covered": ("c", "e"), "earlier": (second.coverage, first.coverage)}
+    third = run(2, two, "a", "b", **known)
+    assert (third.verdict, third.count) == ("certified", "4 of 4 nodes")
+    assert [block.rates.nodes for block in third.coverage.paths] == [("a", "b"), (*"abce",)]
+    unnamed = run(2, two, "a", "b", earlier=(first.coverage,))
+    assert states(unnamed)["d"] == "failed", "it may be one of those that this run does not name"
+
+
+def test_halves_without_a_path_between_them_are_no_certified_cluster() -> None:
     """Every node has passed; a path between the halves may be slow, and nobody would know."""
-    first = run(certify, 0, replace(PASSED, paths=(rates("a", "b"),)), "a", "b")
+    first = run(0, replace(PASSED, paths=(rates("a", "b"),)), "a", "b")
     apart = replace(PASSED, paths=(rates("c", "d"),))
-    second = run(certify, 1, apart, "c", "d", earlier=(first.coverage,))
+    second = run(1, apart, "c", "d", earlier=(first.coverage,))
     assert (second.verdict, second.expiry) == ("partly certified", None)
     assert second.reasons == ("no path was measured between c,d and a,b",)
     assert certificate_line(second) == (
@@ -119,12 +136,12 @@ def test_halves_without_a_path_between_them_are_no_certified_cluster(certify: Ce
         "launcher); cluster not certified: no path was measured between c,d and a,b"
     )
     between = replace(PASSED, paths=(rates("b", "c"),))
-    third = run(certify, 2, between, "b", "c", earlier=(second.coverage,))
+    third = run(2, between, "b", "c", earlier=(second.coverage,))
     assert third.verdict == "certified", "by way of others is enough, as where paths are sampled"
     assert certificate_line(third).startswith("certified: 4 of 4 nodes, 50 % of paths until ")
 
 
-def test_of_512_nodes_it_stays_small_and_reads_back(certify: Certify) -> None:
+def test_of_512_nodes_it_stays_small_and_reads_back() -> None:
     names = tuple(f"gpu-{i:04d}" for i in range(512))
     measured = replace(PASSED, nodes=names, paths=(rates(*names, mbits_s=46000),))
     certificate = certify(measured, promised=["mesh"], nodes=names, cluster_nodes=512)
@@ -135,42 +152,42 @@ def test_of_512_nodes_it_stays_small_and_reads_back(certify: Certify) -> None:
     assert read.coverage.paths_in_words() == "261632 of 261632 measured (100 %)"
 
 
-def test_a_path_that_failed_when_last_measured_is_no_certified_cluster(certify: Certify) -> None:
+def test_a_path_that_failed_when_last_measured_is_no_certified_cluster() -> None:
     """Both halves pass apart from each other later; what is slow between them is still known."""
     all_of_them = rates("a", "b", "c", "d", row="f", mbits_s=95)
     bad = replace(failed("the path b→c (95 Mbit/s)"), paths=(all_of_them,))
-    first = run(certify, 0, bad, "a", "b", "c", "d")
+    first = run(0, bad, "a", "b", "c", "d")
     half = replace(PASSED, paths=(rates("a", "b"),))
-    second = run(certify, 1, half, "a", "b", earlier=(first.coverage,))
+    second = run(1, half, "a", "b", earlier=(first.coverage,))
     other = replace(PASSED, paths=(rates("c", "d"),))
-    third = run(certify, 2, other, "c", "d", earlier=(second.coverage,))
+    third = run(2, other, "c", "d", earlier=(second.coverage,))
     assert third.count == "4 of 4 nodes"
     assert third.verdict == "partly certified"
     assert "failed: a→c (95 Mbit/s)" in third.reasons[0]
 
 
-def test_the_pass_of_a_path_expires_too(certify: Certify) -> None:
+def test_the_pass_of_a_path_expires_too() -> None:
     everything = replace(PASSED, paths=(rates("a", "b", "c", "d"),))
-    first = run(certify, 0, everything, "a", "b", "c", "d")
+    first = run(0, everything, "a", "b", "c", "d")
     half = replace(PASSED, paths=(rates("a", "b"),))
-    second = run(certify, 7, half, "a", "b", earlier=(first.coverage,))
+    second = run(7, half, "a", "b", earlier=(first.coverage,))
     other = replace(PASSED, paths=(rates("c", "d"),))
-    third = run(certify, 8, other, "c", "d", earlier=(second.coverage,))
+    third = run(8, other, "c", "d", earlier=(second.coverage,))
     assert third.verdict == "partly certified"
     assert third.reasons == ("no path was measured between c,d and a,b",)
 
 
-def test_a_run_of_the_future_does_not_outweigh_this_one(certify: Certify) -> None:
+def test_a_run_of_the_future_does_not_outweigh_this_one() -> None:
     """A clock that was a year ahead, or is set back."""
-    ahead = run(certify, 365, PASSED, "a", "b", "c", "d")
-    bad = run(certify, 1, failed("a"), "a", "b", earlier=(ahead.coverage,))
+    ahead = run(365, PASSED, "a", "b", "c", "d")
+    bad = run(1, failed("a"), "a", "b", earlier=(ahead.coverage,))
     assert states(bad) == {"a": "failed", "b": "passed", "c": "not tested", "d": "not tested"}
-    good = run(certify, 2, PASSED, "c", "d", earlier=(ahead.coverage, bad.coverage))
+    good = run(2, PASSED, "c", "d", earlier=(ahead.coverage, bad.coverage))
     assert good.verdict == "partly certified"
     assert good.until == NIGHT + timedelta(days=8)
 
 
-def test_without_a_node_no_cluster_is_certified(certify: Certify) -> None:
+def test_without_a_node_no_cluster_is_certified() -> None:
     none = certify(PASSED, promised=["mesh"], nodes=(), cluster_nodes=None)
     assert (none.verdict, none.expiry, none.kept) == ("partly certified", None, True)
     assert certificate_line(none).endswith("; cluster not certified: no node was tested")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
 
 from pytest_mnode.certificate import CaseResult, Certificate, write_report
+from pytest_mnode.certificate.files import replace_file
+from pytest_mnode.certificate.text import Recorded, recorded_from
+from tests.certificate.conftest import certify
 
-Certify = Callable[..., Certificate]
 
-
-def test_a_report_is_json_and_junit_that_read_back(certify: Certify, tmp_path: Path) -> None:
+def test_a_report_is_json_and_junit_that_read_back(tmp_path: Path) -> None:
     certificate = certify(CaseResult("acceptance/test_mesh.py::test_é", "雪?", "passed"))
     written = write_report(tmp_path / "not" / "yet there", certificate)
     assert [path.name for path in written] == [
@@ -30,7 +30,7 @@ def test_a_report_is_json_and_junit_that_read_back(certify: Certify, tmp_path: P
     assert sorted(written[0].parent.iterdir()) == sorted(written)
 
 
-def test_text_that_is_no_utf8_is_written_all_the_same(certify: Certify, tmp_path: Path) -> None:
+def test_text_that_is_no_utf8_is_written_all_the_same(tmp_path: Path) -> None:
     case = CaseResult("acceptance/test_mesh.py::test_it", "?", "failed", "bytes \udcff\x00\ufffe")
     as_json, as_xml, as_html = write_report(tmp_path, certify(case))
     (criterion,) = json.loads(as_json.read_text(encoding="utf-8"))["criteria"]
@@ -41,7 +41,7 @@ def test_text_that_is_no_utf8_is_written_all_the_same(certify: Certify, tmp_path
 
 
 def test_a_write_that_fails_leaves_the_old_report_and_no_parts(
-    certify: Certify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_report(tmp_path, certify())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -55,7 +55,22 @@ def test_a_write_that_fails_leaves_the_old_report_and_no_parts(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_who_reads_the_old_report_reads_it_to_its_end(certify: Certify, tmp_path: Path) -> None:
+def test_a_link_stays_one_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """Such as /dev/stdout, which root could replace by a file."""
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for text in ("first", "second"):
+        replace_file(tmp_path / "link", text)
+        assert (tmp_path / "file").read_text() == text
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    replace_file(tmp_path / "pipe", "text")
+    assert os.read(reader, 9) == b"text"
+    os.close(reader)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_who_reads_the_old_report_reads_it_to_its_end(tmp_path: Path) -> None:
     path = write_report(tmp_path, certify())[0]
     before = path.read_text()
     with path.open() as old:
@@ -64,7 +79,12 @@ def test_who_reads_the_old_report_reads_it_to_its_end(certify: Certify, tmp_path
     assert path.read_text() != before
 
 
-def test_a_report_can_be_read_by_others(certify: Certify, tmp_path: Path) -> None:
+def test_a_property_may_have_any_name_and_value() -> None:
+    recorded = recorded_from([(3, b"x"), ("nan", float("nan")), ("n", 2), ("mnode.measurement", 1)])
+    assert recorded == (Recorded("3", "b'x'"), Recorded("nan", "nan"), Recorded("n", 2))
+
+
+def test_a_report_can_be_read_by_others(tmp_path: Path) -> None:
     umask = os.umask(0o022)
     try:
         written = write_report(tmp_path, certify())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,39 +21,35 @@ from pytest_mnode.certificate.run_facts import SpecFacts
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
 from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Measurement, at_least
+from tests.certificate.conftest import certify
 
-Certify = Callable[..., Certificate]
 NIGHT = datetime(2026, 11, 1, 2, 6, tzinfo=UTC)
 SPEC = SpecFacts("rack", "rack.yaml", "1f" * 32)
 
 
-def night(certify: Certify, day: int, rate: float | None, culprit: str = "node2") -> Certificate:
+def night(day: int, rate: float | None, culprit: str = "node2") -> Certificate:
     """A run whose one rate is to be 100 at least."""
     measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", culprit)
-    steady = Measurement("nodes", 4, "")
-    case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(measured, steady))
-    end = NIGHT + timedelta(days=day)
-    return certify(case, promised=["mesh"], start=end, end=end, spec=SPEC, cluster_nodes=4)
+    return named(day, measured, Measurement("nodes", 4, ""), cluster_nodes=4)
 
 
-def named(certify: Certify, day: int, *measurements: Measurement) -> Certificate:
+def named(day: int, *measurements: Measurement, of: str = "test_it", **more: Any) -> Certificate:
     """A run of one test with these measurements."""
-    case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=measurements)
+    case = CaseResult(f"t/test_mesh.py::{of}", "?", "passed", measurements=measurements)
     end = NIGHT + timedelta(days=day)
-    return certify(case, promised=["mesh"], start=end, end=end, spec=SPEC)
+    facts: dict[str, Any] = {"promised": ["mesh"], "start": end, "end": end, "spec": SPEC, **more}
+    return certify(case, **facts)
 
 
 def after(directory: Path, certificate: Certificate) -> Certificate:
     return with_history(certificate, earlier_runs(directory, certificate.run.spec.digest))
 
 
-def test_a_value_outside_of_what_is_usual_is_kept_apart_from_noise(
-    certify: Certify, tmp_path: Path
-) -> None:
+def test_a_value_outside_of_what_is_usual_is_kept_apart_from_noise(tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 191, 189]):
-        keep(tmp_path / "kept", night(certify, day, rate))
-    within = after(tmp_path / "kept", night(certify, 9, 187)).history
-    beyond = after(tmp_path / "kept", night(certify, 9, 170)).history
+        keep(tmp_path / "kept", night(day, rate))
+    within = after(tmp_path / "kept", night(9, 187)).history
+    beyond = after(tmp_path / "kept", night(9, 170)).history
     assert within is not None
     assert beyond is not None
     [trend, steady] = within.trends
@@ -82,11 +78,9 @@ def test_a_value_outside_of_what_is_usual_is_kept_apart_from_noise(
         ("", 0.25, 0.26, False),
     ],
 )
-def test_a_last_digit_is_no_change(
-    certify: Certify, unit: str, usual: float, now: float, changed: bool
-) -> None:
+def test_a_last_digit_is_no_change(unit: str, usual: float, now: float, changed: bool) -> None:
     runs = [
-        named(certify, day, Measurement("it", value, unit))
+        named(day, Measurement("it", value, unit))
         for day, value in enumerate([usual, usual, usual, now])
     ]
     [trend] = history_of(runs[-1], runs[:-1]).trends
@@ -96,12 +90,10 @@ def test_a_last_digit_is_no_change(
 
 
 @pytest.mark.parametrize("where", [("rank 0 on node0", "rank 1 on node1"), ("", "")])
-def test_two_of_one_name_have_each_their_own_spread(
-    certify: Certify, where: tuple[str, str]
-) -> None:
+def test_two_of_one_name_have_each_their_own_spread(where: tuple[str, str]) -> None:
     def run(day: int, steady: float, noisy: float) -> Certificate:
         values = zip((steady, noisy), where, strict=True)
-        return named(certify, day, *(Measurement("rate", v, "MB/s", where=w) for v, w in values))
+        return named(day, *(Measurement("rate", v, "MB/s", where=w) for v, w in values))
 
     runs = [run(day, 100, noisy) for day, noisy in enumerate([190, 150, 230, 170])]
     now = run(9, 120, 200)
@@ -116,15 +108,15 @@ def test_two_of_one_name_have_each_their_own_spread(
     assert str(changes[0]).startswith(f"{labels[0]}: 100 MB/s → 120 MB/s")
 
 
-def test_where_a_run_measured_one_less_nothing_is_taken_for_its_neighbour(certify: Certify) -> None:
+def test_where_a_run_measured_one_less_nothing_is_taken_for_its_neighbour() -> None:
     def run(day: int, *rates: float) -> Certificate:
-        return named(certify, day, *(Measurement("rate", rate, "MB/s") for rate in rates))
+        return named(day, *(Measurement("rate", rate, "MB/s") for rate in rates))
 
     runs = [run(day, 100, 200, 300) for day in range(4)]
     assert compared(runs[-1], run(9, 200, 300)) == []
     assert history_of(run(9, 200, 300), runs).trends == ()
     swapped = [
-        named(certify, day, *(Measurement("rate", int(w), "MB/s", where=w) for w in order))
+        named(day, *(Measurement("rate", int(w), "MB/s", where=w) for w in order))
         for day, order in enumerate([("100", "200"), ("200", "100")])
     ]
     assert [one.kind for one in compared(*swapped)] == [Kind.SAME, Kind.SAME]
@@ -133,29 +125,29 @@ def test_where_a_run_measured_one_less_nothing_is_taken_for_its_neighbour(certif
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("unit", ["MB/s", ""])
 def test_a_value_that_is_not_finite_was_not_measured(
-    certify: Certify, tmp_path: Path, unit: str, value: float
+    tmp_path: Path, unit: str, value: float
 ) -> None:
     for day in range(4):
-        keep(tmp_path, named(certify, day, Measurement("it", 4, unit)))
-    found = after(tmp_path, named(certify, 9, Measurement("it", value, unit)))
+        keep(tmp_path, named(day, Measurement("it", 4, unit)))
+    found = after(tmp_path, named(9, Measurement("it", value, unit)))
     assert found.history is not None
     assert found.history.trends == ()
     assert parse_certificate(json_text(found), "here").history == found.history
 
 
-def test_a_fault_that_lasts_does_not_become_usual(certify: Certify, tmp_path: Path) -> None:
+def test_a_fault_that_lasts_does_not_become_usual(tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 50, 51, 49, 52]):
-        keep(tmp_path, night(certify, day, rate))
-    history = after(tmp_path, night(certify, 9, 50)).history
+        keep(tmp_path, night(day, rate))
+    history = after(tmp_path, night(9, 50)).history
     assert history is not None
     [trend, _] = history.trends
     assert (trend.usual, trend.changed) == (190, True)
 
 
-def test_two_earlier_runs_give_no_spread(certify: Certify, tmp_path: Path) -> None:
+def test_two_earlier_runs_give_no_spread(tmp_path: Path) -> None:
     for day, rate in enumerate([190, 150]):
-        keep(tmp_path, night(certify, day, rate))
-    history = after(tmp_path, night(certify, 2, 120)).history
+        keep(tmp_path, night(day, rate))
+    history = after(tmp_path, night(2, 120)).history
     assert history is not None
     assert [(t.name, t.usual, t.changed) for t in history.trends] == [
         ("rate", None, False),
@@ -163,12 +155,12 @@ def test_two_earlier_runs_give_no_spread(certify: Certify, tmp_path: Path) -> No
     ]
 
 
-def test_nodes_that_fail_again_and_again_are_listed(certify: Certify, tmp_path: Path) -> None:
+def test_nodes_that_fail_again_and_again_are_listed(tmp_path: Path) -> None:
     for day, (rate, culprit) in enumerate(
         [(50, "node2"), (190, ""), (60, "node1"), (40, "node2 fab0")]
     ):
-        keep(tmp_path, night(certify, day, rate, culprit))
-    certificate = after(tmp_path, night(certify, 4, 190))
+        keep(tmp_path, night(day, rate, culprit))
+    certificate = after(tmp_path, night(4, 190))
     assert certificate.history is not None
     [again] = certificate.history.failing
     assert (again.node, again.failed, again.tested) == ("node2", 2, 5)
@@ -179,14 +171,12 @@ def test_nodes_that_fail_again_and_again_are_listed(certify: Certify, tmp_path: 
 
 
 def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
-    certify: Certify, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     def run(day: int, rate: float) -> Certificate:
-        end = NIGHT + timedelta(days=day)
         measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", "node2")
-        case = CaseResult("t/test_mesh.py::test_it[node2]", "?", "passed", measurements=(measured,))
         promised = ["mesh", "fabric"]  # which does not run: nobody passes
-        return certify(case, promised=promised, start=end, end=end, spec=SPEC)
+        return named(day, measured, of="test_it[node2]", promised=promised)
 
     for day, rate in enumerate([190, 50, 191, 60, 189]):
         keep(tmp_path, run(day, rate))
@@ -196,46 +186,54 @@ def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
     assert str(history.trends[0]).startswith("rate (node2) 70 MB/s")
 
 
-def test_a_merged_pass_is_no_second_failure(certify: Certify, tmp_path: Path) -> None:
-    first = night(certify, 0, 50)
+def test_a_merged_pass_is_no_second_failure(tmp_path: Path) -> None:
+    first = night(0, 50)
     keep(tmp_path, first)
-    small = replace(night(certify, 1, 190).run, nodes=("node0",))
-    second = certify(
-        *(c for criterion in night(certify, 1, 190).criteria for c in criterion.cases),
-        promised=["mesh"],
-        earlier=(first.coverage,),
-        **{name: getattr(small, name) for name in ("nodes", "start", "end", "spec")},
-    )
+    known: dict[str, Any] = {"nodes": ("node0",), "cluster_nodes": 4, "earlier": (first.coverage,)}
+    second = named(1, Measurement("rate", 190, "MB/s"), **known)
     assert second.coverage.names(first.coverage.nodes[2].state) == ("node2",)
     history = after(tmp_path, second).history
     assert history is not None
     assert history.failing == ()
 
 
-def test_another_spec_is_another_history(certify: Certify, tmp_path: Path) -> None:
-    keep(tmp_path, night(certify, 0, 190))
+def test_a_run_of_the_future_is_not_the_run_before(tmp_path: Path) -> None:
+    """A clock was a year ahead for one night."""
+    for day, rate in ((0, 190), (365, 50), (1, 189)):
+        keep(tmp_path, night(day, rate))
+    history = after(tmp_path, night(2, 190)).history
+    assert history is not None
+    assert [run.date.day for run in history.runs] == [1, 2, 3]
+    assert history.since == ()
+    assert list(history.lines())[-1] == (
+        "left out of history: 2027-11-01 02:06: it ended after this run: a wrong clock"
+    )
+
+
+def test_another_spec_is_another_history(tmp_path: Path) -> None:
+    keep(tmp_path, night(0, 190))
     alike = SPEC.digest[:8] + "0" * 56
-    other = replace(night(certify, 1, 190).run, spec=replace(SPEC, digest=alike))
-    certificate = replace(night(certify, 1, 190), run=other)
+    other = replace(night(1, 190).run, spec=replace(SPEC, digest=alike))
+    certificate = replace(night(1, 190), run=other)
     history = after(tmp_path, certificate).history
     assert history is not None
     assert len(history.runs) == 1
 
 
-def test_a_damaged_file_is_named_and_loses_nothing(certify: Certify, tmp_path: Path) -> None:
-    keep(tmp_path, night(certify, 0, 190))
-    damaged = keep(tmp_path, night(certify, 1, 190))
+def test_a_damaged_file_is_named_and_loses_nothing(tmp_path: Path) -> None:
+    keep(tmp_path, night(0, 190))
+    damaged = keep(tmp_path, night(1, 190))
     damaged.write_text(damaged.read_text()[:300])
-    certificate = after(tmp_path, night(certify, 2, 190))
+    certificate = after(tmp_path, night(2, 190))
     assert certificate.history is not None
     assert len(certificate.history.runs) == 2
     [line] = [line for line in summary_lines(certificate) if "left out of history" in line]
     assert line.startswith(f"left out of history: {damaged}: no JSON (")
 
 
-def test_a_directory_that_cannot_be_read_is_named(certify: Certify, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
-    history = after(tmp_path / "kept", night(certify, 0, 190)).history
+    history = after(tmp_path / "kept", night(0, 190)).history
     assert history is not None
     assert list(history.lines())[1:] == [
         f"left out of history: {tmp_path / 'kept'}: not a directory"
@@ -243,28 +241,26 @@ def test_a_directory_that_cannot_be_read_is_named(certify: Certify, tmp_path: Pa
     assert earlier_runs(tmp_path / "none", SPEC.digest).left_out == ()
 
 
-def test_old_runs_are_left_alone(certify: Certify, tmp_path: Path) -> None:
+def test_old_runs_are_left_alone(tmp_path: Path) -> None:
     for day in range(MOST_RUNS + 5):
-        keep(tmp_path, night(certify, day, 190))
-    certificate = after(tmp_path, night(certify, 99, 190))
+        keep(tmp_path, night(day, 190))
+    certificate = after(tmp_path, night(99, 190))
     assert certificate.history is not None
     assert len(certificate.history.runs) == MOST_RUNS + 1
     assert json.loads(keep(tmp_path, certificate).read_text())["history"] is None
     assert len(list(tmp_path.iterdir())) == MOST_RUNS + 6
 
 
-def test_what_changed_since_the_run_before_is_on_page_and_terminal(
-    certify: Certify, tmp_path: Path
-) -> None:
+def test_what_changed_since_the_run_before_is_on_page_and_terminal(tmp_path: Path) -> None:
     """Installed software, nodes replaced, and a value that moved; not what is within its noise."""
 
     def installed(nccl: str) -> tuple[Fact, ...]:
         return (Fact("packages", "NCCL", ((nccl, "node[0-3]"),)),)
 
     for day, rate in enumerate([190, 192, 188]):
-        one = night(certify, day, rate)
+        one = night(day, rate)
         keep(tmp_path, replace(one, installed=installed("2.26.2")))
-    now = night(certify, 3, 91)
+    now = night(3, 91)
     nodes = ("node0", "node1", "node2", "node9")
     now = replace(now, installed=installed("2.27.3"), run=replace(now.run, nodes=nodes))
     found = after(tmp_path, now)
@@ -285,7 +281,7 @@ def test_what_changed_since_the_run_before_is_on_page_and_terminal(
     assert "4 runs since 2026-11-01" in page
     assert "rate: unusual" in page
     assert "rate 91 MB/s (-52.1%), usually 190 ± 8.9" in page
-    steady = after(tmp_path, replace(night(certify, 3, 189), installed=installed("2.26.2")))
+    steady = after(tmp_path, replace(night(3, 189), installed=installed("2.26.2")))
     assert steady.history is not None
     assert steady.history.since == ()
     assert "Changed since" not in page_text(steady)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,8 +13,7 @@ from pytest_mnode.certificate import CaseResult, Certificate, measurement_proper
 from pytest_mnode.certificate.junit import junit_text
 from pytest_mnode.certificate.text import LONGEST, first_line, fit
 from pytest_mnode.measurement import Measurement, at_least
-
-Certify = Callable[..., Certificate]
+from tests.certificate.conftest import certify
 
 TEST = "acceptance/test_fabric.py::test_all_reduce[4]"
 FAST = Measurement("busbw", 180, "Mbit/s", at_least(170, 5), "spec", where="rank 0")
@@ -43,7 +42,7 @@ def outcomes(suite: ET.Element) -> list[tuple[str | None, str, str | None]]:
     return out
 
 
-def test_each_measurement_is_a_case_of_its_criterion(certify: Certify) -> None:
+def test_each_measurement_is_a_case_of_its_criterion() -> None:
     certificate = certify(
         CaseResult(TEST, "?", "passed", measurements=(FAST, SLOW, UNKNOWN, RECORDED)),
         promised=["fabric"],
@@ -82,12 +81,12 @@ def test_each_measurement_is_a_case_of_its_criterion(certify: Certify) -> None:
     ],
 )
 def test_a_test_without_measurements_is_a_case(
-    certify: Certify, case: CaseResult, expected: tuple[str, str | None]
+    case: CaseResult, expected: tuple[str, str | None]
 ) -> None:
     assert outcomes(suite(certify(case), "fabric")) == [("test_all_reduce[4]", *expected)]
 
 
-def test_a_question_left_open_is_skipped_among_the_others(certify: Certify) -> None:
+def test_a_question_left_open_is_skipped_among_the_others() -> None:
     left_open = CaseResult(TEST, "?", "not promised", "not promised: the colour")
     certificate = certify(left_open, CaseResult(TEST, "?", "passed"))
     assert outcomes(suite(certificate, "fabric")) == [
@@ -98,7 +97,7 @@ def test_a_question_left_open_is_skipped_among_the_others(certify: Certify) -> N
     assert outcomes(suite(certify(left_open, promised=["fabric"]), "fabric"))[0][1] == "error"
 
 
-def test_a_test_that_failed_beside_good_measurements_stays_failed(certify: Certify) -> None:
+def test_a_test_that_failed_beside_good_measurements_stays_failed() -> None:
     case = CaseResult(TEST, "?", "failed", "wrong sum\nE assert", measurements=(FAST,))
     fabric = suite(certify(case), "fabric")
     assert [(outcome, message) for _, outcome, message in outcomes(fabric)] == [
@@ -108,9 +107,7 @@ def test_a_test_that_failed_beside_good_measurements_stays_failed(certify: Certi
     assert [e.text for e in fabric.iter("failure")] == ["wrong sum\nE assert"]
 
 
-def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped(
-    certify: Certify,
-) -> None:
+def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped() -> None:
     certificate = certify(promised=["restart"], not_promised={"gang": "no scheduler"})
     assert outcomes(suite(certificate, "restart")) == [
         ("restart", "error", "restart is promised and did not run")
@@ -141,9 +138,8 @@ def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped(
     ],
 )
 def test_the_verdict_of_the_run_is_a_case_of_its_own(
-    certify: Certify,
     cases: list[CaseResult],
-    more: dict[str, tuple[str, ...]],
+    more: dict[str, Any],
     outcome: str,
     message: str | None,
 ) -> None:
@@ -151,7 +147,7 @@ def test_the_verdict_of_the_run_is_a_case_of_its_own(
     assert outcomes(overall) == [("rack is certified", outcome, message)]
 
 
-def test_what_was_covered_stands_beside_the_verdict(certify: Certify) -> None:
+def test_what_was_covered_stands_beside_the_verdict() -> None:
     certificate = certify(CaseResult(TEST, "?", "passed"), promised=["fabric"], cluster_nodes=16)
     overall = suite(certificate, "certificate")
     covered = "4 of 16 nodes: node[0-3]; not covered: 12 others"
@@ -164,7 +160,7 @@ HOSTILE = "\x1b[31mred\x1b[0m \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff ]]> <&\"
 FIT = r"red \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff " + "]]> <&\"' é 雪 end"
 
 
-def test_any_text_survives(certify: Certify) -> None:
+def test_any_text_survives() -> None:
     hostile = Measurement(HOSTILE, 1, HOSTILE, at_least(2), HOSTILE, HOSTILE, HOSTILE, HOSTILE)
     certificate = certify(
         CaseResult(f"acceptance/test_fabric.py::{HOSTILE}", HOSTILE, "failed", HOSTILE, HOSTILE),
@@ -180,7 +176,7 @@ def test_any_text_survives(certify: Certify) -> None:
     assert outcomes(suite(certificate, "gang")) == [("gang", "skipped", f"not promised: {FIT}")]
 
 
-def test_a_huge_message_keeps_its_end_and_says_so(certify: Certify) -> None:
+def test_a_huge_message_keeps_its_end_and_says_so() -> None:
     lines = "\n".join(f"line {i}" for i in range(100_000))
     certificate = certify(CaseResult(TEST, "?", "failed", lines))
     (text,) = [e.text for e in suite(certificate, "fabric").iter("failure")]

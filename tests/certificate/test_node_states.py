@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.node_states import blamed
+from pytest_mnode.certificate.results import CUT_OFF
 from pytest_mnode.measurement import Measurement, at_least
+from tests.certificate.conftest import certify
 
-Certify = Callable[..., Certificate]
 NAMES = tuple(f"node{i}" for i in range(12))
 
 
@@ -28,6 +28,8 @@ def case(name: str, outcome: Any = "passed", *culprits: str | None, **more: Any)
         (None, "", ""),
         ("node2", "2", ""),
         ("node11 clock", "11", ""),
+        ("node2 /scratch/node1 is nfs", "2", ""),
+        ("node2/mlx5_0", "2", ""),
         ("node2 fab0 tx (48 Mbit/s, alone with node0 or node3 (again); other nodes 191)", "2", ""),
         ("node1: its hosts file or name server; node4: the same", "1 4", ""),
         ("node2: its host name node0", "2", ""),
@@ -97,6 +99,8 @@ STOPPED = "not run: preflight failed (node2)"
             "nnfn",
         ),
         ([case("preflight", "failed", "x"), case("mesh", "error", message=STOPPED)], {}, "ssss"),
+        ([case("mesh", "error", message=CUT_OFF)], {"cut_short": ("interrupted",)}, "nnnn"),
+        ([case("mesh", "error", "node2", message=CUT_OFF)], {}, "ppfp"),
         ([case("mesh", nodes=("node0", "node1", "node2"))], {}, "pppn"),
         ([case("mesh", nodes=("node0",)), case("mesh")], {}, "pppp"),
         ([], {}, "nnnn"),
@@ -106,7 +110,7 @@ STOPPED = "not run: preflight failed (node2)"
     ],
 )
 def test_a_node_is_what_the_run_showed_of_it(
-    certify: Certify, cases: list[CaseResult], more: dict[str, Any], states: str
+    cases: list[CaseResult], more: dict[str, Any], states: str
 ) -> None:
     coverage = certify(*cases, promised=["mesh"], **more).coverage
     assert "".join(node.state[0] for node in coverage.nodes) == states
@@ -114,7 +118,7 @@ def test_a_node_is_what_the_run_showed_of_it(
     assert all(bool(node.until) is (node.state == "passed") for node in coverage.nodes)
 
 
-def test_the_evidence_says_what_it_rests_on(certify: Certify) -> None:
+def test_the_evidence_says_what_it_rests_on() -> None:
     certificate = certify(
         case("mesh"),
         case("fabric", "failed", "node2"),
@@ -133,7 +137,7 @@ def test_the_evidence_says_what_it_rests_on(certify: Certify) -> None:
     assert certificate.verdict == "not certified"
 
 
-def test_a_part_of_the_cluster_does_not_certify_it(certify: Certify) -> None:
+def test_a_part_of_the_cluster_does_not_certify_it() -> None:
     certificate = certify(case("mesh"), promised=["mesh"], cluster_nodes=16)
     assert (certificate.verdict, certificate.kept) == ("partly certified", True)
     assert certificate.expiry is None
@@ -145,9 +149,7 @@ def test_a_part_of_the_cluster_does_not_certify_it(certify: Certify) -> None:
     assert unseen.coverage.nodes_in_words() == "passed: node0; no pass: node[1-3]"
 
 
-def test_a_node_that_was_not_measured_has_not_passed_where_another_failed(
-    certify: Certify,
-) -> None:
+def test_a_node_that_was_not_measured_has_not_passed_where_another_failed() -> None:
     slow = Measurement("node0→node1", 48, "Mbit/s", at_least(170), "spec", "node0")
     lost = Measurement.unknown("node2→node3", "no answer", expected=at_least(170), source="spec")
     measured = (slow, replace(lost, culprit="the path node2→node3"))

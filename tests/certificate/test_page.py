@@ -6,12 +6,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from html.parser import HTMLParser
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.page import page_text
 from pytest_mnode.certificate.page.pictures import MISSING
 from pytest_mnode.certificate.page.view import path_matrix
@@ -33,9 +32,8 @@ from pytest_mnode.charts import (
 )
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least
 from pytest_mnode.path_rates import PathRates
+from tests.certificate.conftest import certify
 from tests.certificate.large import SLOW, composed
-
-Certify = Callable[..., Certificate]
 
 HOSTILE = """n0"'><script src=//evil></script><img src=x onerror=f()>{{7*7}} $\\frac{1}{2}$ &amp;"""
 VOID = {"meta", "br", "img", "input", "path", "use", "rect"}
@@ -85,7 +83,7 @@ def charts(text: str) -> tuple[Chart, ...]:
 
 
 @pytest.fixture(scope="module")
-def hostile(certify: Certify) -> Page:
+def hostile() -> Page:
     case = CaseResult(
         f"acceptance/test_mesh.py::test_it[{HOSTILE}]",
         HOSTILE,
@@ -146,7 +144,7 @@ def test_ids_are_unique_and_what_refers_to_them_finds_them(hostile: Page) -> Non
     assert used <= ids.keys()
 
 
-def test_every_measurement_culprit_and_reason_is_there(certify: Certify) -> None:
+def test_every_measurement_culprit_and_reason_is_there() -> None:
     cases = [
         CaseResult(
             f"acceptance/test_preflight.py::test_clock[node{n}]",
@@ -184,7 +182,7 @@ def test_every_measurement_culprit_and_reason_is_there(certify: Certify) -> None
     assert page.text.index("0.25 ms") < page.text.index("59.25 ms")
 
 
-def test_a_certified_page_says_until_when(certify: Certify) -> None:
+def test_a_certified_page_says_until_when() -> None:
     page = Page(
         page_text(certify(CaseResult("test_mesh.py::test", "?", "passed"), promised=["mesh"]))
     )
@@ -192,7 +190,7 @@ def test_a_certified_page_says_until_when(certify: Certify) -> None:
     assert MISSING not in page.text  # there is nothing to draw
 
 
-def test_nodes_and_paths_have_their_state(certify: Certify) -> None:
+def test_nodes_and_paths_have_their_state() -> None:
     rates = PathRates(
         ("node0", "node1", "node2"),
         ("fab0",),
@@ -224,7 +222,7 @@ def test_pictures_have_the_colours_of_the_page(hostile: Page) -> None:
     assert not re.search(r"#0([1-9a-f])0\1", " ".join(hostile.values("style", "fill", "stroke")))
 
 
-def test_a_bound_has_its_tolerance_and_source_or_that_there_is_none(certify: Certify) -> None:
+def test_a_bound_has_its_tolerance_and_source_or_that_there_is_none() -> None:
     point = Point(1 << 20, 5, 9.5, 12, 9, 12, 48.1, 48, 0)
     curve = Curve("all_reduce", "ring", "gloo", 4, (point,), 50, at_least(46, 0.5), (1 << 20,))
     measured = Measurement("busbw", 48, "GB/s", at_least(46, 0.5))
@@ -236,15 +234,21 @@ def test_a_bound_has_its_tolerance_and_source_or_that_there_is_none(certify: Cer
     assert "Bound: its source is not given." in page.text
 
 
-def test_without_the_extra_the_page_says_so(
-    certify: Certify, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     case = CaseResult("test_mesh.py::test", "?", "passed", charts=charts("all fine"))
     page = Page(page_text(certify(case, promised=["mesh"])))
     assert MISSING in page.text
     assert "svg" not in {tag for tag, _ in page.tags}
     assert page.text.count("all fine") == 6  # of the map, for which nothing is missing
+
+
+def test_a_picture_that_cannot_be_drawn_loses_no_page() -> None:
+    huge = Lines("too far", "x", "y", (Series("it", ((1, 1.7e308), (2, -1.7e308))),))
+    case = CaseResult("test_mesh.py::test", "?", "passed", charts=(huge,))
+    page = Page(page_text(certify(case, promised=["mesh"])))
+    assert "too far" in page.text
+    assert "no picture: " in page.text
 
 
 def test_a_page_of_512_nodes_is_small() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.prometheus import prometheus_text
 from pytest_mnode.measurement import Measurement, at_least
+from tests.certificate.conftest import certify
 
-Certify = Callable[..., Certificate]
 Samples = dict[tuple[str, ...], float]
 
 
@@ -26,7 +25,7 @@ def samples(certificate: Certificate) -> Samples:
 
 
 @pytest.fixture
-def found(certify: Certify) -> Samples:
+def found() -> Samples:
     slow = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2", where='rank "0"\n')
     unknown = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
     case = CaseResult("t/test_fabric.py::test_it", "?", "failed", measurements=(slow, unknown))
@@ -45,7 +44,7 @@ def test_verdict_measurement_and_expiry_are_exported(found: Samples) -> None:
     assert found["mnode_measurement_margin", *measured] == -122
 
 
-def test_each_node_has_its_state_and_expiry(certify: Certify) -> None:
+def test_each_node_has_its_state_and_expiry() -> None:
     passed = certify(CaseResult("t/test_mesh.py::test_it", "?", "passed"), promised=["mesh"])
     found = samples(passed)
     assert found["mnode_node_state", "node3", "passed"] == 1
@@ -55,8 +54,17 @@ def test_each_node_has_its_state_and_expiry(certify: Certify) -> None:
     assert found["mnode_certificate_expiry_timestamp_seconds",] == end + 7 * 86400
 
 
+def test_no_sample_is_written_twice_and_any_text_is() -> None:
+    """A collector refuses a file with two samples of the same labels."""
+    rate = Measurement("rate \udcff", 1, "MB/s")
+    files = [f"{folder}/test_mesh.py::test_it" for folder in "ab"]
+    cases = [CaseResult(test, "?", "passed", measurements=(rate, rate)) for test in files]
+    measured = [key for key in samples(certify(*cases)) if key[0] == "mnode_measurement"]
+    assert [key[2:4] for key in measured] == [("rate \\udcff", str(n)) for n in range(4)]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_was_not_measured(certify: Certify, value: float) -> None:
+def test_what_is_not_finite_was_not_measured(value: float) -> None:
     one = Measurement("busbw", value, "Mbit/s")
     case = CaseResult("t/test_fabric.py::test_it", "?", "passed", measurements=(one,))
     assert not [key for key in samples(certify(case)) if key[0] == "mnode_measurement"]

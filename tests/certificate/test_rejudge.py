@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_mnode.certificate import CaseResult, Certificate, build_certificate
+from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.rejudge import facts_of, rejudge_certificate
 from pytest_mnode.detection import Detection
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import certify
 
 Edit = Callable[[dict[str, Any]], Any]
 SOURCE = "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85; busbw = algbw × 2(n-1)/n"
@@ -58,12 +58,7 @@ def night(*measurements: Measurement, name: str = "fabric", promise: str = PROMI
         measurements=measurements,
         promises=(promise,),
     )
-    return build_certificate(
-        run=FACTS.__class__(**{**vars(FACTS), "spec": facts_of(spec, path)}),
-        cases=[case],
-        promised=[name],
-        not_promised={},
-    )
+    return certify(case, promised=[name], spec=facts_of(spec, path))
 
 
 def at(*keys: str, value: Any) -> Edit:
@@ -181,6 +176,39 @@ def test_what_was_not_allowed_at_all_may_be_allowed_a_few_times(edited: Any) -> 
         assert undecided == ()
 
 
+def test_a_test_that_only_asserts_is_not_passed_with_another_value(edited: Any) -> None:
+    recorded = Measurement("skew", 0.02, "s")
+    certificate = night(recorded, name="preflight", promise="preflight.clocks")
+    spec, path = edited(at("criteria", "preflight", "clocks", "skew", value="1 ms"))
+    found, undecided = rejudge_certificate(certificate, spec, path)
+    assert found.criteria[found_index(found, "preflight")].verdict == "inconclusive"
+    assert undecided == (
+        "preflight: cannot be judged again: its test records no bound, and passed with another "
+        "criteria.preflight.clocks.skew",
+    )
+    found, undecided = rejudge_certificate(certificate, *edited(at(*FRACTION, value=0.5)))
+    assert (found.criteria[found_index(found, "preflight")].verdict, undecided) == ("pass", ())
+
+
+def test_a_criterion_that_was_skipped_as_a_whole_stays_not_promised(edited: Any) -> None:
+    """A run excuses a criterion of a user's own that no spec mentions and that only skips."""
+    own = CaseResult("t/test_own.py::test_it", "?", "skipped", "no GPU")
+    measured = night(busbw(0.03))
+    cases = [*measured.criteria[0].cases, own]
+    why = {"own": "not promised by the spec"}
+    excused = certify(*cases, promised=["fabric"], not_promised=why, spec=measured.run.spec)
+    found, undecided = rejudge_certificate(excused, *edited(lambda page: None))
+    assert found.criteria[found_index(found, "own")].verdict == "not promised"
+    assert undecided == ()
+
+
+def test_a_value_that_was_never_measured_is_not_listed_again(edited: Any) -> None:
+    lost = replace(busbw(0.02), value=None)
+    found, undecided = rejudge_certificate(night(lost), *edited(at(*FRACTION, value=0.9)))
+    assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
+    assert undecided == ()
+
+
 def test_a_night_that_was_too_noisy_stays_so(edited: Any) -> None:
     noisy = replace(busbw(0.024), detection=Detection("less", 0.4, 5, blur=0.5, tolerated=0.1))
     found, _ = rejudge_certificate(night(noisy), *edited(at(*FRACTION, value=0.5)))
@@ -196,17 +224,8 @@ def test_what_the_other_spec_promises_and_nobody_measured_did_not_run(edited: An
 def test_a_test_that_failed_by_itself_stays_failed(edited: Any) -> None:
     certificate = night(busbw(0.03))
     case = certificate.criteria[0].cases[0]
-    failed = CaseResult(
-        case.test,
-        "?",
-        "failed",
-        "assert 1 == 2",
-        measurements=case.measurements,
-        promises=(PROMISE,),
-    )
-    again = build_certificate(
-        run=certificate.run, cases=[failed], promised=["fabric"], not_promised={}
-    )
+    failed = replace(case, outcome="failed", message="assert 1 == 2")
+    again = certify(failed, promised=["fabric"], spec=certificate.run.spec)
     found, _ = rejudge_certificate(again, *edited(at(*FRACTION, value=0.1)))
     assert found.criteria[found_index(found, "fabric")].verdict == "fail"
 
@@ -227,12 +246,8 @@ def test_a_question_that_was_open_and_is_promised_now_is_not_passed(edited: Any)
     why = f"not promised by the spec: {key}"  # as `promised` ends a test
     left = CaseResult("t/test_fabric.py::test_it[a]", "?", "not promised", why)
     measured = night(busbw(0.024))
-    again = build_certificate(
-        run=replace(measured.run, spec=facts_of(before, path)),
-        cases=[*measured.criteria[0].cases, left],
-        promised=["fabric"],
-        not_promised={},
-    )
+    cases = [*measured.criteria[0].cases, left]
+    again = certify(*cases, promised=["fabric"], spec=facts_of(before, path))
     assert again.criteria[0].verdict == "pass"
     found, undecided = rejudge_certificate(again, *edited(lambda page: None))
     assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"

@@ -49,6 +49,7 @@ def test_the_commit_is_that_of_the_folder_even_inside_a_hook(
     other.mkdir()
     git(other, "init", "-q")
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index.lock"))
     assert git_commit(repository) == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
 
 

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.certificate import certificate_json, certificate_schema
 from pytest_mnode.certificate.files import schema_text
-from pytest_mnode.charts import (
-    Bars,
-    Item,
-    Layout,
-    Level,
-    Lines,
-    Map,
-    Matrix,
-    Moment,
-    Part,
-    Place,
-    Series,
-    Span,
-    Timeline,
-)
-from pytest_mnode.measurement import Curve, Measurement, Point, at_least
+from pytest_mnode.measurement import Measurement, at_least
+from tests.certificate.conftest import certify
+from tests.certificate.test_page import charts
 
 PUBLISHED = Path(__file__).parents[2] / "fixtures" / "certificate.schema.json"
 
@@ -43,22 +29,7 @@ FAILED = CaseResult(
     (Measurement("busbw", None, "GB/s", at_least(46)), Measurement("size", 8, "MB")),
     ("node0", "node2"),
     1.5,
-    (
-        Curve(
-            "all_gather",
-            "ring",
-            "nccl",
-            16,
-            (Point(1024, 5, 9.5, 12, 9, 12, 0.1, 0.09, 0),),
-            line_gbytes_s=50,
-            expected=at_least(46),
-        ),
-        Lines("speed", "nodes", "speed (GB/s)", (Series("it", ((1, 2.5),)),), (Level("least", 2),)),
-        Bars("lost", "ms", ("2 nodes",), (Part("waiting", (1.5,)),)),
-        Matrix("paths", "Mbit/s", ("a", "b"), ("a", "b"), ((None, 1.0), (2.0, None)), at_least(1)),
-        Timeline("kill", ("job",), (Span("job", 0, 1.5, "trains"),), (Moment(1, "killed"),)),
-        Map("numa", (Layout(("n0", "n1"), (Place("NUMA 0", (Item("nic", "mlx5_0"),)),)),)),
-    ),
+    charts("it"),
 )
 
 
@@ -74,7 +45,7 @@ def test_the_schema_is_a_schema() -> None:
 
 
 @pytest.fixture
-def full(certify: Callable[..., Certificate]) -> dict[str, Any]:
+def full() -> dict[str, Any]:
     return certificate_json(
         certify(
             PASSED,
@@ -91,9 +62,7 @@ def test_the_published_schema_is_current() -> None:
     assert PUBLISHED.read_text() == schema_text(), f"out of date; run: {remedy}"
 
 
-def test_what_is_written_keeps_to_the_schema(
-    full: dict[str, Any], certify: Callable[..., Certificate]
-) -> None:
+def test_what_is_written_keeps_to_the_schema(full: dict[str, Any]) -> None:
     check(full)
     emulated = certify(PASSED, promised=["mesh"], emulated="links", commit=None)
     check(certificate_json(emulated))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, Certificate, summary_lines
+from pytest_mnode.certificate import CaseResult, summary_lines
 from pytest_mnode.detection import Detection, smallest_share_wrong
 from pytest_mnode.measurement import Measurement, at_least, equals
-
-Certify = Callable[..., Certificate]
+from tests.certificate.conftest import certify
 
 FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", "node1")
 SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2")
@@ -24,7 +22,7 @@ def case(name: str, outcome: Any = "passed", *measurements: Measurement, **more:
     return CaseResult(test, f"Is {name} well?", outcome, measurements=measurements, **more)
 
 
-def test_every_criterion_has_its_line(certify: Certify) -> None:
+def test_every_criterion_has_its_line() -> None:
     certificate = certify(
         case("mesh"),
         case("fabric", "failed", FAST, SLOW),
@@ -101,18 +99,25 @@ nodes: failed: node2; suspect: node[0-1,3]
     ],
 )
 def test_the_first_line_and_the_last_are_the_certificate(
-    certify: Certify, cases: list[CaseResult], more: dict[str, Any], line: str
+    cases: list[CaseResult], more: dict[str, Any], line: str
 ) -> None:
     lines = summary_lines(certify(*cases, promised=["fabric"], **more))
     assert (lines[0], lines[-1]) == (line, line)
 
 
-def test_what_is_emulated_is_printed_before_the_verdict(certify: Certify) -> None:
+def test_a_culprit_of_two_lines_or_with_colours_is_one_plain_line() -> None:
+    odd = Measurement("rate", 1, "", at_least(2), culprit="node2\nand \x1b[31mnode3\x1b[2J")
+    lines = summary_lines(certify(case("fabric", "failed", odd), promised=["fabric"]))
+    assert lines[0].startswith("NOT certified: fabric failed (node2 and node3); passed: ")
+    assert not any("\x1b" in line or "\n" in line for line in lines)
+
+
+def test_what_is_emulated_is_printed_before_the_verdict() -> None:
     lines = summary_lines(certify(case("fabric"), emulated="links shaped on one machine"))
     assert lines[-4] == "emulated: links shaped on one machine"
 
 
-def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody(certify: Certify) -> None:
+def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody() -> None:
     tight = Measurement("gather busbw", 171, "Mbit/s", at_least(170), culprit="node3")
     lines = summary_lines(certify(case("fabric", "passed", FAST, tight), case("fabric")))
     assert re.split(r"\s{2,}", lines[3]) == [
@@ -123,14 +128,14 @@ def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody(certify: C
     ]
 
 
-def test_where_nothing_could_be_missed_by_a_little_tests_are_counted(certify: Certify) -> None:
+def test_where_nothing_could_be_missed_by_a_little_tests_are_counted() -> None:
     whole = Measurement("links that are up", 1, "", at_least(1))
     lines = summary_lines(certify(case("fabric", "passed", FAST, whole), case("fabric")))
     assert re.split(r"\s{2,}", lines[3]) == ["fabric", "2 tests passed", "pass"]
 
 
 @pytest.mark.parametrize("width", [200, 100, 80, 60])
-def test_a_narrow_terminal_cuts_nothing(certify: Certify, width: int) -> None:
+def test_a_narrow_terminal_cuts_nothing(width: int) -> None:
     name = "all_reduce busbw on the plateau from 1 MB to 64 MB"
     culprit = "node2 fab0 tx (48 Mbit/s, alone with node0 or node3; other nodes 191)"
     slow = Measurement(name, 48, "Mbit/s", at_least(170), "spec", culprit)
@@ -152,7 +157,7 @@ def test_a_narrow_terminal_cuts_nothing(certify: Certify, width: int) -> None:
         assert found == expected
 
 
-def test_only_verdicts_are_coloured_and_columns_stay(certify: Certify) -> None:
+def test_only_verdicts_are_coloured_and_columns_stay() -> None:
     certificate = certify(
         case("pass", "passed", FAST), case("fabric", "failed", SLOW), promised=["mesh"]
     )
@@ -163,7 +168,7 @@ def test_only_verdicts_are_coloured_and_columns_stay(certify: Certify) -> None:
     assert words == ["NOT certified", "verdict", "did not run", "pass", "FAIL", "NOT certified"]
 
 
-def test_a_long_reason_is_not_cut(certify: Certify) -> None:
+def test_a_long_reason_is_not_cut() -> None:
     why = f"no counter of {'mlx5_0 and ' * 20}mlx5_1"
     unknown = Measurement("busbw", None, "Mbit/s", at_least(170), note=why)
     lines = summary_lines(certify(case("fabric", "passed", unknown)), 120)
@@ -173,7 +178,7 @@ def test_a_long_reason_is_not_cut(certify: Certify) -> None:
     assert "…" not in "".join(lines)
 
 
-def test_the_widest_column_gives_way_first(certify: Certify) -> None:
+def test_the_widest_column_gives_way_first() -> None:
     long = Measurement("b" * 30 + " " + "c" * 30, 180, "Mbit/s", at_least(170))
     heading = summary_lines(certify(case("fabric", "passed", long)), 80)[2]
     assert heading.index("verdict") - heading.index("expected") == len("≥ 170 ± 0 Mbit/s  ")
@@ -195,7 +200,7 @@ def test_the_widest_column_gives_way_first(certify: Certify) -> None:
     ],
 )
 def test_what_was_covered_is_printed_with_what_was_not(
-    certify: Certify, nodes: int, of: int | None, others: tuple[str, ...], coverage: str
+    nodes: int, of: int | None, others: tuple[str, ...], coverage: str
 ) -> None:
     names = tuple(f"node{i}" for i in range(nodes))
     facts = certify(nodes=names, cluster_nodes=of, not_covered=others).run
@@ -203,7 +208,7 @@ def test_what_was_covered_is_printed_with_what_was_not(
     assert coverage.startswith(facts.count)
 
 
-def test_all_measurements_are_shown_by_criterion_where_asked_for(certify: Certify) -> None:
+def test_all_measurements_are_shown_by_criterion_where_asked_for() -> None:
     certificate = certify(case("fabric", "passed", FAST, SLOW), case("mesh"))
     lines = summary_lines(certificate, every_measurement=True)
     assert lines[2] == "fabric:"
@@ -211,7 +216,7 @@ def test_all_measurements_are_shown_by_criterion_where_asked_for(certify: Certif
     assert lines[6:] == ["", *summary_lines(certificate)[2:]]
 
 
-def test_what_each_criterion_would_have_shown(certify: Certify) -> None:
+def test_what_each_criterion_would_have_shown() -> None:
     loose, tight = (Detection("less", share, 5, 0.02, 0.2) for share in (0.18, 0.08))
     measured = (
         Measurement("busbw 1 MiB", 180, "Mbit/s", at_least(170), detection=loose),
@@ -230,7 +235,7 @@ def test_what_each_criterion_would_have_shown(certify: Certify) -> None:
     assert "would have shown 8 % less" in table
 
 
-def test_too_noisy_is_inconclusive_and_says_why(certify: Certify) -> None:
+def test_too_noisy_is_inconclusive_and_says_why() -> None:
     noisy = Detection("less", 0.3, 5, blur=0.25, tolerated=0.15)
     measured = Measurement("busbw", 180, "Mbit/s", at_least(170), detection=noisy)
     certificate = certify(case("fabric", "passed", measured), promised=["fabric"])
@@ -239,7 +244,7 @@ def test_too_noisy_is_inconclusive_and_says_why(certify: Certify) -> None:
     )
 
 
-def test_criteria_that_did_not_run_are_one_reason(certify: Certify) -> None:
+def test_criteria_that_did_not_run_are_one_reason() -> None:
     found = certify(case("mesh"), promised=["mesh", "numa", "data"], cut_short=("-x",))
     assert summary_lines(found)[0] == (
         "incomplete: numa, data did not run; cut short by -x; passed: 0 nodes (the spec names no "
@@ -248,9 +253,7 @@ def test_criteria_that_did_not_run_are_one_reason(certify: Certify) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_on_a_terminal_sentences_end_between_words_and_nothing_is_cut(
-    certify: Certify, width: int
-) -> None:
+def test_on_a_terminal_sentences_end_between_words_and_nothing_is_cut(width: int) -> None:
     found = certify(case("fabric", "passed", SLOW), doubts=["above the wire of this cluster " * 9])
     whole, wrapped = summary_lines(found), summary_lines(found, width, wraps=True)
     assert max(map(len, wrapped)) <= width < max(map(len, whole))

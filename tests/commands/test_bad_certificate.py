@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, build_certificate
+from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.files import json_text
 from pytest_mnode.certificate.kept import earlier_runs, keep
 from pytest_mnode.commands import main
@@ -18,14 +18,14 @@ from pytest_mnode.detection import Detection
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.spec import default_spec_path
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import certify
 
 RATE = Measurement("busbw", 180, "GB/s", at_least(100), detection=Detection("less", 0.1, 5, 0.03))
 PATHS = PathRates(
     ("node0", "node1"), ("fab0",), 10.0, ("-p", "p-"), ("- 9", "9 -"), ("p", "p"), ("9", "9")
 )
 CASE = CaseResult("t/test_it.py::test_it", "?", "passed", measurements=(RATE,), paths=(PATHS,))
-GOOD = build_certificate(run=FACTS, cases=[CASE], promised=["it"], not_promised={})
+GOOD = certify(CASE, promised=["it"])
 COMMANDS = {
     "nodes": ["nodes", "{bad}"],
     "page": ["page", "{bad}", "--output={out}"],
@@ -50,6 +50,7 @@ def rates(data: dict[str, Any]) -> dict[str, Any]:
 TEXTS = {
     "": "no JSON",
     "null": "no certificate",
+    '{"schema_version": 4}': "run: field required",
     '{"schema_version": 3}': "schema version 3; accepted: a certificate.json of version 4",
     json_text(GOOD)[:400]: "no JSON",
     "[" * 100_000: "no JSON",
@@ -67,6 +68,7 @@ CHANGES: list[tuple[Change, str]] = [
     (lambda data: rates(data).update(rail_mbits_s=["", "9"]), "tables of paths do not have"),
     (lambda data: data["coverage"].update(nodes=[]), "paths of node[0-1], which are not among"),
     (lambda data: data["run"].update(backend="\ud800"), "invalid json"),
+    (lambda data: data["run"].update(end="0001-01-01T00:00:00+14:00"), "date value out of range"),
     (
         lambda data: data.update(history={"runs": [], "trends": [], "failing": []}),
         "a history without its runs",
@@ -85,6 +87,7 @@ def line_of(
         places = {"bad": bad, "good": tmp_path / "good.json", "out": tmp_path / "out.html"}
         assert main([word.format_map(places) for word in COMMANDS[request.param]]) == 2
         [printed] = capsys.readouterr().err.splitlines()
+        assert printed.startswith(f"python -m pytest_mnode {COMMANDS[request.param][0]}: ")
         assert str(bad) in printed
         return printed
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, Certificate, build_certificate, write_report
+from pytest_mnode.certificate import CaseResult, Certificate, write_report
 from pytest_mnode.certificate.difference import Kind, compared
 from pytest_mnode.certificate.kept import keep, read_with_history
 from pytest_mnode.certificate.trends import history_of
@@ -18,7 +18,7 @@ from pytest_mnode.commands import main
 from pytest_mnode.detection import Detection
 from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Measurement, at_least, equals
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import FACTS, certify
 
 Printed = Callable[..., tuple[int, str]]
 
@@ -42,9 +42,7 @@ def certificate(
 ) -> Certificate:
     outcome: Any = "passed" if all(m.passed for m in measurements) else "failed"
     case = CaseResult("t/test_fabric.py::test_it", "?", outcome, measurements=measurements)
-    case = replace(case, facts=facts)
-    facts_of_run = replace(FACTS, **run)
-    return build_certificate(run=facts_of_run, cases=[case], promised=["fabric"], not_promised={})
+    return certify(replace(case, facts=facts), promised=["fabric"], **run)
 
 
 def kinds(before: Certificate, after: Certificate) -> list[str]:

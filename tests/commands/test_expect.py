@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
 from pytest_mnode.commands import main
@@ -20,6 +23,14 @@ def test_a_table_with_sources_and_reasons(capsys: pytest.CaptureFixture[str]) ->
     assert any(line.startswith("sources: published all-reduces by RDMA") for line in lines)
     assert lines[-2] == "all_reduce 8 GiB, measured 3 GB/s:"
     assert lines[-1].startswith("- silent TCP")
+
+
+def test_a_terminal_without_these_characters_shows_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with LC_ALL=en_US.ISO-8859-1 on a login node."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    assert main(["expect", SPEC, "--nodes=4"]) == 0
+    assert b"all_reduce: the wire allows fabric.line_rate 400 Gbit/s ? 8 NICs" in written.getvalue()
 
 
 @pytest.mark.parametrize(

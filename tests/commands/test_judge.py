@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pytest_mnode.certificate import CaseResult, build_certificate, write_report
+from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.rejudge import facts_of
 from pytest_mnode.commands import main
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import default_spec_path, load_spec
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import certify
 
 SKEW = Measurement("skew", 0.02, "s", at_most(0.05), "preflight.clocks.skew 50 ms", "node1")
 
@@ -29,8 +28,8 @@ def report(tmp_path: Path) -> Path:
         measurements=(SKEW,),
         promises=("preflight.clocks",),
     )
-    run = replace(FACTS, spec=facts_of(load_spec(path), path), cluster_nodes=4)
-    found = build_certificate(run=run, cases=[case], promised=["preflight"], not_promised={})
+    spec = facts_of(load_spec(path), path)
+    found = certify(case, promised=["preflight"], spec=spec, cluster_nodes=4)
     write_report(tmp_path / "report", found)
     return tmp_path / "report"
 

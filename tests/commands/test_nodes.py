@@ -5,39 +5,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, build_certificate, write_report
-from pytest_mnode.certificate.coverage import Coverage
+from pytest_mnode.certificate import CaseResult, Certificate, write_report
 from pytest_mnode.commands import main
-from tests.certificate.conftest import FACTS as OF_A_DAY
+from tests.certificate.conftest import certify
 
 NOW = datetime.now(UTC).replace(microsecond=0)
-FACTS = replace(OF_A_DAY, start=NOW - timedelta(minutes=6), end=NOW)
 TEST = "acceptance/test_mesh.py::test_it"
+PASSED = CaseResult(TEST, "?", "passed")
+
+
+def certificate(*cases: CaseResult, end: datetime = NOW, **facts: Any) -> Certificate:
+    start = end - timedelta(minutes=6)
+    return certify(*cases, promised=["mesh"], start=start, end=end, **facts)
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     """Of 20 nodes two failed, one is suspect and one has not been tested."""
-    facts = replace(
-        FACTS,
-        nodes=tuple(f"node{i:02d}" for i in range(19)),
-        not_covered=("login",),
-        cluster_nodes=21,
-    )
+    names = tuple(f"node{i:02d}" for i in range(19))
     cases = [
         CaseResult(TEST, "?", "failed", culprit="node03"),
         CaseResult(TEST, "?", "failed", culprit="node17 fab0 tx (48 Mbit/s, alone with node01)"),
         CaseResult(TEST, "?", "error", culprit="node05"),
     ]
     write_report(
-        tmp_path,
-        build_certificate(run=facts, cases=cases, promised=["mesh"], not_promised={}),
+        tmp_path, certificate(*cases, nodes=names, not_covered=("login",), cluster_nodes=21)
     )
     return tmp_path
 
@@ -64,16 +62,12 @@ def test_nodes_are_a_host_list(
 def test_the_nodes_tested_longest_ago_come_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    passed = CaseResult(TEST, "?", "passed")
-    earlier: tuple[Coverage, ...] = ()
+    cluster: dict[str, Any] = {"not_covered": ("d",), "cluster_nodes": 4}
     for day, name in enumerate(("b", "c", "a")):
-        end = FACTS.end + timedelta(days=day)
-        facts = replace(FACTS, nodes=(name,), not_covered=("d",), cluster_nodes=4, end=end)
-        certificate = build_certificate(
-            run=facts, cases=[passed], promised=["mesh"], not_promised={}, earlier=earlier
-        )
-        earlier = (certificate.coverage,)
-    write_report(tmp_path, certificate)
+        end = NOW + timedelta(days=day)
+        found = certificate(PASSED, nodes=(name,), end=end, **cluster)
+        cluster["earlier"] = (found.coverage,)
+    write_report(tmp_path, found)
     for arguments, names in ((["--oldest=2"], ["d", "b"]), (["--passed", "--oldest=9"], [*"bca"])):
         assert main(["nodes", str(tmp_path), "--format=lines", *arguments]) == 0
         assert capsys.readouterr().out.split() == names
@@ -95,45 +89,17 @@ def test_json_has_date_and_evidence(report: Path, capsys: pytest.CaptureFixture[
 def test_a_pass_expires_though_no_run_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = replace(FACTS, start=NOW - timedelta(days=9), end=NOW - timedelta(days=8))
-    passed = [CaseResult(TEST, "?", "passed")]
-    write_report(
-        tmp_path, build_certificate(run=old, cases=passed, promised=["mesh"], not_promised={})
-    )
+    write_report(tmp_path, certificate(PASSED, end=NOW - timedelta(days=8)))
     for state, printed in (("--passed", ""), ("--untested", "node[0-3]\n")):
         assert main(["nodes", str(tmp_path), state]) == 0
         assert capsys.readouterr().out == printed
 
 
 def test_nobody_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    passed = [CaseResult(TEST, "?", "passed")]
-    write_report(
-        tmp_path, build_certificate(run=FACTS, cases=passed, promised=["mesh"], not_promised={})
-    )
+    write_report(tmp_path, certificate(PASSED))
     for how in ("slurm", "lines"):
         assert main(["nodes", str(tmp_path), "--failed", f"--format={how}"]) == 0
         assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "certificate.json: no such file or directory; accepted: a certificate.json"),
-        ("{", "no JSON (Expecting property name"),
-        ("[]", "no certificate; accepted: a certificate.json of version 4"),
-        ('{"schema_version": 3}', "schema version 3; accepted: a certificate.json of version 4"),
-        ('{"schema_version": 4}', "certificate.json: run: field required"),
-    ],
-)
-def test_bad_input_is_one_line(
-    tmp_path: Path, text: str | None, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if text is not None:
-        (tmp_path / "certificate.json").write_text(text)
-    assert main(["nodes", str(tmp_path)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("python -m pytest_mnode nodes: ")
-    assert message in line
 
 
 def test_the_module_is_a_program() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, build_certificate, write_report
+from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.charts import Lines, Series
 from pytest_mnode.commands import main
 from pytest_mnode.measurement import Measurement, at_least
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import certify
 
 
 @pytest.fixture
@@ -19,9 +19,7 @@ def report(tmp_path: Path) -> Path:
     measured = (Measurement("busbw", 1, "GB/s", at_least(2), "spec", "node2"),)
     lines = Lines("Scaling", "nodes", "efficiency", (Series("weak", ((1, 1.0), (2, 0.9))),))
     case = CaseResult("test_mesh.py::test", "?", "failed", "slow", None, measured, charts=(lines,))
-    write_report(
-        tmp_path, build_certificate(run=FACTS, cases=[case], promised=["mesh"], not_promised={})
-    )
+    write_report(tmp_path, certify(case, promised=["mesh"]))
     return tmp_path
 
 

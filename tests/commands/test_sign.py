@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate import CaseResult, build_certificate, write_report
+from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.commands import main
 from pytest_mnode.commands.ssh_keygen import sign
 from pytest_mnode.measurement import Measurement, at_least
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import certify
 
 SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2")
 
@@ -31,10 +31,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     case = CaseResult("t/test_fabric.py::test_it", "?", "failed", measurements=(SLOW,))
-    write_report(
-        tmp_path,
-        build_certificate(run=FACTS, cases=[case], promised=["fabric"], not_promised={}),
-    )
+    write_report(tmp_path, certify(case, promised=["fabric"]))
     return tmp_path / "certificate.json"
 
 
@@ -64,13 +61,46 @@ def test_what_was_changed_is_named(
     measured = "criteria.[fabric].cases.[t/test_fabric.py::test_it].measurements.[busbw].value"
     assert sorted(line.removeprefix(f"{report}: changed: ") for line in lines) == [
         f"{measured}: signed 48.0, now 180",
-        'run.commit: signed {"hash": "79cf144", "dirty": true}, now null',
-        'run.nodes.[4]: signed null, now "node4"',
+        'run.commit: signed {"hash": "79cf144", "dirty": true}, now nothing',
+        'run.nodes.[4]: signed nothing, now "node4"',
         'verdict: signed "not certified", now "certified"',
     ]
     report.write_text("{")
     code, [line] = verify(report, keys / "ours.pub", capsys)
     assert (code, "it is not valid JSON any more" in line) == (1, True)
+
+
+def test_what_is_null_missing_or_in_another_order_is_named(
+    report: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sign", str(report), f"--key={keys / 'ours'}"]) == 0
+    data: dict[str, Any] = json.loads(report.read_text())
+    del data["history"]
+    data["criteria"][0]["not_promised_by"] = None
+    data["run"]["nodes"].reverse()
+    data["coverage"]["nodes"].reverse()
+    report.write_text(json.dumps(data))
+    code, lines = verify(report, keys / "ours.pub", capsys)
+    changed = [line.removeprefix(f"{report}: changed: ") for line in lines]
+    assert code == 1
+    for expected in (
+        "history: signed null, now nothing",
+        "criteria.[fabric].not_promised_by: signed nothing, now null",
+        "coverage.nodes: in another order",
+    ):
+        assert expected in changed
+
+
+def test_one_of_several_keys_is_enough(
+    report: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sign", str(report), f"--key={keys / 'ours'}"]) == 0
+    several = report.with_name("operators.pub")
+    lines = [(keys / f"{name}.pub").read_text() for name in ("other", "ours")]
+    several.write_text("# the operators\n\n" + "".join(lines))
+    assert verify(report, several, capsys) == (0, [f"{report}: as it was signed"])
+    several.write_text(lines[0])
+    assert verify(report, several, capsys)[0] == 1
 
 
 def test_a_changed_statement_and_another_key_do_not_verify(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from pytest_mnode import faults
-from pytest_mnode.errors import NodeLostError, UsageError
+from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRate
@@ -136,6 +136,14 @@ def test_packets_are_late(rack: Rack) -> None:
     assert on_switch(rack, ports) == before
 
 
+def test_a_link_has_one_relay_since_two_would_double_each_packet(rack: Rack) -> None:
+    with injected(rack, "delay:node1:40,corrupt_payload:node2,delay:node1:1:1:mgmt0"):
+        with pytest.raises(ClusterError, match="corrupt_payload: not ready: fab0-node1 has a rel"):
+            faults.inject(rack, "corrupt_payload:node1")
+        assert echoes(rack, 0, 1, count=5, wait_s=2)[1] >= 0.08
+    assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
+
+
 def test_a_delay_does_not_outlive_a_reboot(rack: Rack) -> None:
     with injected(rack, "delay:node1:40"):
         rack.ask(PowerOff("node1"))
@@ -202,4 +210,7 @@ def test_a_fault_that_cannot_be_leaves_no_other(rack: Rack) -> None:
         faults.inject(rack, "slow_link:node1:10,lossy_link:node2:10:eth9")
     with pytest.raises(UsageError, match="no node 'node3'; accepted: node0 to node2"):
         faults.inject(rack, "slow_link:node1:10,slow_link:node3")
+    for rate in ("slow_tx:node1:80", "slow_path:node1+node2:80.5", "slow_link:node1:16:mgmt0"):
+        with pytest.raises(UsageError, match=r"Mbit/s does not slow \w+, whose rate is (80|16) "):
+            faults.inject(rack, rate)
     assert on_switch(rack, ["tc", "qdisc", "show"]) == before

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode import faults
-from pytest_mnode.errors import UsageError
+from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.faults import files
+from pytest_mnode.faults.tools import inside
 from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
 from tests.faults.talk import PYTHON, need_installed, need_quotas, output_of, shell
@@ -78,6 +79,28 @@ def test_a_file_of_the_code_differs(rack: Rack, tmp_path: Path) -> None:
     undo()
     assert shell(rack, 1, f"cat '{file}'") == "x = 1"
     assert file.read_text() == "x = 1\n"
+
+
+def test_a_disk_that_all_nodes_share_is_never_filled(rack: Rack) -> None:
+    with pytest.raises(ClusterError, match="all nodes share; it is not filled"):
+        inside(rack, rack.nodes[2], "full", "/", "4096")
+    assert not Path("/filler").exists()
+    rack.ask(PowerOff("node2"))
+    rack.ask(PowerOn("node2"))
+
+
+@pytest.mark.parametrize("first", ["numa_unbound:node1", "stale_results:node1"])
+def test_two_that_exclude_each_other_are_refused(rack: Rack, first: str) -> None:
+    second = {"numa_unbound": "numa_unbound", "stale_results": "wrong_layers"}[first[:-6]]
+    with pytest.raises(UsageError, match=f"^fault '{second}:node1': node1 has one of .* already"):
+        faults.inject(rack, f"{first},{second}:node1")
+    start = rack.rank_start(rack.nodes[1])
+    assert (start.first, start.cpus) == ((), None)
+
+
+def test_two_of_one_kind_are_both_undone(rack: Rack) -> None:
+    faults.inject(rack, "slow_device:node1:2,slow_device:node1:3")()
+    assert shell(rack, 1, "ls /dev/shm") == ""
 
 
 @pytest.mark.parametrize(
@@ -224,6 +247,9 @@ def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Pat
     [
         ("read_only_path:node1:/no/such", "no such path: /no/such"),
         ("full_disk:node1:/no/such", "no directory /no/such"),
+        ("full_disk:node1:/tmp/..", "has /.*, without which nothing runs on the node"),
+        (f"full_disk:node1:{Path(sys.executable).parent}", "without which nothing runs"),
+        ("read_only_path:node1:/", "nothing can be mounted over the root directory"),
         ("other_package:node1:no-such", "no distribution 'no-such' is installed"),
         ("other_code:node1:/no/such.py", "no file /no/such.py"),
         ("wrong_hosts:node1:node7", "no node 'node7'; accepted: node0 to node2"),

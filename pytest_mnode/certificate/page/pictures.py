@@ -45,13 +45,8 @@ _STYLE: Any = {
 }
 
 _VARIABLES = {
-    **dict(
-        zip(
-            (INK, FAINT, GRID, GOOD, BAD, UNSURE, PAPER),
-            ("ink", "faint", "grid", "good", "bad", "unsure", "paper"),
-            strict=True,
-        )
-    ),
+    **{INK: "ink", FAINT: "faint", GRID: "grid", PAPER: "paper"},
+    **{GOOD: "good", BAD: "bad", UNSURE: "unsure"},
     **{colour: f"c{n}" for n, colour in enumerate(SERIES)},
 }
 """Placeholder colours, each replaced by a variable of the page's style, whose value depends on
@@ -96,7 +91,8 @@ def draw(charts: Sequence[Drawn], prefix: str) -> str:
     from matplotlib.figure import Figure
 
     first = charts[0]
-    with mpl.rc_context({**mpl.rcParamsDefault, **_STYLE}):
+    with mpl.rc_context({**mpl.rcParamsDefault, **_STYLE}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about names without room, missing glyphs, huge values
         figure = Figure(figsize=(_WIDTH_IN, _height(first)), layout="constrained")
         axes = figure.subplots()
         match first:
@@ -114,9 +110,7 @@ def draw(charts: Sequence[Drawn], prefix: str) -> str:
                 raise TypeError("a map is drawn by the template")
         file = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        with warnings.catch_warnings():  # about names without room and missing glyphs
-            warnings.simplefilter("ignore")
-            figure.savefig(file, format="svg", metadata=nothing)
+        figure.savefig(file, format="svg", metadata=nothing)
     return inlined(file.getvalue(), prefix, escape(fit(title_of(first))))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_mnode.certificate.text import fit
+from pytest_mnode.certificate.text import one_line
 from pytest_mnode.charts import Bars, Lines, Matrix, Timeline
 from pytest_mnode.measurement import Bound, Curve
 from pytest_mnode.spec.quantity import SIZE
@@ -29,11 +29,13 @@ FEW_NAMES = 40
 
 
 def _name(text: str) -> str:
-    text = " ".join(fit(text).split())
+    text = one_line(text)
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 
 def curves(axes: Axes, curves: Sequence[Curve]) -> None:
+    from matplotlib.ticker import NullLocator
+
     for curve, colour in zip(curves, _colours(len(curves)), strict=True):
         sizes = [p.size_bytes for p in curve.points]
         rates = [p.busbw_gbytes_s for p in curve.points]
@@ -57,8 +59,8 @@ def curves(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.axhline(line, color=FAINT, linestyle="--", label=f"line rate {line:.4g}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({p.size_bytes for c in curves for p in c.points}))
-    axes.xaxis.set_major_formatter(lambda value, _: _size(value))
-    axes.xaxis.set_minor_locator(_no_ticks())
+    axes.xaxis.set_major_formatter(lambda value, _: SIZE.text(int(value)))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", rotation=45 if len(axes.get_xticks()) > 8 else 0)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="size", ylabel="bus bandwidth (GB/s)")
@@ -205,7 +207,7 @@ def timeline(axes: Axes, chart: Timeline) -> None:
         at, y = moment.at_s, under + 0.55 * number
         late = at > min(begins) + 0.6 * (max(ends) - min(begins))
         axes.vlines(at, -0.5, y, color=INK, linewidth=0.8, linestyle=":")
-        text = " ".join(fit(moment.text).split())[:90]
+        text = one_line(moment.text)[:90]
         where: dict[str, Any] = {"ha": "right" if late else "left", "va": "center"}
         axes.text(at, y, f" {at:.1f} s {text} ", fontsize=7.5, **where)
     axes.set_yticks(range(under), [_name(lane) for lane in chart.lanes])
@@ -218,13 +220,3 @@ def timeline(axes: Axes, chart: Timeline) -> None:
 
 def _colours(count: int) -> list[str]:
     return [SERIES[n % len(SERIES)] for n in range(count)]
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
-
-
-def _size(size_bytes: float) -> str:
-    return SIZE.text(int(size_bytes))

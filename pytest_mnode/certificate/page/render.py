@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from pytest_mnode.launchers.hosts import compress
 
 if TYPE_CHECKING:
     import jinja2
-    from markupsafe import Markup
 
 
 def missing_pictures(certificate: Certificate) -> str:
@@ -48,17 +47,21 @@ def page_text(certificate: Certificate) -> str:
     missing = missing_pictures(certificate)
     number = count(1)
 
-    def pictures(charts: Iterable[Chart]) -> list[tuple[str, Drawn, Markup]]:
+    def pictures(charts: Iterable[Chart]) -> list[tuple[str, Drawn, str]]:
         """Title, chart and drawing of each picture; a map is drawn by the template."""
         return [
-            (
-                title_of(some[0]),
-                some[0],
-                Markup("") if isinstance(some[0], Map) else Markup(draw(some, f"s{next(number)}-")),
-            )
+            (title_of(some[0]), some[0], drawing(some))
             for some in together(charts)
             if not missing or isinstance(some[0], Map)
         ]
+
+    def drawing(charts: Sequence[Drawn]) -> str:
+        if isinstance(charts[0], Map):
+            return ""
+        try:
+            return Markup(draw(charts, f"s{next(number)}-"))
+        except Exception as error:  # such as matplotlib's many about values of 1e308
+            return f"no picture: {error}"
 
     return _template().render(
         certificate=certificate,
@@ -101,11 +104,11 @@ def _finalized(value: Any) -> Any:
     if value is None:
         raise TypeError("the template prints None")
     # Text marked as safe is the template's own.
-    return value if hasattr(value, "__html__") or not isinstance(value, str) else fit(value)
+    return value if hasattr(value, "__html__") else fit(str(value))
 
 
 def _time(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return moment.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _css_class(verdict: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.certificate.coverage import Coverage, NodeCoverage
 from pytest_mnode.certificate.history import History, Trend
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
+from pytest_mnode.certificate.text import parameter_of
 from pytest_mnode.charts import Chart, Lines, Matrix, Series
 from pytest_mnode.measurement import Measurement, Verdict, at_least
 from pytest_mnode.path_rates import State
@@ -172,9 +173,9 @@ def _question(test: str, cases: Sequence[CaseResult]) -> Question:
     for case in cases:
         for one in case.measurements:
             key = one.name, one.unit, one.expected, one.source
-            groups.setdefault(key, []).append(Value(_parameter(case), one))
+            groups.setdefault(key, []).append(Value(parameter_of(case.test), one))
         if case.message:
-            texts.setdefault((case.message, case.culprit), []).append(_parameter(case))
+            texts.setdefault((case.message, case.culprit), []).append(parameter_of(case.test))
     counted = Counter(case.verdict.value for case in cases)
     return Question(
         text=cases[0].question,
@@ -182,21 +183,15 @@ def _question(test: str, cases: Sequence[CaseResult]) -> Question:
         verdict=min((case.verdict for case in cases), key=_severity),
         cases="" if len(cases) == 1 else ", ".join(f"{n} {word}" for word, n in counted.items()),
         groups=tuple(Group(tuple(values)) for values in groups.values()),
-        messages=tuple(SharedText(text, _named(of), by) for (text, by), of in texts.items()),
+        messages=tuple(
+            SharedText(text, tuple(filter(None, of)), by) for (text, by), of in texts.items()
+        ),
         charts=tuple(chart for case in cases for chart in case.charts),
     )
 
 
 def _test(case: CaseResult) -> str:
-    return case.test.partition("[")[0]
-
-
-def _parameter(case: CaseResult) -> str:
-    return case.test.partition("[")[2].removesuffix("]")
-
-
-def _named(of: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in of if name)
+    return case.test.removesuffix(f"[{parameter_of(case.test)}]")
 
 
 def _severity(verdict: CriterionVerdict) -> int:
