@@ -1,4 +1,4 @@
-"""What tests of launched jobs have in common inside of a run on real engines, as text."""
+"""Source text that tests of launched jobs share in their runs on real engines."""
 
 from __future__ import annotations
 

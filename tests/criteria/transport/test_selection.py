@@ -43,7 +43,7 @@ def test_ports() -> None:
 
 
 @given(st.text(max_size=40), st.text(max_size=12))
-def test_any_text_is_a_list_and_its_opposite_takes_the_rest(written: str, name: str) -> None:
+def test_any_text_is_a_list_and_its_negation_selects_the_rest(written: str, name: str) -> None:
     one = Selection.of(written)
     if one.names and not one.excludes:
         assert Selection.of(f"^{written.strip()}").takes(name) is not one.takes(name)
