@@ -1,4 +1,4 @@
-"""A gang larger than the cluster: what counts as a reason, and what does not."""
+"""A gang larger than the cluster: accepted and insufficient reasons."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_gang_that_ran_was_not_larger_than_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("words", ["FAILED (BadConstraints)", "FAILED (NonZeroExitCode)"])
-def test_a_large_gang_that_is_over_at_once(words: str) -> None:
+def test_an_oversized_gang_that_ends_at_once(words: str) -> None:
     text = reason_given(lambda t: {"9": over("9", words)})
     assert text is not None
     assert text[0] == UNKNOWN
