@@ -36,7 +36,7 @@ FACTS = RunFacts(
 
 @pytest.fixture(scope="session")
 def certify() -> Callable[..., Certificate]:
-    """certify(*cases, promised=…, not_promised=…, earlier=…, and facts of the run to override)."""
+    """certify(*cases, promised=…, not_promised=…, earlier=…, and other facts of the run)."""
 
     def build(
         *cases: CaseResult,

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_report_is_json_and_junit_that_read_back(certify: Certify, tmp_path: P
     assert sorted(written[0].parent.iterdir()) == sorted(written)
 
 
-def test_text_that_is_no_utf8_is_written_all_the_same(certify: Certify, tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_written(certify: Certify, tmp_path: Path) -> None:
     case = CaseResult("acceptance/test_mesh.py::test_it", "?", "failed", "bytes \udcff\x00\ufffe")
     as_json, as_xml, as_html = write_report(tmp_path, certify(case))
     (criterion,) = json.loads(as_json.read_text(encoding="utf-8"))["criteria"]
@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_the_old_report_and_no_parts(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_who_reads_the_old_report_reads_it_to_its_end(certify: Certify, tmp_path: Path) -> None:
+def test_a_reader_of_the_old_report_reads_it_to_its_end(certify: Certify, tmp_path: Path) -> None:
     path = write_report(tmp_path, certify())[0]
     before = path.read_text()
     with path.open() as old:

@@ -1,4 +1,4 @@
-"""Certificates kept over runs: trends with their spread, nodes that fail again, damaged files."""
+"""Stored certificates: trends with their spread, repeatedly failing nodes, damaged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPEC = SpecFacts("rack", "rack.yaml", "1f" * 32)
 
 
 def night(certify: Certify, day: int, rate: float | None, culprit: str = "node2") -> Certificate:
-    """A run whose one rate is to be 100 at least."""
+    """A run whose only rate has a bound of 100 or more."""
     measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", culprit)
     steady = Measurement("nodes", 4, "")
     case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(measured, steady))
@@ -47,7 +47,7 @@ def after(directory: Path, certificate: Certificate) -> Certificate:
     return with_history(certificate, earlier_runs(directory, certificate.run.spec.digest))
 
 
-def test_a_value_outside_of_what_is_usual_is_kept_apart_from_noise(
+def test_an_unusual_value_is_separated_from_noise(
     certify: Certify, tmp_path: Path
 ) -> None:
     for day, rate in enumerate([190, 192, 188, 191, 189]):
@@ -78,11 +78,11 @@ def test_a_value_outside_of_what_is_usual_is_kept_apart_from_noise(
         ("ms", 9.99, 10.1, True),
         ("MB/s", 190, 191, False),
         ("MB/s", 190, 192, True),
-        ("", 4, 3, True),  # a count
+        ("", 4, 3, True),  # the measurement is a count
         ("", 0.25, 0.26, False),
     ],
 )
-def test_a_last_digit_is_no_change(
+def test_a_difference_in_the_last_digit_is_no_change(
     certify: Certify, unit: str, usual: float, now: float, changed: bool
 ) -> None:
     runs = [
@@ -96,7 +96,7 @@ def test_a_last_digit_is_no_change(
 
 
 @pytest.mark.parametrize("where", [("rank 0 on node0", "rank 1 on node1"), ("", "")])
-def test_two_of_one_name_have_each_their_own_spread(
+def test_two_measurements_of_one_name_have_separate_spreads(
     certify: Certify, where: tuple[str, str]
 ) -> None:
     def run(day: int, steady: float, noisy: float) -> Certificate:
@@ -116,7 +116,7 @@ def test_two_of_one_name_have_each_their_own_spread(
     assert str(changes[0]).startswith(f"{labels[0]}: 100 MB/s → 120 MB/s")
 
 
-def test_where_a_run_measured_one_less_nothing_is_taken_for_its_neighbour(certify: Certify) -> None:
+def test_a_missing_measurement_is_not_replaced_by_its_neighbour(certify: Certify) -> None:
     def run(day: int, *rates: float) -> Certificate:
         return named(certify, day, *(Measurement("rate", rate, "MB/s") for rate in rates))
 
@@ -143,7 +143,7 @@ def test_a_value_that_is_not_finite_was_not_measured(
     assert parse_certificate(json_text(found), "here").history == found.history
 
 
-def test_a_fault_that_lasts_does_not_become_usual(certify: Certify, tmp_path: Path) -> None:
+def test_a_lasting_fault_does_not_become_normal(certify: Certify, tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 50, 51, 49, 52]):
         keep(tmp_path, night(certify, day, rate))
     history = after(tmp_path, night(certify, 9, 50)).history
@@ -163,7 +163,7 @@ def test_two_earlier_runs_give_no_spread(certify: Certify, tmp_path: Path) -> No
     ]
 
 
-def test_nodes_that_fail_again_and_again_are_listed(certify: Certify, tmp_path: Path) -> None:
+def test_repeatedly_failing_nodes_are_listed(certify: Certify, tmp_path: Path) -> None:
     for day, (rate, culprit) in enumerate(
         [(50, "node2"), (190, ""), (60, "node1"), (40, "node2 fab0")]
     ):
@@ -178,14 +178,14 @@ def test_nodes_that_fail_again_and_again_are_listed(certify: Certify, tmp_path: 
     assert parse_certificate(json_text(certificate), "here") == certificate
 
 
-def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
+def test_runs_of_a_node_count_even_without_a_pass(
     certify: Certify, tmp_path: Path
 ) -> None:
     def run(day: int, rate: float) -> Certificate:
         end = NIGHT + timedelta(days=day)
         measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", "node2")
         case = CaseResult("t/test_mesh.py::test_it[node2]", "?", "passed", measurements=(measured,))
-        promised = ["mesh", "fabric"]  # which does not run: nobody passes
+        promised = ["mesh", "fabric"]  # a criterion that does not run: no node passes it
         return certify(case, promised=promised, start=end, end=end, spec=SPEC)
 
     for day, rate in enumerate([190, 50, 191, 60, 189]):
@@ -196,7 +196,7 @@ def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
     assert str(history.trends[0]).startswith("rate (node2) 70 MB/s")
 
 
-def test_a_merged_pass_is_no_second_failure(certify: Certify, tmp_path: Path) -> None:
+def test_a_merged_result_is_not_a_second_failure(certify: Certify, tmp_path: Path) -> None:
     first = night(certify, 0, 50)
     keep(tmp_path, first)
     small = replace(night(certify, 1, 190).run, nodes=("node0",))
@@ -243,7 +243,7 @@ def test_a_directory_that_cannot_be_read_is_named(certify: Certify, tmp_path: Pa
     assert earlier_runs(tmp_path / "none", SPEC.digest).left_out == ()
 
 
-def test_old_runs_are_left_alone(certify: Certify, tmp_path: Path) -> None:
+def test_old_runs_are_not_modified(certify: Certify, tmp_path: Path) -> None:
     for day in range(MOST_RUNS + 5):
         keep(tmp_path, night(certify, day, 190))
     certificate = after(tmp_path, night(certify, 99, 190))
@@ -253,10 +253,12 @@ def test_old_runs_are_left_alone(certify: Certify, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == MOST_RUNS + 6
 
 
-def test_what_changed_since_the_run_before_is_on_page_and_terminal(
+def test_changes_since_the_previous_run_are_on_page_and_terminal(
     certify: Certify, tmp_path: Path
 ) -> None:
-    """Installed software, nodes replaced, and a value that moved; not what is within its noise."""
+    """Installed software, replaced nodes, and a changed value, without values within
+    their noise.
+    """
 
     def installed(nccl: str) -> tuple[Fact, ...]:
         return (Fact("packages", "NCCL", ((nccl, "node[0-3]"),)),)

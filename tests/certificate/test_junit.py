@@ -1,4 +1,4 @@
-"""The certificate as junit: nothing unjudged counts as passed, and any text survives."""
+"""The certificate as junit: no unjudged case counts as passed, and any text is written."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_test_without_measurements_is_a_case(
     assert outcomes(suite(certify(case), "fabric")) == [("test_all_reduce[4]", *expected)]
 
 
-def test_a_question_left_open_is_skipped_among_the_others(certify: Certify) -> None:
+def test_an_inconclusive_measurement_is_skipped_among_the_others(certify: Certify) -> None:
     left_open = CaseResult(TEST, "?", "not promised", "not promised: the colour")
     certificate = certify(left_open, CaseResult(TEST, "?", "passed"))
     assert outcomes(suite(certificate, "fabric")) == [
@@ -98,7 +98,7 @@ def test_a_question_left_open_is_skipped_among_the_others(certify: Certify) -> N
     assert outcomes(suite(certify(left_open, promised=["fabric"]), "fabric"))[0][1] == "error"
 
 
-def test_a_test_that_failed_beside_good_measurements_stays_failed(certify: Certify) -> None:
+def test_a_failed_test_with_passed_measurements_stays_failed(certify: Certify) -> None:
     case = CaseResult(TEST, "?", "failed", "wrong sum\nE assert", measurements=(FAST,))
     fabric = suite(certify(case), "fabric")
     assert [(outcome, message) for _, outcome, message in outcomes(fabric)] == [
@@ -108,7 +108,7 @@ def test_a_test_that_failed_beside_good_measurements_stays_failed(certify: Certi
     assert [e.text for e in fabric.iter("failure")] == ["wrong sum\nE assert"]
 
 
-def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped(
+def test_missing_criteria_are_errors_and_unpromised_ones_are_skipped(
     certify: Certify,
 ) -> None:
     certificate = certify(promised=["restart"], not_promised={"gang": "no scheduler"})
@@ -151,7 +151,7 @@ def test_the_verdict_of_the_run_is_a_case_of_its_own(
     assert outcomes(overall) == [("rack is certified", outcome, message)]
 
 
-def test_what_was_covered_stands_beside_the_verdict(certify: Certify) -> None:
+def test_coverage_is_reported_beside_the_verdict(certify: Certify) -> None:
     certificate = certify(CaseResult(TEST, "?", "passed"), promised=["fabric"], cluster_nodes=16)
     overall = suite(certificate, "certificate")
     covered = "4 of 16 nodes: node[0-3]; not covered: 12 others"
@@ -180,7 +180,7 @@ def test_any_text_survives(certify: Certify) -> None:
     assert outcomes(suite(certificate, "gang")) == [("gang", "skipped", f"not promised: {FIT}")]
 
 
-def test_a_huge_message_keeps_its_end_and_says_so(certify: Certify) -> None:
+def test_a_huge_message_is_shortened_to_its_end_with_a_note(certify: Certify) -> None:
     lines = "\n".join(f"line {i}" for i in range(100_000))
     certificate = certify(CaseResult(TEST, "?", "failed", lines))
     (text,) = [e.text for e in suite(certificate, "fabric").iter("failure")]
@@ -190,14 +190,14 @@ def test_a_huge_message_keeps_its_end_and_says_so(certify: Certify) -> None:
     assert text.endswith("\nline 99999")
 
 
-def test_returns_become_lines() -> None:
+def test_carriage_returns_become_newlines() -> None:
     assert fit("10%\r50%\r\ndone") == "10%\n50%\ndone"
 
 
 @pytest.mark.parametrize(
     ("text", "line"), [("\n \n  first \nmore", "first"), ("", ""), ("a" * 9, "aaaa…")]
 )
-def test_the_first_line_is_the_first_with_words(text: str, line: str) -> None:
+def test_the_first_line_is_the_first_that_is_not_empty(text: str, line: str) -> None:
     assert first_line(text, 5) == line
 
 

@@ -1,4 +1,4 @@
-"""A certificate speaks of nodes: who passed, failed, is suspect or was not tested, and why."""
+"""Node states in a certificate: passed, failed, suspect or not tested, with evidence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def case(name: str, outcome: Any = "passed", *culprits: str | None, **more: Any)
         ("node22, nodes, snode1", "", ""),
     ],
 )
-def test_a_culprit_names_nodes_for_sure_or_not(culprit: str | None, sure: str, unsure: str) -> None:
+def test_certain_and_possible_nodes_of_a_culprit(culprit: str | None, sure: str, unsure: str) -> None:
     def nodes(numbers: str) -> set[str]:
         return {f"node{number}" for number in numbers.split()}
 
@@ -105,7 +105,7 @@ STOPPED = "not run: preflight failed (node2)"
         ([case("mesh"), case("gang", "failed", "x")], {"not_promised": {"gang": "no"}}, "pppp"),
     ],
 )
-def test_a_node_is_what_the_run_showed_of_it(
+def test_state_of_a_node_from_its_cases(
     certify: Certify, cases: list[CaseResult], more: dict[str, Any], states: str
 ) -> None:
     coverage = certify(*cases, promised=["mesh"], **more).coverage
@@ -114,7 +114,7 @@ def test_a_node_is_what_the_run_showed_of_it(
     assert all(bool(node.until) is (node.state == "passed") for node in coverage.nodes)
 
 
-def test_the_evidence_says_what_it_rests_on(certify: Certify) -> None:
+def test_the_evidence_names_its_tests(certify: Certify) -> None:
     certificate = certify(
         case("mesh"),
         case("fabric", "failed", "node2"),
@@ -145,7 +145,7 @@ def test_a_part_of_the_cluster_does_not_certify_it(certify: Certify) -> None:
     assert unseen.coverage.nodes_in_words() == "passed: node0; no pass: node[1-3]"
 
 
-def test_a_node_that_was_not_measured_has_not_passed_where_another_failed(
+def test_an_unmeasured_node_does_not_pass_if_another_failed(
     certify: Certify,
 ) -> None:
     slow = Measurement("node0→node1", 48, "Mbit/s", at_least(170), "spec", "node0")
