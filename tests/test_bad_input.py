@@ -98,7 +98,7 @@ def test_a_spec_with_a_wrong_unit(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_a_log_directory_that_cannot_be(
+def test_an_impossible_log_directory(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -107,7 +107,7 @@ def test_a_log_directory_that_cannot_be(
     result = pytester.runpytest(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --mnode-log-dir=*file.txt/logs: Not a directory"])
-    assert not list(tmp_path.glob("mnode-*")), "the run's own directory is left"
+    assert not list(tmp_path.glob("mnode-*")), "the run left its directory behind"
 
 
 def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
@@ -157,7 +157,9 @@ def line_matches(text: str, pattern: str) -> bool:
     return fnmatch(text.removeprefix("ERROR: ").removeprefix("E   "), pattern)
 
 
-def test_a_test_that_asks_for_both_sides(pytester: pytest.Pytester, tmp_path: Path) -> None:
+def test_a_test_with_controller_and_rank_fixtures(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
     pytester.makepyfile("def test_it(cluster, world, rank): pass")
     result = pytester.runpytest("--mnode-launcher=local")
     result.assert_outcomes(errors=1)

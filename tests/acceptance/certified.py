@@ -16,7 +16,7 @@ from tests.inner import LIMIT_S, InnerRun, run_pytest, write_files
 
 PORTS = "test_fabric_ports_stay_up_and_free_of_errors"
 AGAIN = "free the nodes of other work and run again"
-"""What a certificate advises where other programs take the cores: then nobody is named."""
+"""Advice of a certificate if other programs used the cores: then no culprit is named."""
 _RUNS = 3
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 

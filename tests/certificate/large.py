@@ -79,7 +79,7 @@ def composed(nodes: int = 512, questions: int = 30, *, slow: bool = True) -> Cer
     )  # fmt: skip
     unknown = CaseResult(
         "acceptance/test_restart.py::test_a_killed_job_comes_back_and_loses_nothing[node]",
-        "Does it come back from this kill, with each step and sample once and every number equal?",
+        "Does the job resume after this kill, with each step and sample once and all values equal?",
         "passed" if slow else "error",
         "" if slow else "the store could not be listed: no answer within 30 s",
         charts=(

@@ -137,7 +137,7 @@ def test_unpromised_criteria_neither_pass_nor_fail(certify: Certify) -> None:
     assert certificate.verdict == "certified"
 
 
-def test_a_promised_criterion_cannot_be_marked_as_not_promised(certify: Certify) -> None:
+def test_a_promise_overrides_a_not_promised_reason(certify: Certify) -> None:
     certificate = certify(BAD, promised=["fabric"], not_promised={"fabric": "no bound yet"})
     assert certificate.verdict == "not certified"
 

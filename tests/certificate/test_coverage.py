@@ -135,7 +135,9 @@ def test_coverage_of_512_nodes_is_small_and_reads_back(certify: Certify) -> None
     assert read.coverage.paths_in_words() == "261632 of 261632 measured (100 %)"
 
 
-def test_a_path_that_failed_in_its_last_measurement_prevents_certification(certify: Certify) -> None:
+def test_a_path_that_failed_in_its_last_measurement_prevents_certification(
+    certify: Certify,
+) -> None:
     """Each half passes alone later, but the slow path between them is still known."""
     all_of_them = rates("a", "b", "c", "d", row="f", mbits_s=95)
     bad = replace(failed("the path b→c (95 Mbit/s)"), paths=(all_of_them,))

@@ -47,9 +47,7 @@ def after(directory: Path, certificate: Certificate) -> Certificate:
     return with_history(certificate, earlier_runs(directory, certificate.run.spec.digest))
 
 
-def test_an_unusual_value_is_separated_from_noise(
-    certify: Certify, tmp_path: Path
-) -> None:
+def test_an_unusual_value_is_separated_from_noise(certify: Certify, tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 191, 189]):
         keep(tmp_path / "kept", night(certify, day, rate))
     within = after(tmp_path / "kept", night(certify, 9, 187)).history
@@ -178,9 +176,7 @@ def test_repeatedly_failing_nodes_are_listed(certify: Certify, tmp_path: Path) -
     assert parse_certificate(json_text(certificate), "here") == certificate
 
 
-def test_runs_of_a_node_count_even_without_a_pass(
-    certify: Certify, tmp_path: Path
-) -> None:
+def test_runs_of_a_node_count_even_without_a_pass(certify: Certify, tmp_path: Path) -> None:
     def run(day: int, rate: float) -> Certificate:
         end = NIGHT + timedelta(days=day)
         measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", "node2")

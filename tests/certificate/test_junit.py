@@ -87,7 +87,7 @@ def test_a_test_without_measurements_is_a_case(
     assert outcomes(suite(certify(case), "fabric")) == [("test_all_reduce[4]", *expected)]
 
 
-def test_an_inconclusive_measurement_is_skipped_among_the_others(certify: Certify) -> None:
+def test_an_unpromised_case_is_skipped_among_the_others(certify: Certify) -> None:
     left_open = CaseResult(TEST, "?", "not promised", "not promised: the colour")
     certificate = certify(left_open, CaseResult(TEST, "?", "passed"))
     assert outcomes(suite(certificate, "fabric")) == [

@@ -48,7 +48,9 @@ def case(name: str, outcome: Any = "passed", *culprits: str | None, **more: Any)
         ("node22, nodes, snode1", "", ""),
     ],
 )
-def test_certain_and_possible_nodes_of_a_culprit(culprit: str | None, sure: str, unsure: str) -> None:
+def test_certain_and_possible_nodes_of_a_culprit(
+    culprit: str | None, sure: str, unsure: str
+) -> None:
     def nodes(numbers: str) -> set[str]:
         return {f"node{number}" for number in numbers.split()}
 

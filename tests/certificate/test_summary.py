@@ -248,9 +248,7 @@ def test_criteria_that_did_not_run_are_one_reason(certify: Certify) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_on_a_terminal_sentences_wrap_between_words(
-    certify: Certify, width: int
-) -> None:
+def test_on_a_terminal_sentences_wrap_between_words(certify: Certify, width: int) -> None:
     found = certify(case("fabric", "passed", SLOW), doubts=["above the wire of this cluster " * 9])
     whole, wrapped = summary_lines(found), summary_lines(found, width, wraps=True)
     assert max(map(len, wrapped)) <= width < max(map(len, whole))

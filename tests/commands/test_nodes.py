@@ -1,4 +1,4 @@
-"""`python -m pytest_mnode nodes`: host lists of a certificate, and one line for bad input."""
+"""`python -m pytest_mnode nodes`: host lists from a certificate, and one line for bad input."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_json_has_date_and_evidence(report: Path, capsys: pytest.CaptureFixture[
     assert second["evidence"] == "mesh: failed"
 
 
-def test_a_pass_expires_though_no_run_says_so(
+def test_a_pass_expires_without_a_new_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = replace(FACTS, start=NOW - timedelta(days=9), end=NOW - timedelta(days=8))
@@ -105,7 +105,7 @@ def test_a_pass_expires_though_no_run_says_so(
         assert capsys.readouterr().out == printed
 
 
-def test_nobody_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     passed = [CaseResult(TEST, "?", "passed")]
     write_report(
         tmp_path, build_certificate(run=FACTS, cases=passed, promised=["mesh"], not_promised={})

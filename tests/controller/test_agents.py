@@ -19,7 +19,7 @@ from pytest_mnode.protocol.channel import Keys
 
 NODES = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
 WELL = ["cat"]
-"""Ends with its input, as an agent does."""
+"""Ends with its input, like an agent."""
 
 
 @dataclass

@@ -81,7 +81,7 @@ class Stage:
         self.sent: list[tuple[int, Any]] = []
         self.stacks_taken = 0
         self.records: list[dict[int, str]] = []
-        """What the ranks recorded of their calls, at one poll after the other; the last stays."""
+        """Records of calls of the ranks, one per poll; the last one is repeated."""
         self.aside: list[Any] = []
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:

@@ -145,7 +145,9 @@ def lost(hub: Hub) -> list[str]:
     return [name for name, state in hub.nodes.items() if state.lost]
 
 
-def test_a_slow_launcher_call_does_not_delay_other_messages(hub: Hub, launcher: TwoMachines) -> None:
+def test_a_slow_launcher_call_does_not_delay_other_messages(
+    hub: Hub, launcher: TwoMachines
+) -> None:
     first, second = hub.local_line("client/1"), hub.local_line("client/2")
     first.send(HUB, AskLauncher(1, Slow("n0")))
     second.send(HUB, AskLauncher(7, Slow("n1")))

@@ -39,7 +39,7 @@ TESTS = """
 """
 PROMPT = "(Pdb rank 1 of 2 on node"
 BARRIER_LIMIT_S = 60.0
-"""Until rank 0 waits in the barrier too."""
+"""Time until rank 0 waits in the barrier too."""
 WHERE = "mnode: where the ranks of test_it.py::test_hangs are"
 
 

@@ -77,7 +77,7 @@ def running_pytest(
 
 
 COVERAGE = ("-p", "no:randomly", "--cov=.", "--cov-report=json")
-"""Options of a run beside `released_plugins`."""
+"""Options of a run with `released_plugins`."""
 
 
 def lines_run(directory: Path) -> set[str]:

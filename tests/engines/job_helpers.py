@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 QUICK = str(Path(__file__).parents[1] / "jobs" / "quick")
-"""A torchrun that starts in a moment."""
+"""A replacement of torchrun that starts quickly."""
 JOB_HELPERS = """
     import time
     from pytest_mnode import Job

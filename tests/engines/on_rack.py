@@ -32,7 +32,7 @@ class OnRack(ABC):
     """
 
     env: dict[str, str]
-    """What commands need beside what they are to have themselves."""
+    """Variables that commands need in addition to their own."""
 
     def __init__(self, name: str, nodes: int, links: Sequence[Link] = ()) -> None:
         remove_abandoned(f"mnode-{name}-")

@@ -173,9 +173,7 @@ WRONG = """
 """
 
 
-def test_half_gangs_and_other_faults_are_found(
-    slurm: SlurmOnRack, tmp_path: Path
-) -> None:
+def test_half_gangs_and_other_faults_are_found(slurm: SlurmOnRack, tmp_path: Path) -> None:
     done = certify(slurm, tmp_path, fault=WRONG, next_within="8 s")
     output = done.run.output
     found = cases(done)

@@ -31,7 +31,9 @@ def settings(spec: str, **more: str) -> dict[str, str]:
     return {**clean_env(), **ours, **more}
 
 
-def test_the_night_job_certifies_and_submits_the_next_one(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_the_night_job_certifies_and_submits_the_next_one(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
     promised: dict[str, Any] = {"preflight": {"interfaces": {}, "speed": {}}, "mesh": {}}
     submitted = slurm.run(
         *("sbatch", "--parsable", "--time=10", f"--output={tmp_path}/night.log"),

@@ -37,7 +37,9 @@ def test_an_ended_run_leaves_nothing(
     busy.until(lambda: not busy.left(), 20, "nothing is left")
 
 
-def test_a_run_that_loses_its_allocation_ends_with_the_reason(slurm: SlurmOnRack, busy: Busy) -> None:
+def test_a_run_that_loses_its_allocation_ends_with_the_reason(
+    slurm: SlurmOnRack, busy: Busy
+) -> None:
     """The allocation ends, as at its time limit or by scancel."""
     [job] = slurm.queue()
     slurm.run("scancel", str(job.job_id))

@@ -22,9 +22,7 @@ def submit(slurm: SlurmOnRack, directory: Path, command: str, *options: str) -> 
     return int(done.stdout)
 
 
-def test_both_readers_agree_on_running_and_waiting_jobs(
-    slurm: SlurmOnRack, tmp_path: Path
-) -> None:
+def test_both_readers_agree_on_running_and_waiting_jobs(slurm: SlurmOnRack, tmp_path: Path) -> None:
     first = submit(slurm, tmp_path, "sleep 60", "--nodes=3", "--exclusive", "--job-name=a b")
     slurm.await_that(lambda: slurm.job(first).state == "RUNNING", 10, "the first job runs")
     second = submit(slurm, tmp_path, "sleep 60", "--nodes=2", "--exclusive")

@@ -79,7 +79,9 @@ def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> No
     controller.close()
 
 
-def test_a_node_whose_slurmd_is_killed_keeps_its_commands(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_a_node_whose_slurmd_is_killed_keeps_its_commands(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
     """Running commands go on; a new command fails with the reason and the node's name."""
     controller = Controller(slurm, tmp_path, 2, ([FIRST_2], []))
     step = "touch up; until test -e over; do sleep 0.1; done; exit 7"

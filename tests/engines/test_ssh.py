@@ -185,9 +185,7 @@ def busy(request: pytest.FixtureRequest, ssh: SshOnRack, tmp_path: Path) -> Iter
         run.end()
 
 
-def test_a_cut_cable_is_named_within_seconds_and_leaves_nothing(
-    ssh: SshOnRack, busy: Busy
-) -> None:
+def test_a_cut_cable_is_named_within_seconds_and_leaves_nothing(ssh: SshOnRack, busy: Busy) -> None:
     ssh.set_links("node1", False)
     busy.until((busy.directory / "failed").exists, LOST_LIMIT_S, "the loss is reported")
     output, _ = busy.program.communicate(timeout=60)
@@ -212,7 +210,9 @@ def test_a_killed_controller_leaves_nothing_on_nodes(busy: Busy) -> None:
 
 
 @pytest.mark.parametrize("busy", [DYING], indirect=True)
-def test_a_dead_agent_is_replaced_and_a_closed_connection_reopened(ssh: SshOnRack, busy: Busy) -> None:
+def test_a_dead_agent_is_replaced_and_a_closed_connection_reopened(
+    ssh: SshOnRack, busy: Busy
+) -> None:
     """The node is used by the next test after its agent died or its connection was cut."""
     assert ssh.hang_up("node1") >= 1
     output, _ = busy.program.communicate(timeout=90)

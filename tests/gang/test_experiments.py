@@ -172,9 +172,7 @@ def test_an_impossible_experiment_is_inconclusive(
 
 @pytest.mark.parametrize("seconds", [7.0, 9.0, 20.0])
 @pytest.mark.parametrize("how", ["filled", "race", "oversize"])
-def test_a_scheduler_that_does_not_answer_is_inconclusive(
-    how: str, seconds: float
-) -> None:
+def test_a_scheduler_that_does_not_answer_is_inconclusive(how: str, seconds: float) -> None:
     done = ran(how, Scheduler(faults={"blind": seconds}), rounds=1)
     found = verdicts(done)
     assert found[PARTS] == UNKNOWN

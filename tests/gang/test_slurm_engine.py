@@ -78,7 +78,9 @@ def test_a_constraint_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".mnode-gang-*"))
 
 
-def test_jobs_are_submitted_to_the_counted_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_submitted_to_the_counted_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "all")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")

@@ -109,9 +109,7 @@ def test_too_few_hosts_are_named(tmp_path: Path) -> None:
         choose(_hosts("ssh", tmp_path, 3), 4, SPEC, [str(tmp_path)], tmp_path)
 
 
-def test_slurm_inside_an_allocation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_inside_an_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setattr(slurm.Slurm, "unavailable", staticmethod(lambda: None))
     launcher, reason = choose(_hosts("auto", tmp_path, 3), 2, SPEC, [str(tmp_path)], tmp_path)

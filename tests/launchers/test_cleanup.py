@@ -127,7 +127,9 @@ def test_the_controller_is_killed(
     assert not run_dir.exists()
 
 
-def test_the_controller_exits_without_closing_the_rack(start: Start, tag: str, run_dir: Path) -> None:
+def test_the_controller_exits_without_closing_the_rack(
+    start: Start, tag: str, run_dir: Path
+) -> None:
     controller, _ = start("end")
     controller.wait(HANGS_S)
     await_none(tag)

@@ -69,9 +69,7 @@ def keeps_rate(
 @pytest.mark.parametrize(
     ("rate_mbit_s", "size_bytes"), [(1, 68_000), (100, 125_000), (200, 250_000), (1000, 256_000)]
 )
-def test_the_burst_of_a_slow_link_is_small(
-    rate_mbit_s: float, size_bytes: int
-) -> None:
+def test_the_burst_of_a_slow_link_is_small(rate_mbit_s: float, size_bytes: int) -> None:
     assert burst_bytes(rate_mbit_s) == size_bytes
 
 
@@ -85,7 +83,9 @@ def test_both_networks_reach_every_node(rack: Rack) -> None:
 @pytest.mark.parametrize(
     ("name", "link_mbit_s", "size_bytes"), [("node1-fab", 80, 6 << 20), ("node1", 16, 3 << 20)]
 )
-def test_the_transfer_rate_is_that_of_the_link(rack: Rack, name: str, link_mbit_s: float, size_bytes: int) -> None:
+def test_the_transfer_rate_is_that_of_the_link(
+    rack: Rack, name: str, link_mbit_s: float, size_bytes: int
+) -> None:
     keeps_rate(rack, (0, 1), name, link_mbit_s, size_bytes)
 
 

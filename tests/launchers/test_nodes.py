@@ -20,7 +20,7 @@ DOES = {
     "leaves": "sleep 60 & echo $! > left; echo done",
     "quick": "echo done",
 }
-"""What each node does, a hung one first."""
+"""The script of each node; the first one hangs."""
 ENDS = {
     "hangs": (None, "on\n", ""),
     "prints": (3, "x" * 4 * PIPE_BYTES, "err\n"),

@@ -157,9 +157,7 @@ def test_a_machine_without_numa_information_is_one_numa_node(tmp_path: Path) -> 
     assert numa_cores(tmp_path, usable=[3, 1]) == [NumaCores(0, 0, ((1,), (3,)))]
 
 
-def test_only_the_node_itself_shows_its_sockets(
-    mode: str, tmp_path: Path, run_on: RunOn
-) -> None:
+def test_only_the_node_itself_shows_its_sockets(mode: str, tmp_path: Path, run_on: RunOn) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one CPU")
     tmp_path.chmod(0o755)

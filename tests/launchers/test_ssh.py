@@ -81,9 +81,7 @@ def test_a_missing_ssh(
         made(tmp_path)
 
 
-def test_each_host_that_refuses_has_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_host_that_refuses_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, FAILS, monkeypatch)
     with pytest.raises(ClusterError) as raised:
         made(tmp_path, "n1\nme@n2").start()

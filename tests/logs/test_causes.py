@@ -166,7 +166,7 @@ def test_a_name_resolved_at_a_later_try_is_no_cause() -> None:
 
 
 @pytest.mark.parametrize("works", [((40, "SEND"), (40, "RECV")), ((40, "RECV"), (80, "COALESCED"))])
-def test_collectives_are_numbered_per_rank(
+def test_point_to_point_calls_are_numbered_per_rank(
     works: tuple[tuple[int, str], ...],
 ) -> None:
     lines = [

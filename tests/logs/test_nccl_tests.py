@@ -192,9 +192,7 @@ WRONG = (
 
 @pytest.mark.parametrize("ending", EXITS)
 @pytest.mark.parametrize("table", WRONG)
-def test_an_exit_status_after_wrong_results_is_no_abort(
-    table: str, ending: str
-) -> None:
+def test_an_exit_status_after_wrong_results_is_no_abort(table: str, ending: str) -> None:
     found = one(f"{table}\n{ending}\n")
     assert (complete(found), found.wrong, found.wrong_by_size) == (True, 17, {8388608: 17})
     # Before the closing lines, or after correct results, the same status is an abort.

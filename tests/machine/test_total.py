@@ -28,7 +28,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 @pytest.mark.parametrize("content", _NONSENSE, ids=repr)
-def test_invalid_content_in_every_attribute_gives_unknown_values(tree: Tree, content: bytes) -> None:
+def test_invalid_content_in_every_attribute_gives_unknown_values(
+    tree: Tree, content: bytes
+) -> None:
     for path in tree.root.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.write_bytes(content)

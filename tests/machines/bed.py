@@ -27,7 +27,7 @@ from tests.machines.image import QEMU, image
 from tests.machines.image import unavailable as no_image
 
 FABRIC = Link("fab0", 40.0, 4200)
-"""RoCE sends 4096 bytes a packet over it. Software emulation holds this rate on a busy machine."""
+"""For RoCE packets of 4096 bytes. Software emulation reaches this rate on a busy machine."""
 MANAGEMENT = Link("mgmt0", 100.0)
 UP_LIMIT_S = 300.0
 KVM_LIMIT_S = 30.0
@@ -92,7 +92,7 @@ def need_machines() -> None:
 
 @functools.cache
 def accelerator() -> str:
-    """"kvm" if guests can run with it, otherwise "tcg" (software emulation).
+    """ "kvm" if guests can run with it, otherwise "tcg" (software emulation).
 
     Neither the device nor an empty guest shows that KVM works. A kernel without a root file system
     ends QEMU, with KVM within seconds.

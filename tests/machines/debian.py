@@ -9,7 +9,7 @@ from pathlib import Path
 _MERGED = ("bin", "sbin", "lib", "lib64")
 """Links to the directories of these names in usr, as Debian has them."""
 _ALTERNATIVES = {"sh": "bash", "awk": "mawk"}
-"""Links in bin that scripts of packages would make."""
+"""Links in bin that package scripts would create."""
 
 
 def download(packages: Sequence[str], directory: Path) -> list[Path]:

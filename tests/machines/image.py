@@ -42,7 +42,7 @@ _NOT_NEEDED = (
     *("gpu", "media", "net/wireless", "staging", "iio", "hid", "mtd", "scsi", "usb", "ata"),
     *("infiniband/hw", "infiniband/ulp", "isdn", "input", "power", "video", "platform", "nvme"),
 )
-"""Drivers that a guest has no device for."""
+"""Drivers of devices that no guest has."""
 _INITRD_MODULES = ("virtio_pci", "virtio_blk", "ext4", "overlay")
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 

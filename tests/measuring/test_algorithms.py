@@ -85,7 +85,9 @@ def test_the_variable_is_set_for_the_communicator_and_restored(
     assert nccl.destroyed == ["the ring"] * 2
 
 
-def test_the_variable_is_restored_if_no_communicator_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_is_restored_if_no_communicator_can_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     nccl = Communicators(monkeypatch, RuntimeError("no ring"))
     with pytest.raises(RuntimeError, match="no ring"), group_for(RING, CPU):

@@ -11,9 +11,7 @@ from pytest_mnode.measuring.checked_calls import chosen_calls
     ("calls", "call_s", "looked_at"),
     [(1, 0.3, 0), (2, 0.2, 1), (60, 4e-3, 59), (36, 7e-3, 35), (1000, 1e-4, 50), (1000, 25e-6, 12)],
 )
-def test_checked_calls_cost_at_most_a_hundredth(
-    calls: int, call_s: float, looked_at: int
-) -> None:
+def test_checked_calls_cost_at_most_a_hundredth(calls: int, call_s: float, looked_at: int) -> None:
     chosen = chosen_calls(calls, call_s, seed=3)
     assert len(chosen) == looked_at
     assert chosen <= set(range(calls - 1))

@@ -31,7 +31,9 @@ MIB = 1 << 20
         ({}, (None, "no byte counter shows its traffic")),
     ],
 )
-def test_the_nics_that_carried_the_traffic(carried: dict[str, int], found: tuple[tuple[str, ...] | None, str]) -> None:
+def test_the_nics_that_carried_the_traffic(
+    carried: dict[str, int], found: tuple[tuple[str, ...] | None, str]
+) -> None:
     assert carriers(carried) == found
 
 

@@ -1,4 +1,4 @@
-"""What a test left in its rank, beside what fixtures hold."""
+"""Leftovers of a test in its rank, without those of fixtures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_memory_of_a_fixture_counts_once(monkeypatch: pytest.MonkeyPatch, fixtur
 def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As of the process group in the last test of a world: NCCL keeps what it took."""
+    """Like the process group in the last test of a world: NCCL keeps its memory."""
     held = [1000 * MIB]
     monkeypatch.setattr(LeakCheck, "_resources", lambda _: Resources(host_bytes=held[0]))
     rank: Any = SimpleNamespace(made=None)
@@ -53,7 +53,9 @@ def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, allocated: int, workspaces: int = 0) -> None:
-    """torch uses a device, on which it has allocated so much, workspaces of cuBLAS included."""
+    """A fake CUDA device in torch with this much allocated memory, workspaces of cuBLAS
+    included.
+    """
     device = [allocated]
 
     def clear() -> None:

@@ -265,7 +265,9 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_a_run_resumes_on_other_numbers_of_ranks(inner: tuple[InnerRun, Path], way: str, ranks: int) -> None:
+def test_a_run_resumes_on_other_numbers_of_ranks(
+    inner: tuple[InnerRun, Path], way: str, ranks: int
+) -> None:
     _, directory = inner
     steps = _steps(directory, way, f"to {ranks}")
     resumed = CUT - CUT % EVERY

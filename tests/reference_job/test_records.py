@@ -116,7 +116,9 @@ def test_a_loss_that_is_not_a_number_is_read_back(tmp_path: Path, loss: float) -
     assert str(step.loss) == str(loss)
 
 
-def test_a_truncated_line_is_reported_and_the_next_incarnation_starts_a_new_line(tmp_path: Path) -> None:
+def test_a_truncated_line_is_reported_and_the_next_incarnation_starts_a_new_line(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "rank1.jsonl"
     path.write_text(f"{line_of(START)}\n{line_of(STEP)[:40]}")
     first, torn = read_records(tmp_path)

@@ -41,7 +41,9 @@ def test_nothing_passed(ran: Scenario) -> None:
         ("thread_exits_soon", 1, "exited with code 0, in "),
     ],
 )
-def test_the_report_names_rank_node_and_cause(ran: Scenario, name: str, rank: int, how: str) -> None:
+def test_the_report_names_rank_node_and_cause(
+    ran: Scenario, name: str, rank: int, how: str
+) -> None:
     case = ran[name]
     assert case.outcome == ("error" if name == "exit_in_setup" else "failure")
     assert f"rank {rank} of 4 on local{rank}: {how}" in case.message

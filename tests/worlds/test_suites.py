@@ -27,7 +27,7 @@ FAILED = {
     "test_one_rank_skips": r"^rank 1 of 4 on local0: skipped \(alone\), but ranks 0,2-3 did not",
     "test_a_fails": r"^rank 1 of 2 on local1: AssertionError",
 }
-"""Tests that must fail, and how their message begins. All others pass."""
+"""Tests that must fail, and the beginning of their message. All others pass."""
 CONFTEST = """
 def pytest_runtest_call(item):  # as DeepSpeed's starts processes
     assert not getattr(item.cls, "is_dist_test", False), "starts processes of its own"

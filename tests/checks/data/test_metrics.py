@@ -1,4 +1,4 @@
-"""Means and sums over ranks, exact or not, and why not."""
+"""Means and sums over ranks: exact or not, and the reason."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_wrong_mean_and_why(results: list[float], culprit: str) -> None:
         ([5.0], [[4.0, 6.0]], "an average of the ranks' averages is the same"),
     ],
 )
-def test_what_cannot_be_judged(
+def test_metrics_that_cannot_be_judged(
     results: list[float | None], values: list[list[float]], note: str
 ) -> None:
     found = judge_mean("loss", reduced(results, values))

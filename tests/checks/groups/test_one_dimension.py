@@ -1,4 +1,4 @@
-"""A mesh of one dimension: nothing to slice, which is reported as not promised."""
+"""A mesh of one dimension has no slices, which is reported as not promised."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from pytest_mnode.rank.world import World
 LIMIT_S = 5.0
 LONG_S = 20.0
 _KEPT: list[socket.socket] = []
-"""Bound and never listening: nobody else is given a port of theirs before a rank listens there."""
+"""Bound but never listening: no other process gets these ports before a rank listens there."""
 
 
 def free_port() -> int:

@@ -25,7 +25,7 @@ EXACT = Tolerance(0.0, "bit by bit")
 TERMS = Terms(STEPS, EPOCH * BATCH, BATCH, EXACT, 60.0)
 
 Change = Callable[[Record], Record | None]
-"""Makes another record of one, or leaves it out (None)."""
+"""Changes a record, or removes it (None)."""
 
 
 def incarnation(

@@ -20,7 +20,7 @@ from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 Own = Callable[[str, int], Mapping[str, float]]
-"""What one rank does in a step by itself, seconds by part: of its node, and how many there are."""
+"""Seconds by part that a rank itself needs in a step, from its node and the number of nodes."""
 HEALTHY = {"compute": 0.2, "input": 0.001, "optimiser": 0.003, "rest": 0.001}
 GRADIENTS = 2_000_000
 LINE_BYTES_S = 200e6 / 8

@@ -341,9 +341,7 @@ def test_an_unreadable_counter_is_inconclusive(kind: str) -> None:
 @pytest.mark.parametrize(
     ("packets", "verdict"), [(12, Verdict.FAIL), (1 << 40, Verdict.INCONCLUSIVE)]
 )
-def test_a_port_that_counts_only_packets(
-    packets: int, verdict: Verdict
-) -> None:
+def test_a_port_that_counts_only_packets(packets: int, verdict: Verdict) -> None:
     """Like soft-RoCE: too few packets for the bytes are a proof, enough packets are none."""
     facts = on_node(
         healthy("roce"),

@@ -55,7 +55,7 @@ class KubernetesOnRack(OnRack):
         super().__init__("k8s", nodes)
         self.kubeconfig = self.directory / "admin.conf"
         self.defined: set[programs.Module] = set()
-        """Whose kinds the server serves."""
+        """Modules whose kinds the server serves."""
         self.env = {"PATH": programs.path(), "KUBECONFIG": str(self.kubeconfig)}
 
     def __enter__(self) -> KubernetesOnRack:

@@ -27,7 +27,7 @@ from tests.engines.kubernetes.programs import (
 )
 
 GPU = "mnode.test/gpu"
-"""One on each node, which a rank asks for."""
+"""A resource with one unit per node, which a rank requests."""
 CRDS = {
     KUEUE: ("config/components/crd/bases",),
     # Volcano's controller waits until this kind exists as well.
@@ -38,7 +38,7 @@ CRDS = {
     TRAINING_OPERATOR: ("manifests/base/crds",),
 }
 _KUEUE_PORTS, _JOBSET_PORTS = (9443, 8081), (9444, 8082)
-"""Of webhooks and of health."""
+"""Ports of webhooks and of health checks."""
 _READY_S = 60.0
 KUEUE_CONFIG = """\
 apiVersion: config.kueue.x-k8s.io/v1beta2

@@ -81,7 +81,7 @@ SYSCTLS = {
     "kernel/keys/root_maxkeys": 1000000,
     "kernel/keys/root_maxbytes": 25000000,
 }
-"""What the kubelet wants to find; shown to it, so that it does not change the machine."""
+"""Kernel settings that the kubelet requires, shown so that it does not change the machine."""
 
 PREPARE = """\
 set -e

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 KUBERNETES = "1.37.1"
-"""Has PodGroup and gang scheduling of its own."""
+"""Has its own PodGroup and gang scheduling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ MODULES = (*BED, KUEUE, VOLCANO, JOBSET, KWOK)
 COSCHEDULING = Module("sigs.k8s.io/scheduler-plugins", "v0.33.5", ())
 TRAINER = Module("github.com/kubeflow/trainer/v2", "v2.1.0", ())
 TRAINING_OPERATOR = Module("github.com/kubeflow/training-operator", "v1.9.3", ())
-"""Of these only manifests are read."""
+"""Only manifests of these modules are read."""
 FROM_DEBIAN = ("etcd", "runc")
 CNI = Path("/usr/lib/cni")
 
@@ -107,7 +107,7 @@ OURS = {
     "stand_in": "",
     "device_plugin": f"require k8s.io/kubelet {BED[0].folders}",
 }
-"""Programs of our own, with the modules they require."""
+"""Our own programs, with the modules that they require."""
 
 
 def path() -> str:

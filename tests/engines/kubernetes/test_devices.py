@@ -22,7 +22,7 @@ from tests.trees import Tree
 
 RESOURCE = "mnode.test/rdma"
 STAND_IN = "/dev/fuse"
-"""Opened by root alone, for which a container needs its device control group's permission."""
+"""Only root may open it, and a container also needs the permission of its device cgroup."""
 UVERBS = "/dev/infiniband/uverbs0"
 PLUGINS: Mapping[str, Sequence[str]] = {
     "node0": (STAND_IN, UVERBS, "rw"),
@@ -37,7 +37,7 @@ case $NODE in
   *) ip link add net1 link eth0 type macvlan; ip link set net1 up;;
 esac
 """
-"""What Multus does, but for one pod without its second interface and one with another MTU."""
+"""Does the work of Multus, except for a pod without a second interface and one with another MTU."""
 PAGE = """
 name: pods
 accelerators: {per_node: 0}

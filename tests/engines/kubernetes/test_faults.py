@@ -14,7 +14,7 @@ from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.inner import InnerRun, write_files
 
 LATE_S = 30.0
-"""Heartbeats give up after 6 s; an API server needs a while to delete a pod."""
+"""Heartbeats time out after 6 s; the API server needs time to delete a pod."""
 REPORTED = """
     from pathlib import Path
 
@@ -68,7 +68,7 @@ FAULTS: dict[str, tuple[Callable[[KubernetesOnRack], None], Callable[[Kubernetes
     "power": (lambda bed: bed.power_off("node3"), lambda bed: bed.power_on("node3")),
     "api server": (lambda bed: bed.kill_daemon("apiserver"), lambda bed: bed.start_api_server()),
 }
-"""Fault, and its end; in this order."""
+"""Faults with their expected reports, in this order."""
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ NEEDS = {
     "trainjob": [TRAINER],
     "pytorchjob": [TRAINING_OPERATOR],
 }
-"""Modules whose definitions the server needs for a kind."""
+"""Modules whose CRDs the server needs, by kind."""
 TIMES = {
     **{"rounds": 1, "runs": "4 s", "waits": "3 s", "next_within": "15 s", "together": "3 s"},
     "settle": "2 s",
@@ -57,7 +57,7 @@ SOON: list[dict[str, Any]] = [
      "tolerationSeconds": 2}
     for what in ("unreachable", "not-ready")
 ]  # fmt: skip
-"""Pods leave a node that is away after 2 s; Kubernetes' default is 5 min."""
+"""Pods leave an unreachable node after 2 s; Kubernetes' default is 5 min."""
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +148,9 @@ def test_gang_schedulers_keep_gangs_whole(
     assert large["note"].startswith("waits: "), large
 
 
-def test_without_gang_scheduling_half_a_gang_holds_nodes(bed: KubernetesOnRack, tmp_path: Path) -> None:
+def test_without_gang_scheduling_half_a_gang_holds_nodes(
+    bed: KubernetesOnRack, tmp_path: Path
+) -> None:
     done, found = certify(bed, tmp_path, {"engine": "default"}, RACE)
     verdict, race = found[RACE]
     assert verdict == "fail", done.run.output
@@ -251,9 +253,7 @@ def test_the_server_accepts_objects_of_each_kind(
         bed.kubectl("create", "--dry-run=server", "--validate=strict", "-f", str(path))
 
 
-def test_a_killed_controller_leaves_nothing(
-    bed: KubernetesOnRack, tmp_path: Path
-) -> None:
+def test_a_killed_controller_leaves_nothing(bed: KubernetesOnRack, tmp_path: Path) -> None:
     args = arguments(bed, tmp_path, {"engine": "native"}, waits="60 s")
     with running_pytest(bed, tmp_path, *args):
         bed.await_that(

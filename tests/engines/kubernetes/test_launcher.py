@@ -137,9 +137,7 @@ def first_pod(bed: KubernetesOnRack) -> tuple[str, Any]:
     return min(pods.items())
 
 
-def test_a_killed_controller_leaves_nothing(
-    bed: KubernetesOnRack, tmp_path: Path
-) -> None:
+def test_a_killed_controller_leaves_nothing(bed: KubernetesOnRack, tmp_path: Path) -> None:
     write_files(tmp_path, test_hang=HANG)
     options = bed.launch(tmp_path, hostNetwork=True)
     with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:

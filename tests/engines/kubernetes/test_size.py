@@ -22,7 +22,7 @@ from tests.engines.kubernetes.programs import KWOK, ours, source, unavailable
 
 NODES = int(os.environ.get("MNODE_TEST_PODS", "64"))
 GANG_SIZE = NODES * 3 // 5
-"""Two of them do not fit."""
+"""Two gangs of this size do not fit."""
 FAKE = {"kwok.x-k8s.io/node": "fake"}
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 LOCAL = {
@@ -31,7 +31,7 @@ LOCAL = {
     "metadata": {"name": "local"},
     "spec": {"execs": [{"local": {}}]},
 }
-"""Commands in pods run beside kwok."""
+"""Commands in pods run on the host of kwok."""
 STAGES = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
 POD: dict[str, Any] = {
     "kind": "PodTemplate",

@@ -46,7 +46,9 @@ def ready(namespace: str) -> dict[str, Any]:
     return {found["kind"]: found for found in objects}
 
 
-def test_the_shipped_manifest_is_valid(bed: KubernetesOnRack, namespace: str, tmp_path: Path) -> None:
+def test_the_shipped_manifest_is_valid(
+    bed: KubernetesOnRack, namespace: str, tmp_path: Path
+) -> None:
     """The API server accepts it, and we can read its spec and template."""
     bed.kubectl(
         *("-n", namespace, "create", "--dry-run=server", "--validate=strict"), "-f", str(READY)

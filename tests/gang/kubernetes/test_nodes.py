@@ -96,7 +96,9 @@ def test_pod_level_resource_requests() -> None:
         (node(**taint("soft", "PreferNoSchedule")), [], ""),
     ],
 )
-def test_reasons_why_a_node_is_taken(there: dict[str, Any], pods: list[dict[str, Any]], why: str) -> None:
+def test_reasons_why_a_node_is_taken(
+    there: dict[str, Any], pods: list[dict[str, Any]], why: str
+) -> None:
     [view] = views([there], pods, OURS)
     assert view.taken(RANK).startswith(why)
     assert bool(view.taken(RANK)) == bool(why)

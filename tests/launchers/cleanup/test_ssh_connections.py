@@ -69,9 +69,7 @@ def test_a_connection_that_times_out_ends_with_its_children(
         time.sleep(0.02)
 
 
-def test_an_ended_connection_ends_its_children(
-    held: Connections, way: Way, tmp_path: Path
-) -> None:
+def test_an_ended_connection_ends_its_children(held: Connections, way: Way, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     script = f"trap '' TERM; sleep 300 & echo $! > {shlex.quote(str(note))}; : > \"$up\"; wait"
     assert held.connect({"n1": way("n1", script)}, 10) == {}
@@ -117,7 +115,9 @@ def test_many_connections_need_few_files(way: Way) -> None:
         held.close()
 
 
-def test_the_end_of_the_daemon_is_reported_as_the_reason(held: Connections, losses: Losses, way: Way) -> None:
+def test_the_end_of_the_daemon_is_reported_as_the_reason(
+    held: Connections, losses: Losses, way: Way
+) -> None:
     held.connect({"n1": way("n1")}, 10)
     silent = way("n2", f"sleep 0.3; kill -9 {held._daemon.pid}; sleep 300")
     why = "the cleanup process of the run has ended"

@@ -19,7 +19,7 @@ from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 
 LIMIT_S = 30.0
 RESET = b"\0reset"
-"""In the end of an answer: the connection is reset, and not closed."""
+"""At the end of an answer: the connection is reset instead of closed."""
 PATH = "/api/v1/namespaces/default/pods"
 
 
@@ -50,7 +50,7 @@ BROKEN_OFF = {
     "JSON": (answer(HALF), "Expecting value: line 1 column 12"),
     "nothing": (answer(b"", "Content-Length: 0"), "Expecting value: line 1 column 1"),
 }
-"""Answers, and the reason that is given for each."""
+"""Answers, and the reported reason of each."""
 Serve = Callable[[Sequence[bytes]], list[str]]
 
 

@@ -71,7 +71,9 @@ def instead_of_waiting(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], Non
     monkeypatch.setattr(module, "time", clock)
 
 
-def test_a_moved_pod_is_named_at_once_with_the_remedy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_pod_is_named_at_once_with_the_remedy(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.hear(FIRST, deleted=True)
     instead_of_waiting(monkeypatch, lambda: run.hear(ASTRAY))
     with pytest.raises(ClusterError, match=MOVED):

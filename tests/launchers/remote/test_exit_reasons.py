@@ -46,7 +46,9 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
         ),
     ],
 )
-def test_reason_of_an_ended_connection(code: int | None, printed: list[str], greeted: bool, line: str) -> None:
+def test_reason_of_an_ended_connection(
+    code: int | None, printed: list[str], greeted: bool, line: str
+) -> None:
     assert why_it_ended(code, printed, greeted) == line
 
 

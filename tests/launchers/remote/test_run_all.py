@@ -19,7 +19,9 @@ from pytest_mnode.launchers.remote import run_all as module
 from pytest_mnode.launchers.remote.run_all import run_all
 
 
-def test_options_of_the_surrounding_job_do_not_apply_to_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_surrounding_job_do_not_apply_to_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SLURM_GPUS", "16")  # as in a job of sbatch --gpus=16
     monkeypatch.setenv("SRUN_CPUS_PER_TASK", "4")
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -106,9 +106,7 @@ def test_missing_resources_for_a_job_are_named() -> None:
         ("IDLE+INVALID_REG", False, True),
     ],
 )
-def test_nodes_available_now_and_never_for_a_job(
-    state: str, usable: bool, hopeless: bool
-) -> None:
+def test_nodes_available_now_and_never_for_a_job(state: str, usable: bool, hopeless: bool) -> None:
     (node,) = nodes_from_text(f"NodeName=n0 State={state} Partitions=gpu")
     assert (node.usable, node.hopeless) == (usable, hopeless)
     assert (shortage([node], 1, "gpu") is not None) is hopeless

@@ -133,7 +133,9 @@ def test_one_node_alone_has_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.culprit, str(found)) == (None, "no pair of nodes could be tried")
 
 
-def test_at_its_time_limit_the_search_stops_and_accuses_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_its_time_limit_the_search_stops_and_accuses_no_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ranks = Nodes(lambda pair: 48 if 2 in pair else 190, seconds_each=module.BUDGET_S / 5)
     found = str(_searched(monkeypatch, ranks))
     assert ranks.rounds == 6
@@ -304,7 +306,9 @@ def test_a_rail_carries_the_sum_of_its_nics(
         ([(0, 2), (1, 3)], "the paths node0→node2, node1→node3"),
     ],
 )
-def test_nodes_that_change_payloads_are_named(changed: list[tuple[int, int]], culprit: str | None) -> None:
+def test_nodes_that_change_payloads_are_named(
+    changed: list[tuple[int, int]], culprit: str | None
+) -> None:
     rates = Rates(4, 1, 85.0)
     rates.add(
         Reading(a, b, 0, 95.0, False, (a, b) in changed) for a, b in permutations(range(4), 2)

@@ -20,7 +20,7 @@ from pytest_mnode.rank.world import World
 
 FAULTY = 2
 EVERY = (2, 3, 5, 8, 11)
-"""Of so many calls one gives what the call before gave; up to one fewer than are checked."""
+"""One of this many calls returns the previous result; at most one fewer than are checked."""
 CPU = torch.device("cpu")
 FUNCTIONS = {
     "all_reduce": ("all_reduce",),

@@ -463,9 +463,7 @@ def test_memory_of_the_gpu_beside_the_nic_is_used(
     assert cuda_arguments(machine, "mlx5_5", help_text, tmp_path) == arguments
 
 
-def test_without_cuda_or_a_gpu_gpu_memory_is_refused(
-    tmp_path: Path, recorded: Recorded
-) -> None:
+def test_without_cuda_or_a_gpu_gpu_memory_is_refused(tmp_path: Path, recorded: Recorded) -> None:
     program(tmp_path, "ib_plain_bw", "#!/bin/sh\necho '  -d, --ib-dev=<dev>'\n")
     argv = [str(tmp_path / "ib_plain_bw")]
     printed, placed = beside_nic.run("rxe0", "nic", "gpu", argv, tmp_path)

@@ -43,7 +43,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
 
 
 STEPS = pytest.mark.parametrize("step", [3, 2], ids=["later", "again"])
-"""Beside complete ones of the steps 1 and 2; those of step 2 have 2 as their value, new ones 9."""
+"""With complete checkpoints of steps 1 and 2; those of step 2 have the value 2, new ones 9."""
 
 
 @STEPS

@@ -343,7 +343,9 @@ def test_old_checkpoints_are_removed_except_the_last_good_one(
     st.integers(0, 9),
     st.integers(1, 4),
 )
-def test_checkpoints_that_are_always_kept(complete: set[int], damaged: set[int], saved: int, keep: int) -> None:
+def test_checkpoints_that_are_always_kept(
+    complete: set[int], damaged: set[int], saved: int, keep: int
+) -> None:
     damaged -= {saved}
     found = found_of(complete | {saved}, damaged)
     paths = outdated(found, path_of(saved), keep, {path_of(step).name for step in damaged})

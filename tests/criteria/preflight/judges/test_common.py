@@ -38,9 +38,7 @@ JUDGES = (
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_healthy_nodes_pass_and_a_silent_node_is_inconclusive(
-    spec: Spec, judge: object
-) -> None:
+def test_healthy_nodes_pass_and_a_silent_node_is_inconclusive(spec: Spec, judge: object) -> None:
     assert verdicts(judge, healthy(), spec) == {}  # type: ignore[arg-type]
     mute = silent(healthy(), 2)
     assert verdicts(judge, mute, spec) == {"gpu2": "inconclusive"}  # type: ignore[arg-type]
