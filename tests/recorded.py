@@ -1,4 +1,4 @@
-"""Recorded machines, each unpacked once a session when first asked for."""
+"""Recorded machines, each unpacked once per session on first use."""
 
 from __future__ import annotations
 

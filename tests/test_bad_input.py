@@ -62,7 +62,7 @@ NODES = "accepted: a whole number of 1 or more"
         (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),
     ],
 )
-def test_an_option(pytester: pytest.Pytester, args: list[str], line: str) -> None:
+def test_a_bad_option(pytester: pytest.Pytester, args: list[str], line: str) -> None:
     pytester.makefile(".txt", file="")
     pytester.makepyfile("def test_nothing(): pass")
     result = pytester.runpytest(*args)
@@ -80,7 +80,7 @@ def test_an_option(pytester: pytest.Pytester, args: list[str], line: str) -> Non
         ("nodes: [", "ERROR: *spec.yaml: *line *"),
     ],
 )
-def test_a_spec(pytester: pytest.Pytester, change: str, line: str) -> None:
+def test_a_bad_spec(pytester: pytest.Pytester, change: str, line: str) -> None:
     pytester.makefile(".yaml", spec=change)
     result = pytester.runpytest("--mnode-spec=spec.yaml")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -135,7 +135,7 @@ def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
         ("timeout=-1", "*@pytest.mark.mnode(timeout=-1): accepted: seconds, more than 0, or *"),
     ],
 )
-def test_a_mark(pytester: pytest.Pytester, mark: str, line: str) -> None:
+def test_a_bad_mark(pytester: pytest.Pytester, mark: str, line: str) -> None:
     pytester.makepyfile(
         f"""
         import pytest

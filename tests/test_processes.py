@@ -69,7 +69,7 @@ time.sleep(60)
         started.communicate()
 
 
-def test_no_process_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pids_of_zero_and_below_are_never_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """kill(0) would signal this process's own group, and kill(-1) every process."""
     signalled: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *sent: signalled.append(sent))

@@ -9,7 +9,7 @@ from pytest_mnode.protocol.rank_files import RankFiles
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 
-def test_whole_lines(tmp_path: Path) -> None:
+def test_only_whole_lines_are_passed_on(tmp_path: Path) -> None:
     world = WorldInfo("w1", Shape(1, 2), ("node0",), log_dir=str(tmp_path))
     files = LiveFiles(world)
     path = RankFiles(world, 1).live

@@ -140,7 +140,7 @@ def test_missing_criteria_are_errors_and_unpromised_ones_are_skipped(
         ),
     ],
 )
-def test_the_verdict_of_the_run_is_a_case_of_its_own(
+def test_the_verdict_of_the_run_is_a_separate_case(
     certify: Certify,
     cases: list[CaseResult],
     more: dict[str, tuple[str, ...]],

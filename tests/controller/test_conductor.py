@@ -143,7 +143,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rank_talk, limit, 0.05)
 
 
-def test_all_pass() -> None:
+def test_passes_of_all_ranks_are_a_pass() -> None:
     stage = Stage(obedient, obedient)
     outcome = ran(stage, timeout_s=30)
     assert outcome.clean
@@ -329,7 +329,7 @@ def test_an_expected_failure_starts_the_grace() -> None:
     assert outcome.states[1].stuck_in
 
 
-def test_no_answer_to_the_last_ping_is_no_pass() -> None:
+def test_no_answer_to_the_last_ping_does_not_pass() -> None:
     def mute(rank: int, message: Any) -> list[Any]:
         return silent(rank, message) if isinstance(message, Ping) else obedient(rank, message)
 

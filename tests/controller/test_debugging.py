@@ -85,7 +85,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         os.close(write)
 
 
-def test_a_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_debugging_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
     os.write(keys, b"p 1\n")
     output = TerminalOutput("w1", 2, "é".encode()[:1]), TerminalOutput("w1", 2, "é\n".encode()[1:])
     stage = Stage(OPENED, *output, Pong(0, 7), *ENDED)
@@ -110,7 +110,7 @@ def test_the_end_of_input_is_passed_on_once_in_a_session(keys: int) -> None:
     assert [m.data for m in stage.sent if isinstance(m, TerminalInput)] == [b"", b""]
 
 
-def test_quits() -> None:
+def test_quitting_ends_the_session() -> None:
     stage = Stage(OPENED, DebuggerLeft(2, 7, quit=True), TerminalClosed("w1", 2))
     assert stage.session.attach(ASK, stage.hear)
 

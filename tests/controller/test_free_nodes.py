@@ -82,7 +82,7 @@ def test_idle_nodes_of_slurm_those_tested_longest_ago_first(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("_slurm")
-def test_too_few_free_nodes_are_named_with_what_the_others_are(tmp_path: Path) -> None:
+def test_too_few_free_nodes_are_named_with_the_states_of_the_others(tmp_path: Path) -> None:
     text = r"^--mnode-nodes=free: 1 node free: n2 of 4, 2 ALLOCATED, 1 IDLE\+PLANNED; 2 are needed"
     scontrol = tmp_path / "bin/scontrol"
     busy = SCONTROL.replace("host0 State=IDLE", "host0 State=ALLOCATED")

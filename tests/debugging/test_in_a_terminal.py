@@ -195,7 +195,7 @@ def test_ranks_at_the_same_place_are_shown_together(
     assert "pytest_mnode/" not in asked
 
 
-def test_ctrl_c_shows_where_ranks_are_and_ends_the_run(
+def test_ctrl_c_shows_the_stacks_of_ranks_and_ends_the_run(
     looked_at: tuple[str, str, str, int],
 ) -> None:
     _, _, output, status = looked_at

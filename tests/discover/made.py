@@ -200,7 +200,6 @@ def efa_node(index: int) -> Machine:
 def cluster_of(
     make: Callable[[int], Machine] = tcp_node, count: int = 4, **changes: Any
 ) -> FoundCluster:
-    """`count` equal nodes."""
     nodes = tuple(FoundNode(f"node{i}", f"10.1.0.{i + 1}", make(i)) for i in range(count))
     return replace(FoundCluster(nodes, "ssh", "a hostfile", "2026-11-21 16:00 UTC"), **changes)
 

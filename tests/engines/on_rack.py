@@ -146,7 +146,6 @@ class OnRack(ABC):
     # Daemons.
 
     def log(self, name: str) -> Path:
-        """Output of a daemon."""
         return self.directory / "log" / f"{name}.out"
 
     def logs(self) -> str:

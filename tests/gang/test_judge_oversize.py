@@ -45,7 +45,7 @@ def reason_given(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, 
     return faults(judged_size(window, PROMISE)).get(NO_REASON)
 
 
-def test_it_waits_with_a_reason() -> None:
+def test_an_oversized_gang_may_wait_with_a_reason() -> None:
     assert reason_given(lambda t: {"9": waits("9") if t < 120 else over("9", "CANCELLED")}) is None
     bare = JobRecord("9", Phase.WAITING, (), "PENDING")
     text = reason_given(lambda t: {"9": bare if t < 120 else over("9", "CANCELLED (x)")})

@@ -252,7 +252,9 @@ def test_the_main_process_runs_its_command_and_passes_sigterm_on(tmp_path: Path)
         (["no-such"], 127),
     ],
 )
-def test_its_status_is_that_of_the_command(tmp_path: Path, argv: list[str], status: int) -> None:
+def test_the_main_process_ends_with_the_status_of_its_command(
+    tmp_path: Path, argv: list[str], status: int
+) -> None:
     path = tmp_path / "order"
     order(path, argv=argv, env={}, cwd="/no/such/directory")
     waiting = start(path, 60)

@@ -56,7 +56,7 @@ def test_a_directory_missing_on_the_node_becomes_root(rack: Rack, run_on: RunOn)
     ("script", "status"),
     [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
 )
-def test_exit_status(rack: Rack, run_on: RunOn, script: str, status: int) -> None:
+def test_the_exit_status_is_passed_on(rack: Rack, run_on: RunOn, script: str, status: int) -> None:
     assert run_on(rack, rack.nodes[0], ["sh", "-c", script]).returncode == status
 
 

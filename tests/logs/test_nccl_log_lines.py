@@ -415,7 +415,7 @@ def test_a_gid_printed_in_two_halves_is_an_address() -> None:
     assert (gid.index, gid.port, gid.local, gid.error) == (3, 1, "::ffff:10.45.0.200", None)
 
 
-def test_a_failed_connection_tells_its_addresses() -> None:
+def test_a_failed_connection_has_its_addresses() -> None:
     (gid,) = read_nccl_log(
         "birch7:311:340 [1] misc/ibvwrap.cc:309 NCCL WARN Call to ibv_modify_qp failed with 101 "
         "Network is unreachable, on dev mlx5_3:1, curr state INIT, next state RTR, "

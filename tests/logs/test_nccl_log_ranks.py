@@ -24,7 +24,7 @@ def test_two_communicators_of_one_process_are_separate() -> None:
     assert [comm.address for comm in only.comms] == ["0xa1", "0xb2"]
 
 
-def test_several_ranks_of_one_process_are_told_apart_by_device() -> None:
+def test_several_ranks_of_one_process_are_distinguished_by_device() -> None:
     lines = []
     for number in range(2):
         who = f"fir1:7:{40 + number} [{number}] NCCL INFO "
@@ -54,7 +54,7 @@ def test_one_process_with_several_gpus_is_as_many_ranks_without_lines_of_communi
     ]
 
 
-def test_lines_without_any_prefix_tell_ranks_by_their_channels() -> None:
+def test_lines_without_a_prefix_belong_to_ranks_by_their_channels() -> None:
     log = read_nccl_log(
         "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA\n"
         "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0\n"

@@ -101,7 +101,7 @@ _WORDS = st.sampled_from(
 
 @settings(deadline=None, max_examples=60)
 @given(st.text() | st.lists(_WORDS).map(" ".join))
-def test_any_text_is_read(text: str) -> None:
+def test_any_numa_maps_text_is_read(text: str) -> None:
     parse_numa_maps(text)
     parse_status(text)
     parse_last_cpu(text)

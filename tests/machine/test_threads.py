@@ -119,7 +119,7 @@ def test_every_thread_has_a_line() -> None:
         ("garbage", "waits in the kernel outside of a system call"),
     ],
 )
-def test_any_words(call: str, words: str) -> None:
+def test_any_content_of_proc_is_described(call: str, words: str) -> None:
     assert syscall_text(call, {}) == words
 
 

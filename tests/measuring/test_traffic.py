@@ -34,7 +34,7 @@ FABRIC = Network.model_validate({"interfaces": ["fab*"], "line_rate": "200 Mbit/
         ({}, None, None, None),
     ],
 )
-def test_carrier(
+def test_the_interface_that_carried_the_traffic(
     sent: Mapping[str, int], carrier: str | None, share: float | None, instead: str | None
 ) -> None:
     node = SentByNode("node0", sent, least_bytes=980)

@@ -156,7 +156,7 @@ def test_numbers_after_an_error_that_the_test_caught(later: list[list[Call]]) ->
         Call(1, 1, "", "all_reduce", SUM, "a.py:1", PENDING, "async_op"),
     ],
 )
-def test_a_wait_with_a_limit_of_its_own_is_not_deadlocked(call: Call) -> None:
+def test_a_wait_with_its_own_limit_is_no_deadlock(call: Call) -> None:
     calls = {0: [call], 1: []}
     assert not is_deadlock(calls, [1])
     assert difference(calls, [1], still=True)  # if the test also ends at that limit

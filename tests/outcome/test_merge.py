@@ -100,7 +100,7 @@ def ranks() -> Ranks:
     return Ranks()
 
 
-def test_all_passed(ranks: Ranks) -> None:
+def test_a_test_passes_if_all_ranks_passed(ranks: Ranks) -> None:
     merged = ranks.merged()
     assert {when: r.outcome for when, r in merged.items()} == dict.fromkeys(PASSED, "passed")
     assert dict(merged["call"].user_properties)["mnode.nodes"] == "node0,node1,node2,node3"

@@ -41,7 +41,7 @@ def receive(board: Switchboard, timeout_s: float) -> tuple[str, str, bytes] | No
     return board.receive() if board.socket.poll(int(timeout_s * 1000)) else None
 
 
-def test_a_peer_with_the_key_is_heard_and_answered(
+def test_a_peer_with_the_key_is_answered(
     switchboard: Switchboard, keys: tuple[bytes, Keys]
 ) -> None:
     line = Line("rank/1", switchboard.endpoint, keys[1])

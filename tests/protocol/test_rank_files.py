@@ -25,7 +25,7 @@ from pytest_mnode.protocol.world import Shape, WorldInfo
 from tests.inner import run_pytest, write_files
 
 
-def test_every_run_has_a_log_directory_of_its_own(tmp_path: Path) -> None:
+def test_every_run_has_its_own_log_directory(tmp_path: Path) -> None:
     parent = tmp_path / "a" / "logs"
     with ThreadPoolExecutor(8) as threads:  # all within one second and one process
         made = list(threads.map(lambda _: new_log_dir(parent), range(8)))

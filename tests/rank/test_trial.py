@@ -1,4 +1,4 @@
-"""The import of a module, tried in a process of its own."""
+"""The trial import of a module in a separate process."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_failures_are_distinguished_by_rank_and_location() -> None:
     assert decide(failed).origin != decide(other).origin
 
 
-def test_ranks_that_drew_different_values_cannot_go_on() -> None:
+def test_ranks_that_drew_different_values_cannot_continue() -> None:
     assert decide([Ballot(Kind.PASSED, "1"), Ballot(Kind.PASSED, "2")]).differ
 
 

@@ -25,7 +25,7 @@ def test_default_promise_of_restart() -> None:
 
 
 @pytest.mark.parametrize("given", [{"resharded_tolerance": 0.001}, {"kills": ["rank"]}])
-def test_fewer_nodes_go_with_a_tolerance_or_without_the_loss_of_a_node(given: Any) -> None:
+def test_fewer_nodes_need_a_tolerance_or_no_kill_of_a_node(given: Any) -> None:
     page = {"within": "60 s", "node_loss": "fewer", **given}
     assert RestartCriterion.model_validate(page).node_loss == "fewer"
 

@@ -68,7 +68,7 @@ def test_a_rank_without_descriptors_is_killed_by_its_own_library(ran: Scenario) 
         ("abort", "end of its output:\nheap is broken"),
     ],
 )
-def test_last_words(ran: Scenario, name: str, words: str) -> None:
+def test_the_last_output_is_reported(ran: Scenario, name: str, words: str) -> None:
     assert words in ran[name].text
 
 

@@ -176,7 +176,7 @@ def test_warnings_of_ranks_once(ran: Scenario) -> None:
     assert summary.count("OpaqueWarning: only here") == 1
 
 
-def test_finalizer_that_raises_is_an_error_of_its_own(ran: Scenario) -> None:
+def test_a_finalizer_that_raises_is_a_separate_error(ran: Scenario) -> None:
     case = ran["finalizer_raises_on_one"]
     assert case.outcome == "error"
     assert "OSError: could not tidy up" in case.part("rank 2 of 4 on local2]")

@@ -224,7 +224,7 @@ def test_levels_of_reuse(run: InnerRun, directory: Path) -> None:
     assert not set(pids("test_after_fresh")) & set(pids("test_fresh"))
 
 
-def test_each_rank_has_a_tmp_path_of_its_own(run: InnerRun, directory: Path) -> None:
+def test_each_rank_has_its_own_tmp_path(run: InnerRun, directory: Path) -> None:
     assert len({fact["path"] for fact in facts(directory, "test_tmp_path")}) == 4
 
 

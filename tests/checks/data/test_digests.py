@@ -39,7 +39,7 @@ def test_equal_seeds_are_named() -> None:
     )
 
 
-def test_workers_have_seeds_of_their_own() -> None:
+def test_loader_workers_have_different_seeds() -> None:
     first = {"torch": "a", "worker 0: torch": "b", "worker 1: torch": "b"}
     second = {"torch": "c", "worker 0: torch": "d", "worker 1: torch": "e"}
     assert judge_distinct("", drawn(first, second)).culprit == (
@@ -56,7 +56,7 @@ def test_one_rank_alone_does_not_pass() -> None:
     assert judge_distinct("", drawn({}, {})).value is None
 
 
-def test_a_second_run() -> None:
+def test_a_second_run_must_draw_the_same() -> None:
     first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
     assert judge_reproduced("", first, first).passed
     other = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "x"})
@@ -68,7 +68,7 @@ def test_a_second_run() -> None:
     assert judge_reproduced("", [], first).value is None
 
 
-def test_another_seed() -> None:
+def test_another_seed_must_draw_other_numbers() -> None:
     first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
     other = drawn({"torch": "e", "numpy": "f"}, {"torch": "g", "numpy": "h"})
     assert judge_depends("", first, other).passed

@@ -86,7 +86,7 @@ def test_values_that_have_no_mean(values: list[list[float]], result: float, note
 
 
 @given(st.lists(st.lists(st.floats(0.5, 100), min_size=1, max_size=30), min_size=2, max_size=6))
-def test_float64_is_exact_enough_and_float32_is_not_taken_for_it(
+def test_float64_is_exact_and_float32_sums_are_not(
     values: list[list[float]],
 ) -> None:
     every = [value for own in values for value in own]

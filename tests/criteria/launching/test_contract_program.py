@@ -153,7 +153,7 @@ def test_rank_0_listens_at_an_ipv6_address(program: ModuleType) -> None:
 PROGRAM = Path(__file__).parents[3] / "fixtures" / "jobs" / "contract.py"
 
 
-def test_reads_the_output_of_the_program() -> None:
+def test_the_output_of_the_program_is_read() -> None:
     env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-S", str(PROGRAM), "--limit=5", "--x=1"],
@@ -218,7 +218,7 @@ def test_a_name_lookup_that_hangs_is_reported(tmp_path: Path) -> None:
     assert report.missing == frozenset()
 
 
-def test_reads_logins() -> None:
+def test_login_lines_are_read() -> None:
     line = json.dumps({"login": {"node": "node1", "uid": 0, "user": "root", "why": "no right"}})
     assert read_output(line) == ([], [Login("node1", 0, "root", "no right")])
 

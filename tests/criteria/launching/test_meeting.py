@@ -148,7 +148,7 @@ TWO_A_NODE = {rank: Arrival(f"node{rank // 2}", 2) for rank in range(4)}
         ({}, "ranks 0-3 of 4 never came within 30 s (nobody did)"),
     ],
 )
-def test_names_ranks_and_nodes(came: dict[int, Arrival], line: str) -> None:
+def test_absent_ranks_are_named_with_their_nodes(came: dict[int, Arrival], line: str) -> None:
     assert never_came(4, came, 30) == line
 
 

@@ -80,7 +80,7 @@ def test_a_placement_that_was_not_kept(
         ("::1", True, "MASTER_ADDR=::1 (no node)"),
     ],
 )
-def test_the_first_node_may_be_called_by_any_address_of_its_own(
+def test_master_addr_may_be_any_address_of_the_first_node(
     address: str, here: bool | None, culprit: str | None
 ) -> None:
     reports = right(expected())

@@ -48,7 +48,7 @@ def submission(files: Path, **texts: str) -> SbatchSubmission:
     return made
 
 
-def test_output_of_a_node_is_its_own(tmp_path: Path) -> None:
+def test_output_is_separated_by_node(tmp_path: Path) -> None:
     output = {"out_gpu_1_0": "a", "out_gpu_1_10": "b", "out_gpu_1_2_11": "c", "out_gpu_1_2_9": "d"}
     made = submission(tmp_path, **output)
     (tmp_path / "slurm.out").write_text("!")

@@ -323,7 +323,7 @@ def test_a_node_without_memory_uses_the_nearest_one_with_memory(tmp_path: Path) 
     assert "which NUMA node with memory is nearest" in unknown.note
 
 
-def test_an_accelerator_whose_memory_is_a_node_of_its_own(tmp_path: Path) -> None:
+def test_an_accelerator_whose_memory_is_a_separate_numa_node(tmp_path: Path) -> None:
     tree = gpu_server(tmp_path)
     tree.numa({0: "0-15,32-47", 1: "16-31,48-63", 2: ""})
     tree.write("sys/devices/system/node/node2/distance", "40 80 10")

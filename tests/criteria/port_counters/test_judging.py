@@ -68,7 +68,7 @@ PASS = dict.fromkeys(("carrier changes", "errors", "packets lost"), "pass")
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
-def test_ports_that_only_carried_traffic_pass_and_nobody_is_named(kind: str) -> None:
+def test_ports_that_only_carried_traffic_pass_without_a_culprit(kind: str) -> None:
     measurements = found(reading(), kind)
     assert verdicts(measurements) == PASS
     assert {m.culprit for m in measurements.values()} == {None}

@@ -183,12 +183,10 @@ def node(index: int, count: int) -> NodeSurvey:
 
 
 def healthy(count: int = 4) -> Survey:
-    """The survey of a healthy cluster."""
     return Survey(tuple(node(index, count) for index in range(count)))
 
 
 def with_node(survey: Survey, index: int, **changes: Any) -> Survey:
-    """The survey with other fields of one node."""
     nodes = list(survey.nodes)
     nodes[index] = replace(nodes[index], **changes)
     return replace(survey, nodes=tuple(nodes))

@@ -241,7 +241,6 @@ class Judged:
 
 
 def judged_by(facts: Evidence, spec: Spec, promise: TransportPromise) -> Judged:
-    """The evidence judged by a spec."""
     names = [node.name for node in facts.nodes]
     return Judged(remarks_on(facts, spec, promise), judge(facts, spec, promise), names)
 

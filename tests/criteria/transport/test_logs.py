@@ -99,7 +99,9 @@ def _against(remarks: list[Remark]) -> str:
         ("empty", "infiniband", Verdict.INCONCLUSIVE, {Case.NO_LOG}),
     ],
 )
-def test_each_log(name: str, kind: str, verdict: Verdict, cases: set[Case]) -> None:
+def test_remarks_on_each_example_log(
+    name: str, kind: str, verdict: Verdict, cases: set[Case]
+) -> None:
     remarks = _remarks(name, kind, 4, None)
     assert (_verdict(remarks), {remark.case for remark in remarks}) == (verdict, cases)
 

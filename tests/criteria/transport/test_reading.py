@@ -152,5 +152,5 @@ def test_log_of_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         *(("yes", 0), ("true", 0), ("1 # on", 1), ("4MiB", 4), ("0x", 0), ("", None), (None, None)),
     ],
 )
-def test_number(text: str | None, value: int | None) -> None:
+def test_numbers_as_nccl_reads_them(text: str | None, value: int | None) -> None:
     assert number(text) == value

@@ -25,11 +25,11 @@ THERE = ("eth0", "eth1", "eth10", "docker0", "ib0")
         ("nothing", ()),
     ],
 )
-def test_taken(written: str, taken: tuple[str, ...]) -> None:
+def test_names_selected_by_a_list(written: str, taken: tuple[str, ...]) -> None:
     assert Selection.of(written).taken(THERE) == taken
 
 
-def test_ports() -> None:
+def test_ports_in_a_list() -> None:
     one = Selection.of("=mlx5_0:1,mlx5_1")
     assert one.takes("mlx5_0", 1)
     assert not one.takes("mlx5_0", 2)

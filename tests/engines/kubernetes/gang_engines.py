@@ -205,7 +205,6 @@ def start_jobset(bed: KubernetesOnRack) -> None:
 
 @pytest.fixture(scope="session")
 def jobset(bed: KubernetesOnRack) -> None:
-    """A running JobSet controller."""
     assert unavailable([JOBSET]) is None
     start_jobset(bed)
 
@@ -224,7 +223,6 @@ def kueue(bed: KubernetesOnRack) -> Kueue:
 
 @pytest.fixture(scope="session")
 def volcano(bed: KubernetesOnRack) -> None:
-    """A running Volcano."""
     assert unavailable([VOLCANO]) is None
     start_volcano(bed)
 

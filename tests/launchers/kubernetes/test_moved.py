@@ -93,9 +93,7 @@ def test_a_node_that_was_switched_off_is_switched_on(run: Run, tmp_path: Path) -
     assert (tmp_path / "on-n1").exists()
 
 
-def test_a_pod_that_comes_back_to_its_node_is_used(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_that_returns_to_its_node_is_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.hear(FIRST, deleted=True)
     run.hear(ASTRAY)
     run.hear(ASTRAY, deleted=True)

@@ -52,7 +52,7 @@ def test_variables_of_the_login_session_stay_local(way: Way) -> None:
     ("script", "status"),
     [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
 )
-def test_exit_status(way: Way, script: str, status: int) -> None:
+def test_the_exit_status_is_passed_on(way: Way, script: str, status: int) -> None:
     assert run(way(["sh", "-c", script])).returncode == status
 
 

@@ -65,11 +65,11 @@ def as_json(*entries: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("entry", [OLD, NEW], ids=["old", "new"])
-def test_reads_json(entry: dict[str, Any]) -> None:
+def test_jobs_are_read_from_json(entry: dict[str, Any]) -> None:
     assert jobs_from_json(as_json(entry)) == (READ,)
 
 
-def test_reads_text() -> None:
+def test_jobs_are_read_from_text() -> None:
     assert jobs_from_text(f"{TEXT}\n") == (READ,)
     assert jobs_from_text("No jobs in the system\n") == ()
 

@@ -21,7 +21,7 @@ DOWN = (
 SILENT = "NodeName=gpu-03 CPUTot=96 State=ALLOCATED* Partitions=gpu"
 
 
-def test_reads_a_node() -> None:
+def test_a_node_is_read() -> None:
     (node,) = nodes_from_text(IDLE)
     assert node == NodeState(
         "gpu-01", "IDLE", frozenset(), None, "gpu-01", "10.1.0.1", 96, 0, 8, ("gpu", "all")
@@ -65,7 +65,7 @@ def test_a_node_without_a_state_is_an_error() -> None:
         ("", None),
     ],
 )
-def test_counts_gpus(gres: str, count: int | None) -> None:
+def test_gpus_of_a_node_are_counted(gres: str, count: int | None) -> None:
     assert gpus_of(gres) == count
 
 

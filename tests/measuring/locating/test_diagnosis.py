@@ -93,7 +93,7 @@ def _words(rates: Rates) -> str | None:
         (lambda a, b, r: 165 if 2 in (a, b) else 190, None),  # no culprit stands out from the noise
     ],
 )  # fmt: skip
-def test_four_nodes(rule: Rule, words: str | None) -> None:
+def test_culprits_among_four_nodes(rule: Rule, words: str | None) -> None:
     assert _words(_rates(rule)) == words
 
 
@@ -130,7 +130,7 @@ def test_two_nodes_cannot_be_distinguished(rule: Rule, words: str | None) -> Non
         ),
     ],
 )
-def test_rails(rule: Rule, words: str) -> None:
+def test_culprits_by_rail(rule: Rule, words: str) -> None:
     assert _words(_rates(rule, rails=4)) == words
 
 

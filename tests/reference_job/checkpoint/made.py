@@ -94,7 +94,6 @@ def flip(path: Path, offset: int, bits: int = 1) -> None:
 
 
 def state(value: float) -> dict[str, Any]:
-    """The state that one rank saves."""
     import torch
 
     weights = torch.arange(64.0).reshape(8, 8) + value

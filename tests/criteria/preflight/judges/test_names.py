@@ -174,7 +174,7 @@ def test_two_clocks_cannot_show_which_is_right(spec: Spec) -> None:
     assert "cannot show which is right" in culprit
 
 
-def test_clocks_without_a_majority_blame_nobody_alone(tmp_path: Path) -> None:
+def test_clocks_without_a_majority_blame_no_single_node(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{clocks: {skew: 50 ms}}")
     ahead = {2: 0.2, 3: 0.2}
     survey = with_paths(
