@@ -41,9 +41,7 @@ def test_job_gets_the_right_environment(
 def test_job_is_as_right_elsewhere(
     style: str, cluster: Cluster, spec: Spec, measure: Measure
 ) -> None:
-    """Does the same job start right on other nodes, and is its master address on the
-    first of them?
-    """
+    """Does the same job start right on other nodes, with its master address on the first?"""
     promise = promised(spec, f"launch.{style}")
     promised(spec, "launch.elsewhere")
     if len(cluster.nodes) < 2:

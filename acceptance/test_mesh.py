@@ -75,9 +75,7 @@ def test_sum_is_right(
 
 @needs_group
 def test_sum_is_right_in_every_dtype(world: World, device: torch.device, measure: Measure) -> None:
-    """Are sums right in every dtype that the backend supports, and if not, which ranks
-    are wrong?
-    """
+    """Are sums right in every dtype of the backend, and if not, which ranks are wrong?"""
     for dtype in bench.DTYPES:
         found = bench.sums(world, dtype, device)
         if found.wrong is None:

@@ -20,8 +20,7 @@ _SETTLE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a command. Times are `time.time()` seconds, the clock of the processes' time
-    stamps.
+    """The end of a command. Times are `time.time()` seconds, like the processes' stamps.
 
     code: exit status; None if the limit ended it.
     left: command lines of processes that still ran at its end and had to be killed.

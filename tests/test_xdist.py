@@ -133,9 +133,7 @@ def test_without_a_number_of_nodes_the_remedy_is_named(tmp_path: Path) -> None:
 
 
 def test_workers_take_turns_in_the_same_ranks(tmp_path: Path) -> None:
-    """A rank keeps objects for a worker's next test, although another worker's test may
-    run before.
-    """
+    """A rank keeps objects for a worker's next test, even if another worker's test runs before."""
     module = """
         import pytest
 

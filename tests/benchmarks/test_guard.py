@@ -1,6 +1,4 @@
-"""A command under a limit leaves nothing behind. Run separately: the guard ends all its
-children.
-"""
+"""A command under a limit leaves nothing. Run separately: the guard ends all its children."""
 
 import subprocess
 import sys

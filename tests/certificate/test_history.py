@@ -252,9 +252,7 @@ def test_old_runs_are_not_modified(certify: Certify, tmp_path: Path) -> None:
 def test_changes_since_the_previous_run_are_on_page_and_terminal(
     certify: Certify, tmp_path: Path
 ) -> None:
-    """Installed software, replaced nodes, and a changed value, without values within
-    their noise.
-    """
+    """Installed software, replaced nodes, and a changed value; no value within its noise."""
 
     def installed(nccl: str) -> tuple[Fact, ...]:
         return (Fact("packages", "NCCL", ((nccl, "node[0-3]"),)),)

@@ -1,6 +1,4 @@
-"""`diff`: the spread of each measurement separates noise from change; other differences
-are listed.
-"""
+"""`diff`: the spread of each measurement separates noise from change; other differences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Delivery of messages: by a client in the hub's process while it waits, otherwise by the hub's
-thread.
-"""
+"""Delivery of messages: by a waiting client in the hub's process, otherwise by the hub's thread."""
 
 from __future__ import annotations
 

@@ -145,9 +145,7 @@ def test_nodes_of_a_kubernetes_with_room_for_a_pod(
 
 
 def test_the_rack_has_the_spec_s_nodes_and_a_budget_ends_the_run(tmp_path: Path) -> None:
-    """All nodes of the rack are free. After the budget no test starts: the certificate names the
-    rest.
-    """
+    """All nodes of the rack are free. No test starts after the budget; the rest is named."""
     page = default_spec_path().read_text().replace("name: rack", "name: rack\nnodes: 3")
     (tmp_path / "spec.yaml").write_text(page)
     mesh = """

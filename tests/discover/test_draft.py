@@ -262,9 +262,7 @@ def test_shared_file_systems_are_suggested_and_missing_mounts_named() -> None:
 
 
 def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
-    """File servers that spread nodes over their addresses: a virtual IP per node, round-
-    robin DNS.
-    """
+    """File servers may spread nodes over addresses: a virtual IP per node, or round-robin DNS."""
 
     def seen_by(index: int) -> Machine:
         source = f"10.9.0.{index + 1}:/data"

@@ -78,9 +78,7 @@ class SlurmOnRack(OnRack):
     # Commands.
 
     def run(self, *argv: str, check: bool = True, **options: Any) -> CompletedProcess[str]:
-        """Run a command on the login node to its end; a failure fails the test unless `check` is
-        off.
-        """
+        """Run a command on the login node to its end; with `check` a failure fails the test."""
         done = super().run(*argv, **options)
         if check:
             assert done.returncode == 0, f"{argv}: {done.returncode}: {done.stdout}{done.stderr}"

@@ -1,6 +1,4 @@
-"""Allocations: found, requested, refused with one line, and returned however the
-controller ends.
-"""
+"""Allocations: found, requested, refused in one line, and always returned."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The whole acceptance suite on an engine, with a spec that promises a little of every
-criterion.
-"""
+"""The whole acceptance suite on an engine, with a small promise of every criterion."""
 
 from __future__ import annotations
 

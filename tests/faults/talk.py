@@ -116,9 +116,7 @@ def rate_mbit_s(rack: Rack, source: int, target: int) -> float:
 def echoes(
     rack: Rack, source: int, target: int, *, size: int = 64, count: int = 1, wait_s: float = 2.0
 ) -> tuple[int, float]:
-    """How many of `count` UDP packets returned over the fabric, and the shortest time in
-    seconds.
-    """
+    """Number of `count` UDP packets that returned over the fabric, and the shortest time, s."""
     address = rack.nodes[target].fabric_address or ""
     with server(rack, target, ECHO, address):
         words = output_of(

@@ -141,9 +141,7 @@ def test_a_clock_that_is_behind_within_the_promise() -> None:
 
 @pytest.mark.parametrize("count", [1, 15])
 def test_heartbeats_that_arrive_late_together_do_not_show_a_wrong_clock(count: int) -> None:
-    """All heartbeats of a rank of a waiting gang arrive in one observation, long after they were
-    sent.
-    """
+    """All heartbeats of a rank arrive in one observation, long after they were sent."""
     early = [Heartbeat("2", 1, 0, "n0", 102.0 + 0.2 * n) for n in range(count)]
     observations = [
         replace(one, beats=(*one.beats, *early)) if 106 < one.requested_s <= 106.25 else one

@@ -1,6 +1,4 @@
-"""The model of a machine: read from recordings and from this machine, converted to JSON
-and back.
-"""
+"""The model of a machine: read from recordings and this machine, to JSON and back."""
 
 from __future__ import annotations
 

@@ -69,9 +69,7 @@ def test_the_library_works_in_a_forked_child(library: str) -> None:
 def test_the_thread_of_nvml_is_not_needed_after_a_fork(
     monkeypatch: pytest.MonkeyPatch, starts: bool, found: list[str]
 ) -> None:
-    """NVML starts it in libcuda.so: cuInit then works in a child. After cuInit here it
-    fails there.
-    """
+    """NVML starts it in libcuda.so: cuInit in a child works, except after cuInit here."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()

@@ -84,9 +84,7 @@ def test_packages_of_a_distribution_have_metadata_of_setuptools(tmp_path: Path) 
 def test_nccl_is_found_wherever_torch_would_load_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
-    """From pip in site-packages, from conda in its lib, and from a container's system by the
-    linker.
-    """
+    """Of pip in site-packages, of conda in lib, and of a container's system by the linker."""
     library = tmp_path / place / "libnccl.so.2"
     library.parent.mkdir(parents=True)
     library.touch()

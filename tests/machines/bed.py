@@ -92,7 +92,7 @@ def need_machines() -> None:
 
 @functools.cache
 def accelerator() -> str:
-    """ "kvm" if guests can run with it, otherwise "tcg" (software emulation).
+    """The accelerator of guests: KVM if it works, otherwise software emulation.
 
     Neither the device nor an empty guest shows that KVM works. A kernel without a root file system
     ends QEMU, with KVM within seconds.
@@ -149,8 +149,8 @@ class Machines(ssh.SshOnRack):
             self.set_carrier(name, nic.name, up)
 
     def set_rate(self, name: str, rate_mbit_s: float, way: str = "both") -> None:
-        """Change the rate of the fabric, without losses: of what a guest sends (tx),
-        receives (rx).
+        """Change the fabric's rate for what a guest sends (tx) and receives (rx),
+        without losses.
         """
         queue = f"root handle 1: tbf rate {rate_mbit_s}mbit burst 75000 limit {_QUEUE_BYTES}"
         port = self.rack.switch_port(self.node(name), FABRIC.name)

@@ -97,9 +97,7 @@ def faults(machines: Machines, spec: Spec) -> dict[str, list[str]]:
 
 
 def plug(machines: Machines, name: str, carrier: int) -> None:
-    """Disconnect (0) or connect (1) the cable of a guest's fabric, and wait until the guest sees
-    it.
-    """
+    """Disconnect (0) or connect (1) a guest's fabric cable, and wait until the guest sees it."""
     machines.set_carrier(name, "fab0", bool(carrier))
     file = "/sys/class/net/fab0/carrier"
     machines.guest(name, f"until [ $(cat {file}) = {carrier} ]; do sleep 0.1; done", LIMIT_S)

@@ -69,9 +69,7 @@ class Ranks:
     def wrong(
         self, measured: Measured, size_bytes: int, carry: Callable[[Tensors], Tensors]
     ) -> int:
-        """Number of wrong values over all ranks; `carry` returns what is received, from
-        all sent.
-        """
+        """Number of wrong values over all ranks; `carry` maps sent to received tensors."""
         part = measured.part(size_bytes, self.count)
         prepared: list[Prepared] = self.each(lambda: measured.prepare(part, CPU, None))
         self.calls = []

@@ -53,9 +53,7 @@ def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, allocated: int, workspaces: int = 0) -> None:
-    """A fake CUDA device in torch with this much allocated memory, workspaces of cuBLAS
-    included.
-    """
+    """A fake CUDA device in torch with this much allocated memory, with cuBLAS workspaces."""
     device = [allocated]
 
     def clear() -> None:

@@ -1,6 +1,4 @@
-"""Blocks measure their forward and backward pass, hooks excluded, and declared durations
-are kept.
-"""
+"""Blocks time both passes without hooks, and keep declared durations."""
 
 from __future__ import annotations
 

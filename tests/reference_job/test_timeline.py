@@ -26,9 +26,7 @@ class SetClock:
 
 
 def _step(clock: SetClock) -> Timeline:
-    """2 s of input; two passes of 10 s, in which blocks compute 3 s and 4 s; two more
-    parts of 1 s.
-    """
+    """2 s of input; passes of 10 s, with 3 s and 4 s in blocks; two more parts of 1 s."""
     timeline = Timeline(clock, observed=True)
     with timeline.running():
         clock.now += 2

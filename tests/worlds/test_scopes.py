@@ -1,6 +1,4 @@
-"""Fixtures of class, module and session scope that are built on ranks: when they are kept and
-ended.
-"""
+"""Fixtures of class, module and session scope on ranks: when they are kept and ended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whole NCCL logs of two or more nodes, also of ranks that share a file, judged as the
-second fact.
-"""
+"""Whole NCCL logs of two or more nodes, also with ranks that share a file: the second fact."""
 
 from __future__ import annotations
 

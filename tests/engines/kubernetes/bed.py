@@ -222,9 +222,7 @@ class KubernetesOnRack(OnRack):
         )  # fmt: skip
 
     def pods_mounts(self) -> dict[str, str]:
-        """Folders of this machine that pods mount for Python, torch and this project, by volume
-        name.
-        """
+        """Folders that pods mount for Python, torch and this project, by volume name."""
         folders = {"usr": "/usr", "etc": "/etc", "python": sys.base_prefix, "env": sys.prefix}
         folders["project"] = str(Path(__file__).parents[3])
         return folders
@@ -254,9 +252,7 @@ class KubernetesOnRack(OnRack):
         }
 
     def launch(self, directory: Path, **spec: Any) -> list[str]:
-        """pytest options of a run in pods with this machine's programs. spec: of the pod
-        template.
-        """
+        """pytest options of a run in pods with this machine's programs. spec: a pod's."""
         template = directory / "pods.json"
         pod = self.pod("unnamed", "true", **spec)
         pod["spec"]["volumes"].append({"name": "tests", "hostPath": {"path": str(directory)}})
@@ -271,18 +267,14 @@ class KubernetesOnRack(OnRack):
         ]
 
     def apply(self, *manifests: dict[str, Any], server_side: bool = False) -> None:
-        """Create objects as the cluster's administrator. server_side: needed for very large
-        objects.
-        """
+        """Create objects as administrator. server_side: needed for very large objects."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
         path = self.directory / "manifests.json"
         path.write_text(text)
         self.kubectl("apply", *(["--server-side"] if server_side else []), "-f", str(path))
 
     def await_ready(self, limit_s: float = UP_LIMIT_S) -> float:
-        """Wait until every node is Ready and accepts pods, and pods can be created; seconds it
-        took.
-        """
+        """Wait until every node is Ready and pods can be created; seconds it took."""
 
         def ready() -> bool:
             nodes = [n for n in self.get("nodes")["items"] if n["metadata"]["name"] in self.names]

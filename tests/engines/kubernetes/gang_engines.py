@@ -91,9 +91,7 @@ def add_priorities(bed: KubernetesOnRack) -> None:
 
 
 def add_crds(bed: KubernetesOnRack, crds: Iterable[dict[str, Any]]) -> None:
-    """Create CRDs and wait until the server serves them; large ones do not fit into an
-    annotation.
-    """
+    """Create CRDs and wait for their kinds; large ones do not fit into an annotation."""
     some = list(crds)
     bed.apply(*some, server_side=True)
     names = [f"crd/{one['metadata']['name']}" for one in some]
@@ -106,9 +104,7 @@ def add_crds(bed: KubernetesOnRack, crds: Iterable[dict[str, Any]]) -> None:
 
 
 class Kueue:
-    """Kueue's controller; the API server reaches its webhooks by URL, because kube-proxy
-    is absent.
-    """
+    """Kueue's controller; without kube-proxy the API server reaches its webhooks by URL."""
 
     def __init__(self, bed: KubernetesOnRack) -> None:
         self._bed = bed
@@ -143,9 +139,7 @@ class Kueue:
         bed.apply(*hooks)
 
     def queue(self, name: str, gpus: int) -> None:
-        """Create a LocalQueue and a ClusterQueue with this quota of each resource that a pod
-        requests.
-        """
+        """Create a LocalQueue and a ClusterQueue with this quota of a pod's resources."""
         flavor = {"name": "any", "resources": [{"name": GPU, "nominalQuota": gpus}]}
         group = {"coveredResources": [GPU], "flavors": [flavor]}
         api = "kueue.x-k8s.io/v1beta1"
@@ -228,9 +222,7 @@ def volcano(bed: KubernetesOnRack) -> None:
 
 
 def certificates(bed: KubernetesOnRack, name: str) -> tuple[Path, str]:
-    """A folder with tls.key and tls.crt of a server on the login node, and the CA bundle
-    as text.
-    """
+    """A folder with tls.key and tls.crt of a server on the login node, and its CA bundle."""
     own = bed.directory / name
     own.mkdir()
     subprocess.run(

@@ -99,9 +99,7 @@ def certify(
     *tests: str,
     **promised: Any,
 ) -> tuple[Certified, dict[str, Any]]:
-    """Measurements by test of acceptance/test_gang.py, or of some of its tests, on the
-    login node.
-    """
+    """Measurements of acceptance/test_gang.py, or of some of its tests, by test."""
     chosen = ["-k", " or ".join(tests)] if tests else []
     args = arguments(bed, directory, scheduler, **promised)
     run = run_pytest(bed, directory, *args, *chosen, limit_s=250)

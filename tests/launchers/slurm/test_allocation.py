@@ -1,6 +1,4 @@
-"""Allocations that are found, or requested and released however the owner ends. salloc
-is a fake.
-"""
+"""Allocations: found, or requested and released however the owner ends. salloc is a fake."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A thousand random clusters with faults and noise: every fault is found, no healthy
-node accused.
-"""
+"""A thousand random clusters with faults and noise: exactly the faults are found."""
 
 from __future__ import annotations
 

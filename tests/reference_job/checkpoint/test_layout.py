@@ -1,6 +1,4 @@
-"""Contents of a store: complete checkpoints, and a reason for everything else; any
-damage is found.
-"""
+"""Contents of a store: complete checkpoints, and reasons for the others; damage is found."""
 
 from __future__ import annotations
 
