@@ -1,3 +1,3 @@
-"""What the acceptance suite and the tests share."""
+"""Set-up shared by the acceptance suite and the tests."""
 
 pytest_plugins = ["pytester"]

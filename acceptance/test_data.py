@@ -1,4 +1,4 @@
-"""Software of the nodes: does every sample reach one rank, once, and count as it should?"""
+"""Node software: does every sample reach one rank, once, and with the right weight?"""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_epoch_has_an_order_of_its_own(
 def test_an_epoch_goes_on_where_it_was_cut(
     world: World, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Node software: is no sample lost or read twice when a run goes on, on all ranks or fewer?"""
+    """Node software: does a resumed run, on all ranks or fewer, read each remaining sample once?"""
     for ranks in data.checks.ranks_that_go_on(world):
         measure.record(data.checks.resumed(promise, world, ranks))
 
@@ -82,14 +82,14 @@ def test_optimiser_sees_the_global_batch(
 def test_metrics_are_reduced_exactly(
     world: World, device: torch.device, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Node software: are means and sums exact where ranks have unequally many samples?"""
+    """Node software: are means and sums exact if ranks have different numbers of samples?"""
     measure.record(data.checks.metrics(promise, world, device))
 
 
 def test_seeds_differ_by_rank_and_come_again(
     cluster: Cluster, spec: Spec, promise: DataCriterion, measure: Measure
 ) -> None:
-    """Node software: does each rank draw its own random numbers, and the same in a second run?"""
+    """Node software: does each rank draw different random numbers, and the same in a second run?"""
     on_accelerator = spec.accelerators.per_node > 0
     measure.record(
         data.seeds_of_two_runs(cluster, workers=promise.workers, on_accelerator=on_accelerator)

@@ -1,4 +1,4 @@
-"""Is every rank as fast by itself as the others are?"""
+"""Is every rank as fast by itself as the others?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_group = pytest.mark.usefixtures("process_group")
 def test_every_rank_multiplies_as_fast_as_the_others(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
-    """Are every rank's matrix products right, and as fast as the others'?"""
+    """Are every rank's matrix products correct, and as fast as the others'?"""
     promise = promised(spec, "devices.matmul")
     size = min(promise.size, devices.LARGEST_CHECKED)
     for dtype in promise.dtypes:
@@ -41,7 +41,7 @@ def test_every_rank_multiplies_as_fast_as_the_others(
 def test_every_rank_computes_the_same_training_steps(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
-    """Do all ranks compute the same training steps, bit by bit, and if not, who does not?"""
+    """Do all ranks compute bit-identical training steps, and if not, which ranks differ?"""
     promise = promised(spec, "devices.training_step")
     measure.record(devices.judge_steps(bench.compare_steps(promise, world, device)))
 

@@ -1,4 +1,4 @@
-"""Does the fabric carry what it promises?"""
+"""Does the fabric carry the promised traffic?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLLECTIVES = (
 
 @pytest.fixture
 def known(tmp_path_factory: pytest.TempPathFactory) -> bench.KnownCulprits:
-    """Culprits that this run found before, stored where the ranks of all worlds find them."""
+    """Culprits already found in this run, stored where the ranks of all worlds find them."""
     return bench.KnownCulprits(tmp_path_factory.getbasetemp().parents[1])
 
 
@@ -98,7 +98,7 @@ def test_every_path_reaches_the_line_rate(
         promise.nic_mbits_s(spec.fabric),
         device,
         budget_s=locate_budget_s(pytestconfig),
-        outliers_only=fabric.send_recv_busbw is None,  # one pair may not fill the line
+        outliers_only=fabric.send_recv_busbw is None,  # one pair may not use the full line rate
         every_path=pytestconfig.getoption("mnode_locate"),
     )
     measure.record(judges.judge_slow_links(found))
@@ -111,7 +111,7 @@ def test_every_path_reaches_the_line_rate(
 def test_traffic_runs_on_the_fabric(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
-    """Does the traffic run on the fabric that was promised, by all four facts?"""
+    """Does the traffic use the promised fabric, by all four facts?"""
     promise = promised(spec, "fabric.transport")
     if len(world.nodes) < 2:
         pytest.skip("traffic of one node leaves no node; give --mnode-nodes=2 or more")
@@ -144,7 +144,7 @@ def test_nccl_tests_reach_the_line_rate(
 def test_rdma_by_perftest_is_as_promised(
     key: str, cluster: Cluster, spec: Spec, measure: Measure
 ) -> None:
-    """Does perftest measure what is promised from each node to the next, over each rail?"""
+    """Does perftest measure the promised values from each node to the next, over each rail?"""
     if spec.fabric.kind not in ("infiniband", "roce"):
         not_promised(f"RDMA that perftest can use, on {spec.fabric.kind}")
     given: perftest_pairs.Promise | None = getattr(spec.criteria.fabric, key, None)

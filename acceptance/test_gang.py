@@ -19,7 +19,7 @@ pytestmark = pytest.mark.criterion(without_nodes=True)  # gangs need free nodes
 
 @pytest.fixture
 def site(spec: Spec, pytestconfig: pytest.Config) -> gang.Site:
-    """The scheduler that the spec names; jobs go there, and not to the run's launcher."""
+    """The scheduler named by the spec; jobs go there, not to the run's launcher."""
     promised(spec, "scheduler")
     promised(spec, "gang")
     return gang.Site.of(spec, read_settings(pytestconfig), pytestconfig.rootpath)
@@ -34,7 +34,7 @@ def test_a_gang_waits_until_there_is_room_for_all_of_it(site: gang.Site, measure
 
 
 def test_of_two_gangs_at_once_one_waits(site: gang.Site, measure: Measure) -> None:
-    """With room for one of two gangs, does one run whole, and the other after it?"""
+    """With room for one of two gangs, does one run whole, and the other one after it?"""
     report = site.race()
     print(report.text())
     measure.record(report.measurements)
@@ -44,7 +44,7 @@ def test_of_two_gangs_at_once_one_waits(site: gang.Site, measure: Measure) -> No
 def test_a_gang_larger_than_the_cluster_is_in_nobodys_way(
     site: gang.Site, measure: Measure
 ) -> None:
-    """Is a gang that can never run refused or given a reason, and do other jobs run meanwhile?"""
+    """Is a gang that can never run refused or given a reason, while other jobs run?"""
     report = site.oversize()
     print(report.text())
     measure.record(report.measurements)

@@ -1,4 +1,4 @@
-"""Software of the nodes: do data, tensor and pipeline parallel groups have the right ranks?"""
+"""Node software: do data, tensor and pipeline parallel groups have the right ranks?"""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if "torch" in sys.modules:  # in the fork server, but not in the controller
 pytestmark = [
     pytest.mark.criterion,
     pytest.mark.stops("groups", only_hung=True),
-    pytest.mark.mnode(min_procs_per_node=2),  # with fewer, no group could stay inside a node
+    pytest.mark.mnode(min_procs_per_node=2),  # with fewer ranks, no group could stay inside a node
 ]
 needs_group = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
 def layouts(world: World, spec: Spec) -> tuple[groups.Layout, ...]:
-    """Meshes over the given nodes: those that the spec names, else dp, tp and pp as they fit."""
+    """Meshes over the given nodes: those named by the spec, otherwise dp, tp and pp as they fit."""
     promise = promised(spec, "groups")
     try:
         return groups.layouts(promise, world)
@@ -46,7 +46,7 @@ def layouts(world: World, spec: Spec) -> tuple[groups.Layout, ...]:
 def test_every_rank_is_in_the_right_groups(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
-    """Node software: is each rank in the right group of each dimension, in its place, and heard?"""
+    """Node software: does each rank have the right group, position and peers in each dimension?"""
     for layout in layouts:
         with groups.mesh_of(layout, device) as mesh:
             measure.record(groups.members(mesh, world, device))
@@ -56,7 +56,7 @@ def test_every_rank_is_in_the_right_groups(
 def test_collectives_inside_groups_are_right(
     world: World, device: torch.device, layouts: tuple[groups.Layout, ...], measure: Measure
 ) -> None:
-    """Node software: are collectives inside groups right, and messages between stages both ways?"""
+    """Node software: are collectives inside groups and messages between stages right, both ways?"""
     for layout in layouts:
         with groups.mesh_of(layout, device) as mesh:
             measure.record(groups.collectives(mesh, world, device))
@@ -81,7 +81,7 @@ def test_tensor_parallel_groups_stay_inside_a_node(
     layouts: tuple[groups.Layout, ...],
     measure: Measure,
 ) -> None:
-    """Node software: is every rank of a tensor parallel group on the same node as the others?"""
+    """Node software: are all ranks of each tensor parallel group on the same node?"""
     asked = promised(spec, "groups").inside_node
     having = [(one, names) for one in layouts if (names := one.wider_than_one(asked))]
     if not having:

@@ -41,7 +41,7 @@ def test_job_gets_the_right_environment(
 def test_job_is_as_right_elsewhere(
     style: str, cluster: Cluster, spec: Spec, measure: Measure
 ) -> None:
-    """Is it the same when the job is placed on other nodes, and does its address follow?"""
+    """Does the same job start right on other nodes, with its master address on the first?"""
     promise = promised(spec, f"launch.{style}")
     promised(spec, "launch.elsewhere")
     if len(cluster.nodes) < 2:
@@ -64,7 +64,7 @@ def test_job_runs_in_its_image(cluster: Cluster, spec: Spec, measure: Measure) -
 
 
 def test_ranks_meet_in_time(cluster: Cluster, spec: Spec, measure: Measure) -> None:
-    """Do as many ranks as promised make a process group in time?"""
+    """Do as many ranks as promised form a process group in time?"""
     promise = promised(spec, "launch.rendezvous")
     measure.record(rendezvous.measured_rendezvous(cluster, promise, spec))
 

@@ -1,4 +1,4 @@
-"""Does every rank meet every other, and sum right?"""
+"""Does every rank meet every other, and compute the right sum?"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _promised(spec: Spec) -> None:
 
 @needs_group
 def test_every_rank_is_there(world: World) -> None:
-    """Is every rank there, on the node it should be on?"""
+    """Is every rank present, on the node where it should be?"""
     import torch.distributed as dist
 
     there: list[Any] = [None] * world.size
@@ -61,7 +61,7 @@ def test_every_rank_meets_every_other(world: World, device: torch.device, measur
 def test_sum_is_right(
     world: World, device: torch.device, size_bytes: int, measure: Measure
 ) -> None:
-    """Does a sum over all ranks come back right, at every position, each of several times?"""
+    """Is a sum over all ranks right at every position, in several repeats?"""
     wrong, senders = bench.wrong_values(bench.ALL_REDUCE, size_bytes, device)
     measure(
         "#wrong",
@@ -75,7 +75,7 @@ def test_sum_is_right(
 
 @needs_group
 def test_sum_is_right_in_every_dtype(world: World, device: torch.device, measure: Measure) -> None:
-    """Are sums right in every dtype that the backend adds up, and if not, whose values?"""
+    """Are sums right in every dtype of the backend, and if not, which ranks are wrong?"""
     for dtype in bench.DTYPES:
         found = bench.sums(world, dtype, device)
         if found.wrong is None:

@@ -68,7 +68,7 @@ def test_ranks_have_cores_of_their_own(
 def test_near_memory_is_faster_than_far(
     world: World, device: torch.device, spec: Spec, measure: Measure
 ) -> None:
-    """Is memory beside the accelerator faster than memory that is far from it?"""
+    """Is memory beside the accelerator faster than memory far from it?"""
     rates = bench.near_and_far(world, device, spec)
     print(copies_table(rates))
     measure.record(judge_copies(rates, spec))

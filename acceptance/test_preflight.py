@@ -1,4 +1,4 @@
-"""Is every node fit for what is to be run on it?"""
+"""Is every node fit for what is to run on it?"""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ stops_speed = pytest.mark.stops("fabric")
 
 @pytest.fixture
 def ask(request: pytest.FixtureRequest, spec: Spec, node: str, measure: Measure) -> NodeJudgement:
-    """Judges this test's node by a key of the spec."""
+    """Judges this test's node by one key of the spec."""
     return NodeJudgement(request.node, spec, node, measure)
 
 
 @pytest.fixture
 def ask_storage(ask: NodeJudgement) -> NodeJudgement:
-    """The same as `ask`; the survey reads the paths of storage if a test requests this fixture."""
+    """The same as `ask`; the survey reads storage paths only if a test requests this fixture."""
     return ask
 
 
@@ -120,7 +120,7 @@ def test_pcie_links_are_full(ask: NodeJudgement) -> None:
 
 @stops_speed
 def test_rdma_ports_are_active(ask: NodeJudgement) -> None:
-    """Are this node's RDMA ports there, ACTIVE, and with a GID of the right type?"""
+    """Are this node's RDMA ports present, ACTIVE, and with a GID of the right type?"""
     ask("preflight.rdma", rdma.rdma_ports)
 
 
@@ -131,7 +131,7 @@ def test_rdma_devices_can_be_opened(ask: NodeJudgement) -> None:
 
 
 def test_rdma_errors_stand_still(ask: NodeJudgement) -> None:
-    """Do the error counters of this node's RDMA ports stand still?"""
+    """Are the error counters of this node's RDMA ports unchanged?"""
     ask("preflight.rdma.errors_at_most", rdma.rdma_errors)
 
 
@@ -141,12 +141,12 @@ def test_cpus_are_beside_accelerators(ask: NodeJudgement) -> None:
 
 
 def test_gpudirect_is_there(ask: NodeJudgement) -> None:
-    """Does this node have a way for NICs to reach the memory of accelerators?"""
+    """Can this node's NICs reach the memory of its accelerators directly?"""
     ask("preflight.gpudirect", rdma.gpudirect)
 
 
 def test_storage_can_be_used(ask_storage: NodeJudgement) -> None:
-    """Can this node read the paths promised, and write where a job has to?"""
+    """Can this node read the promised paths, and write where a job must write?"""
     ask_storage("preflight.storage", storage.usable)
 
 
@@ -176,11 +176,11 @@ def test_files_can_be_open(ask: NodeJudgement) -> None:
 
 
 def test_disks_have_room(ask: NodeJudgement) -> None:
-    """Is there as much room on this node's disks as promised?"""
+    """Do this node's disks have as much free space as promised?"""
     ask("preflight.disk", system.disk)
 
 
-# Last, because it needs ranks: by now it is known that they can meet.
+# Last, because it needs ranks: by now it is known whether they can meet.
 @stops_all
 def test_ranks_find_their_environment(ask: NodeJudgement) -> None:
     """Do this node's ranks find torchrun's variables, correct and consistent with all ranks?"""

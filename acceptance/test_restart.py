@@ -1,4 +1,4 @@
-"""Does a training job that is killed come back by itself, and lose nothing?"""
+"""Does a killed training job resume by itself, and lose nothing?"""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.criterion
 
 @pytest.fixture
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory that is kept for all tests of the session, so that each run is made once."""
+    """Directory that all tests of the session share, so that each run is made once."""
     return tmp_path_factory.getbasetemp()
 
 
 def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(
     cluster: Cluster, spec: Spec, base: Path, measure: Measure
 ) -> None:
-    """Does a job go on with half as many ranks, and with twice as many, as the same job?"""
+    """Does the same job resume on half as many ranks, and on twice as many?"""
     promised(spec, "restart.resharded_tolerance")
     promise = spec.criteria.restart
     assert promise is not None
@@ -56,7 +56,7 @@ def test_checkpoints_cost_no_more_than_promised(
 def test_a_killed_job_comes_back_and_loses_nothing(
     kill: Kill, take_cluster: Callable[[], Cluster], spec: Spec, base: Path, measure: Measure
 ) -> None:
-    """Does it come back from this kill, with each step and sample once and every number equal?"""
+    """Does the job resume after this kill, with each step and sample once and all values equal?"""
     promise = promised(spec, "restart")
     if kill not in promise.kills:
         not_promised(f"restart.kills: {kill}")

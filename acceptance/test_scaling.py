@@ -30,7 +30,7 @@ pytestmark = pytest.mark.criterion
 
 @pytest.fixture(scope="session")
 def job() -> JobOnce:
-    """The one job that answers all questions."""
+    """The one job that all tests judge."""
     return JobOnce()
 
 
@@ -55,12 +55,12 @@ def test_throughput_grows_with_the_nodes(found: ScalingResult, measure: Measure)
 
 
 def test_every_second_is_attributed(found: ScalingResult, measure: Measure) -> None:
-    """Do the parts of every rank's steps, and of what is lost, add up?"""
+    """Do the parts of every rank's steps, and of the lost time, add up?"""
     measure.record(judge_parts(found))
 
 
 def test_gradients_travel_on_the_fabric(found: ScalingResult, measure: Measure) -> None:
-    """Did the fabric promised carry the bytes of the steps?"""
+    """Did the promised fabric carry the gradients?"""
     measure.record(judge_network(found.sent, found.spec, found.promise))
 
 

@@ -3,7 +3,7 @@
 For pytest-mnode that is a pytest run of one file with one test, whose nodes are plain processes on
 loopback; the peer is torchrun with a script that does the same. Both import torch from the same
 files, which a first run of each (not counted) has brought into the page cache. `whole command` is
-the time until the command ends, with no process of it left.
+the time until the command and all its processes have ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs one command under a hard time limit and leaves no process of it behind.
 
-The command has a session of its own and dies with this process. This process adopts its
-descendants when their parents end (PR_SET_CHILD_SUBREAPER), so that none escapes the final kill.
+The command has its own session and dies with this process. This process adopts its descendants
+when their parents end (PR_SET_CHILD_SUBREAPER), so that none escapes the final kill.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SETTLE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a command. Times are `time.time()` seconds, the clock of its processes' stamps.
+    """The end of a command. Times are `time.time()` seconds, like the processes' stamps.
 
     code: exit status; None if the limit ended it.
-    left: command lines of processes that outlived it and had to be killed.
+    left: command lines of processes that still ran at its end and had to be killed.
     """
 
     code: int | None

@@ -26,7 +26,7 @@ is no longer done:
 | files, record of calls, check for leaks | 110 | a crash, hang or leak belongs to this test |
 | pytest's setup in each rank | 330 | fixtures, parameters, captured output, log records |
 | body | 530 | |
-| all bodies have ended, and ranks know | 270 | no rank is torn down under the others |
+| all bodies have ended, and ranks know | 270 | no rank is torn down before the others have ended |
 | pytest's teardown in each rank | 130 | |
 | second check for leaks, last report | 110 | a process, thread or group left behind is an error |
 | the controller has all reports | 140 | a verdict of every rank |

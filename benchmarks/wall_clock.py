@@ -1,6 +1,6 @@
 """Whole commands by wall clock: one trivial test, and 200 of them.
 
-A command is timed from its start to its end, which is the time that a person waits. All peers run
+A command is timed from its start to its end, which is the time that a user waits. All peers run
 the same body in four ranks on loopback, and a run counts only if all of its tests ran and passed.
 Peers take turns within a round, so that a disturbance hits all of them; the first round, which
 brings files into the page cache, is not counted.

@@ -1,4 +1,4 @@
-"""Headless Chromium, which asks nobody for anything."""
+"""Headless Chromium without network requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAM = "chromium"
 
 
 def run(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """One call; directory: where it keeps its profile. Raises RuntimeError where it fails."""
+    """Run Chromium once. directory: of its profile. Raises RuntimeError if it fails."""
     done = subprocess.run(
         [
             *(PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
@@ -34,7 +34,7 @@ def run(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def opened(directory: Path, harness: str) -> tuple[dict[str, Any], str]:
-    """What a page's script leaves as JSON in `<pre id=out>`, and what Chromium printed."""
+    """The JSON that a page's script writes to `<pre id=out>`, and Chromium's output."""
     page = directory / "harness.html"
     page.write_text(harness)
     done = run(directory, "--dump-dom", page.as_uri())

@@ -1,4 +1,4 @@
-"""What all tests rely on."""
+"""Set-up of all tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STARTERS = {"tests.inner", "tests.scenario", "tests.measuring.tools.local", "su
 def pytest_configure() -> None:
     """Let children be interrupted: a shell that starts a job in the background ignores SIGINT.
 
-    Examples of hypothesis have no deadline: a busy machine takes its time.
+    Hypothesis examples have no deadline, because busy machines are slow.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,7 +29,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Each worker collects 8,000 tests; looking for garbage among them takes as long again."""
+    """Disable the garbage collector: it doubles the time of a worker to collect 8,000 tests."""
     with made_to_stay():
         return (yield)
 
@@ -41,5 +41,5 @@ def _is_long(module: ModuleType) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Long files first: one that came last would keep one worker busy, and the others idle."""
+    """Long files first: a long file at the end would keep one worker busy and the others idle."""
     items.sort(key=lambda item: not _is_long(item.module))

@@ -1,4 +1,4 @@
-"""Runs pytest on test files of its own in a subprocess, and reads what became of them."""
+"""Runs pytest on separate test files in a subprocess, and reads the outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-# Imported here, or every run in this process would import them again: pytester forgets its imports.
+# Imported here, because pytester forgets its imports and each run would import them again.
 from pytest_mnode.controller import certificate_plugin, live_plugin  # noqa: F401
 from pytest_mnode.launchers.rack import Rack
 
@@ -22,28 +22,28 @@ LIMIT_S = 600
 
 
 def need(missing: str | None) -> None:
-    """Skip where something is missing; in CI that is a failure. None: nothing is."""
+    """Skip if something is missing; in CI fail. None: nothing is missing."""
     if missing is not None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
 
 
 def need_rack() -> None:
-    """Skip where there can be no rack."""
+    """Skip if no rack is possible."""
     need(Rack.unavailable())
 
 
 def need_gdb() -> None:
-    """Skip where there is no gdb."""
+    """Skip without gdb."""
     need(None if shutil.which("gdb") else "gdb is not installed")
 
 
 def released_plugins() -> Path:
-    """Where released plugins are, for PYTHONPATH; skip where they are not, in CI a failure."""
+    """Path of released plugins, for PYTHONPATH; skip without them, in CI fail."""
     return _installed("plugins")
 
 
 def released_libraries() -> Path:
-    """The same for libraries, which are no plugins of pytest."""
+    """Path of released libraries that are no pytest plugins; skip without them, in CI fail."""
     return _installed("libraries")
 
 
@@ -55,7 +55,7 @@ def _installed(beside: str) -> Path:
 
 @dataclass(frozen=True)
 class InnerRun:
-    """What a run of pytest printed, and its junit."""
+    """The output of a pytest run, and its junit."""
 
     returncode: int
     output: str
@@ -67,7 +67,7 @@ class InnerRun:
         return {str(case.get("name")): case for case in root.iter("testcase")}
 
     def outcomes(self) -> dict[str, str]:
-        """How each test ended: "passed", "failure", "error" or "skipped", by test name."""
+        """Outcome of each test: "passed", "failure", "error" or "skipped", by test name."""
         found = {}
         for name, case in self.cases().items():
             kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
@@ -87,9 +87,9 @@ def write_files(directory: Path, **files: str) -> None:
 
 
 def clean_env() -> dict[str, str]:
-    """The environment without what an outer pytest left in it.
+    """The environment without variables of an outer pytest.
 
-    Without what names continuous integration too: pytest prints longer lines there.
+    Also without variables of continuous integration, with which pytest prints longer lines.
     """
     outer = ("PYTEST", "MNODE")
     longer = ("CI", "BUILD_NUMBER")
@@ -97,12 +97,12 @@ def clean_env() -> dict[str, str]:
 
 
 def command(*args: str) -> list[str]:
-    """pytest without a plugin that imports all of hypothesis to sum up any run."""
+    """pytest without the hypothesis plugin, which would import all of hypothesis in any run."""
     return [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", *args]
 
 
 def junit_command(directory: Path, *args: str) -> list[str]:
-    """pytest with its junit in `directory`, which is made its root."""
+    """pytest with its junit in `directory`, which becomes its root."""
     (directory / "pytest.ini").touch()
     return command(f"--junitxml={directory}/junit.xml", *args)
 
@@ -110,7 +110,7 @@ def junit_command(directory: Path, *args: str) -> list[str]:
 def run_pytest(
     directory: Path, *args: str, env: dict[str, str] | None = None, limit_s: float = LIMIT_S
 ) -> InnerRun:
-    """Run pytest in `directory`; fails the calling test where it does not end in time."""
+    """Run pytest in `directory`; the calling test fails if it does not end in time."""
     env = {**clean_env(), **(env or {})}
     return run_to_end(junit_command(directory, *args), directory, env, limit_s)
 
@@ -129,7 +129,7 @@ def run_here(pytester: pytest.Pytester, *args: str) -> InnerRun:
 def run_to_end(
     argv: Sequence[str], directory: Path, env: Mapping[str, str], limit_s: float
 ) -> InnerRun:
-    """Run what `junit_command` gave, by way of another program or not."""
+    """Run the command of `junit_command`, directly or by another program."""
     junit = directory / "junit.xml"
     junit.unlink(missing_ok=True)
     done = subprocess.run(

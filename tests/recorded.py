@@ -1,4 +1,4 @@
-"""Recorded machines, each unpacked once a session when first asked for."""
+"""Recorded machines, each unpacked once per session on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 NAMES = tuple(sorted(path.name.removesuffix(".tar.gz") for path in RECORDINGS.glob("*.tar.gz")))
 Recorded = Callable[[str], Path]
-# A thousand empty entries of each GID table make up most of a recording, and what nobody reads of
+# A thousand empty entries of each GID table make up most of a recording, and unused files of
 # every device most of the rest.
 _MORE_OF_THE_SAME = re.compile(
     r".*/(gids|gid_attrs/\w+)/\d{2,}"
@@ -27,7 +27,7 @@ _UNPACKED: dict[str, Path] = {}
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """The root of a recorded machine by its name."""
+    """Root directories of recorded machines, by name."""
 
     def root(name: str) -> Path:
         if name not in _UNPACKED:

@@ -1,4 +1,4 @@
-"""Runs a module of broken tests once, in real ranks, and reads the report of each of them."""
+"""Runs a module of broken tests once in real ranks, and reads the report of each test."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.inner import InnerRun, run_pytest
 
 SCENARIOS = Path(__file__).with_name("worlds") / "scenarios"
 LIMIT = "no end within "
-"""What a report says of ranks that the limit of their test has ended, before the seconds."""
+"""Text before the seconds in a report of ranks that were ended by the limit of their test."""
 _HEADING = re.compile(r"^_+ (?:ERROR at \w+ of )?(test_\S+) _+$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One broken test: its outcome, the summary line, the report, all that the terminal showed."""
+    """One broken test: its outcome, summary line, report, and all terminal output."""
 
     outcome: str
     message: str
@@ -27,11 +27,11 @@ class Case:
 
     @property
     def first_line(self) -> str:
-        """Whose failure it is, as the report begins."""
+        """The failed rank, as at the beginning of the report."""
         return self.text.partition("\n")[0]
 
     def part(self, title: str) -> str:
-        """What the report says under `[title`, up to the next title."""
+        """The section of the report after `[title`, up to the next title."""
         _, found, rest = self.text.partition(f"[{title}")
         assert found, f"no [{title} in:\n{self.text}"
         return re.split(r"^\[ranks? \d", rest, maxsplit=1, flags=re.MULTILINE)[0]
@@ -39,13 +39,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a run of a scenario gave. Names are without `test_`."""
+    """The result of a scenario. Names are without `test_`."""
 
     run: InnerRun
     directory: Path
     cases: Mapping[str, Case]
     nexts: Mapping[str, str]
-    """Outcome of the healthy test that came after each broken one."""
+    """Outcome of the healthy test after each broken one."""
 
     def __getitem__(self, name: str) -> Case:
         return self.cases[name]
@@ -56,11 +56,11 @@ class Scenario:
         return logs
 
     def shown_of_next(self, name: str) -> str:
-        """What the terminal showed, under -rA, of the healthy test after a broken one."""
+        """Terminal output, under -rA, of the healthy test after a broken one."""
         return dict(_shown(self.run.output))[f"test_next[{name}]"]
 
     def ended_by_limit(self) -> list[str]:
-        """Tests that something ended only at a limit, by what their reports say."""
+        """Tests that were ended only by a limit, according to their reports."""
         return [name for name, case in self.cases.items() if LIMIT in case.text]
 
 
@@ -99,6 +99,6 @@ def run_scenario(name: str, directory: Path, *args: str, **env: str) -> Scenario
 
 
 def _shown(output: str) -> Iterator[tuple[str, str]]:
-    """What the terminal showed of each failed test, by name."""
+    """Terminal output of each failed test, by name."""
     parts = _HEADING.split(output)
     yield from zip(parts[1::2], parts[2::2], strict=True)

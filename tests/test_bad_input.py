@@ -63,7 +63,7 @@ NODES = "accepted: a whole number of 1 or more"
         (["--mnode-report=file.txt"], "ERROR: --mnode-report=*file.txt: accepted: a directory*"),
     ],
 )
-def test_an_option(pytester: pytest.Pytester, args: list[str], line: str) -> None:
+def test_a_bad_option(pytester: pytest.Pytester, args: list[str], line: str) -> None:
     pytester.makefile(".txt", file="")
     pytester.makepyfile("def test_nothing(): pass")
     result = pytester.runpytest(*args)
@@ -81,7 +81,7 @@ def test_an_option(pytester: pytest.Pytester, args: list[str], line: str) -> Non
         ("nodes: [", "ERROR: *spec.yaml: *line *"),
     ],
 )
-def test_a_spec(pytester: pytest.Pytester, change: str, line: str) -> None:
+def test_a_bad_spec(pytester: pytest.Pytester, change: str, line: str) -> None:
     pytester.makefile(".yaml", spec=change)
     result = pytester.runpytest("--mnode-spec=spec.yaml")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -99,7 +99,7 @@ def test_a_spec_with_a_wrong_unit(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_a_log_directory_that_cannot_be(
+def test_an_impossible_log_directory(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -108,7 +108,7 @@ def test_a_log_directory_that_cannot_be(
     result = pytester.runpytest(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --mnode-log-dir=*file.txt/logs: Not a directory"])
-    assert not list(tmp_path.glob("mnode-*")), "the run's own directory is left"
+    assert not list(tmp_path.glob("mnode-*")), "the run left its directory behind"
 
 
 def test_an_ini_key_is_named_with_its_file(pytester: pytest.Pytester) -> None:
@@ -141,7 +141,7 @@ def test_patterns_in_toml_are_a_list(pytester: pytest.Pytester) -> None:
         ("timeout=-1", "*@pytest.mark.mnode(timeout=-1): accepted: seconds, more than 0, or *"),
     ],
 )
-def test_a_mark(pytester: pytest.Pytester, mark: str, line: str) -> None:
+def test_a_bad_mark(pytester: pytest.Pytester, mark: str, line: str) -> None:
     pytester.makepyfile(
         f"""
         import pytest
@@ -163,7 +163,9 @@ def line_matches(text: str, pattern: str) -> bool:
     return fnmatch(text.removeprefix("ERROR: ").removeprefix("E   "), pattern)
 
 
-def test_a_test_that_asks_for_both_sides(pytester: pytest.Pytester, tmp_path: Path) -> None:
+def test_a_test_with_controller_and_rank_fixtures(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
     pytester.makepyfile("def test_it(cluster, world, rank): pass")
     result = pytester.runpytest("--mnode-launcher=local")
     result.assert_outcomes(errors=1)

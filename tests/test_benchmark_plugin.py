@@ -1,4 +1,4 @@
-"""pytest-benchmark beside tests in ranks: ranks agree on rounds, and keep their world."""
+"""pytest-benchmark with tests in ranks: ranks agree on rounds, and keep their world."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ ORDER = (
 )
 
 
-def test_ranks_stay(tmp_path: Path) -> None:
-    """Whatever the order of tests that vote, of those in a group, and of those in none."""
+def test_ranks_are_kept_across_benchmarks(tmp_path: Path) -> None:
+    """For any order of tests that vote, tests in a group, and tests in none."""
     tests = {f"test_{number}_{name}": NOTED + TESTS[name] for number, name in enumerate(ORDER)}
     write_files(tmp_path, **tests)
     outcomes, output = run(tmp_path)

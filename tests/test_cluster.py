@@ -1,4 +1,4 @@
-"""`cluster`, from the controller: commands, worlds, jobs, power, links; one run on the rack."""
+"""`cluster` in the controller: commands, worlds, jobs, power, links; one run on the rack."""
 
 from __future__ import annotations
 
@@ -175,5 +175,5 @@ def test_inner(run: InnerRun, name: str) -> None:
     assert outcomes.get(name) == "passed", run.output
 
 
-def test_all_are_there(run: InnerRun) -> None:
+def test_every_inner_test_ran(run: InnerRun) -> None:
     assert sorted(run.outcomes()) == sorted(NAMES)

@@ -1,4 +1,4 @@
-"""Coverage of what ranks run: pytest-cov's, also under pytest-xdist, and that of `coverage run`."""
+"""Coverage of code in ranks: of pytest-cov, also under pytest-xdist, and of `coverage run`."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ patch =
     _exit
 """
 RAN = {"by_rank": {3, 4}, "fails": {13}, "sent": {21}, "forked": {25}}
-"""Lines of LIB that only ranks reach, and what they forked."""
+"""Lines of LIB that only ranks and their forked children run."""
 
 
 @pytest.fixture(scope="module", params=["alone", "xdist", "coverage run"])
 def covered(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, InnerRun, dict[str, Any]]:
-    """How it was measured, the run, and coverage's JSON report."""
+    """The way of measuring, the run, and coverage's JSON report."""
     how, directory = request.param, tmp_path_factory.mktemp("covered")
     write_files(directory, test_it=TESTS)
     (directory / "lib.py").write_text(LIB)
@@ -132,7 +132,7 @@ def covered(
     argv = junit_command(
         directory, *args, *{"alone": cov, "xdist": [*cov, "-n1"], "coverage run": []}[how]
     )
-    if how == "coverage run":  # with `patch`, its data is to be combined
+    if how == "coverage run":  # with `patch`, the data files must be combined
         argv = [argv[0], "-m", "coverage", "run", *argv[1:]]
     run = run_to_end(argv, directory, env, limit_s=120)
     if how == "coverage run":
@@ -224,7 +224,7 @@ def test_a_node_without_coverage_is_named(tmp_path: Path) -> None:
     assert run.output.count(lost) == 1, run.output
 
 
-def test_a_file_of_another_python_is_that_of_this_one() -> None:
+def test_files_of_another_python_are_mapped_to_this_one() -> None:
     here = sysconfig.get_path("purelib")
     assert mapped("/node/lib/site/numpy/a.py", "/node/lib/site") == f"{here}/numpy/a.py"
     assert mapped("/work/lib.py", "/node/lib/site") == "/work/lib.py"

@@ -1,4 +1,4 @@
-"""What a run would have shown: injected losses around the limit, counted, and what is too noisy."""
+"""Detection limits: injected losses around the limit are counted, and noisy values refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _exponential(random_: random.Random) -> float:
 def _found(
     noise: Callable[[random.Random], float], percent: float, repeats: int, of_the_limit: float
 ) -> float:
-    """Share of runs that find a loss of so many times the limit that a healthy run gave."""
+    """Share of runs that find a loss of `times` times the limit stated by a healthy run."""
     random_ = random.Random(f"{noise.__name__} {percent} {repeats}")
 
     def run() -> list[float]:
@@ -57,15 +57,15 @@ def _found(
 
 @pytest.mark.parametrize("repeats", [3, 5, 6, 10, 20])
 @pytest.mark.parametrize("noise", [_normal, _now_and_then_much_slower, _exponential])
-def test_a_loss_of_the_limit_is_found_by_99_runs_in_a_hundred(
+def test_a_loss_at_the_limit_is_found_by_99_of_100_runs(
     noise: Callable[[random.Random], float], repeats: int
 ) -> None:
     assert _found(noise, 1.0, repeats, 1.0) >= 0.985
 
 
 @pytest.mark.parametrize("repeats", [5, 10, 20])
-def test_a_loss_that_only_uses_the_margin_up_is_found_by_half_of_them(repeats: int) -> None:
-    """So that the limit is no number out of reach: what is added to the margin is the noise."""
+def test_a_loss_equal_to_the_margin_is_found_by_half_of_the_runs(repeats: int) -> None:
+    """So the limit is not too high: only the noise is added to the margin."""
     random_ = random.Random(repeats)
     found = 0
     for _ in range(RUNS):
@@ -82,8 +82,8 @@ def test_a_loss_that_only_uses_the_margin_up_is_found_by_half_of_them(repeats: i
         *((repeats, 3, _OF_THREE_ROUNDS) for repeats in (3, 5, 12)),
     ],
 )
-def test_factors_are_what_draws_give(repeats: int, rounds: int, factors: dict[int, float]) -> None:
-    """rounds: of the other run, of which the best median counts."""
+def test_factors_match_random_draws(repeats: int, rounds: int, factors: dict[int, float]) -> None:
+    """rounds: of the other run, whose best median counts."""
     random_ = random.Random(repeats)
 
     def draw() -> list[float]:
@@ -111,7 +111,7 @@ def test_the_limit_is_margin_and_noise() -> None:
 
 @pytest.mark.parametrize("repeats", [3, 4, 6])
 @pytest.mark.parametrize("noise", [_normal, _now_and_then_much_slower, _exponential])
-def test_an_excess_of_the_limit_is_found_by_99_runs_in_a_hundred(
+def test_an_excess_at_the_limit_is_found_by_99_of_100_runs(
     noise: Callable[[random.Random], float], repeats: int
 ) -> None:
     """A latency whose bound is 1/LEAST. Disturbed messages take longer."""
@@ -131,7 +131,7 @@ def test_an_excess_of_the_limit_is_found_by_99_runs_in_a_hundred(
 
 @pytest.mark.parametrize(("repeats", "percent"), [(3, 0.5), (4, 1.0), (5, 0.5), (8, 1.5)])
 def test_no_healthy_run_fails_and_few_are_too_noisy(repeats: int, percent: float) -> None:
-    """Noise of a healthy cluster, 5 % above a bound that lets 8 % go."""
+    """Noise of a healthy cluster, 5 % above a bound with a margin of 8 %."""
     random_ = random.Random(repeats)
     verdicts = []
     for _ in range(RUNS):
@@ -144,13 +144,13 @@ def test_no_healthy_run_fails_and_few_are_too_noisy(repeats: int, percent: float
     assert verdicts.count(Verdict.INCONCLUSIVE) / RUNS < 0.02
 
 
-def test_one_value_and_a_value_below_its_bound_say_nothing_of_losses() -> None:
+def test_one_value_or_a_value_below_its_bound_has_no_detection_limit() -> None:
     assert noise_share([3.0]) is None
     assert smallest_loss([100.0], 80.0) is None
     assert smallest_loss([70.0, 70.0, 70.0], 80.0) is None
 
 
-def test_a_repeat_that_others_disturbed_changes_little() -> None:
+def test_one_disturbed_repeat_changes_the_limit_little() -> None:
     quiet, disturbed = [99.0, 100.0, 101.0, 100.5, 99.5], [99.0, 100.0, 101.0, 100.5, 10.0]
     limits = [smallest_loss(values, 80.0) for values in (quiet, disturbed)]
     assert all(limit is not None and limit.share < 0.28 for limit in limits)
@@ -179,12 +179,12 @@ def test_a_value_too_noisy_for_its_bound_is_inconclusive() -> None:
     calm = Detection("less", 0.2, 5, blur=0.04, tolerated=0.05)
     assert Measurement("busbw", 100.0, "GB/s", at_least(85.0), detection=calm).passed
     slow = Measurement("busbw", 84.0, "GB/s", at_least(85.0), detection=detection)
-    assert slow.verdict is Verdict.FAIL  # noise excuses nothing
+    assert slow.verdict is Verdict.FAIL  # noise is no excuse for a broken bound
     assert math.isfinite(calm.share)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_repeat_that_is_not_finite_says_nothing_of_noise(value: float) -> None:
+def test_a_repeat_that_is_not_finite_gives_no_noise(value: float) -> None:
     for values in ([value, 100.0, 101.0], [100.0, 101.0, 99.0, 100.0, value]):
         assert noise_share(values) is None
         assert smallest_loss(values, 80.0, 0.1) is None
@@ -194,7 +194,7 @@ def test_a_repeat_that_is_not_finite_says_nothing_of_noise(value: float) -> None
         Detection("less", value, 5)
 
 
-def test_where_nothing_is_divided_by_0() -> None:
+def test_zero_values_cause_no_division_by_zero() -> None:
     assert smallest_loss([0.0, 1.0, 2.0], 0.0, judged=0.0) is None
     assert smallest_excess([0.0, 1.0, 2.0], 3.0) is None
     assert smallest_excess([1.0, 2.0], 0.0) is None

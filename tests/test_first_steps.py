@@ -1,4 +1,4 @@
-"""docs/first-steps.md: its files and commands are tried, and what they print is compared."""
+"""docs/first-steps.md: its files and commands are run, and the output is compared."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _VARIES = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "DATE"),
     (r'File ".*/torch/(.*)", line \d+', r'File "torch/\1"'),
 )
-"""What differs from run to run: pattern, and what stands for it."""
+"""Text that differs between runs: pattern and replacement."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A line after `$ `, and the lines that the page has below it: `…` stands for any number."""
+    """A line after `$ `, and the lines below it on the page; `…` stands for any number of lines."""
 
     line: str
     shown: str
@@ -63,7 +63,7 @@ def pattern(shown: str) -> str:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each command of the page printed, one after another in a folder of their own."""
+    """Output of each command of the page, one after another in a temporary folder."""
     need_rack()
     folder = tmp_path_factory.mktemp("first-steps")
     (folder / "pytest-mnode").symlink_to(ROOT)
@@ -74,8 +74,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     env = {
         **clean_env(),
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
-        # Installed for real, into a place of its own, with the dependencies that are here. The
-        # variable is that of build isolation: 0 says none.
+        # Really installed, into a temporary place, with the dependencies of this environment. The
+        # variable turns build isolation off: 0 means none.
         **{"PIP_TARGET": str(site), "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"},
         **{"PIP_NO_INDEX": "1", "PIP_NO_CACHE_DIR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         "PYTHONPATH": str(site),

@@ -1,4 +1,4 @@
-"""The floors of the package, drawn from its imports: an import goes down a floor, never up."""
+"""The layers of the package, from its imports: a module imports only lower layers."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ FLOORS = (
         "progress",
     },
 )
-"""From the top. A package or module may import those of its own floor, but not in a circle."""
+"""From the top. A package or module may import those of its own layer, but not in a cycle."""
 
 KNOWN_UPWARD: set[tuple[str, str]] = set()
-"""Arrows between folders that still run up."""
+"""Known imports of a higher layer, by folder."""
 
 KNOWN_CIRCLES: tuple[set[str], ...] = ()
-"""Modules that still import each other in a circle, also for types."""
+"""Known import cycles of modules, also for types alone."""
 
 
 @pytest.fixture(scope="module")
 def graph() -> Iterator[grimp.ImportGraph]:
-    """Of the package alone: a clone adds its root to the path of the package."""
+    """Import graph of the package alone: a clone adds its root to the package's path."""
     spec = pytest_mnode.__spec__
     assert spec is not None
     with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +55,7 @@ def graph() -> Iterator[grimp.ImportGraph]:
         yield grimp.build_graph("pytest_mnode", cache_dir=None)
 
 
-def test_no_import_runs_up(graph: grimp.ImportGraph) -> None:
+def test_no_module_imports_a_higher_layer(graph: grimp.ImportGraph) -> None:
     number = {name: index for index, names in enumerate(FLOORS) for name in names}
     upward: dict[tuple[str, str], list[str]] = {}
     for module in graph.modules:
@@ -64,15 +64,15 @@ def test_no_import_runs_up(graph: grimp.ImportGraph) -> None:
             if number[pair[0]] > number[pair[1]]:
                 upward.setdefault(pair, []).append(f"{module} imports {imported}")
     new = [arrow for pair, arrows in upward.items() if pair not in KNOWN_UPWARD for arrow in arrows]
-    assert not new, "imports that run up:\n" + "\n".join(sorted(new))
+    assert not new, "imports of a higher layer:\n" + "\n".join(sorted(new))
     gone = sorted(KNOWN_UPWARD - set(upward))
     assert not gone, f"no longer there; remove from KNOWN_UPWARD: {gone}"
 
 
-def test_no_modules_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
+def test_there_are_no_new_import_cycles(graph: grimp.ImportGraph) -> None:
     circles = list(_circles(graph))
     new = [sorted(c) for c in circles if not any(c <= known for known in KNOWN_CIRCLES)]
-    assert not new, f"circles of imports: {new}"
+    assert not new, f"import cycles: {new}"
     gone = [sorted(k) for k in KNOWN_CIRCLES if not any(c & k for c in circles)]
     assert not gone, f"no longer there; remove from KNOWN_CIRCLES: {gone}"
 
@@ -84,7 +84,7 @@ def _folder(module: str) -> str:
 
 
 def _circles(graph: grimp.ImportGraph) -> Iterator[set[str]]:
-    """Sets of modules each of which reaches every other one."""
+    """Strongly connected sets: each module of a set reaches all others."""
     below = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
     above = {m: graph.find_modules_that_directly_import(m) for m in graph.modules}
     left = set(graph.modules)

@@ -1,4 +1,4 @@
-"""After any end of a run, also a violent one, nothing of it is left."""
+"""After any end of a run, even a violent one, nothing of it is left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ JOB = """
         cluster.world().run(in_a_rank, directory)
 """
 GONE_LIMIT_S = 60.0
-"""A limit that says only that something stays: what is left here sleeps for minutes."""
+"""A limit far below the minutes for which remaining processes would sleep."""
 
 
 def interfaces() -> set[str]:
@@ -56,7 +56,7 @@ def interfaces() -> set[str]:
 
 
 class Watched:
-    """A pytest run whose processes are known by a variable in their environment."""
+    """A pytest run whose processes are recognised by a variable in their environment."""
 
     def __init__(self, directory: Path, *args: str) -> None:
         self.directory = directory
@@ -90,7 +90,7 @@ class Watched:
         return found
 
     def left(self) -> list[str]:
-        """Processes, temporary files and interfaces of the run that are still there."""
+        """Processes, temporary files and interfaces of the run that still exist."""
         files = [str(p) for p in self.temporary.glob("mnode-*")]
         files += [str(p) for p in self.temporary.glob("torchelastic*")]
         files += [str(p) for p in self.temporary.glob("pytorch-errorfile*")]
@@ -136,7 +136,7 @@ def busy(tmp_path: Path, launcher: str) -> Iterator[Watched]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_ended(busy: Watched, number: signal.Signals) -> None:
+def test_an_ended_run_leaves_nothing(busy: Watched, number: signal.Signals) -> None:
     assert len(busy.alive()) > 5
     os.kill(busy.process.pid, number)
     output, _ = busy.process.communicate(timeout=30)
@@ -146,7 +146,7 @@ def test_a_run_that_is_ended(busy: Watched, number: signal.Signals) -> None:
         assert busy.process.returncode == pytest.ExitCode.INTERRUPTED
 
 
-def test_a_run_that_is_killed_while_ranks_and_a_job_run(tmp_path: Path, launcher: str) -> None:
+def test_a_run_killed_with_ranks_and_a_job_leaves_nothing(tmp_path: Path, launcher: str) -> None:
     write_files(tmp_path, test_it=JOB)
     run = Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}")
     try:
@@ -159,8 +159,8 @@ def test_a_run_that_is_killed_while_ranks_and_a_job_run(tmp_path: Path, launcher
         run.end()
 
 
-def test_a_run_whose_agent_is_killed(busy: Watched) -> None:
-    """The process that guards the ranks dies: the test fails with the reason, the run ends."""
+def test_a_run_whose_agent_is_killed_leaves_nothing(busy: Watched) -> None:
+    """The process that guards the ranks dies: the test fails with the reason, and the run ends."""
     [agent] = [int(line.split()[0]) for line in busy.alive() if line.endswith("mnode-agent")]
     os.kill(agent, signal.SIGKILL)
     output, _ = busy.process.communicate(timeout=60)
@@ -169,7 +169,7 @@ def test_a_run_whose_agent_is_killed(busy: Watched) -> None:
     busy.expect_nothing_left()
 
 
-def test_a_run_that_ends_well(tmp_path: Path, launcher: str) -> None:
+def test_a_passed_run_leaves_nothing(tmp_path: Path, launcher: str) -> None:
     write_files(tmp_path, test_it=TESTS)
     run = Watched(tmp_path, "--mnode-nodes=2", f"--mnode-launcher={launcher}", "-k", "quick")
     output, _ = run.process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""measure(): bounds, judging in the test, and many ranks' values to one."""
+"""measure(): bounds, judging within the test, and combining the values of many ranks."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def test_text_is_no_number(text: Any) -> None:
         lambda value: Timeline("it", ("a",), (Span("a", 0, value, "up"),)),
     ],
 )
-def test_a_chart_that_no_certificate_can_have_fails_its_test(
-    make: Callable[[float], Chart], value: float
-) -> None:
+def test_an_invalid_chart_fails_its_test(make: Callable[[float], Chart], value: float) -> None:
     kept: list[Chart] = []
     measure = Measure([], "", kept)
     with pytest.raises(ValueError, match=r"chart 'it': Out of range .*; leave such values out"):
@@ -65,7 +63,7 @@ def test_a_chart_that_cannot_be_drawn_is_not_made(make: Callable[[], Chart], mes
         make()
 
 
-def test_what_is_recorded_says_where() -> None:
+def test_recorded_values_name_their_rank() -> None:
     kept: list[Measurement] = []
     Measure(kept, "rank 1 on node1")("x", 3, "GB/s", at_most=4, tolerance=0.5, source="spec")
     assert kept[0].where == "rank 1 on node1"
@@ -102,7 +100,7 @@ def test_of_many_ranks_the_worst_counts() -> None:
         ('measure("x", 3, "GB/s")', {"passed": 1}),
     ],
 )
-def test_judged_when_the_body_has_ended(
+def test_values_are_judged_when_the_body_has_ended(
     pytester: pytest.Pytester, call: str, outcome: dict[str, int]
 ) -> None:
     pytester.makepyfile(f"def test_it(measure):\n    {call}\n    print('the body went on')")

@@ -1,4 +1,4 @@
-"""What a value is judged on, and how the judgement reads."""
+"""The judgement of a value, and its text."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_only_a_finite_value_within_its_bound_passes(
     assert Measurement("busbw", value, "Mbit/s", expected).verdict is verdict
 
 
-def test_a_failed_measurement_reads_with_everything_needed_to_dispute_it() -> None:
+def test_the_text_of_a_failed_measurement_has_all_its_facts() -> None:
     measurement = Measurement(
         "busbw", 48.125, "Mbit/s", at_least(170, 5), "line 200 × 0.85", "node2 fab0", where="rank 0"
     )
@@ -178,7 +178,7 @@ def test_a_measurement_reads_in_one_line(measurement: Measurement, text: str) ->
 
 
 class Scalar:
-    """A number of another library."""
+    """A number type of another library."""
 
     def __float__(self) -> float:
         return 1.5
@@ -192,7 +192,7 @@ def test_a_scalar_becomes_a_plain_number(value: Any, kept: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["12", b"12", [12], object()])
-def test_what_is_no_number_is_refused(value: Any) -> None:
+def test_values_that_are_no_number_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"measurement 'x' of .* is a \w+; give a number"):
         Measurement("x", value, "")
 
@@ -221,7 +221,7 @@ def test_an_edited_verdict_is_judged_anew() -> None:
 
 
 @pytest.mark.parametrize(("value", "culprit"), [(5, None), (3, "node2 fab0"), (None, "node2 fab0")])
-def test_who_passes_is_not_to_blame(value: float | None, culprit: str | None) -> None:
+def test_a_passed_measurement_has_no_culprit(value: float | None, culprit: str | None) -> None:
     measured = Measurement("rate", value, "GB/s", at_least(4), "spec", "node2 fab0")
     [data] = measurements_to_json([measured])
     assert (measured.culprit, data["culprit"]) == (culprit, culprit)
@@ -235,7 +235,7 @@ def test_a_value_that_could_not_be_measured_never_passes() -> None:
     assert "node1: no answer in 10 s" in str(found)
 
 
-def test_a_count_of_what_must_not_be_names_the_first_and_counts_the_rest() -> None:
+def test_a_count_that_must_be_zero_names_the_first_and_counts_the_rest() -> None:
     found = Measurement.none_allowed(
         "lost batches", [f"rank {i}" for i in range(6)], "exactly once"
     )

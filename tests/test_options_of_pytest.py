@@ -1,4 +1,4 @@
-"""pytest's own options beside tests that run in ranks: they work, and none ends in a traceback."""
+"""pytest's own options with tests in ranks: they work, and none ends in a traceback."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_no_test_is_run(pytester: pytest.Pytester, options: str, words: str) -> 
     assert "= certificate =" not in run.output
     assert not (directory / "ran").exists()
     assert not (directory / "report").exists()
-    # What sets nothing up needs no nodes either, which might be those of a whole allocation.
+    # A run that sets nothing up needs no nodes either, which might be a whole allocation.
     assert (directory / "logs").exists() is options.endswith("--setup-only")
 
 

@@ -1,4 +1,4 @@
-"""Plugins that run tests in a loop of their own, and those that take a test away."""
+"""Plugins that replace pytest's test loop, and plugins that drop a test."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ LOOPS = {
         ("never runs", {}, "test_it.py::test_fails was selected but never ran"),
     ],
 )
-def test_no_plugin_silences_a_test(
+def test_no_plugin_drops_a_test_silently(
     tmp_path: Path, plugin: str, outcomes: dict[str, str], line: str
 ) -> None:
     tests = """

@@ -1,4 +1,4 @@
-"""The wheel has all that a certificate needs: the acceptance suite, its jobs and the specs."""
+"""The wheel contains all that a certificate needs: the acceptance suite, its jobs and the specs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUITE = "pytest_mnode.acceptance"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the wheel, and the sdist."""
+    """A directory with the wheel and the sdist."""
     directory = tmp_path_factory.mktemp("built")
     code = "import sys; from hatchling import build as b; b.build_wheel(sys.argv[1]); "
     code += "b.build_sdist(sys.argv[1])"
@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path) -> dict[str, str]:
-    """The environment in which the wheel's package is found first."""
+    """An environment in which the wheel's package is imported first."""
     [wheel] = built.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(built / "site")
     return {"PYTHONPATH": str(built / "site")}
@@ -85,7 +85,7 @@ def test_a_criterion_is_certified_without_a_clone(
     assert certificate["run"]["spec"]["name"] == "rack"
 
 
-def test_the_source_has_what_the_wheel_is_built_of(built: Path) -> None:
+def test_the_sdist_has_the_files_of_the_wheel(built: Path) -> None:
     [archive] = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}

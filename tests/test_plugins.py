@@ -1,4 +1,4 @@
-"""Other plugins beside tests in ranks: every report counts, and no plugin takes a test away."""
+"""Other plugins with tests in ranks: every report counts, and no plugin drops a test."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_failed_subtest_is_named_with_its_ranks(ran: InnerRun, line: str) -> N
     assert line in ran.output, ran.output
 
 
-def test_ranks_without_the_failure_are_said_too(ran: InnerRun) -> None:
+def test_ranks_without_the_failure_are_named_too(ran: InnerRun) -> None:
     assert "[rank 0 of 2 on local0: passed]" in ran.output
     assert "[rank 0 of 2 on local0: did not report it]" in ran.output
 
@@ -223,7 +223,7 @@ def test_every_report_of_a_plugin_counts(ran: InnerRun) -> None:
 @pytest.mark.parametrize(
     ("ini", "args"), [("filterwarnings = error", ()), ("", ("-W", "error"))], ids=["ini", "option"]
 )
-def test_warnings_as_errors_are_those_of_tests(
+def test_warnings_as_errors_apply_to_tests_only(
     tmp_path: Path, ini: str, args: tuple[str, ...]
 ) -> None:
     write_files(

@@ -1,4 +1,4 @@
-"""Processes by what they were started with, ended for certain."""
+"""Processes found by their environment, and ended reliably."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STAYS = "import time; print(flush=True); time.sleep(60)"
 DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {STAYS}"
 
 
-def test_only_those_with_the_very_value_are_ended_and_the_deaf_are_killed() -> None:
+def test_only_processes_with_the_exact_value_are_ended_or_killed() -> None:
     value = uuid.uuid4().hex
     marks = [{"MARK": value}, {"MARK": value}, {"MARK": f"{value}0"}, {"MARK0": value}]
     started = [
@@ -31,7 +31,7 @@ def test_only_those_with_the_very_value_are_ended_and_the_deaf_are_killed() -> N
     ]
     try:
         deaf, meant, longer, other = started
-        for one in started:  # a program that is being started has no environment for a moment
+        for one in started:  # a starting program has no environment for a moment
             assert one.stdout is not None
             one.stdout.readline()
         assert set(processes.started_with("MARK", value)) == {deaf.pid, meant.pid}
@@ -45,7 +45,7 @@ def test_only_those_with_the_very_value_are_ended_and_the_deaf_are_killed() -> N
 
 
 @pytest.mark.parametrize("lists_children", [True, False])
-def test_descendants_are_found_by_every_kernel(
+def test_descendants_are_found_on_every_kernel(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, lists_children: bool
 ) -> None:
     if not lists_children:  # as without CONFIG_PROC_CHILDREN
@@ -69,7 +69,7 @@ time.sleep(60)
         started.communicate()
 
 
-def test_no_process_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pids_of_zero_and_below_are_never_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """kill(0) would signal this process's own group, and kill(-1) every process."""
     signalled: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *sent: signalled.append(sent))
@@ -80,7 +80,7 @@ def test_no_process_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_what_is_made_to_stay_is_no_longer_looked_at(enabled: bool) -> None:
+def test_kept_processes_are_not_checked_again(enabled: bool) -> None:
     before, was_enabled = gc.get_freeze_count(), gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()

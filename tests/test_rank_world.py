@@ -1,4 +1,4 @@
-"""What becomes of a world's ranks where a call from the controller does not come to its end."""
+"""Ranks of a world after an interrupted call from the controller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_mnode.cluster import RankWorld
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 
-def test_ranks_of_a_call_that_was_cut_short_are_not_used_again() -> None:
+def test_ranks_of_an_interrupted_call_are_not_used_again() -> None:
     given_back: list[bool] = []
 
     def cut_short(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Released plugins beside tests in ranks, all installed at once: a row of docs/plugins.md each."""
+"""Released plugins with tests in ranks, all installed at once: one row of docs/plugins.md each."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ ENV = {"COLUMNS": "200"}
 
 
 def project(directory: Path) -> dict[str, str]:
-    """Files of the inner project, and the environment with all plugins."""
+    """Files of the inner project, and an environment with all plugins."""
     write_files(directory, test_it=RELEASED, test_plain=PLAIN)
     (directory / "pytest.ini").write_text("[pytest]\ntimeout = 90\n")
     return {"PYTHONPATH": str(released_plugins()), **ENV}
@@ -214,7 +214,7 @@ def test_allure_has_one_result_with_a_step_per_rank(run: InnerRun) -> None:
     results = [
         json.loads(path.read_text()) for path in (run.junit.parent / "allure").glob("*-result.json")
     ]
-    assert len(results) == len(run.outcomes()) + 1  # a rerun is one of its own
+    assert len(results) == len(run.outcomes()) + 1  # a rerun has its own result
     [result] = [r for r in results if r["name"] == "a title"]
     assert result["status"] == "failed"
     assert "rank 1 of 2 on local1" in result["statusDetails"]["trace"]

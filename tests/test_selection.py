@@ -1,4 +1,4 @@
-"""-k, -x, --lf, --collect-only, -p no:mnode and the like behave as people expect."""
+"""-k, -x, --lf, --collect-only, -p no:mnode and similar options work as usual."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SKIPPED = """
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    """Tests here and tests in ranks by turns, with fixtures of their modules."""
+    """Controller tests and rank tests alternately, with fixtures of their modules."""
     module = """
         import pytest
 
@@ -59,13 +59,13 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     return run_pytest(directory, *LOCAL)
 
 
-def test_tests_here_and_tests_in_ranks_may_stand_in_any_order(mixed: InnerRun) -> None:
+def test_controller_tests_and_rank_tests_run_in_any_order(mixed: InnerRun) -> None:
     assert "1 failed, 7 passed, 3 errors" in mixed.output, mixed.output
     ended = mixed.junit.with_name("ended").read_text()
     assert ended.split()[:4] == [f"test_{n}.py" for n in range(1, 5)]
 
 
-def test_what_fails_when_it_ends_behind_tests_in_ranks_is_an_error(mixed: InnerRun) -> None:
+def test_a_failed_teardown_after_rank_tests_is_an_error(mixed: InnerRun) -> None:
     assert "ERROR test_4.py::test_in_ranks - OSError: could not be ended" in mixed.output
 
 
@@ -102,7 +102,7 @@ def test_without_the_plugin_its_fixtures_are_unknown(pytester: pytest.Pytester) 
     result.stdout.fnmatch_lines(["*fixture 'world' not found*"])
 
 
-def test_fixtures_of_the_same_name_are_left_alone(pytester: pytest.Pytester) -> None:
+def test_user_fixtures_of_the_same_name_are_kept(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -157,7 +157,7 @@ def test_every_option_is_documented(pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize(
     ("args", "usual", "least"), [((), 1, 2), (("--mnode-procs-per-node=3",), 3, 3)]
 )
-def test_as_many_nodes_as_are_asked_for_and_ranks_a_node_at_least_where_they_use_cpus(
+def test_requested_nodes_and_a_minimum_of_ranks_per_node_on_cpus(
     tmp_path: Path, args: tuple[str, ...], usual: int, least: int
 ) -> None:
     write_files(
@@ -200,7 +200,7 @@ def test_accelerators_are_not_shared_to_have_more_ranks(tmp_path: Path) -> None:
     assert Run.procs_of(one, need) == 2  # type: ignore[arg-type]
 
 
-def test_a_test_of_each_node_runs_on_all_of_them_beside_tests_of_fewer(tmp_path: Path) -> None:
+def test_a_test_per_node_runs_on_all_nodes_beside_smaller_tests(tmp_path: Path) -> None:
     module = """
         import pytest
         pytestmark = pytest.mark.mnode(nodes=2)

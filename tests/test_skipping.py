@@ -1,4 +1,4 @@
-"""What the spec does not promise ends a test as not promised."""
+"""A test of something that the spec does not promise ends as "not promised"."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SPEC: Any = SimpleNamespace(
 
 
 @pytest.mark.parametrize("key", ["scaling", "scaling.at_least", "restart.node", "storage.paths"])
-def test_what_the_spec_leaves_open_is_not_promised(key: str) -> None:
+def test_missing_keys_are_not_promised(key: str) -> None:
     with pytest.raises(pytest.skip.Exception, match=f"^not promised by the spec: {key}$"):
         promised(SPEC, key)
 
 
-def test_what_the_spec_says_is_returned() -> None:
+def test_a_promised_value_is_returned() -> None:
     assert promised(SPEC, "restart.kills") == ("rank",)
 
 

@@ -1,4 +1,4 @@
-"""Criteria after a failed preflight, questions that are not promised, a test for each node."""
+"""Criteria after a failed preflight, unpromised tests, and a test per node."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     return run_pytest(directory, "--mnode-nodes=2", "--mnode-report=report", "-v")
 
 
-def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(ran: InnerRun) -> None:
+def test_tests_after_failed_preflight_are_skipped_and_unpromised_ones_not_judged(
+    ran: InnerRun,
+) -> None:
     assert ran.outcomes() == {
         "test_each[node0]": "passed",
         "test_each[node1]": "failure",
@@ -111,7 +113,7 @@ def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(ran: 
         "test_kept": "passed",
         **HUNG,
     }, ran.output
-    assert next(iter(ran.cases())) == "test_each[node0]"  # first, by its mark
+    assert next(iter(ran.cases())) == "test_each[node0]"  # first because of its mark
     reason = "not run: zzz failed (node1"
     assert ran.output.count(reason) >= 2
     certificate = json.loads((ran.junit.parent / "report/certificate.json").read_text())
@@ -128,7 +130,7 @@ def test_what_cannot_be_judged_is_not_tried_and_what_is_open_is_not_judged(ran: 
     assert criteria["zzz"]["verdict"] == "fail"
 
 
-def test_a_test_for_each_node_misses_none(tmp_path: Path) -> None:
+def test_a_test_per_node_covers_every_node(tmp_path: Path) -> None:
     need_rack()
     write_files(
         tmp_path,
@@ -167,7 +169,7 @@ def test_a_test_for_each_node_misses_none(tmp_path: Path) -> None:
     assert "each of 2 nodes, and there are 3; give --mnode-nodes=3" in run.output
 
 
-def test_a_test_that_was_interrupted_has_not_passed(pytester: pytest.Pytester) -> None:
+def test_an_interrupted_test_has_not_passed(pytester: pytest.Pytester) -> None:
     text = """
         import pytest
         pytestmark = pytest.mark.criterion
@@ -191,14 +193,14 @@ def test_a_test_that_was_interrupted_has_not_passed(pytester: pytest.Pytester) -
     assert cases["test_interrupted"]["message"] == "the test was interrupted before it ended"
 
 
-def test_neither_a_failure_nor_a_hang_that_passed_stops_the_rest(ran: InnerRun) -> None:
+def test_a_failure_or_a_hang_that_does_not_recur_stops_no_other_test(ran: InnerRun) -> None:
     """The limit of the hanging test follows from the spec."""
     assert {name: ran.outcomes()[name] for name in HUNG} == HUNG
     assert "no end within 0.5 s" in ran.output
 
 
-def test_what_still_hangs_stops_the_rest_of_its_criterion(tmp_path: Path) -> None:
-    """Full packets vanish: ranks meet, and a collective of many packets does not end."""
+def test_a_hang_that_recurs_stops_the_rest_of_its_criterion(tmp_path: Path) -> None:
+    """Full packets are lost: ranks meet, and a collective of many packets hangs."""
     need_rack()
     collectives = """
         import pytest
@@ -240,12 +242,12 @@ def test_what_still_hangs_stops_the_rest_of_its_criterion(tmp_path: Path) -> Non
         ([True], "", None),
         ([True], "no end", "not run: mesh failed (node1); trial collective after it: no end"),
         ([True], None, "not run: mesh failed (node1)"),
-        ([True, True], "", "not run: mesh failed (node1) and 1 more"),  # trials show nothing
+        ([True, True], "", "not run: mesh failed (node1) and 1 more"),  # trials pass
         ([False], "", "not run: mesh failed (node1)"),
         ([True, False], "", "not run: mesh failed (node1) and 1 more"),
     ],
 )
-def test_only_after_one_hang_a_trial_decides(
+def test_a_trial_decides_only_after_one_hang(
     pytester: pytest.Pytester, hung: list[bool], trial: str | None, reason: str | None
 ) -> None:
     write_files(pytester.path, test_mesh=CRITERIA["test_mesh"])

@@ -1,4 +1,4 @@
-"""Which test classes start processes of their own, and the worlds that they ask for."""
+"""Test classes that start processes themselves, and the worlds that they need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def base(name: str, module: str = COMMON, **values: Any) -> type:
         (base("Plain", "elsewhere", is_dist_test=False), None),
     ],
 )
-def test_a_class_is_known_by_its_bases(parent: type, suite: Suite | None) -> None:
+def test_a_class_is_recognised_by_its_bases(parent: type, suite: Suite | None) -> None:
     assert suite_of(type("TestOfUser", (parent,), {})) is suite
 
 
@@ -54,7 +54,7 @@ def test_ranks_are_spread_evenly(size: int, nodes: int, used: int) -> None:
         ("property(lambda self: 1 / 0)", "", "world_size of its class cannot be read (ZeroDivis"),
     ],
 )
-def test_a_size_that_makes_no_world_is_one_line(
+def test_an_impossible_world_size_is_one_line(
     pytester: pytest.Pytester, world_size: str, mark: str, message: str
 ) -> None:
     write_files(

@@ -14,7 +14,7 @@ MEASURED = [
 ]
 
 
-def test_a_row_per_measurement_equal_ones_counted() -> None:
+def test_equal_measurements_share_a_row_with_their_count() -> None:
     assert measurement_table(MEASURED) == [
         "measurement      measured      expected          verdict       culprit or note",
         "busbw (2 times)  180 Mbit/s    ≥ 170 ± 0 Mbit/s  pass",

@@ -1,4 +1,4 @@
-"""Our hook wrappers are not seen in the tracebacks of what they wrap."""
+"""The plugin's hook wrappers are hidden in tracebacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFTEST = """
 """
 
 
-def test_in_the_controller(pytester: pytest.Pytester) -> None:
+def test_wrappers_are_hidden_in_the_controller(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile("def test_it(torn): pass")
     output = pytester.runpytest().stdout.str()
@@ -26,7 +26,7 @@ def test_in_the_controller(pytester: pytest.Pytester) -> None:
     assert "pytest_mnode" not in output
 
 
-def test_in_ranks(tmp_path: Path) -> None:
+def test_wrappers_are_hidden_in_ranks(tmp_path: Path) -> None:
     write_files(tmp_path, conftest=CONFTEST, test_a="def test_it(torn, world): pass")
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
     assert "OSError: no such share" in run.output

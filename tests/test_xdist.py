@@ -1,4 +1,4 @@
-"""pytest-xdist: disjoint nodes at the same time, the fabric alone for those who measure."""
+"""pytest-xdist: disjoint nodes at the same time, and exclusive use of the fabric to measure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_all_run_whatever_the_order(run: InnerRun) -> None:
     assert len(run.outcomes()) == 15
 
 
-def test_nodes_are_never_shared_and_measuring_is_alone(run: InnerRun, directory: Path) -> None:
+def test_nodes_are_never_shared_and_measurements_are_exclusive(
+    run: InnerRun, directory: Path
+) -> None:
     spans = {p.stem: json.loads(p.read_text()) for p in directory.glob("test_*.json")}
     assert len(spans) == 12
     together = 0
@@ -103,7 +105,7 @@ def test_reports_keep_their_form_across_processes(run: InnerRun) -> None:
     assert '"value": 3.0' in run.properties("test_measuring[0]")["mnode.measurement"]
 
 
-def test_a_worker_that_dies_gives_its_nodes_back(tmp_path: Path) -> None:
+def test_nodes_of_a_dead_worker_are_returned(tmp_path: Path) -> None:
     need_rack()
     write_files(
         tmp_path,
@@ -131,7 +133,7 @@ def test_without_a_number_of_nodes_the_remedy_is_named(tmp_path: Path) -> None:
 
 
 def test_workers_take_turns_in_the_same_ranks(tmp_path: Path) -> None:
-    """A rank keeps what a worker's next test needs, and another worker's test may come before."""
+    """A rank keeps objects for a worker's next test, even if another worker's test runs before."""
     module = """
         import pytest
 
@@ -148,7 +150,7 @@ def test_workers_take_turns_in_the_same_ranks(tmp_path: Path) -> None:
     assert "16 passed" in run.output, run.output
 
 
-def test_what_is_wrong_with_a_mark_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_mark_is_one_line(tmp_path: Path) -> None:
     mark = 'import pytest\n@pytest.mark.mnode(nodes="x")\ndef test_it(world): pass'
     write_files(tmp_path, test_it=mark)
     run = run_pytest(tmp_path, "-n2", "--mnode-nodes=2", "--mnode-launcher=local")
@@ -160,8 +162,8 @@ def test_what_is_wrong_with_a_mark_is_one_line(tmp_path: Path) -> None:
     assert run.returncode == pytest.ExitCode.USAGE_ERROR
 
 
-def test_nodes_that_cannot_be_had_when_workers_start_are_one_line(tmp_path: Path) -> None:
-    """The nodes of a run with gang tests are asked for later than others."""
+def test_unavailable_nodes_at_the_start_of_workers_are_one_line(tmp_path: Path) -> None:
+    """A run with gang tests requests its nodes later than others."""
     page = (Path(__file__).parents[1] / "fixtures/clusters/rack.yaml").read_text()
     for old, new in (
         ("  - question: gang\n    reason: the rack has no scheduler\n", ""),
@@ -186,7 +188,7 @@ def test_nodes_that_cannot_be_had_when_workers_start_are_one_line(tmp_path: Path
 
 
 def test_workers_on_other_machines_have_no_nodes(tmp_path: Path) -> None:
-    """An ssh that stays here stands for one that does not."""
+    """A fake ssh that stays on this machine."""
     ssh = tmp_path / "bin/ssh"
     ssh.parent.mkdir()
     ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')

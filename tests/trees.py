@@ -1,4 +1,4 @@
-"""Trees of /sys that nobody has recorded, written from what the kernel's documents say of them."""
+"""Composed trees of /sys of unrecorded machines, following the kernel's documentation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ NVIDIA, MELLANOX, AMAZON, ASPEED = "0x10de", "0x15b3", "0x1d0f", "0x1a03"
 
 
 class Tree:
-    """A machine under a root: add to it, then point a reader at `root`."""
+    """A machine below a root: add parts to it, then point a reader at `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "sys/class/net").mkdir(parents=True, exist_ok=True)
 
     def write(self, path: str, text: str | int) -> None:
-        """One attribute, with the newline that the kernel ends it with."""
+        """One attribute, with the kernel's newline at its end."""
         file = self.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{text}\n")
@@ -40,7 +40,7 @@ class Tree:
             self.write(f"{folder}/meminfo", f"Node {number} MemTotal:  {memory_kb} kB")
 
     def cpus(self, packages: Iterable[Iterable[tuple[int, ...]]], isolated: str = "") -> None:
-        """Cores by socket, each as the CPUs that are its threads."""
+        """Cores by socket, each as a list of the CPUs of its threads."""
         folder, every = "sys/devices/system/cpu", list[int]()
         for package, cores in enumerate(packages):
             for core, threads in enumerate(cores):
@@ -113,8 +113,8 @@ class Tree:
 def gpu_server(root: Path) -> Tree:
     """Two sockets of 16 cores with 2 threads each; 8 GPUs, each behind a switch with a NIC.
 
-    GPU i and mlx5_i are below switch i; switches 0 to 3 are on socket 0, two to a host bridge. A
-    NIC for management sits on a host bridge of its own on socket 0. A display is on the board.
+    GPU i and mlx5_i are below switch i; switches 0 to 3 are on socket 0, two per host bridge. A
+    management NIC is on a separate host bridge on socket 0. A display controller is on the board.
     """
     tree = Tree(root)
     tree.cpus([[(c, c + 32) for c in range(s * 16, s * 16 + 16)] for s in (0, 1)])

@@ -16,7 +16,7 @@ from tests.inner import LIMIT_S, InnerRun, run_pytest, write_files
 
 PORTS = "test_fabric_ports_stay_up_and_free_of_errors"
 AGAIN = "free the nodes of other work and run again"
-"""What a certificate advises where other programs take the cores: then nobody is named."""
+"""Advice of a certificate if other programs used the cores: then no culprit is named."""
 _RUNS = 3
 ACCEPTANCE = Path(__file__).parents[2] / "acceptance"
 
@@ -49,15 +49,15 @@ def certify(
     files: Sequence[str] = (),
     limit_s: float = LIMIT_S,
 ) -> Certified:
-    """Run acceptance/, or those of its files that are named, on four nodes.
+    """Run acceptance/, or the named files of it, on four nodes.
 
-    fault: the text of a pytest plugin. files: names such as "test_mesh.py". It is run again where
-    its certificate advises that, twice at most.
+    fault: the text of a pytest plugin. files: names such as "test_mesh.py". The run is repeated at
+    most twice, if its certificate advises that.
     """
     if fault is not None:
         write_files(directory, fault=fault)
         args = ("-p", "fault", *args)
-    # Pictures take half a second or more of each run, and no test here looks at them.
+    # Charts take half a second or more per run, and no test here uses them.
     write_files(directory, matplotlib="raise ImportError")
     report = directory / "report"
     what = [str(ACCEPTANCE / file) for file in files] or [str(ACCEPTANCE)]
@@ -75,7 +75,7 @@ def certify(
 
 
 def spec_with(directory: Path, *changes: tuple[str, str]) -> str:
-    """--mnode-spec of the rack's page with regular expressions replaced."""
+    """--mnode-spec with the rack's spec after these regular expression replacements."""
     text = default_spec_path().read_text()
     for pattern, replacement in changes:
         text, count = re.subn(pattern, replacement, text)
@@ -86,7 +86,7 @@ def spec_with(directory: Path, *changes: tuple[str, str]) -> str:
 
 
 def spec_edited(directory: Path, edit: Callable[[dict[str, Any]], None]) -> str:
-    """--mnode-spec of the rack's page as `edit` leaves it."""
+    """--mnode-spec with the rack's spec after `edit`."""
     page = yaml.safe_load(default_spec_path().read_text())
     edit(page)
     path = directory / "spec.yaml"

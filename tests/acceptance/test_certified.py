@@ -1,4 +1,4 @@
-"""A run of the acceptance suite is made again only where its certificate advises that."""
+"""A run of the acceptance suite is repeated only if its certificate advises that."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNSTEADY = f"pairs of nodes do not keep a rate: …; {module.AGAIN}"
         ([UNSTEADY, UNSTEADY, UNSTEADY], 3),
     ],
 )
-def test_a_run_is_made_again_only_where_its_certificate_advises_that(
+def test_a_run_is_repeated_only_if_its_certificate_advises_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, culprits: list[str | None], runs: int
 ) -> None:
     left = iter([*culprits, "one too many"])
@@ -42,6 +42,6 @@ def test_a_run_is_made_again_only_where_its_certificate_advises_that(
     assert len(culprits) - len(list(left)) + 1 == runs
 
 
-def test_the_advice_is_that_of_the_product() -> None:
+def test_the_product_gives_this_advice() -> None:
     unsteady = Diagnosis((), (), (), None, unsteady_mbits_s=(45.0, 190.0))
     assert module.AGAIN in str(SlowLinks(unsteady, None, "", "", Effort()))

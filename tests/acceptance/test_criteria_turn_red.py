@@ -1,4 +1,4 @@
-"""Criteria of traffic on racks with one fault each."""
+"""Traffic criteria on racks with one fault each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _rack() -> None:
 
 
 def _short(directory: Path) -> str:
-    """Of the fabric one collective only, in a sweep that is over soon even on a slow link."""
+    """One collective of the fabric criterion, in a sweep that is short even on a slow link."""
 
     def edit(page: dict[str, Any]) -> None:
         all_reduce = page["criteria"]["fabric"]["all_reduce_busbw"]
@@ -60,7 +60,7 @@ def _short(directory: Path) -> str:
 
 
 def _rate_culprits(done: Certified) -> set[str]:
-    """Without those of lost packets: a link that is too slow for its traffic loses some."""
+    """Culprits without lost packets: a link too slow for its traffic loses some."""
     return {culprit for culprit in done.culprits("fabric") if "TCP" not in culprit}
 
 
@@ -68,7 +68,7 @@ def test_a_slow_link_is_found(tmp_path: Path) -> None:
     done = certify(tmp_path, _short(tmp_path), "--mnode-fault=slow_link:node2:50", files=TRAFFIC)
     assert done.run.returncode == 1
     assert done.certificate["verdict"] == "not certified"
-    # Sums are right. A link that is too slow for its traffic loses some of it.
+    # Sums are correct. A link too slow for its traffic loses some packets.
     mesh = {c["test"].partition("::")[2]: c["verdict"] for c in done.criterion("mesh")["cases"]}
     assert {name for name, verdict in mesh.items() if verdict != "pass"} <= {PORTS}
     assert all("node2" in name and "TCP" in name for name in done.culprits("mesh"))
@@ -79,19 +79,19 @@ def test_a_slow_link_is_found(tmp_path: Path) -> None:
             r"node2 fab0 \((\d+) Mbit/s, alone with .*; other nodes (\d+)\)", culprit
         )
         assert found, culprit
-        # Of 50; what was queued while a receiver waited for a core makes it up to a third more.
+        # Of 50; data queued while a receiver waited for a core raises it by up to a third.
         assert 40 <= int(found[1]) <= 75
         assert int(found[2]) > 150
     report = done.run.output.partition("short test summary")[0]
-    assert report.count("all_reduce 1 MiB busbw: ") == 1  # once for all ranks
+    assert report.count("all_reduce 1 MiB busbw: ") == 1  # one for all ranks
     assert any(f"fabric failed ({culprit}" in done.run.output for culprit in culprits)
 
 
-def test_a_flapping_link_is_named_and_nobody_else(tmp_path: Path) -> None:
+def test_only_a_flapping_link_is_named(tmp_path: Path) -> None:
     done = certify(tmp_path, "--mnode-fault=flapping_link:node2:0.6", files=["test_mesh.py"])
     culprits = done.culprits("mesh")
     [link] = (c for c in culprits if re.fullmatch(r"node2 fab0 carrier_changes \+\d+", c))
-    # On a busy machine a sum may meet the link while it is down for longer than its limit.
+    # On a busy machine the link may be down for longer than the limit of a sum.
     assert all("node2" in culprit for culprit in culprits - {link}), culprits
     cases = {case["test"].partition("::")[2]: case for case in done.criterion("mesh")["cases"]}
     assert cases[PORTS]["verdict"] == "fail"
@@ -114,7 +114,7 @@ def test_the_management_network_is_recognised(tmp_path: Path) -> None:
 
 
 def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
-    # Each test after a hang has a trial of its own, with fresh ranks: one of each kind is enough.
+    # Each test after a hang starts with a trial on fresh ranks: one test of each kind is enough.
     args = ("--mnode-timeout=8", "-k", "mesh or all_reduce or every_path or ports")
     done = certify(tmp_path, _short(tmp_path), *args, fault=STOPPED_RANK, files=TRAFFIC)
     assert done.certificate["verdict"] == "not certified"
@@ -124,16 +124,16 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     outcomes = done.run.outcomes()
     assert outcomes.pop("test_sum_is_right[4]") == "failure"
     assert outcomes.pop(f"{RATE}[all_reduce]") == "failure"
-    # Fresh ranks are not stopped: a small collective ends in them, so that the others are tried.
+    # Fresh ranks are not stopped: a small collective ends in them, so the other tests are tried.
     assert set(outcomes.values()) == {"passed", "skipped"}
 
 
-def test_a_wrong_sum_fails_and_what_is_not_promised_is_not_judged(tmp_path: Path) -> None:
+def test_a_wrong_sum_fails_and_unpromised_tests_are_not_judged(tmp_path: Path) -> None:
     silent = spec_edited(tmp_path, lambda page: page.update(criteria={"mesh": {}}))
     done = certify(tmp_path, silent, fault=WRONG_SUM, files=TRAFFIC)
     assert done.certificate["verdict"] == "not certified"
     wrong = done.measurements("mesh")["#wrong"]
-    assert (wrong["value"], wrong["verdict"]) == (12, "fail")  # one in each call
+    assert (wrong["value"], wrong["verdict"]) == (12, "fail")  # one wrong value per call
     assert wrong["culprit"].startswith("rank 1 on node1: wrong results there, right results on ")
     assert done.criterion("fabric")["verdict"] == "not promised"
     assert done.run.outcomes()[f"{RATE}[all_reduce]"] == "skipped"

@@ -1,4 +1,4 @@
-"""Shards, orders, batches, metrics, seeds and files that are wrong, each with who is to blame."""
+"""Wrong shards, orders, batches, metrics, seeds and files, each reported with its culprit."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ def _with(directory: Path, fault: str) -> Certified:
 
 
 def _failed(done: Certified) -> dict[str, str]:
-    """What failed, and whom it blames."""
+    """Failed tests and their culprits."""
     found = done.measurements("data")
     return {name: m["culprit"] for name, m in found.items() if m["verdict"] == "fail"}
 
 
-def test_each_wrong_thing_is_named(tmp_path: Path) -> None:
+def test_each_fault_is_named(tmp_path: Path) -> None:
     done = _with(tmp_path, FIRST)
     outcomes = done.run.outcomes()
     assert outcomes.pop(PORTS) == "passed"
@@ -183,7 +183,7 @@ def test_each_wrong_thing_is_named(tmp_path: Path) -> None:
     assert files.startswith("rank 3 on node1 reads shard-0.bin as ")
 
 
-def test_what_one_rank_or_one_part_does_otherwise_is_found(tmp_path: Path) -> None:
+def test_a_deviation_of_one_rank_or_part_is_found(tmp_path: Path) -> None:
     done = _with(tmp_path, SECOND)
     failed = _failed(done)
     stale = failed["padded, 0 workers, epoch 1: samples that reached no rank"]

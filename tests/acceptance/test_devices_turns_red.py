@@ -1,4 +1,4 @@
-"""A rank that is slow by itself is named, with the reason; one that computes wrongly is too."""
+"""A slow rank is named with the reason, and so is one that computes wrongly."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_busy_neighbour_and_a_wrong_product_are_named(tmp_path: Path) -> None:
         assert "rank" not in slowest["culprit"][4:]
     assert found["matmul float32, wrong rows"]["verdict"] == "fail"
     assert found["matmul float32, wrong rows"]["culprit"] == "rank 3 on node3 (1)"
-    steps = found["training steps, digests that differ"]  # whose products are right
+    steps = found["training steps, digests that differ"]  # whose products are correct
     assert steps["culprit"] == "rank 2 on node2 (4 of 4)"
 
 

@@ -1,4 +1,4 @@
-"""Groups with wrong ranks, in a wrong order, over nodes or with wrong values, each named."""
+"""Groups with wrong ranks, order, nodes or values, each named."""
 
 from __future__ import annotations
 
@@ -103,18 +103,18 @@ def _with(directory: Path, fault: str, **groups: object) -> Certified:
 
 
 def _failed(done: Certified) -> dict[str, str]:
-    """What failed, and whom it blames."""
+    """Failed tests and their culprits."""
     found = done.measurements("groups")
     return {name: m["culprit"] for name, m in found.items() if m["verdict"] == "fail"}
 
 
-def test_meshes_numbered_otherwise_are_found(tmp_path: Path) -> None:
+def test_meshes_with_another_numbering_are_found(tmp_path: Path) -> None:
     done = _with(tmp_path, BUILT_WRONG, meshes=[{"dp": "rest", "tp": 2}])
     assert done.certificate["verdict"] == "not certified"
     failed = _failed(done)
     order = failed["dp 2 × tp 2: ranks at a wrong place in their group"]
     assert order.startswith("rank 0 on node0 is at place 0 of tp [0, 1], and 1 in the mesh; rank 1")
-    # Numbered by column, tp groups are really made over nodes; so the hosts of their ranks say.
+    # Numbered by column, tp groups really span nodes; so the hosts of their ranks show it.
     inside = failed["dp 2 × tp 2: tp groups over more than one node"]
     assert inside == ("tp [0, 2] spans node0, node1; tp [1, 3] spans node0, node1")
     measured = done.measurements("groups")
@@ -123,7 +123,7 @@ def test_meshes_numbered_otherwise_are_found(tmp_path: Path) -> None:
     assert "tp not tried: it has wrong ranks" in values["note"]
 
 
-def test_one_wrong_thing_is_named_with_its_rank(tmp_path: Path) -> None:
+def test_one_fault_is_named_with_its_rank(tmp_path: Path) -> None:
     done = _with(tmp_path, BEHAVES_WRONG)
     assert set(done.run.outcomes().values()) == {"failure", "passed"}
     assert done.run.outcomes()["test_tensor_parallel_groups_stay_inside_a_node"] == "passed"
@@ -133,7 +133,7 @@ def test_one_wrong_thing_is_named_with_its_rank(tmp_path: Path) -> None:
         == "rank 3 on node1 is in tp [1, 3], expected [2, 3]"
     )
     values = failed["dp 2 × tp 2: wrong values inside groups"]
-    # Rank 2 sends to each what is for another.
+    # Rank 2 sends each rank the data of another.
     assert values == (
         "rank 0 on node0: all_to_all in dp: position 64 is what rank 2 sends elsewhere; "
         "rank 2 on node1: all_to_all in dp: position 64 is what rank 2 sends elsewhere; "

@@ -1,4 +1,4 @@
-"""The launch criterion on jobs, logins and networks with something wrong: each is named."""
+"""The launch criterion on jobs, logins and networks with one fault each: each is named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _rack() -> None:
 
 
 def job(directory: Path, style: str, *on_the_way: str) -> str:
-    """A job file whose ranks do this in a shell before their program starts; its path."""
+    """Path of a job file whose ranks run these shell lines before their program starts."""
     first = [str(SCRIPT)] if style == "megatron" else []
     wrapper = f'{"; ".join(on_the_way)}; exec "$@"'
     page = {
@@ -40,7 +40,7 @@ def job(directory: Path, style: str, *on_the_way: str) -> str:
 
 
 def launch(directory: Path, promised: Mapping[str, Any], *args: str, **more: Any) -> Certified:
-    """acceptance/test_launch.py, with a spec that promises this of launch and nothing else."""
+    """acceptance/test_launch.py with a spec that promises only this launch section."""
 
     def edit(page: dict[str, Any]) -> None:
         page["criteria"] = {"launch": dict(promised)}
@@ -50,7 +50,7 @@ def launch(directory: Path, promised: Mapping[str, Any], *args: str, **more: Any
 
 
 def red(done: Certified) -> dict[str, str]:
-    """Culprit of each measurement that failed."""
+    """Culprit of each failed measurement."""
     found = done.measurements("launch")
     return {name: str(m["culprit"]) for name, m in found.items() if m["verdict"] == "fail"}
 
@@ -102,14 +102,14 @@ def test_wrong_variables_and_a_slow_rendezvous_are_named_with_their_nodes(tmp_pa
     culprits = red(done)
     assert culprits["deepspeed: variables wrong"] == deepspeed[0]
     assert culprits["megatron: variables wrong"] == megatron[0]
-    # Nor did they all meet.
+    # Not all of them met either.
     assert {f"{style}: ranks that met all others" for style in ways} <= set(culprits)
     assert culprits["init_process_group over 8 ranks"].startswith("node2 (rank ")
     [store] = [name for name in culprits if name.startswith("store: 16 clients")]
     assert culprits[store].startswith("node2 (looking up the store's address took ")
 
 
-def test_jobs_of_one_rank_a_leaking_login_and_a_dropped_port_are_told(tmp_path: Path) -> None:
+def test_jobs_of_one_rank_a_leaking_login_and_a_dropped_port_are_named(tmp_path: Path) -> None:
     text = Path(login.__file__).read_text()
     leaking = text.replace('base = {"HOME"', 'base = dict(os.environ) | {"HOME"')
     assert leaking != text
@@ -123,19 +123,19 @@ def test_jobs_of_one_rank_a_leaking_login_and_a_dropped_port_are_told(tmp_path: 
         "deepspeed": {"within": "30 s", "job": job(tmp_path, "deepspeed", "true")},
         "megatron": {"within": "20 s", "job": job(tmp_path, "megatron", alone)},
     }
-    port = "--mnode-fault=port_dropped:node0"  # which nobody needs who is alone
+    port = "--mnode-fault=port_dropped:node0"  # a variable that a single rank does not need
     done = launch(tmp_path, promised, port, fault=plugin, env={"SITE_SECRET": "x"})
     found = done.measurements("launch")
     met = found["megatron: ranks in the smallest group that met"]
     assert (met["value"], met["verdict"], met["note"]) == (1, "fail", "8 jobs of one rank")
     assert "only itself" in red(done)["megatron: ranks that met all others"]
-    # The program itself was content: nothing but the count tells.
+    # The program itself succeeded: only the count of ranks shows the fault.
     assert found["megatron: nodes on which the job failed"]["verdict"] == "pass"
     leak = found["megatron: variables leaked"]
     seen = "node0 rank 0: MNODE_CANARY of the submitting environment is visible"
     assert (leak["verdict"], leak["culprit"]) == ("fail", seen)
     assert leak["value"] >= 16  # the canary and the secret, on each of 8 ranks
-    met = found["deepspeed: ranks that met all others"]  # those tell who miss the master's port
+    met = found["deepspeed: ranks that met all others"]  # who lacks the port
     assert (met["value"], met["verdict"]) == (0, "fail")
     lines = met["note"].split("; ")
     missing = "ranks [2, 3, 4, 5, 6, 7] of 8 never came within 2 s"
@@ -146,7 +146,7 @@ def test_jobs_of_one_rank_a_leaking_login_and_a_dropped_port_are_told(tmp_path: 
     assert found["deepspeed: variables wrong"]["verdict"] == "pass"
 
 
-def test_what_is_wrong_elsewhere_an_image_and_few_open_files_are_told(tmp_path: Path) -> None:
+def test_a_wrong_other_node_an_image_and_few_open_files_are_named(tmp_path: Path) -> None:
     plugin = """
         from pytest_mnode.criteria.launching.direct import Direct
         submit = Direct.submit
@@ -182,7 +182,7 @@ def test_what_is_wrong_elsewhere_an_image_and_few_open_files_are_told(tmp_path: 
     assert "rank 0: OSError: " in found["deepspeed elsewhere: ranks that met all others"]
     assert inconclusive(done) == {"ranks in the image"}
     assert "runs no images" in done.measurements("launch")["ranks in the image"]["note"]
-    # More may be had than are open to begin with.
+    # The hard limit is higher than the initial limit.
     [store] = [m for n, m in done.measurements("launch").items() if n.startswith("store: 600")]
     assert store["verdict"] == "pass"
     assert "doubtful spec: criteria.launch.absent: no longer judged" in done.run.output

@@ -1,4 +1,4 @@
-"""Faults that no collective or no pair of nodes shows by itself: found, and named."""
+"""Faults that no collective or no pair of nodes shows by itself: found and named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_slow_paths_beside_the_ring_are_named(tmp_path: Path) -> None:
 def test_a_node_that_is_slow_only_in_collectives_is_named(tmp_path: Path) -> None:
     need_rack()
     fault = "--mnode-fault=small_buffers:node2"
-    # For up to five trials, as busy cores disturb some.
+    # Up to five trials, because other programs on the cores disturb some.
     args = ("-k", "line_rate and all_reduce", fault, "--mnode-locate-budget=60")
     done = certify(tmp_path, *args, files=["test_fabric.py"])
     [culprit] = done.culprits("fabric")
@@ -46,16 +46,16 @@ def test_a_node_that_is_slow_only_in_collectives_is_named(tmp_path: Path) -> Non
         culprit,
     )
     assert found, culprit
-    # Of 0.025; busy cores take from the second figure more than the fault does.
+    # Of 0.025; other programs on the cores reduce the second value more than the fault does.
     assert float(found[1]) > 0.02 > float(found[2])
 
 
 @pytest.mark.parametrize("size", ["128 KiB", "500 B"])
 def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) -> None:
-    """Also where it changes the collective library's own messages, and ranks hang: of 500 B."""
+    """Even if it changes messages of the collective library and ranks hang: messages of 500 B."""
     need_rack()
     fault = f"--mnode-fault=corrupt_payload:node2:{size}"
-    # A budget that all pairs keep, so that the limit of ranks that hang is near.
+    # A rate that all pairs reach, so that the limit for hung ranks is short.
     args = ("-k", "every_path", fault, "--mnode-locate-budget=1")
     done = certify(tmp_path, *args, files=["test_fabric.py"])
     changed = done.measurements("fabric")["paths that corrupt the data sent"]

@@ -1,4 +1,4 @@
-"""Placement goes wrong on some nodes, and each fault is found where it is."""
+"""Wrong placement on some nodes: each fault is found on its node."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def measured(done: Certified, name: str) -> Mapping[str, Any]:
     return found
 
 
-def test_wrong_bindings_threads_and_nics_are_told_apart(tmp_path: Path) -> None:
+def test_wrong_bindings_threads_and_nics_are_distinguished(tmp_path: Path) -> None:
     other_side = spec_with(
         tmp_path,
         ("fabric_socket: 0", "fabric_socket: 1"),
@@ -88,7 +88,7 @@ def test_wrong_bindings_threads_and_nics_are_told_apart(tmp_path: Path) -> None:
     assert swapped.startswith("2 on node2: CPU binding (CPUs ")
     assert swapped.endswith(" on NUMA node 0)")
     assert stray.startswith("3 on node3: CPU binding (CPUs ")
-    # Found and expected, in words: what is wrong with each is not the same.
+    # Found and expected values as text: each fault differs.
     assert "rank 1 on node1: is not bound" in cpus["note"]
     assert "rank 2 on node2: is bound to CPUs" in cpus["note"]
     assert "but thread " in cpus["note"]
@@ -102,7 +102,7 @@ def test_wrong_bindings_threads_and_nics_are_told_apart(tmp_path: Path) -> None:
         assert "rank 1 on node1: memory binding (" in memory["culprit"]
         assert "rank 3 on node3: memory binding (" in memory["culprit"]
         assert "node0" not in memory["culprit"]  # its pages are on its own socket
-    assert measured(done, CORES)["verdict"] == "pass"  # one rank a node shares with nobody
+    assert measured(done, CORES)["verdict"] == "pass"  # one rank per node shares with no other
 
 
 def test_ranks_on_one_core_are_named(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_ranks_on_one_core_are_named(tmp_path: Path) -> None:
     assert "rank 2 on node1: may run on CPUs " in cores["note"]
     assert " with rank 3 " in cores["note"]
     assert "node0" not in cores["culprit"]
-    # One NIC for two sockets is as near as it can be to both ranks.
+    # One NIC for two sockets is as near as possible to both ranks.
     assert measured(done, NIC)["verdict"] == "pass"
     verdicts = {case["verdict"] for case in done.criterion("numa")["cases"]}
     assert verdicts <= {"pass", "fail", "not promised"}

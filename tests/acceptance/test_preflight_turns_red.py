@@ -1,4 +1,4 @@
-"""Preflight on racks with faults: many at once, on different nodes, each found and named."""
+"""Preflight on racks with many faults at once, on different nodes: each is found and named."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _with_storage(directory: Path) -> tuple[Path, str]:
     )
 
 
-def test_faults_of_systems_are_found(tmp_path: Path) -> None:
+def test_system_faults_are_found(tmp_path: Path) -> None:
     base, spec = _with_storage(tmp_path)
     faults = (
         f"mtu_hole:node1,port_dropped:node0,slow_names:node2,small_shm:node3,skewed_clock:node2:-2,"
@@ -104,12 +104,12 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
         "test_files_can_be_open[node1]",
         "test_disks_have_room[node3]",
     }, found.done.run.output
-    # Who cannot reach the first node for no fault of its own is not accused.
+    # Nodes that cannot reach the first node through another's fault are not blamed.
     assert found.inconclusive() == {
         *(f"test_first_node_is_reached[node{i}]" for i in (1, 2, 3)),
         "test_interfaces_run_at_their_speed[node3]",
         "test_full_size_packets_pass[node3]",
-        "test_payloads_arrive_unchanged[node1]",  # full-size packets vanish
+        "test_payloads_arrive_unchanged[node1]",  # full-size packets are lost
         "test_payloads_arrive_unchanged[node3]",
     }
     assert found.culprits("test_first_node_is_reached[node0]") == {"node0 10.77.0.1"}
@@ -143,10 +143,10 @@ def test_faults_of_systems_are_found(tmp_path: Path) -> None:
         "(one algorithm)"
     )
     assert "12 of 12 were late" in found.notes("test_names_are_found[node2]")
-    assert [p for p in base.rglob("*") if p.name.startswith(".")] == []  # nothing is left
+    assert [p for p in base.rglob("*") if p.name.startswith(".")] == []  # nothing is left behind
 
 
-def test_faults_of_links_are_found(tmp_path: Path) -> None:
+def test_link_faults_are_found(tmp_path: Path) -> None:
     code = Path(__file__).parents[2] / "pytest_mnode" / "measurement.py"
     faults = (
         f"one_way:node1+node2,interface_missing:node3,wrong_hosts:node0,slow_link:node0,"
@@ -166,7 +166,7 @@ def test_faults_of_links_are_found(tmp_path: Path) -> None:
         "test_interfaces_run_at_their_speed[node3]",
         "test_interfaces_have_their_mtu[node3]",
         "test_full_size_packets_pass[node3]",
-        "test_payloads_arrive_unchanged[node1]",  # nothing gets from it to node2
+        "test_payloads_arrive_unchanged[node1]",  # no packet gets from it to node2
         "test_payloads_arrive_unchanged[node2]",
         "test_payloads_arrive_unchanged[node3]",
     }
@@ -185,7 +185,7 @@ def test_faults_of_links_are_found(tmp_path: Path) -> None:
     assert "fab0 is not there" in mesh["cases"][0]["message"]
 
 
-def test_a_route_that_refuses_a_peer_is_named_and_the_peer_is_spared(tmp_path: Path) -> None:
+def test_a_route_that_refuses_a_peer_is_named_and_not_the_peer(tmp_path: Path) -> None:
     found = _preflight(tmp_path, "refused_route:node1+node3", "-k", "reached or payloads")
     assert found.failed() == {"test_every_node_is_reached[node1]"}, found.done.run.output
     assert found.culprits("test_every_node_is_reached[node1]") == {
@@ -197,7 +197,7 @@ def test_a_route_that_refuses_a_peer_is_named_and_the_peer_is_spared(tmp_path: P
     assert states == ["not tested", "failed", "not tested", "not tested"]
 
 
-def test_a_wire_that_changes_payloads_stops_what_needs_ranks(tmp_path: Path) -> None:
+def test_a_wire_that_changes_payloads_stops_tests_that_need_ranks(tmp_path: Path) -> None:
     found = _preflight(
         tmp_path,
         "corrupt_payload:node2",

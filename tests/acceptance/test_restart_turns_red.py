@@ -1,4 +1,4 @@
-"""A job that comes back wrong, or not at all: every check of test_restart.py, turned red."""
+"""Jobs that resume incorrectly, or not at all: each check of test_restart.py fails once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from tests.acceptance.certified import Certified, certify, spec_edited
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
 
-# torchrun restarts nothing in runs that hold a checkpoint open. In the other one, which is
-# preempted, ranks hang when they are asked to end, and lack the variable that marks the job. They
-# wait for that after step 14: on busy cores it may come when step 16 is saved, and no step is lost.
+# torchrun restarts no job in runs that hold a checkpoint open. In the other run, which is
+# preempted, ranks hang when told to end, and lack the variable that marks the job. They
+# wait for that after step 14: on busy cores it may come while step 16 is saved, and no step is
+# lost.
 DEAF = """
     import json, os, signal, sys
 
@@ -39,7 +40,7 @@ DEAF = """
             time.sleep = slower
 """
 
-# A plugin, so that it is there in warm ranks; those of torchrun are as they should be.
+# A plugin, so that it is active in warm ranks; those of torchrun stay correct.
 CARELESS = """
     from pytest_mnode.reference_job import data
 
@@ -67,7 +68,7 @@ KILL = "test_a_killed_job_comes_back_and_loses_nothing"
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Certified:
-    """One run, in which all jobs are compared with the same whole one."""
+    """One run, in which all jobs are compared with the same uninterrupted one."""
     need_rack()
     directory = tmp_path_factory.mktemp("wrong")
     write_files(directory, sitecustomize=DEAF)
@@ -77,12 +78,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Certified:
         changes |= {"pause": "110 ms", "checkpoint_within": "1 ms"}
         page["criteria"] = {"restart": page["criteria"]["restart"] | changes}
 
-    # The job has one of two nodes: each of its starts is an interpreter with torch per process.
+    # The job has one of two nodes: each start imports torch in every process.
     args = (spec_edited(directory, edit), "--mnode-nodes=2")
     return certify(directory, *args, files=["test_restart.py"], fault=CARELESS)
 
 
-def test_no_way_back_and_processes_that_outlive_their_kill(done: Certified) -> None:
+def test_no_resume_and_processes_that_survive_their_kill(done: Certified) -> None:
     output = done.run.output
 
     verdict, found = _case(done, f"{KILL}[rank]")
@@ -91,7 +92,7 @@ def test_no_way_back_and_processes_that_outlive_their_kill(done: Certified) -> N
     start = "no rank trained again after SIGKILL of rank 0 on node0; torchrun ended with 1 on node"
     assert back["culprit"].startswith(start)
 
-    # A kill that the job does not come back from takes none of the others with it.
+    # A kill after which the job does not resume does not affect the other kills.
     verdict, found = _case(done, f"{KILL}[checkpoint]")
     back = found["kills that the job did not come back from"]
     assert (verdict, back["verdict"]) == ("fail", "fail"), output
@@ -278,5 +279,5 @@ def resumes(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
         "finds_no_checkpoint",
     ],
 )
-def test_a_resume_that_forgets_is_found_out(resumes: InnerRun, fault: str) -> None:
+def test_a_resume_that_loses_state_is_found(resumes: InnerRun, fault: str) -> None:
     assert resumes.outcomes().get(f"test_resume[{fault}]") == "passed", resumes.output

@@ -1,4 +1,4 @@
-"""Scaling on a rack that loses time, in each way that it can; the cause is named each time."""
+"""Scaling on a rack that loses time in each possible way; the cause is named each time."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def _certified(
     env: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Certified:
-    """A short job, by the rack's own promise but for these keys."""
+    """A short job, with the rack's promise except for these keys."""
 
     def shorter(page: dict[str, Any]) -> None:
         scaling = page["criteria"]["scaling"]
         short = {"compute": "300 ms", "rounds": 2, "most_rounds": 4, "steps": 3}
-        short["within"] = "400 s"  # for hangs only: on busy cores the whole job waits for them
+        short["within"] = "400 s"  # only for hangs: on busy cores the whole job waits for them
         scaling |= short | changes
         page["criteria"] = {"scaling": scaling}
 
@@ -94,15 +94,15 @@ def test_a_straggler_is_named(tmp_path: Path) -> None:
     done = _certified(tmp_path, "--mnode-fault=slow_device:node1:1.5")
     found = _efficiency(done)
     assert found["verdict"] == "fail", done.run.output
-    # 1.5 times, and less against others that a busy machine slows down as well.
+    # 1.5 times; less if other programs slow the other ranks as well.
     assert re.match(r"node1 computes 1\.[3-6]\d?× slower", found["culprit"]), found["culprit"]
-    # Who is slow waits for nobody; the other one does, for as long as it is the faster.
+    # A slow rank never waits; the other one does, as long as it is faster.
     waits = done.measurements("scaling")["waiting for the slowest, 2 nodes"]
     assert 25 < waits["value"] < 150
 
 
 def test_a_loader_that_stalls_is_named(tmp_path: Path) -> None:
-    # Of a step of 300 ms it takes 240 more: what is lost stays far past what busy cores blur.
+    # It takes 240 ms more of a step of 300 ms: far more than other programs on the cores blur.
     done = _certified(tmp_path, "--mnode-fault=slow_input:node1:120")
     found = _efficiency(done)
     assert found["verdict"] == "fail", done.run.output

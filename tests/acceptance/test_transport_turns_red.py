@@ -1,4 +1,4 @@
-"""The proof of transport on a real rack: green on the fabric, red wherever traffic goes astray."""
+"""The transport proof on a real rack: passes on the fabric, fails for traffic elsewhere."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _text(case: ElementTree.Element) -> str:
 
 
 def _short(directory: Path) -> str:
-    """--mnode-spec of the rack's page with a proof that is soon over, on a slow network too."""
+    """--mnode-spec with the rack's spec and a proof that is short even on a slow network."""
     text = default_spec_path().read_text()
     text, count = re.subn(r"size: 4 MiB\n      calls: 4", "size: 1 MiB\n      calls: 1", text)
     assert count == 1
@@ -79,7 +79,7 @@ def _short(directory: Path) -> str:
     return f"--mnode-spec={path}"
 
 
-def test_each_way_astray(tmp_path: Path) -> None:
+def test_each_way_to_bypass_the_fabric_fails(tmp_path: Path) -> None:
     write_files(tmp_path, test_ways=INNER)
     done = run_pytest(
         tmp_path,
@@ -110,10 +110,10 @@ def test_each_way_astray(tmp_path: Path) -> None:
     assert "transport, quiet: " in program
     assert "node2: mgmt0 (management) sent " in program
     for fact in ("pinned", "logged", "counted"):
-        assert f"transport, {fact}: " not in program  # these three agree
+        assert f"transport, {fact}: " not in program  # these three facts agree
 
 
-def test_a_node_without_its_link_proves_nothing(tmp_path: Path) -> None:
+def test_a_node_without_its_link_is_inconclusive(tmp_path: Path) -> None:
     done = run_pytest(
         tmp_path,
         _short(tmp_path),

@@ -1,4 +1,4 @@
-"""The agent between a hub, a fork server and elastic launchers that the test speaks for."""
+"""The agent between a hub, a fork server and elastic launchers that the test plays."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def launch(node_rank: int) -> Launch:
 
 
 class FakeLine:
-    """The agent's line; `hub` is its other end."""
+    """The agent's connection; `hub` is its other end."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.hub, self.socket = (context.socket(zmq.PAIR) for _ in range(2))
@@ -72,7 +72,7 @@ class FakeLine:
 
 
 class World:
-    """An agent whose turns the test makes, and everybody around it."""
+    """An agent whose loop the test turns, with all its peers."""
 
     def __init__(self, order: AgentOrder = ORDER) -> None:
         self.context = zmq.Context()
@@ -90,7 +90,7 @@ class World:
         return found
 
     def message(self) -> Any:
-        """The next message to the hub that is no sign of life."""
+        """The next message to the hub that is not a heartbeat."""
         while self.hub.poll(0):
             if not isinstance(message := pickle.loads(self.hub.recv()), AgentAlive):
                 return message
@@ -109,7 +109,7 @@ class World:
         return []
 
     def has_launched(self, node_rank: int) -> None:
-        """A part of the world, for whose elastic launcher the test speaks."""
+        """A part of the world, whose elastic launcher the test plays."""
         self.order(launch(node_rank))
         [request] = self.turn_until(self.to_fork_server)
         assert isinstance(request, ForkLauncher)
@@ -126,7 +126,7 @@ class World:
 
 @pytest.fixture
 def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Both nodes are ready. Nothing of the test's own process is reaped, and input never ends."""
+    """An agent with both nodes ready, which reaps no process of the test; its input stays open."""
     monkeypatch.setattr(agent_module, "_BEAT_S", 0.02)
     monkeypatch.setattr(processes, "reap", lambda: [(FORK_SERVER_PID, signal.SIGKILL)])
     read, write = os.pipe()
@@ -168,7 +168,7 @@ def test_the_first_node_gets_its_store_and_offers_another(around: World) -> None
 
 
 def between_messages(end: Pipe) -> None:
-    """Its end is closed, and nothing of it is left to be read."""
+    """The launcher's end is closed, and all its data were read."""
     end.close()
 
 
@@ -195,7 +195,7 @@ def test_an_elastic_launcher_that_dies_costs_its_node_only(
 ) -> None:
     for node_rank in (1, 0):
         around.has_launched(node_rank)
-    around.fork_server.send(LauncherForked("n1", "w1", 2**22))  # no pid is as large
+    around.fork_server.send(LauncherForked("n1", "w1", 2**22))  # no process has such a large pid
     around.order(TakeStacks("n1", "w1"))
     while around.message():
         pass
@@ -211,7 +211,7 @@ def test_an_elastic_launcher_that_dies_costs_its_node_only(
     assert set(around.agent.parts) == {("n0", "w1")}
 
 
-def test_one_that_stops_within_a_message_holds_up_nobody(around: World) -> None:
+def test_a_launcher_that_stops_within_a_message_delays_no_other(around: World) -> None:
     for node_rank in (1, 0):
         around.has_launched(node_rank)
     while around.message():
@@ -219,7 +219,7 @@ def test_one_that_stops_within_a_message_holds_up_nobody(around: World) -> None:
     os.write(around.launchers["n1"].fileno(), b"\0\0\xff\xff" + b"x" * 1000)
     around.launchers["n0"].send(Pong(0, 1))
     assert around.next_message() == Pong(0, 1)
-    for _ in range(3000):  # more than the socket of one that does not read has room for
+    for _ in range(3000):  # more than the socket of a peer that does not read can hold
         around.order(TakeStacks("n1", "w1"))
         around.agent.turn()
     assert not around.agent.parts["n1", "w1"].pipe.has_room()
@@ -247,7 +247,7 @@ time.sleep(60)
 """
 
 
-def test_a_part_is_ended_with_what_loses_its_parent_meanwhile(around: World) -> None:
+def test_a_part_is_ended_with_processes_orphaned_meanwhile(around: World) -> None:
     around.has_launched(1)
     tree = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE)
     assert tree.stdout is not None
@@ -267,7 +267,7 @@ def test_a_part_is_ended_with_what_loses_its_parent_meanwhile(around: World) -> 
 def test_how_the_fork_server_failed_or_ended_is_reported(around: World, asked: bool) -> None:
     around.fork_server.send(ForkServerFailed("no torch"))
     assert around.next_message() == AgentFailed(0, "no torch")
-    if asked:  # for ranks, of which the agent reads before it reads the end of the fork server
+    if asked:  # for ranks; the agent reads this before the end of the fork server
         around.order(launch(1))
         assert around.agent.line.socket.poll(int(LIMIT_S * 1000))
     around.fork_server.close()
@@ -277,7 +277,7 @@ def test_how_the_fork_server_failed_or_ended_is_reported(around: World, asked: b
 
 
 class Clock:
-    """Seconds that pass as the test says."""
+    """Seconds that advance as the test sets them."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -293,20 +293,20 @@ def test_silence_of_the_hub_ends_an_agent_on_another_machine(
     around.agent._clock = clock  # type: ignore[assignment]
     around.agent.order = AgentOrder(0, "", {}, "", "", remote=True)
     clock.seconds = 100.0
-    assert around.agent.turn(), "it has not heard of the hub yet, and waits"
+    assert around.agent.turn(), "the agent has no message from the hub yet, and waits"
     around.order(BEAT)
     around.turn_until(lambda: around.agent._heard)
     clock.seconds += agent_module._SILENCE_S
     assert around.agent.turn()
     clock.seconds += 0.1
     around.order(BEAT)
-    assert around.agent.turn(), "what has come is read before anybody is judged"
+    assert around.agent.turn(), "messages are read before silence is judged"
     clock.seconds += agent_module._SILENCE_S + 0.1
     assert not around.agent.turn()
     assert "no message from the controller for 15 s" in capfd.readouterr().err
 
 
-def test_the_end_of_its_input_ends_it(around: World) -> None:
+def test_the_end_of_its_input_ends_the_agent(around: World) -> None:
     read, write = os.pipe()
     os.dup2(read, 0)
     threading.Timer(0.05, os.close, [write]).start()
@@ -322,8 +322,8 @@ print([name for name in ("torch", "numpy", "pytest", "pydantic") if name in sys.
 """
 
 
-def test_it_is_light() -> None:
-    """Its node may have no torch that can be imported, and is certified all the same."""
+def test_the_agent_imports_no_torch() -> None:
+    """Its node may have no torch that can be imported, and can still be certified."""
     done = subprocess.run(
         [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, timeout=60
     )
@@ -331,7 +331,7 @@ def test_it_is_light() -> None:
 
 
 @pytest.mark.parametrize("address", ["::1", "192.0.2.1"])
-def test_a_node_listens_at_its_address_or_the_reason_is_told(around: World, address: str) -> None:
+def test_a_node_listens_at_its_address_or_reports_the_reason(around: World, address: str) -> None:
     around.agent._offer(NodeEntry("n0", 0, address, None, None))
     message = around.next_message()
     if address == "::1":

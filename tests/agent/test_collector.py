@@ -1,4 +1,4 @@
-"""Modules that cannot be shared by forked ranks are found by name, and harm no other module."""
+"""Modules that forked ranks cannot share are found by name, without affecting other modules."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
-    """What a fork server leaves out of these files, and why; or why it failed."""
+    """Files that a fork server leaves out, with the reason; or the reason why it failed."""
     files = [str(directory / name) for name in names]
     root = str(directory)
     collect = Collect(
@@ -89,7 +89,7 @@ def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
     )
     collect = Collect(**{**vars(collect), "sys_path": tuple(sys.path)})
     ours, theirs = socket.socketpair()
-    # Not forked from here: OpenMP does not work in the child of a process that has used it.
+    # Not forked from here: OpenMP fails in the child of a process that has used it.
     command = [sys.executable, "-c", FORK_SERVER, root, str(theirs.fileno())]
     with theirs:
         server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
@@ -110,11 +110,11 @@ def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
     return {os.path.relpath(file, root): why for file, why in answer.own_imports.items()}
 
 
-def test_modules_that_do_no_harm_are_shared(files: Path) -> None:
+def test_harmless_modules_are_shared(files: Path) -> None:
     assert collected(files, "test_a.py", "test_z.py") == {}
 
 
-def test_others_are_named_with_what_they_start(files: Path) -> None:
+def test_other_modules_are_named_with_what_they_start(files: Path) -> None:
     names = ("test_a.py", "test_thread.py", "test_feeder.py", "test_openmp.py", "test_z.py")
     found = collected(files, *names, "test_child.py", "below/test_b.py")
     assert isinstance(found, dict)
@@ -128,7 +128,7 @@ def test_others_are_named_with_what_they_start(files: Path) -> None:
     }
 
 
-def test_a_plugin_spoils_all(files: Path) -> None:
+def test_a_plugin_that_starts_threads_affects_all_modules(files: Path) -> None:
     why = "a plugin or a conftest.py, when pytest was configured, starts thread 'courier'"
     found = collected(files, "test_a.py", "configures/test_c.py")
     assert found == {"test_a.py": why, "configures/test_c.py": why}

@@ -1,4 +1,4 @@
-"""What the fork server does with messages, before it imports torch and after its collector died."""
+"""Messages to the fork server before it imports torch and after its collector died."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ MESSAGES = (StartForkServer(), Collect((), frozenset(), {}, None, "/", "/", (), 
 
 
 @pytest.mark.parametrize("sent", list(permutations(MESSAGES)))
-def test_it_starts_whatever_is_sent_first(sent: tuple[object, ...]) -> None:
-    """A run that asks its launcher something first sends Collect before it wants ranks."""
+def test_any_first_message_is_handled(sent: tuple[object, ...]) -> None:
+    """A run that queries its launcher first sends Collect before it requests ranks."""
     agent, theirs = Pipe.pair()
     server = ForkServer(AgentOrder(0, "", {}, "", ""), theirs)
     for message in sent:
         agent.send(message)
-    agent.close()  # a message that was dropped ends the wait by EOFError
+    agent.close()  # a dropped message ends the wait by EOFError
     assert server.wait_for(StartForkServer) == MESSAGES[0]
     assert server.wait_for(Collect) == MESSAGES[1]
     theirs.close()
 
 
-def test_ranks_asked_of_a_collector_that_died_do_not_end_the_fork_server(
+def test_ranks_requested_after_the_collector_died_do_not_end_the_fork_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """How the collector died is read from its end, which comes a moment later."""
+    """The collector's exit status arrives a moment later."""
     agent, theirs = Pipe.pair()
     collector, of_collector = Pipe.pair()
     of_collector.close()

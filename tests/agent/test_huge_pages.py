@@ -1,4 +1,4 @@
-"""Pages are joined into huge ones where the kernel can, and hold what they held."""
+"""Pages are merged into huge pages if the kernel supports it, and keep their content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(steps, huge_kib() - before)
 @pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages"
 )
-def test_pages_are_joined_and_keep_what_they_hold() -> None:
+def test_merged_pages_keep_their_content() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, check=True
     )

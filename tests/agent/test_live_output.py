@@ -1,4 +1,4 @@
-"""Lines of ranks, handed on whole and in their order."""
+"""Lines of ranks are passed on whole and in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_mnode.protocol.rank_files import RankFiles
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 
-def test_whole_lines(tmp_path: Path) -> None:
+def test_only_whole_lines_are_passed_on(tmp_path: Path) -> None:
     world = WorldInfo("w1", Shape(1, 2), ("node0",), log_dir=str(tmp_path))
     files = LiveFiles(world)
     path = RankFiles(world, 1).live
@@ -33,6 +33,6 @@ def test_whole_lines(tmp_path: Path) -> None:
         assert news(b"\r 5%\r10%\r\n") == ["10%"]
         assert news(b"\xc3") == []
         assert news(b"\xa9\n") == ["é"]
-        assert news(b"x" * 70_000) == ["x" * 70_000]  # its reader waits no longer for the end
+        assert news(b"x" * 70_000) == ["x" * 70_000]  # its reader no longer waits for the end
         assert news(b"last", dead=0) == []
         assert news(b" words", dead=1) == ["last words"]

@@ -1,4 +1,4 @@
-"""What an agent makes of its order, and what it leaves when it is killed with its machine."""
+"""How an agent applies its order, and what it leaves if it is killed with its machine."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ ORDER = AgentOrder(
 )
 
 
-def test_an_order_survives_its_journey() -> None:
+def test_an_order_survives_its_transfer() -> None:
     order = replace(ORDER, remote=True, prefixes=("/usr",), own_sys_path=("/opt/lib",))
     assert read_order(json.dumps(asdict(order))) == order
     assert order.peer == "agent/1.2"
 
 
-def test_here_everything_is_as_ordered() -> None:
+def test_on_this_machine_the_order_is_applied_unchanged() -> None:
     assert settled(ORDER) is ORDER
     assert sys_path_here(["/work", "/usr/lib/x"], ORDER) == ["/work", "/usr/lib/x"]
 
 
-def test_elsewhere_an_agent_makes_a_directory_of_its_own(
+def test_on_another_machine_an_agent_makes_its_own_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -92,7 +92,7 @@ sys.stdin.read()
 """
 
 
-def test_a_directory_is_removed_once_its_agent_is_gone(
+def test_a_directory_is_removed_once_its_agent_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -113,7 +113,7 @@ def test_a_directory_is_removed_once_its_agent_is_gone(
     theirs = Path(agent.stdout.readline().strip())
     assert theirs.parent == tmp_path
     ours = Path(private_directory())
-    assert theirs.is_dir(), "its agent lives"
+    assert theirs.is_dir(), "the agent of the directory lives"
     (theirs / "logs" / "w1").mkdir(parents=True)
     agent.kill()
     agent.wait()
@@ -123,7 +123,7 @@ def test_a_directory_is_removed_once_its_agent_is_gone(
     agent.communicate()
 
 
-def test_what_is_not_ours_to_look_at_is_left(
+def test_directories_of_other_users_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The terminal that is held for a rank, with a small program in the rank's place."""
+"""The terminal that is held for a rank, with a small program in place of the rank."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ LIMIT_S = 20
 
 
 class Held:
-    """A holder, and its messages about a program in its terminal."""
+    """A terminal holder, and its messages about a program in its terminal."""
 
     def __init__(self, size: tuple[int, int] | None) -> None:
         self.poll = select.poll()
         self.sent: list[Any] = []
         self.holder = TerminalHolder(self.poll, self.sent.append)
-        # The program waits for the paths: its pid is needed before they are known.
+        # The program waits for the paths: its pid is needed before the paths are known.
         start = "import sys; sys.argv[1:] = sys.stdin.readline().split(); " + f"exec({PROGRAM!r})"
         self.program = subprocess.Popen(
             [sys.executable, "-c", start], stdin=subprocess.PIPE, text=True
@@ -75,7 +75,7 @@ class Held:
             self.holder.pass_on()
 
     def until_it_reads(self) -> None:
-        """A signal that comes between its prompt and its read is noticed only after the read."""
+        """A signal between its prompt and its read is noticed only after the read."""
         end, stat = time.monotonic() + LIMIT_S, Path(f"/proc/{self.program.pid}/stat")
         while stat.read_text().rpartition(")")[2].split()[0] != "S":
             assert time.monotonic() < end, self.output
@@ -117,20 +117,20 @@ def test_pipes_that_end() -> None:
         assert not it.holder.has_input
 
 
-def test_closed_after_all_that_was_written() -> None:
+def test_a_terminal_is_closed_after_all_output() -> None:
     with held(None) as it:
         it.until("> ")
         it.type(b"last\n")
         it.type(b"")
         it.program.wait(LIMIT_S)
-        it.holder.obey(CloseTerminal(PLACE[0], PLACE[1], 2), None)  # another rank's
+        it.holder.obey(CloseTerminal(PLACE[0], PLACE[1], 2), None)  # of another rank
         assert not isinstance(it.sent[-1], TerminalClosed)
         it.holder.obey(CloseTerminal(*PLACE), None)
         assert it.output.endswith("read 'last'\n> end\n")
         assert it.sent[-1] == TerminalClosed("w1", 3)
 
 
-def test_a_rank_that_died_before_gets_none() -> None:
+def test_a_rank_that_died_before_gets_no_terminal() -> None:
     sent: list[Any] = []
     TerminalHolder(select.poll(), sent.append).obey(OpenTerminal(*PLACE, None), None)
     assert sent == []

@@ -1,4 +1,4 @@
-"""The environment of ranks is the one that the torchrun command gives."""
+"""Ranks have the environment that the torchrun command sets."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ OF_PYTEST = {"PYTEST_CURRENT_TEST", "PYTEST_VERSION"}
 OURS = {
     "GLOO_SOCKET_IFNAME",  # the interface of the fabric; here it is loopback
     "NCCL_SOCKET_IFNAME",
-    "MNODE_RUN",  # by which leftovers are found
+    "MNODE_RUN",  # marks leftovers of the run
     "PYTHONUNBUFFERED",
-    "PYTORCH_NVML_BASED_CUDA_CHECK",  # asking CUDA itself would spoil it for forked ranks
+    "PYTORCH_NVML_BASED_CUDA_CHECK",  # a CUDA query would make forked ranks unusable
 }
 
 
 def read(directory: Path, kind: str) -> list[dict[str, str]]:
-    """Of ranks 0 and 1."""
+    """Environments of ranks 0 and 1."""
     return [json.loads((directory / f"{kind}{rank}").read_text()) for rank in (0, 1)]
 
 

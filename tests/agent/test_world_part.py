@@ -1,4 +1,4 @@
-"""What an agent ends of a node's part of a world."""
+"""Processes that an agent ends for a node's part of a world."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pytest_mnode.agent.world_part import WorldPart
 def test_a_part_whose_fork_was_never_reported_ends_without_a_signal(
     monkeypatch: pytest.MonkeyPatch, *, enters: bool
 ) -> None:
-    """Its pid is 0, which to kill() is the agent's own group."""
+    """Its pid is 0, which kill() takes for the agent's own process group."""
     signalled: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *sent: signalled.append(sent))
     ours, theirs = Pipe.pair()
     part = WorldPart(cast(Any, None), ours, enters)
     part.end()
-    assert not part.has_ended(), "its report may still come"
+    assert not part.has_ended(), "the report of the fork may still arrive"
     part.end_by = 0.0
     assert part.has_ended()
     assert signalled == []
-    with pytest.raises(EOFError):  # the launcher, wherever it is, ends with its pipe
+    with pytest.raises(EOFError):  # the launcher ends with its pipe, wherever it is
         theirs.receive()

@@ -1,4 +1,4 @@
-"""A command under a limit leaves nothing behind. Run apart: the guard ends all its children."""
+"""A command under a limit leaves nothing. Run separately: the guard ends all its children."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def guarded(tmp_path: Path, script: str, limit_s: float) -> list[str]:
-    """(repr of) code and left of a shell script run by a guard, in a process of its own."""
+    """repr of exit code and leftovers of a shell script under a guard, in a separate process."""
     program = f"""
         from pathlib import Path
         from benchmarks import guard
@@ -31,11 +31,11 @@ def guarded(tmp_path: Path, script: str, limit_s: float) -> list[str]:
     return done.stdout.split()
 
 
-def test_what_ends_by_itself_leaves_nothing(tmp_path: Path) -> None:
+def test_a_command_that_ends_by_itself_leaves_nothing(tmp_path: Path) -> None:
     assert guarded(tmp_path, "echo out; exit 3", 30) == ["3", "0", "out"]
 
 
-def test_a_child_in_a_session_of_its_own_is_found_and_ended(tmp_path: Path) -> None:
+def test_a_child_in_its_own_session_is_found_and_ended(tmp_path: Path) -> None:
     code, left, pid = guarded(tmp_path, "setsid sleep 600 & echo $!", 30)
     assert (code, left) == ("0", "1")
     assert not psutil.pid_exists(int(pid))

@@ -1,4 +1,4 @@
-"""How a peer's run is read: from its records, never from what it meant."""
+"""The outcome of a peer's run is read from its records."""
 
 from typing import Any
 
@@ -33,13 +33,13 @@ def test_one_failed_report_among_passed_ones_fails() -> None:
     assert cell.text == "**failed** in 1.5 s; names rank 1; next test passed; exit 1"
 
 
-def test_a_setup_that_passed_is_no_verdict() -> None:
+def test_a_passed_setup_is_no_outcome() -> None:
     cell = judge.cell(ran(report("test_0000_faulty", "passed", when="setup"), code=None), 60.0)
     assert (cell.outcome, cell.seconds) == ("no report", None)
     assert cell.text == "**no report**; next test not run; run never ended (killed after 60 s)"
 
 
-def test_what_was_left_running_is_told() -> None:
+def test_remaining_processes_are_counted() -> None:
     cell = judge.cell(ran(report("test_0000_faulty", "passed"), code=0, left=("sleep 3600",)), 60.0)
     assert cell.text.endswith("exit 0; 1 left running")
 

@@ -1,4 +1,4 @@
-"""Times of whole commands: what counts, and what is written of it."""
+"""Times of whole commands: which runs count, and the written section."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A certificate of many nodes, as a night on a large cluster writes it, composed and not run."""
+"""A composed certificate of many nodes, as a nightly run on a large cluster writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW = 317
 
 
 def composed(nodes: int = 512, questions: int = 30, *, slow: bool = True) -> Certificate:
-    """Each node answers every question of preflight; paths are sampled; one node may be slow."""
+    """Each node has every preflight result; paths are sampled; one node may be slow."""
     names = tuple(f"node{n:04d}" for n in range(nodes))
     preflight = [
         CaseResult(
@@ -79,7 +79,7 @@ def composed(nodes: int = 512, questions: int = 30, *, slow: bool = True) -> Cer
     )  # fmt: skip
     unknown = CaseResult(
         "acceptance/test_restart.py::test_a_killed_job_comes_back_and_loses_nothing[node]",
-        "Does it come back from this kill, with each step and sample once and every number equal?",
+        "Does the job resume after this kill, with each step and sample once and all values equal?",
         "passed" if slow else "error",
         "" if slow else "the store could not be listed: no answer within 30 s",
         charts=(
@@ -98,7 +98,7 @@ def composed(nodes: int = 512, questions: int = 30, *, slow: bool = True) -> Cer
 
 
 def _paths(names: tuple[str, ...], slow: bool) -> PathRates:
-    """Twelve rounds of a circle, both ways; what the slow node sends is slow."""
+    """Twelve rounds of the circle, in both directions; paths from the slow node are slow."""
     bad = SLOW % len(names) if slow else -1
     letters = [["-"] * len(names) for _ in names]
     rates = [["-"] * len(names) for _ in names]

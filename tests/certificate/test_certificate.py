@@ -1,4 +1,4 @@
-"""What a run amounts to: precedence, what is missing, and that nothing certifies by accident."""
+"""The verdict of a run: precedence, missing results, and no accidental certification."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_case_passes_only_if_it_passed_and_nothing_is_unmeasured(
         (["not promised", "not promised"], "did not run"),
     ],
 )
-def test_a_criterion_is_as_good_as_its_worst_case(outcomes: list[Any], verdict: str) -> None:
+def test_a_criterion_has_the_verdict_of_its_worst_case(outcomes: list[Any], verdict: str) -> None:
     cases = tuple(case("mesh", outcome) for outcome in outcomes)
     assert CriterionResult("mesh", promised=True, cases=cases).verdict == verdict
 
@@ -126,7 +126,7 @@ def test_only_a_whole_run_in_which_every_promise_was_kept_certifies(
     assert (certificate.expiry is not None) == (verdict == "certified")
 
 
-def test_what_is_not_promised_is_neither_passed_nor_failed() -> None:
+def test_unpromised_criteria_neither_pass_nor_fail() -> None:
     certificate = certify(GOOD, BAD, promised=["mesh"], not_promised={"fabric": "no bound yet"})
     assert [(c.name, c.verdict) for c in certificate.criteria] == [
         ("mesh", "pass"),
@@ -135,12 +135,12 @@ def test_what_is_not_promised_is_neither_passed_nor_failed() -> None:
     assert certificate.verdict == "certified"
 
 
-def test_a_promise_outweighs_an_excuse() -> None:
+def test_a_promise_overrides_a_not_promised_reason() -> None:
     certificate = certify(BAD, promised=["fabric"], not_promised={"fabric": "no bound yet"})
     assert certificate.verdict == "not certified"
 
 
-def test_criteria_stand_in_the_order_promised_then_others_then_not_promised() -> None:
+def test_order_of_criteria_promised_others_not_promised() -> None:
     cases = [case("other"), case("gang"), case("mesh")]
     certificate = certify(*cases, promised=["fabric", "mesh"], not_promised={"gang": "one node"})
     assert [c.name for c in certificate.criteria] == ["fabric", "mesh", "other", "gang"]
@@ -158,20 +158,20 @@ def test_criteria_stand_in_the_order_promised_then_others_then_not_promised() ->
         ([SLOW, Measurement("wrong sums", 1, "", at_most(0))], "wrong sums"),
     ],
 )
-def test_the_worst_measurement_is_the_one_to_show(
+def test_the_worst_measurement_is_shown(
     measurements: list[Measurement], worst: Measurement | str | None
 ) -> None:
     shown = case("fabric", "passed", *measurements).worst
     assert (shown.name if shown and isinstance(worst, str) else shown) == worst
 
 
-def test_a_good_measurement_does_not_stand_for_a_test_that_failed_otherwise() -> None:
+def test_a_passed_measurement_does_not_hide_a_failed_test() -> None:
     failed = case("fabric", "failed", FAST, message="wrong sum")
     assert failed.worst is None
     assert failed.summary == "wrong sum"
 
 
-def test_culprits_are_named_once_and_only_for_what_decided() -> None:
+def test_culprits_are_named_once_and_only_for_the_deciding_verdict() -> None:
     other = Measurement("busbw", 50, "Mbit/s", at_least(170), "spec", "node3 fab0")
     cases = (
         case("fabric", "passed", FAST, SLOW),

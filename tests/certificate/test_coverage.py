@@ -1,4 +1,4 @@
-"""Coverage grows over runs: the latest counts, a pass expires, and paths keep their tables."""
+"""Coverage over several runs: the latest result counts, a pass expires, path tables are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def states(certificate: Certificate) -> dict[str, str]:
     return {node.name: node.state.value for node in certificate.coverage.nodes}
 
 
-def test_earlier_runs_fill_up_what_this_one_did_not_test() -> None:
+def test_earlier_runs_cover_nodes_not_tested_in_this_run() -> None:
     first = run(0, PASSED, "a", "b")
     second = run(1, PASSED, "c", "d", earlier=(first.coverage,))
     assert (first.verdict, second.verdict) == ("partly certified", "certified")
@@ -53,17 +53,17 @@ def test_the_latest_run_of_a_node_counts() -> None:
     worse = run(2, failed("c"), "c", "d", earlier=(again.coverage, bad.coverage))
     assert states(worse) == {"a": "passed", "b": "passed", "c": "failed", "d": "passed"}
     cut = run(3, PASSED, "c", earlier=(worse.coverage,), cut_short=("-x",))
-    assert states(cut)["c"] == "failed", "what was not tested says nothing"
+    assert states(cut)["c"] == "failed", "an untested node does not change its state"
 
 
-def test_a_failed_node_of_another_night_is_no_certified_cluster() -> None:
+def test_a_node_that_failed_in_an_earlier_run_prevents_certification() -> None:
     bad = run(0, failed("a"), "a", "b")
     good = run(1, PASSED, "c", "d", earlier=(bad.coverage,))
     assert (good.verdict, good.count) == ("partly certified", "3 of 4 nodes")
     assert good.reasons == ("not every node has a pass: passed: c,d,b; failed: a",)
 
 
-def test_a_pass_that_has_expired_is_none() -> None:
+def test_an_expired_pass_does_not_count() -> None:
     first = run(0, PASSED, "a", "b")
     late = run(7, PASSED, "c", "d", earlier=(first.coverage,))
     assert states(late) == {"c": "passed", "d": "passed", "a": "not tested", "b": "not tested"}
@@ -74,7 +74,7 @@ def test_a_pass_that_has_expired_is_none() -> None:
 
 
 def rates(*nodes: str, row: str = "p", mbits_s: int = 190) -> PathRates:
-    """All paths alike."""
+    """Equal rates for all paths."""
     each = range(len(nodes))
     return PathRates(
         nodes,
@@ -102,7 +102,7 @@ def test_paths_are_known_from_the_latest_run_that_measured_them() -> None:
     assert rails["a"] == [("fab0", 95, second.run.end)]
     assert rails["c"] == [("fab0", 190, first.run.end)]
     third = run(2, everything, "a", "b", "c", earlier=(found,))
-    assert [block.date for block in third.coverage.paths] == [third.run.end], "the rest is outdated"
+    assert [block.date for block in third.coverage.paths] == [third.run.end], "others are outdated"
     assert third.coverage.paths_in_words() == "6 of 12 measured (50 %)"
 
 
@@ -124,8 +124,8 @@ def test_a_node_that_was_replaced_has_left_the_cluster() -> None:
     assert states(unnamed)["d"] == "failed", "it may be one of those that this run does not name"
 
 
-def test_halves_without_a_path_between_them_are_no_certified_cluster() -> None:
-    """Every node has passed; a path between the halves may be slow, and nobody would know."""
+def test_halves_without_a_tested_path_between_them_are_not_certified() -> None:
+    """Every node passed, but a slow path between the halves would be unknown."""
     first = run(0, replace(PASSED, paths=(rates("a", "b"),)), "a", "b")
     apart = replace(PASSED, paths=(rates("c", "d"),))
     second = run(1, apart, "c", "d", earlier=(first.coverage,))
@@ -137,11 +137,11 @@ def test_halves_without_a_path_between_them_are_no_certified_cluster() -> None:
     )
     between = replace(PASSED, paths=(rates("b", "c"),))
     third = run(2, between, "b", "c", earlier=(second.coverage,))
-    assert third.verdict == "certified", "by way of others is enough, as where paths are sampled"
+    assert third.verdict == "certified", "indirect paths are enough, as with samples"
     assert certificate_line(third).startswith("certified: 4 of 4 nodes, 50 % of paths until ")
 
 
-def test_of_512_nodes_it_stays_small_and_reads_back() -> None:
+def test_coverage_of_512_nodes_is_small_and_reads_back() -> None:
     names = tuple(f"gpu-{i:04d}" for i in range(512))
     measured = replace(PASSED, nodes=names, paths=(rates(*names, mbits_s=46000),))
     certificate = certify(measured, promised=["mesh"], nodes=names, cluster_nodes=512)
@@ -152,8 +152,8 @@ def test_of_512_nodes_it_stays_small_and_reads_back() -> None:
     assert read.coverage.paths_in_words() == "261632 of 261632 measured (100 %)"
 
 
-def test_a_path_that_failed_when_last_measured_is_no_certified_cluster() -> None:
-    """Both halves pass apart from each other later; what is slow between them is still known."""
+def test_a_path_that_failed_in_its_last_measurement_prevents_certification() -> None:
+    """Each half passes alone later, but the slow path between them is still known."""
     all_of_them = rates("a", "b", "c", "d", row="f", mbits_s=95)
     bad = replace(failed("the path b→c (95 Mbit/s)"), paths=(all_of_them,))
     first = run(0, bad, "a", "b", "c", "d")
@@ -178,7 +178,7 @@ def test_the_pass_of_a_path_expires_too() -> None:
 
 
 def test_a_run_of_the_future_does_not_outweigh_this_one() -> None:
-    """A clock that was a year ahead, or is set back."""
+    """An earlier clock was a year ahead, or this one was set back."""
     ahead = run(365, PASSED, "a", "b", "c", "d")
     bad = run(1, failed("a"), "a", "b", earlier=(ahead.coverage,))
     assert states(bad) == {"a": "failed", "b": "passed", "c": "not tested", "d": "not tested"}

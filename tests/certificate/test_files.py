@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_report_is_json_and_junit_that_read_back(tmp_path: Path) -> None:
     assert sorted(written[0].parent.iterdir()) == sorted(written)
 
 
-def test_text_that_is_no_utf8_is_written_all_the_same(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_written(tmp_path: Path) -> None:
     case = CaseResult("acceptance/test_mesh.py::test_it", "?", "failed", "bytes \udcff\x00\ufffe")
     as_json, as_xml, as_html = write_report(tmp_path, certify(case))
     (criterion,) = json.loads(as_json.read_text(encoding="utf-8"))["criteria"]
@@ -70,7 +70,7 @@ def test_a_link_stays_one_and_what_is_no_file_is_not_replaced(tmp_path: Path) ->
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_who_reads_the_old_report_reads_it_to_its_end(tmp_path: Path) -> None:
+def test_a_reader_of_the_old_report_reads_it_to_its_end(tmp_path: Path) -> None:
     path = write_report(tmp_path, certify())[0]
     before = path.read_text()
     with path.open() as old:

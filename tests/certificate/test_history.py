@@ -1,4 +1,4 @@
-"""Certificates kept over runs: trends with their spread, nodes that fail again, damaged files."""
+"""Stored certificates: trends with their spread, repeatedly failing nodes, damaged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPEC = SpecFacts("rack", "rack.yaml", "1f" * 32)
 
 
 def night(day: int, rate: float | None, culprit: str = "node2") -> Certificate:
-    """A run whose one rate is to be 100 at least."""
+    """A run whose only rate has a bound of 100 or more."""
     measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", culprit)
     return named(day, measured, Measurement("nodes", 4, ""), cluster_nodes=4)
 
@@ -45,7 +45,7 @@ def after(directory: Path, certificate: Certificate) -> Certificate:
     return with_history(certificate, earlier_runs(directory, certificate.run.spec.digest))
 
 
-def test_a_value_outside_of_what_is_usual_is_kept_apart_from_noise(tmp_path: Path) -> None:
+def test_an_unusual_value_is_separated_from_noise(tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 191, 189]):
         keep(tmp_path / "kept", night(day, rate))
     within = after(tmp_path / "kept", night(9, 187)).history
@@ -74,11 +74,13 @@ def test_a_value_outside_of_what_is_usual_is_kept_apart_from_noise(tmp_path: Pat
         ("ms", 9.99, 10.1, True),
         ("MB/s", 190, 191, False),
         ("MB/s", 190, 192, True),
-        ("", 4, 3, True),  # a count
+        ("", 4, 3, True),  # the measurement is a count
         ("", 0.25, 0.26, False),
     ],
 )
-def test_a_last_digit_is_no_change(unit: str, usual: float, now: float, changed: bool) -> None:
+def test_a_difference_in_the_last_digit_is_no_change(
+    unit: str, usual: float, now: float, changed: bool
+) -> None:
     runs = [
         named(day, Measurement("it", value, unit))
         for day, value in enumerate([usual, usual, usual, now])
@@ -90,7 +92,7 @@ def test_a_last_digit_is_no_change(unit: str, usual: float, now: float, changed:
 
 
 @pytest.mark.parametrize("where", [("rank 0 on node0", "rank 1 on node1"), ("", "")])
-def test_two_of_one_name_have_each_their_own_spread(where: tuple[str, str]) -> None:
+def test_two_measurements_of_one_name_have_separate_spreads(where: tuple[str, str]) -> None:
     def run(day: int, steady: float, noisy: float) -> Certificate:
         values = zip((steady, noisy), where, strict=True)
         return named(day, *(Measurement("rate", v, "MB/s", where=w) for v, w in values))
@@ -108,7 +110,7 @@ def test_two_of_one_name_have_each_their_own_spread(where: tuple[str, str]) -> N
     assert str(changes[0]).startswith(f"{labels[0]}: 100 MB/s → 120 MB/s")
 
 
-def test_where_a_run_measured_one_less_nothing_is_taken_for_its_neighbour() -> None:
+def test_a_missing_measurement_is_not_replaced_by_its_neighbour() -> None:
     def run(day: int, *rates: float) -> Certificate:
         return named(day, *(Measurement("rate", rate, "MB/s") for rate in rates))
 
@@ -135,7 +137,7 @@ def test_a_value_that_is_not_finite_was_not_measured(
     assert parse_certificate(json_text(found), "here").history == found.history
 
 
-def test_a_fault_that_lasts_does_not_become_usual(tmp_path: Path) -> None:
+def test_a_lasting_fault_does_not_become_normal(tmp_path: Path) -> None:
     for day, rate in enumerate([190, 192, 188, 50, 51, 49, 52]):
         keep(tmp_path, night(day, rate))
     history = after(tmp_path, night(9, 50)).history
@@ -155,7 +157,7 @@ def test_two_earlier_runs_give_no_spread(tmp_path: Path) -> None:
     ]
 
 
-def test_nodes_that_fail_again_and_again_are_listed(tmp_path: Path) -> None:
+def test_repeatedly_failing_nodes_are_listed(tmp_path: Path) -> None:
     for day, (rate, culprit) in enumerate(
         [(50, "node2"), (190, ""), (60, "node1"), (40, "node2 fab0")]
     ):
@@ -170,12 +172,12 @@ def test_nodes_that_fail_again_and_again_are_listed(tmp_path: Path) -> None:
     assert parse_certificate(json_text(certificate), "here") == certificate
 
 
-def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
+def test_runs_of_a_node_count_even_without_a_pass(
     tmp_path: Path,
 ) -> None:
     def run(day: int, rate: float) -> Certificate:
         measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", "node2")
-        promised = ["mesh", "fabric"]  # which does not run: nobody passes
+        promised = ["mesh", "fabric"]  # a criterion that does not run: no node passes it
         return named(day, measured, of="test_it[node2]", promised=promised)
 
     for day, rate in enumerate([190, 50, 191, 60, 189]):
@@ -186,7 +188,7 @@ def test_a_run_that_a_node_took_part_in_counts_though_it_ended_without_a_pass(
     assert str(history.trends[0]).startswith("rate (node2) 70 MB/s")
 
 
-def test_a_merged_pass_is_no_second_failure(tmp_path: Path) -> None:
+def test_a_merged_result_is_not_a_second_failure(tmp_path: Path) -> None:
     first = night(0, 50)
     keep(tmp_path, first)
     known: dict[str, Any] = {"nodes": ("node0",), "cluster_nodes": 4, "earlier": (first.coverage,)}
@@ -241,7 +243,7 @@ def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert earlier_runs(tmp_path / "none", SPEC.digest).left_out == ()
 
 
-def test_old_runs_are_left_alone(tmp_path: Path) -> None:
+def test_old_runs_are_not_modified(tmp_path: Path) -> None:
     for day in range(MOST_RUNS + 5):
         keep(tmp_path, night(day, 190))
     certificate = after(tmp_path, night(99, 190))
@@ -251,8 +253,8 @@ def test_old_runs_are_left_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == MOST_RUNS + 6
 
 
-def test_what_changed_since_the_run_before_is_on_page_and_terminal(tmp_path: Path) -> None:
-    """Installed software, nodes replaced, and a value that moved; not what is within its noise."""
+def test_changes_since_the_previous_run_are_on_page_and_terminal(tmp_path: Path) -> None:
+    """Installed software, replaced nodes, and a changed value; no value within its noise."""
 
     def installed(nccl: str) -> tuple[Fact, ...]:
         return (Fact("packages", "NCCL", ((nccl, "node[0-3]"),)),)

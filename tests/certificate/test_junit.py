@@ -1,4 +1,4 @@
-"""The certificate as junit: nothing unjudged counts as passed, and any text survives."""
+"""The certificate as junit: no unjudged case counts as passed, and any text is written."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_test_without_measurements_is_a_case(
     assert outcomes(suite(certify(case), "fabric")) == [("test_all_reduce[4]", *expected)]
 
 
-def test_a_question_left_open_is_skipped_among_the_others() -> None:
+def test_an_unpromised_case_is_skipped_among_the_others() -> None:
     left_open = CaseResult(TEST, "?", "not promised", "not promised: the colour")
     certificate = certify(left_open, CaseResult(TEST, "?", "passed"))
     assert outcomes(suite(certificate, "fabric")) == [
@@ -97,7 +97,7 @@ def test_a_question_left_open_is_skipped_among_the_others() -> None:
     assert outcomes(suite(certify(left_open, promised=["fabric"]), "fabric"))[0][1] == "error"
 
 
-def test_a_test_that_failed_beside_good_measurements_stays_failed() -> None:
+def test_a_failed_test_with_passed_measurements_stays_failed() -> None:
     case = CaseResult(TEST, "?", "failed", "wrong sum\nE assert", measurements=(FAST,))
     fabric = suite(certify(case), "fabric")
     assert [(outcome, message) for _, outcome, message in outcomes(fabric)] == [
@@ -107,7 +107,7 @@ def test_a_test_that_failed_beside_good_measurements_stays_failed() -> None:
     assert [e.text for e in fabric.iter("failure")] == ["wrong sum\nE assert"]
 
 
-def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped() -> None:
+def test_missing_criteria_are_errors_and_unpromised_ones_are_skipped() -> None:
     certificate = certify(promised=["restart"], not_promised={"gang": "no scheduler"})
     assert outcomes(suite(certificate, "restart")) == [
         ("restart", "error", "restart is promised and did not run")
@@ -137,7 +137,7 @@ def test_what_did_not_run_is_an_error_and_what_is_not_promised_is_skipped() -> N
         ),
     ],
 )
-def test_the_verdict_of_the_run_is_a_case_of_its_own(
+def test_the_verdict_of_the_run_is_a_separate_case(
     cases: list[CaseResult],
     more: dict[str, Any],
     outcome: str,
@@ -147,7 +147,7 @@ def test_the_verdict_of_the_run_is_a_case_of_its_own(
     assert outcomes(overall) == [("rack is certified", outcome, message)]
 
 
-def test_what_was_covered_stands_beside_the_verdict() -> None:
+def test_coverage_is_reported_beside_the_verdict() -> None:
     certificate = certify(CaseResult(TEST, "?", "passed"), promised=["fabric"], cluster_nodes=16)
     overall = suite(certificate, "certificate")
     covered = "4 of 16 nodes: node[0-3]; not covered: 12 others"
@@ -176,7 +176,7 @@ def test_any_text_survives() -> None:
     assert outcomes(suite(certificate, "gang")) == [("gang", "skipped", f"not promised: {FIT}")]
 
 
-def test_a_huge_message_keeps_its_end_and_says_so() -> None:
+def test_a_huge_message_is_shortened_to_its_end_with_a_note() -> None:
     lines = "\n".join(f"line {i}" for i in range(100_000))
     certificate = certify(CaseResult(TEST, "?", "failed", lines))
     (text,) = [e.text for e in suite(certificate, "fabric").iter("failure")]
@@ -186,14 +186,14 @@ def test_a_huge_message_keeps_its_end_and_says_so() -> None:
     assert text.endswith("\nline 99999")
 
 
-def test_returns_become_lines() -> None:
+def test_carriage_returns_become_newlines() -> None:
     assert fit("10%\r50%\r\ndone") == "10%\n50%\ndone"
 
 
 @pytest.mark.parametrize(
     ("text", "line"), [("\n \n  first \nmore", "first"), ("", ""), ("a" * 9, "aaaa…")]
 )
-def test_the_first_line_is_the_first_with_words(text: str, line: str) -> None:
+def test_the_first_line_is_the_first_that_is_not_empty(text: str, line: str) -> None:
     assert first_line(text, 5) == line
 
 

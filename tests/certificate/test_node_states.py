@@ -1,4 +1,4 @@
-"""A certificate speaks of nodes: who passed, failed, is suspect or was not tested, and why."""
+"""Node states in a certificate: passed, failed, suspect or not tested, with evidence."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def case(name: str, outcome: Any = "passed", *culprits: str | None, **more: Any)
         ("node22, nodes, snode1", "", ""),
     ],
 )
-def test_a_culprit_names_nodes_for_sure_or_not(culprit: str | None, sure: str, unsure: str) -> None:
+def test_certain_and_possible_nodes_of_a_culprit(
+    culprit: str | None, sure: str, unsure: str
+) -> None:
     def nodes(numbers: str) -> set[str]:
         return {f"node{number}" for number in numbers.split()}
 
@@ -109,7 +111,7 @@ STOPPED = "not run: preflight failed (node2)"
         ([case("mesh"), case("gang", "failed", "x")], {"not_promised": {"gang": "no"}}, "pppp"),
     ],
 )
-def test_a_node_is_what_the_run_showed_of_it(
+def test_state_of_a_node_from_its_cases(
     cases: list[CaseResult], more: dict[str, Any], states: str
 ) -> None:
     coverage = certify(*cases, promised=["mesh"], **more).coverage
@@ -118,7 +120,7 @@ def test_a_node_is_what_the_run_showed_of_it(
     assert all(bool(node.until) is (node.state == "passed") for node in coverage.nodes)
 
 
-def test_the_evidence_says_what_it_rests_on() -> None:
+def test_the_evidence_names_its_tests() -> None:
     certificate = certify(
         case("mesh"),
         case("fabric", "failed", "node2"),
@@ -149,7 +151,7 @@ def test_a_part_of_the_cluster_does_not_certify_it() -> None:
     assert unseen.coverage.nodes_in_words() == "passed: node0; no pass: node[1-3]"
 
 
-def test_a_node_that_was_not_measured_has_not_passed_where_another_failed() -> None:
+def test_an_unmeasured_node_does_not_pass_if_another_failed() -> None:
     slow = Measurement("node0→node1", 48, "Mbit/s", at_least(170), "spec", "node0")
     lost = Measurement.unknown("node2→node3", "no answer", expected=at_least(170), source="spec")
     measured = (slow, replace(lost, culprit="the path node2→node3"))

@@ -1,4 +1,4 @@
-"""The page has all that the certificate says, and nothing of what others wrote becomes HTML."""
+"""The page contains everything in the certificate, and no foreign text becomes HTML."""
 
 from __future__ import annotations
 
@@ -114,17 +114,17 @@ def hostile() -> Page:
     )
 
 
-def test_nothing_that_others_wrote_becomes_html(hostile: Page) -> None:
+def test_foreign_text_never_becomes_html(hostile: Page) -> None:
     made = {tag for tag, _ in hostile.tags}
     assert not made & {"script", "iframe", "object", "link", "base", "form"}
     assert all(tag != "img" for tag, _ in hostile.tags)
     assert not [name for _, attrs in hostile.tags for name in attrs if name.startswith("on")]
     assert hostile.text.count("<script src=//evil>") > 20
-    assert "$\\frac{1}{2}$" in hostile.text  # also in pictures, where it could be mathematics
+    assert "$\\frac{1}{2}$" in hostile.text  # pictures could read it as TeX
     assert "{{7*7}}" in hostile.text
 
 
-def test_nothing_is_loaded_from_outside(hostile: Page) -> None:
+def test_the_page_loads_no_external_file(hostile: Page) -> None:
     linked = hostile.values("src", "href", "xlink:href", "action", "srcset", "poster")
     assert linked
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in linked)
@@ -135,7 +135,7 @@ def test_nothing_is_loaded_from_outside(hostile: Page) -> None:
     assert any(value.startswith("default-src 'none'") for value in policy)
 
 
-def test_ids_are_unique_and_what_refers_to_them_finds_them(hostile: Page) -> None:
+def test_ids_are_unique_and_references_resolve(hostile: Page) -> None:
     ids = Counter(hostile.values("id"))
     assert [name for name, times in ids.items() if times > 1] == []
     used = {link[1:] for link in hostile.values("href") if link.startswith("#")}
@@ -144,7 +144,7 @@ def test_ids_are_unique_and_what_refers_to_them_finds_them(hostile: Page) -> Non
     assert used <= ids.keys()
 
 
-def test_every_measurement_culprit_and_reason_is_there() -> None:
+def test_the_page_has_every_measurement_culprit_and_reason() -> None:
     cases = [
         CaseResult(
             f"acceptance/test_preflight.py::test_clock[node{n}]",
@@ -178,11 +178,11 @@ def test_every_measurement_culprit_and_reason_is_there() -> None:
     for text in ("ptp of node7", "node7 is late", "culprit: node3 mlx5_0", "no counter", "≥ 5"):
         assert text in page.text
     assert "+12.25 ms" in page.text  # the margin of node3: 3.25 against -9
-    # The worst of 59 stands in the table, before the other values.
+    # The worst of 59 comes first in the table.
     assert page.text.index("0.25 ms") < page.text.index("59.25 ms")
 
 
-def test_a_certified_page_says_until_when() -> None:
+def test_a_certified_page_has_its_expiry() -> None:
     page = Page(
         page_text(certify(CaseResult("test_mesh.py::test", "?", "passed"), promised=["mesh"]))
     )
@@ -217,12 +217,12 @@ def test_nodes_and_paths_have_their_state() -> None:
 
 def test_pictures_have_the_colours_of_the_page(hostile: Page) -> None:
     pictures = [attrs for tag, attrs in hostile.tags if tag == "svg"]
-    assert len(pictures) == 5  # two curves in one; a map is drawn without
+    assert len(pictures) == 5  # two curves in one chart; a map has none
     assert all(attrs["aria-label"] == " ".join(HOSTILE.split()) for attrs in pictures[1:])
     assert not re.search(r"#0([1-9a-f])0\1", " ".join(hostile.values("style", "fill", "stroke")))
 
 
-def test_a_bound_has_its_tolerance_and_source_or_that_there_is_none() -> None:
+def test_bounds_have_tolerance_and_source_if_there_is_one() -> None:
     point = Point(1 << 20, 5, 9.5, 12, 9, 12, 48.1, 48, 0)
     curve = Curve("all_reduce", "ring", "gloo", 4, (point,), 50, at_least(46, 0.5), (1 << 20,))
     measured = Measurement("busbw", 48, "GB/s", at_least(46, 0.5))
@@ -240,7 +240,7 @@ def test_without_the_extra_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     page = Page(page_text(certify(case, promised=["mesh"])))
     assert MISSING in page.text
     assert "svg" not in {tag for tag, _ in page.tags}
-    assert page.text.count("all fine") == 6  # of the map, for which nothing is missing
+    assert page.text.count("all fine") == 6  # of the map, which needs no extra
 
 
 def test_a_picture_that_cannot_be_drawn_loses_no_page() -> None:

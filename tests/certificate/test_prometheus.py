@@ -1,4 +1,4 @@
-"""The metrics of a certificate, as prometheus_client's own parser reads them."""
+"""The metrics of a certificate, read by prometheus_client's own parser."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_no_sample_is_written_twice_and_any_text_is() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_was_not_measured(value: float) -> None:
+def test_values_that_are_not_finite_count_as_unmeasured(value: float) -> None:
     one = Measurement("busbw", value, "Mbit/s")
     case = CaseResult("t/test_fabric.py::test_it", "?", "passed", measurements=(one,))
     assert not [key for key in samples(certify(case)) if key[0] == "mnode_measurement"]
 
 
-def test_what_is_not_known_has_no_sample(found: Samples) -> None:
+def test_unknown_values_have_no_sample(found: Samples) -> None:
     names = [key for key in found if key[0] == "mnode_measurement"]
     assert len(names) == 1
     assert not [key for key in found if key[0] == "mnode_certificate_expiry_timestamp_seconds"]

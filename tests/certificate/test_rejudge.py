@@ -1,4 +1,4 @@
-"""The same measurements by another spec: bounds follow their keys, and what does not is listed."""
+"""The same measurements judged by another spec: bounds follow their keys, others are listed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMISE = "fabric.all_reduce_busbw"
 
 
 def busbw(value: float) -> Measurement:
-    """Of 0.025 GB/s the rack promises 85 %."""
+    """A busbw bound of 85 % of the rack's 0.025 GB/s."""
     return Measurement("busbw", value, "GB/s", at_least(0.02125), SOURCE, "node2")
 
 
@@ -100,7 +100,7 @@ def test_a_bound_follows_the_key_that_its_source_names(
     assert found.run.spec.page["criteria"]["fabric"]["all_reduce_busbw"][FRACTION[-1]] == fraction
 
 
-def test_two_keys_of_a_product_change_it_both(edited: Any) -> None:
+def test_both_keys_of_a_product_change_the_bound(edited: Any) -> None:
     def edit(page: dict[str, Any]) -> None:
         at(*FRACTION, value=0.425)(page)
         at("fabric", "line_rate", value="399999999 bit/s")(page)
@@ -137,7 +137,7 @@ def found_index(certificate: Certificate, name: str) -> int:
         (PAST, at("fabric", "interfaces", value=["fab1"]), "its bound is no product of"),
     ],
 )
-def test_what_cannot_be_judged_anew_is_listed_and_never_passed(
+def test_measurements_that_cannot_be_rejudged_are_listed_and_never_pass(
     edited: Any, measurement: Measurement, edit: Edit, why: str
 ) -> None:
     certificate = night(busbw(0.03), measurement)
@@ -158,7 +158,7 @@ def _plateau(page: dict[str, Any], edit: Edit) -> None:
         busbw_promise["plateau_from"] = "8 MiB"
 
 
-def test_a_change_elsewhere_changes_nothing(edited: Any) -> None:
+def test_a_change_of_other_keys_changes_nothing(edited: Any) -> None:
     other = edited(at("criteria", "preflight", "clocks", "skew", value="10 ms"))
     found, undecided = rejudge_certificate(night(busbw(0.03), RIGHT), *other)
     assert (found.criteria[found_index(found, "fabric")].verdict, undecided) == ("pass", ())
@@ -167,7 +167,7 @@ def test_a_change_elsewhere_changes_nothing(edited: Any) -> None:
     assert (found.criteria[0].verdict, undecided) == ("fail", ())
 
 
-def test_what_was_not_allowed_at_all_may_be_allowed_a_few_times(edited: Any) -> None:
+def test_a_bound_of_zero_may_become_larger(edited: Any) -> None:
     errors = Measurement("errors", 2, "", at_most(0), "fabric.errors_at_most 0", "node1 fab0")
     for allowed, verdict in ((3, "pass"), (1, "fail")):
         other = edited(at("fabric", "errors_at_most", value=allowed))
@@ -209,13 +209,13 @@ def test_a_value_that_was_never_measured_is_not_listed_again(edited: Any) -> Non
     assert undecided == ()
 
 
-def test_a_night_that_was_too_noisy_stays_so(edited: Any) -> None:
+def test_a_run_that_was_too_noisy_stays_inconclusive(edited: Any) -> None:
     noisy = replace(busbw(0.024), detection=Detection("less", 0.4, 5, blur=0.5, tolerated=0.1))
     found, _ = rejudge_certificate(night(noisy), *edited(at(*FRACTION, value=0.5)))
     assert found.criteria[found_index(found, "fabric")].verdict == "inconclusive"
 
 
-def test_what_the_other_spec_promises_and_nobody_measured_did_not_run(edited: Any) -> None:
+def test_unmeasured_promises_of_the_other_spec_did_not_run(edited: Any) -> None:
     found, _ = rejudge_certificate(night(busbw(0.03)), *edited(lambda page: None))
     assert found.criteria[found_index(found, "mesh")].verdict == "did not run"
     assert found.verdict == "incomplete"
@@ -230,7 +230,7 @@ def test_a_test_that_failed_by_itself_stays_failed(edited: Any) -> None:
     assert found.criteria[found_index(found, "fabric")].verdict == "fail"
 
 
-def test_who_has_read_the_spec_counts_by_which_it_is_judged_now(tmp_path: Path) -> None:
+def test_the_confirmation_of_the_new_spec_counts(tmp_path: Path) -> None:
     certificate, spec = night(busbw(0.022)), load_spec(default_spec_path())
     draft = spec.model_copy(update={"confirmed": False})
     found, _ = rejudge_certificate(certificate, draft, tmp_path / "draft.yaml")
@@ -239,11 +239,11 @@ def test_who_has_read_the_spec_counts_by_which_it_is_judged_now(tmp_path: Path) 
     assert again.run.cut_short == ()
 
 
-def test_a_question_that_was_open_and_is_promised_now_is_not_passed(edited: Any) -> None:
+def test_a_skipped_test_that_is_now_promised_does_not_pass(edited: Any) -> None:
     """Another case of the criterion was measured; this one was skipped as not promised."""
     before, path = edited(lambda page: page["criteria"]["fabric"].pop("all_to_all_busbw"))
     key = "fabric.all_to_all_busbw"
-    why = f"not promised by the spec: {key}"  # as `promised` ends a test
+    why = f"not promised by the spec: {key}"  # like `promised`, which ends a test
     left = CaseResult("t/test_fabric.py::test_it[a]", "?", "not promised", why)
     measured = night(busbw(0.024))
     cases = [*measured.criteria[0].cases, left]

@@ -53,7 +53,7 @@ def test_the_commit_is_that_of_the_folder_even_inside_a_hook(
     assert git_commit(repository) == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
 
 
-def test_no_repository_no_commit_and_no_git_are_all_no_commit(
+def test_without_repository_commit_or_git_there_is_no_commit(
     tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
@@ -77,7 +77,7 @@ def test_versions_are_found_without_importing_torch() -> None:
     assert done.stdout.split() == [version("torch"), "False"]
 
 
-def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [])
     assert installed_versions().torch is None
     assert installed_versions().pytest is None

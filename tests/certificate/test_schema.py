@@ -1,4 +1,4 @@
-"""The published schema is current, and describes what is written and nothing else."""
+"""The published schema is up to date, and matches exactly what is written."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_published_schema_is_current() -> None:
     assert PUBLISHED.read_text() == schema_text(), f"out of date; run: {remedy}"
 
 
-def test_what_is_written_keeps_to_the_schema(full: dict[str, Any]) -> None:
+def test_written_certificates_match_the_schema(full: dict[str, Any]) -> None:
     check(full)
     emulated = certify(PASSED, promised=["mesh"], emulated="links", commit=None)
     check(certificate_json(emulated))
@@ -104,7 +104,7 @@ def test_no_key_may_be_missing_or_added(full: dict[str, Any]) -> None:
         {"reasons": []},
     ],
 )
-def test_a_certificate_that_contradicts_itself_is_no_certificate(
+def test_a_certificate_that_contradicts_itself_is_refused(
     full: dict[str, Any], change: dict[str, Any]
 ) -> None:
     with pytest.raises(jsonschema.ValidationError):

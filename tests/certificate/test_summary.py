@@ -1,4 +1,4 @@
-"""One line a criterion, aligned, and the line that says what it amounts to."""
+"""The summary: one aligned line per criterion, and a last line with the verdict."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ def test_a_culprit_of_two_lines_or_with_colours_is_one_plain_line() -> None:
     assert not any("\x1b" in line or "\n" in line for line in lines)
 
 
-def test_what_is_emulated_is_printed_before_the_verdict() -> None:
+def test_emulated_hardware_is_printed_before_the_verdict() -> None:
     lines = summary_lines(certify(case("fabric"), emulated="links shaped on one machine"))
     assert lines[-4] == "emulated: links shaped on one machine"
 
 
-def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody() -> None:
+def test_a_passing_criterion_shows_its_smallest_margin_without_a_culprit() -> None:
     tight = Measurement("gather busbw", 171, "Mbit/s", at_least(170), culprit="node3")
     lines = summary_lines(certify(case("fabric", "passed", FAST, tight), case("fabric")))
     assert re.split(r"\s{2,}", lines[3]) == [
@@ -128,7 +128,7 @@ def test_a_passing_criterion_shows_its_least_margin_and_blames_nobody() -> None:
     ]
 
 
-def test_where_nothing_could_be_missed_by_a_little_tests_are_counted() -> None:
+def test_criteria_without_a_margin_show_their_number_of_tests() -> None:
     whole = Measurement("links that are up", 1, "", at_least(1))
     lines = summary_lines(certify(case("fabric", "passed", FAST, whole), case("fabric")))
     assert re.split(r"\s{2,}", lines[3]) == ["fabric", "2 tests passed", "pass"]
@@ -178,7 +178,7 @@ def test_a_long_reason_is_not_cut() -> None:
     assert "…" not in "".join(lines)
 
 
-def test_the_widest_column_gives_way_first() -> None:
+def test_the_widest_column_is_wrapped_first() -> None:
     long = Measurement("b" * 30 + " " + "c" * 30, 180, "Mbit/s", at_least(170))
     heading = summary_lines(certify(case("fabric", "passed", long)), 80)[2]
     assert heading.index("verdict") - heading.index("expected") == len("≥ 170 ± 0 Mbit/s  ")
@@ -199,7 +199,7 @@ def test_the_widest_column_gives_way_first() -> None:
         (0, 16, (), "0 of 16 nodes; not covered: 16 others"),
     ],
 )
-def test_what_was_covered_is_printed_with_what_was_not(
+def test_covered_and_uncovered_nodes_are_printed(
     nodes: int, of: int | None, others: tuple[str, ...], coverage: str
 ) -> None:
     names = tuple(f"node{i}" for i in range(nodes))
@@ -208,7 +208,7 @@ def test_what_was_covered_is_printed_with_what_was_not(
     assert coverage.startswith(facts.count)
 
 
-def test_all_measurements_are_shown_by_criterion_where_asked_for() -> None:
+def test_all_measurements_are_shown_by_criterion_on_request() -> None:
     certificate = certify(case("fabric", "passed", FAST, SLOW), case("mesh"))
     lines = summary_lines(certificate, every_measurement=True)
     assert lines[2] == "fabric:"
@@ -216,7 +216,7 @@ def test_all_measurements_are_shown_by_criterion_where_asked_for() -> None:
     assert lines[6:] == ["", *summary_lines(certificate)[2:]]
 
 
-def test_what_each_criterion_would_have_shown() -> None:
+def test_detection_limits_of_each_criterion() -> None:
     loose, tight = (Detection("less", share, 5, 0.02, 0.2) for share in (0.18, 0.08))
     measured = (
         Measurement("busbw 1 MiB", 180, "Mbit/s", at_least(170), detection=loose),
@@ -235,7 +235,7 @@ def test_what_each_criterion_would_have_shown() -> None:
     assert "would have shown 8 % less" in table
 
 
-def test_too_noisy_is_inconclusive_and_says_why() -> None:
+def test_a_noisy_value_is_inconclusive_with_the_reason() -> None:
     noisy = Detection("less", 0.3, 5, blur=0.25, tolerated=0.15)
     measured = Measurement("busbw", 180, "Mbit/s", at_least(170), detection=noisy)
     certificate = certify(case("fabric", "passed", measured), promised=["fabric"])
@@ -253,7 +253,7 @@ def test_criteria_that_did_not_run_are_one_reason() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_on_a_terminal_sentences_end_between_words_and_nothing_is_cut(width: int) -> None:
+def test_on_a_terminal_sentences_wrap_between_words(width: int) -> None:
     found = certify(case("fabric", "passed", SLOW), doubts=["above the wire of this cluster " * 9])
     whole, wrapped = summary_lines(found), summary_lines(found, width, wraps=True)
     assert max(map(len, wrapped)) <= width < max(map(len, whole))

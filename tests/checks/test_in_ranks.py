@@ -1,4 +1,4 @@
-"""Checks of a test's own groups, sampler, loop and metrics, and those in the docs; one run."""
+"""Checks of a test's own groups, sampler, loop and metrics, and those in the docs, in one run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def seed(number):
 
 
 def shown(name: str) -> str:
-    """The code that a page of the docs shows."""
+    """The code shown on a page of the docs."""
     text = (DOCS / f"{name}.md").read_text()
     return "\n\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 

@@ -1,4 +1,4 @@
-"""Runs a ready script where the programs that it calls only note that they were called."""
+"""Runs a shipped script with programs that only record their calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READY = ROOT / "fixtures/ci"
 
 @dataclass(frozen=True)
 class Ran:
-    """How a script ended, what it called, and what it printed."""
+    """A script's exit status, its calls, and its output."""
 
     status: int
     calls: tuple[str, ...]
@@ -26,7 +26,7 @@ class Ran:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that scripts have to quote."""
+    """A directory whose name scripts must quote."""
     path = tmp_path / "a 'place' of ours"
     (path / "bin").mkdir(parents=True)
     return path
@@ -40,10 +40,11 @@ def run(
     /,
     **env: str,
 ) -> Ran:
-    """Run a script where the programs that it calls note that they were called.
+    """Run a script with programs that record their calls.
 
-    others_do: what programs of Slurm then do, by name. env: changes of its environment; "" for a
-    variable that is not set.
+    others_do: shell lines of Slurm's programs, by name. env: changes of its environment; "" removes
+    a
+    variable.
     """
     calls = place / "calls"
     calls.touch()

@@ -30,7 +30,7 @@ exit 1"""
 @pytest.mark.parametrize("script", ["healthcheck.sh", "prolog.sh"])
 @pytest.mark.parametrize("unset", ["MNODE_SPEC", "MNODE_ROOT"])
 def test_without_a_setting_no_node_is_drained(place: Path, script: str, unset: str) -> None:
-    """It would be every node: slurmd hands no environment to what it starts."""
+    """Otherwise all nodes would be drained: slurmd passes no environment to its programs."""
     settings = {"MNODE_ROOT": str(ROOT), "MNODE_SPEC": "s", unset: ""}
     ran = run(place, script, FAILED_RUN, **settings)
     assert ran.status == 0
@@ -49,14 +49,14 @@ def test_a_prolog_without_its_check_drains_nothing(place: Path) -> None:
     assert f"no {place}/fixtures/ci/healthcheck.sh" in call
 
 
-def test_a_prolog_whose_check_does_not_end_as_one_drains_nothing(place: Path) -> None:
+def test_a_prolog_whose_check_ends_abnormally_drains_nothing(place: Path) -> None:
     (place / "fixtures/ci").mkdir(parents=True)
     program(place / "fixtures/ci/healthcheck.sh", "kill -9 $$")
     assert run(place, "prolog.sh", FAILED_RUN, MNODE_SPEC="s").status == 0
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_the_documents_show_for_slurmd_needs_no_environment(place: Path, there: bool) -> None:
+def test_the_documented_slurmd_setting_needs_no_environment(place: Path, there: bool) -> None:
     match = re.search(
         r"^```sh\n(#!/bin/bash\n.*?)^```$", (ROOT / "docs/slurm.md").read_text(), re.DOTALL | re.M
     )
@@ -72,14 +72,14 @@ def test_what_the_documents_show_for_slurmd_needs_no_environment(place: Path, th
     assert f"no {root}/fixtures/ci/prolog.sh" in ran.calls[-1] or there
 
 
-def test_a_node_that_is_as_promised_is_left_alone(place: Path) -> None:
+def test_a_node_that_keeps_its_promise_is_not_drained(place: Path) -> None:
     ran = run(place, "healthcheck.sh", "exit 0", MNODE_SPEC="spec.yaml")
     assert ran.status == 0
     [call] = ran.calls
     assert "--mnode-launcher=local --mnode-nodes=1 --mnode-spec=spec.yaml" in call
 
 
-def test_a_node_that_is_not_as_promised_is_drained_with_the_reason(place: Path) -> None:
+def test_a_node_that_breaks_its_promise_is_drained_with_the_reason(place: Path) -> None:
     ran = run(place, "healthcheck.sh", FAILED_RUN, MNODE_SPEC="s", SLURMD_NODENAME="gpu07")
     assert ran.status == 1
     [drained] = [call for call in ran.calls if call.startswith("scontrol")]
@@ -97,7 +97,7 @@ def test_a_node_that_is_not_as_promised_is_drained_with_the_reason(place: Path) 
     ],
 )
 @pytest.mark.parametrize("script", ["healthcheck.sh", "prolog.sh"])
-def test_what_could_not_be_measured_drains_nothing(
+def test_an_inconclusive_check_drains_nothing(
     place: Path, script: str, did: str, failed: str
 ) -> None:
     ran = run(place, script, did, MNODE_SPEC="s", MNODE_ROOT=str(ROOT))
@@ -106,7 +106,7 @@ def test_what_could_not_be_measured_drains_nothing(
     assert any("not all could be asked" in call and failed in call for call in ran.calls)
 
 
-def test_what_is_asked_finds_programs_though_slurmd_sets_no_path(place: Path) -> None:
+def test_the_check_finds_programs_although_slurmd_sets_no_path(place: Path) -> None:
     does = f"/usr/bin/env >{shlex.quote(str(place / 'environment'))}"
     ran = run(place, "healthcheck.sh", does, MNODE_SPEC="s", PATH="")
     assert ran.status == 0
@@ -129,14 +129,14 @@ def test_a_check_that_hangs_ends_at_its_limit(place: Path) -> None:
     assert any("did not run (status 124)" in call for call in ran.calls)
 
 
-def test_the_prolog_fails_and_leaves_draining_to_slurm(place: Path) -> None:
+def test_a_failed_prolog_leaves_draining_to_slurm(place: Path) -> None:
     ran = run(place, "prolog.sh", FAILED_RUN, MNODE_SPEC="s", MNODE_ROOT=str(ROOT))
     assert ran.status == 1
     assert not any(call.startswith("scontrol") for call in ran.calls)
 
 
-def test_the_questions_of_the_check_are_those_of_one_node() -> None:
-    """A test of preflight that is renamed must not leave the check without it."""
+def test_the_check_selects_the_tests_of_one_node() -> None:
+    """A renamed preflight test must not drop out of the check."""
     text = (READY / "healthcheck.sh").read_text()
     match = re.search(r'^questions="(.*?)"', text, re.DOTALL | re.MULTILINE)
     assert match is not None
@@ -149,15 +149,15 @@ def test_the_questions_of_the_check_are_those_of_one_node() -> None:
     asked = {name for found in chosen.values() for name in found}
     others = {"reached", "names_are", "packets", "clocks", "same", "environment", "ties", "shared"}
     others |= {"payloads"}
-    # A file server is no node's, and the limits of slurmd are not those of a user's job.
+    # A file server belongs to no node, and the limits of slurmd are not those of a user's job.
     others |= {"storage", "can_be_locked", "files_can_be_open"}
     left = [n for n in names if n not in asked and not any(word in n for word in others)]
     assert left == []
-    alone = others - {"shared"}  # but /dev/shm, the node's own shared memory
+    alone = others - {"shared"}  # except /dev/shm, which is the node's own shared memory
     assert not [name for name in asked if any(word in name for word in alone)]
 
 
-def test_a_drain_that_fails_is_said(place: Path) -> None:
+def test_a_failed_drain_is_reported(place: Path) -> None:
     refused = "echo slurm_update error: Unable to contact slurm controller >&2; exit 1"
     ran = run(place, "healthcheck.sh", FAILED_RUN, {"scontrol": refused}, MNODE_SPEC="s")
     assert ran.status == 1
@@ -167,7 +167,7 @@ def test_a_drain_that_fails_is_said(place: Path) -> None:
     assert " could not be drained (status 1): " in ran.stderr
 
 
-def test_a_drain_without_scontrol_or_without_an_end_is_said(place: Path) -> None:
+def test_a_drain_without_scontrol_or_with_a_hung_one_is_reported(place: Path) -> None:
     text = (READY / "healthcheck.sh").read_text()
     assert text.count(" timeout 5 scontrol ") == 1
     copy = place / "copy of the check"

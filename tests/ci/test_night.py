@@ -1,4 +1,4 @@
-"""The night's job: it is followed by the next one, and ends as pytest did."""
+"""The nightly job: the next one follows it, and it ends with pytest's status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["place"]
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 4, 143])
-def test_the_night_ends_as_pytest_did(place: Path, code: int) -> None:
+def test_the_night_ends_with_the_status_of_pytest(place: Path, code: int) -> None:
     allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": "/nowhere"}
     ran = run(place, "nightly.sbatch", f"exit {code}", MNODE_SPEC="the spec.yaml", **allocation)
     assert ran.status == code
@@ -50,10 +50,10 @@ def test_the_next_night_is_submitted_before_anything_can_end_this_one(place: Pat
     ("queued", "follows"),
     [
         ("(null)\nmnode: the night after 7\n", False),
-        # It was started again before its script had run: by a Prolog that failed, or a lost node.
+        # It was restarted before its script had run: by a failed Prolog, or a lost node.
         ("", True),
         ("(null)\nmnode: the night after 70\n", True),
-        ("mnode: the night after 6\n", True),  # another chain's, on other nodes
+        ("mnode: the night after 6\n", True),  # of another chain, on other nodes
     ],
 )
 def test_a_night_that_slurm_starts_again_is_followed_by_one(
@@ -68,15 +68,15 @@ def test_a_night_that_slurm_starts_again_is_followed_by_one(
     assert "squeue --me --noheader --format=%k" in ran.calls
 
 
-def test_a_night_that_cannot_ask_for_its_follower_submits_one(place: Path) -> None:
-    """Two would be one again after a night that is started once; none would end the chain."""
+def test_a_night_that_cannot_query_its_follower_submits_one(place: Path) -> None:
+    """Two followers become one after a night that starts once; without one the chain would end."""
     ran = run(
         place, "nightly.sbatch", "exit 0", {"squeue": "exit 1"}, **NIGHT, SLURM_RESTART_COUNT="1"
     )
     assert any(call.startswith("sbatch") for call in ran.calls)
 
 
-def test_a_next_night_that_cannot_be_submitted_is_said_and_this_one_runs(place: Path) -> None:
+def test_a_failed_submission_of_the_next_night_is_reported_and_this_one_runs(place: Path) -> None:
     copy = place / "copy of the night"
     program(copy, f"sbatch() {{ return 1; }}\n{(READY / 'nightly.sbatch').read_text()}")
     ran = run(place, copy, "exit 1", **NIGHT)
@@ -85,11 +85,11 @@ def test_a_next_night_that_cannot_be_submitted_is_said_and_this_one_runs(place: 
     assert len(ran.calls) == 1
 
 
-def test_the_night_keeps_its_other_nodes_where_one_is_lost() -> None:
+def test_the_night_keeps_its_other_nodes_if_one_is_lost() -> None:
     assert "\n#SBATCH --no-kill\n" in (READY / "nightly.sbatch").read_text()
 
 
-def test_a_night_without_a_spec_says_which_variable_is_missing(place: Path) -> None:
+def test_a_night_without_a_spec_names_the_missing_variable(place: Path) -> None:
     ran = run(place, "nightly.sbatch", "exit 0", **NIGHT | {"MNODE_SPEC": ""})
     assert ran.status != 0
     assert "set MNODE_SPEC to the page" in ran.stderr

@@ -1,4 +1,4 @@
-"""Jobs and scripts that are ready to be copied: they parse, and do what the documents say."""
+"""Shipped jobs and scripts: they parse, and do what the documents say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = sorted([*READY.iterdir(), *(ROOT / "docs").glob("*.md")])
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
-def test_every_option_that_is_named_is_one(path: Path) -> None:
+def test_every_named_option_exists(path: Path) -> None:
     known = {option.flag for option in OPTIONS.values()} | {"--mnode-locate"}
     assert set(_FLAG.findall(path.read_text())) <= known
 
@@ -74,10 +74,10 @@ def test_the_jobs_certify_on_slurm_and_test_without_a_cluster(name: str) -> None
     ("name", "variables"),
     [("github.yml", ("jobs", "cluster", "env")), ("gitlab.yml", ("cluster", "variables"))],
 )
-def test_the_cluster_job_calls_nothing_that_a_fresh_checkout_has_not(
+def test_the_cluster_job_calls_only_programs_of_a_fresh_checkout(
     name: str, variables: tuple[str, ...]
 ) -> None:
-    """A runner cleans its checkout of what git ignores, and so of a .venv in it."""
+    """A runner removes files that git ignores from its checkout, such as a .venv."""
     page = loaded(name)
     [program] = [
         shlex.split(line)[0] for line in commands_of(page) if "--mnode-launcher=slurm" in line
@@ -88,7 +88,7 @@ def test_the_cluster_job_calls_nothing_that_a_fresh_checkout_has_not(
 
 
 def test_the_cluster_job_has_more_time_than_its_queue_and_its_allocation() -> None:
-    """An hour in the queue, what --time says, and a rest for what is built and written."""
+    """An hour in the queue, the value of --time, and the time to build and to write results."""
     hours = 1 + 2
     assert loaded("github.yml")["jobs"]["cluster"]["timeout-minutes"] >= (hours + 0.5) * 60
     words = loaded("gitlab.yml")["cluster"]["timeout"].split()
@@ -97,9 +97,9 @@ def test_the_cluster_job_has_more_time_than_its_queue_and_its_allocation() -> No
     assert QUEUE_LIMIT_S == 3600
 
 
-def test_the_github_job_is_one() -> None:
+def test_the_github_job_is_valid() -> None:
     page = loaded("github.yml")
-    assert set(page[True]) == {"pull_request", "schedule"}  # YAML takes the key "on" for true
+    assert set(page[True]) == {"pull_request", "schedule"}  # YAML reads the key "on" as true
     for job in page["jobs"].values():
         assert job["timeout-minutes"]
         assert job["runs-on"]
@@ -109,7 +109,7 @@ def test_the_github_job_is_one() -> None:
         assert kept["if"] == "always()"
 
 
-def test_the_gitlab_job_is_one() -> None:
+def test_the_gitlab_job_is_valid() -> None:
     page = loaded("gitlab.yml")
     jobs = {name: job for name, job in page.items() if name != "stages"}
     assert {job["stage"] for job in jobs.values()} == set(page["stages"])

@@ -1,4 +1,4 @@
-"""A file that is no certificate is one line on stderr, by every command that reads one."""
+"""An invalid certificate is one line on stderr, in every command that reads one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ CHANGES: list[tuple[Change, str]] = [
 def line_of(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Path], str]:
-    """What a command prints about a file."""
+    """The line that a command prints about a file."""
     (tmp_path / "good.json").write_text(json_text(GOOD))
 
     def line(bad: Path) -> str:
@@ -94,7 +94,7 @@ def line_of(
     return line
 
 
-def test_what_cannot_be_read(line_of: Callable[[Path], str], tmp_path: Path) -> None:
+def test_unreadable_files(line_of: Callable[[Path], str], tmp_path: Path) -> None:
     (tmp_path / "certificate.json").mkdir()
     assert "certificate.json: is a directory; accepted" in line_of(tmp_path)
     assert "no such file or directory; accepted" in line_of(tmp_path / "missing")
@@ -102,10 +102,10 @@ def test_what_cannot_be_read(line_of: Callable[[Path], str], tmp_path: Path) -> 
     assert "file name too long; accepted" in line_of(tmp_path / ("x" * 300))
 
 
-def test_a_directory_that_may_not_be_searched(
+def test_a_directory_without_search_permission(
     line_of: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a user sees it; root may search all."""
+    """As an ordinary user: root may search all directories."""
     report = tmp_path / "report"
     stat, read_bytes = Path.stat, Path.read_bytes
 
@@ -122,7 +122,7 @@ def test_a_directory_that_may_not_be_searched(
     assert line_of(report).endswith("report: permission denied; accepted: a certificate.json")
 
 
-def test_what_is_no_certificate(line_of: Callable[[Path], str], tmp_path: Path) -> None:
+def test_files_that_are_no_certificate(line_of: Callable[[Path], str], tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     for text, message in TEXTS.items():
         bad.write_text(text)
@@ -131,7 +131,7 @@ def test_what_is_no_certificate(line_of: Callable[[Path], str], tmp_path: Path) 
     assert "not UTF-8" in line_of(bad)
 
 
-def test_what_does_not_fit_together(line_of: Callable[[Path], str], tmp_path: Path) -> None:
+def test_inconsistent_certificates(line_of: Callable[[Path], str], tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     for change, message in CHANGES:
         data = json.loads(json_text(GOOD))
@@ -140,7 +140,7 @@ def test_what_does_not_fit_together(line_of: Callable[[Path], str], tmp_path: Pa
         assert message in line_of(bad)
 
 
-def test_a_kept_file_that_is_bad_does_not_lose_the_run(tmp_path: Path) -> None:
+def test_a_bad_stored_certificate_does_not_lose_the_run(tmp_path: Path) -> None:
     good = keep(tmp_path, GOOD)
     for number, text in enumerate(TEXTS, start=1):
         end = GOOD.run.end + timedelta(days=number)

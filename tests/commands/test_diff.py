@@ -1,4 +1,4 @@
-"""`diff`: noise and change kept apart by each measurement's spread, and other differences."""
+"""`diff`: the spread of each measurement separates noise from change; other differences."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kinds(before: Certificate, after: Certificate) -> list[str]:
         (rate(180, 0.03), rate(176, 0.02), Kind.NOISE),
         (rate(180, 0.03), rate(160, 0.02), Kind.CHANGE),
         (rate(180), rate(179), Kind.UNKNOWN),
-        (skew(9.99, 0.0), skew(10.0, 0.0), Kind.NOISE),  # one last digit
+        (skew(9.99, 0.0), skew(10.0, 0.0), Kind.NOISE),  # the last digit
         (skew(9.99, 0.0), skew(10.01, 0.0), Kind.CHANGE),
         (rate(180), rate(180), Kind.SAME),
         (rate(101, 0.05), rate(99, 0.05), Kind.CHANGE),  # another verdict
@@ -64,13 +64,11 @@ def kinds(before: Certificate, after: Certificate) -> list[str]:
         (errors(0), errors(1), Kind.CHANGE),
     ],
 )
-def test_a_change_is_more_than_the_spread(
-    before: Measurement, after: Measurement, kind: Kind
-) -> None:
+def test_a_change_exceeds_the_spread(before: Measurement, after: Measurement, kind: Kind) -> None:
     assert kinds(certificate(before), certificate(after)) == [kind.value]
 
 
-def test_a_history_gives_the_spread_where_repeats_do_not() -> None:
+def test_a_history_gives_the_spread_if_repeats_do_not() -> None:
     nights = [
         certificate(rate(value), end=FACTS.end + timedelta(days=day))
         for day, value in enumerate([180, 184, 176, 181, 179])
@@ -83,7 +81,7 @@ def test_a_history_gives_the_spread_where_repeats_do_not() -> None:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> list[Path]:
-    """Nights of a rate that scatters by 2 %, and of 150 others."""
+    """Nights with a rate that scatters by 2 %, and with 150 others."""
     steady = [Measurement(f"path {number}", 100, "MB/s") for number in range(150)]
     return [
         keep(tmp_path, certificate(rate(value), *steady, end=FACTS.end + timedelta(days=day)))
@@ -98,7 +96,7 @@ def test_two_kept_files_have_the_history_before_them(
     summed_up = "\n151 measurements in both: 1 within its spread, 150 same\n"
     assert capsys.readouterr().out.endswith(summed_up)
     assert main(["diff", str(kept[0]), str(kept[2])]) == 0
-    assert "differs, spread unknown:\n  busbw" in capsys.readouterr().out  # two before it
+    assert "differs, spread unknown:\n  busbw" in capsys.readouterr().out  # two runs before it
 
 
 def test_later_runs_and_those_of_another_name_are_no_history(kept: list[Path]) -> None:
@@ -143,7 +141,7 @@ def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Printed:
     return of
 
 
-def test_all_that_is_another_is_named(printed: Printed) -> None:
+def test_all_differences_are_named(printed: Printed) -> None:
     before = certificate(
         rate(180, 0.03),
         errors(0),
@@ -202,17 +200,17 @@ def test_a_night_like_the_one_before_says_so(printed: Printed) -> None:
     assert "\nwithin its spread:\n  busbw: 180 GB/s → 181 GB/s (+0.6%), spread 3.0%, better" in out
 
 
-def test_what_one_of_them_did_not_read_is_unknown(printed: Printed) -> None:
+def test_values_read_by_only_one_run_are_unknown(printed: Printed) -> None:
     some = certificate(rate(180), facts=(Fact("kernel", "kernel", (("6.1", "node0"),)),))
     _, out = printed(certificate(rate(180)), some)
     assert "drivers, firmware, packages and settings: unknown, the first has none" in out
 
 
-def test_a_run_with_another_verdict_is_another_though_its_criteria_are_alike(
+def test_another_verdict_is_a_difference_even_with_equal_criteria(
     printed: Printed,
 ) -> None:
     code, out = printed(certificate(rate(180)), certificate(rate(180), nodes=("node0",)))
-    assert code == 0, "the spec names no number"
+    assert code == 0, "the spec promises no number"
     code, out = printed(
         certificate(rate(180), cluster_nodes=4),
         certificate(rate(180), cluster_nodes=4, nodes=("node0",)),
@@ -221,7 +219,7 @@ def test_a_run_with_another_verdict_is_another_though_its_criteria_are_alike(
     assert "the run: certified → partly certified" in out
 
 
-def test_a_lower_rate_is_no_better_for_a_lower_bound() -> None:
+def test_a_lower_rate_with_a_lower_bound_is_not_better() -> None:
     lax = Measurement("busbw", 150, "GB/s", at_least(50))
     [found] = compared(certificate(rate(180)), certificate(lax))
     assert ", worse" in str(found)

@@ -1,4 +1,4 @@
-"""`python -m pytest_mnode expect`: a table, its sources, reasons, and one line for bad input."""
+"""`python -m pytest_mnode expect`: a table, its sources and reasons, and one line for bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`judge`: prints what another spec makes of a certificate, and writes it where asked to."""
+"""`judge`: prints the verdict of a certificate by another spec, and writes it on request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_verdict_follows_the_other_spec(
     spec, written = other(tmp_path, "10 ms"), tmp_path / "again"
     assert main(["judge", str(report), f"--spec={spec}", f"--report={written}"]) == 1
     printed = capsys.readouterr().out
-    # Of a value that passed the certificate names no culprit.
+    # The certificate names no culprit for a passed value.
     assert printed.startswith("NOT certified: preflight failed (skew 0.02 s); passed: 0 of 4 nodes")
     again = json.loads((written / "certificate.json").read_text())
     assert (again["verdict"], again["run"]["spec"]["path"]) == ("not certified", str(spec))

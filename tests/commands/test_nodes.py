@@ -1,4 +1,4 @@
-"""`python -m pytest_mnode nodes`: host lists of a certificate, and one line for bad input."""
+"""`python -m pytest_mnode nodes`: host lists from a certificate, and one line for bad input."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_json_has_date_and_evidence(report: Path, capsys: pytest.CaptureFixture[
     assert second["evidence"] == "mesh: failed"
 
 
-def test_a_pass_expires_though_no_run_says_so(
+def test_a_pass_expires_without_a_new_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_report(tmp_path, certificate(PASSED, end=NOW - timedelta(days=8)))
@@ -95,7 +95,7 @@ def test_a_pass_expires_though_no_run_says_so(
         assert capsys.readouterr().out == printed
 
 
-def test_nobody_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_report(tmp_path, certificate(PASSED))
     for how in ("slurm", "lines"):
         assert main(["nodes", str(tmp_path), "--failed", f"--format={how}"]) == 0

@@ -1,4 +1,4 @@
-"""`python -m pytest_mnode page`: the page that the run wrote, from certificate.json alone."""
+"""`python -m pytest_mnode page`: the same page as the run's, from certificate.json alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_the_page_is_the_one_of_the_run(
     assert page.read_text() == before
 
 
-def test_it_goes_where_it_is_asked_for(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_written_to_the_requested_path(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     elsewhere = report / "page.html"
     assert main(["page", str(report), f"--output={elsewhere}"]) == 0
     assert elsewhere.read_text() == (report / "certificate.html").read_text()

@@ -1,4 +1,4 @@
-"""`sign` and `verify`: what was changed is named, and other keys and bad input are kept apart."""
+"""`sign` and `verify`: changes are named, and other keys and bad input are distinguished."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def verify(report: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> tuple
     return code, [*captured.out.splitlines(), *captured.err.splitlines()]
 
 
-def test_what_was_changed_is_named(
-    report: Path, keys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_changes_are_named(report: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sign", str(report.parent), f"--key={keys / 'ours'}"]) == 0
     assert verify(report, keys / "ours.pub", capsys) == (0, [f"{report}: as it was signed"])
     data: dict[str, Any] = json.loads(report.read_text())
@@ -165,7 +163,7 @@ def test_bad_input_is_one_line(
     assert "no certificate; accepted" in line_of("sign", path, f"--key={keys / 'ours'}")
 
 
-def test_an_ssh_keygen_that_knows_no_signatures_is_no_changed_certificate(
+def test_an_ssh_keygen_without_signatures_is_not_reported_as_a_change(
     report: Path,
     keys: Path,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""Agents of nodes that are other machines: how they end, and what is reported of it."""
+"""Agents of nodes on other machines: how they end, and the report of it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pytest_mnode.protocol.channel import Keys
 
 NODES = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
 WELL = ["cat"]
-"""Ends with its input, as an agent does."""
+"""Ends with its input, like an agent."""
 
 
 @dataclass
 class TwoMachines:
-    """A launcher of other machines; `runs` is what is started on each in place of an agent."""
+    """A launcher of two other machines; `runs` is started on each in place of an agent."""
 
     runs: dict[str, list[str]]
     name: str = "ssh"
@@ -68,14 +68,14 @@ def agent_settings(opened: Agents, number: int) -> dict[str, Any]:
     return found
 
 
-def test_each_node_has_an_agent_of_its_own(opened: Agents) -> None:
+def test_each_node_has_its_own_agent(opened: Agents) -> None:
     assert opened.nodes == [(NODES[0],), (NODES[1],)]
     first, second = agent_settings(opened, 0), agent_settings(opened, 1)
     assert [first["endpoint"], second["endpoint"]] == ["tcp://10.0.0.9:1", "tcp://10.1.0.9:1"]
     assert [node["name"] for node in second["nodes"]] == ["n1"]
     assert (first["run_dir"], first["log_dir"], first["remote"]) == ("", "", True)
     assert first["run_id"] == opened.run_dir
-    assert first["open_files"] is None  # its machine has a limit of its own
+    assert first["open_files"] is None  # its machine has a separate limit
     assert sys.prefix in first["prefixes"]
 
 
@@ -97,7 +97,7 @@ def test_each_node_has_an_agent_of_its_own(opened: Agents) -> None:
     ],
     indirect=["opened"],
 )
-def test_one_that_ends_says_why(opened: Agents, how: str) -> None:
+def test_an_ended_agent_reports_its_reason(opened: Agents, how: str) -> None:
     end = time.monotonic() + 10.0
     while not (ended := opened.ended()):
         assert time.monotonic() < end
@@ -118,7 +118,7 @@ def test_a_silent_agent_names_the_endpoint_to_check(
     assert opened.silent(0.05)[0] == "no message for 0 s"
 
 
-def test_one_that_is_started_again_has_another_name(opened: Agents) -> None:
+def test_a_restarted_agent_has_another_name(opened: Agents) -> None:
     opened.heard(1)
     assert opened.known == ["agent/1.0"]
     opened.open_again(1)
@@ -132,7 +132,7 @@ def test_one_that_is_started_again_has_another_name(opened: Agents) -> None:
 @pytest.mark.parametrize(
     "opened", [{"n0": WELL, "n1": ["sh", "-c", "echo gone; exit 1"]}], indirect=True
 )
-def test_the_last_words_are_of_the_agent_that_was_started_last(opened: Agents) -> None:
+def test_the_last_output_is_that_of_the_newest_agent(opened: Agents) -> None:
     end = time.monotonic() + 10.0
     while not opened.ended():
         assert time.monotonic() < end
@@ -143,7 +143,7 @@ def test_the_last_words_are_of_the_agent_that_was_started_last(opened: Agents) -
     assert opened.last_words(1) == ""
 
 
-def test_what_all_agents_are_to_know_waits_until_each_is_heard_of(opened: Agents) -> None:
+def test_messages_to_all_agents_wait_until_each_is_connected(opened: Agents) -> None:
     sent: list[tuple[str, str]] = []
     opened._send = lambda peer, message: sent.append((peer, message))
     opened.heard(0)

@@ -1,4 +1,4 @@
-"""A run that broke off certifies nothing, whatever its exit status is."""
+"""An interrupted run certifies nothing, whatever its exit status."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ TESTS = """
         ("os._exit(3)", ("-n1",), "the end of a pytest-xdist worker in test_mesh.py::test_b"),
     ],
 )
-def test_it_is_incomplete(tmp_path: Path, end: str, options: tuple[str, ...], why: str) -> None:
+def test_an_interrupted_run_is_incomplete(
+    tmp_path: Path, end: str, options: tuple[str, ...], why: str
+) -> None:
     if options:
         pytest.importorskip("xdist")
     conftest = f"""

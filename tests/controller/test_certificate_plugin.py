@@ -1,4 +1,4 @@
-"""How a run ends that ends itself: a node is lost for good, and nobody interrupted."""
+"""Runs that end themselves because a node is lost for good, without an interruption."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPS = "request.session.shouldstop = 'enough'"
 
 
 def ended(pytester: pytest.Pytester, ends: str, *args: str) -> tuple[int, list[str], str]:
-    """Exit code, reasons of the certificate where one was written, and output."""
+    """Exit code, reasons in the certificate if one was written, and output."""
     write_files(pytester.path, test_mesh=TESTS.format(ends=ends))
     return how_ended(run_here(pytester, *args))
 
@@ -91,7 +91,7 @@ def test_without_a_certificate_the_exit_code_is_pytests_own(pytester: pytest.Pyt
     assert code == pytest.ExitCode.INTERRUPTED, output
     assert f"cut short by {LOST}" in output
     assert "cut short by interrupted" not in output
-    assert "\x1b[1m\x1b[33mincomplete\x1b[0m: " in output  # colours where there is a terminal
+    assert "\x1b[1m\x1b[33mincomplete\x1b[0m: " in output  # colours on a terminal
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_without_a_certificate_the_exit_code_is_pytests_own(pytester: pytest.Pyt
         (f"{LOSES}; raise KeyboardInterrupt", "cut short by interrupted"),
     ],
 )
-def test_what_others_end_is_an_interruption(
+def test_a_run_ended_by_others_is_an_interruption(
     pytester: pytest.Pytester, ends: str, reason: str
 ) -> None:
     code, reasons, output = ended(pytester, ends, "--mnode-report=report")
@@ -111,7 +111,7 @@ def test_what_others_end_is_an_interruption(
     assert "cut short by interrupted" in reasons
 
 
-def test_an_outcome_that_a_plugin_made_up_does_not_certify(pytester: pytest.Pytester) -> None:
+def test_an_outcome_changed_by_a_plugin_does_not_certify(pytester: pytest.Pytester) -> None:
     conftest = """
         import pytest
 
@@ -127,7 +127,7 @@ def test_an_outcome_that_a_plugin_made_up_does_not_certify(pytester: pytest.Pyte
     assert "mesh inconclusive (a plugin reported the outcome 'rerun')" in reasons, (reasons, output)
 
 
-def test_certificates_are_kept_and_the_next_run_knows_them(pytester: pytest.Pytester) -> None:
+def test_certificates_are_kept_and_used_by_the_next_run(pytester: pytest.Pytester) -> None:
     kept = pytester.path / "kept"
     for number in (1, 2):
         _, _, output = ended(pytester, "pass", "--mnode-history=kept", "--mnode-report=report")
@@ -142,7 +142,7 @@ def test_certificates_are_kept_and_the_next_run_knows_them(pytester: pytest.Pyte
     assert "accepted: a directory, or a new name" in run.output
 
 
-def test_what_cannot_be_written_is_named_and_loses_nothing_else(pytester: pytest.Pytester) -> None:
+def test_an_unwritable_file_is_named_and_other_files_are_written(pytester: pytest.Pytester) -> None:
     nowhere = ("--mnode-history=/proc/none/kept", "--mnode-prometheus=/proc/mnode.prom")
     code, reasons, output = ended(pytester, "pass", *nowhere, "--mnode-report=report")
     assert code == pytest.ExitCode.TESTS_FAILED
@@ -155,7 +155,7 @@ def test_what_cannot_be_written_is_named_and_loses_nothing_else(pytester: pytest
     assert "INTERNALERROR" not in output
 
 
-def test_metrics_are_written_where_they_were_asked_for(pytester: pytest.Pytester) -> None:
+def test_metrics_are_written_to_the_requested_path(pytester: pytest.Pytester) -> None:
     _, _, output = ended(pytester, "pass", "--mnode-prometheus=mnode.prom")
     metrics = (pytester.path / "mnode.prom").read_text()
     assert 'mnode_criterion_verdict{criterion="mesh",spec="rack",verdict="pass"} 1.0' in metrics

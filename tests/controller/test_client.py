@@ -1,4 +1,4 @@
-"""A client whose hub does not answer, or whose answer has come by the time it looks."""
+"""A client whose hub does not answer, or whose answer arrives before the client looks."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
         ),
     ],
 )
-def test_what_has_not_come_is_said(client: Client, ask: Callable[[Client], Any], text: str) -> None:
+def test_missing_answers_are_named(client: Client, ask: Callable[[Client], Any], text: str) -> None:
     with pytest.raises(TimeLimitError) as caught:
         ask(client)
     assert str(caught.value) == text
 
 
-def test_an_answer_that_came_in_time_counts_however_late_it_is_read(client: Client) -> None:
+def test_an_answer_in_time_counts_even_if_read_late(client: Client) -> None:
     assert isinstance(client.line, LocalLine)
     for message in ("of another test", Granted(1, 7, ("n0",))):
         client.line.put(pickle.dumps(message))

@@ -1,4 +1,4 @@
-"""One test driven through ranks that a script speaks for: who is waited for, and how long."""
+"""One test driven through scripted ranks: which rank is waited for, and how long."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Answer = Callable[[int, Any], list[Any]]
 
 
 def obedient(rank: int, message: Any) -> list[Any]:
-    """What a rank says that passes its test."""
+    """Messages of a rank that passes its test."""
     match message:
         case RunItem(ordinal=n):
             return [phase(rank, n, "setup"), phase(rank, n, "call"), BodyDone(rank, n)]
@@ -63,7 +63,7 @@ def silent(rank: int, message: Any) -> list[Any]:
 
 
 def record(number: int, shape: str) -> str:
-    """Of a rank that is inside its `number`th call."""
+    """The record of a rank inside its `number`th call."""
     return SEPARATOR.join(
         (INSIDE, str(number), str(number), "", "all_reduce", "", f"of {shape} float32", "a.py:1")
     )
@@ -81,7 +81,7 @@ class Stage:
         self.sent: list[tuple[int, Any]] = []
         self.stacks_taken = 0
         self.records: list[dict[int, str]] = []
-        """What the ranks recorded of their calls, at one poll after the other; the last stays."""
+        """Records of calls of the ranks, one per poll; the last one is repeated."""
         self.aside: list[Any] = []
 
     def tell_ranks(self, world: WorldInfo, message: Any) -> None:
@@ -118,7 +118,7 @@ class Stage:
 
 
 class Stopped(Stage):
-    """The controller stands still, at its first wait for a rank, longer than any limit."""
+    """The controller is stopped at its first wait for a rank, for longer than any limit."""
 
     def next_message(self, timeout_s: float) -> Any:
         if not self.inbox and not self.stacks_taken:
@@ -143,7 +143,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rank_talk, limit, 0.05)
 
 
-def test_all_pass() -> None:
+def test_passes_of_all_ranks_are_a_pass() -> None:
     stage = Stage(obedient, obedient)
     outcome = ran(stage, timeout_s=30)
     assert outcome.clean
@@ -172,7 +172,7 @@ def test_a_failure_starts_the_grace_not_the_limit() -> None:
 
 
 class Busy(Stage):
-    """Rank 1 runs at every poll; after `polls` of them it fails as rank 0 did."""
+    """Rank 1 runs at every poll; after `polls` polls it fails like rank 0."""
 
     polls = 2
 
@@ -187,13 +187,13 @@ class Busy(Stage):
                 self.ranks = (fails, obedient)
 
 
-def test_a_rank_that_runs_has_a_longer_grace_and_its_failure_is_heard() -> None:
+def test_a_running_rank_has_a_longer_grace_and_its_failure_is_reported() -> None:
     outcome = ran(Busy(fails, silent), timeout_s=60)
     assert [state.stuck_in for state in outcome.states.values()] == ["", ""]
     assert outcome.states[1].reports["call"].outcome == "failed"
 
 
-def test_a_rank_that_runs_for_ever_has_not_a_grace_for_ever(
+def test_the_grace_of_a_running_rank_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rank_talk, "MOST_GRACE_S", 0.18)
@@ -213,7 +213,7 @@ def test_calls_that_differ_end_the_test_before_its_limit() -> None:
 
 
 @pytest.mark.parametrize("when", ["setup", "call"])
-def test_a_call_without_a_rank_that_skipped_ends_before_the_limit(when: str) -> None:
+def test_a_call_that_lacks_a_skipped_rank_ends_before_the_limit(when: str) -> None:
     def skips(rank: int, message: Any) -> list[Any]:
         if not isinstance(message, RunItem):
             return obedient(rank, message)
@@ -243,13 +243,13 @@ def test_calls_that_agree_wait_for_the_limit(first: dict[int, str], second: dict
     assert not outcome.deadlocked
 
 
-def test_a_rank_that_makes_calls_is_not_given_up() -> None:
+def test_a_rank_that_makes_calls_is_not_hung() -> None:
     stage = Stage(silent, silent)
     stage.records = [{0: record(n, "[2]"), 1: record(n, "[3]")} for n in range(1, 100)]
     assert not ran(stage, timeout_s=0.5).deadlocked
 
 
-def test_ranks_that_stand_still_have_hung_before_the_limit() -> None:
+def test_ranks_without_progress_are_hung_before_the_limit() -> None:
     stage = Stage(silent, silent)
     alike = {rank: record(9, "[2]") for rank in (0, 1)}
     stage.records = [{rank: record(8, "[2]") for rank in (0, 1)}, alike]
@@ -290,7 +290,7 @@ def test_the_answer_to_an_older_poll_is_ignored() -> None:
 
 
 class NoStacks(Stage):
-    """Nodes are too busy to answer where their ranks are."""
+    """Nodes are too busy to report the stacks of their ranks."""
 
     def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
         self.stacks_taken += poll_id is None
@@ -306,7 +306,7 @@ def test_a_rank_without_an_answer_is_in_the_phase_of_the_others(
     assert ran(stage(other, silent)).states[1].stuck_in == phase
 
 
-def test_a_report_that_crosses_the_question_for_a_stack() -> None:
+def test_a_report_that_crosses_a_stack_request() -> None:
     class Crossing(Stage):
         def take_stacks(self, world: WorldInfo, poll_id: int | None = None) -> None:
             if poll_id is None:
@@ -329,7 +329,7 @@ def test_an_expected_failure_starts_the_grace() -> None:
     assert outcome.states[1].stuck_in
 
 
-def test_no_answer_to_the_last_ping_is_no_pass() -> None:
+def test_no_answer_to_the_last_ping_does_not_pass() -> None:
     def mute(rank: int, message: Any) -> list[Any]:
         return silent(rank, message) if isinstance(message, Ping) else obedient(rank, message)
 
@@ -362,11 +362,11 @@ def test_a_death_that_belongs_to_the_test_before() -> None:
     assert not outcome.clean
 
 
-def test_a_death_before_any_test_is_this_one_s() -> None:
+def test_a_death_before_any_test_belongs_to_this_one() -> None:
     assert not ran(Stage(obedient, dying(None, RunItem, ""))).stillborn
 
 
-def test_what_is_said_of_another_test_or_world_is_not_heard() -> None:
+def test_messages_about_another_test_or_world_are_ignored() -> None:
     def confused(rank: int, message: Any) -> list[Any]:
         if isinstance(message, RunItem):
             return [
@@ -398,14 +398,14 @@ def test_ranks_that_are_not_used_again(last: dict[str, Any]) -> None:
     assert not ran(Stage(obedient, ends_so), timeout_s=30).clean
 
 
-def test_a_stop_of_the_controller_is_no_time_of_the_test() -> None:
+def test_time_in_which_the_controller_was_stopped_does_not_count() -> None:
     outcome = ran(Stopped(obedient, silent), timeout_s=0.5)
     assert not outcome.timed_out
     assert outcome.clean
 
 
 def calls_of_a_test(ranks: int) -> int:
-    """Python functions called while a test passes in so many ranks."""
+    """Number of Python function calls while a test passes in this many ranks."""
     nodes = tuple(f"node{number}" for number in range(ranks))
     world = WorldInfo("w1", Shape(ranks, 1), nodes)
     stage = Stage(*[obedient] * ranks)
@@ -427,5 +427,5 @@ def calls_of_a_test(ranks: int) -> int:
 
 def test_a_test_of_more_ranks_costs_no_more_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("POLL_S", "PONG_LIMIT_S"):
-        monkeypatch.setattr(conduct, limit, 60.0)  # no poll of calls, which depends on the time
+        monkeypatch.setattr(conduct, limit, 60.0)  # no poll of calls, because it depends on time
     assert calls_of_a_test(512) / 512 < 1.1 * calls_of_a_test(64) / 64

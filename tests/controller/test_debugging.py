@@ -1,4 +1,4 @@
-"""Which rank is debugged, and what becomes of its terminal, with ranks that a script speaks for."""
+"""The debugged rank, and its terminal, with scripted ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ENDED: list[Any] = [DebuggerLeft(2, 7), TerminalClosed("w1", 2)]
 
 
 class Stage:
-    """A client, a console and what is sent to them."""
+    """A client, a console, and the messages to them."""
 
     is_worker = False
     debug_rank: int | None = None
@@ -76,7 +76,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Where the user's input is written to, which is no terminal."""
+    """The writing end of the user's input, which is no terminal."""
     read, write = os.pipe()
     with os.fdopen(read) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
@@ -85,7 +85,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         os.close(write)
 
 
-def test_a_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_debugging_session(keys: int, capsys: pytest.CaptureFixture[str]) -> None:
     os.write(keys, b"p 1\n")
     output = TerminalOutput("w1", 2, "é".encode()[:1]), TerminalOutput("w1", 2, "é\n".encode()[1:])
     stage = Stage(OPENED, *output, Pong(0, 7), *ENDED)
@@ -110,7 +110,7 @@ def test_the_end_of_input_is_passed_on_once_in_a_session(keys: int) -> None:
     assert [m.data for m in stage.sent if isinstance(m, TerminalInput)] == [b"", b""]
 
 
-def test_quits() -> None:
+def test_quitting_ends_the_session() -> None:
     stage = Stage(OPENED, DebuggerLeft(2, 7, quit=True), TerminalClosed("w1", 2))
     assert stage.session.attach(ASK, stage.hear)
 
@@ -124,7 +124,7 @@ def test_the_next_breakpoint_comes_before_the_terminal_is_closed() -> None:
     assert not stage.inbox
 
 
-def test_the_first_that_asks_is_the_one() -> None:
+def test_the_first_rank_at_a_breakpoint_is_debugged() -> None:
     stage = Stage(OPENED, *ENDED)
     session = stage.session
     session.attach(ASK, stage.hear)
@@ -132,7 +132,7 @@ def test_the_first_that_asks_is_the_one() -> None:
     assert stage.answers[-1] == (0, DebuggerAnswer())
 
 
-def test_the_chosen_one() -> None:
+def test_the_chosen_rank_is_debugged() -> None:
     stage = Stage(OPENED, *ENDED)
     stage.debug_rank = 2
     session = stage.session
@@ -141,7 +141,7 @@ def test_the_chosen_one() -> None:
     assert stage.answers == [(0, DebuggerAnswer()), (2, DebuggerAnswer("in", "out"))]
 
 
-def test_no_rank_is_the_chosen_one() -> None:
+def test_a_chosen_rank_that_does_not_exist() -> None:
     stage = Stage()
     stage.debug_rank = 4
     session = stage.session
@@ -167,7 +167,7 @@ def test_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.answers == [(2, DebuggerAnswer(error="node1 opened no terminal within 0.05 s"))]
 
 
-def test_a_rank_that_goes_ends_its_session() -> None:
+def test_a_rank_that_ends_closes_its_session() -> None:
     death = Death("node1", "w1", 2, 99, None, 9)
     stage = Stage(OPENED, TerminalClosed("w1", 1), death)
     assert not stage.session.attach(ASK, stage.hear)

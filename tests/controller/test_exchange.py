@@ -1,4 +1,4 @@
-"""Who carries messages: a client of the hub's own process while it waits, else the hub's thread."""
+"""Delivery of messages: by a waiting client in the hub's process, otherwise by the hub's thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLIENT, RANK = "client/1", "rank/w1/0"
 
 
 class Held(Exchange):
-    """Its thread waits for `go` in every message for the hub."""
+    """A hub whose thread waits for `go` in every message to it."""
 
     def __init__(self, switchboard: Switchboard) -> None:
         super().__init__(switchboard)
@@ -66,7 +66,7 @@ def rank(hub: Held, keys: tuple[bytes, Keys]) -> Iterator[Line]:
     line.close()
 
 
-def test_a_client_and_its_ranks_talk_while_the_hub_is_held_up(
+def test_a_client_reaches_its_ranks_while_the_hub_is_blocked(
     hub: Held, client: LocalLine, rank: Line
 ) -> None:
     client.send(HUB, "a slow request")
@@ -79,7 +79,7 @@ def test_a_client_and_its_ranks_talk_while_the_hub_is_held_up(
     assert client.receive(LIMIT_S) == f"answer to {CLIENT}"
 
 
-def test_what_is_for_the_hub_is_handled_in_its_thread_whoever_read_it(
+def test_messages_to_the_hub_are_handled_in_its_thread(
     hub: Held, client: LocalLine, rank: Line
 ) -> None:
     hub.go.set()
@@ -92,7 +92,7 @@ def test_what_is_for_the_hub_is_handled_in_its_thread_whoever_read_it(
 def test_messages_keep_their_order_when_two_threads_read_them(
     client: LocalLine, rank: Line
 ) -> None:
-    """The hub's thread reads what comes while the client does something else."""
+    """The hub's thread reads messages while the client does something else."""
     for number in range(300):
         rank.send(CLIENT, number)
     assert [client.receive(LIMIT_S) for _ in range(300)] == list(range(300))

@@ -70,7 +70,7 @@ def chosen(directory: Path, most: int = ALL, **settings: Any) -> tuple[str, ...]
 
 @pytest.mark.usefixtures("_slurm")
 def test_idle_nodes_of_slurm_those_tested_longest_ago_first(tmp_path: Path) -> None:
-    """Nodes that are planned for a job, drained, used or of another partition are not free."""
+    """Nodes planned for a job, drained, used, or of another partition are not free."""
     assert chosen(tmp_path, launcher="slurm") == ("n0", "n2", "n6")
     keep_runs(tmp_path / "kept", ["host0", "host1"], ["host6", "host0"], ["host2"])
     assert chosen(tmp_path, launcher="slurm") == ("n0", "n6", "n2")
@@ -82,7 +82,7 @@ def test_idle_nodes_of_slurm_those_tested_longest_ago_first(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("_slurm")
-def test_too_few_free_nodes_are_named_with_what_the_others_are(tmp_path: Path) -> None:
+def test_too_few_free_nodes_are_named_with_the_states_of_the_others(tmp_path: Path) -> None:
     text = r"^--mnode-nodes=free: 1 node free: n2 of 4, 2 ALLOCATED, 1 IDLE\+PLANNED; 2 are needed"
     scontrol = tmp_path / "bin/scontrol"
     busy = SCONTROL.replace("host0 State=IDLE", "host0 State=ALLOCATED")
@@ -91,7 +91,7 @@ def test_too_few_free_nodes_are_named_with_what_the_others_are(tmp_path: Path) -
         chosen(tmp_path, launcher="slurm")
 
 
-def test_inside_of_an_allocation_all_of_its_nodes_are(
+def test_inside_an_allocation_all_of_its_nodes_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -100,14 +100,14 @@ def test_inside_of_an_allocation_all_of_its_nodes_are(
     assert chosen(tmp_path) == ("n2", "n3", "n1")
 
 
-def test_all_hosts_of_a_hostfile_are(tmp_path: Path) -> None:
+def test_all_hosts_of_a_hostfile_are_free(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("me@n[1-3]\nn4\n")
     keep_runs(tmp_path / "kept", ["n3", "n4"], ["n1", "n3"])
     assert chosen(tmp_path, 3, hostfile=tmp_path / "hosts", launcher="ssh") == ("n2", "n4", "n1")
 
 
-def test_one_node_has_paths_to_those_tested_before(tmp_path: Path) -> None:
-    """Or two halves that take turns would never measure a path between them."""
+def test_one_node_of_the_previous_run_is_included(tmp_path: Path) -> None:
+    """Otherwise two halves tested in turns would never measure a path between them."""
     (tmp_path / "hosts").write_text("n[1-4]")
     keep_runs(tmp_path / "kept", ["n1", "n2"], paths=True)
     assert chosen(tmp_path, 2, hostfile=tmp_path / "hosts", launcher="ssh") == ("n3", "n1")
@@ -116,7 +116,7 @@ def test_one_node_has_paths_to_those_tested_before(tmp_path: Path) -> None:
 
 
 class FakeApi:
-    """Three nodes, one of which a pod has."""
+    """Three nodes, one of them used by a pod."""
 
     refusal: api.ApiError | None = None
 
@@ -144,8 +144,8 @@ def test_nodes_of_a_kubernetes_with_room_for_a_pod(
         chosen(tmp_path, k8s_template=tmp_path / "pods.yaml")
 
 
-def test_the_rack_has_as_many_as_the_spec_says_and_a_budget_ends_the_run(tmp_path: Path) -> None:
-    """All of the rack is free. No test starts after the budget: the certificate names the rest."""
+def test_the_rack_has_the_spec_s_nodes_and_a_budget_ends_the_run(tmp_path: Path) -> None:
+    """All nodes of the rack are free. No test starts after the budget; the rest is named."""
     page = default_spec_path().read_text().replace("name: rack", "name: rack\nnodes: 3")
     (tmp_path / "spec.yaml").write_text(page)
     mesh = """

@@ -1,4 +1,4 @@
-"""The hub's own loop, turned by hand: what holds it up, and whom it calls lost."""
+"""The hub's loop, driven by the test: what delays it, and which nodes it calls lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BOOT_TURNS = 310
 
 
 class TwoMachines(Launcher):
-    """Two machines, whose agents say nothing by themselves; what is asked of it waits for `go`."""
+    """Two machines whose agents send nothing by themselves; requests to it wait for `go`."""
 
     name = "ssh"
     shared_kernel = False
@@ -83,7 +83,7 @@ class Slow(LauncherRequest):
 
 @dataclass
 class Switchboard:
-    """Messages that wait to be read, and those that were sent."""
+    """Queues of messages to be read, and of sent messages."""
 
     queued: deque[tuple[str, str, bytes]] = field(default_factory=deque)
     sent: list[Any] = field(default_factory=list)
@@ -111,7 +111,7 @@ def hub_of(launcher: Any, directory: Path) -> Hub:
 
 @pytest.fixture
 def hub(launcher: TwoMachines, tmp_path: Path) -> Iterator[Hub]:
-    """Started, and it has heard of both agents."""
+    """A started hub that has messages from both agents."""
     made = hub_of(launcher, tmp_path)
     made.local_line("client/0").send(HUB, StartPool())
     beat(made)
@@ -122,18 +122,18 @@ def hub(launcher: TwoMachines, tmp_path: Path) -> Iterator[Hub]:
 
 
 def beat(hub: Hub) -> None:
-    """A word of each agent, to be read."""
+    """Queue a message from each agent."""
     queued: deque[tuple[str, str, bytes]] = hub.switchboard.queued  # type: ignore[attr-defined]
     queued += [("", HUB, pickle.dumps(AgentAlive(agent))) for agent in (0, 1)]
 
 
 def pass_time(hub: Hub, seconds: float) -> None:
-    """Since the hub last looked at its clock."""
+    """Seconds since the hub last read its clock."""
     hub.agents.clock._read -= seconds
 
 
 def answer(hub: Hub, line: LocalLine) -> Any:
-    """The next message, for which the hub may have to turn again."""
+    """The next message; turns the hub if needed."""
     for _ in range(int(LIMIT_S / 0.1)):
         hub.turn()
         if (message := line.receive(0.1)) is not None:
@@ -145,7 +145,9 @@ def lost(hub: Hub) -> list[str]:
     return [name for name, state in hub.nodes.items() if state.lost]
 
 
-def test_a_call_of_the_launcher_holds_up_nobody(hub: Hub, launcher: TwoMachines) -> None:
+def test_a_slow_launcher_call_does_not_delay_other_messages(
+    hub: Hub, launcher: TwoMachines
+) -> None:
     first, second = hub.local_line("client/1"), hub.local_line("client/2")
     first.send(HUB, AskLauncher(1, Slow("n0")))
     second.send(HUB, AskLauncher(7, Slow("n1")))
@@ -165,7 +167,7 @@ def test_a_call_of_the_launcher_holds_up_nobody(hub: Hub, launcher: TwoMachines)
 def test_power_of_a_node_is_switched_in_the_order_of_the_calls(
     hub: Hub, launcher: TwoMachines
 ) -> None:
-    """As where Ctrl-C ends the wait for the first, and the test's end has the node booted."""
+    """For example if Ctrl-C ends the wait for the first call, and the test's end boots the node."""
     line = hub.local_line("client/1")
     line.send(HUB, AskLauncher(1, PowerOff("n0")))
     line.send(HUB, AskLauncher(2, PowerOn("n0")))
@@ -176,7 +178,7 @@ def test_power_of_a_node_is_switched_in_the_order_of_the_calls(
     assert lost(hub) == []
 
 
-def test_a_node_that_two_clients_have_booted_is_booted_once(hub: Hub) -> None:
+def test_two_requests_to_boot_a_node_boot_it_once(hub: Hub) -> None:
     hub._node_lost("n1", "unplugged")
     lines = [hub.local_line(f"client/{number}") for number in (1, 2)]
     for line in lines:
@@ -185,14 +187,14 @@ def test_a_node_that_two_clients_have_booted_is_booted_once(hub: Hub) -> None:
     assert hub.agents._agents[1].incarnation == 1
 
 
-def test_an_error_in_a_launcher_is_the_answer_of_that_call_alone(hub: Hub) -> None:
+def test_an_error_in_a_launcher_call_affects_that_call_alone(hub: Hub) -> None:
     line = hub.local_line("client/1")
     line.send(HUB, AskLauncher(1, SlurmNames()))
     assert answer(hub, line) == Refused(1, "ClusterError", "KeyError: 'n7'")
     assert hub.desk.failure is None
 
 
-def test_what_comes_while_the_hub_is_held_up_is_read_before_it_judges(hub: Hub) -> None:
+def test_messages_that_arrive_while_the_hub_is_delayed_are_read_first(hub: Hub) -> None:
     for _ in range(14):
         pass_time(hub, 1.0)
         hub.turn()
@@ -203,7 +205,7 @@ def test_what_comes_while_the_hub_is_held_up_is_read_before_it_judges(hub: Hub) 
 
 
 @pytest.mark.parametrize("stall_s", [16.0, 3600.0])
-def test_time_in_which_the_hub_stood_still_is_no_silence(hub: Hub, stall_s: float) -> None:
+def test_time_in_which_the_hub_was_stopped_is_no_silence(hub: Hub, stall_s: float) -> None:
     for _ in range(3):
         pass_time(hub, stall_s)
         hub.turn()
@@ -223,12 +225,12 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
 
 
 def torch_starts(hub: Hub) -> int:
-    """How many agents were asked to import torch."""
+    """Number of agents that were told to import torch."""
     return sum(isinstance(m, StartForkServer) for m in hub.switchboard.sent)  # type: ignore[attr-defined]
 
 
 def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
-    """A test in the controller has its nodes before."""
+    """A test in the controller gets its nodes before."""
     line = hub.local_line("client/1")
     line.send(HUB, collected(ranks=False))
     line.send(HUB, LeaseNodes(1, None, True, "a test", ranks=False))
@@ -247,7 +249,7 @@ def test_other_machines_import_torch_when_a_world_is_wanted(hub: Hub) -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_tests_in_ranks_have_torch_imported_before_nodes_are_given(hub: Hub, early: bool) -> None:
-    """early: when the tests are known; what needs no ranks does not wait for it."""
+    """early: once the tests are known; tests without ranks do not wait for it."""
     line, other = hub.local_line("client/1"), hub.local_line("client/2")
     line.send(HUB, collected(ranks=early))
     other.send(HUB, LeaseNodes(1, None, True, "a test in the controller", ranks=False))
@@ -302,7 +304,7 @@ OFFERED = {Local: (), Ssh: (PowerOff, PowerOn), Slurm: (PowerOff, PowerOn, Slurm
     + [(Rack, SlurmNames())],
     ids=lambda value: getattr(value, "name", type(value).__name__),
 )
-def test_what_a_launcher_cannot_do_is_said_in_words(
+def test_unsupported_launcher_calls_have_an_error(
     kind: type[Launcher], request_: LauncherRequest
 ) -> None:
     with pytest.raises(ClusterError) as refused:

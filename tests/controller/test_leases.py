@@ -1,4 +1,4 @@
-"""Leases: whole or not at all, first come first served, and never a deadlock."""
+"""Leases: all nodes or none, first come first served, and never a deadlock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def granted(desk: Leases) -> dict[str, tuple[str, ...]]:
     return {c: a.nodes for c, a in desk.answers() if isinstance(a, Granted)}
 
 
-def test_two_get_disjoint_nodes_and_a_third_waits() -> None:
+def test_two_requests_get_disjoint_nodes_and_a_third_waits() -> None:
     desk = leases()
     for client in "abc":
         ask(desk, client, 2)
@@ -50,7 +50,7 @@ def test_a_small_request_does_not_overtake_a_large_one() -> None:
     assert list(granted(desk)) == ["large"]
 
 
-def test_who_measures_is_alone() -> None:
+def test_an_exclusive_lease_is_alone() -> None:
     desk = leases()
     ask(desk, "a", 1)
     ask(desk, "measures", 1, exclusive=True)
@@ -73,7 +73,7 @@ def test_a_lost_node_is_named() -> None:
     assert answer.text == text
 
 
-def test_what_a_gone_client_waited_for_is_forgotten() -> None:
+def test_requests_of_a_lost_client_are_removed() -> None:
     desk = leases()
     ask(desk, "a", 4)
     granted(desk)
@@ -84,7 +84,7 @@ def test_what_a_gone_client_waited_for_is_forgotten() -> None:
     assert granted(desk) == {}
 
 
-def test_a_request_that_is_withdrawn_holds_up_nobody() -> None:
+def test_a_withdrawn_request_does_not_delay_others() -> None:
     desk = leases()
     ask(desk, "a", 2)
     granted(desk)
@@ -92,17 +92,17 @@ def test_a_request_that_is_withdrawn_holds_up_nobody() -> None:
     ask(desk, "small", 1, seq=7)
     assert granted(desk) == {}
     assert desk.forget("large", 6) == []
-    assert granted(desk) == {}, "request 7 was withdrawn for request 6"
+    assert granted(desk) == {}, "request 7 was withdrawn instead of request 6"
     assert desk.forget("large", 7) == []
     assert granted(desk) == {"small": ("node2",)}
 
 
-def test_a_grant_that_comes_too_late_is_given_back() -> None:
+def test_a_lease_granted_too_late_is_returned() -> None:
     desk = leases()
     ask(desk, "a", 1, seq=1)
     ask(desk, "b", 1, seq=1)
     ask(desk, "a", 1, seq=2)
-    assert granted(desk) == {"a": ("node2",), "b": ("node1",)}  # the last of each
+    assert granted(desk) == {"a": ("node2",), "b": ("node1",)}  # the last answer to each
     [late] = desk.forget("a", 2)
     assert desk.out[late].nodes == ("node2",)
     desk.give_back(late)
@@ -114,7 +114,7 @@ def test_a_grant_that_comes_too_late_is_given_back() -> None:
     requests=st.lists(st.tuples(st.integers(1, 4) | st.none(), st.booleans()), max_size=30),
     order=st.randoms(),
 )
-def test_everybody_is_served_whatever_the_order(
+def test_every_request_is_served_in_any_order(
     requests: Sequence[tuple[int | None, bool]], order: Random
 ) -> None:
     desk = leases()
@@ -126,7 +126,7 @@ def test_everybody_is_served_whatever_the_order(
         served += granted(desk)
         held = [name for lease in desk.out.values() for name in lease.nodes]
         assert len(held) == len(set(held)), "a node was leased twice"
-        assert desk.out, "nobody holds anything, and yet nobody is served"
+        assert desk.out, "no lease is held, but a waiting request is not served"
         alone = [lease for lease in desk.out.values() if lease.exclusive]
         assert not alone or len(desk.out) == 1
         desk.give_back(order.choice(sorted(desk.out)))

@@ -1,4 +1,4 @@
-"""What is waited for before the first test is printed on a terminal, once, and not in a log."""
+"""Waits before the first test, printed once on a terminal, and not in a log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_mnode.progress import progress
 
 
 @pytest.mark.parametrize("isatty", [True, False])
-def test_who_is_waited_for_before_the_first_test(isatty: bool) -> None:
+def test_nodes_waited_for_before_the_first_test_are_named(isatty: bool) -> None:
     lines: list[str] = []
     terminal = SimpleNamespace(isatty=isatty, write_line=lines.append)
     plugins = SimpleNamespace(getplugin={"terminalreporter": terminal}.get)
@@ -29,7 +29,7 @@ def test_who_is_waited_for_before_the_first_test(isatty: bool) -> None:
     assert lines == (waits if isatty else [])
 
 
-def test_a_limit_that_raises_is_left_to_its_test(pytester: pytest.Pytester) -> None:
+def test_a_limit_function_that_raises_fails_only_its_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest

@@ -43,5 +43,5 @@ WAITS = replace(SWEEP, awaited="rank 2 of 4 on node2")
         (Facts("gang", "A runs", 61.0, done=0, total=0), 80, "gang: A runs, 1:01"),
     ],
 )
-def test_what_gives_way_first(facts: Facts, width: int, text: str) -> None:
+def test_parts_are_dropped_in_order_of_importance(facts: Facts, width: int, text: str) -> None:
     assert live_text(facts, width) == text

@@ -1,4 +1,4 @@
-"""A run of a part of the criteria's tests certifies nothing, however the rest was left out."""
+"""A run of a part of the tests certifies nothing, however the others were deselected."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def cut_short(directory: Path, *args: str) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["alone", "xdist"])
-def test_what_is_left_out_is_noted(tmp_path: Path, workers: list[str]) -> None:
+def test_deselected_tests_are_noted(tmp_path: Path, workers: list[str]) -> None:
     write_files(tmp_path, test_it=TESTS)
     assert cut_short(tmp_path, *workers) == []
     (tmp_path / "mended").touch()
     assert cut_short(tmp_path, *workers, "--lf", ".") == ["--lf"]
-    assert cut_short(tmp_path, *workers, "--lf", ".") == []  # nothing failed before
+    assert cut_short(tmp_path, *workers, "--lf", ".") == []  # no test failed before
     assert cut_short(tmp_path, *workers, "-k", "right") == ["1 tests deselected"]
 
 
-def test_also_where_only_the_tests_ask_for_nodes(tmp_path: Path) -> None:
+def test_deselected_tests_are_noted_if_only_tests_request_nodes(tmp_path: Path) -> None:
     module = """
         import pytest
         pytestmark = pytest.mark.criterion

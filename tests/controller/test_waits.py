@@ -1,4 +1,4 @@
-"""Waits for the hub that are cut short: their requests are withdrawn, whatever ended them."""
+"""Waits for the hub that are interrupted: their requests are withdrawn, whatever ended them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.inner import run_pytest, write_files
 
 
 class Line:
-    """The hub's other end: keeps what it is sent, answers with what `answer` gives or raises."""
+    """The hub's end: stores sent messages; answers with what `answer` returns or raises."""
 
     def __init__(self, answer: Callable[[int], Any]) -> None:
         self.answer = answer
@@ -83,14 +83,14 @@ def test_a_wait_that_ends_without_its_answer_withdraws_its_request(
     assert withdrawn == Withdraw(asked.seq)
 
 
-def test_an_answer_that_came_is_kept() -> None:
+def test_an_answer_that_arrived_is_kept() -> None:
     line = Line(lambda seq: Granted(seq, 4, ("n0",)))
     assert Client("client/1", line).lease(1, False, "a test") == Lease(4, ("n0",))
     assert [type(message) for message in line.sent] == [LeaseNodes]
 
 
 class Desk:
-    """Worlds of one node each on four nodes, one lease and client for each node."""
+    """Worlds of one node each on four nodes, one lease and client per node."""
 
     def __init__(self) -> None:
         names = [f"n{i}" for i in range(4)]
@@ -109,21 +109,21 @@ class Desk:
         )
 
     def ask(self, number: int, seq: int) -> str:
-        """The name of the world that is launched, "" where none is."""
+        """The name of the launched world; "" if none is."""
         before = set(self.worlds.worlds)
         self.worlds.opening.append((f"client/n{number}", OpenWorld(seq, number + 1, 1, False)))
         self.worlds.open()
         return next(iter(set(self.worlds.worlds) - before), "")
 
     def forget(self, number: int, seq: int) -> list[Any]:
-        """What agents receive when a request is withdrawn."""
+        """Messages to agents when a request is withdrawn."""
         count = len(self.to_agents)
         self.worlds.forget(f"client/n{number}", seq)
         return self.to_agents[count:]
 
 
 @pytest.mark.parametrize("came_up", [False, True])
-def test_a_world_that_nobody_waits_for_is_stopped(came_up: bool) -> None:
+def test_a_world_without_a_waiting_client_is_stopped(came_up: bool) -> None:
     desk = Desk()
     other, name = desk.ask(0, 2), desk.ask(1, 2)
     if came_up:
@@ -133,10 +133,10 @@ def test_a_world_that_nobody_waits_for_is_stopped(came_up: bool) -> None:
     assert set(desk.worlds.worlds) == {other}
     sent = len(desk.sent)
     desk.worlds.hello(name, 0)
-    assert len(desk.sent) == sent, "a world was handed to nobody"
+    assert len(desk.sent) == sent, "a world was given to no client"
 
 
-def test_one_that_is_not_launched_yet_never_is() -> None:
+def test_a_withdrawn_world_that_is_not_launched_yet_never_starts() -> None:
     desk = Desk()
     desk.worlds.nodes["n2"].store_port = None
     assert desk.ask(2, 2) == ""
@@ -151,15 +151,15 @@ def test_an_idle_world_answers_the_last_request_it_was_given_for() -> None:
     name = desk.ask(3, 2)
     desk.worlds.hello(name, 0)
     desk.worlds.close(CloseWorld(name, True))
-    assert desk.forget(3, 2) == [], "it is idle, and may serve others"
+    assert desk.forget(3, 2) == [], "the world is idle, and may serve other clients"
     assert desk.ask(3, 3) == ""
     assert [m.seq for _, m in desk.sent if isinstance(m, Opened)] == [2, 3]
     assert desk.forget(3, 2) == []
     assert desk.forget(3, 3) == [StopWorld("n3", name)]
 
 
-def test_a_test_that_is_cut_short_while_it_waits_leaves_no_nodes_leased(tmp_path: Path) -> None:
-    """Under pytest-xdist: its worker lives on, and so would the lease that comes too late."""
+def test_a_test_interrupted_while_it_waits_leaves_no_lease(tmp_path: Path) -> None:
+    """Under pytest-xdist its worker continues, and would keep a lease that is granted too late."""
     pytest.importorskip("xdist")
     write_files(
         tmp_path,

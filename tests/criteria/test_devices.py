@@ -23,7 +23,7 @@ def recorded(*rates: float | None, floor: float | None = None) -> dict[str, Meas
     return {m.name: m for m in judge_rates(found)}
 
 
-def test_the_slow_rank_is_named_with_its_figure_the_median_and_the_cause() -> None:
+def test_the_slow_rank_is_named_with_its_value_the_median_and_the_cause() -> None:
     found = recorded(100, 40, 98, 101)["matmul float32, slowest rank"]
     assert found.verdict is Verdict.FAIL
     assert found.value == 40
@@ -31,7 +31,7 @@ def test_the_slow_rank_is_named_with_its_figure_the_median_and_the_cause() -> No
     assert found.source == "at_least_fraction 0.8 × 100, the median of 4 ranks"
 
 
-def test_healthy_ranks_pass_and_nobody_is_named() -> None:
+def test_healthy_ranks_pass_without_a_culprit() -> None:
     found = recorded(100, 97, 98, 101)
     assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
     assert found["matmul float32, slowest rank"].culprit is None
@@ -39,24 +39,24 @@ def test_healthy_ranks_pass_and_nobody_is_named() -> None:
 
 
 def noisy(*repeats: tuple[float, ...], shared: bool = False) -> Measurement:
-    """Ranks that all reach 100, by the median of these repeats."""
+    """Ranks that all reach 100, the median of these repeats."""
     rows = tuple(RankRate(f"rank {i}", 100, "", repeats=one) for i, one in enumerate(repeats))
     promise = MatmulPromise(at_least_fraction=0.8, dtypes=("float32",))
     return judge_rates(Comparison("matmul", "GFLOP/s", promise, None, rows, "how", shared))[0]
 
 
-def test_the_noisiest_rank_says_which_loss_would_have_been_found() -> None:
+def test_the_noisiest_rank_sets_the_detection_limit() -> None:
     steady, restless = (99, 100, 101, 100, 100), (98, 100, 101, 100, 99)
     found = noisy(steady, restless)
     assert found.verdict is Verdict.PASS
     assert found.detection is not None
     assert found.detection.blur == pytest.approx(0.145)  # 14.5 × MAD 1 / 100
     assert found.detection.share == pytest.approx(1 - 80 / 114.5)
-    assert noisy(steady, ()).detection is None, "a rank whose noise is not known"
+    assert noisy(steady, ()).detection is None, "the noise of one rank is unknown"
 
 
-def test_noise_that_hides_more_than_the_bound_lets_go_is_inconclusive() -> None:
-    """Unless the noise is that of other programs: nodes share a machine."""
+def test_noise_larger_than_the_margin_is_inconclusive() -> None:
+    """Unless other programs cause the noise, because nodes share a machine."""
     wild = (90, 98, 100, 102, 110)
     found = noisy(wild, wild)
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -65,7 +65,7 @@ def test_noise_that_hides_more_than_the_bound_lets_go_is_inconclusive() -> None:
     assert noisy(wild, wild, shared=True).verdict is Verdict.PASS
 
 
-def test_where_most_are_slow_they_are_named_beside_the_fastest() -> None:
+def test_if_most_ranks_are_slow_they_are_compared_with_the_fastest() -> None:
     found = recorded(30, 31, 100)["matmul float32, slowest rank"]
     assert found.verdict is Verdict.FAIL
     assert found.culprit == (
@@ -80,7 +80,7 @@ def test_where_most_are_slow_they_are_named_beside_the_fastest() -> None:
         ((100,), "a single rank has no other rank to be"),
     ],
 )
-def test_what_cannot_be_compared_is_inconclusive(
+def test_ranks_that_cannot_be_compared_are_inconclusive(
     rates: tuple[float | None, ...], note: str
 ) -> None:
     found = recorded(*rates)["matmul float32, slowest rank"]
@@ -88,7 +88,7 @@ def test_what_cannot_be_compared_is_inconclusive(
     assert note in found.note
 
 
-def test_a_floor_finds_them_all_slow() -> None:
+def test_an_absolute_floor_fails_equally_slow_ranks() -> None:
     found = recorded(50, 51, 49, floor=60)
     assert found["matmul float32, slowest rank"].verdict is Verdict.PASS
     floor = found["matmul float32, slowest rank against its floor"]
@@ -112,7 +112,7 @@ def test_a_floor_finds_them_all_slow() -> None:
         (Load(0, (), None, None), ("inconclusive", "inconclusive"), None),
     ],
 )
-def test_a_gpu_that_is_held_back_under_load_is_named(
+def test_a_gpu_throttled_under_load_is_named(
     load: Load, verdicts: tuple[str, str], culprit: str | None
 ) -> None:
     fine = Load(50, (), 1700, 0.0)
@@ -148,12 +148,12 @@ def test_the_pcie_speed_of_a_gpu_is_judged_while_it_copies(
     ("alone", "at_once", "verdicts"),
     [
         ((55, 54), (55, 54), ("pass", "pass")),
-        ((55, 54), (28, 27), ("fail", "pass")),  # two GPUs share a way to memory
+        ((55, 54), (28, 27), ("fail", "pass")),  # two GPUs share a path to memory
         ((55, 26), (55, 54), ("pass", "fail")),
         ((55, None), (55, 54), ("pass", "inconclusive")),
     ],
 )
-def test_copies_at_once_and_alone_have_bounds_of_their_own(
+def test_simultaneous_and_single_copies_have_separate_bounds(
     alone: tuple[float | None, ...], at_once: tuple[float, ...], verdicts: tuple[str, str]
 ) -> None:
     keys = {"at_least_fraction": 0.1, "at_least_gbytes_s": 40, "alone_at_least_gbytes_s": 50}

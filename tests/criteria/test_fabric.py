@@ -1,4 +1,4 @@
-"""Judges of sweeps: bounds of the plateau, what NICs carry, what is not measured, the traffic."""
+"""Judges of sweeps: bounds of the plateau, bytes carried by NICs, missing values, and traffic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.measuring.sweeps import (
 )
 
 
-def test_the_plateau_is_judged_and_says_how() -> None:
+def test_the_plateau_is_judged_with_its_formula() -> None:
     found = recorded(judged([row(64 * KIB, 0.5), row(MIB, 0.9)]))
     assert {name: m.verdict for name, m in found.items()} == {
         "all_reduce 64 KiB #wrong": Verdict.PASS,
@@ -62,10 +62,10 @@ def test_wrong_values_fail_at_any_rate_and_any_size() -> None:
         (PINNED, 1.06, Verdict.FAIL),
         (PINNED, 1.875, Verdict.FAIL),
         (GLOO_RING, 1.06, Verdict.FAIL),
-        (DEFAULT, 1.875, None),  # a hierarchy may, legally
+        (DEFAULT, 1.875, None),  # a hierarchical algorithm may exceed it
     ],
 )
-def test_a_ring_is_no_faster_than_its_nics(
+def test_a_ring_faster_than_its_nics_fails(
     algorithm: Algorithm, of_the_line: float, verdict: Verdict | None
 ) -> None:
     found = recorded(judged([row(MIB, of_the_line)], algorithm))
@@ -75,10 +75,10 @@ def test_a_ring_is_no_faster_than_its_nics(
     assert promised.verdict is Verdict.PASS
     for measurement in beside:
         named = "fabric.line_rate" in str(measurement.culprit)
-        assert named is (verdict is Verdict.FAIL)  # who passes is not to blame
+        assert named is (verdict is Verdict.FAIL)  # a passed measurement has no culprit
 
 
-def test_ring_and_default_are_recorded_side_by_side() -> None:
+def test_ring_and_default_algorithm_are_both_recorded() -> None:
     found = {
         **recorded(judged([row(MIB, 0.9)], PINNED)),
         **recorded(judged([row(MIB, 1.5)], DEFAULT)),
@@ -93,7 +93,7 @@ def test_ring_and_default_are_recorded_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(("size_bytes", "verdict"), [(64 * KIB, None), (MIB, Verdict.INCONCLUSIVE)])
-def test_what_could_not_be_measured_is_inconclusive_where_it_counts(
+def test_unmeasured_sizes_are_inconclusive_on_the_plateau(
     size_bytes: int, verdict: Verdict | None
 ) -> None:
     left_out = Unmeasured(size_bytes, "needs 32 GiB on every rank")
@@ -126,7 +126,7 @@ def test_each_algorithm_has_its_curve() -> None:
         ([None, None], None, Verdict.INCONCLUSIVE),
     ],
 )
-def test_who_must_send_sends_over_the_fabric(
+def test_ranks_that_send_must_use_the_fabric(
     traffic: list[dict[str, int] | None], value: float | None, verdict: Verdict
 ) -> None:
     nodes = [

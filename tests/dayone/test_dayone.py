@@ -45,7 +45,7 @@ def beside_all(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
 
 
 def messages(run: InnerRun) -> dict[str, str]:
-    """First line of what junit says of each test that did not pass."""
+    """First line of the junit message of each test that did not pass."""
     return {
         name: str(child.get("message")).partition("\n")[0]
         for name, case in run.cases().items()
@@ -55,7 +55,7 @@ def messages(run: InnerRun) -> dict[str, str]:
 
 
 def recorded(run: InnerRun) -> dict[str, dict[str, str]]:
-    """What tests recorded themselves."""
+    """Properties recorded by the tests."""
     return {
         name: {key: value for key, value in own.items() if not key.startswith("mnode.")}
         for name in run.cases()
@@ -63,7 +63,7 @@ def recorded(run: InnerRun) -> dict[str, dict[str, str]]:
     }
 
 
-def test_it_works_at_the_first_try(plain: InnerRun) -> None:
+def test_every_test_of_the_project_passes(plain: InnerRun) -> None:
     outcomes = plain.outcomes()
     assert len(outcomes) == 25
     assert {name for name, outcome in outcomes.items() if outcome != "passed"} == set(FAILED), (
@@ -80,7 +80,7 @@ def test_results_are_the_same_beside_all_plugins(plain: InnerRun, beside_all: In
     assert recorded(beside_all) == recorded(plain)
 
 
-def test_the_plugins_were_there(beside_all: InnerRun) -> None:
+def test_the_plugins_were_loaded(beside_all: InnerRun) -> None:
     here = beside_all.junit.parent
     report = json.loads((here / ".report.json").read_text())
     assert report["summary"]["total"] == 25

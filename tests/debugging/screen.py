@@ -1,4 +1,4 @@
-"""A terminal that shows what is on its screen, row by row."""
+"""A terminal emulator whose screen is read row by row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TURN_S = 0.2
 
 
 class ScreenRun(TerminalRun):
-    """A program in a terminal that knows what colours and cursors are."""
+    """A program in a terminal with colours and cursor movement."""
 
     def __init__(self, argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> None:
         self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=10_000)
@@ -28,7 +28,7 @@ class ScreenRun(TerminalRun):
 
     @property
     def rows(self) -> list[str]:
-        """Those that were scrolled off first; without the empty ones at the end."""
+        """All rows, with those that scrolled off first and without empty ones at the end."""
         above = [
             "".join(row[column].data for column in range(COLUMNS))
             for row in self._screen.history.top
@@ -37,7 +37,7 @@ class ScreenRun(TerminalRun):
         return text.rstrip().split("\n")
 
     def see(self, seen: Callable[[list[str]], object]) -> list[str]:
-        """Wait until the screen shows what is looked for; its rows then."""
+        """Wait until the screen shows the pattern; the rows at that moment."""
         end = time.monotonic() + LIMIT_S
         while not seen(self.rows):
             assert time.monotonic() < end, "not seen on:\n" + "\n".join(self.rows)
@@ -45,5 +45,5 @@ class ScreenRun(TerminalRun):
         return self.rows
 
     def see_below(self, row: str, text: str) -> str:
-        """Wait until the last row has this text, below this row; the last row."""
+        """Wait until the last row has this text and is below this row; the last row."""
         return self.see(lambda rows: rows[-2:-1] == [row] and text in rows[-1])[-1]

@@ -1,4 +1,4 @@
-"""Runs pytest in a pseudo-terminal, as its user does who types."""
+"""Runs pytest in a pseudo-terminal, with typed input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 60.0
 
 
 class TerminalRun:
-    """A program whose standard streams are a terminal of its own."""
+    """A program whose standard streams are its own terminal."""
 
     def __init__(
         self, argv: Sequence[str], directory: Path, env: Mapping[str, str], term: str = "dumb"
@@ -25,7 +25,7 @@ class TerminalRun:
         self._ours, theirs = pty.openpty()
         termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
         self.process = subprocess.Popen(
-            # The terminal is to be the controlling one: a Ctrl-C is a signal there.
+            # The terminal must be the controlling one, so that Ctrl-C is a signal.
             ["setsid", "--ctty", *argv],
             cwd=directory,
             env={**env, "TERM": term},
@@ -50,7 +50,7 @@ class TerminalRun:
         os.write(self._ours, text.encode())
 
     def expect(self, text: str, limit_s: float = LIMIT_S) -> str:
-        """Wait for `text` after what was expected last; what came up to it."""
+        """Wait for `text` after the last expected text; the output up to it."""
         end = time.monotonic() + limit_s
         while (at := self.output.find(text, self._seen)) < 0:
             came = self._read(max(0.0, end - time.monotonic())) and time.monotonic() < end
@@ -60,19 +60,19 @@ class TerminalRun:
         return found
 
     def ask(self, text: str, prompt: str) -> str:
-        """Type a line at a prompt; what is answered up to the next."""
+        """Type a line at a prompt; the output up to the next prompt."""
         self.type(f"{text}\r")
         return self.expect(prompt)
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
-        """The exit status, when all of its output has come."""
+        """The exit status, once all output was read."""
         end = time.monotonic() + limit_s
         while self._read(max(0.0, end - time.monotonic())):
             assert time.monotonic() < end, f"no end of:\n{self.output}"
         return self.process.wait(max(1.0, end - time.monotonic()))
 
     def _read(self, limit_s: float) -> bool:
-        """Take what comes; False at the limit, and where nothing can come any more."""
+        """Read available output; False at the limit, and if no more can arrive."""
         if not select.select([self._ours], [], [], limit_s)[0]:
             return False
         try:

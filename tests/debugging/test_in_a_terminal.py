@@ -1,4 +1,4 @@
-"""Ranks debugged, interrupted and looked at by a user who types in a terminal."""
+"""Ranks debugged, interrupted and inspected by a user at a terminal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def started(directory: Path, *args: str) -> TerminalRun:
 
 @pytest.fixture(scope="module")
 def debugged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str, int]:
-    """What was answered to each thing typed on the rack, all output, and the exit status."""
+    """The answer to each typed line on the rack, all output, and the exit status."""
     need_rack()
     directory = tmp_path_factory.mktemp("debugged")
     write_files(directory, test_it=TESTS)
@@ -84,7 +84,7 @@ def debugged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], 
         answers["Ctrl-C at the prompt"] = run.expect(PROMPT)
         run.type("exec('print(12 * 12, flush=True)\\nwhile True: pass')\r")
         run.expect("144")
-        time.sleep(0.5)  # printing is over, and the loop has begun
+        time.sleep(0.5)  # printing has ended, and the loop has begun
         run.type("\x03")
         answers["Ctrl-C in a loop"] = run.expect(PROMPT)
         run.type("b 12\r")
@@ -119,13 +119,13 @@ def test_other_ranks_wait_and_no_limit_runs(debugged: tuple[dict[str, str], str,
     assert "no end within" not in output
 
 
-def test_ctrl_c_is_the_rank_s(debugged: tuple[dict[str, str], str, int]) -> None:
+def test_ctrl_c_interrupts_the_rank(debugged: tuple[dict[str, str], str, int]) -> None:
     answers, _, _ = debugged
     assert "--KeyboardInterrupt--" in answers["Ctrl-C at the prompt"]
     assert "*** KeyboardInterrupt" in answers["Ctrl-C in a loop"]
 
 
-def test_goes_on_to_a_breakpoint_and_to_the_end(
+def test_continue_runs_to_a_breakpoint_and_to_the_end(
     debugged: tuple[dict[str, str], str, int],
 ) -> None:
     answers, _, _ = debugged
@@ -159,7 +159,7 @@ def test_quitting_ends_the_run(debugged: tuple[dict[str, str], str, int]) -> Non
 
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, str, int]]:
-    """What SIGUSR1 showed before and in a test, what Ctrl-C showed, and the exit status."""
+    """Output of SIGUSR1 before and in a test, output of Ctrl-C, and the exit status."""
     directory = tmp_path_factory.mktemp("looked_at")
     write_files(directory, test_it=HANGS)
     with started(directory, "--mnode-launcher=local", "-v") as run:
@@ -180,7 +180,7 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
         yield idle, asked, run.output, status
 
 
-def test_nothing_runs_when_asked(looked_at: tuple[str, str, str, int]) -> None:
+def test_sigusr1_while_no_test_runs(looked_at: tuple[str, str, str, int]) -> None:
     assert looked_at[0].endswith("mnode: no rank runs a test of this process")
 
 
@@ -195,7 +195,7 @@ def test_ranks_at_the_same_place_are_shown_together(
     assert "pytest_mnode/" not in asked
 
 
-def test_ctrl_c_shows_where_ranks_are_and_ends_the_run(
+def test_ctrl_c_shows_the_stacks_of_ranks_and_ends_the_run(
     looked_at: tuple[str, str, str, int],
 ) -> None:
     _, _, output, status = looked_at

@@ -1,4 +1,4 @@
-"""The live line in a real terminal: what is on its screen at a held moment, and what stays."""
+"""The live line in a real terminal: the screen at a given moment, and what remains."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def has_no_line(rows: list[str]) -> bool:
     return not any("kill 2" in row or " 1 of 3" in row for row in rows)
 
 
-def test_ranks_that_are_waited_for(tmp_path: Path) -> None:
+def test_the_line_names_ranks_that_are_waited_for(tmp_path: Path) -> None:
     (tmp_path / "test_live.py").write_text(RANKS)
     (tmp_path / "pytest.ini").touch()
     args = "--mnode-launcher=local", "--mnode-nodes=1", "--mnode-procs-per-node=2", "-v"
@@ -99,7 +99,7 @@ def test_ranks_that_are_waited_for(tmp_path: Path) -> None:
     ]
 
 
-def test_how_long_it_took_before_and_ctrl_c(plain: Path) -> None:
+def test_the_line_shows_the_previous_duration_and_ctrl_c_works(plain: Path) -> None:
     with ScreenRun(command(NO_RANKS), plain, clean_env()) as run:
         assert "of about" not in run.see_below(FILE, LINE)
         (plain / "killed").touch()
@@ -116,19 +116,19 @@ def test_how_long_it_took_before_and_ctrl_c(plain: Path) -> None:
         assert "KeyboardInterrupt" in "\n".join(run.rows)
 
 
-def test_a_debugger_has_the_terminal_to_itself(plain: Path) -> None:
+def test_the_line_is_hidden_while_a_debugger_uses_the_terminal(plain: Path) -> None:
     with ScreenRun(command(NO_RANKS, "--pdb"), plain, clean_env() | {"FAILS": "1"}) as run:
         run.see_below(FILE, LINE)
         (plain / "killed").touch()
         rows = run.see(lambda rows: rows[-1] == "(Pdb)")
-        # Source lines are shown, with what the line says in them.
+        # Source lines are shown, which contain the text of the line.
         assert not any(row.startswith("live:") for row in rows)
         run.type("q\r")
         run.wait()
         assert not any(row.startswith("live:") for row in run.rows)
 
 
-def test_nothing_is_left_where_pytest_is_killed(plain: Path) -> None:
+def test_nothing_is_left_if_pytest_is_killed(plain: Path) -> None:
     with ScreenRun(command(NO_RANKS), plain, clean_env()) as run:
         run.see_below(FILE, LINE)
         run.process.kill()
@@ -137,7 +137,7 @@ def test_nothing_is_left_where_pytest_is_killed(plain: Path) -> None:
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What runs of a test that is slow enough wrote to a terminal, by what keeps it quiet."""
+    """Terminal output of runs with a slow test, by the option that turns the line off."""
     directory = tmp_path_factory.mktemp("quiet")
     write_files(directory, test_live=PLAIN.replace('until("killed")', "time.sleep(2.5)"))
     (directory / "pytest.ini").touch()
@@ -159,7 +159,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("why", ["sugar", "workers", "pipe"])
-def test_quiet(quiet: dict[str, str], why: str) -> None:
+def test_the_line_is_off_without_a_terminal_or_by_options(quiet: dict[str, str], why: str) -> None:
     assert "passed" in quiet[why]
     assert "kill 2" not in quiet[why]
     assert "\x1bD" not in quiet[why]
@@ -178,7 +178,7 @@ def test_quiet(quiet: dict[str, str], why: str) -> None:
         ((), {"TERM": "dumb"}, False),
     ],
 )
-def test_what_switches_it_off(
+def test_settings_that_turn_the_line_off(
     args: tuple[str, ...],
     env: dict[str, str],
     shown: bool,

@@ -1,4 +1,4 @@
-"""Input that is no terminal, output shown live, and workers of pytest-xdist."""
+"""Input that is no terminal, live output, and workers of pytest-xdist."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_trace_stops_at_the_first_line(traced: str) -> None:
-    assert "= 2 passed in " in traced  # the end of the input lets a traced test go, as in pytest
-    # What the other rank prints may come between.
+    assert "= 2 passed in " in traced  # at the end of input tests continue
+    # Output of the other rank may come between.
     steps = ("-> for step in range(3):\n", "(Pdb rank 1 of 2 on local1) ", "('answer', 41)\n")
     found = [traced.index(step) for step in steps]
     assert found == sorted(found)

@@ -1,4 +1,4 @@
-"""Clusters as their nodes would show them: values, and what to change of them."""
+"""Composed clusters as their nodes show them, and functions that change parts of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def device(
     virtual: bool = False,
     **changes: Any,
 ) -> RdmaDevice:
-    """An RDMA device with a port of 400 Gbit/s, below the same switch as accelerators, or far."""
+    """An RDMA device with a port of 400 Gbit/s, below the accelerators' switch or far from it."""
     kind = "RoCE v2" if protocol == "RoCE" else "IB/RoCE v1"
     port = rdma_port(protocol, (kind,), device=name, **changes)
     address = "0000:91:00.0" if far else "0000:20:00.0"
@@ -74,7 +74,7 @@ def gpus(
     vendor: str = "10de",
     driver_is_open: bool = True,
 ) -> dict[str, Any]:
-    """Parts of a machine with accelerators, of which NVML shows all or some."""
+    """Parts of a machine with accelerators; NVML shows all or some of them."""
     one = Accelerator(
         index=0, name=model, memory_bytes=80 << 30, ecc_enabled=True, persistence=True
     )
@@ -93,7 +93,7 @@ NO_NVML = "NVML cannot be used"
 
 
 def without_nvml(count: int = 0) -> dict[str, Any]:
-    """Parts of a machine with accelerators on PCI, and no NVML; where they sit is not known."""
+    """Parts of a machine with accelerators on PCI, without NVML; their NUMA nodes are unknown."""
     functions = tuple(replace(f, numa_node=None) for f in _pci(count, "10de").functions)
     return {
         "pci": PciTree(functions=functions),
@@ -104,7 +104,7 @@ def without_nvml(count: int = 0) -> dict[str, Any]:
 
 
 def numa(count: int) -> Numa:
-    """Nodes with a CPU each."""
+    """NUMA nodes with one CPU each."""
     return Numa(nodes=tuple(NumaNode(number=i, cpus=frozenset({i})) for i in range(count)))
 
 
@@ -137,7 +137,7 @@ def _mtus(devices: tuple[RdmaDevice, ...]) -> dict[str, int]:
 
 
 def ib_node(index: int) -> Machine:
-    """Eight H100 with a NIC each, and two NICs for storage that are as fast."""
+    """Eight H100 with a NIC each, and two equally fast NICs for storage."""
     compute = tuple(device(f"mlx5_{i}") for i in range(8))
     storage = tuple(device(f"mlx5_{i}", far=True) for i in (8, 9))
     return replace(
@@ -161,7 +161,7 @@ def roce_node(index: int) -> Machine:
 
 
 def efa_node(index: int) -> Machine:
-    """Eight H100, and NICs whose driver is efa."""
+    """Eight H100, and NICs with the driver efa."""
     devices = tuple(device(f"rdmap{i}s0", "EFA", rate_gbits_s=100.0) for i in range(32))
     control = nic("ens32", f"10.1.0.{index + 1}", speed_mbits_s=None, mtu_bytes=9001)
     mtus = _mtus(devices)
@@ -171,13 +171,12 @@ def efa_node(index: int) -> Machine:
 def cluster_of(
     make: Callable[[int], Machine] = tcp_node, count: int = 4, **changes: Any
 ) -> FoundCluster:
-    """`count` nodes that are all made alike."""
     nodes = tuple(FoundNode(f"node{i}", f"10.1.0.{i + 1}", make(i)) for i in range(count))
     return replace(FoundCluster(nodes, "ssh", "a hostfile", "2026-11-21 16:00 UTC"), **changes)
 
 
 def changed(found: FoundCluster, index: int, **changes: Any) -> FoundCluster:
-    """With other parts of one node's machine."""
+    """The cluster with other parts of one node's machine."""
     nodes = list(found.nodes)
     machine = nodes[index].machine
     assert machine is not None
@@ -186,7 +185,7 @@ def changed(found: FoundCluster, index: int, **changes: Any) -> FoundCluster:
 
 
 def silent(found: FoundCluster, index: int, problem: str = "no answer within 90 s") -> FoundCluster:
-    """With a node that could not be read."""
+    """The cluster with a node that could not be read."""
     nodes = list(found.nodes)
     nodes[index] = replace(nodes[index], machine=None, problem=problem)
     return replace(found, nodes=tuple(nodes))

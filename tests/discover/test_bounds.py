@@ -23,7 +23,7 @@ CLUSTERS = Path(__file__).parents[2] / "fixtures/clusters"
     ("mtu_bytes", "emulated", "fraction"),
     [(1500, True, 0.85), (1500, False, 0.8), (9000, False, 0.85), (576, False, 0.75)],
 )
-def test_what_tcp_reaches_is_a_part_of_what_it_can_carry(
+def test_the_tcp_bound_is_below_the_tcp_maximum(
     mtu_bytes: int, emulated: bool, fraction: float
 ) -> None:
     asked, why = tcp_fraction(mtu_bytes, emulated=emulated)
@@ -32,7 +32,7 @@ def test_what_tcp_reaches_is_a_part_of_what_it_can_carry(
 
 
 @pytest.mark.parametrize("mtu_bytes", [1, 52, 68])
-def test_an_mtu_that_no_network_has_is_no_end_of_the_page(mtu_bytes: int) -> None:
+def test_an_impossible_mtu_does_not_break_the_page(mtu_bytes: int) -> None:
     asked, why = tcp_fraction(mtu_bytes, emulated=False)
     assert 0 < asked < 1
     assert "MTU 68" in why
@@ -68,7 +68,7 @@ def test_no_bound_is_above_the_wire_or_lets_half_of_it_pass(make: object, tmp_pa
     assert allowed / 2 < busbw.at_least_fraction < allowed
 
 
-def test_nccl_over_sockets_is_not_asked_for_what_gloo_reaches(tmp_path: Path) -> None:
+def test_nccl_over_sockets_has_a_lower_bound_than_gloo(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, lambda i: replace(tcp_node(i), **gpus(8)))
     assert spec.fabric.kind == "ethernet"
     assert spec.criteria.fabric is not None
@@ -85,7 +85,7 @@ def test_a_restart_waits_for_a_directory_of_checkpoints(tmp_path: Path) -> None:
     assert load_spec(path).promised("restart")
 
 
-def test_what_cannot_be_promised_of_processors_is_left_open(tmp_path: Path) -> None:
+def test_keys_without_a_promise_for_cpus_are_left_open(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, tcp_node)
     assert not spec.promised("scaling")
     assert not spec.promised("restart")
@@ -110,7 +110,7 @@ def test_packets_between_rdma_nics_without_addresses_are_not_promised(tmp_path: 
 @pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
 @pytest.mark.parametrize("readable", [True, False])
 @pytest.mark.parametrize("silent", [None, 0, 3])
-def test_what_all_nodes_show_of_their_devices_is_promised(
+def test_device_states_of_all_nodes_are_promised(
     tmp_path: Path, make: Callable[[int], Machine], readable: bool, silent: int | None
 ) -> None:
     def node(index: int) -> Machine:

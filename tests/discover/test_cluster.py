@@ -18,7 +18,7 @@ from pytest_mnode.discover.cluster import agreed, alike, named, where
         ({}, None, ""),
     ],
 )
-def test_what_most_nodes_have(
+def test_the_majority_value(
     values: dict[str, int | None], value: int | None, differences: str
 ) -> None:
     found = agreed(values)
@@ -40,7 +40,7 @@ def test_false_and_zero_are_values() -> None:
         ([105, 100, 111, 110], {100: 100, 105: 100, 110: 100, 111: 111}),
     ],
 )
-def test_sizes_within_a_tenth_are_the_least_of_them(
+def test_sizes_within_a_tenth_give_the_smallest(
     sizes: list[int | None], found: dict[int, int]
 ) -> None:
     assert alike(sizes) == found

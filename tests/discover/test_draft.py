@@ -1,4 +1,4 @@
-"""Pages made of what nodes would show: they load, and say what is to be confirmed."""
+"""Specs drafted from composed nodes: they load, and list what is to be confirmed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def unwrapped(text: str) -> str:
 
 
 @pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
-def test_a_page_loads_and_only_waits_to_be_confirmed(
+def test_a_drafted_page_loads_and_needs_only_confirmation(
     make: Callable[[int], Machine], tmp_path: Path
 ) -> None:
     page = draft(cluster_of(make))
@@ -64,7 +64,7 @@ def test_a_page_loads_and_only_waits_to_be_confirmed(
 
 
 @pytest.mark.parametrize("make", [tcp_node, ib_node, roce_node, efa_node])
-def test_every_line_of_hardware_says_what_to_compare_it_with(
+def test_every_hardware_line_names_what_to_compare_it_with(
     make: Callable[[int], Machine],
 ) -> None:
     lines = draft(cluster_of(make)).text().splitlines()
@@ -83,7 +83,7 @@ def test_every_line_of_hardware_says_what_to_compare_it_with(
     assert found >= 8
 
 
-def test_values_are_those_that_were_seen(tmp_path: Path) -> None:
+def test_values_are_those_of_the_nodes(tmp_path: Path) -> None:
     spec = loaded(draft(cluster_of(ib_node, 16)), tmp_path)
     assert spec.accelerators.model == H100
     assert spec.accelerators.memory_bytes == 80 << 30
@@ -92,20 +92,20 @@ def test_values_are_those_that_were_seen(tmp_path: Path) -> None:
     assert spec.fabric.mtu_bytes == 4096
     assert spec.fabric.gpudirect is True
     assert spec.promised("numa")
-    assert not spec.promised("restart")  # nobody says where checkpoints are to be
+    assert not spec.promised("restart")  # no node knows the directory of checkpoints
     preflight = spec.criteria.preflight
     assert preflight is not None
     assert preflight.gpudirect == "dma-buf"
     assert preflight.limits is not None
     assert preflight.limits.memlock_bytes == "unlimited"
-    assert preflight.limits.shm_bytes == 250 << 30  # of some bytes more
+    assert preflight.limits.shm_bytes == 250 << 30  # a slightly larger size
     assert spec.criteria.fabric is not None
     busbw = spec.criteria.fabric.all_reduce_busbw
     assert busbw is not None
     assert busbw.plateau_from_bytes == 8 << 30  # more nodes saturate later
 
 
-def test_the_node_that_differs_is_named_with_what_it_has(tmp_path: Path) -> None:
+def test_a_differing_node_is_named_with_its_value(tmp_path: Path) -> None:
     rdma = ib_node(2).rdma or ()
     slow = (device("mlx5_0", rate_gbits_s=200.0), *rdma[1:])
     page = draft(changed(cluster_of(ib_node), 2, rdma=slow))
@@ -124,7 +124,7 @@ def test_another_model_on_one_node_is_named() -> None:
     assert f"model of accelerators (most: {H100}): node1: NVIDIA H200" in page.differences
 
 
-def test_one_node_without_gpudirect_is_named_and_takes_no_promise_away(tmp_path: Path) -> None:
+def test_one_node_without_gpudirect_is_named_and_keeps_the_promise(tmp_path: Path) -> None:
     closed = gpus(driver_is_open=False)
     page = draft(changed(cluster_of(ib_node), 1, **closed))
     assert page.differences == ("GPUDirect (most: dma-buf): node1: none",)
@@ -137,13 +137,13 @@ def test_one_node_without_gpudirect_is_named_and_takes_no_promise_away(tmp_path:
     assert on_tcp.differences == ()
 
 
-def test_one_node_with_fewer_numa_nodes_is_named_and_takes_no_promise_away(tmp_path: Path) -> None:
+def test_one_node_with_fewer_numa_nodes_is_named_and_keeps_the_promise(tmp_path: Path) -> None:
     page = draft(changed(cluster_of(ib_node), 1, numa=numa(1)))
     assert page.differences == ("NUMA nodes (most: 2): node1: 1",)
     assert loaded(page, tmp_path).promised("numa")
 
 
-def test_where_nodes_are_of_two_kinds_nothing_is_taken_for_right(tmp_path: Path) -> None:
+def test_nodes_of_two_kinds_give_no_majority(tmp_path: Path) -> None:
     two = cluster_of(ib_node, 2)
     page = draft(changed(two, 1, **gpus(4)))
     assert "accelerators: node0: 8; node1: 4" in page.differences
@@ -153,7 +153,7 @@ def test_where_nodes_are_of_two_kinds_nothing_is_taken_for_right(tmp_path: Path)
     assert "FILL IN per_node" in page.text()
 
 
-def test_what_no_node_tells_is_left_out_and_the_loader_asks_for_it(tmp_path: Path) -> None:
+def test_unknown_keys_are_left_out_and_requested_by_the_loader(tmp_path: Path) -> None:
     mute = cluster_of(
         lambda i: replace(tcp_node(0), interfaces=(nic("eth0", f"10.1.0.{i}", speed_mbits_s=None),))
     )
@@ -184,7 +184,7 @@ def test_nodes_that_are_one_machine_show_no_fabric(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("launcher", "hint"), [("slurm", "; request them with --gpus-per-node"), ("ssh", "")]
 )
-def test_where_nvml_shows_fewer_than_there_are_neither_is_promised(
+def test_if_nvml_shows_fewer_devices_no_number_is_promised(
     tmp_path: Path, shown: int, launcher: str, hint: str
 ) -> None:
     page = draft(cluster_of(lambda i: replace(ib_node(i), **gpus(shown=shown)), launcher=launcher))
@@ -207,7 +207,7 @@ def test_one_node_whose_nvml_shows_fewer_is_named_with_both(tmp_path: Path) -> N
     assert two.missing == ("accelerators.per_node",)
 
 
-def test_accelerators_of_another_maker_are_none_of_nvml(tmp_path: Path) -> None:
+def test_accelerators_of_other_vendors_need_no_nvml(tmp_path: Path) -> None:
     page = draft(cluster_of(lambda i: replace(ib_node(i), **gpus(shown=0, vendor="1002"))))
     assert loaded(page, tmp_path).accelerators.per_node == 8
     assert "on PCI (AMD)" in unwrapped(page.text())
@@ -221,12 +221,12 @@ def test_accelerators_without_a_driver_are_counted_and_not_named(tmp_path: Path)
     text = unwrapped(page.text())
     assert "on PCI (NVIDIA)" in text
     assert f"Left out: node0: {NO_NVML}" in text
-    assert not spec.promised("numa")  # where they sit is not known
+    assert not spec.promised("numa")  # their NUMA nodes are unknown
     assert spec.criteria.preflight is not None
     assert spec.criteria.preflight.accelerators is None
 
 
-def test_what_could_not_be_read_is_said_with_its_nodes() -> None:
+def test_unreadable_parts_are_named_with_their_nodes() -> None:
     shown = cluster_of(lambda i: replace(tcp_node(i), unread={"rdma": "OSError: no"} if i else {}))
     page = draft(shown)
     assert page.unread == ("rdma of node1, node2, node3: OSError: no",)
@@ -247,7 +247,7 @@ def test_without_any_node_there_is_no_page() -> None:
         draft(silent(nothing, 0))
 
 
-def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> None:
+def test_shared_file_systems_are_suggested_and_missing_mounts_named() -> None:
     data = Mount("/data", "nfs4", "filer:/data")
     home = Mount("/home", "lustre", "mds@tcp:/home")
     shown = cluster_of(lambda i: replace(tcp_node(i), mounts=(data, home) if i else (data,)))
@@ -264,7 +264,7 @@ def test_shared_file_systems_are_offered_and_where_one_is_missing_is_said() -> N
 
 
 def test_one_file_system_by_another_address_on_each_node_is_one() -> None:
-    """File servers that spread nodes over their addresses: a virtual IP a node, round-robin DNS."""
+    """File servers may spread nodes over addresses: a virtual IP per node, or round-robin DNS."""
 
     def seen_by(index: int) -> Machine:
         source = f"10.9.0.{index + 1}:/data"
@@ -305,14 +305,14 @@ def test_the_scheduler(changes: dict[str, Any], scheduler: dict[str, Any] | None
         assert page["name"] == "hall"
 
 
-def test_slurm_that_answers_the_nodes_counts_and_not_on_emulated_ones() -> None:
+def test_slurm_counts_if_nodes_can_query_it_except_on_emulated_nodes() -> None:
     answered = cluster_of(lambda i: replace(tcp_node(i), scheduler="slurm"))
     assert yaml.safe_load(draft(answered).text())["scheduler"] == {"kind": "slurm"}
     emulated = replace(answered, emulated=("nodes are namespaces",))
     assert "scheduler" not in yaml.safe_load(draft(emulated).text())
 
 
-def test_one_node_promises_nothing_between_nodes(tmp_path: Path) -> None:
+def test_one_node_has_no_promises_between_nodes(tmp_path: Path) -> None:
     spec = loaded(draft(cluster_of(count=1)), tmp_path)
     assert not spec.promised("fabric")
     assert spec.criteria.preflight is not None
@@ -325,7 +325,7 @@ _COUNTS = st.none() | st.integers(0, 1 << 70)
 
 @st.composite
 def _clusters(make: st.DrawFn) -> FoundCluster:
-    """Nodes that tell anything at all, in any words."""
+    """Nodes with any values and texts."""
     count = make(st.integers(1, 4))
     shown = cluster_of(make(st.sampled_from([tcp_node, ib_node, roce_node, efa_node])), count)
     for i in range(count):
@@ -371,7 +371,7 @@ def _clusters(make: st.DrawFn) -> FoundCluster:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(shown=_clusters())
-def test_whatever_nodes_tell_the_page_is_yaml_that_loads_or_is_refused_in_one_line(
+def test_any_values_give_yaml_that_loads_or_is_refused_with_one_line(
     shown: FoundCluster, tmp_path: Path
 ) -> None:
     page = draft(shown)
@@ -383,7 +383,7 @@ def test_whatever_nodes_tell_the_page_is_yaml_that_loads_or_is_refused_in_one_li
 
 
 def refusal(path: Path) -> str:
-    """Why the loader refuses a page; "" where it does not."""
+    """The loader's error for a page; "" if there is none."""
     try:
         load_spec(path)
     except SpecError as error:

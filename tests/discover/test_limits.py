@@ -1,4 +1,4 @@
-"""Limits of a page: those of most nodes, and whose differ."""
+"""Limits in a page: the values of most nodes, and the nodes that differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def limits_of(spec: Spec) -> tuple[int | None, int | str | None, int | None]:
 
 
 def test_the_limits_of_a_broken_node_are_named_and_not_promised(tmp_path: Path) -> None:
-    """No other node would be asked for more than the worst of them has."""
+    """Otherwise all nodes would be allowed the limits of the worst."""
     broken: dict[str, Any] = {"shm_bytes": 64 << 20, "limits": Limits(64 << 10, 1024)}
     page = draft(changed(cluster_of(count=8), 3, **broken))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
@@ -31,8 +31,8 @@ def test_the_limits_of_a_broken_node_are_named_and_not_promised(tmp_path: Path) 
     )
 
 
-def test_sizes_of_shared_memory_that_differ_by_little_are_one_size(tmp_path: Path) -> None:
-    """It is half of the memory that the kernel found, which no two nodes find alike."""
+def test_slightly_different_sizes_of_shared_memory_count_as_one(tmp_path: Path) -> None:
+    """It is half of the memory found by the kernel, which differs slightly between nodes."""
     shown = cluster_of(count=4)
     for i, size in enumerate((252 << 30, 250 << 30, (251 << 30) + 4096)):
         shown = changed(shown, i, shm_bytes=size)
@@ -41,7 +41,7 @@ def test_sizes_of_shared_memory_that_differ_by_little_are_one_size(tmp_path: Pat
     assert limits_of(loaded(page, tmp_path))[0] == 250 << 30
 
 
-def test_a_node_without_any_room_is_named(tmp_path: Path) -> None:
+def test_a_node_without_free_space_is_named(tmp_path: Path) -> None:
     none: dict[str, Any] = {"shm_bytes": 4096, "limits": Limits(0, 65536)}
     page = draft(changed(cluster_of(), 1, **none))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
@@ -61,7 +61,7 @@ def test_limits_without_a_majority_are_named_and_left_open(tmp_path: Path) -> No
     )
 
 
-def test_a_node_that_tells_no_limit_does_not_take_it_from_the_others(tmp_path: Path) -> None:
+def test_a_node_without_a_known_limit_does_not_remove_the_promise(tmp_path: Path) -> None:
     page = draft(changed(cluster_of(), 1, limits=None))
     assert limits_of(loaded(page, tmp_path)) == (250 << 30, "unlimited", 65536)
     assert page.differences == (

@@ -58,7 +58,7 @@ def test_of_rdma_the_ports_beside_accelerators_are_the_fabric() -> None:
     assert networks.management.interfaces == ("eno1",)
 
 
-def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
+def test_a_port_that_is_down_is_left_out_and_named() -> None:
     ports = (device("mlx5_0"), device("mlx5_1", state="DOWN"))
     fabric = fabric_with(rdma=ports, accelerators=8)
     assert fabric.nics == 1
@@ -66,7 +66,7 @@ def test_a_port_that_is_down_is_no_part_of_it_and_is_named() -> None:
 
 
 @pytest.mark.parametrize(("layer", "kind"), [("RoCE", "roce"), ("InfiniBand", "infiniband")])
-def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, kind: str) -> None:
+def test_rdma_needs_accelerators_and_other_ranks_use_tcp(layer: str, kind: str) -> None:
     nics = (
         nic("eth0", CONTROL, speed_mbits_s=1000),
         nic("eth1", "10.2.0.1", speed_mbits_s=100_000),
@@ -78,20 +78,20 @@ def test_rdma_is_for_accelerators_and_ranks_without_any_speak_tcp(layer: str, ki
     assert any("mlx5_0 could do RDMA" in text for text in without.not_chosen)
 
 
-def test_software_rdma_is_no_fabric() -> None:
+def test_software_rdma_is_not_a_fabric() -> None:
     nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
     fabric = fabric_with(nics, (device("rxe0", "RoCE", virtual=True),))
     assert fabric.interfaces == ("eth1",)
 
 
-def test_iwarp_is_no_fabric_of_roce() -> None:
+def test_iwarp_is_not_a_roce_fabric() -> None:
     nics = (nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=100_000))
     ports = (device("irdma0", "iWARP", netdevs=("eth1",)),)
     fabric = fabric_with(nics, ports, accelerators=8)
     assert (fabric.kind, fabric.interfaces) == ("ethernet", ("eth1",))
 
 
-def test_the_rdma_nic_that_control_uses_is_left_to_it() -> None:
+def test_the_rdma_nic_of_the_control_network_is_not_the_fabric() -> None:
     nics = (nic("eth0", CONTROL),)
     ports = tuple(device(f"mlx5_{i}", "RoCE", netdevs=("eth0",) if not i else ()) for i in range(3))
     networks = found_with(nics, ports, accelerators=2)
@@ -100,7 +100,7 @@ def test_the_rdma_nic_that_control_uses_is_left_to_it() -> None:
     assert networks.management is not None
 
 
-def test_efa_is_told_by_its_driver() -> None:
+def test_efa_is_recognised_by_its_driver() -> None:
     networks = networks_of(FoundNode("node0", CONTROL, efa_node(0)))
     assert networks.fabric is not None
     assert (networks.fabric.kind, networks.fabric.nics) == ("efa", 32)
@@ -114,7 +114,7 @@ def test_each_rail_of_roce_has_its_interface() -> None:
     assert (fabric.nics, fabric.mtu_bytes, fabric.addressed) == (8, 9000, True)
 
 
-def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
+def test_the_fastest_tcp_interface_is_the_fabric_but_no_bridge() -> None:
     networks = networks_of(FoundNode("node0", CONTROL, tcp_node(0)), frozenset({"172.17.0.1"}))
     assert networks.fabric is not None
     assert networks.fabric.interfaces == ("eth1",)
@@ -126,22 +126,22 @@ def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
 @pytest.mark.parametrize(
     ("nics", "chosen", "rate"),
     [
-        # Equally fast: what nodes are reached by is for control.
+        # Equally fast: the interface with the nodes' addresses is for control.
         ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1")), ("eth1",), 25_000),
         # A node with one NIC uses it for everything.
         ((nic("eth0", CONTROL),), ("eth0",), 25_000),
-        # A virtual machine's NIC tells no rate.
+        # A virtual machine's NIC reports no rate.
         ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1", speed_mbits_s=None)), ("eth1",), None),
         ((nic("eth0", CONTROL, speed_mbits_s=None),), ("eth0",), None),
-        # A port of a bond is no link of its own.
+        # A port of a bond is not a separate link.
         (
             (nic("bond0", CONTROL, speed_mbits_s=50_000), nic("eth1", "10.2.0.1", master="bond0")),
             ("bond0",),
             50_000,
         ),
-        # What is down carries nothing.
+        # An interface that is down carries no traffic.
         ((nic("eth0", CONTROL), nic("eth1", "10.2.0.1", **DOWN)), ("eth0",), 25_000),
-        # Emulated links have no hardware, but a queue that shapes them.
+        # Emulated links have no hardware, but a queue that limits their rate.
         (
             (
                 nic("mgmt0", CONTROL, kind=Kind.VIRTUAL, shaped_mbits_s=20.0),
@@ -152,7 +152,7 @@ def test_of_tcp_the_fastest_is_the_fabric_and_bridges_are_not() -> None:
         ),
     ],
 )
-def test_which_interface_it_is(
+def test_the_chosen_interface(
     nics: tuple[Interface, ...], chosen: tuple[str, ...], rate: float | None
 ) -> None:
     fabric = fabric_with(nics)
@@ -161,12 +161,12 @@ def test_which_interface_it_is(
 
 
 def on(wires: str, name: str, address: str = "", **changes: Any) -> Interface:
-    """What is made of other interfaces: a VLAN, a macvlan, a bond."""
+    """An interface built on others: a VLAN, a macvlan, a bond."""
     made = {"kind": Kind.VIRTUAL, "speed_mbits_s": 100_000, **changes}
     return nic(name, address, slaves=tuple(wires.split()), **made)
 
 
-def test_what_is_made_of_one_nic_is_one_nic() -> None:
+def test_interfaces_built_on_one_nic_count_as_one() -> None:
     nics = (
         nic("eth0", CONTROL),
         nic("eth1", speed_mbits_s=100_000),
@@ -180,14 +180,14 @@ def test_what_is_made_of_one_nic_is_one_nic() -> None:
     assert "vlan300 is on the wire of eth1.100" in fabric.not_chosen
 
 
-def test_the_interface_itself_stands_for_what_is_made_of_it() -> None:
+def test_an_interface_is_chosen_over_those_built_on_it() -> None:
     made = on("eth1", "a100", "10.3.0.1")
     fabric = fabric_with((made, nic("eth1", "10.2.0.1", speed_mbits_s=100_000)))
     assert fabric.interfaces == ("eth1",)
     assert fabric.not_chosen == ("a100 is on the wire of eth1",)
 
 
-def test_one_wire_is_not_two_networks() -> None:
+def test_one_nic_is_not_two_networks() -> None:
     both = ("bond0", CONTROL, "bond0.200", "10.3.0.1")
     for control, its, other, address in (both, ("bond0.200", CONTROL, "bond0", "10.3.0.1")):
         bound = (nic("eth0", master="bond0"), nic("eth1", master="bond0"))
@@ -209,7 +209,7 @@ def test_rdma_is_addressed_by_what_is_made_of_its_nic(made: str) -> None:
     assert (fabric.addressed, fabric.mtu_bytes) == (True, 9000)
 
 
-def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
+def test_a_control_interface_built_on_an_rdma_nic_belongs_to_that_nic() -> None:
     nics = tuple(nic(f"eth{i}") for i in range(3))
     nics += (on("eth0", "eth0.7", CONTROL),)
     ports = tuple(device(f"mlx5_{i}", "RoCE", netdevs=(f"eth{i}",)) for i in range(3))
@@ -225,7 +225,7 @@ def test_control_over_what_is_made_of_an_rdma_nic_is_on_that_nic() -> None:
 
 
 @pytest.mark.parametrize("shown", [2044, 4092])
-def test_the_mtu_of_infiniband_is_that_of_ip_only_where_there_is_ip(shown: int) -> None:
+def test_the_infiniband_mtu_is_that_of_ipoib_only_if_there_is_ipoib(shown: int) -> None:
     def fabric(*addresses: str) -> FoundNetwork:
         nics = tuple(
             nic(f"ib{i}", address, kind=Kind.IPOIB, carrier=bool(address), mtu_bytes=shown)
@@ -252,13 +252,13 @@ def test_the_mtu_of_infiniband_is_that_of_ip_only_where_there_is_ip(shown: int) 
         (None, "its interfaces cannot be read"),
     ],
 )
-def test_why_there_is_none(nics: tuple[Interface, ...] | None, why: str) -> None:
+def test_reasons_why_there_is_no_fabric(nics: tuple[Interface, ...] | None, why: str) -> None:
     networks = found_with(nics)
     assert networks.fabric is None
     assert why in networks.no_fabric
 
 
-def test_addresses_that_several_nodes_have_are_no_links() -> None:
+def test_interfaces_with_addresses_shared_by_nodes_are_no_links() -> None:
     nodes = cluster_of(tcp_node, 3).nodes
     assert shared_addresses(nodes) == {"172.17.0.1"}
 

@@ -1,4 +1,4 @@
-"""The rack writes its own page: it is true, waits to be confirmed, and then certifies the rack."""
+"""The rack drafts its own spec: it is correct, needs confirmation, and then certifies the rack."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.inner import need_rack, run_here, run_pytest, write_files
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the rack's page was written by the first test that asked for it."""
+    """Where the first test that requested it had the rack's spec written."""
     need_rack()
     directory = tmp_path_factory.mktemp("discovered")
-    # As few as there can be a fabric between: each test has them start anew.
+    # The smallest number with a fabric: each test starts the nodes again.
     done = run_pytest(directory, "--mnode-nodes=2", "--mnode-discover=page.yaml")
     assert done.returncode == pytest.ExitCode.OK, done.output
     assert "read node0, node1" in done.output
@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_the_page_says_what_the_rack_is(place: Path) -> None:
+def test_the_drafted_page_matches_the_rack(place: Path) -> None:
     spec = load_spec(place / "page.yaml")
     assert spec.nodes == 2
     assert spec.accelerators.per_node == 0
@@ -45,7 +45,7 @@ def test_the_page_says_what_the_rack_is(place: Path) -> None:
     assert not spec.confirmed
 
 
-def test_a_page_that_is_there_is_left_alone(place: Path) -> None:
+def test_an_existing_page_is_not_overwritten(place: Path) -> None:
     before = (place / "page.yaml").read_text()
     done = run_pytest(place, "--mnode-nodes=2", "--mnode-discover=page.yaml")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
@@ -68,8 +68,8 @@ def test_unconfirmed_it_certifies_nothing(place: Path, tmp_path: Path) -> None:
 def test_confirmed_it_certifies_the_rack(place: Path, tmp_path: Path) -> None:
     text = (place / "page.yaml").read_text()
     text, confirmed = re.subn(r"(?m)^confirmed: false$", "confirmed: true", text)
-    # Starting jobs takes as long as all the rest of this page. It and what is exact on any cluster
-    # are certified elsewhere; what stays is all that the page has from what it saw.
+    # Starting jobs takes as long as the rest of this spec. Jobs, and exact promises of any cluster,
+    # are certified elsewhere; here all keys remain that come from the survey.
     text, started = re.subn(r"(?m)^  launch:\n(    .*\n)+", "", text)
     text, exact = re.subn(r"(?m)^  (groups|data): \{\}\n", "", text)
     assert (confirmed, started, exact) == (1, 1, 2)
@@ -120,7 +120,7 @@ def test_processes_of_one_machine_have_no_fabric_to_show(tmp_path: Path) -> None
         (["--mnode-discover=page.yaml", "--mnode-nodes=2", "-n2"], "runs no tests; leave out"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_started(
+def test_impossible_requests_are_refused_before_the_start(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, args: list[str], line: str
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest_mnode.discover.page import WIDTH, Entry, listed, mapped, rendered, scalar
 
 
-def test_a_page_reads_as_it_was_meant() -> None:
+def test_a_page_loads_with_the_intended_values() -> None:
     text = rendered(
         ["First.", "- a list", "Last."],
         [
@@ -45,12 +45,12 @@ def test_long_comments_are_wrapped() -> None:
         ("", '""'),
     ],
 )
-def test_texts_that_could_be_something_else_are_quoted(text: str, shown: str) -> None:
+def test_texts_that_yaml_could_misread_are_quoted(text: str, shown: str) -> None:
     assert scalar(text) == shown
 
 
 @given(st.lists(st.text(), max_size=4))
-def test_any_texts_stay_texts_on_one_line(texts: list[str]) -> None:
+def test_any_text_stays_a_text_on_one_line(texts: list[str]) -> None:
     line = f"key: {mapped({'a': listed(texts)})}"
     assert len(line.splitlines()) == 1
     assert all(isinstance(text, str) for text in yaml.safe_load(line)["key"]["a"])

@@ -1,4 +1,4 @@
-"""Pages of recorded machines, and of machines made up."""
+"""Specs drafted from recorded machines, also with changed facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cluster(**machines: Machine) -> FoundCluster:
 
 
 def addressed(machine: Machine, **addresses: str) -> Machine:
-    """With an address for each of these interfaces, of which none is recorded."""
+    """The cluster with an address for each of these interfaces; none was recorded."""
     interfaces = tuple(
         replace(one, addresses=(addresses[one.name],) if one.name in addresses else ())
         for one in machine.interfaces or ()
@@ -43,7 +43,7 @@ def test_recorded_machines_side_by_side_differ(recorded: Recorded) -> None:
         for state in ("up", "port-down")
     }
     page = draft(cluster(**machines))
-    assert page.missing  # no address was recorded, so that no link can be found
+    assert page.missing  # no address was recorded, so no link can be found
     assert {"fabric.kind", "fabric.line_rate"} <= set(page.missing)
 
 
@@ -90,7 +90,7 @@ def test_interfaces_made_of_one_nic_share_its_wire(tmp_path: Path) -> None:
     assert "vlan300 is on the wire of eth1.100" in fabric.not_chosen
 
 
-def test_accelerators_of_another_maker_and_virtual_functions_are_none_of_nvml(
+def test_accelerators_of_other_vendors_and_virtual_functions_need_no_nvml(
     tmp_path: Path,
 ) -> None:
     tree = Tree(tmp_path)

@@ -1,4 +1,4 @@
-"""What surrounds a page: answers of nodes, where it is written, what is printed of it."""
+"""The session around a draft: results of nodes, the output file, and printed text."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_node_that_is_off_does_not_hide_the_others() -> None:
     assert seen.emulated
 
 
-def test_a_name_whose_look_up_hangs_leaves_its_node_alone_without_an_address(
+def test_a_lookup_that_hangs_leaves_only_its_node_without_an_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers, known = threading.Event(), socket.getaddrinfo
@@ -151,7 +151,7 @@ def test_number_of_nodes_to_read(tmp_path: Path) -> None:
     assert node_count(settings(), {}) == 2
 
 
-def test_a_page_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+def test_an_existing_page_is_never_overwritten(tmp_path: Path) -> None:
     there = tmp_path / "spec.yaml"
     there.write_text("mine")
     with pytest.raises(UsageError, match="the file exists"):
@@ -165,7 +165,7 @@ def test_a_page_that_is_there_is_never_written_over(tmp_path: Path) -> None:
         check_place(dangling)
 
 
-def test_where_it_cannot_be_written_is_said_first(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported_first(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no directory"):
         check_place(tmp_path / "no" / "spec.yaml")
     check_place(tmp_path / "spec.yaml")
@@ -182,19 +182,19 @@ def test_preflight_names_nodes_that_do_not_meet_the_page(tmp_path: Path) -> None
     odd = findings(with_facts(well, 2, software=replace(SOFTWARE, kernel="5.4.0")), spec)
     [line] = odd.broken
     assert line.startswith("gpu2 kernel: kernel unlike that of other nodes 1")
-    assert odd.unknown == kept.unknown  # nobody looked at /dev/shm in this survey
+    assert odd.unknown == kept.unknown  # this survey did not read /dev/shm
     assert all("shm" in one for one in odd.unknown)
     paragraphs = list(odd.paragraphs())
     assert f"- {line}" in paragraphs
 
 
-def test_a_page_that_all_nodes_meet_says_so() -> None:
+def test_a_page_that_all_nodes_meet_is_reported() -> None:
     [line] = Findings((), (), 12).paragraphs()
     assert line == "Then preflight was run with this page, and made 12 measurements: all nodes " \
         "meet it."  # fmt: skip
 
 
-def test_what_is_doubtful_of_a_page_but_that_nobody_confirmed_it(tmp_path: Path) -> None:
+def test_doubts_of_a_page_without_the_missing_confirmation(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{storage: {writable: [datasets]}}")
     unconfirmed = spec.model_copy(update={"confirmed": False})
     assert doubts_but_unconfirmed(unconfirmed) == doubts_but_unconfirmed(spec)
@@ -233,7 +233,7 @@ def test_what_the_terminal_shows() -> None:
     assert any("the page cannot be loaded, correct it: fabric.mtu" in line for line in refused)
 
 
-def test_a_node_whose_own_name_leads_to_its_loopback_has_the_address_that_others_see(
+def test_a_node_whose_name_resolves_to_loopback_gets_the_address_others_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = socket.getaddrinfo

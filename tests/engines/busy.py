@@ -1,4 +1,4 @@
-"""A run whose ranks are in a long test, for tests that break or end it from outside."""
+"""A run whose ranks are in a long test, for tests that break or end the run from outside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXT = """
 
 
 class RunProcess(NamedTuple):
-    """A process as it was when it was seen."""
+    """A process of the run as it was when it was found."""
 
     pid: int
     name: str
@@ -36,11 +36,11 @@ class RunProcess(NamedTuple):
 
 
 class Busy:
-    """A run on two nodes, both of whose ranks are in a long test.
+    """A run on two nodes, both with their rank in a long test.
 
-    options: of pytest, to find the nodes.
-    before: the text of tests that come before.
-    conftest: the text of a conftest.py.
+    options: pytest options that select the nodes.
+    before: text of tests that run first.
+    conftest: text of a conftest.py.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Busy:
         return len(list(self.directory.glob("busy*"))) == 2
 
     def until(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Ask until it holds."""
+        """Poll until `true` holds; fails after the limit."""
         began = time.monotonic()
         while not condition():
             took = time.monotonic() - began
@@ -88,28 +88,28 @@ class Busy:
             time.sleep(0.05)
 
     def processes(self) -> list[RunProcess]:
-        """All processes of the run, on all nodes, known by a variable in their environment."""
+        """All processes of the run on all nodes, recognised by a variable in their environment."""
         found = []
         for process in psutil.process_iter():
             try:
                 if self.mark in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(RunProcess(process.pid, process.name(), process.cmdline()))
-            except psutil.Error:  # it ended meanwhile
+            except psutil.Error:  # it has ended meanwhile
                 continue
         return found
 
     def left(self) -> list[str]:
-        """Processes and files of the run that are still there."""
+        """Processes and files of the run that still exist."""
         files = [*self.temporary.glob("*mnode-*"), *self.directory.glob(".mnode-*")]
         return [*(f"{p.pid} {p.name}" for p in self.processes()), *map(str, files)]
 
     def controller(self) -> RunProcess:
-        """pytest itself, seen from out here."""
+        """The pytest process of the run, as seen from the test's namespace."""
         [found] = [p for p in self.processes() if self._launcher in p.command[:8]]
         return found
 
     def end(self) -> None:
-        """Kill what a test left of it."""
+        """Kill what remains of the run."""
         if self.program.poll() is None:
             self.program.kill()
         self.program.communicate()

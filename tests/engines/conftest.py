@@ -1,4 +1,4 @@
-"""Real engines on a rack, each started once for all tests that talk to it."""
+"""Real engines on a rack, each started once for all tests that use it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest come first: a worker without work waits for the others' last file."""
+    """Order the slowest files first, so that no worker waits for the others' last file."""
     order = {f"tests/engines/{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))

@@ -1,4 +1,4 @@
-"""A small program on the login node that has a Slurm launcher and runs the lines it is sent."""
+"""A program on the login node that has a Slurm launcher and runs the Python lines it receives."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ print(json.dumps("closed"), flush=True)
 
 
 class Controller:
-    """A process that has a launcher and runs each line of Python it is sent.
+    """A process with a launcher that runs each line of Python it receives.
 
-    words: the launcher's arguments, and a command around it, such as salloc.
+    words: arguments of the launcher, and a command before it, such as salloc.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Controller:
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         self.process.send_signal(number)
-        self.process.wait(30)  # its input stays open: it is to end by the signal
+        self.process.wait(30)  # its input stays open, so that only the signal ends it
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()

@@ -1,4 +1,4 @@
-"""A user at a terminal of the login node: one rank debugged, a hang looked at and interrupted."""
+"""A user at a terminal of the login node: debugs one rank, looks at a hang, interrupts it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ TESTS = """
 """
 PROMPT = "(Pdb rank 1 of 2 on node"
 BARRIER_LIMIT_S = 60.0
-"""Until rank 0 waits in the barrier too."""
+"""Time until rank 0 waits in the barrier too."""
 WHERE = "mnode: where the ranks of test_it.py::test_hangs are"
 
 
 def debug(engine: Engine, directory: Path, *args: str) -> None:
-    """args: how to reach two nodes."""
+    """args: options that select two nodes."""
     write_files(directory, test_it=TESTS)
     (directory / "pytest.ini").touch()
     options = ("-s", "--pdb", "--mnode-debug-rank=1", "--mnode-nodes=2", "test_it.py", *args)
@@ -53,7 +53,7 @@ def debug(engine: Engine, directory: Path, *args: str) -> None:
         assert "-> dist.all_reduce(total)" in run.expect(PROMPT)
         where = run.ask("import socket; socket.gethostname(), os.isatty(0)", PROMPT)
         assert re.search(r"\n\('node\d', True\)\n", where), where
-        assert "-> last = total.item()" in run.ask("n", PROMPT)  # rank 0 went with it
+        assert "-> last = total.item()" in run.ask("n", PROMPT)  # rank 0 ended with it
         assert "tensor([2.])" in run.ask("p total", PROMPT)
         assert "entering PDB" in run.ask("c", PROMPT)
         assert run.ask("p wanted", PROMPT).endswith("\n41\n")
@@ -74,6 +74,6 @@ def debug(engine: Engine, directory: Path, *args: str) -> None:
 
 
 def pytest_of(run: TerminalRun) -> int:
-    """The process of the controller, behind what brings it to the login node."""
+    """The pytest process behind the command that brings it to the login node."""
     below = psutil.Process(run.process.pid).children(recursive=True)
     return next(p.pid for p in below if p.cmdline()[1:3] == ["-m", "pytest"])

@@ -1,4 +1,4 @@
-"""pytest as users of an engine run it: on its login node, with files that all nodes see."""
+"""pytest as users of an engine run it: on the login node, with files that all nodes share."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.inner import InnerRun, clean_env, junit_command, run_to_end
 
 
 class Engine(Protocol):
-    """What SlurmOnRack and the like have in common."""
+    """The common interface of SlurmOnRack and the other engines."""
 
     env: dict[str, str]
     switch: Switch | None
 
     def command(self, *argv: str, on: str = "") -> list[str]:
-        """A local command that runs this one on the login node, or on the node of that name."""
+        """A local command that runs this one on the login node, or on the named node."""
 
 
 def environment(engine: Engine, env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -38,7 +38,7 @@ def run_pytest(
     env: Mapping[str, str] | None = None,
     limit_s: float = 240,
 ) -> InnerRun:
-    """Run pytest on the login node; the test fails where it does not end in time.
+    """Run pytest on the login node; the test fails if it does not end in time.
 
     before: a command that runs the rest of its line, such as salloc.
     """
@@ -49,7 +49,7 @@ def run_pytest(
 def start_pytest(
     engine: Engine, directory: Path, *args: str, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """The same, left running, in a session of its own."""
+    """Start pytest on the login node in its own session, without waiting for it."""
     return subprocess.Popen(
         engine.command(*junit_command(directory, *args)),
         cwd=directory,
@@ -67,7 +67,7 @@ def start_pytest(
 def running_pytest(
     engine: Engine, directory: Path, *args: str, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """The same, killed at the end where it still runs."""
+    """Start pytest on the login node, and kill it at the end if it still runs."""
     program = start_pytest(engine, directory, *args, env=env)
     try:
         yield program
@@ -77,20 +77,20 @@ def running_pytest(
 
 
 COVERAGE = ("-p", "no:randomly", "--cov=.", "--cov-report=json")
-"""Options of a run beside `released_plugins`."""
+"""Options of a run with `released_plugins`."""
 
 
 def lines_run(directory: Path) -> set[str]:
-    """Lines of test_it.py there that were run, as a run with COVERAGE has written."""
+    """Lines of test_it.py that ran on the login node, from the coverage data of the run."""
     report = json.loads((directory / "coverage.json").read_text())["files"]["test_it.py"]
     lines = (directory / "test_it.py").read_text().splitlines()
     return {lines[number - 1].strip() for number in report["executed_lines"]}
 
 
 def page_for(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:
-    """The rack's page for an engine on it: nodes are other machines there, and show no sockets.
+    """The rack's spec for an engine: its nodes are separate machines and show no sockets.
 
-    changes: of the page's keys; None takes one out.
+    changes: of keys; None removes one.
     """
     page: dict[str, Any] = yaml.safe_load(default_spec_path().read_text())
     page["name"] = name

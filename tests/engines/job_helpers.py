@@ -1,11 +1,11 @@
-"""What tests of launched jobs have in common inside of a run on real engines, as text."""
+"""Source text that tests of launched jobs share in their runs on real engines."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 QUICK = str(Path(__file__).parents[1] / "jobs" / "quick")
-"""A torchrun that starts in a moment."""
+"""A replacement of torchrun that starts quickly."""
 JOB_HELPERS = """
     import time
     from pytest_mnode import Job

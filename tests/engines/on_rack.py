@@ -1,4 +1,4 @@
-"""What real engines on a rack have in common: nodes, a login node behind them, daemons, faults."""
+"""Common parts of real engines on a rack: nodes, a login node, daemons, faults."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _LOCK = "lock"
 
 
 class OnRack(ABC):
-    """A rack of compute nodes, named node0 …, and a login node that comes after them.
+    """A rack of compute nodes, named node0 …, and a login node after them.
 
-    Everything hangs on the rack, and so ends with the process that made it; the directory goes
-    with the rack's keeper where this process cannot remove it any more. links: the rack's fabric
-    and management, where they are other than its own.
+    All of it belongs to the rack, and so ends with the process that made it; the rack's cleanup
+    daemon removes the directory if this process cannot. links: the fabric and management links, if
+    other than the rack's default.
     """
 
     env: dict[str, str]
-    """What commands need beside what they are to have themselves."""
+    """Variables that commands need in addition to their own."""
 
     def __init__(self, name: str, nodes: int, links: Sequence[Link] = ()) -> None:
         remove_abandoned(f"mnode-{name}-")
-        # Daemons have sockets in here, and their names must be short.
+        # Daemons have sockets in here, and socket paths must be short.
         self.directory = Path(tempfile.mkdtemp(prefix=f"mnode-{name}-"))
         self._lock = (self.directory / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -69,7 +69,7 @@ class OnRack(ABC):
         return next(node for node in self.rack.nodes if node.name == name)
 
     def command(self, *argv: str, on: str = "") -> list[str]:
-        """A local command that runs this one on the login node, or on the node of that name."""
+        """A local command that runs this one on the login node, or on the named node."""
         return self.rack.commands([self.node(on) if on else self.login], argv)[0]
 
     def run(
@@ -80,7 +80,7 @@ class OnRack(ABC):
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command there to its end."""
+        """Run a command on a node to its end."""
         options.setdefault("stdin", subprocess.DEVNULL)
         return subprocess.run(
             self.command(*argv, on=on),
@@ -96,7 +96,7 @@ class OnRack(ABC):
     def start(
         self, *argv: str, on: str = "", env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[str]:
-        """Start a command there; ending it is the caller's, and ends what it runs as well."""
+        """Start a command on a node; the caller must end it, which also ends its children."""
         return subprocess.Popen(
             self.command(*argv, on=on),
             text=True,
@@ -106,7 +106,7 @@ class OnRack(ABC):
         )
 
     def await_that(self, holds: Callable[[], bool], limit_s: float, what: str) -> float:
-        """Ask until it holds; seconds that took."""
+        """Poll until `true` holds; seconds it took."""
         start = time.monotonic()
         while not holds():
             took = time.monotonic() - start
@@ -114,30 +114,30 @@ class OnRack(ABC):
             time.sleep(0.1)
         return time.monotonic() - start
 
-    # What goes wrong, and is put right again.
+    # Faults and their repair.
 
     def set_links(self, name: str, up: bool) -> None:
-        """Both cables of a node, at the switch."""
+        """Set both links of a node up or down, at the switch."""
         for link in ("mgmt0", "fab0"):
             self.rack.ask(SetLinkUp(name, link, up))
 
     def power_off(self, name: str) -> None:
-        """Pull the plug."""
+        """Cut the power of a node."""
         self.rack.ask(PowerOff(name))
         self._daemons[name].wait(10)
 
     def power_on(self, name: str) -> None:
-        """Boot the node and its daemon, where it is off."""
+        """Boot the node and its daemon, if it is off."""
         if self._daemons[name].poll() is not None:
             self.rack.ask(PowerOn(name))
             self.start_daemon_of(name)
 
     @abstractmethod
     def start_daemon_of(self, name: str) -> None:
-        """Start what a compute node has to run, under the node's name."""
+        """Start the daemons of a compute node, under the node's name."""
 
     def start_switch(self) -> None:
-        """Let commands on the nodes themselves switch nodes off and on."""
+        """Let commands on the nodes switch nodes off and on."""
         self.switch = Switch(self.directory, self._power)
 
     def _power(self, what: str, name: str) -> None:
@@ -146,26 +146,25 @@ class OnRack(ABC):
     # Daemons.
 
     def log(self, name: str) -> Path:
-        """What a daemon prints."""
         return self.directory / "log" / f"{name}.out"
 
     def logs(self) -> str:
-        """Ends of the logs of all daemons."""
+        """Last lines of the logs of all daemons."""
         files = sorted(file for file in (self.directory / "log").iterdir() if file.stat().st_size)
         return "\n".join(f"{f.name}:\n{f.read_text(errors='replace')[-800:]}" for f in files)
 
     def end_daemon(self, name: str) -> None:
-        """End one that `start_daemon` started."""
+        """End a daemon that `start_daemon` started."""
         self.kill_daemon(name)
         del self._daemons[name]
 
     def kill_daemon(self, name: str) -> None:
-        """SIGKILL; that it ran stays known."""
+        """SIGKILL a daemon; it stays registered."""
         self._daemons[name].kill()
         self._daemons[name].wait()
 
     def start_daemon(self, name: str, node: Node, argv: Sequence[str]) -> None:
-        """Start one that stays in the foreground."""
+        """Start a daemon that stays in the foreground."""
         with self.log(name).open("wb") as log:
             self._daemons[name] = subprocess.Popen(
                 self.rack.commands([node], argv)[0],
@@ -180,7 +179,7 @@ class OnRack(ABC):
 def remove_abandoned(prefix: str) -> None:
     """Remove directories of engines whose process was killed while their nodes still wrote there.
 
-    Their lock is free. One that was just made is not locked yet.
+    Their lock is free. A directory that was just made may not be locked yet.
     """
     for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
@@ -188,6 +187,6 @@ def remove_abandoned(prefix: str) -> None:
                 continue
             with (directory / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # in use, of another user, or removed meanwhile
+        except OSError:  # in use, owned by another user, or removed meanwhile
             continue
         shutil.rmtree(directory, ignore_errors=True)

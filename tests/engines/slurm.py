@@ -1,6 +1,6 @@
 """A real Slurm on a rack: munged and slurmctld on its last node, slurmd on each of the others.
 
-Everything hangs on the rack, and so ends with the process that made it, however that ends.
+All of it belongs to the rack, and so ends with the process that made it, however that ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UP_LIMIT_S = 20.0
 
 
 def unavailable() -> str | None:
-    """Why there can be no Slurm here, in one line."""
+    """Why Slurm cannot run here, in one line; None if it can."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return f"no Slurm here: {', '.join(missing)} not found in PATH"
@@ -37,17 +37,17 @@ def unavailable() -> str | None:
 
 
 def need_slurm() -> None:
-    """Skip where there can be no Slurm."""
+    """Skip if Slurm cannot run here."""
     need(unavailable())
 
 
 class SlurmOnRack(OnRack):
     """`with SlurmOnRack() as slurm`: `slurm.run("sbatch", …)` runs it on the login node.
 
-    nodes: compute nodes, named node0 …; the login node comes after them, and is on the rack's
-        networks as they are, but is not Slurm's to give away.
-    down_after_s: SlurmdTimeout: how long a node may be silent until Slurm calls it DOWN. Slurm
-        looks now and then only, so that it takes up to three times that; `down` has it at once.
+    nodes: compute nodes, named node0 …; the login node comes after them, and is on the same
+        networks, but Slurm does not allocate it.
+    down_after_s: SlurmdTimeout: how long a node may be silent until Slurm sets it DOWN. Slurm
+        checks rarely, so that it takes up to three times as long; `down` does it at once.
     more: lines to add to slurm.conf.
     """
 
@@ -78,23 +78,23 @@ class SlurmOnRack(OnRack):
     # Commands.
 
     def run(self, *argv: str, check: bool = True, **options: Any) -> CompletedProcess[str]:
-        """Run a command there to its end; a failure fails the test unless `check` is off."""
+        """Run a command on the login node to its end; with `check` a failure fails the test."""
         done = super().run(*argv, **options)
         if check:
             assert done.returncode == 0, f"{argv}: {done.returncode}: {done.stdout}{done.stderr}"
         return done
 
-    # What Slurm says.
+    # Queries of Slurm's state.
 
     def jobs(self) -> tuple[JobState, ...]:
-        """All jobs it still knows."""
+        """All jobs that Slurm still lists."""
         return jobs_from_json(self.run("squeue", "--json").stdout)
 
     def job(self, job_id: int) -> JobState:
         return next(job for job in self.jobs() if job.job_id == job_id)
 
     def queue(self) -> list[JobState]:
-        """Jobs that are not over."""
+        """Jobs that have not ended."""
         return [job for job in self.jobs() if not job.over]
 
     def nodes(self) -> dict[str, NodeState]:
@@ -102,7 +102,7 @@ class SlurmOnRack(OnRack):
         return {node.name: node for node in nodes_from_text(text)}
 
     def await_idle(self, limit_s: float = UP_LIMIT_S) -> float:
-        """Every node is idle and nothing is queued; seconds that took."""
+        """Wait until every node is idle and the queue is empty; seconds it took."""
 
         def idle() -> bool:
             sinfo = self.run("sinfo", "-h", "-N", "-o", "%T", check=False)
@@ -112,18 +112,18 @@ class SlurmOnRack(OnRack):
         return self.await_that(idle, limit_s, "all nodes idle")
 
     def clear(self, limit_s: float = 30.0) -> None:
-        """As after the start: nothing queued, every node on, its slurmd running, its links up."""
+        """Restore the initial state: empty queue, all nodes on, slurmd running, links up."""
         for name in self.names:
             self.set_links(name, True)
         gone = {name for name in self.names if self._daemons[name].poll() is not None}
         for name in gone:
-            self.rack.ask(PowerOn(name))  # nothing to do where slurmd alone was killed
+            self.rack.ask(PowerOn(name))  # nothing to do if only slurmd was killed
             self.start_daemon_of(name)
         if self._changed:
             self.set_down_after(self._down_after_s)
         self.run("scancel", "--user=root")
-        # A node that was gone when a job ended is asked again only after minutes; unless it is
-        # down, when nothing can be left there.
+        # Slurm polls a node that was absent when a job ended only after minutes; unless the node
+        # is down, when it can have no processes left.
         stuck = {name for job in self.queue() if "COMPLETING" in job.state for name in job.nodes}
         out = {name for name, node in self.nodes().items() if not node.usable}
         for name in stuck & gone:
@@ -133,29 +133,29 @@ class SlurmOnRack(OnRack):
         self.await_that(lambda: not self.queue(), limit_s, "the queue is empty")
         self.await_idle(limit_s)
         if self._booted:
-            # Nodes that went and came may be idle, and not be given away for half a minute, unless
-            # Slurm counts anew.
+            # Nodes that were lost and returned may be idle but not allocatable for half a minute,
+            # unless Slurm counts its nodes again.
             self.run("scontrol", "reconfigure")
             self.await_idle(limit_s)
             self._booted = False
 
-    # What goes wrong.
+    # Faults and their repair.
 
     def start_daemon_of(self, name: str) -> None:
         self._booted = True
         self.start_daemon(name, self.node(name), ["slurmd", "-D", "-N", name])
 
     def down(self, name: str, reason: str = "test") -> None:
-        """Have Slurm give a node up now, as it does by itself once the node is silent."""
+        """Set a node DOWN now, as Slurm does by itself once the node is silent."""
         self.run("scontrol", "update", f"nodename={name}", "state=down", f"reason={reason}")
 
     def set_down_after(self, seconds: int) -> None:
-        """Another SlurmdTimeout from now on, until `clear`."""
+        """Set another SlurmdTimeout, until `clear`."""
         self._write_conf(seconds)
         self.run("scontrol", "reconfigure")
         self._changed = seconds != self._down_after_s
 
-    # Bringing up.
+    # Starting.
 
     def _write(self) -> None:
         for part in ("etc", "munge", "state", "run", *(f"spool/{n}" for n in self.names)):
@@ -170,7 +170,7 @@ class SlurmOnRack(OnRack):
         Path(self.env["SLURM_CONF"]).write_text(text)
 
     def _start_munged(self) -> None:
-        """One serves all nodes: they share the directory that its socket is in."""
+        """One munged serves all nodes: they share the directory of its socket."""
         munge = self.directory / "munge"
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log",
                  "seed-file": "seed"}  # fmt: skip
@@ -181,7 +181,7 @@ class SlurmOnRack(OnRack):
 
 @pytest.fixture(scope="session")
 def slurm_on_rack() -> Iterator[SlurmOnRack]:
-    """One for all tests that talk to Slurm; take `slurm`, which is as new in each."""
+    """One Slurm for all tests that use it; tests take `slurm`, which is reset for each."""
     need_slurm()
     with SlurmOnRack() as slurm:
         yield slurm
@@ -189,6 +189,6 @@ def slurm_on_rack() -> Iterator[SlurmOnRack]:
 
 @pytest.fixture
 def slurm(slurm_on_rack: SlurmOnRack) -> Iterator[SlurmOnRack]:
-    """A Slurm with nothing queued and four idle nodes; so it is again after the test."""
+    """A Slurm with an empty queue and four idle nodes, restored after the test."""
     yield slurm_on_rack
     slurm_on_rack.clear()

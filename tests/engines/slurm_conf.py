@@ -56,7 +56,7 @@ PartitionName=all Nodes={names} Default=YES MaxTime=1:00:00 State=UP OverSubscri
 def conf(
     directory: Path, login: Node, computes: Sequence[Node], down_after_s: int, more: str = ""
 ) -> str:
-    """Its text: slurmctld on `login`, slurmd on `computes`, all files below `directory`."""
+    """Text of slurm.conf: slurmctld on `login`, slurmd on `computes`, files in `directory`."""
     lines = [
         f"NodeName={node.name} NodeAddr={node.address} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
         f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN"

@@ -1,6 +1,6 @@
-"""Real sshd on every node of a rack, and a client on its last one that reads nothing of the user's.
+"""Real sshd on every node of a rack; a client on its last node that ignores the user's ssh files.
 
-Everything hangs on the rack, and so ends with the process that made it, however that ends.
+All of it belongs to the rack, and so ends with the process that made it, however that ends.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Host stranger
 
 
 def unavailable() -> str | None:
-    """Why there can be no sshd on a rack here, in one line."""
+    """Why sshd cannot run on a rack here, in one line; None if it can."""
     found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     missing = [] if found else ["sshd"]
     missing += [program for program in ("ssh", "ssh-keygen") if shutil.which(program) is None]
@@ -68,7 +68,7 @@ def unavailable() -> str | None:
 
 
 def need_ssh() -> None:
-    """Skip where there can be no sshd."""
+    """Skip if sshd cannot run on a rack here."""
     need(unavailable())
 
 
@@ -98,15 +98,15 @@ class SshOnRack(OnRack):
         return self
 
     def hostfile(self, directory: Path, text: str = "") -> str:
-        """--mnode-hostfile of all nodes, or of what is given."""
+        """--mnode-hostfile with all nodes, or with the given ones."""
         path = directory / "hosts"
         path.write_text(text or "".join(f"{name}\n" for name in self.names))
         return f"--mnode-hostfile={path}"
 
-    # What goes wrong, and is put right again.
+    # Faults and their repair.
 
     def clear(self) -> None:
-        """As after the start: every node on, its links up, its sshd listening."""
+        """Restore the initial state: every node on, its links up, its sshd listening."""
         for name in self.names:
             self.set_links(name, True)
             self.power_on(name)
@@ -114,7 +114,7 @@ class SshOnRack(OnRack):
             self.await_sshd(name)
 
     def hang_up(self, name: str) -> int:
-        """End all connections to a node, as its sshd does in a shutdown; how many there were."""
+        """End all connections of a node, as its sshd does in a shutdown; their number."""
         below = psutil.Process(self._daemons[name].pid).children(recursive=True)
         sessions = [p for p in below if p.name() == "sshd" and "[listener]" not in str(p.cmdline())]
         for process in sessions:
@@ -122,7 +122,7 @@ class SshOnRack(OnRack):
                 process.kill()
         return len(sessions)
 
-    # Bringing up.
+    # Starting.
 
     def _write(self) -> None:
         keys = self.directory / "keys"
@@ -143,7 +143,7 @@ class SshOnRack(OnRack):
             (self.directory / f"{node.name}.conf").write_text(conf)
 
     def start_daemon_of(self, name: str) -> None:
-        """It wants a directory below /run, which the node gets for itself."""
+        """Start sshd, which needs a directory below the node's own /run."""
         sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
         conf = self.directory / f"{name}.conf"
         script = (
@@ -162,7 +162,7 @@ class SshOnRack(OnRack):
 
 @pytest.fixture(scope="session")
 def ssh_on_rack() -> Iterator[SshOnRack]:
-    """One for all tests that go over ssh; take `ssh`, which is as new in each."""
+    """One rack for all tests that use ssh; tests take `ssh`, which is reset for each."""
     need_ssh()
     with SshOnRack() as ssh:
         yield ssh
@@ -170,7 +170,7 @@ def ssh_on_rack() -> Iterator[SshOnRack]:
 
 @pytest.fixture
 def ssh(ssh_on_rack: SshOnRack) -> Iterator[SshOnRack]:
-    """Nodes with sshd, all well; what a test broke is put right behind it."""
+    """Healthy nodes with sshd, restored after the test."""
     yield ssh_on_rack
     with contextlib.suppress(Exception):
         ssh_on_rack.clear()

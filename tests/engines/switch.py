@@ -1,7 +1,7 @@
-"""Power for nodes of a rack that a test's own controller, on a node of the rack, can switch.
+"""Power switch for nodes of a rack, used by a controller that itself runs on a node of the rack.
 
 A spec's `power` commands run this file: `switch.py SOCKET off|on NODE`. It imports nothing of the
-package: it starts in a few milliseconds.
+package, so that it starts within milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LIMIT_S = 30.0
 
 
 class Switch:
-    """Listens on a socket in `directory`; `act("off" or "on", node name)` runs in its thread."""
+    """Listens on a socket in `directory`; runs `act("off" or "on", node name)` in its thread."""
 
     def __init__(self, directory: Path, act: Callable[[str, str], None]) -> None:
         self.path = directory / "power"
@@ -27,7 +27,7 @@ class Switch:
         threading.Thread(target=self._serve, name="power", daemon=True).start()
 
     def command(self, what: str) -> str:
-        """A line for the spec, with the place for the node's name."""
+        """The spec's command line, with a placeholder for the node's name."""
         return f"{sys.executable} -S -E -s {Path(__file__)} {self.path} {what} {{node}}"
 
     def _serve(self) -> None:
@@ -46,7 +46,7 @@ class Switch:
                     connection.sendall(b"done")
 
     def close(self) -> None:
-        # A thread that waits in accept() is not woken by closing what it waits on.
+        # Closing a socket does not wake a thread that waits for it in accept().
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self.path.unlink(missing_ok=True)

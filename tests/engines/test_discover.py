@@ -1,4 +1,4 @@
-"""The first spec of a cluster, from nodes that are reached over a real sshd, or given by Slurm."""
+"""The first spec of a cluster, from nodes reached over a real sshd or allocated by Slurm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engines.slurm import SlurmOnRack
 from tests.engines.ssh import SshOnRack
 
 
-def test_nodes_of_a_hostfile_show_what_they_have(ssh: SshOnRack, tmp_path: Path) -> None:
+def test_a_spec_is_drafted_from_nodes_of_a_hostfile(ssh: SshOnRack, tmp_path: Path) -> None:
     slow = ssh.node(ssh.names[1])
     ssh.rack.ask(SetLinkRate(slow.name, "fab0", 50))
     try:
@@ -29,14 +29,14 @@ def test_nodes_of_a_hostfile_show_what_they_have(ssh: SshOnRack, tmp_path: Path)
     assert spec.management is not None
     assert spec.management.interfaces == ("mgmt0",)
     assert spec.scheduler is None
-    assert spec.emulated == ()  # for all that this run can tell they are machines
+    assert spec.emulated == ()  # as far as this run can know, they are machines
     assert not spec.confirmed
     line = f"fabric line rate (most: 200 Mbit/s): {slow.name}: 50 Mbit/s"
     assert f"mnode: nodes differ: {line}" in run.output
     assert f"# - {line}" in (tmp_path / "page.yaml").read_text()
 
 
-def test_nodes_of_an_allocation_show_slurm_too(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_a_spec_drafted_in_an_allocation_names_slurm(slurm: SlurmOnRack, tmp_path: Path) -> None:
     run = run_pytest(
         slurm,
         tmp_path,

@@ -1,4 +1,4 @@
-"""Gangs on a real Slurm: whole or waiting as it is, and red where somebody sees to it."""
+"""Gangs on a real Slurm: passed as it is, failed with faults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arguments(
         scheduler={"kind": "slurm", **({"names": {"partition": "all"}} if "mesh" in files else {})},
         criteria={"gang": {**TIMES, **promised}, **({"mesh": {}} if "mesh" in files else {})},
         not_promised=None,
-        # Slurm gets it at once; by itself it would notice when SlurmdTimeout is over.
+        # Slurm is told at once; by itself it would notice after SlurmdTimeout.
         power={"switch_off": power("off", "down"), "switch_on": power("on", "resume")},
     )
     spec = directory / "spec.yaml"
@@ -61,7 +61,7 @@ def certify(
     fault: str | None = None,
     **promised: Any,
 ) -> Certified:
-    """acceptance/test_gang.py on the login node; fault: a plugin that does something wrong."""
+    """Run acceptance/test_gang.py on the login node; fault: a plugin that injects faults."""
     args = [*arguments(slurm, directory, files, **promised), *more]
     if fault is not None:
         write_files(directory, fault=fault)
@@ -88,7 +88,7 @@ def left_over(slurm: SlurmOnRack, directory: Path) -> list[Any]:
 
 
 def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    # With a question that needs nodes: they are asked for when gangs have been tried.
+    # With a test that needs nodes: nodes are requested only after the gang tests.
     launcher = ("--mnode-launcher=slurm", "--mnode-nodes=4")
     files = ("mesh", "gang")
     done = certify(
@@ -122,9 +122,9 @@ def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
     assert loss["loss: B, start 2: whole"]["note"].startswith("3 of 3: "), output
 
 
-# What users do who have no gangs: N jobs. What no scheduler should do: start a rank of one that
-# waits, or a part of one, as Slurm does where it is allowed to. What scripts leave behind. What
-# happens now and then: heartbeats are lost, the scheduler cannot be asked.
+# Without gang scheduling: N jobs of one node. Faults of a scheduler: it starts a rank of a waiting
+# gang, or a part of a gang, as Slurm does if the job allows it. Leftovers of scripts. Common
+# disturbances: heartbeats are lost, the scheduler does not answer.
 WRONG = """
     import os, subprocess, sys, threading
     from dataclasses import replace
@@ -173,9 +173,7 @@ WRONG = """
 """
 
 
-def test_half_a_gang_and_more_that_is_wrong_is_found_out(
-    slurm: SlurmOnRack, tmp_path: Path
-) -> None:
+def test_half_gangs_and_other_faults_are_found(slurm: SlurmOnRack, tmp_path: Path) -> None:
     done = certify(slurm, tmp_path, fault=WRONG, next_within="8 s")
     output = done.run.output
     found = cases(done)
@@ -220,7 +218,7 @@ def test_half_a_gang_and_more_that_is_wrong_is_found_out(
     slurm.await_that(lambda: not left_over(slurm, tmp_path), 15, "jobs and files are gone")
 
 
-def test_a_controller_that_is_killed_leaves_no_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_a_killed_controller_leaves_no_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
     with running_pytest(slurm, tmp_path, *arguments(slurm, tmp_path, waits="60 s")):
         slurm.await_that(lambda: len(slurm.queue()) >= 3, 30, "fillers and a gang are queued")
         time.sleep(1)

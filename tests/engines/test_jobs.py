@@ -1,4 +1,4 @@
-"""Jobs that tests launch on a real Slurm: submitted, requeued by Slurm itself, never left behind.
+"""Jobs that tests launch on a real Slurm: submitted, requeued by Slurm, never left behind.
 
 The run holds one CPU of each of its nodes, so that a job fits beside it.
 """
@@ -234,7 +234,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_inner(run: InnerRun, name: str) -> None:
+def test_inner_test_passed(run: InnerRun, name: str) -> None:
     assert run.outcomes().get(name) == "passed", run.output
 
 
@@ -251,7 +251,7 @@ WAITS = (
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_controller_that_is_ended_leaves_no_job(
+def test_an_ended_controller_leaves_no_job(
     slurm: SlurmOnRack, tmp_path: Path, number: signal.Signals
 ) -> None:
     write(tmp_path, WAITS)

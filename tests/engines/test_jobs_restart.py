@@ -1,4 +1,4 @@
-"""acceptance/test_restart.py where jobs are submitted: Slurm itself brings a killed job back."""
+"""acceptance/test_restart.py with submitted jobs: Slurm itself restarts a killed job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engines.test_jobs import SHARED
 KILL = "test_a_killed_job_comes_back_and_loses_nothing"
 
 
-def test_slurm_requeues_what_was_preempted_and_what_lost_its_node(
+def test_slurm_requeues_preempted_jobs_and_jobs_that_lost_a_node(
     slurm: SlurmOnRack, tmp_path: Path
 ) -> None:
     promised = page_for(slurm, "x")["criteria"]["restart"]

@@ -1,4 +1,4 @@
-"""What operators hand to Slurm, on a real one: the night's certificate, and the health check."""
+"""Operators' scripts on a real Slurm: the nightly certificate, and the health check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NIGHT_LIMIT_S = 300.0
 
 
 def page(slurm: SlurmOnRack, directory: Path, criteria: dict[str, Any]) -> str:
-    """The path of a page that promises this and nothing else."""
+    """The path of a spec that promises `promise` and nothing else."""
     path = directory / "the page.yaml"
     kept = page_for(slurm, "night", not_promised=None) | {"criteria": criteria}
     path.write_text(yaml.safe_dump(kept, sort_keys=False))
@@ -31,7 +31,9 @@ def settings(spec: str, **more: str) -> dict[str, str]:
     return {**clean_env(), **ours, **more}
 
 
-def test_the_night_is_certified_and_the_next_one_waits(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_the_night_job_certifies_and_submits_the_next_one(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
     promised: dict[str, Any] = {"preflight": {"interfaces": {}, "speed": {}}, "mesh": {}}
     submitted = slurm.run(
         *("sbatch", "--parsable", "--time=10", f"--output={tmp_path}/night.log"),
@@ -54,17 +56,17 @@ def test_the_night_is_certified_and_the_next_one_waits(slurm: SlurmOnRack, tmp_p
     assert certificate["run"]["launcher"] == "slurm"
     assert tuple(certificate["run"]["nodes"]) == slurm.names
     assert {c["name"] for c in certificate["criteria"] if c["verdict"] == "pass"} == set(promised)
-    [following] = slurm.queue()  # and nothing else of ours
+    [following] = slurm.queue()  # and no other job of ours
     assert (following.state, following.nodes) == ("PENDING", ())
     began = slurm.run("squeue", "--noheader", "--format=%r %S").stdout
     assert began.startswith("BeginTime ")
     assert began.strip().endswith("T01:00:00")
-    # By this a night that Slurm starts again knows that it has submitted the next one.
+    # A night job that Slurm restarts learns from this that it has submitted the next one.
     marks = slurm.run("squeue", "--me", "--noheader", "--format=%k").stdout.splitlines()
     assert marks == [f"mnode: the night after {job}"]
 
 
-def test_the_health_check_drains_the_node_that_is_not_as_promised(
+def test_the_health_check_drains_a_node_that_breaks_the_promise(
     slurm: SlurmOnRack, tmp_path: Path
 ) -> None:
     spec = page(slurm, tmp_path, {"preflight": {"interfaces": {}, "speed": {}, "mtu": {}}})

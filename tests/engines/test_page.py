@@ -1,4 +1,4 @@
-"""The page in a real browser: it is whole, fits a phone, asks nobody for anything, and prints."""
+"""The page in a real browser: complete, fits a phone, sends no request, and prints."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_a_browser_shows_the_page_on_a_phone_and_prints_it(tmp_path: Path, slow:
     assert found["verdict"] == ("NOT certified" if slow else "inconclusive")
     assert found["verdict_ends"] < 800  # it is on the first screen
     assert ("node0013 mlx5_3 tx" if slow else "restart inconclusive") in found["culprit"]
-    assert found["width"] <= PHONE_PX  # nothing is to be scrolled sideways but tables and pictures
+    assert found["width"] <= PHONE_PX  # only tables and pictures may scroll sideways
     assert len(found["pictures"]) == 5
     assert min(found["pictures"]) > 50
     assert found["loaded"] == []
-    assert "CONSOLE" not in printed, printed  # such as of the page's own content policy
+    assert "CONSOLE" not in printed, printed  # such as errors of the page's own content policy
     pdf = tmp_path / "certificate.pdf"
     browser.run(tmp_path, f"--print-to-pdf={pdf}", page.as_uri())
     assert pdf.read_bytes().startswith(b"%PDF")

@@ -1,4 +1,4 @@
-"""The whole acceptance suite on a healthy rack, with the page of the rack as it is."""
+"""The whole acceptance suite on a healthy rack, with the rack's unchanged spec."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_healthy_rack_is_certified(tmp_path: Path) -> None:
     assert fabric["all_reduce 64 KiB #wrong"]["verdict"] == "pass"
     assert fabric["all_reduce 4 MiB busbw"]["where"] == "all 4 ranks"
     assert fabric["bytes sent on other networks, by the node that sent most"]["value"] < 1
-    # No more than TCP can carry at this MTU, or the clock is wrong.
+    # No more than TCP can carry at this MTU, otherwise the clock is wrong.
     assert fabric["all_reduce 4 MiB busbw"]["value"] < 0.025 * 0.975
     assert len({case["question"] for case in cases}) >= 30
     assert all(case["question"].endswith("?") for case in cases)

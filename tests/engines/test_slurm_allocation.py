@@ -1,4 +1,4 @@
-"""Allocations: found, asked for, refused in a line, and given back however the controller ends."""
+"""Allocations: found, requested, refused in one line, and always returned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INSIDE = ["salloc", "--nodelist=node[0-1]", "--exclusive", "--quiet"]
     ],
     ids=["too few", "arguments inside", "no such partition", "no shell"],
 )  # fmt: skip
-def test_what_cannot_be_had_is_said_in_one_line(
+def test_an_impossible_request_is_one_line(
     slurm: SlurmOnRack,
     tmp_path: Path,
     nodes: int,
@@ -75,7 +75,7 @@ def test_nodes_that_are_down_are_named_and_not_waited_for(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_controller_that_is_ended_leaves_nothing(
+def test_an_ended_controller_leaves_nothing(
     slurm: SlurmOnRack, tmp_path: Path, number: signal.Signals
 ) -> None:
     controller = Controller(slurm, tmp_path, 2, (["--nodelist=node[0-1]"], []))
@@ -93,7 +93,7 @@ def test_a_controller_that_is_ended_leaves_nothing(
     slurm.await_idle(10)
 
 
-def test_a_request_that_waits_is_withdrawn(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_a_pending_request_is_withdrawn(slurm: SlurmOnRack, tmp_path: Path) -> None:
     busy = slurm.start(
         "srun", "--nodes=4", "--exclusive", "sleep", "300", stderr=subprocess.DEVNULL
     )

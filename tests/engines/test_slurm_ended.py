@@ -1,4 +1,4 @@
-"""Runs by Slurm that are ended from outside: nothing of them is left, on nodes or in the queue."""
+"""Runs on Slurm that are ended from outside leave nothing, on nodes or in the queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def busy(slurm: SlurmOnRack, tmp_path: Path) -> Iterator[Busy]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_is_ended_leaves_nothing(
+def test_an_ended_run_leaves_nothing(
     slurm: SlurmOnRack, busy: Busy, number: signal.Signals
 ) -> None:
     assert len(busy.processes()) > 10
@@ -37,8 +37,10 @@ def test_a_run_that_is_ended_leaves_nothing(
     busy.until(lambda: not busy.left(), 20, "nothing is left")
 
 
-def test_the_allocation_is_taken_away(slurm: SlurmOnRack, busy: Busy) -> None:
-    """As at its time limit, or by scancel: the run ends, and says why."""
+def test_a_run_that_loses_its_allocation_ends_with_the_reason(
+    slurm: SlurmOnRack, busy: Busy
+) -> None:
+    """The allocation ends, as at its time limit or by scancel."""
     [job] = slurm.queue()
     slurm.run("scancel", str(job.job_id))
     output, _ = busy.program.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""The real Slurm of the tests: what our readers make of its words, and that it leaves nothing."""
+"""The tests' real Slurm: our readers understand its output, and it leaves nothing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from tests.engines.slurm import SlurmOnRack
 
 
 def submit(slurm: SlurmOnRack, directory: Path, command: str, *options: str) -> int:
-    """A batch job; its number."""
+    """Submit a batch job; its number."""
     output = directory / "%j.out"
     done = slurm.run("sbatch", "--parsable", f"--output={output}", *options, f"--wrap={command}")
     return int(done.stdout)
 
 
-def test_both_readers_say_the_same_of_running_and_waiting_jobs(
-    slurm: SlurmOnRack, tmp_path: Path
-) -> None:
+def test_both_readers_agree_on_running_and_waiting_jobs(slurm: SlurmOnRack, tmp_path: Path) -> None:
     first = submit(slurm, tmp_path, "sleep 60", "--nodes=3", "--exclusive", "--job-name=a b")
     slurm.await_that(lambda: slurm.job(first).state == "RUNNING", 10, "the first job runs")
     second = submit(slurm, tmp_path, "sleep 60", "--nodes=2", "--exclusive")
@@ -54,7 +52,7 @@ def test_a_requeued_job_and_how_a_job_ends(slurm: SlurmOnRack, tmp_path: Path) -
     slurm.await_that((tmp_path / "ran").exists, 10, "it runs")
     slurm.run("scontrol", "requeue", str(job))
     slurm.await_that(lambda: slurm.job(job).state == "PENDING", 10, "it waits again")
-    # slurmd refuses credentials that are not younger, by the second, than those it revoked.
+    # slurmd refuses credentials that are not at least a second newer than the revoked ones.
     time.sleep(2)
     slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
     slurm.await_that(lambda: slurm.job(job).over, 60, "it ran again and failed")
@@ -62,7 +60,7 @@ def test_a_requeued_job_and_how_a_job_ends(slurm: SlurmOnRack, tmp_path: Path) -
     assert (state.state, state.restarts) == ("FAILED", 1)
 
 
-def test_nodes_that_are_lost(slurm: SlurmOnRack) -> None:
+def test_lost_nodes_are_down(slurm: SlurmOnRack) -> None:
     slurm.down("node1", "broken fan")
     node = slurm.nodes()["node1"]
     assert node.lost
@@ -71,7 +69,7 @@ def test_nodes_that_are_lost(slurm: SlurmOnRack) -> None:
     assert not slurm.nodes()["node0"].lost
 
 
-def test_it_leaves_nothing() -> None:
+def test_a_closed_slurm_leaves_nothing() -> None:
     with SlurmOnRack(2) as slurm:
         directory = slurm.directory
         slurm.run("srun", "--nodes=2", "true")
@@ -84,7 +82,7 @@ def test_it_leaves_nothing() -> None:
 
 
 def of_it(directory: str | Path) -> list[str]:
-    """Processes of the Slurm with this directory, on whatever node of it."""
+    """Processes of the Slurm with this directory, on any of its nodes."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -103,7 +101,7 @@ with SlurmOnRack(1) as slurm:
 """
 
 
-def test_it_leaves_nothing_when_its_owner_is_killed(slurm: SlurmOnRack) -> None:
+def test_a_slurm_whose_owner_is_killed_leaves_nothing(slurm: SlurmOnRack) -> None:
     path = os.pathsep.join(filter(None, sys.path))
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER],

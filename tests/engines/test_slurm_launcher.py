@@ -1,4 +1,4 @@
-"""The Slurm launcher by itself: nodes, commands as steps, losses named. No rank is started here."""
+"""The Slurm launcher by itself: nodes, commands as job steps, named losses. No rank is started."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.engines.slurm import SlurmOnRack
 FIRST_2 = "--nodelist=node[0-1]"
 
 
-def test_an_allocation_of_its_own(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    """Nodes by their own names and addresses; commands with streams, environment and status."""
+def test_a_new_allocation_runs_commands_on_its_nodes(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """Nodes have their own names and addresses; commands have streams, environment and status."""
     controller = Controller(slurm, tmp_path, 2, (["--time=5", FIRST_2], []))
     assert controller.report.get("held") is True, controller.report
     assert controller.report["nodes"] == [
@@ -44,7 +44,7 @@ def test_an_allocation_of_its_own(slurm: SlurmOnRack, tmp_path: Path) -> None:
     slurm.await_idle(5)
 
 
-def test_a_node_that_slurm_gives_up_is_named(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_a_node_set_down_by_slurm_is_named(slurm: SlurmOnRack, tmp_path: Path) -> None:
     controller = Controller(slurm, tmp_path, 3, (["--nodelist=node[0-2]"], []))
     slurm.down("node1", "broken fan")
     slurm.await_that(lambda: bool(controller("lost")), 15, "the loss is reported")
@@ -60,7 +60,7 @@ def test_a_node_that_slurm_gives_up_is_named(slurm: SlurmOnRack, tmp_path: Path)
 
 
 def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    """It is used again, unless Slurm has given it up meanwhile."""
+    """It is used again unless Slurm has set it DOWN meanwhile."""
     spec_for(slurm, tmp_path, "slurm")
     controller = Controller(slurm, tmp_path, 2, ([FIRST_2], []), spec=tmp_path / "spec.yaml")
     node1 = "launcher.nodes[1]"
@@ -79,8 +79,10 @@ def test_a_node_is_switched_off_and_on(slurm: SlurmOnRack, tmp_path: Path) -> No
     controller.close()
 
 
-def test_slurmd_is_killed(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    """What runs goes on; what is to be started says why it is not, with the node's name."""
+def test_a_node_whose_slurmd_is_killed_keeps_its_commands(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
+    """Running commands go on; a new command fails with the reason and the node's name."""
     controller = Controller(slurm, tmp_path, 2, ([FIRST_2], []))
     step = "touch up; until test -e over; do sleep 0.1; done; exit 7"
     controller(f'begin(["sh", "-c", "{step}"], 1)')
@@ -95,7 +97,7 @@ def test_slurmd_is_killed(slurm: SlurmOnRack, tmp_path: Path) -> None:
     assert controller("begun[0].wait(20)") == 7
     assert controller("lost") == []
     controller.close()
-    # Slurm holds on to a node until it hears that everything of the job has ended there.
+    # Slurm keeps a node allocated until it learns that all processes of the job have ended.
     slurm.await_that(
         lambda: [job.state for job in slurm.queue()] in ([], ["COMPLETING"]), 10, "it is given back"
     )

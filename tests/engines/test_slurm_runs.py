@@ -1,4 +1,4 @@
-"""pytest by Slurm: an allocation of its own from the login node, nodes lost, and nothing left."""
+"""pytest on Slurm: its own allocation from the login node, lost nodes, and no leftovers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ BOOTED = """
 """
 
 
-def test_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_a_run_from_the_login_node(slurm: SlurmOnRack, tmp_path: Path) -> None:
     write_files(tmp_path, test_it=OUTSIDE)
     run = run_pytest(
         slurm,
@@ -108,8 +108,8 @@ def test_a_rank_is_debugged_by_slurm(slurm: SlurmOnRack, tmp_path: Path) -> None
     debug(slurm, tmp_path, *options, spec_for(slurm, tmp_path, "slurm", power=None))
 
 
-def test_on_nodes_that_are_free(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    """Another job has node0: the run asks for two others by name, and gets them at once."""
+def test_a_run_on_free_nodes(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """Another job has node0: the run requests two others by name, and gets them at once."""
     slurm.run("sbatch", "--nodelist=node0", "--exclusive", "--wrap=sleep 300", cwd=tmp_path)
     slurm.await_that(lambda: slurm.nodes()["node0"].state == "ALLOCATED", 30, "node0 is taken")
     body = "def test_names(cluster): assert cluster.nodes == ('node1', 'node2')"
@@ -125,8 +125,8 @@ def test_on_nodes_that_are_free(slurm: SlurmOnRack, tmp_path: Path) -> None:
     assert "of the free nodes node[1-2]" in run.output
 
 
-def test_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    """The script is a task on the first node, and says so in variables; ranks are none of it."""
+def test_a_run_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """The script is a task on the first node, with task variables that ranks must not inherit."""
     write_files(tmp_path, test_it=BATCH)
     spec = spec_for(slurm, tmp_path, "slurm", power=None)
     pytest_there = shlex.join(junit_command(tmp_path, "--mnode-nodes=2", spec, "test_it.py"))
@@ -144,7 +144,7 @@ def test_in_a_batch_job(slurm: SlurmOnRack, tmp_path: Path) -> None:
     assert "2 passed" in printed
 
 
-def test_more_nodes_than_there_are(slurm: SlurmOnRack, tmp_path: Path) -> None:
+def test_more_nodes_than_the_cluster_has(slurm: SlurmOnRack, tmp_path: Path) -> None:
     write_files(tmp_path, test_it=OUTSIDE)
     run = run_pytest(
         slurm,
@@ -169,11 +169,11 @@ def await_busy(
     slurm.await_that(busy, 90, f"{ranks} ranks are busy")
 
 
-def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    """One after the other: powered off, cut off, given up by Slurm. The rest goes on."""
+def test_nodes_lost_during_a_run_are_named(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """One after the other: powered off, cut off, set DOWN by Slurm. The other nodes go on."""
     write_files(tmp_path, test_it=LOSSES)
     spec = spec_for(slurm, tmp_path, "slurm", power=None)
-    # What a run keeps on a node stays there when its plug is pulled.
+    # Files of a run on a node remain when its power is cut.
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with running_pytest(
@@ -200,14 +200,14 @@ def test_nodes_that_are_lost_in_the_middle_are_named(slurm: SlurmOnRack, tmp_pat
     assert "node3 is lost: the connection was lost" in failures["test_four"], failures
     assert "node2 is lost: the connection was lost" in failures["test_three"], failures
     assert "node1 is lost: " in failures["test_two"], failures
-    # By srun at once, in whichever words it has by then, or by Slurm when it is asked again.
+    # Reported by srun at once, in its current words, or by Slurm when it is queried again.
     words = ("Node failure on node1", "CANCELLED", "node1: task 0: Killed", "broken fan")
     assert any(why in failures["test_two"] for why in words), failures
     assert "node0 is lost" not in output
 
 
-def test_a_node_that_lost_its_power_by_itself_is_booted(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    """Slurm takes it for live until SlurmdTimeout is over: the node is asked itself."""
+def test_a_node_that_lost_power_unexpectedly_is_booted(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    """Slurm calls it alive until SlurmdTimeout, so the launcher tries a command on the node."""
     write_files(tmp_path, test_it=BOOTED)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -226,7 +226,7 @@ def test_a_node_that_lost_its_power_by_itself_is_booted(slurm: SlurmOnRack, tmp_
     assert "node1 is lost: " in run.cases()["test_first"].findtext("failure", "")
 
 
-def test_without_slurm_it_is_said_so(tmp_path: Path) -> None:
+def test_without_slurm_the_error_says_so(tmp_path: Path) -> None:
     from tests.inner import clean_env, command
 
     write_files(tmp_path, test_it=OUTSIDE)

@@ -1,4 +1,4 @@
-"""Nodes over a real ssh: what is refused, what is lost and named, and that nothing is left."""
+"""Nodes over a real ssh: refused hosts, named losses, and no leftovers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ LOST_LIMIT_S = 15.0
 GONE_LIMIT_S = 20.0
 
 
-def test_every_host_that_cannot_be_used_has_its_line(ssh: SshOnRack, tmp_path: Path) -> None:
+def test_every_unusable_host_has_a_line(ssh: SshOnRack, tmp_path: Path) -> None:
     write_files(tmp_path, test_it=ONE)
     programs, old = tmp_path / "bin", tmp_path / "old" / "pytest_mnode"
     programs.mkdir()
@@ -141,10 +141,10 @@ def test_every_host_that_cannot_be_used_has_its_line(ssh: SshOnRack, tmp_path: P
     assert "Host key verification failed" in lines["imposter"]
 
 
-def test_nodes_that_share_no_files_keep_none(ssh: SshOnRack, tmp_path: Path) -> None:
-    """What is temporary lies on file systems of the nodes' own, and no directory is shared.
+def test_nodes_without_shared_files_keep_no_files(ssh: SshOnRack, tmp_path: Path) -> None:
+    """Temporary files are on each node's own file systems, and no directory is shared.
 
-    What ranks there ran is in the controller's coverage all the same.
+    The controller's coverage data still include lines that ran in ranks.
     """
     write_files(tmp_path, test_it=APART)
     temporary = tmp_path / "tmp"
@@ -158,7 +158,7 @@ def test_nodes_that_share_no_files_keep_none(ssh: SshOnRack, tmp_path: Path) -> 
         "--mnode-nodes=2",
         ssh.hostfile(tmp_path, "node[0-1] slots=1"),
         spec_for(ssh, tmp_path, "ssh"),
-        *("--rootdir=/sys", "-p", "no:cacheprovider"),  # where nothing can be written
+        *("--rootdir=/sys", "-p", "no:cacheprovider"),  # a directory that is not writable
         *(*COVERAGE, str(tmp_path / "test_it.py")),
         env={"TMPDIR": str(temporary), "PYTHONPATH": str(released_plugins())},
     )
@@ -175,7 +175,7 @@ def test_nodes_that_share_no_files_keep_none(ssh: SshOnRack, tmp_path: Path) -> 
 
 @pytest.fixture
 def busy(request: pytest.FixtureRequest, ssh: SshOnRack, tmp_path: Path) -> Iterator[Busy]:
-    """With a parameter: the text of tests that come before."""
+    """The optional parameter: text of tests that run first."""
     before = getattr(request, "param", "")
     hosts = ssh.hostfile(tmp_path, "node[0-1]")
     run = Busy(ssh, "ssh", tmp_path, hosts, before=before, conftest=CONTROLLER)
@@ -185,9 +185,7 @@ def busy(request: pytest.FixtureRequest, ssh: SshOnRack, tmp_path: Path) -> Iter
         run.end()
 
 
-def test_a_cut_cable_is_named_in_seconds_and_nothing_stays_behind_it(
-    ssh: SshOnRack, busy: Busy
-) -> None:
+def test_a_cut_cable_is_named_within_seconds_and_leaves_nothing(ssh: SshOnRack, busy: Busy) -> None:
     ssh.set_links("node1", False)
     busy.until((busy.directory / "failed").exists, LOST_LIMIT_S, "the loss is reported")
     output, _ = busy.program.communicate(timeout=60)
@@ -197,11 +195,11 @@ def test_a_cut_cable_is_named_in_seconds_and_nothing_stays_behind_it(
     assert (
         "it could not be booted again: cannot switch node1 on: the spec names no command" in output
     )
-    # What ran behind the cut ended by itself; nobody could tell it to.
+    # Processes beyond the cut end by themselves, because no message can reach them.
     busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
 
 
-def test_a_controller_that_is_killed_leaves_nothing_on_nodes(busy: Busy) -> None:
+def test_a_killed_controller_leaves_nothing_on_nodes(busy: Busy) -> None:
     lines = [" ".join(process.command) for process in busy.processes()]
     assert len(lines) > 10
     for secret in (busy.secret, (busy.directory / "secret").read_text()):
@@ -212,8 +210,10 @@ def test_a_controller_that_is_killed_leaves_nothing_on_nodes(busy: Busy) -> None
 
 
 @pytest.mark.parametrize("busy", [DYING], indirect=True)
-def test_an_agent_is_replaced_and_a_closed_connection_made_anew(ssh: SshOnRack, busy: Busy) -> None:
-    """An agent that died leaves its node to the next, and so does a connection that was cut."""
+def test_a_dead_agent_is_replaced_and_a_closed_connection_reopened(
+    ssh: SshOnRack, busy: Busy
+) -> None:
+    """The node is used by the next test after its agent died or its connection was cut."""
     assert ssh.hang_up("node1") >= 1
     output, _ = busy.program.communicate(timeout=90)
     assert busy.program.returncode == pytest.ExitCode.TESTS_FAILED, output
@@ -227,7 +227,7 @@ def test_an_agent_is_replaced_and_a_closed_connection_made_anew(ssh: SshOnRack, 
     busy.until(lambda: not busy.left(), GONE_LIMIT_S, "nothing is left")
 
 
-def test_the_connections_fixture_needs_nothing_of_the_users(ssh: SshOnRack) -> None:
+def test_the_connections_fixture_reads_no_files_of_the_user(ssh: SshOnRack) -> None:
     done = ssh.run("sh", "-c", f"ssh -F {ssh.config} -v node0 hostname 2>&1")
     assert "node0" in done.stdout
     assert str(Path.home() / ".ssh") not in done.stdout

@@ -1,4 +1,4 @@
-"""The acceptance suite, unchanged, over ssh and inside of an allocation; one after the other."""
+"""The unchanged acceptance suite over ssh and inside an allocation, one after the other."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.engines.slurm import SlurmOnRack
 from tests.engines.ssh import SshOnRack
 from tests.engines.whole import assert_certified, certify_whole, short_page
 
-# A node that fails is not the end of the allocation: what became of it is for the suite to say.
+# A failed node must not end the allocation: the suite reports its state.
 ALLOCATION = ["salloc", "--nodes=4", "--exclusive", "--no-kill", "--quiet"]
 
 
-def test_nodes_that_only_ssh_leads_to_are_certified(ssh: SshOnRack, tmp_path: Path) -> None:
+def test_nodes_reached_only_by_ssh_are_certified(ssh: SshOnRack, tmp_path: Path) -> None:
     page = short_page(ssh, "over ssh")
     done = certify_whole(ssh, tmp_path, page, ssh.hostfile(tmp_path))
     assert_certified(done, page, "ssh", ssh.names)
@@ -20,7 +20,7 @@ def test_nodes_that_only_ssh_leads_to_are_certified(ssh: SshOnRack, tmp_path: Pa
 
 
 def test_nodes_of_an_allocation_are_certified(slurm: SlurmOnRack, tmp_path: Path) -> None:
-    # A node that is off for longer is out of the allocation; Slurm's own default is 5 minutes.
+    # A node that is off for longer leaves the allocation; Slurm's default is 5 minutes.
     slurm.set_down_after(600)
     page = short_page(slurm, "inside of an allocation")
     done = certify_whole(slurm, tmp_path, page, before=ALLOCATION)

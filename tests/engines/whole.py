@@ -1,4 +1,4 @@
-"""The acceptance suite on an engine, whole, by a page that promises little of everything."""
+"""The whole acceptance suite on an engine, with a small promise of every criterion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engines.inside import Engine, page_for, run_pytest
 
 
 def short_page(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:
-    """Every criterion of the rack's page, with few sizes, few rounds and one kill."""
+    """Every criterion of the rack's spec, with few sizes, few rounds and one kill."""
     page = page_for(engine, name)
     criteria = page["criteria"]
     fabric = criteria["fabric"]
@@ -28,7 +28,7 @@ def short_page(engine: Engine, name: str, **changes: Any) -> dict[str, Any]:
     criteria["launch"].pop("deepspeed")
     criteria["scaling"] |= {"compute": "300 ms", "rounds": 2, "most_rounds": 3}
     criteria["scaling"]["at_most_uncertainty"] = 0.05
-    # A command on a node takes half a second where cores are few.
+    # With few cores a command on a node takes half a second.
     criteria["restart"] |= {"kills": ["node"], "within": "120 s", "pause": "0.3 s"}
     del criteria["restart"]["resharded_tolerance"]
     criteria.update(changes)
@@ -43,9 +43,9 @@ def certify_whole(
     before: Sequence[str] = (),
     limit_s: float = 560.0,
 ) -> Certified:
-    """Run all of acceptance/ on the login node, on four nodes; the run and its certificate.
+    """Run all of acceptance/ from the login node on four nodes; the run and its certificate.
 
-    before: a command around it, such as salloc.
+    before: a command that runs it, such as salloc.
     """
     path = directory / "spec.yaml"
     path.write_text(yaml.safe_dump(page, sort_keys=False))
@@ -69,13 +69,13 @@ def certify_whole(
 def assert_certified(
     done: Certified, page: dict[str, Any], launcher: str, nodes: Sequence[str]
 ) -> None:
-    """Every criterion of the page passes, nodes having been switched off and on."""
+    """Every criterion of the spec passes, including nodes that were switched off and on."""
     certificate = done.certificate
     promised = set(page["criteria"])
     verdicts = {c["name"]: c["verdict"] for c in certificate["criteria"] if c["name"] in promised}
     assert set(verdicts) == promised
     others = {name: verdict for name, verdict in verdicts.items() if verdict != "pass"}
-    # How fast two cores train as four nodes is not known well enough while others use them.
+    # The speed of two cores that train as four nodes varies too much while others use them.
     assert others in ({}, {"scaling": "inconclusive"}), done.run.output
     if not others:
         assert certificate["verdict"] == "certified", done.run.output

@@ -1,4 +1,4 @@
-"""One rack for all tests of faults: whatever they break, their undo has to mend."""
+"""One rack for all tests of faults: undoing a fault must repair it for the next test."""
 
 from __future__ import annotations
 

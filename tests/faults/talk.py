@@ -1,4 +1,4 @@
-"""What nodes of a rack find out about each other, by plain sockets and files."""
+"""Checks between nodes of a rack, by plain sockets and files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.inner import need
 PYTHON = [sys.executable, "-S", "-E", "-s", "-c"]
 
 BYTES = 900_000
-# Timed from before the first byte is sent to after the last has come, so that a process that gets
-# no CPU for a while makes a link look slower, never faster.
+# Timed from before the first byte is sent until the last has arrived, so that a process without
+# CPU time makes a link look slower, never faster.
 SINK = """
 import socket, sys, time
 server = socket.create_server((sys.argv[1], 7100))
@@ -74,7 +74,7 @@ except OSError as error:
 
 
 def output_of(rack: Rack, index: int, argv: list[str]) -> str:
-    """What a command prints on a node, errors too."""
+    """Output of a command on a node, with errors."""
     (command,) = rack.commands([rack.nodes[index]], argv)
     done = subprocess.run(
         command,
@@ -93,7 +93,7 @@ def shell(rack: Rack, index: int, script: str) -> str:
 
 @contextmanager
 def server(rack: Rack, index: int, program: str, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that is up once it has printed so."""
+    """A program that is ready once it has printed a line."""
     (command,) = rack.commands([rack.nodes[index]], [*PYTHON, program, *args])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -116,7 +116,7 @@ def rate_mbit_s(rack: Rack, source: int, target: int) -> float:
 def echoes(
     rack: Rack, source: int, target: int, *, size: int = 64, count: int = 1, wait_s: float = 2.0
 ) -> tuple[int, float]:
-    """How many of `count` UDP packets came back over the fabric, and the least time, seconds."""
+    """Number of `count` UDP packets that returned over the fabric, and the shortest time, s."""
     address = rack.nodes[target].fabric_address or ""
     with server(rack, target, ECHO, address):
         words = output_of(
@@ -132,19 +132,19 @@ def connection(rack: Rack, source: int, address: str, port: int) -> str:
 
 
 def need_installed(path: str | None, package: str) -> None:
-    """Skip without an external part of some fault."""
+    """Skip without an external program of a fault."""
     there = path is not None and Path(path).exists()
     need(None if there else f"not installed (Debian: {package})")
 
 
 def quotas() -> bool:
-    """Whether control groups with a CPU quota can be made here."""
+    """Whether control groups with a CPU quota can be created here."""
     found = cgroups.hierarchy_of("cpu")
     return os.geteuid() == 0 and found is not None and os.access(found[0], os.W_OK)
 
 
 def need_quotas() -> None:
-    """Skip where none can be made, whoever asks: they take a right that a container may lack."""
+    """Skip if none can be created by any user: they need a right that a container may lack."""
     if not quotas():
         pytest.skip("no control groups for CPU time can be made here")
 

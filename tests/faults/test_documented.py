@@ -1,4 +1,4 @@
-"""The page of faults shows each of them, as it is written."""
+"""The documentation of faults shows each fault in its written form."""
 
 from __future__ import annotations
 

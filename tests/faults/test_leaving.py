@@ -1,4 +1,4 @@
-"""Nothing of a fault is left once the rack is gone, however it went."""
+"""Nothing of a fault is left once the rack has ended, however it ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ time.sleep(60)
 
 
 def left(tag: str, besides: int) -> list[str]:
-    """Processes that have this text in their environment, and groups of any rack of theirs."""
+    """Processes with this text in their environment, and control groups of their rack."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -44,7 +44,7 @@ def left(tag: str, besides: int) -> list[str]:
 
 
 def groups(daemon_pid: int) -> set[str]:
-    """Control groups of one rack: others may have some at the same time."""
+    """Control groups of one rack: other racks may have some at the same time."""
     root, name = Path("/sys/fs/cgroup"), f"mnode-{daemon_pid}-*"
     return {str(p) for p in (*root.glob(name), *root.glob(f"*/{name}")) if p.is_dir()}
 

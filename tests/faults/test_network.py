@@ -1,4 +1,4 @@
-"""Faults of links and paths: the symptom, nobody else's symptom, and none once undone."""
+"""Faults of links and paths: the expected symptom alone, and none after the undo."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_only_that_direction_is_slow(
             assert rate_mbit_s(rack, source, target) < 11, (source, target)
         for source, target in fast:
             assert rate_mbit_s(rack, source, target) > 13, (source, target)
-    assert rate_mbit_s(rack, *slow[0]) > 13  # of 80, where no core is busy
+    assert rate_mbit_s(rack, *slow[0]) > 13  # of 80 Mbit/s, if no core is busy
 
 
-def test_a_slow_link_has_a_quarter_of_its_rate_and_is_the_fabric(rack: Rack) -> None:
+def test_a_slow_link_has_a_quarter_of_the_fabric_rate(rack: Rack) -> None:
     with injected(rack, "slow_link:node1"):
         assert "rate 20Mbit" in on_switch(rack, ["tc", "qdisc", "show", "dev", "fab0-node1"])
     with injected(rack, "slow_rx:node1::mgmt0"):
@@ -60,7 +60,7 @@ def test_a_slow_link_has_a_quarter_of_its_rate_and_is_the_fabric(rack: Rack) -> 
         assert "rate 80Mbit" in on_switch(rack, ["tc", "qdisc", "show", "dev", "fab0-node1"])
 
 
-def test_a_slow_pair_outlives_a_reboot_and_is_no_trace_once_undone(rack: Rack) -> None:
+def test_a_slow_pair_survives_a_reboot_and_leaves_no_trace_after_undo(rack: Rack) -> None:
     show = ["tc", "qdisc", "show", "dev", "fab0-node2"]
     before = on_switch(rack, show)
     with injected(rack, "slow_path:node1+node2:10"):
@@ -84,7 +84,7 @@ def test_packets_get_through_one_way_only(rack: Rack) -> None:
     received = "cat /sys/class/net/fab0/statistics/rx_packets"
     with injected(rack, "one_way:node0+node1"):
         before = [int(shell(rack, i, received)) for i in (0, 1)]
-        assert echoes(rack, 1, 0, count=9)[0] == 0  # they arrive, their answers do not
+        assert echoes(rack, 1, 0, count=9)[0] == 0  # packets arrive, their answers do not
         after = [int(shell(rack, i, received)) for i in (0, 1)]
         assert after[0] - before[0] >= 9
         assert after[1] - before[1] < 9
@@ -131,7 +131,7 @@ def test_packets_are_late(rack: Rack) -> None:
         assert back == 5
         assert 0.08 <= least_s < 1
         assert echoes(rack, 0, 2, count=5, wait_s=2)[1] < 0.08
-        assert rate_mbit_s(rack, 0, 1) > 3  # large segments pass whole, after a start that is slow
+        assert rate_mbit_s(rack, 0, 1) > 3  # large segments pass unchanged, after a slow start
     assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
     assert on_switch(rack, ports) == before
 
@@ -144,7 +144,7 @@ def test_a_link_has_one_relay_since_two_would_double_each_packet(rack: Rack) -> 
     assert echoes(rack, 0, 1, count=5, wait_s=2)[1] < 0.08
 
 
-def test_a_delay_does_not_outlive_a_reboot(rack: Rack) -> None:
+def test_a_delay_ends_with_a_reboot(rack: Rack) -> None:
     with injected(rack, "delay:node1:40"):
         rack.ask(PowerOff("node1"))
         rack.ask(PowerOn("node1"))
@@ -203,7 +203,7 @@ def test_without_nft_its_package_is_named(rack: Rack, monkeypatch: pytest.Monkey
         faults.inject(rack, "lossy_link:node1")
 
 
-def test_a_fault_that_cannot_be_leaves_no_other(rack: Rack) -> None:
+def test_an_impossible_fault_leaves_no_other_injected(rack: Rack) -> None:
     need_nft()
     before = on_switch(rack, ["tc", "qdisc", "show"])
     with pytest.raises(UsageError, match="no link 'eth9'"):

@@ -1,4 +1,4 @@
-"""Faults within a node: seen there, not by its neighbour, and gone once undone."""
+"""Faults within a node: visible there, not on its neighbour, and gone after the undo."""
 
 from __future__ import annotations
 
@@ -163,7 +163,9 @@ def test_without_libfaketime_its_package_is_named(
         ("wrong_hosts:node1:node1", 1, {"127.0.1.1"}),
     ],
 )
-def test_a_name_means_another_node(rack: Rack, fault: str, other: int, wrong: set[str]) -> None:
+def test_a_name_resolves_to_another_node(
+    rack: Rack, fault: str, other: int, wrong: set[str]
+) -> None:
     look_up = f"getent ahostsv4 node{other}; getent ahostsv4 node{other}-fab"
     right = {rack.nodes[other].address, rack.nodes[other].fabric_address}
     undo = faults.inject(rack, fault)
@@ -181,7 +183,7 @@ def _addresses(text: str) -> set[str]:
     return {line.split()[0] for line in text.splitlines()}
 
 
-def test_names_are_slow_both_ways(rack: Rack) -> None:
+def test_lookups_of_names_and_addresses_are_slow(rack: Rack) -> None:
     code = (
         "import socket, time; start = time.monotonic(); "
         "print(socket.getnameinfo(('10.77.0.3', 0), 0)[0], time.monotonic() - start)"
@@ -195,7 +197,7 @@ def test_names_are_slow_both_ways(rack: Rack) -> None:
     assert float(output_of(rack, 1, [*PYTHON, code]).split()[1]) < 0.9
 
 
-def test_processors_are_rationed(rack: Rack) -> None:
+def test_cpus_have_a_quota(rack: Rack) -> None:
     need_quotas()
     undo = faults.inject(rack, "cpu_quota:node1:20")
     assert float(output_of(rack, 1, [*PYTHON, SHARE])) < 0.3
@@ -212,7 +214,7 @@ def _groups(rack: Rack) -> list[str]:
     return [str(path) for path in (*root.glob(name), *root.glob(f"*/{name}"))]
 
 
-def test_somebody_else_is_busy(rack: Rack) -> None:
+def test_other_processes_use_the_cpus(rack: Rack) -> None:
     cpus = len(os.sched_getaffinity(0))
     count = "grep -l '[w]hile True: pass' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"
     undo = faults.inject(rack, "busy_neighbour:node1:1")
@@ -222,7 +224,7 @@ def test_somebody_else_is_busy(rack: Rack) -> None:
     assert int(shell(rack, 1, count)) == 0
 
 
-def test_a_node_stands_still(rack: Rack) -> None:
+def test_a_node_is_stopped(rack: Rack) -> None:
     state = "grep State: /proc/1/status"
     undo = faults.inject(rack, "stopped:node1")
     assert "T (stopped)" in shell(rack, 1, state)
@@ -256,7 +258,9 @@ def test_an_undo_may_come_twice_late_or_after_a_reboot(rack: Rack, tmp_path: Pat
         ("low_nofile:node1:1048576", "does not lower the limit"),
     ],
 )
-def test_what_is_not_there_cannot_be_broken(rack: Rack, fault: str, message: str) -> None:
+def test_missing_files_and_interfaces_cannot_be_broken(
+    rack: Rack, fault: str, message: str
+) -> None:
     with pytest.raises(UsageError, match=f"^fault '{fault}': .*{message}"):
         faults.inject(rack, fault)
 
@@ -274,7 +278,7 @@ def test_without_root_all_but_quotas(tmp_path: Path) -> None:
         assert "Read-only" in shell(rack, 1, f"ulimit -n; touch '{tmp_path}/x'")
         undo()
         faults.inject(rack, "full_disk:node1:/var/tmp")
-    undo()  # the rack is gone, and all with it
+    undo()  # the rack has ended, and all its processes
 
 
 @pytest.mark.parametrize(
@@ -285,7 +289,7 @@ def test_without_root_all_but_quotas(tmp_path: Path) -> None:
         ("slow_input:node1:20", "mnode-slow-input", "0.02"),
     ],
 )
-def test_what_a_node_emulates_is_slow(rack: Rack, fault: str, file: str, value: str) -> None:
+def test_emulated_computing_is_slow(rack: Rack, fault: str, file: str, value: str) -> None:
     look = f"cat /dev/shm/{file} 2>/dev/null || echo healthy"
     undo = faults.inject(rack, fault)
     assert (shell(rack, 1, look), shell(rack, 0, look)) == (value, "healthy")

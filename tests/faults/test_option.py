@@ -32,7 +32,7 @@ def test_limit(world):
 
 
 @pytest.mark.parametrize("xdist", [[], ["-n2", "-pxdist"]])
-def test_a_fault_is_there_from_the_first_test_on(tmp_path: Path, xdist: list[str]) -> None:
+def test_a_fault_is_present_from_the_first_test_on(tmp_path: Path, xdist: list[str]) -> None:
     need_rack()
     write_files(tmp_path, test_link=TESTS)
     fault = "--mnode-fault=link_down:node1,low_nofile:node1:200"

@@ -1,4 +1,4 @@
-"""Texts read to faults, and the messages for those that cannot be."""
+"""Fault specifications: parsing, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_bad_text_is_one_line(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_every_fault_says_what_it_does_and_how_to_write_it() -> None:
+def test_every_fault_has_a_description_and_a_form() -> None:
     lines = listing()
     assert len(lines) == len(FAULTS)
     for name, line in zip(sorted(FAULTS), lines, strict=True):

@@ -1,4 +1,4 @@
-"""A scheduler that exists only here, with a clock of its own: right, or wrong as a test asks."""
+"""A simulated scheduler with its own clock: correct, or with the faults that a test chooses."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Job:
 
 @dataclass
 class Scheduler:
-    """An engine, a clock and a power switch at once. faults: what it does wrong.
+    """An engine, a clock and a power switch in one. faults: its wrong behaviour.
 
     partial: starts a job on too few nodes. one_by_one: binds a node every N s. never_next: starts
     no gang after the first. keeps: cancels nothing. no_backfill: starts nothing behind a waiting
-    job. twice: gives taken nodes away. early: a rank of a waiting gang runs. outlives: ranks run on
-    after the end. elsewhere: a rank runs on another node. late_rank: one rank starts N s late.
-    silent: no heartbeat from this node. blind: no answer for N s from the fifth observation on.
-    slow: answers take N s. fails: every job fails at once with these words. garbled: lines that are
-    no heartbeat. dies: gangs are over after N s without a rank; dies_again: in their second start.
+    job. twice: allocates taken nodes again. early: a rank of a waiting gang runs. outlives: ranks
+    run on after the end. elsewhere: a rank runs on another node. late_rank: one rank starts N s
+    late. silent: no heartbeat from this node. blind: no answer for N s from the fifth observation
+    on. slow: answers take N s. fails: every job fails at once with these words. garbled: lines that
+    are no heartbeat. dies: gangs end after N s without a rank; dies_again: in their second start.
     late_small: the small job waits N s after a gang. power_limit: the power command never ends;
     interrupted: the user interrupts it; slow_power: it takes N s. foreign: nodes that others take
     after the first submission. unreasonable: no reason. split: a gang becomes N jobs of one node.
-    watched: cancelling takes N s, and the observation after it brings what was seen meanwhile.
+    watched: cancelling takes N s, and the next observation reports what was seen meanwhile.
     After a node was lost, half_requeue: the gang goes on without it; stubborn: it is requeued in
     any case; zombies: its ranks run on; never_again: it stays away.
     """
@@ -157,7 +157,7 @@ class Scheduler:
             self.off.pop(node, None)
 
     def _take(self, seconds: float) -> None:
-        """Time that passes for who waits here, and not by being waited for."""
+        """Time passes for a caller that waits here, without other events."""
         if threading.current_thread() is threading.main_thread():
             self.sleep(seconds)
             return
@@ -165,7 +165,7 @@ class Scheduler:
         self.alarm = (self.time + seconds, reached)
         assert reached.wait(10)
 
-    # What goes on.
+    # Events.
 
     def _records(self) -> dict[str, JobRecord]:
         found = {}
@@ -260,7 +260,7 @@ class Scheduler:
         return True
 
     def _last_beats(self, job: Job) -> None:
-        """Of all ranks: a gang ends when its last rank does."""
+        """Last heartbeats of all ranks: a gang ends when its last rank does."""
         self.over_s = self.time if job.request.nodes > 1 else self.over_s
         for rank, node in enumerate(job.nodes):
             if node != self.faults.get("silent"):
@@ -293,7 +293,7 @@ class Scheduler:
 
 
 def site(scheduler: Scheduler, **promised: object) -> Site:
-    """A site of this scheduler, with a promise of short times."""
+    """A site with this scheduler, whose promise has short times."""
     page = {"rounds": 2, "runs": "3 s", "waits": "4 s", "next_within": "8 s", "together": "2 s"}
     promise = GangCriterion.model_validate({**page, **promised})
 

@@ -1,4 +1,4 @@
-"""Jobs that wait for something else than nodes."""
+"""Jobs that wait for something other than nodes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_reasons_that_are_not_nodes(reason: str | None, blocked: bool) -> None:
     assert record_of(JobState(7, "x", "PENDING", reason=reason)).blocked is blocked
 
 
-def test_only_a_waiting_job_is_blocked() -> None:
+def test_only_a_pending_job_is_blocked() -> None:
     assert not record_of(JobState(7, "x", "TIMEOUT", reason="TimeLimit")).blocked
 
 
@@ -89,7 +89,7 @@ def blocked(
 
 
 @pytest.mark.parametrize("considered", [0.0, 103.0])
-def test_a_gang_that_waits_for_a_limit_does_not_wait_for_nodes(considered: float) -> None:
+def test_a_gang_blocked_by_a_limit_does_not_wait_for_nodes(considered: float) -> None:
     waits_for_it = blocked("2", 108, 114, considered=considered)
     observations = watched(both(course("1", 101, 107), waits_for_it), RACED, 118)
     found = raced(observations, 115.0)
@@ -125,7 +125,7 @@ def test_a_blocked_job_is_not_the_schedulers_fault(considered: float) -> None:
 
 
 @pytest.mark.parametrize(("blocked", "expected"), [(True, UNKNOWN), (False, FAIL)])
-def test_beside_a_gang_that_is_too_large(blocked: bool, expected: str) -> None:
+def test_a_blocked_job_beside_a_gang_that_is_too_large(blocked: bool, expected: str) -> None:
     large, small = Gang("too large", 5, ("9",), 5.0, 100.0), Gang("small", 1, ("3",), 1.0, 100.2)
 
     def shown(t: float) -> dict[str, JobRecord]:

@@ -1,4 +1,4 @@
-"""Experiments on a simulated scheduler, correct or wrong; and the plan of nodes."""
+"""Experiments on a simulated scheduler, correct or faulty; and the plan of nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.gang.windows import (
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 12])
 @pytest.mark.parametrize("how", ["filled", "race", "oversize", "loss"])
-def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
+def test_a_correct_scheduler_passes(how: str, nodes: int) -> None:
     scheduler = Scheduler(tuple(f"node{n}" for n in range(nodes)))
     done = ran(how, scheduler, node_loss="either", lost_within="30 s")
     assert verdicts(done) == {}, done.text()
@@ -56,23 +56,23 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
         ("filled", {"split": 1}, {}, WAITING, "filled 1: B: rank 0 on node"),
         ("race", {"partial": 1}, {PARTS: FAIL}, PARTS, "race 1: A held 1 of 3 nodes (node"),
         ("race", {"split": 1}, {PARTS: FAIL, WAITING: FAIL}, PARTS, " held 1 of 3 nodes (node"),
-        # Node by node, which takes longer than nothing.
+        # Nodes are bound one by one, which takes time.
         ("filled", {"one_by_one": 0.5}, {PARTS: FAIL}, PARTS, "B held 2 of 3 nodes (n"),
-        # A rank of a gang that waits.
+        # A rank of a waiting gang runs.
         ("filled", {"early": 1}, {WAITING: FAIL}, WAITING, "rank 0 on node0, "),
         ("race", {"early": 1}, {WAITING: FAIL}, WAITING, " heartbeats while it was waiting"),
-        # A gang of which a rank stays behind.
+        # A rank of an ended gang keeps running.
         ("filled", {"late_rank": 2.9}, {ALONE: FAIL}, ALONE, "2 of 3 ranks (0 on node"),
-        # Nobody's turn.
+        # No waiting job gets its turn.
         ("race", {"never_next": 1}, {NEVER: FAIL, NEXT: FAIL}, NEVER, "0 of 3 nodes at most, PEND"),
         ("filled", {"never_next": 1}, {NEVER: FAIL, NEXT: FAIL}, NEVER, "filled 2: B: 0 of 3 "),
-        # Something is left behind.
+        # Jobs are left behind.
         ("filled", {"keeps": 1}, {LEFT: FAIL, NOT_BACK: FAIL}, LEFT, "filled 1: filler "),
         ("race", {"outlives": 1}, {AFTER: FAIL}, AFTER, "while it was over"),
         ("race", {"elsewhere": 1}, {"ranks on nodes that their gang did not hold": FAIL},
          "ranks on nodes that their gang did not hold", "rank 1 on node9"),
         ("race", {"twice": 1}, {TWICE: FAIL}, TWICE, "race 1: node1 by A and B"),
-        # What was not seen is not known, and nothing passes for it.
+        # Unobserved states are unknown, and never pass.
         ("filled", {"silent": "node2"}, {ALONE: UNKNOWN}, ALONE, "no heartbeat from node2 in "),
         ("filled", {"blind": 7.0}, {PARTS: UNKNOWN, TWICE: UNKNOWN}, PARTS, "gave no answer "),
         ("race", {"garbled": 1}, {WAITING: UNKNOWN, ALONE: UNKNOWN}, WAITING, "1 heartbeats "),
@@ -84,17 +84,17 @@ def test_a_scheduler_that_is_right_passes(how: str, nodes: int) -> None:
         ("oversize", {"unreasonable": 1}, {NO_REASON: FAIL}, NO_REASON, "too large: PENDING"),
         ("oversize", {"no_backfill": 1}, {BLOCKED: FAIL, OTHERS: FAIL}, BLOCKED, "B: PENDING ("),
         ("oversize", {"partial": 1}, {PARTS: FAIL}, PARTS, "too large held 4 of 5 nodes"),
-        # Gangs that are dead on arrival, in the scheduler's word or without one.
+        # Gangs that fail at once, with or without a reason from the scheduler.
         ("race", {"dies": 0.5}, {UNHEARD: UNKNOWN}, UNHEARD, "A: 0 of 3 ranks sent heartbeats"),
         ("filled", {"dies": 0.5, "fails": "FAILED (1)"}, {UNHEARD: FAIL}, UNHEARD, "; FAILED (1)"),
         ("oversize", {"dies": 0.5}, {UNHEARD: UNKNOWN}, UNHEARD, "too large: B: 0 of 3 ranks"),
         ("loss", {"dies_again": 0.5}, {FATE: FAIL}, FATE, "requeued and then over, COMPLETED"),
-        # Nodes that others have: nothing is known of what did not come, or is not given back.
+        # Nodes used by others: jobs that did not start are unknown, and so are nodes not returned.
         ("race", {"foreign": ("node2", "node3")}, {NEVER: UNKNOWN, NOT_BACK: UNKNOWN}, NEVER,
          "these nodes were used by others or unavailable: node2: job 17 of bob"),
         ("race", {"foreign": ("node3",)}, {NOT_BACK: UNKNOWN}, NOT_BACK,
          "race 1: others use node3: job 17 of bob"),
-        # A node may be off although the command that switches it did not end.
+        # A node may be off although the power command did not end.
         ("loss", {"power_limit": 1}, {FATE: UNKNOWN}, FATE, "bmc off: no answer in 60 s"),
         # A gang that lost a node.
         ("loss", {"half_requeue": 1}, {PARTS: FAIL, FATE: FAIL}, PARTS, "B held 2 of 3 nodes"),
@@ -111,7 +111,7 @@ def test_each_fault_of_a_scheduler_is_found(
     found = verdicts(done)
     assert expected.items() <= found.items(), done.text()
     assert text in words(done, name), done.text()
-    assert not scheduler.off, "a node was left without power"
+    assert not scheduler.off, "a node was left switched off"
 
 
 def test_a_gang_larger_than_the_cluster_may_wait_with_a_reason() -> None:
@@ -121,7 +121,7 @@ def test_a_gang_larger_than_the_cluster_may_wait_with_a_reason() -> None:
     assert culprit(ran("oversize", Scheduler()), NO_REASON).startswith("refused: Requested node")
 
 
-def test_nodes_bound_one_by_one_may_settle_where_that_is_promised() -> None:
+def test_nodes_may_be_bound_one_by_one_if_that_is_promised() -> None:
     scheduler = Scheduler(faults={"one_by_one": 0.5})
     assert verdicts(ran("race", scheduler, settle="2 s", together="2.5 s")) == {}
     slow = Scheduler(faults={"one_by_one": 3.0})
@@ -162,7 +162,7 @@ def test_a_gang_not_taken_down_in_time() -> None:
         (("a", "b", "c"), {"among": ["a", "d"]}, "criteria.gang.among: d: no such node; the sch"),
     ],
 )
-def test_an_experiment_that_was_impossible_is_inconclusive(
+def test_an_impossible_experiment_is_inconclusive(
     names: tuple[str, ...], promised: dict[str, Any], text: str
 ) -> None:
     done = ran("filled", Scheduler(names), **promised)
@@ -172,21 +172,19 @@ def test_an_experiment_that_was_impossible_is_inconclusive(
 
 @pytest.mark.parametrize("seconds", [7.0, 9.0, 20.0])
 @pytest.mark.parametrize("how", ["filled", "race", "oversize"])
-def test_a_scheduler_that_does_not_answer_is_no_scheduler_that_is_wrong(
-    how: str, seconds: float
-) -> None:
+def test_a_scheduler_that_does_not_answer_is_inconclusive(how: str, seconds: float) -> None:
     done = ran(how, Scheduler(faults={"blind": seconds}), rounds=1)
     found = verdicts(done)
     assert found[PARTS] == UNKNOWN
     assert FAIL not in found.values(), (found, done.text())
 
 
-def test_a_job_that_came_and_went_between_two_looks_was_there() -> None:
+def test_a_job_that_ran_between_two_observations_counts() -> None:
     done = ran("race", Scheduler(faults={"slow": 1.4}), rounds=1)
     assert FAIL not in verdicts(done).values(), done.text()
 
 
-def test_looks_are_no_farther_apart_than_is_known_where_answers_take_long() -> None:
+def test_slow_answers_of_a_correct_scheduler_pass() -> None:
     done = ran("race", Scheduler(faults={"slow": 1.2}), runs="10 s", next_within="60 s", rounds=1)
     assert verdicts(done) == {}, done.text()
 
@@ -197,10 +195,10 @@ def test_the_watch_lingers_for_late_heartbeats() -> None:
     assert {"race 1: A: ", "race 1: B: "} <= set(re.findall("race 1: [AB]: ", culprit(done, AFTER)))
 
 
-def test_a_small_job_waits_for_a_gang_as_large_as_the_cluster() -> None:
+def test_a_small_job_may_wait_for_a_gang_of_the_whole_cluster() -> None:
     done = ran("oversize", Scheduler(), nodes=4, runs="12 s")
     assert verdicts(done) == {}, done.text()
-    # Its own turn has the same limit.
+    # The job itself has the same limit.
     slow = ran("oversize", Scheduler(faults={"late_small": 12.0}), nodes=4, runs="12 s")
     assert verdicts(slow) == {OTHERS: FAIL}, slow.text()
     assert culprit(slow, OTHERS).startswith("small")
@@ -213,14 +211,14 @@ def test_an_interrupted_experiment_switches_the_node_on() -> None:
     assert not scheduler.off
 
 
-def test_looks_continue_while_power_is_switched() -> None:
-    """Management controllers take their time."""
+def test_observations_continue_while_power_is_switched() -> None:
+    """Management controllers are slow."""
     slow = Scheduler(faults={"slow_power": 8.0})
     done = ran("loss", slow, node_loss="either", lost_within="60 s")
     assert verdicts(done) == {}, done.text()
 
 
-def test_what_is_seen_while_jobs_are_cancelled_belongs_to_clearing_up() -> None:
+def test_observations_during_cancellation_belong_to_the_cleanup() -> None:
     done = ran("loss", Scheduler(faults={"watched": 1.0}), node_loss="requeued")
     assert verdicts(done) == {}, done.text()
 
@@ -239,7 +237,7 @@ def test_every_state_and_its_duration_is_recorded() -> None:
     assert any("B " in line and "waiting" in line and "4." in line for line in done.lines)
 
 
-def test_a_round_is_a_picture_of_gangs_and_nodes() -> None:
+def test_the_chart_of_a_round_shows_gangs_and_nodes() -> None:
     done = ran("filled", Scheduler(), rounds=1)
     [shown] = done.charts
     assert shown.title == "Allocation, filled 1"
@@ -255,7 +253,7 @@ def test_a_round_is_a_picture_of_gangs_and_nodes() -> None:
     assert any("nodes filled" in moment.text for moment in shown.moments)
 
 
-def test_orders_differ_from_round_to_round_and_come_again() -> None:
+def test_the_order_of_experiments_varies_by_round_and_is_repeatable() -> None:
     def order(seed: int) -> list[list[str]]:
         done = ran("race", Scheduler(), rounds=4, seed=seed)
         rounds = "\n".join(done.lines).split("\nrace ")[1:]

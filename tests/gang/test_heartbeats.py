@@ -1,4 +1,4 @@
-"""Heartbeats: written by ranks, read, joined to times, and compared with the clock."""
+"""Heartbeats: written by ranks, read, matched with observations, and compared with the clock."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_lines_that_are_no_heartbeat(line: str) -> None:
     assert read_heartbeats(line) == ([], 1)
 
 
-def test_a_rank_that_fell_silent_was_gone_meanwhile() -> None:
+def test_a_gap_between_heartbeats_is_an_absence() -> None:
     found = spans([*beats_of(0, 10.0, 10.2, 10.4, 20.0, 20.2), *beats_of(1, 10.1)], gap_s=3.0)
     assert [(s.rank, s.began_s, s.ended_s) for s in found] == [
         *((0, 10.0, 10.4), (1, 10.1, 10.1), (0, 20.0, 20.2)),
@@ -124,7 +124,7 @@ def test_a_rank_without_its_directory_ends_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", [-20.0, -3.0, -1.6])
 def test_a_clock_that_is_behind_is_not_the_schedulers_fault(by: float) -> None:
-    """Though no heartbeat is older than its gang, which was submitted long before."""
+    """Even if no heartbeat is older than its gang, which was submitted long before."""
     given = (course("2", 136, 142), small_at(106, 107.5), all_ran("2", 136.3, 141.3), 145.0)
     assert filled(*given) == {}
     found = filled(*given, off={"n2": by})
@@ -134,14 +134,14 @@ def test_a_clock_that_is_behind_is_not_the_schedulers_fault(by: float) -> None:
     assert "n0" not in found[WAITING][1]
 
 
-def test_a_clock_that_is_behind_no_more_than_promised() -> None:
+def test_a_clock_that_is_behind_within_the_promise() -> None:
     given = (course("2", 136, 142), small_at(106, 107.5), all_ran("2", 136.3, 141.3), 145.0)
     assert filled(*given, off={"n2": -0.9}) == {}
 
 
 @pytest.mark.parametrize("count", [1, 15])
-def test_heartbeats_that_came_late_all_at_once_are_no_clock(count: int) -> None:
-    """A rank of a gang that waits: what is heard of it comes in one observation, long after."""
+def test_heartbeats_that_arrive_late_together_do_not_show_a_wrong_clock(count: int) -> None:
+    """All heartbeats of a rank arrive in one observation, long after they were sent."""
     early = [Heartbeat("2", 1, 0, "n0", 102.0 + 0.2 * n) for n in range(count)]
     observations = [
         replace(one, beats=(*one.beats, *early)) if 106 < one.requested_s <= 106.25 else one

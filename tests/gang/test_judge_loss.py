@@ -1,4 +1,4 @@
-"""A gang whose node died, judged."""
+"""Verdicts on a gang whose node died."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.gang.windows import (
 def lost(
     beats: list[Heartbeat], again: Shown | None = None, off: dict[str, float] | None = None
 ) -> dict[str, tuple[str, str]]:
-    """n2 dies at 110 s; the gang is requeued, whole by the records from 130 to 200 s."""
+    """n2 dies at 110 s; the gang is requeued, and is whole in the records from 130 to 200 s."""
     gang = Gang("B", 3, ("1",), 240.0, 100.0)
 
     def shown(t: float) -> dict[str, JobRecord]:
@@ -68,7 +68,7 @@ def test_a_gang_that_is_requeued_runs_again_with_every_rank() -> None:
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 2])
-def test_a_start_that_is_whole_by_the_records_only(ranks: int) -> None:
+def test_a_start_that_is_whole_only_in_the_records(ranks: int) -> None:
     found = lost([b for r in range(ranks) for b in ran("1", r, 130.5, 199, 1)])
     assert {name: found[name][0] for name in (FATE, AGAIN, ALONE)} == dict.fromkeys(
         (FATE, AGAIN, ALONE), UNKNOWN
@@ -76,7 +76,7 @@ def test_a_start_that_is_whole_by_the_records_only(ranks: int) -> None:
     assert f"requeued, but {ranks} of 3 ranks sent heartbeats" in found[FATE][1]
 
 
-def test_ranks_of_the_next_start_come_together() -> None:
+def test_ranks_of_the_next_start_begin_together() -> None:
     beats = [b for r in range(3) for b in ran("1", r, 180.5 if r == 2 else 130.5, 199, 1)]
     found = lost(beats)
     assert found[ALONE][0] == FAIL
@@ -95,7 +95,7 @@ def test_a_start_that_fails_at_once() -> None:
     assert found[UNHEARD][0] == FAIL
 
 
-def test_ranks_that_run_on_and_those_whose_clock_is_off() -> None:
+def test_ranks_that_keep_running_and_ranks_with_a_wrong_clock() -> None:
     again = all_ran("1", 130.5, 199, 1)
     found = lost([*again, Heartbeat("1", 0, 0, "n0", 140.0)])
     assert found[OLD] == (FAIL, "loss: B: rank 0 on n0 | ")
@@ -104,7 +104,7 @@ def test_ranks_that_run_on_and_those_whose_clock_is_off() -> None:
     assert "n0's clock is off by +29." in found[OLD][1]
 
 
-def test_a_gang_that_waits_for_nodes_that_others_took() -> None:
+def test_a_gang_that_waits_for_nodes_of_others() -> None:
     gang = Gang("B", 3, ("1",), 240.0, 100.0)
 
     def shown(t: float) -> dict[str, JobRecord]:
@@ -124,7 +124,7 @@ def test_a_gang_that_waits_for_nodes_that_others_took() -> None:
 
 
 def started_twice(t: float) -> dict[str, JobRecord]:
-    """A first start that a prolog ends, then one that nobody ends, though a node is dead."""
+    """A first start that a prolog ends, then one that stays, although a node is dead."""
     if t < 105:
         first = JobRecord("1", Phase.HOLDING, NODES, "CONFIGURING", 0)
         return {"1": waits("1") if t < 101 else first}
@@ -133,7 +133,7 @@ def started_twice(t: float) -> dict[str, JobRecord]:
     return {"1": holds("1", *NODES, restarts=1) if t < 300 else over("1", "CANCELLED", 1)}
 
 
-def test_the_start_that_lost_its_node_is_the_one_that_ran() -> None:
+def test_the_start_that_ran_is_the_one_that_lost_its_node() -> None:
     gang = Gang("B", 3, ("1",), 2400.0, 100.0)
     page = {"node_loss": "requeued", "lost_within": "60 s", "together": "4 s", "runs": "5 s"}
     promise = GangCriterion.model_validate(page)
@@ -156,14 +156,14 @@ def test_the_start_that_lost_its_node_is_the_one_that_ran() -> None:
         return {"1": holds("1", *NODES, restarts=2) if t < 300 else over("1", "CANCELLED", 2)}
 
     old = [b for r in range(3) for b in ran("1", r, 120.5, 150 if r == 2 else 169.5, 1)]
-    # The first start had no ranks: that is not known to be right, and all else is.
+    # The first start had no ranks: its correctness is unknown, everything else is correct.
     noted = found(right, [*old, *all_ran("1", 180.5, 299.5, 2)])
     assert set(noted) == {ALONE, UNHEARD}
     assert {verdict for verdict, _ in noted.values()} == {UNKNOWN}
 
 
 class Flaky(Scheduler):
-    """The first start of a gang fails after 0.6 s; then no death of a node is noticed."""
+    """The first start of a gang fails after 0.6 s; later the death of a node is not noticed."""
 
     def _age(self, job: Job) -> None:
         early = job.restarts == 0 and job.request.nodes > 1 and job.began_s is not None
@@ -181,7 +181,7 @@ class Flaky(Scheduler):
 
 
 @pytest.mark.parametrize("promised", ["requeued", "either", "cancelled"])
-def test_a_scheduler_that_starts_twice_and_notices_nothing(promised: str) -> None:
+def test_a_scheduler_that_starts_twice_and_misses_the_loss(promised: str) -> None:
     done = run("loss", Flaky(), node_loss=promised, lost_within="30 s", runs="15 s")
     found = verdicts(done)
     assert (found[OFF], found[FATE]) == (FAIL, FAIL), done.text()
@@ -209,7 +209,7 @@ def test_a_gang_that_waits_for_a_node_without_power() -> None:
 
 
 class Leaves(Scheduler):
-    """A gang that is gone again as soon as it has been heard of."""
+    """A gang that ends by itself after its first heartbeat."""
 
     def _dies(self, job: Job) -> float | None:
         return 1.0 if job.request.nodes > 1 else None
@@ -219,7 +219,7 @@ class Leaves(Scheduler):
             self.beats += [Heartbeat(job.id, 0, r, n, self.time) for r, n in enumerate(job.nodes)]
 
 
-def test_a_gang_that_has_gone_by_itself_loses_no_node() -> None:
+def test_a_gang_that_ended_by_itself_loses_no_node() -> None:
     done = run("loss", Leaves(), node_loss="either", lost_within="30 s")
     assert verdicts(done)[FATE] == UNKNOWN
     assert "the gang did not run" in words(done, FATE)

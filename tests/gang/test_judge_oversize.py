@@ -1,4 +1,4 @@
-"""A gang larger than the cluster: what counts as a reason, and what does not."""
+"""A gang larger than the cluster: accepted and insufficient reasons."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reason_given(large: Shown, beats: tuple[Heartbeat, ...] = ()) -> tuple[str, 
     return faults(judged_size(window, PROMISE)).get(NO_REASON)
 
 
-def test_it_waits_with_a_reason() -> None:
+def test_an_oversized_gang_may_wait_with_a_reason() -> None:
     assert reason_given(lambda t: {"9": waits("9") if t < 120 else over("9", "CANCELLED")}) is None
     bare = JobRecord("9", Phase.WAITING, (), "PENDING")
     text = reason_given(lambda t: {"9": bare if t < 120 else over("9", "CANCELLED (x)")})
@@ -69,7 +69,7 @@ def test_a_gang_that_ran_was_not_larger_than_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("words", ["FAILED (BadConstraints)", "FAILED (NonZeroExitCode)"])
-def test_a_large_gang_that_is_over_at_once(words: str) -> None:
+def test_an_oversized_gang_that_ends_at_once(words: str) -> None:
     text = reason_given(lambda t: {"9": over("9", words)})
     assert text is not None
     assert text[0] == UNKNOWN

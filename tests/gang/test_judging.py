@@ -1,4 +1,4 @@
-"""Rounds made by hand, judged."""
+"""Verdicts on composed rounds."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from tests.gang.windows import (
 )
 
 
-def test_a_race_as_it_should_be() -> None:
+def test_a_correct_race_passes() -> None:
     assert raced(watched(RACE, RACED, 118), 115.0) == {}
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("COMPLETED", UNKNOWN), ("FAILED (NonZeroExitCode)", FAIL)]
 )
-def test_gangs_that_are_over_without_a_heartbeat(text: str, expected: str) -> None:
+def test_gangs_that_ended_without_a_heartbeat(text: str, expected: str) -> None:
     shown = both(course("1", 101, 101.6, text), course("2", 102, 102.6, text))
     found = raced(watched(shown, [], 106), 103.0)
     assert found[UNHEARD][0] == expected
@@ -72,7 +72,7 @@ def test_a_rank_that_did_not_run_to_its_end() -> None:
     }
 
 
-def test_a_gang_that_clearing_up_ended_owes_no_end() -> None:
+def test_a_gang_ended_by_the_cleanup_needs_no_end() -> None:
     shown = both(course("1", 101, 107), course("2", 108, 110.3, "CANCELLED"))
     beats = [b for b in RACED if b.job == "1" or b.at_s < 110.2]
     assert raced(watched(shown, beats, 118), 110.2) == {}
@@ -99,7 +99,7 @@ def test_a_clock_that_is_off_is_not_the_schedulers_fault(by: float, text: str) -
     assert f"n2's clock is off by {text}" in found[ALONE][1]
 
 
-def test_ranks_of_other_nodes_are_blamed_all_the_same() -> None:
+def test_ranks_on_other_nodes_are_still_blamed() -> None:
     early = [Heartbeat("2", 0, 0, "n0", 103.0 + 0.2 * n) for n in range(5)]
     found = raced(watched(RACE, [*RACED, *early], 118, off={"n2": 30.0}), 115.0)
     assert found[WAITING] == (
@@ -108,7 +108,7 @@ def test_ranks_of_other_nodes_are_blamed_all_the_same() -> None:
     )
 
 
-def test_nodes_that_somebody_else_took() -> None:
+def test_nodes_taken_by_others() -> None:
     shown = both(
         course("1", 101, 107),
         lambda t: {"2": waits("2") if t < 185 else over("2", "CANCELLED")},
@@ -120,7 +120,7 @@ def test_nodes_that_somebody_else_took() -> None:
     found = raced(observations, 184.0, taken=who, others=who)
     assert [found[name][0] for name in (NEVER, NEXT, NOT_BACK)] == [UNKNOWN] * 3
     assert all("n2: job 17 of bob" in found[name][1] for name in (NEVER, NEXT, NOT_BACK))
-    # A node that nobody else has is missed all the same.
+    # A node that no other user has is still missed.
     assert raced(observations, 184.0, not_free=("n1",), taken=who)[NOT_BACK][0] == FAIL
 
 
@@ -128,17 +128,17 @@ def verdicts_of(*given: Any) -> dict[str, str]:
     return {name: verdict for name, (verdict, _) in filled(*given).items()}
 
 
-def test_room_is_there_when_the_filler_is_gone_where_the_small_job_waited_too() -> None:
+def test_room_is_free_once_the_filler_ends_even_if_the_small_job_waited() -> None:
     late = course("2", 209, 215)
     beats = all_ran("2", 209.3, 214.3)
     assert verdicts_of(late, small_at(215.5, 217), beats, 218.0) == {NEXT: FAIL}
-    # One that ran before it took room until it was over.
+    # A small job that ran before took room until it ended.
     assert verdicts_of(late, small_at(106, 208), beats, 218.0) == {}
     soon = course("2", 136, 142)
     assert verdicts_of(soon, small_at(142.5, 144), all_ran("2", 136.3, 141.3), 145.0) == {}
 
 
-def test_neither_ever_starts_though_there_is_room() -> None:
+def test_neither_gang_starts_although_there_is_room() -> None:
     def never(job: str) -> Shown:
         return lambda t: {job: waits(job) if t < 211 else over(job, "CANCELLED")}
 
@@ -157,7 +157,7 @@ def bound(job: str, began: float, whole: float) -> Shown:
     return at
 
 
-def test_the_longest_parts_are_blamed_first_and_short_ones_never() -> None:
+def test_the_longest_partial_states_are_blamed_first_and_short_ones_never() -> None:
     gangs = tuple(Gang(f"G{n}", 3, (str(n),), 5.0, 100.0) for n in range(7))
     starts = [(101.0 + 10 * n, 101.5 + 10 * n) for n in range(5)]
     shown = both(*[bound(str(n), *at) for n, at in enumerate([*starts, (151, 155), (161, 168)])])
@@ -166,7 +166,7 @@ def test_the_longest_parts_are_blamed_first_and_short_ones_never() -> None:
     assert found.value == pytest.approx(6.7, abs=0.3)
     assert found.culprit is not None
     assert [part.split()[1] for part in found.culprit.split("; ")] == ["G6", "G5"]
-    # Where none is allowed, each is to blame.
+    # If none is allowed, each is to blame.
     every = parts_held(window, PROMISE).culprit
     assert every is not None
     assert every.startswith("w: G6 held 2 of 3")
@@ -178,7 +178,7 @@ def fails_unseen(job: str) -> Shown:
     return lambda t: {job: waits(job, "Priority") if t < 101 else failed}
 
 
-def test_a_gang_that_failed_between_two_looks() -> None:
+def test_a_gang_that_failed_between_two_observations() -> None:
     found = raced(watched(both(fails_unseen("1"), fails_unseen("2")), [], 180), 178.0)
     assert found[NEVER][0] == FAIL
     assert "0 of 3 nodes at most, FAILED (NonZeroExitCode)" in found[NEVER][1]
@@ -201,7 +201,7 @@ def test_a_rank_that_outlives_a_gang_that_was_never_seen_whole() -> None:
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_a_small_job_that_came_and_went_between_two_looks(heard: bool) -> None:
+def test_a_small_job_that_ran_between_two_observations(heard: bool) -> None:
     small = Gang("small", 1, ("3",), 1.0, 100.2)
     shown = both(
         course("1", 101, 107),
@@ -229,7 +229,7 @@ def test_a_small_job_that_did_not_start() -> None:
 
 
 class Reasons(Scheduler):
-    """It gives one reason first, and then another."""
+    """A scheduler that gives one reason first, and then another."""
 
     def _records(self) -> dict[str, JobRecord]:
         found = super()._records()

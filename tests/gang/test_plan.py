@@ -1,4 +1,4 @@
-"""Sizes of gangs, the nodes they are confined to, and what fills the others."""
+"""Sizes of gangs, the nodes that they are limited to, and jobs that fill the other nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planned(there: int, free: int | None = None, **promised: Any) -> Plan:
         (7, {}, 4, 7, (1, 1, 1, 1)),
         (12, {}, 7, 12, (1, 1, 1, 3)),
         (1000, {}, 501, 1000, (1, 1, 1, 497)),
-        # Too many for one gang only: confined to so few that two do not fit.
+        # Room for one gang only if it is limited to so few nodes that two do not fit.
         (16, {"nodes": 3}, 3, 5, (1, 1, 1)),
         (4, {"nodes": 4}, 4, 4, (1,)),
         (8, {"among": ["node1", "node5", "node6"]}, 2, 3, (1, 1)),
@@ -53,7 +53,7 @@ def test_room_for_one_gang_and_not_for_two(
         (2, 2, {"among": ["node1", "nodex"]}, "criteria.gang.among: nodex: no such node; the sch"),
     ],
 )
-def test_where_there_is_no_room(nodes: int, free: int, promised: dict[str, Any], text: str) -> None:
+def test_clusters_without_room(nodes: int, free: int, promised: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as caught:
         planned(nodes, free, **promised)
     assert str(caught.value).startswith(text)

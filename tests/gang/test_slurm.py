@@ -1,4 +1,4 @@
-"""What the engine makes of Slurm's states and a spec's names, and how it ends what it left."""
+"""Mapping of Slurm's states and a spec's names, and cancelling of leftovers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_unknown_state() -> None:
         phase_of(JobState(7, "x", "DREAMING"))
 
 
-def test_slurms_own_words_go_with_the_record() -> None:
+def test_slurm_states_are_kept_in_the_record() -> None:
     waits = record_of(JobState(7, "x", "PENDING", reason="Resources", restarts=2))
     assert (waits.job, waits.status, waits.restarts) == ("7", "PENDING (Resources)", 2)
     runs = record_of(JobState(7, "x", "RUNNING", reason=None, nodes=NODES))
@@ -70,7 +70,7 @@ def test_the_batch_script(tmp_path: Path) -> None:
     compile(words[words.index("-c") + 1], "rank", "exec")
 
 
-def test_a_failure_is_one_in_slurms_words() -> None:
+def test_a_failure_has_the_words_of_slurm() -> None:
     def failed(state: str) -> bool:
         return record_of(JobState(7, "x", state)).failed
 

@@ -1,4 +1,4 @@
-"""What the engine counts and submits, with fake commands of Slurm."""
+"""Counting of nodes and submission by the engine, with fake commands of Slurm."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ case "$*" in *nodelist=*) echo "$*" >"$RECORD.asked"; cat "$RECORD.jobs";; esac
 
 @pytest.fixture(autouse=True)
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First in PATH."""
+    """Fake commands, first in PATH."""
     for name, text in FAKES.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -78,7 +78,9 @@ def test_a_constraint_that_cannot_be_counted_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".mnode-gang-*"))
 
 
-def test_jobs_go_where_nodes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_submitted_to_the_counted_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "all")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
@@ -119,9 +121,9 @@ def submitted(directory: Path, among: tuple[str, ...], *args: str) -> list[str]:
         (["--nodelist=n[0,2]"], ["n0", "n2"]),
         (["-w", "n2"], ["n2"]),
         (["--nodelist=n[0-2]", "--exclude", "n2"], ["n0", "n1"]),
-        # The last one counts, as for sbatch.
+        # The last option counts, as in sbatch.
         (["--exclude=n1", "--exclude=n0"], ["n1", "n2"]),
-        # What some nodes have, and others have not.
+        # A property that only some nodes have.
         (["--gpus-per-node=4"], ["n0", "n2"]),
         (["--gpus-per-node=5"], ["n2"]),
         (["--gpus-per-node=a100:4"], ["n0"]),
@@ -139,7 +141,7 @@ def submitted(directory: Path, among: tuple[str, ...], *args: str) -> list[str]:
         (["-c8"], ["n0", "n2"]),
     ],
 )
-def test_options_that_leave_out_nodes(tmp_path: Path, args: list[str], nodes: list[str]) -> None:
+def test_options_that_exclude_nodes(tmp_path: Path, args: list[str], nodes: list[str]) -> None:
     with engine_of(tmp_path, *args) as engine:
         found = engine.capacity()
     assert list(found.nodes) == nodes
@@ -153,12 +155,12 @@ def test_options_that_leave_out_nodes(tmp_path: Path, args: list[str], nodes: li
         (["--exclude=n1"], ("n0", "n2"), "--exclude=n[1,3-5]"),
         (["-x", "n1"], (), "--exclude=n1"),
         (["--nodelist=n0,n2"], ("n0", "n2"), "--exclude=n[1,3-5]"),
-        # Also of a gang that is larger than what there is.
+        # Also for a gang larger than the cluster.
         (["-wn0,n2", "--exclude=n3"], (), "--exclude=n[1,3-5]"),
         ([], (), None),
     ],
 )
-def test_left_out_nodes_are_left_out_by_sbatch_too(
+def test_excluded_nodes_are_excluded_in_sbatch_too(
     tmp_path: Path, args: list[str], among: tuple[str, ...], out: str | None
 ) -> None:
     words = submitted(tmp_path, among, *args)
@@ -194,7 +196,7 @@ def test_options_that_cannot_be_counted_are_refused(tmp_path: Path, option: str,
     assert not list(tmp_path.glob(".mnode-gang-*"))
 
 
-def test_a_name_that_no_node_has(tmp_path: Path) -> None:
+def test_a_name_of_no_node(tmp_path: Path) -> None:
     with (
         engine_of(tmp_path, "--nodelist=n0,m9") as engine,
         pytest.raises(
@@ -204,7 +206,7 @@ def test_a_name_that_no_node_has(tmp_path: Path) -> None:
         engine.capacity()
 
 
-def test_words_of_salloc_are_not_sbatchs(tmp_path: Path) -> None:
+def test_options_of_salloc_alone_are_removed(tmp_path: Path) -> None:
     words = submitted(
         tmp_path,
         (),
@@ -215,7 +217,7 @@ def test_words_of_salloc_are_not_sbatchs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["RESERVED", "MAINT", "IDLE+RESERVED", "IDLE+MAINT"])
-def test_a_reservations_nodes_in_the_words_of_any_version(tmp_path: Path, state: str) -> None:
+def test_nodes_of_a_reservation_in_any_version(tmp_path: Path, state: str) -> None:
     text = SCONTROL.replace("State=IDLE+RESERVED", f"State={state}")
     (tmp_path / "scontrol").write_text(text)
     with engine_of(tmp_path, reservation="cert") as engine:

@@ -1,4 +1,4 @@
-"""sbatch's options: which nodes they leave, and what becomes of them."""
+"""sbatch's options: the nodes that they leave, and their translation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pytest_mnode.launchers.slurm import NodeState, nodes_from_text
         (["-pgpu"], "gpu"),
         (["-p"], None),
         (["--parsable"], None),
-        # As sbatch has it: the spec's names come after what the command line says.
+        # As in sbatch: the spec's names come after the command line.
         (["--partition=gpu", "--partition=all"], "all"),
     ],
 )
-def test_the_last_word_counts(options: list[str], partition: str | None) -> None:
+def test_the_last_option_counts(options: list[str], partition: str | None) -> None:
     assert option_of(options, "--partition", "-p") == partition
 
 
-def test_where_jobs_go() -> None:
+def test_partition_and_reservation_of_jobs() -> None:
     assert Target.read(["-Ca100", "--partition=a,b", "--reservation=cert"]) == Target(
         ("a", "b"), "cert", (frozenset({"a100"}),)
     )
@@ -50,7 +50,7 @@ def test_features(constraint: str, features: list[set[str]]) -> None:
 
 
 @pytest.mark.parametrize("constraint", ["[a|b]", "a*2", "(a&b)|c", "a&b|c"])
-def test_a_constraint_that_no_node_alone_fulfils(constraint: str) -> None:
+def test_a_constraint_whose_nodes_cannot_be_counted(constraint: str) -> None:
     with pytest.raises(UsageError) as error:
         features_of(constraint)
     assert str(error.value).startswith(f"constraint {constraint}: its nodes cannot be counted")
@@ -82,7 +82,7 @@ NODES = (
         (Target(("gpu",), features=features_of("a100")), ["n0"]),
         (Target(("gpu",), features=features_of("a100|h100")), ["n0", "n1"]),
         (Target(("gpu",), features=features_of("a100&h100")), []),
-        # Other nodes of the partition are no job's that goes to a reservation.
+        # A job in a reservation gets no other nodes of the partition.
         (Target(("gpu",), "cert"), ["n3", "n4"]),
         (Target(("gpu",), "cert", features_of("a100")), ["n3"]),
         (Target(("nowhere",)), []),
@@ -93,14 +93,14 @@ def test_nodes_that_jobs_may_get(place: Target, names: list[str]) -> None:
     assert [one.name for one in found] == names
 
 
-def test_nodes_of_the_jobs_own_reservation_are_nobody_elses() -> None:
+def test_nodes_of_the_jobs_own_reservation_are_not_reserved() -> None:
     (own,) = Target(("gpu",), "cert").unreserved([node("n4", flags="MAINT RESERVED DRAIN")])
     assert own.flags == {"DRAIN"}
     (others,) = Target(("gpu",)).unreserved([node("n4", flags="RESERVED")])
     assert others.flags == {"RESERVED"}
 
 
-def test_options_that_hide_in_the_environment() -> None:
+def test_options_set_by_environment_variables() -> None:
     blocked = {"SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab", "PATH": "/bin"}
     hidden = {"SBATCH_PARTITION": "x", "SBATCH_WAIT": "1", "SLURM_JOB_ID": "7"}
     assert left_out(blocked | hidden) == list(hidden)

@@ -1,4 +1,4 @@
-"""What a gang went through, observation by observation, and for how long at least and at most."""
+"""The states of a gang by observation, with the shortest and longest possible duration of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ H, W, E, O = Phase.HOLDING, Phase.WAITING, Phase.ENDING, Phase.OVER  # noqa: E74
 
 
 def observation(at: float, *records: JobRecord) -> Observation:
-    """Asked for at `at`, answered 0.1 s later."""
+    """Requested at `at`, answered 0.1 s later."""
     return Observation(at, at + 0.1, {record.job: record for record in records})
 
 
@@ -36,7 +36,7 @@ GANG = Gang("B", 3, ("1",), 5.0, submitted_s=0.5)
         ([one(W)], ["waiting"]),
         ([one(W), one(H, 3), one(E, 2), one(O)], ["waiting", "whole", "ending", "over"]),
         ([one(H, 2)], ["a part"]),
-        # A job that was whole and has fewer nodes is no more whole, and is not ending.
+        # A job that was whole and lost nodes is no longer whole, and is not ending.
         ([one(H, 3), one(H, 2)], ["whole", "a part"]),
         ([one(H, 3), one(W, restarts=1), one(H, 3, restarts=1)], ["whole", "waiting", "whole"]),
         ([one(H, 0)], ["waiting"]),
@@ -59,12 +59,12 @@ def test_states_of_a_gang_made_of_several_jobs() -> None:
     assert states((a, waits), (a, b), (JobRecord("1", O), b), ()) == [
         *("a part", "whole", "ending", "over"),
     ]
-    # One that never was whole cannot be ending while a part of it waits.
+    # A job that never was whole cannot be ending while a part of it waits.
     assert states((JobRecord("1", E), waits)) == ["waiting"]
     assert states((a, JobRecord("2", O))) == ["a part"]
 
 
-def test_looks_without_an_answer_say_nothing() -> None:
+def test_observations_without_an_answer_are_ignored() -> None:
     observations = [
         Observation(0.0, 0.1, {}),
         Observation(1.0, 21.0, None, why="no answer"),
@@ -77,7 +77,7 @@ def test_looks_without_an_answer_say_nothing() -> None:
     assert blind_gaps([observation(1.0), observation(5.8)], 1.0) == []
 
 
-def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
+def test_shortest_and_longest_duration_of_a_state() -> None:
     observations = [
         observation(1.0, one(W, text="PENDING (Priority)")),
         observation(2.0, one(W, text="PENDING (Resources)")),
@@ -97,7 +97,7 @@ def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
     by_itself = stretches(sightings(GANG, observations), GANG.submitted_s, by_state)
     assert [s.state.value for s in by_itself] == ["waiting", "whole", "over"]
     assert by_itself[0].before_s == GANG.submitted_s
-    # Seen once: for no time at least, and from the observation before to the one after at most.
+    # Seen once: at least no time, at most from the observation before to the one after.
     whole = by_itself[1]
     assert whole.at_least_s == 0.0
     assert whole.at_most_s == pytest.approx(5.1 - 3.0)
@@ -105,5 +105,5 @@ def test_how_long_a_state_lasted_at_least_and_at_most() -> None:
     unconsidered = [observation(0.5, one(W, text="PENDING")), *observations]
     waiting, *_ = stretches(sightings(GANG, unconsidered), GANG.submitted_s, by_state)
     assert waiting.status == "PENDING (Priority)"
-    # What is there at the last observation has not ended.
+    # A state at the last observation has not ended.
     assert by_itself[2].after_s is None

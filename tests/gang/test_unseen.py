@@ -1,4 +1,4 @@
-"""What nobody saw: before the first answer of the scheduler, after its last, between two."""
+"""Unobserved times: before the scheduler's first answer, after its last, and between two."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.gang.windows import (
 
 
 class Dies(Scheduler):
-    """It answers so often, and never again."""
+    """A scheduler that answers this many times, and never again."""
 
     answers = 3
 
@@ -47,7 +47,7 @@ class Dies(Scheduler):
 
 @pytest.mark.parametrize("answers", [0, 1, 2, 3, 6, 10])
 @pytest.mark.parametrize("how", ["filled", "race", "oversize"])
-def test_a_scheduler_that_is_gone_from_some_moment_on(how: str, answers: int) -> None:
+def test_a_scheduler_that_stops_answering(how: str, answers: int) -> None:
     scheduler = Dies()
     scheduler.answers = answers
     done = ran(how, scheduler, rounds=1)
@@ -67,7 +67,7 @@ def silent(
 
 
 @pytest.mark.parametrize("since", [107.7, 109.0, 112.0])
-def test_after_the_last_answer(since: float) -> None:
+def test_times_after_the_last_answer_are_unknown(since: float) -> None:
     observations = silent(watched(RACE, RACED, 118), since, 999)
     found = raced(observations, 115.0)
     assert {verdict for verdict, _ in found.values()} == {UNKNOWN}, found
@@ -76,7 +76,7 @@ def test_after_the_last_answer(since: float) -> None:
     assert (WAITING in found) == (since < 113.0)
 
 
-def test_before_the_first_answer() -> None:
+def test_times_before_the_first_answer_are_unknown() -> None:
     late = both(course("1", 120, 126), course("2", 127, 133))
     beats = [*all_ran("1", 120.3, 125.3), *all_ran("2", 127.3, 132.3)]
     observations = watched(late, beats, 138)
@@ -93,7 +93,7 @@ def test_before_the_first_answer() -> None:
         assert "gave no answer for 19." in found[PARTS][1]
 
 
-def test_times_without_an_answer_have_two_ends() -> None:
+def test_gaps_without_an_answer() -> None:
     observations = [
         Observation(10.0, 10.1, {}),
         Observation(11.0, 11.1, {}),
@@ -104,14 +104,14 @@ def test_times_without_an_answer_have_two_ends() -> None:
     assert blind_gaps(observations, 9.0) == [(11.0, float("inf"))]
     assert blind_gaps(observations[:2], 0.5) == [(0.5, 10.1)]
     assert blind_gaps(observations[:2], 9.0) == []
-    # However short: what ran then did so unseen.
+    # However short the gap: a job that ran in it was not seen.
     assert blind_gaps([*observations[:2], Observation(11.2, 11.3, None)], 9.0) == [
         (11.0, float("inf"))
     ]
 
 
-def test_a_gang_that_waited_as_long_as_the_scheduler_answered() -> None:
-    """It is not known to have waited on."""
+def test_a_gang_that_waited_until_the_last_answer() -> None:
+    """It is unknown whether it waited longer."""
 
     def never(job: str) -> Shown:
         return lambda t: {job: waits(job) if t < 290 else over(job, "CANCELLED")}
@@ -125,7 +125,7 @@ def test_a_gang_that_waited_as_long_as_the_scheduler_answered() -> None:
 
 
 class Slow(Scheduler):
-    """sbatch takes its time."""
+    """sbatch is slow."""
 
     def submit(self, ask: GangRequest) -> tuple[str, ...]:
         jobs = super().submit(ask)
@@ -133,7 +133,7 @@ class Slow(Scheduler):
         return jobs
 
 
-def test_it_is_looked_at_between_submissions() -> None:
+def test_the_cluster_is_observed_between_submissions() -> None:
     scheduler = Slow()
     watch = Watch(scheduler, "race 1", scheduler, scheduler.names, 1.0)
     for name in ("A", "B", "C"):
@@ -151,7 +151,7 @@ def test_it_is_looked_at_between_submissions() -> None:
     assert not watch.observations
 
 
-def test_a_slow_answer_is_no_gap_where_all_in_between_was_reported() -> None:
+def test_a_slow_answer_is_no_gap_if_events_were_reported_meanwhile() -> None:
     slow = Observation(11.0, 19.0, {})
     reported = replace(slow, requested_s=15.0, answered_s=15.0, reported=True, complete=True)
     first, last = Observation(10.0, 10.1, {}), Observation(20.0, 20.1, {})
@@ -160,5 +160,5 @@ def test_a_slow_answer_is_no_gap_where_all_in_between_was_reported() -> None:
     assert blind_gaps([*complete, last], 10.0) == [(11.0, 20.1)]
     assert blind_gaps([*complete[1:], replace(last, complete=True)], 10.0) == []
     assert blind_gaps([slow, replace(last, complete=True)], 10.0) == [(10.0, 19.0)]
-    assert blind_gaps(complete, 10.0) == [(11.0, 19.0)]  # what came after the answer to the last
+    assert blind_gaps(complete, 10.0) == [(11.0, 19.0)]  # events after the last answer
     assert blind_gaps([first, slow, replace(last, complete=True)], 10.0) == [(10.0, 19.0)]

@@ -1,4 +1,4 @@
-"""A page that names Slurm, and a machine that has none: one line each, and nothing passes."""
+"""A spec that names Slurm on a machine without Slurm: one line each, and nothing passes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_without_slurms_commands_nothing_is_certified(tmp_path: Path) -> None:
         "mesh": "inconclusive",
         "gang": "inconclusive",
     }, done.output
-    # Gangs come first, though their file was named last; of nodes was not asked until then.
+    # Gangs run first, although their file was named last; no nodes were requested before.
     assert done.output.index("test_gang.py") < done.output.index("test_mesh.py")
     for case in found["gang"]["cases"]:
         [tried] = case["measurements"]

@@ -1,4 +1,4 @@
-"""Windows made by hand, and what is wrong by their measurements."""
+"""Composed windows of observations, and the failures among their measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONDUCTED = "experiments that could not be conducted"
 
 
 def faults(judged: Sequence[Measurement]) -> dict[str, tuple[str, str]]:
-    """What is not right: verdict, and culprit and note."""
+    """Measurements that do not pass: verdict, and culprit and note."""
     return {
         one.name: (str(one.verdict), f"{one.culprit or ''} | {one.note}")
         for one in judged
@@ -79,7 +79,7 @@ def over(job: str, state: str = "COMPLETED", restarts: int = 0) -> JobRecord:
 
 
 def course(job: str, began: float, ended: float, state: str = "COMPLETED") -> Shown:
-    """A gang that waits, is whole, and is over."""
+    """A gang that waits, is whole, and ends."""
 
     def at(t: float) -> dict[str, JobRecord]:
         if began <= t < ended:
@@ -108,7 +108,7 @@ def all_ran(job: str, began: float, ended: float, restarts: int = 0) -> list[Hea
 def watched(
     shown: Shown, beats: Iterable[Heartbeat], until: float, off: dict[str, float] | None = None
 ) -> tuple[Observation, ...]:
-    """Observations every 0.25 s from 100.2 on. off: nodes whose clock is ahead by so much."""
+    """Observations every 0.25 s from 100.2 on. off: nodes whose clock is ahead by this time."""
     observations, t, left = [], 100.2, sorted(beats, key=lambda beat: beat.at_s)
     while t < until:
         now = [beat for beat in left if beat.at_s <= t]
@@ -150,7 +150,7 @@ def filled(
     cleared: float,
     off: dict[str, float] | None = None,
 ) -> dict[str, tuple[str, str]]:
-    """A filler has n3 until 135 s; B and a small job are submitted at 105 s."""
+    """A filler job has n3 until 135 s; B and a small job are submitted at 105 s."""
     gangs = (
         Gang("filler 1", 1, ("1",), 500.0, 100.0),
         Gang("B", 3, ("2",), 5.0, 105.0),

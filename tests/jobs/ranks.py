@@ -1,7 +1,7 @@
-"""The rank of a job that tests start: it needs no torch, and does what files tell it."""
+"""The rank of a job in tests: it needs no torch, and follows the files in its directory."""
 
-# A rank that prints who it is, and waits for SIGTERM; one that dies takes its world along,
-# as torch's collectives would have it: by a file that all of them watch.
+# A rank that prints its number and waits for SIGTERM; if one dies the others end as well, like
+# ranks in torch's collectives: all of them watch one file.
 RANK = """
 import os, pathlib, signal, sys, time
 place = pathlib.Path(sys.argv[1])

@@ -1,4 +1,4 @@
-"""Jobs in pods of their own: the Job that is made, what its pods say, and their main process."""
+"""Jobs in separate pods: the created Job, the states of its pods, and their main process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POD: dict[str, Any] = {"containers": [{"name": "main", "image": "i", "args": ["x
 QUEUE = {"kueue.x-k8s.io/queue-name": "q"}
 
 
-def test_a_job_keeps_what_pods_and_queues_were_given() -> None:
+def test_a_job_keeps_pod_fields_and_queue_labels() -> None:
     zone = {"key": "zone", "operator": "In", "values": ["a"]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
@@ -99,7 +99,7 @@ def test_a_jobset_has_one_job_that_is_started_once() -> None:
     assert inner["template"]["spec"]["containers"][0]["command"] == ["run"]
 
 
-def test_of_volcano_all_pods_start_at_once() -> None:
+def test_a_volcano_job_needs_all_pods_at_once() -> None:
     made, _ = job_manifest(VOLCANO, "j-0", OWNER, ["n1", "n2"], ["run"])
     spec = made["spec"]
     assert (made["apiVersion"], spec["queue"]) == ("batch.volcano.sh/v1alpha1", "q")
@@ -212,7 +212,7 @@ EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "disk is full"}
         ({**pod({}), "status": EVICTED}, False, (False, LOST, True, "Evicted: disk is full")),
     ],
 )
-def test_what_a_pod_says(
+def test_state_of_a_pod(
     found: dict[str, Any], gone: bool, expected: tuple[bool, int | None, bool, str]
 ) -> None:
     read = JobPod.read(found, "main", gone=gone)
@@ -244,7 +244,7 @@ def order(path: Path, **order: Any) -> None:
     subprocess.run(argv, input=b"%d\n%s" % (len(data), data), check=True)
 
 
-def test_the_main_process_runs_its_order_and_passes_sigterm_on(tmp_path: Path) -> None:
+def test_the_main_process_runs_its_command_and_passes_sigterm_on(tmp_path: Path) -> None:
     path = tmp_path / "order"
     waiting = start(path, 60, OF_IMAGE="image's", PYTHONPATH="/image")
     sent = {"OF_IMAGE": "pytest's", "PYTHONPATH": "/tests", "CODE": "75"}
@@ -264,7 +264,9 @@ def test_the_main_process_runs_its_order_and_passes_sigterm_on(tmp_path: Path) -
         (["no-such"], 127),
     ],
 )
-def test_its_status_is_that_of_the_command(tmp_path: Path, argv: list[str], status: int) -> None:
+def test_the_main_process_ends_with_the_status_of_its_command(
+    tmp_path: Path, argv: list[str], status: int
+) -> None:
     path = tmp_path / "order"
     order(path, argv=argv, env={}, cwd="/no/such/directory")
     waiting = start(path, 60)
@@ -272,7 +274,7 @@ def test_its_status_is_that_of_the_command(tmp_path: Path, argv: list[str], stat
     assert waiting.returncode == status, output
 
 
-def test_without_an_order_it_ends_and_says_so(tmp_path: Path) -> None:
+def test_without_a_command_it_ends_with_an_error(tmp_path: Path) -> None:
     waiting = start(tmp_path / "order", 0)
     output, _ = waiting.communicate(timeout=30)
     assert (waiting.returncode, output) == (in_pod.LATE, "no order within 0 s: the run is gone\n")

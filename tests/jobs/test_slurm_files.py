@@ -1,4 +1,4 @@
-"""The programs of a submitted job on its nodes, and the files that they write: values."""
+"""Files written by the programs of a submitted job on its nodes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_one_task_per_node_that_outlives_a_failed_one() -> None:
     assert argv[-2:] == ["/s/p", "/s/q"]
 
 
-def test_files_of_a_job_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_files_of_a_job_read_back(tmp_path: Path) -> None:
     job = Job(["t.py", "a b"], procs_per_node=2, env={"A": "1"}, restarts=1, requeues=2)
     plan = files.Plan("abc", job, {"node0": files.JobNode("n0.lab", "10.0.0.1", "fab0")})
     again = files.Plan.read(plan.write(tmp_path))

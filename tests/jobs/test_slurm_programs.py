@@ -1,4 +1,4 @@
-"""What talks to Slurm's commands, with fake commands of the same names first in PATH."""
+"""Programs that call Slurm's commands, with fake commands first in PATH."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.queued import Queued
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
 
-# Like squeue: it shows jobs of hidden partitions with --all only, and filters by the user's
+# Like squeue: it shows jobs of hidden partitions only with --all, and applies the user's filter
 # variables.
 SQUEUE = """#!/bin/sh
 case " $* " in *" --all "*) [ -z "$SQUEUE_PARTITION$SQUEUE_STATES" ] && cat "$0.jobs";; esac
@@ -34,7 +34,7 @@ CANCELLED = "--full --name=mnode-1\n"
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that comes first in PATH, with a queue of one running job."""
+    """A directory first in PATH, with a queue of one running job."""
     directory = tmp_path / "a 'b"
     directory.mkdir()
     monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
@@ -50,7 +50,7 @@ def program(directory: Path, name: str, text: str) -> None:
 
 
 def cancelled(programs: Path) -> int:
-    """How often scancel ran, each time with the right arguments."""
+    """Number of scancel calls, each with the right arguments."""
     path = programs / "scancel.args"
     text = path.read_text() if path.exists() else ""
     assert text == CANCELLED * text.count("\n")
@@ -70,7 +70,7 @@ SHOW = "squeue --noheader --all --format='%A %T' --name=mnode-1"
 END = "scancel --full --name=mnode-1"
 
 
-def test_jobs_are_cancelled_when_their_owner_is_gone(programs: Path) -> None:
+def test_jobs_are_cancelled_when_their_owner_has_ended(programs: Path) -> None:
     cleanup = SlurmCleanup("mnode-1")
     process = cleanup._process
     while signal.SIGTERM not in _ignored(process.pid):
@@ -79,7 +79,7 @@ def test_jobs_are_cancelled_when_their_owner_is_gone(programs: Path) -> None:
         process.send_signal(number)
     cleanup.close(done=False)
     assert process.wait(30) == 0
-    # At once, and once more before an empty list is believed: a submission may be under way.
+    # At once, and again before an empty list counts: a submission may be in progress.
     assert cancelled(programs) == 2
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_cancelled_for_a_job_that_has_ended(programs: Path) -> None:
     ("last", "jobs", "times"),
     [
         (b"", "12 RUNNING\n", 2),
-        (b"", "", 1),  # an empty list is believed only after scancel
+        (b"", "", 1),  # an empty list counts only after scancel
         (ANSWERED, "12 RUNNING\n", 1),
         (ANSWERED, "", 0),
         (ANSWERED, "12 COMPLETING\n", 1),
@@ -128,8 +128,8 @@ def test_the_users_own_filters_hide_no_job(programs: Path, monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("text", ["exit 1", "echo 12 RUNNING"])
-def test_a_scheduler_that_is_away_is_tried_again(programs: Path, text: str) -> None:
-    """Until the limit; the directory goes in any case."""
+def test_an_unreachable_scheduler_is_tried_again(programs: Path, text: str) -> None:
+    """Until the limit; the directory is removed in any case."""
     program(programs, "squeue", f"#!/bin/sh\n{text}\n")
     directory = programs / "beats"
     directory.mkdir()
@@ -138,10 +138,10 @@ def test_a_scheduler_that_is_away_is_tried_again(programs: Path, text: str) -> N
     assert not directory.exists()
 
 
-def test_a_scheduler_is_tried_for_an_hour_ever_more_seldom(
+def test_a_scheduler_is_tried_for_an_hour_at_growing_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory, without which ranks end, is removed after a minute all the same."""
+    """Ranks end without their directory, which is removed after a minute in any case."""
     (tmp_path / "run").mkdir()
     now, asked, there = [0.0], [], []
     back_s = 3000.0
@@ -204,7 +204,7 @@ def test_a_refusal_by_sbatch_is_one_line(programs: Path) -> None:
         sbatch.submit("", answers(0, "Submitted, I think"), [])
 
 
-def test_slurm_is_asked_when_a_job_would_start(
+def test_slurm_estimates_the_start_of_a_job(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(programs, "sbatch", SBATCH)
@@ -225,7 +225,7 @@ def test_no_sbatch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def batch(programs: Path, address: str, nodes: str) -> subprocess.CompletedProcess[str]:
-    """The program of the batch script; nodes: what scontrol does."""
+    """Run the program of the batch script; nodes: the fake scontrol."""
     program(programs, "scontrol", f"#!/bin/sh\n{nodes}\n")
     program(programs, "srun", "#!/bin/sh\nexit 0\n")
     plan = files.Plan("abc", Job(["t.py"]), {"n0": files.JobNode("node0", address, None)})
@@ -281,7 +281,7 @@ def test_a_slurm_that_is_restarted_is_asked_again(
         assert job.state.nodes == ("host0",)
         program(programs, "scontrol", RESTARTED)
         program(programs, "next", OVER)
-        job.await_end()  # once unanswered, then over
+        job.await_end()  # no answer once, then ended
         program(programs, "scontrol", SILENT)
         assert not job.answers()
         monkeypatch.setattr(queued, "SILENCE_S", 0.0)

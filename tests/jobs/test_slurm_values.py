@@ -1,4 +1,4 @@
-"""Submitted jobs: requests, states of the queue, files, requeues. Values only."""
+"""Submitted jobs as values: requests, queue states, files, requeues."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_script_that_a_user_could_submit(tmp_path: Path) -> None:
     assert any(line.startswith("#SBATCH '--nodelist=") for line in quoted)
 
 
-def test_a_job_that_may_move_is_kept_from_nodes_that_are_not_its_own() -> None:
+def test_a_job_that_may_move_excludes_nodes_outside_the_run() -> None:
     names = Names({"node0": "n0", "node1": "n1", "node2": "n2"}, ("n3",))
     still = request_of(Job(["t"], requeues=1), NODES, names, Site(), gpus=0, directory="/")
     assert (still.begin_on, still.never_on, still.moves) == (("n0", "n1"), (), False)
@@ -118,7 +118,7 @@ def test_a_short_name_of_one_node() -> None:
     assert names_of(nodes, ["gpu2.b.org"]).slurm == {"gpu2.b.org": "gpu2.b.org"}
     with pytest.raises(ClusterError, match="no node 'gpu2'"):
         names_of(nodes, ["gpu2"])
-    # Another domain is another node.
+    # The domain differs, so it is another node.
     with pytest.raises(ClusterError, match=r"no node 'gpu1\.b\.org'"):
         names_of(nodes, ["gpu1.b.org"])
 
@@ -132,7 +132,7 @@ def test_site_of_an_allocation() -> None:
     assert site_of("") == Site()
 
 
-def test_facts_of_the_runs_own_allocation_are_not_submitted() -> None:
+def test_variables_of_the_runs_allocation_are_not_submitted() -> None:
     given = {"PATH": "/bin", "SLURM_JOB_ID": "1", "SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab"}
     assert submitting(given) == {"PATH": "/bin", "SLURM_CONF": "/etc/s", "SBATCH_ACCOUNT": "lab"}
 
@@ -166,14 +166,14 @@ def test_facts_of_the_runs_own_allocation_are_not_submitted() -> None:
             JobHistory(2, ("node0", "node3"), 1),
             [Change("started", 1, ("node0", "node3"))],
         ),
-        (  # requeued and started between two looks
+        (  # requeued and started between two observations
             JobHistory(1, NODES),
             _state("RUNNING", nodes=NODES, restarts=1),
             JobHistory(2, NODES, 1),
             [Change("requeued", 1), Change("started", 1, NODES)],
         ),
         (JobHistory(1, NODES), _state("RUNNING", nodes=NODES), JobHistory(1, NODES), []),
-        (  # the last start is being taken down
+        (  # the last start is completing
             JobHistory(1, NODES, 1),
             _state("COMPLETING", nodes=("node0",), restarts=1),
             JobHistory(1, NODES, 1),
@@ -182,7 +182,7 @@ def test_facts_of_the_runs_own_allocation_are_not_submitted() -> None:
         (JobHistory(1, NODES), _state("WHATEVER"), JobHistory(1, NODES), []),
     ],
 )
-def test_changes_between_two_looks(
+def test_changes_between_two_observations(
     before: JobHistory, state: JobState, after: JobHistory, expected: list[Change]
 ) -> None:
     assert changes(before, state) == (after, expected)
@@ -195,13 +195,13 @@ def test_the_last_start_of_a_job_that_ended_unseen() -> None:
         JobHistory(3, moved, 2),
         [Change("requeued", 2), Change("started", 2, moved)],
     )
-    # Cancelled before it started again: nothing of that start is on any node.
+    # Cancelled before it started again: no node has processes of that start.
     cancelled = _state("CANCELLED", restarts=1)
     assert changes(JobHistory(1, NODES, 0), cancelled) == (
         JobHistory(1, NODES, 1),
         [Change("requeued", 1)],
     )
-    # A first start that was not seen is known by its end, on the nodes that it had.
+    # An unobserved first start is known by its end, on its nodes.
     short = _state("COMPLETED", nodes=NODES[:1], restarts=0)
     assert changes(JobHistory(0, NODES, 0), short) == (JobHistory(1, NODES[:1], 0), [])
     seen = JobHistory(1, NODES, 0)
@@ -242,13 +242,13 @@ def test_pending_reasons_that_never_pass(state: str, reason: str | None, why: st
     assert bool(found) == bool(why)
 
 
-def test_why_it_was_requeued() -> None:
+def test_reasons_of_a_requeue() -> None:
     state = _state("PENDING", reason="BeginTime")
     assert why_requeued(["node1"], True, state) == "node1 is gone"
     assert why_requeued([], True, state) == "preempted"
     assert why_requeued([], False, state) == "by the scheduler (BeginTime)"
     assert why_requeued([], False, _state("PENDING")) == "by the scheduler"
-    # The reason of a job that is over is that of its end.
+    # The reason of an ended job is the reason of its end.
     assert why_requeued([], False, _state("TIMEOUT", reason="TimeLimit")) == "by the scheduler"
 
 
@@ -265,7 +265,9 @@ def test_why_it_was_requeued() -> None:
         (None, [], True, "preempted"),
     ],
 )
-def test_why_it_is_over(state: JobState | None, lost: list[str], preempted: bool, why: str) -> None:
+def test_reasons_of_an_ended_job(
+    state: JobState | None, lost: list[str], preempted: bool, why: str
+) -> None:
     assert why_over(state, lost, preempted) == why
 
 
@@ -295,5 +297,5 @@ NOW = datetime(2026, 11, 21, 12, 0, 0)
         ),
     ],
 )
-def test_whether_a_job_would_start_now(text: str, why: str) -> None:
+def test_a_job_that_would_start_now(text: str, why: str) -> None:
     assert no_room(text, NOW, 12) == why

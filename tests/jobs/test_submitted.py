@@ -21,7 +21,7 @@ COMPLETED = JobState(7, "x", "COMPLETED", nodes=NODES, restarts=0)
 
 @pytest.fixture
 def job(tmp_path: Path) -> SubmittedJob:
-    """A job that was seen to run, with a queue that the test fills."""
+    """A job that was observed running, with a queue that the test fills."""
     made = SubmittedJob.__new__(SubmittedJob)
     parts: dict[str, Any] = {
         "_events": [],
@@ -45,7 +45,7 @@ def job(tmp_path: Path) -> SubmittedJob:
 def test_status_files_may_arrive_late(
     job: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm reports the end of all tasks before their files are seen."""
+    """Slurm reports the end of all tasks before their files are visible."""
     monkeypatch.setattr(submitted, "LOOK_S", 0.0)
     files.write_status(tmp_path, "node0", 0, WELL)
     assert job.poll() is None

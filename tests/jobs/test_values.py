@@ -177,7 +177,7 @@ def test_a_job_that_could_never_run_is_refused(given: dict[str, Any], message: s
         Job(["train.py"], **given)
 
 
-def test_torchrun_does_not_look_like_a_rank_where_the_run_is_one() -> None:
+def test_torchrun_gets_no_rank_variables_of_the_run() -> None:
     argv = Start("j", ALL, 0, "10.0.0.1", 29500).argv(Job(["t.py"]), "node1", "10.0.0.2", "logs")
     program = (
         "import os; print([n for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE') if n in os.environ])"

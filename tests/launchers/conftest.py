@@ -1,4 +1,4 @@
-"""A rack for tests that need one: shared by a module, root and rootless in turn."""
+"""A rack for tests that need one: shared within a module, as root and rootless in turn."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def rack(mode: str) -> Iterator[Rack]:
 
 @pytest.fixture
 def one_node(_rack_possible: None) -> Iterator[Rack]:
-    """The cheapest rack, for tests that break it."""
+    """A rack of one node, the cheapest, for tests that break it."""
     with Rack(1) as rack:
         yield rack
 
 
 @pytest.fixture(scope="session")
 def run_on() -> RunOn:
-    """run_on(rack, node, argv, …): what a command did on a node."""
+    """run_on(rack, node, argv, …): the completed command on a node."""
 
     def run_on(
         rack: Rack, node: Node, argv: Sequence[str], **options: Any

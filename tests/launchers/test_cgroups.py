@@ -1,4 +1,4 @@
-"""Groups of a rack's nodes, on trees like those of version 1, of version 2 and of both."""
+"""Cgroups of a rack's nodes, on trees like version 1, version 2 and both."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_the_hierarchy_of_cpus_is_found(one: Path) -> None:
     assert cgroups.hierarchy_of("freezer", str(one)) is None
 
 
-def test_in_version_2_it_is_the_only_one(two: Path) -> None:
+def test_version_2_has_a_single_hierarchy(two: Path) -> None:
     assert cgroups.hierarchy_of("cpu", str(two)) == (two, 2)
     assert cgroups.hierarchy_of("hugetlb", str(two)) is None
 
 
-def test_without_groups_there_is_none(tmp_path: Path) -> None:
+def test_without_cgroups_there_is_no_hierarchy(tmp_path: Path) -> None:
     assert cgroups.hierarchy_of("cpu", str(tmp_path)) is None
     assert cgroups.hierarchy_of("cpu", str(tmp_path / "missing")) is None
 
@@ -61,7 +61,7 @@ def test_quotas_of_both_versions(one: Path, tmp_path_factory: pytest.TempPathFac
     assert (other / "cgroup.subtree_control").read_text() == "+cpu"
 
 
-def test_only_groups_of_that_rack_are_removed(one: Path) -> None:
+def test_only_cgroups_of_one_rack_are_removed(one: Path) -> None:
     for name in ("mnode-77-node1", "mnode-77-node2", "mnode-770-node1", "other"):
         (one / "cpu,cpuacct" / name).mkdir()
     cgroups.remove_all(77, str(one))
@@ -69,7 +69,7 @@ def test_only_groups_of_that_rack_are_removed(one: Path) -> None:
     assert left == ["mnode-770-node1", "other"]
 
 
-def test_who_is_in_a_group_and_where_it_was(one: Path) -> None:
+def test_members_of_a_cgroup_and_moving_a_process(one: Path) -> None:
     group = one / "unified" / "mnode-77-node1"
     assert cgroups.members(group) == []
     group.mkdir()

@@ -1,4 +1,4 @@
-"""Which launcher a run gets, and the reason that is printed."""
+"""The launcher that a run gets, and the printed reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _rack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_rack")
-def test_the_rack_where_nothing_else_is_named() -> None:
+def test_the_rack_by_default() -> None:
     launcher, reason = choose(Settings(launcher="auto"), 3, SPEC, [], HERE)
     assert (launcher.name, reason) == ("rack", "no cluster was named")
     assert len(launcher.nodes) == 3
@@ -50,19 +50,19 @@ def test_the_racks_links_are_those_of_the_spec() -> None:
 
 
 @pytest.mark.usefixtures("_no_rack")
-def test_plain_processes_where_there_can_be_no_rack() -> None:
+def test_plain_processes_if_no_rack_is_possible() -> None:
     launcher, reason = choose(Settings(launcher="auto"), 2, SPEC, [], HERE)
     assert (launcher.name, reason) == ("local", f"no rack: {NO}")
 
 
 @pytest.mark.usefixtures("_no_rack")
-def test_a_rack_that_was_asked_for_is_not_replaced() -> None:
+def test_a_requested_rack_is_not_replaced() -> None:
     with pytest.raises(UsageError, match=f"--mnode-launcher=rack: {NO}; use local"):
         choose(Settings(launcher="rack"), 2, SPEC, [], HERE)
 
 
 @pytest.mark.usefixtures("_rack")
-def test_a_rack_that_does_not_start_is_replaced_only_if_not_asked_for(
+def test_a_rack_that_fails_to_start_is_replaced_only_if_not_requested(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(self: Rack) -> None:
@@ -88,7 +88,7 @@ def _hosts(launcher: str, directory: Path, count: int) -> Settings:
 
 @pytest.mark.usefixtures("_outside_slurm")
 @pytest.mark.parametrize("wanted", ["auto", "ssh"])
-def test_ssh_where_hosts_are_named(tmp_path: Path, wanted: str) -> None:
+def test_ssh_if_hosts_are_named(tmp_path: Path, wanted: str) -> None:
     settings = _hosts(wanted, tmp_path, 3)
     launcher, reason = choose(settings, 2, SPEC, [str(tmp_path)], tmp_path)
     assert launcher.name == "ssh"
@@ -97,7 +97,7 @@ def test_ssh_where_hosts_are_named(tmp_path: Path, wanted: str) -> None:
 
 
 @pytest.mark.usefixtures("_outside_slurm")
-def test_ssh_needs_to_know_which_hosts(tmp_path: Path) -> None:
+def test_ssh_requires_hosts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--mnode-launcher=ssh: no nodes given: use --mnode-hostf"):
         choose(Settings(launcher="ssh"), 2, SPEC, [str(tmp_path)], tmp_path)
 
@@ -109,9 +109,7 @@ def test_too_few_hosts_are_named(tmp_path: Path) -> None:
         choose(_hosts("ssh", tmp_path, 3), 4, SPEC, [str(tmp_path)], tmp_path)
 
 
-def test_inside_of_an_allocation_it_is_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_inside_an_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setattr(slurm.Slurm, "unavailable", staticmethod(lambda: None))
     launcher, reason = choose(_hosts("auto", tmp_path, 3), 2, SPEC, [str(tmp_path)], tmp_path)
@@ -139,7 +137,7 @@ def test_slurm_arguments_of_an_allocation_that_is_not_requested(
 
 @pytest.mark.usefixtures("_outside_slurm", "_rack")
 @pytest.mark.parametrize("wanted", ["rack", "local", "slurm"])
-def test_hosts_that_nobody_would_use(tmp_path: Path, wanted: str) -> None:
+def test_a_hostfile_with_a_launcher_that_ignores_it_is_refused(tmp_path: Path, wanted: str) -> None:
     message = f"^--mnode-hostfile=.*hosts: --mnode-launcher={wanted} uses other nodes; leave one"
     with pytest.raises(UsageError, match=message):
         choose(_hosts(wanted, tmp_path, 2), 2, SPEC, [str(tmp_path)], tmp_path)
@@ -154,14 +152,14 @@ def test_jobs_of_the_gang_criterion_have_the_arguments_too(tmp_path: Path) -> No
     settings = replace(settings, hostfile=None)
     on_rack = replace(settings, launcher="rack")
     assert choose(on_rack, 2, spec, [str(tmp_path)], tmp_path)[0].name == "rack"
-    # Its own tests need no nodes; others would have the rack's, and certify them.
+    # Its own tests need no nodes; other criteria would get the rack's nodes and certify them.
     with pytest.raises(UsageError, match="add --mnode-launcher=slurm"):
         choose(settings, 2, spec, [str(tmp_path)], tmp_path)
 
 
 @pytest.mark.usefixtures("_outside_slurm")
 @pytest.mark.parametrize("launcher", ["auto", "ssh"])
-def test_ranks_a_node_are_the_least_slots_of_hosts_that_are_used(
+def test_ranks_per_node_are_the_fewest_slots_of_the_used_hosts(
     tmp_path: Path, launcher: str
 ) -> None:
     hosts = tmp_path / "hosts"
@@ -172,10 +170,10 @@ def test_ranks_a_node_are_the_least_slots_of_hosts_that_are_used(
     assert pool.procs_per_node_of(replace(settings, procs_per_node=2), SPEC) == 2
 
 
-def test_a_hostfile_that_is_not_used_says_nothing(
+def test_slots_of_an_unused_hostfile_have_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto` inside of an allocation, with a hostfile in an ini file."""
+    """`auto` inside an allocation, with a hostfile in an ini file."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     hosts = tmp_path / "hosts"
     hosts.write_text("n1 slots=8\n")

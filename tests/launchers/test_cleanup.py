@@ -1,4 +1,4 @@
-"""Nothing of a rack is left, however it or its controller ended."""
+"""A rack leaves nothing behind, however it or its controller ended."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
-    """start(what it does next): a controller with a running rack, and its keeper's pid."""
+    """start(then): a controller with a running rack, which then does this; and its daemon's pid."""
     started = []
     before = interfaces()
 
@@ -101,8 +101,8 @@ def start(mode: str, tag: str, run_dir: Path) -> Iterator[Start]:
         assert process.stdout is not None
         assert process.stdin is not None
         keeper = int(process.stdout.readline())
-        # Controller, keeper, rack, 2 nodes, 2 commands of 5 processes each: else looking for
-        # what is left would be in vain.
+        # Controller, daemon, rack, 2 nodes, 2 commands of 5 processes each: otherwise the search
+        # for leftovers would prove nothing.
         await_that(lambda: len(carriers(tag)) == 15, lambda: f"running: {carriers(tag)}")
         process.stdin.write("\n")
         process.stdin.flush()
@@ -127,7 +127,9 @@ def test_the_controller_is_killed(
     assert not run_dir.exists()
 
 
-def test_the_controller_ends_without_a_word(start: Start, tag: str, run_dir: Path) -> None:
+def test_the_controller_exits_without_closing_the_rack(
+    start: Start, tag: str, run_dir: Path
+) -> None:
     controller, _ = start("end")
     controller.wait(HANGS_S)
     await_none(tag)
@@ -138,13 +140,13 @@ def test_the_rack_is_closed(start: Start, tag: str, run_dir: Path) -> None:
     controller, _ = start("close")
     assert controller.stdout is not None
     assert controller.stdout.readline() == "closed\n"
-    # What ran in the rack is dead; its two zombies have no environment.
+    # Processes in the rack are dead; its two zombies have no environment.
     await_none(tag, besides=controller.pid)
-    assert run_dir.exists()  # the controller lives and may still need it
+    assert run_dir.exists()  # the controller lives and may still need the directory
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_keeper_is_killed(
+def test_the_cleanup_daemon_is_killed(
     start: Start, tag: str, run_dir: Path, number: signal.Signals
 ) -> None:
     controller, keeper = start("sleep")
@@ -157,7 +159,7 @@ def test_the_racks_first_process_is_killed(start: Start, tag: str, run_dir: Path
     controller, keeper = start("sleep")
     (inside,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
     os.kill(int(inside), signal.SIGKILL)
-    # The keeper still has a directory to remove.
+    # The daemon still has a directory to remove.
     await_that(lambda: set(carriers(tag)) == {controller.pid, keeper}, lambda: str(carriers(tag)))
     assert run_dir.exists()
     controller.kill()
@@ -173,6 +175,6 @@ def test_a_rack_is_closed_once_and_without_force(mode: str) -> None:
     assert rack._channel is not None
     keeper = rack._channel._daemon._process
     assert keeper is not None
-    assert keeper.returncode == 0, "it was killed at the limit of its end"
+    assert keeper.returncode == 0, "the rack was killed at the limit for its end"
     assert not rack._channel._thread.is_alive()
     rack.close()

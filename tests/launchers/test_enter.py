@@ -1,4 +1,4 @@
-"""A command on a node behaves as it would have here: arguments, streams, status, signals."""
+"""A command on a node behaves like a local one: arguments, streams, status, signals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_streams_environment_and_directory_are_the_callers(
     assert (done.returncode, done.stdout, done.stderr) == (0, f"typed\n{directory}\n", "é x")
 
 
-def test_a_directory_that_the_node_has_not_becomes_root(rack: Rack, run_on: RunOn) -> None:
+def test_a_directory_missing_on_the_node_becomes_root(rack: Rack, run_on: RunOn) -> None:
     done = run_on(rack, rack.nodes[0], ["pwd"], cwd="/dev/shm")
     assert done.stdout == "/dev/shm\n"
     done = run_on(rack, rack.nodes[0], ["pwd"], cwd=f"/proc/{os.getpid()}")
@@ -56,11 +56,11 @@ def test_a_directory_that_the_node_has_not_becomes_root(rack: Rack, run_on: RunO
     ("script", "status"),
     [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
 )
-def test_exit_status(rack: Rack, run_on: RunOn, script: str, status: int) -> None:
+def test_the_exit_status_is_passed_on(rack: Rack, run_on: RunOn, script: str, status: int) -> None:
     assert run_on(rack, rack.nodes[0], ["sh", "-c", script]).returncode == status
 
 
-def test_a_command_that_cannot_run_says_so(rack: Rack, run_on: RunOn, tmp_path: Path) -> None:
+def test_a_command_that_cannot_run_has_an_error(rack: Rack, run_on: RunOn, tmp_path: Path) -> None:
     done = run_on(rack, rack.nodes[1], ["no-such-program", "x"])
     assert (done.returncode, done.stderr) == (127, "node1: no such command: no-such-program\n")
     (tmp_path / "plain").write_text("text")
@@ -87,7 +87,7 @@ def test_signals_are_passed_on_once(rack: Rack, number: signal.Signals) -> None:
 
 @pytest.fixture
 def _bad_init() -> Iterator[None]:
-    """Whatever loses its parent becomes ours, and we bury nobody: some containers' init does so."""
+    """This process adopts orphans and reaps none, like the init of some containers."""
     set_child_subreaper = 36
     libc = ctypes.CDLL(None)
     libc.prctl(set_child_subreaper, 1, 0, 0, 0)
@@ -101,7 +101,7 @@ def _bad_init() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_bad_init")
 @pytest.mark.parametrize("group", [False, True])
-def test_the_command_dies_and_is_buried_with_what_entered_it(
+def test_the_command_dies_and_is_reaped_with_the_entering_process(
     rack: Rack, run_on: RunOn, group: bool
 ) -> None:
     (command,) = rack.commands(rack.nodes[:1], ["sh", "-c", "echo up; exec sleep 60"])
@@ -112,7 +112,7 @@ def test_the_command_dies_and_is_buried_with_what_entered_it(
         assert process.stdout.readline() == "up\n"
         (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
         assert process.stdout.read() == ""  # the sleeper held the other end
-    # A corpse would keep the node from ending.
+    # A zombie would keep the node from ending.
     script = "import os; print(*(name for name in os.listdir('/proc') if name.isdigit()))"
     deadline = time.monotonic() + 30
     while len(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]).stdout.split()) != 2:
@@ -132,7 +132,7 @@ def test_a_command_from_before_a_reboot_is_refused(rack: Rack, run_on: RunOn) ->
     assert run_on(rack, node, ["uname", "-n"]).stdout == "node2\n"
 
 
-def test_a_pid_that_went_to_another_process_is_refused(rack: Rack) -> None:
+def test_a_reused_pid_is_refused(rack: Rack) -> None:
     (command,) = rack.commands(rack.nodes[:1], ["true"])
     place = next(index for index, word in enumerate(command) if word.endswith("enter.py"))
     command[place + 1] = str(os.getpid())

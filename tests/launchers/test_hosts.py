@@ -1,4 +1,4 @@
-"""Lists of hosts: Slurm's, and hostfiles."""
+"""Host lists of Slurm, and hostfiles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pytest_mnode.launchers.slurm import compress, expand
         ("node[099-101]", ["node099", "node100", "node101"]),
     ],
 )
-def test_reads(text: str, hosts: list[str]) -> None:
+def test_host_lists_are_read(text: str, hosts: list[str]) -> None:
     assert list(expand(text)) == hosts
 
 
@@ -48,7 +48,7 @@ def test_reads(text: str, hosts: list[str]) -> None:
         ("a b", "' b' is not part of a host name"),
     ],
 )
-def test_says_what_cannot_be_read(text: str, message: str) -> None:
+def test_invalid_host_lists_are_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         expand(text)
     assert message in str(error.value)
@@ -76,12 +76,12 @@ def test_numbers_keep_order_and_width(numbers: list[int]) -> None:
         (["node", "node1", "node01"], "node,node1,node01"),
     ],
 )
-def test_writes(hosts: list[str], text: str) -> None:
+def test_host_lists_are_written(hosts: list[str], text: str) -> None:
     assert compress(hosts) == text
 
 
 @given(st.lists(st.from_regex(r"[a-z]{0,2}[0-9]{0,3}[a-z.]?[0-9]{0,11}z?", fullmatch=True)))
-def test_what_is_written_reads_back(hosts: list[str]) -> None:
+def test_written_host_lists_read_back(hosts: list[str]) -> None:
     assert sorted(expand(compress(hosts))) == sorted({host for host in hosts if host})
 
 
@@ -108,7 +108,7 @@ def test_hosts_and_slots(text: str, expected: list[tuple[str, int | None]]) -> N
     assert [(host.name, host.slots) for host in parse_hosts(text, "hosts")] == expected
 
 
-def test_a_user_and_the_line() -> None:
+def test_the_user_and_line_of_a_host() -> None:
     [first, second] = parse_hosts("# x\nroot@n[1-2]\n", "hosts")
     assert first == Host("n1", None, 2, "root")
     assert (first.target, second.target) == ("root@n1", "root@n2")
@@ -140,7 +140,7 @@ def test_a_user_and_the_line() -> None:
         ("node$(reboot)", "hosts:1: 'node$(reboot)' is not a host name"),
     ],
 )
-def test_what_is_refused(text: str, message: str) -> None:
+def test_refused_hostfiles(text: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_hosts(text, "hosts")
     assert str(raised.value).startswith(message)
@@ -151,7 +151,7 @@ def test_what_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "slots"), [("a slots=8\nb slots=4", 4), ("a slots=8\nb", None), ("a", None)]
 )
-def test_slots_that_every_host_has(text: str, slots: int | None) -> None:
+def test_the_fewest_slots_of_any_host(text: str, slots: int | None) -> None:
     assert slots_of(parse_hosts(text, "hosts")) == slots
 
 

@@ -1,4 +1,4 @@
-"""Links are real: two networks that reach every node, at the rate they were given, and no more."""
+"""Links are real: two networks that reach every node, at their configured rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRa
 if TYPE_CHECKING:
     from tests.launchers.conftest import RunOn
 
-# What the first megabyte is for: it empties the queues' burst allowance and opens TCP's window.
+# The first megabyte is not timed: it uses up the queues' burst allowance and opens TCP's window.
 RECEIVER = """
 import socket, sys, time
 server = socket.create_server((sys.argv[1], 7000))
@@ -41,7 +41,7 @@ with socket.create_connection((sys.argv[1], 7000), 5) as peer:
 def transfer(
     rack: Rack, source: Node, target: Node, name: str, size_bytes: int
 ) -> tuple[str, float]:
-    """Address the receiver saw, and Mbit/s of payload."""
+    """The sender's address seen by the receiver, and Mbit/s of payload."""
     (receive,) = rack.commands([target], [sys.executable, "-c", RECEIVER, name])
     (send,) = rack.commands([source], [sys.executable, "-c", SENDER, name, str(size_bytes)])
     with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
@@ -58,7 +58,7 @@ def transfer(
 def keeps_rate(
     rack: Rack, ends: tuple[int, int], name: str, link_mbit_s: float, size_bytes: int
 ) -> None:
-    """A receiver that was not run for a while finds much waiting and looks fast, not every time."""
+    """Retries: a receiver without CPU time finds much data waiting and looks fast now and then."""
     source, target = (rack.nodes[end] for end in ends)
     rates: list[float] = []
     while len(rates) < 3 and not any(0.7 * link_mbit_s < r < 1.1 * link_mbit_s for r in rates):
@@ -69,9 +69,7 @@ def keeps_rate(
 @pytest.mark.parametrize(
     ("rate_mbit_s", "size_bytes"), [(1, 68_000), (100, 125_000), (200, 250_000), (1000, 256_000)]
 )
-def test_a_slow_link_is_flattered_by_a_small_burst_only(
-    rate_mbit_s: float, size_bytes: int
-) -> None:
+def test_the_burst_of_a_slow_link_is_small(rate_mbit_s: float, size_bytes: int) -> None:
     assert burst_bytes(rate_mbit_s) == size_bytes
 
 
@@ -85,12 +83,14 @@ def test_both_networks_reach_every_node(rack: Rack) -> None:
 @pytest.mark.parametrize(
     ("name", "link_mbit_s", "size_bytes"), [("node1-fab", 80, 6 << 20), ("node1", 16, 3 << 20)]
 )
-def test_the_rate_is_the_links(rack: Rack, name: str, link_mbit_s: float, size_bytes: int) -> None:
+def test_the_transfer_rate_is_that_of_the_link(
+    rack: Rack, name: str, link_mbit_s: float, size_bytes: int
+) -> None:
     keeps_rate(rack, (0, 1), name, link_mbit_s, size_bytes)
 
 
 @pytest.mark.parametrize(("source", "target"), [(0, 1), (1, 0)])
-def test_another_rate_counts_at_once_and_in_both_directions(
+def test_a_changed_rate_applies_at_once_in_both_directions(
     rack: Rack, source: int, target: int
 ) -> None:
     rack.ask(SetLinkRate("node1", "fab0", 20))
@@ -116,7 +116,7 @@ def test_a_rate_outlives_a_reboot(rack: Rack) -> None:
         rack.ask(PowerOn(node.name))
 
 
-def test_a_port_that_is_down_takes_the_carrier_away(rack: Rack, run_on: RunOn) -> None:
+def test_a_port_that_is_down_removes_the_carrier(rack: Rack, run_on: RunOn) -> None:
     node = rack.nodes[1]
     carrier = ["cat", "/sys/class/net/fab0/carrier"]
     assert run_on(rack, node, carrier).stdout == "1\n"
@@ -133,7 +133,7 @@ def test_a_port_that_is_down_takes_the_carrier_away(rack: Rack, run_on: RunOn) -
     assert transfer(rack, rack.nodes[0], node, "node1-fab", 10)[0] == rack.nodes[0].fabric_address
 
 
-def test_a_node_reaches_nothing_but_the_rack(rack: Rack, run_on: RunOn) -> None:
+def test_a_node_reaches_only_the_rack(rack: Rack, run_on: RunOn) -> None:
     script = (
         "import socket\n"
         "try: socket.create_connection(('192.0.2.1', 80), 2); print('reached')\n"
@@ -143,7 +143,7 @@ def test_a_node_reaches_nothing_but_the_rack(rack: Rack, run_on: RunOn) -> None:
     assert done.stdout == "Network is unreachable\n"
 
 
-def test_links_are_silent_when_nobody_talks(rack: Rack, run_on: RunOn) -> None:
+def test_idle_links_carry_no_packets(rack: Rack, run_on: RunOn) -> None:
     files = [f"/sys/class/net/fab0/statistics/{way}_packets" for way in ("tx", "rx")]
     before = run_on(rack, rack.nodes[2], ["cat", *files]).stdout
     run_on(rack, rack.nodes[2], ["sleep", "0.5"])

@@ -10,7 +10,7 @@ from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.protocol.launcher_requests import PowerOff
 
 
-def test_nodes_are_this_machine() -> None:
+def test_nodes_are_on_this_machine() -> None:
     local: Launcher = Local(nodes=2)
     local.start()
     assert local.nodes == (
@@ -28,7 +28,7 @@ def test_nodes_are_this_machine() -> None:
     local.close()
 
 
-def test_commands_are_the_command() -> None:
+def test_a_command_is_run_unchanged() -> None:
     local = Local(nodes=3)
     argv = ["echo", "a b", "'"]
     assert local.commands(local.nodes[1:], argv) == [argv, argv]
@@ -44,6 +44,6 @@ def test_no_power_switch() -> None:
     )
 
 
-def test_needs_a_node() -> None:
+def test_zero_nodes_are_refused() -> None:
     with pytest.raises(UsageError, match="local: 0 nodes: need at least 1"):
         Local(nodes=0)

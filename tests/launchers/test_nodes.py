@@ -1,4 +1,4 @@
-"""Commands on nodes: one that hangs is its own node's, whatever the order of nodes."""
+"""Commands on nodes: one that hangs affects only its own node, in any order of nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOES = {
     "leaves": "sleep 60 & echo $! > left; echo done",
     "quick": "echo done",
 }
-"""What each node does, a hung one first."""
+"""The script of each node; the first one hangs."""
 ENDS = {
     "hangs": (None, "on\n", ""),
     "prints": (3, "x" * 4 * PIPE_BYTES, "err\n"),
@@ -66,7 +66,7 @@ def nodes(tmp_path: Path) -> Here:
     ],
     ids=["run", "run_each"],
 )
-def test_a_node_that_hangs_is_no_matter_of_the_others(
+def test_a_node_that_hangs_does_not_affect_the_others(
     nodes: Here, run: Callable[[Here], list[CommandResult]]
 ) -> None:
     results = run(nodes)
@@ -78,7 +78,7 @@ def test_a_node_that_hangs_is_no_matter_of_the_others(
     assert {path.name for path in nodes.directory.iterdir()} == {"pid", "left"}
 
 
-def test_a_command_that_cannot_be_started_is_an_error_of_ours(nodes: Here) -> None:
+def test_a_command_that_cannot_be_started_raises(nodes: Here) -> None:
     why = "^quick: cannot start /no/such/program on this machine: No such file or directory$"
     with pytest.raises(ClusterError, match=why):
         nodes.run(["/no/such/program"], "quick")

@@ -1,4 +1,4 @@
-"""Names, addresses and limits of a rack, and the messages for those that cannot be."""
+"""Names, addresses and limits of a rack, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_nodes_are_known_before_the_start() -> None:
     ]
 
 
-def test_management_is_a_tenth_of_the_fabric() -> None:
+def test_the_management_rate_is_a_tenth_of_the_fabric_rate() -> None:
     plan = Rack(1, Link("fab0", 400, mtu=9000)).plan
     assert plan.management == Link("mgmt0", 40, mtu=9000)
     assert Rack(1).plan.fabric == Link("fab0", 200, mtu=1500)
@@ -60,7 +60,7 @@ def test_no_name_or_address_is_used_twice() -> None:
         ({"nodes": 1, "management": Link("fab0", 1)}, "both links are named 'fab0'"),
     ],
 )
-def test_says_what_is_wrong_with_a_rack(arguments: dict[str, object], message: str) -> None:
+def test_errors_of_an_invalid_rack(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Rack(**arguments)  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ def test_says_what_is_wrong_with_a_rack(arguments: dict[str, object], message: s
         (("fab0", 1, 100), "link fab0: mtu 100: needs 576 to 9216 bytes"),
     ],
 )
-def test_says_what_is_wrong_with_a_link(link: tuple[str, float], message: str) -> None:
+def test_errors_of_an_invalid_link(link: tuple[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Link(*link)
 
@@ -96,7 +96,7 @@ def test_unknown_links_and_nodes_are_named() -> None:
         rack.ask(PowerOff(stranger.name))
 
 
-def test_a_rack_that_is_not_started_says_so() -> None:
+def test_a_rack_that_is_not_started_is_an_error() -> None:
     rack = Rack(1)
     with pytest.raises(ClusterError, match="node0 is unavailable: not started"):
         rack.commands(rack.nodes, ["true"])

@@ -1,4 +1,4 @@
-"""A node can be lost, switched off and booted, and every watcher gets its name and the reason."""
+"""A node can be lost, switched off and booted; every listener gets its name and the reason."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_boot_gives_a_new_node_of_the_same_name(rack: Rack, run_on: RunOn) -> No
     assert done.stdout == f"node1\n{rack.plan.mac(1, 'fab0')}\n"
 
 
-def test_off_and_on_twice_is_no_harm(rack: Rack, losses: Losses) -> None:
+def test_off_and_on_may_be_repeated(rack: Rack, losses: Losses) -> None:
     node = rack.nodes[0]
     rack.ask(PowerOn(node.name))
     rack.ask(PowerOff(node.name))
@@ -89,7 +89,7 @@ def test_off_and_on_twice_is_no_harm(rack: Rack, losses: Losses) -> None:
     assert losses.empty()
 
 
-def test_a_node_that_dies_by_itself_is_told(rack: Rack, losses: Losses, run_on: RunOn) -> None:
+def test_a_node_that_dies_by_itself_is_reported(rack: Rack, losses: Losses, run_on: RunOn) -> None:
     node = rack.nodes[2]
     (command,) = rack.commands([node], ["true"])
     place = next(index for index, word in enumerate(command) if word.endswith("enter.py"))
@@ -101,7 +101,7 @@ def test_a_node_that_dies_by_itself_is_told(rack: Rack, losses: Losses, run_on: 
     assert run_on(rack, node, ["uname", "-n"]).stdout == "node2\n"
 
 
-def test_whoever_is_told_may_use_the_rack(rack: Rack) -> None:
+def test_a_loss_handler_may_use_the_rack(rack: Rack) -> None:
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def boot_again(node: str, _: str) -> None:
@@ -112,7 +112,7 @@ def test_whoever_is_told_may_use_the_rack(rack: Rack) -> None:
     rack.watch(boot_again)
     rack.ask(PowerOff("node1"))
     assert done.get(timeout=HANGS_S) == rack.namespace_pid(rack.nodes[1])
-    done.put(0)  # later losses are left alone
+    done.put(0)  # later losses are ignored
 
 
 def test_a_boot_that_fails_names_node_and_step(rack: Rack, mode: str) -> None:

@@ -1,4 +1,4 @@
-"""Power of nodes: the spec's commands, and nodes that are recovered."""
+"""Power of nodes: the spec's commands, and recovered nodes."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_the_node_is_named_in_the_command(tmp_path: Path) -> None:
         ("sh -c 'sleep 60' {node}", "power.switch_off: sh for n1 had not ended after 0.2 s"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_in_one_line(command: str, message: str) -> None:
+def test_a_failed_command_is_one_line(command: str, message: str) -> None:
     section = section_of(command, command, "0.2 s")
     with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
         power.switch(section, "off", NODE)
 
 
-def test_what_it_leaves_in_the_background_is_not_waited_for(tmp_path: Path) -> None:
-    """A virtual machine, or a program that powers on when asked once more."""
+def test_background_processes_of_a_command_are_not_waited_for(tmp_path: Path) -> None:
+    """For example a virtual machine, or a program that retries in the background."""
     note = tmp_path / "pid"
     on = f"sh -c 'sleep 60 & echo $! > {note}; echo {{node}} started'"
     section = section_of("true {node}", on, "10 s")
@@ -61,7 +61,7 @@ def test_what_it_leaves_in_the_background_is_not_waited_for(tmp_path: Path) -> N
     left.kill()
 
 
-def test_one_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_a_command_that_exceeds_its_limit_is_ended_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     section = section_of(
         "true {node}", f"sh -c 'sleep 60 & echo $! > {note}; wait' {{node}}", "1 s"
@@ -74,7 +74,7 @@ def test_one_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -> N
         time.sleep(0.02)
 
 
-def test_a_spec_that_names_no_command() -> None:
+def test_a_spec_without_a_command() -> None:
     message = "cannot switch n1 on: the spec names no command for it (power.switch_on)"
     with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
         power.switch(None, "on", NODE)
@@ -94,14 +94,14 @@ def test_a_spec_that_names_no_command() -> None:
         ("{switch_off: 'x {node}'}", "power.switch_on: missing"),
     ],
 )
-def test_a_section_that_makes_no_sense(tmp_path: Path, section: str, message: str) -> None:
+def test_an_invalid_power_section(tmp_path: Path, section: str, message: str) -> None:
     page = tmp_path / "spec.yaml"
     page.write_text(f"{default_spec_path().read_text()}\npower: {section}\n")
     with pytest.raises(SpecError, match=re.escape(message)):
         load_spec(page)
 
 
-def test_a_section_of_a_page(tmp_path: Path) -> None:
+def test_the_power_section_of_a_spec(tmp_path: Path) -> None:
     page = tmp_path / "spec.yaml"
     section = "{switch_off: 'bmc {node} off', switch_on: 'bmc {node} on', within: 15 min}"
     page.write_text(f"{default_spec_path().read_text()}\npower: {section}\n")
@@ -118,7 +118,7 @@ NODE_recover = Node("n1", 0, "10.0.0.1")
 
 
 class Switchless(Local):
-    """A launcher that knows its node to be there, or (no command) to be gone."""
+    """A launcher that knows whether its node runs commands; None: the node is gone."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__(1)
@@ -132,7 +132,7 @@ class Switchless(Local):
 
 
 class Switched(Switchless):
-    """One that can boot it."""
+    """A launcher that can boot the node."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__(command)
@@ -154,14 +154,14 @@ def test_a_node_that_runs_commands_is_on() -> None:
     [[], ["sleep", "60"], ["false"], ["/no/such/program"]],
     ids=["known to be gone", "silent", "refused", "no way there"],
 )
-def test_a_node_that_runs_none_is_switched_on(command: list[str]) -> None:
-    """Whatever the launcher still takes it for: Slurm, for minutes, for a node that is there."""
+def test_a_node_that_runs_no_commands_is_switched_on(command: list[str]) -> None:
+    """Whatever the launcher reports: for minutes Slurm calls a lost node available."""
     launcher = Switched(command)
     recover(launcher, NODE_recover, 0.3)
     assert launcher.switched == ["n1"]
 
 
-def test_a_launcher_that_has_no_switch() -> None:
+def test_a_launcher_without_a_power_switch() -> None:
     recover(Switchless(["true"]), NODE_recover)
     with pytest.raises(ClusterError, match=r"^the made launcher cannot switch nodes on; use"):
         recover(Switchless(["false"]), NODE_recover)

@@ -1,4 +1,4 @@
-"""Where no rack can be had, one line says why."""
+"""If no rack is possible, one line gives the reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_reason_when_mounts_are_denied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason.startswith("mount sysfs on /sys ")
 
 
-def test_a_probe_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "LIMIT_S", 0.1)
     monkeypatch.setattr(namespaces, "unshare", lambda _: time.sleep(60))
     assert Rack.unavailable() == "trying namespaces took more than 0.1 s"
@@ -76,14 +76,14 @@ def test_a_probe_that_crashes_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> No
     assert Rack.unavailable("root") == "trying namespaces crashed"
 
 
-def test_probing_changes_nothing_here(mode: str) -> None:
+def test_probing_does_not_change_this_process(mode: str) -> None:
     links = [Path("/proc/self/ns", kind) for kind in namespaces.KINDS]
     before = [link.readlink() for link in links]
     assert Rack.unavailable(mode) is None
     assert [link.readlink() for link in links] == before
 
 
-def test_a_start_that_fails_gives_the_last_words(
+def test_a_failed_start_reports_the_last_output(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     python = tmp_path / "python"
@@ -111,7 +111,7 @@ except ClusterError as error:
 
 @pytest.mark.usefixtures("_rack_possible")
 def test_a_start_that_is_refused_names_the_step() -> None:
-    """A rack within a rack, whose limits can be lowered without harm to anybody."""
+    """A rack within a rack, whose limits can be lowered safely."""
     nested = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path}\n{NESTED}"]
     with Rack(1, mode="rootless") as rack:
         assert on_switch(rack, nested) == "nested\n"
@@ -122,7 +122,7 @@ def test_a_start_that_is_refused_names_the_step() -> None:
         )
 
 
-# Python itself may lie where only root gets: in a mount namespace of its own that can be mended.
+# Python may be in a directory that only root can enter: a mount namespace makes it accessible.
 BECOME_ORDINARY = """
 import os, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a node of the rack is: a machine of its own in all that matters."""
+"""Properties of a node of the rack: in all that matters it is a separate machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_names_resolve_both_ways_on_nodes_and_for_the_agent(rack: Rack, run_on: 
     assert json.loads(on_switch(rack, argv)) == expected
 
 
-def test_an_unknown_name_is_refused_and_not_waited_for(rack: Rack, run_on: RunOn) -> None:
+def test_an_unknown_name_fails_without_a_timeout(rack: Rack, run_on: RunOn) -> None:
     script = (
         "import socket\n"
         "try: socket.gethostbyname('no.such.example')\n"
@@ -69,7 +69,7 @@ def test_an_unknown_name_is_refused_and_not_waited_for(rack: Rack, run_on: RunOn
     assert printed.split() == ["unknown", "refused"]
 
 
-def test_hosts_can_be_wrong_on_one_node_alone(rack: Rack, run_on: RunOn) -> None:
+def test_the_hosts_file_can_be_wrong_on_one_node(rack: Rack, run_on: RunOn) -> None:
     one, other, _ = rack.nodes
     before = Path("/etc/hosts").read_bytes()
     output(run_on(rack, one, ["sh", "-c", "echo 10.77.0.9 node9 >> /etc/hosts"]))
@@ -89,7 +89,7 @@ def test_shared_memory_is_the_nodes_own_and_limited(rack: Rack, run_on: RunOn) -
     output(run_on(rack, one, ["rm", "/dev/shm/big"]))
 
 
-def test_processes_of_others_are_out_of_sight(rack: Rack, run_on: RunOn) -> None:
+def test_processes_of_other_nodes_are_invisible(rack: Rack, run_on: RunOn) -> None:
     script = "import os; print([p for p in os.listdir('/proc') if p.isdigit()], os.getpid())"
     seen = output(run_on(rack, rack.nodes[0], [sys.executable, "-c", script]))
     pids, own = seen.rsplit("]", 1)
@@ -113,11 +113,11 @@ def test_cgroups_stay_where_they_were(rack: Rack, run_on: RunOn) -> None:
     before = {entry.name for entry in cgroups.iterdir()}
     listed = set(output(run_on(rack, rack.nodes[0], ["ls", str(cgroups)])).split())
     after = {entry.name for entry in cgroups.iterdir()}
-    # Others, such as another worker's rack, may make and remove groups at the same time.
+    # Other racks, such as another worker's, may create and remove groups at the same time.
     assert before & after <= listed <= before | after
 
 
-def test_files_are_the_hosts(rack: Rack, run_on: RunOn, tmp_path: Path) -> None:
+def test_a_node_sees_the_files_of_the_host(rack: Rack, run_on: RunOn, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from the host")
     script = ["sh", "-c", "cat in; echo from the node > out"]
     assert output(run_on(rack, rack.nodes[0], script, cwd=tmp_path)) == "from the host"
@@ -133,7 +133,7 @@ def test_every_namespace_is_the_nodes_own(rack: Rack, run_on: RunOn) -> None:
     assert len(seen) == len(links) * (1 + len(rack.nodes))
 
 
-def test_orphans_are_buried(rack: Rack, run_on: RunOn) -> None:
+def test_orphans_are_reaped(rack: Rack, run_on: RunOn) -> None:
     output(run_on(rack, rack.nodes[0], ["sh", "-c", "(sleep 0.05 &) ; true"]))
     script = (
         "import os, time; time.sleep(0.15); print(*(p for p in os.listdir('/proc') if p.isdigit()))"
@@ -169,14 +169,14 @@ def test_an_agent_enters_nodes_by_their_pids_in_the_rack(rack: Rack) -> None:
     assert output(done).splitlines() == [f"{node.name} {here} True" for node in rack.nodes]
 
 
-def test_a_command_at_the_switch_that_fails_says_why(rack: Rack) -> None:
+def test_a_failed_command_at_the_switch_has_an_error(rack: Rack) -> None:
     with pytest.raises(ClusterError, match="switch: sh failed with status 3: no such port"):
         on_switch(rack, ["sh", "-c", "echo no such port >&2; exit 3"])
     with pytest.raises(TimeLimitError, match=r"switch: sleep took more than 0\.2 s"):
         on_switch(rack, ["sleep", "5"], limit_s=0.2)
 
 
-def test_rootless_maps_root_alone_or_everybody(rack: Rack, mode: str, run_on: RunOn) -> None:
+def test_a_rootless_rack_maps_root_alone_or_all_users(rack: Rack, mode: str, run_on: RunOn) -> None:
     assert output(run_on(rack, rack.nodes[0], ["id", "-u"])).strip() == (
         "0" if mode == "rootless" or os.geteuid() == 0 else str(os.geteuid())
     )

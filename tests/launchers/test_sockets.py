@@ -1,4 +1,4 @@
-"""The sockets that nodes of the rack show: how CPUs are shared out, and what a node sees of it."""
+"""The sockets that nodes of the rack show: distribution of CPUs, and what a node sees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIB = 1 << 30
 
 
 def machine(*cpus: int, threads: int = 1) -> list[NumaCores]:
-    """NUMA nodes with so many CPUs each; threads of a core are neighbours."""
+    """NUMA nodes with these numbers of CPUs; CPU numbers of one core's threads are consecutive."""
     first, nodes = 0, []
     for number, count in enumerate(cpus):
         cores = [tuple(range(c, c + threads)) for c in range(first, first + count, threads)]
@@ -43,20 +43,20 @@ def machine(*cpus: int, threads: int = 1) -> list[NumaCores]:
         ((4,), 4, 0, [(0, 1), (2, 3)]),
         ((3,), 1, 0, [(0, 1), (2,)]),
         ((64,), 1, 0, [tuple(range(32)), tuple(range(32, 64))]),
-        ((64,), 4, 1, [tuple(range(8, 16)), tuple(range(40, 48))]),  # cores of its own
+        ((64,), 4, 1, [tuple(range(8, 16)), tuple(range(40, 48))]),  # separate cores
         ((64,), 16, 15, [(30, 31), (62, 63)]),
         ((16,), 16, 5, [tuple(range(8)), tuple(range(8, 16))]),  # too few: all show all
         ((8, 8), 2, 1, [(4, 5, 6, 7), (12, 13, 14, 15)]),  # the machine's own sockets
     ],
 )
-def test_cpus_are_shared_out(
+def test_cpus_are_distributed_over_nodes(
     cpus: tuple[int, ...], nodes: int, node: int, expected: list[tuple[int, ...]]
 ) -> None:
     shown = board(machine(*cpus), Layout(), node, nodes)
     assert [socket.cpus for socket in shown.sockets] == expected
 
 
-def test_threads_of_a_core_stay_together_where_there_are_cores_enough() -> None:
+def test_threads_of_a_core_stay_together_if_there_are_enough_cores() -> None:
     assert [s.cpus for s in board(machine(6, threads=2), Layout(), 0, 1).sockets] == [
         (0, 1, 2, 3),
         (4, 5),
@@ -64,12 +64,12 @@ def test_threads_of_a_core_stay_together_where_there_are_cores_enough() -> None:
     assert [s.cpus for s in board(machine(2, threads=2), Layout(), 0, 1).sockets] == [(0,), (1,)]
 
 
-def test_memory_is_shown_where_it_is() -> None:
+def test_memory_is_shown_on_its_numa_node() -> None:
     one = board(machine(4), Layout(), 0, 1)
     assert [(s.number, bool(s.size_bytes)) for s in one.sockets] == [(0, True), (1, False)]
     two = board(machine(4, 4), Layout(), 0, 1)
     assert [(s.number, bool(s.size_bytes)) for s in two.sockets] == [(0, True), (1, True)]
-    # Only one of the machine's nodes has CPUs for us: the other socket has none of its memory.
+    # Only one of the machine's NUMA nodes has usable CPUs: the other socket has none of its memory.
     lone = [NumaCores(0, 4 * GIB, ()), NumaCores(1, 4 * GIB, ((4,), (5,)))]
     sockets = board(lone, Layout(), 0, 1).sockets
     assert [(s.number, s.cpus, bool(s.size_bytes)) for s in sockets] == [
@@ -82,14 +82,14 @@ def test_nodes_take_turns() -> None:
     boards = [board(machine(4), Layout(), node, 3) for node in range(3)]
     assert [b.accelerators for b in boards] == [(0, 1), (1, 0), (0, 1)]
     assert [(b.fabric, b.management) for b in boards] == [(0, 1), (1, 0), (0, 1)]
-    # A place keeps its number wherever it is: local rank 0 is beside the fabric's NIC.
+    # A place keeps its number on any node: local rank 0 is beside the fabric's NIC.
     assert [list(accelerator_addresses(b)) for b in boards[:2]] == [
         ["0000:01:00.0", "0000:21:00.0"],
         ["0000:21:00.0", "0000:01:00.0"],
     ]
 
 
-def test_one_cpu_shows_no_two_sockets_and_says_so() -> None:
+def test_one_cpu_cannot_show_two_sockets() -> None:
     assert why_not(machine(2), Layout()) is None
     why = "2 sockets need as many CPUs, but this process may use 1"
     assert why_not(machine(1), Layout()) == why
@@ -98,7 +98,7 @@ def test_one_cpu_shows_no_two_sockets_and_says_so() -> None:
     assert {node.shown for node in plan.members()} == {SysfsView(missing=why)}
 
 
-def test_a_layout_with_a_place_on_no_socket_is_refused() -> None:
+def test_a_layout_with_a_place_outside_all_sockets_is_refused() -> None:
     with pytest.raises(UsageError, match="rack: fabric on socket 2: there are 2"):
         Layout(fabric=2)
     with pytest.raises(UsageError, match="rack: 9 sockets: needs 1 to 8"):
@@ -107,14 +107,14 @@ def test_a_layout_with_a_place_on_no_socket_is_refused() -> None:
         Rack(1, layout=Layout())
 
 
-def test_the_plan_crosses_the_line_whole() -> None:
+def test_the_plan_survives_its_transfer() -> None:
     links = Link("fab0", 80), Link("mgmt0", 8)
     plan = Plan(2, *links, 1 << 20, Layout(accelerators=(0, 0, 1)), tuple(machine(4, 4)), "/x")
     setup = Setup(plan, True)
     assert pickle.loads(pickle.dumps(setup)) == setup
 
 
-def test_readers_find_in_the_tree_what_the_board_says(tmp_path: Path) -> None:
+def test_readers_find_the_planned_hardware_in_the_tree(tmp_path: Path) -> None:
     layout = Layout(sockets=3, accelerators=(0, 0, 1, 2))
     write(tmp_path, board(machine(8), layout, 0, 1))
     numa = read_numa(tmp_path)
@@ -129,12 +129,12 @@ def test_readers_find_in_the_tree_what_the_board_says(tmp_path: Path) -> None:
     homes = {path.name: (path / "numa_node").read_text().strip() for path in devices.iterdir()}
     addresses = list(accelerator_addresses(board(machine(8), layout, 0, 1)))
     assert [homes[address] for address in addresses] == ["0", "0", "1", "2"]
-    # The fabric's NIC is behind the port of the first accelerator, and the other link is elsewhere.
+    # The fabric's NIC is behind the port of the first accelerator, and the other link is not.
     assert (tmp_path / "sys/class/net/fab0/device").resolve().parent == (
         devices / addresses[0]
     ).resolve().parent
     assert (tmp_path / "sys/class/net/mgmt0/device/numa_node").read_text() == "1\n"
-    # What ranks find when they bind themselves is what was shared out.
+    # Ranks that bind themselves get the planned CPUs.
     found = numa_cores(tmp_path, usable=range(8))
     assert [[cpu for core in m.cores for cpu in core] for m in found] == [
         [0, 1, 2],
@@ -153,13 +153,11 @@ def write(root: Path, shown: object) -> None:
         (root / name).symlink_to(target)
 
 
-def test_a_machine_that_tells_no_numa_nodes_is_one(tmp_path: Path) -> None:
+def test_a_machine_without_numa_information_is_one_numa_node(tmp_path: Path) -> None:
     assert numa_cores(tmp_path, usable=[3, 1]) == [NumaCores(0, 0, ((1,), (3,)))]
 
 
-def test_a_node_shows_its_sockets_and_nobody_else_does(
-    mode: str, tmp_path: Path, run_on: RunOn
-) -> None:
+def test_only_the_node_itself_shows_its_sockets(mode: str, tmp_path: Path, run_on: RunOn) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one CPU")
     tmp_path.chmod(0o755)
@@ -169,7 +167,7 @@ def test_a_node_shows_its_sockets_and_nobody_else_does(
         assert lists[0] == lists[1]
         sides = [output(run_on, rack, i, "sys/class/net/fab0/device/numa_node") for i in (0, 1)]
         assert sides == ["0\n", "1\n"]
-        # The rest of an interface is the node's real one.
+        # The other files of an interface are the node's real ones.
         assert output(run_on, rack, 0, "sys/class/net/fab0/operstate") == "up\n"
         assert rack.nodes[0].shown.sysfs_root == str(place)
         assert list(place.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The launcher over ssh, as far as it needs no sshd."""
+"""The ssh launcher, without sshd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from tests.launchers.remote.test_node_report import WELL
 
 SPEC = load_spec(default_spec_path())
-# In place of ssh: a master makes its socket's file and stays until it is asked to end.
+# In place of ssh: a master creates its socket file and stays until it is told to exit.
 STAYS = """\
 #!/bin/sh
 echo "$$ $*" >> {log}
@@ -43,7 +43,7 @@ exit 255
 """
 
 
-# In place of ssh to this very machine; a file "closed" refuses connections.
+# In place of ssh to this machine itself; a file "closed" makes it refuse connections.
 THIS = """\
 #!/bin/sh
 for last; do :; done
@@ -75,7 +75,7 @@ def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None
         ("ssh '-F", f"{SSH_COMMAND}=ssh '-F: No closing quotation; accepted: a command"),
     ],
 )
-def test_an_ssh_that_is_not_there(
+def test_a_missing_ssh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, message: str
 ) -> None:
     monkeypatch.setenv(SSH_COMMAND, setting)
@@ -83,9 +83,7 @@ def test_an_ssh_that_is_not_there(
         made(tmp_path)
 
 
-def test_hosts_that_refuse_have_a_line_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_host_that_refuses_has_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, FAILS, monkeypatch)
     with pytest.raises(ClusterError) as raised:
         made(tmp_path, "n1\nme@n2").start()
@@ -102,7 +100,7 @@ def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.M
     program(tmp_path, STAYS.format(log=log), monkeypatch)
     launcher = made(tmp_path)
     with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used"):
-        launcher.start()  # connections come up, and commands on them do not
+        launcher.start()  # connections are made, but commands on them fail
     started = [line.split() for line in log.read_text().splitlines()]
     masters = [int(words[0]) for words in started if "-M" in words]
     assert len(masters) == 2
@@ -115,7 +113,7 @@ def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.M
         assert "BatchMode=yes" in words
 
 
-def test_before_its_start_there_is_no_node(tmp_path: Path) -> None:
+def test_a_launcher_has_no_nodes_before_its_start(tmp_path: Path) -> None:
     launcher = made(tmp_path)
     with pytest.raises(UsageError, match="ssh: no node 'n1'"):
         launcher.commands([Node("n1", 0, "10.0.0.1")], ["true"])
@@ -124,7 +122,7 @@ def test_before_its_start_there_is_no_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["x" * 90, "my jobs"])
-def test_a_directory_that_ssh_cannot_use_has_its_sockets_elsewhere(
+def test_sockets_go_elsewhere_if_ssh_cannot_use_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     log = tmp_path / "log"
@@ -141,7 +139,7 @@ def test_a_directory_that_ssh_cannot_use_has_its_sockets_elsewhere(
 
 
 def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
-    """The run is on one of its hosts, which ssh reaches by way of its loopback."""
+    """The controller is on one of its hosts, which ssh reaches over loopback."""
     launcher = made(tmp_path)
     here = replace(WELL, connection="127.0.0.1 5 127.0.1.1 22")
     looks = {"n1": here, "n2": replace(WELL, hostname="n2")}
@@ -163,7 +161,7 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
     assert (first.address, second.address) == ("n1", "10.7.0.1")
 
 
-def test_a_shared_directory_that_cannot_be_leaves_none_for_sockets(
+def test_a_refused_shared_directory_leaves_no_socket_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
@@ -184,7 +182,7 @@ def test_a_shared_directory_that_cannot_be_leaves_none_for_sockets(
     assert not [path for path in made if Path(path).exists()]
 
 
-def test_a_node_whose_connection_was_lost_is_connected_anew_and_not_switched(
+def test_a_lost_connection_is_reopened_without_power_switching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, THIS.format(directory=tmp_path), monkeypatch)
@@ -203,7 +201,7 @@ def test_a_node_whose_connection_was_lost_is_connected_anew_and_not_switched(
         launcher.start()
         [node] = launcher.nodes
         lose()
-        launcher.ask(PowerOn(node.name))  # the spec names no command for it
+        launcher.ask(PowerOn(node.name))  # the spec has no power command
         [command] = launcher.commands([node], ["echo", "on"])
         assert subprocess.check_output(command, timeout=30) == b"on\n"
         lose()

@@ -1,4 +1,4 @@
-"""Causes in the output of failed ranks and jobs: named, with the culprit, and never invented."""
+"""Causes in the output of failed ranks and jobs: named with the culprit, never invented."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_cause_of_a_failing_text(text: str, name: str, culprit: str) -> None
     assert found[0].line.strip() in text
 
 
-def test_all_causes_of_the_table_are_tried() -> None:
+def test_every_cause_of_the_table_has_a_test() -> None:
     assert {kind.name for kind in TABLE} == {name for _, name, _ in FAILING}
     assert len(FAILING) >= 80
 
@@ -98,7 +98,7 @@ def test_causes_without_a_text() -> None:
 
 
 def _literals(parsed: Any) -> list[str]:
-    """What each alternative of a parsed expression contains for sure, with "." for the rest."""
+    """Literals that every match of each alternative contains, joined by "."."""
     found = [""]
     for op, arg in parsed:
         ways = ["."]
@@ -121,13 +121,13 @@ def _literals(parsed: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
-def test_no_line_that_a_pattern_matches_is_skipped(kind: KnownCause) -> None:
+def test_the_prefilter_skips_no_matching_line(kind: KnownCause) -> None:
     for pattern in kind.patterns:
         for text in _literals(_parser.parse(pattern.pattern)):
             assert is_worth_reading(text), f"{text!r} needs a word in find.py's list"
 
 
-def test_who_torchrun_tells_of_is_not_who_the_lines_behind_tell_of() -> None:
+def test_the_rank_in_torchruns_summary_differs_from_later_lines() -> None:
     summary = "  host      : elm4\n  rank      : 6 (local_rank: 2)\n  exitcode  : -9 (pid: 1)\n"
     killed, hidden = causes(f"[0]:\n{summary}=====\nOSError: [Errno 28] No space left on device\n")[
         ::-1
@@ -152,7 +152,7 @@ def test_torchruns_first_failure_has_its_rank_and_later_ones_do_not_count() -> N
     assert "killed" not in {one.name for one in found}
 
 
-def test_a_name_that_is_resolved_later_is_no_cause() -> None:
+def test_a_name_resolved_at_a_later_try_is_no_cause() -> None:
     warned = (
         "[W socket.cpp:764] [c10d] The IPv6 network addresses of (elm0, 29500) cannot be retrieved "
         "(gai error: -2 - Name or service not known).\n"
@@ -166,7 +166,7 @@ def test_a_name_that_is_resolved_later_is_no_cause() -> None:
 
 
 @pytest.mark.parametrize("works", [((40, "SEND"), (40, "RECV")), ((40, "RECV"), (80, "COALESCED"))])
-def test_what_two_ranks_send_each_other_is_numbered_by_each(
+def test_point_to_point_calls_are_numbered_per_rank(
     works: tuple[tuple[int, str], ...],
 ) -> None:
     lines = [
@@ -194,7 +194,7 @@ EVENTS = """\
 START = "  Normal   Started           7m  kubelet            Started container main\n"
 
 
-def test_a_pod_that_starts_has_overcome_what_kept_it() -> None:
+def test_a_started_pod_has_no_scheduling_cause() -> None:
     assert causes(EVENTS.format(4) + START) == []
     (kept,) = causes(EVENTS.format(4))
     assert (kept.name, kept.culprit) == ("volume not mounted", "elm4")
@@ -218,7 +218,7 @@ def test_a_pod_that_starts_has_overcome_what_kept_it() -> None:
         "step 7: loss is nan, batch skipped",
     ],
 )
-def test_an_exception_weighs_more_than_noise_of_the_run(noise: str) -> None:
+def test_an_exception_outweighs_other_output(noise: str) -> None:
     found = causes(f"{noise}\nValueError: no such layer: 7")
     assert found[0].name == "Python error"
     assert len(found) == 2
@@ -235,7 +235,7 @@ def test_the_rank_of_a_process_is_known_from_its_communicator() -> None:
     assert one.culprit == "rank 27 on elm4"
 
 
-def test_who_is_behind_in_a_collective() -> None:
+def test_the_rank_that_is_behind_in_a_collective() -> None:
     def watchdog(rank: int, seq: int, enqueued: int, group: str = "0 PG GUID 0(default_pg)") -> str:
         return (
             f"[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, "
@@ -271,7 +271,7 @@ def test_who_is_behind_in_a_collective() -> None:
     names = {one.name for one in causes(watchdog(0, 90, 90) + watchdog(1, 5, 5, "3 PG GUID 9"))}
     assert names == {"collective timed out"}
 
-    # Nor of the groups of a mesh, which have their name and their number in a rank in common.
+    # Nor of the groups of a mesh, which share their name and their number within a rank.
     mesh = [
         watchdog(0, 100, 100, "2 PG GUID 3(mesh_tp)"),
         watchdog(2, 90, 90, "2 PG GUID 4(mesh_tp)"),
@@ -291,14 +291,14 @@ def test_the_node_that_failed_is_not_the_one_that_reports_it() -> None:
     assert late.culprit == "node1"
 
 
-def test_a_text_that_is_cut_anywhere_is_answered() -> None:
+def test_a_text_truncated_anywhere_is_read() -> None:
     for text, _, _ in FAILING:
         for end in range(0, len(text), 31):
             assert isinstance(causes(text[:end]), list)
             assert isinstance(causes(text[end:].encode()), list)
 
 
-def test_each_cause_says_what_it_means_and_what_to_do() -> None:
+def test_each_cause_has_a_meaning_and_a_remedy() -> None:
     for kind in TABLE:
         assert kind.meaning
         assert kind.remedy

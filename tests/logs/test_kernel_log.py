@@ -1,4 +1,4 @@
-"""Lines of the kernel log, composed in every form that the kernel's readers write them."""
+"""Lines of the kernel log, composed in every form that its readers print."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ EVENTS = (
         MACHINE,
         "mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 5: be0000000080",
     ),
-    # As written where no driver of EDAC decodes them.
+    # As written if no EDAC driver decodes them.
     (CORRECTED, MACHINE, "mce: [Hardware Error]: CPU 2: Machine Check: 0 Bank 7: 8c00004000010091"),
     (FAULT, MACHINE, "{1}[Hardware Error]: event severity: fatal"),
     (CORRECTED, MACHINE, "{2}[Hardware Error]: event severity: corrected"),
@@ -158,7 +158,7 @@ BENIGN = (
     "Command line: BOOT_IMAGE=/vmlinuz note=Xid",
     'audit: type=1400 comm="NVRM: Xid (PCI:0000:1b:00): 79"',
     f"mlx5_core {NIC} eth2: Link up",
-    f"mlx5_core {NIC} eth3: Link down",  # it was never up
+    f"mlx5_core {NIC} eth3: Link down",  # the link was never up
 )
 USERS = (
     "Nov 22 06:54:23 gpu17 python[812]: {}",
@@ -180,12 +180,12 @@ def test_events_are_found_in_every_form(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_what_is_usual_is_no_event(form: str) -> None:
+def test_usual_lines_are_no_events(form: str) -> None:
     assert parse("\n".join(form.format(line) for line in BENIGN)) == ()
 
 
 @pytest.mark.parametrize("form", USERS)
-def test_what_programs_write_is_no_event(form: str) -> None:
+def test_lines_written_by_programs_are_no_events(form: str) -> None:
     assert parse("\n".join(form.format(line) for _, _, line in EVENTS)) == ()
 
 
@@ -216,7 +216,7 @@ def test_a_link_that_was_up_and_went_down_is_an_event(form: str, line: str, name
     assert (event.severity, event.device) == (DOWN, name)
 
 
-def test_a_link_that_its_nic_and_its_bond_report_went_down_once() -> None:
+def test_a_link_loss_reported_by_nic_and_bond_counts_once() -> None:
     nic, bond = f"mlx5_core {NIC} eth2: Link {{}}", "bond0: (slave eth2): link status definitely {}"
     states = ("up", "down", "up")
     lines = [f"[    5.1] {line.format(state)}" for state in states for line in (nic, bond)]
@@ -247,7 +247,7 @@ def test_each_port_of_an_rdma_device_has_a_link_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_how_far_a_log_goes_back(form: str) -> None:
+def test_the_time_that_a_log_covers(form: str) -> None:
     first, later = form.format("Linux version 6.8.0 (gcc)"), form.format("x: y")
     assert since("\n".join([form.format("microcode: updated early"), first, later])) == ""
     assert since(later)
@@ -255,7 +255,7 @@ def test_how_far_a_log_goes_back(form: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "null", "file"])
-def test_what_a_container_has_in_place_of_the_log_ends(tmp_path: Path, kind: str) -> None:
+def test_reading_ends_if_a_container_replaces_the_log(tmp_path: Path, kind: str) -> None:
     path = Path("/dev/null") if kind == "null" else tmp_path / "kmsg"
     if kind == "pipe":
         os.mkfifo(path)
@@ -265,7 +265,7 @@ def test_what_a_container_has_in_place_of_the_log_ends(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("text", ["", "\n", "-- No entries --\n", "Hint: not seeing messages\n"])
-def test_a_log_that_shows_nothing_of_the_kernel_is_not_read(
+def test_a_log_without_kernel_lines_is_unreadable(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     assert since(text) is None

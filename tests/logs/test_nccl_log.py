@@ -1,4 +1,4 @@
-"""Whole NCCL logs: what a judge must be able to tell apart."""
+"""Whole NCCL logs: the facts that a judge must distinguish."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ EXAMPLES = {
 def test_every_example_is_read_to_the_last_channel_line(path: Path) -> None:
     log = read_nccl_log(path.read_bytes())
     assert log.unknown_lines == ()
-    # Each line of a channel is a channel of its own in these logs.
+    # In these logs each channel line is a separate channel.
     assert len(log.channels) == path.read_text().count(" via ")
     assert bool(log.truncated) == path.name.startswith("cut")
 
@@ -221,12 +221,12 @@ def test_an_empty_log() -> None:
     assert (log.ranks, log.channels, log.truncated, log.nccl_version) == ((), (), (), None)
 
 
-def test_wide_characters_without_a_mark_are_read() -> None:
+def test_utf_16_without_a_byte_order_mark_is_read() -> None:
     log = read_nccl_log((LOGS / "ib-gdr-2.21.log").read_text().encode("utf-16-le"))
     assert log.channels == log_of("ib-gdr-2.21.log").channels
 
 
-def test_a_beginning_that_is_cut_off_makes_no_host() -> None:
+def test_a_truncated_beginning_gives_no_host_name() -> None:
     text = (LOGS / "ib-gdr-2.21.log").read_text()
     begin = text.index("larch01:41200:41240") + 3
     log = read_nccl_log(text[begin:])

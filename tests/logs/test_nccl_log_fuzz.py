@@ -1,4 +1,4 @@
-"""The reader of NCCL logs is total, and deaf to how a log was collected."""
+"""The reader of NCCL logs accepts any input, and ignores how a log was collected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def each_line(text: str, change: Callable[[str], str]) -> str:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_what_stands_before_each_line_changes_nothing(prefix: str) -> None:
+def test_prefixes_of_lines_have_no_effect(prefix: str) -> None:
     for text in LOGS.values():
         lines = text.split("\n")
         ended = [prefix + line for line in lines[:-1]]
@@ -88,7 +88,7 @@ def test_what_stands_before_each_line_changes_nothing(prefix: str) -> None:
         ),
     ],
 )
-def test_how_a_log_was_kept_changes_nothing(change: Callable[[str], str | bytes]) -> None:
+def test_the_storage_format_of_a_log_has_no_effect(change: Callable[[str], str | bytes]) -> None:
     for text in ENDED.values():
         assert read_nccl_log(change(text)) == read_nccl_log(text)
 
@@ -107,7 +107,7 @@ def core(channel: Channel) -> tuple[object, ...]:
 
 
 def adds_nothing(cut: NcclLog, whole: NcclLog) -> None:
-    """A part of a log contains no facts that the whole log lacks."""
+    """Whether a part of a log contains no facts that the whole log lacks."""
     known: dict[tuple[object, ...], list[Channel]] = {}
     for channel in whole.channels:
         known.setdefault(core(channel), []).append(channel)
@@ -140,7 +140,7 @@ def test_a_log_that_ends_anywhere_adds_nothing(name: str, data: st.DataObject) -
 def test_a_log_that_begins_anywhere_adds_nothing(name: str, data: st.DataObject) -> None:
     text = ENDED[name]
     begin = data.draw(st.integers(0, len(text) - 1))
-    # The end of a host's name is known for one only where the whole name stands below it.
+    # The end of a host name is certain only if the whole name appears further below.
     host = text[text.rfind("\n", 0, begin) + 1 :].partition(":")[0]
     assume(f"\n{host}:" in text[begin:])
     adds_nothing(read_nccl_log(text[begin:]), read_nccl_log(text))
@@ -148,7 +148,7 @@ def test_a_log_that_begins_anywhere_adds_nothing(name: str, data: st.DataObject)
 
 @some
 @given(st.text(max_size=400) | st.binary(max_size=400))
-def test_anything_is_answered(anything: str | bytes) -> None:
+def test_any_text_is_read(anything: str | bytes) -> None:
     assert isinstance(read_nccl_log(anything), NcclLog)
 
 
@@ -185,7 +185,7 @@ PIECES = st.sampled_from(
 
 @some
 @given(st.lists(PIECES | st.text(max_size=3), max_size=40))
-def test_anything_made_of_pieces_of_a_log_is_answered(pieces: list[str]) -> None:
+def test_any_combination_of_log_pieces_is_read(pieces: list[str]) -> None:
     text = "".join(pieces)
     log = read_nccl_log(text)
     assert len(log.channels) <= text.count("via ")
@@ -202,7 +202,7 @@ def test_anything_made_of_pieces_of_a_log_is_answered(pieces: list[str]) -> None
     drop=st.integers(0, 4),
     add=st.text(max_size=4),
 )
-def test_a_damaged_line_is_answered(line: str, at: int, drop: int, add: str) -> None:
+def test_a_damaged_line_is_read(line: str, at: int, drop: int, add: str) -> None:
     damaged = line[:at] + add + line[at + drop :]
     log = read_nccl_log(damaged + "\n")
     found_lines = len(log.channels) + len(log.unknown_lines)

@@ -1,4 +1,4 @@
-"""Single lines of an NCCL log, by version and by what printed them."""
+"""Single lines of an NCCL log, by version and by the program that printed them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def adapters(log: NcclLog) -> tuple[str, ...]:
 
 
 def shown(channel: Channel) -> tuple[object, ...]:
-    """All of a channel but its process and the printed text."""
+    """All fields of a channel except its process and the printed text."""
     ends = channel.sender, channel.receiver, channel.direction, channel.rank
     path = channel.transport, channel.network, channel.device, channel.gdr
     return (channel.number, channel.connection, *ends, *path, channel.comm)
@@ -133,7 +133,7 @@ def test_channel_lines(message: str, expected: tuple[object, ...]) -> None:
         "hannel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0",
     ],
 )
-def test_a_channel_line_that_cannot_be_read_is_told(message: str) -> None:
+def test_an_unreadable_channel_line_is_reported(message: str) -> None:
     log = read(message)
     assert log.channels == ()
     assert log.unknown_lines == (message,)
@@ -155,7 +155,7 @@ def test_a_channel_line_that_cannot_be_read_is_told(message: str) -> None:
         "New proxy send connection 31 from local rank 0, transport 2",
     ],
 )
-def test_lines_that_are_none_of_all_this(message: str) -> None:
+def test_lines_of_no_known_kind(message: str) -> None:
     log = read(message)
     assert (log.channels, log.unknown_lines, log.warnings, log.no_device) == ((), (), (), ())
     assert (log.networks, log.settings, log.devices, log.truncated) == ((), (), (), ())
@@ -222,7 +222,7 @@ def test_each_nic_of_a_libfabric_group_is_a_rail(network: str, groups: int, size
         f"Channel {g:02d}/0 : 0[0] -> 8[0] [send] via NET/{network}/{g}/GDRDMA"
         for g in range(groups)
     ]
-    # A second communicator of the process lists them again.
+    # A second communicator of the process lists the devices again.
     log = read(*listed, *used, *listed)
     assert adapters(log) == tuple(nics.values())
     assert log.adapters(log.channels)[1]
@@ -253,7 +253,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize("listed", LISTS)
-def test_a_list_that_is_cut_anywhere_invents_no_device(listed: str) -> None:
+def test_a_list_truncated_anywhere_invents_no_device(listed: str) -> None:
     whole = {(d.index, d.name): d for d in read(listed).devices}
     assert read(listed).truncated == ()
     for end in range(listed.index("Using") + len("Using"), len(listed)):
@@ -265,13 +265,13 @@ def test_a_list_that_is_cut_anywhere_invents_no_device(listed: str) -> None:
             assert len(log.truncated) == 1
 
 
-def test_a_rail_is_not_missed_for_a_list_that_is_cut() -> None:
+def test_a_truncated_list_does_not_make_a_rail_missing() -> None:
     log = read(LISTS[0][:70], "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/3/GDRDMA")
     assert log.adapters(log.channels) == ({}, False)
     assert log.truncated[0].startswith("a list of devices has no end")
 
 
-def test_hcas_that_only_sharp_names() -> None:
+def test_hcas_named_only_by_sharp() -> None:
     log = read(
         "Sharp rank 1/2 initialized on mlx5_5:1",
         "CollNet 00/0 : 3 [receive] via COLLNET/SHARP/0/GDRDMA",
@@ -384,7 +384,7 @@ def test_providers(message: str, name: str) -> None:
         ("", (), NetworkKind.UNKNOWN),
     ],
 )
-def test_what_carries_a_network(
+def test_the_transport_of_a_network(
     name: str, providers: tuple[str, ...], expected: NetworkKind
 ) -> None:
     assert network_of(name, providers) is expected
@@ -407,20 +407,20 @@ def test_versions(line: str, version: str) -> None:
     assert read_nccl_log(line).nccl_version == version
 
 
-def test_several_versions_are_none() -> None:
+def test_several_versions_give_no_version() -> None:
     log = read_nccl_log("NCCL version 2.18.5+cuda12.0\nNCCL version 2.19.3+cuda12.3\n")
     assert log.nccl_version is None
     assert len(log.versions) == 2
 
 
-def test_a_gid_in_halves_is_an_address() -> None:
+def test_a_gid_printed_in_two_halves_is_an_address() -> None:
     (gid,) = read(
         "NET/IB: NCCL Dev 0 IbDev 0 Port 1 qpn 576 mtu 3 GID 3 (0/C8002D0AFFFF0000) fifoRkey=0x1"
     ).gids
     assert (gid.index, gid.port, gid.local, gid.error) == (3, 1, "::ffff:10.45.0.200", None)
 
 
-def test_a_failed_connection_tells_its_addresses() -> None:
+def test_a_failed_connection_has_its_addresses() -> None:
     (gid,) = read_nccl_log(
         "birch7:311:340 [1] misc/ibvwrap.cc:309 NCCL WARN Call to ibv_modify_qp failed with 101 "
         "Network is unreachable, on dev mlx5_3:1, curr state INIT, next state RTR, "
@@ -439,7 +439,7 @@ def test_redacted_gids_are_no_addresses() -> None:
     assert (gid.index, gid.local, gid.remote) == (3, None, None)
 
 
-def test_lines_that_stand_for_others_in_rays_output() -> None:
+def test_lines_that_ray_prints_for_repeated_ones() -> None:
     more = " [repeated 7x across cluster]"
     first = " (Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0 to disable it)"
     comm = "ncclCommInitRank comm 0x5 rank 0 nranks 16 cudaDev 1 busId 1b000 commId 0x9 - Init"

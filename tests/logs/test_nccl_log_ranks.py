@@ -1,4 +1,4 @@
-"""Which rank and communicator a line belongs to, and what became of its warnings."""
+"""The rank and communicator of each line, and the outcome of warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WHO = "birch7:311:340 [1] NCCL INFO "
 WARN = "fir1:7:8 [0] misc/socket.cc:9 NCCL WARN Connect failed\n"
 
 
-def test_two_communicators_of_one_process_are_kept_apart() -> None:
+def test_two_communicators_of_one_process_are_separate() -> None:
     lines = []
     for address, thread in (("0xa1", 40), ("0xb2", 41)):
         who = f"fir1:7:{thread} [0] NCCL INFO "
@@ -24,7 +24,7 @@ def test_two_communicators_of_one_process_are_kept_apart() -> None:
     assert [comm.address for comm in only.comms] == ["0xa1", "0xb2"]
 
 
-def test_several_ranks_of_one_process_are_told_apart_by_device() -> None:
+def test_several_ranks_of_one_process_are_distinguished_by_device() -> None:
     lines = []
     for number in range(2):
         who = f"fir1:7:{40 + number} [{number}] NCCL INFO "
@@ -54,7 +54,7 @@ def test_one_process_with_several_gpus_is_as_many_ranks_without_lines_of_communi
     ]
 
 
-def test_lines_without_any_prefix_tell_ranks_by_their_channels() -> None:
+def test_lines_without_a_prefix_belong_to_ranks_by_their_channels() -> None:
     log = read_nccl_log(
         "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA\n"
         "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/Socket/0\n"
@@ -65,7 +65,7 @@ def test_lines_without_any_prefix_tell_ranks_by_their_channels() -> None:
     }
 
 
-def test_a_communicator_whose_beginning_is_missing_is_of_the_same_rank() -> None:
+def test_a_communicator_without_its_beginning_belongs_to_the_same_rank() -> None:
     who = "fir1:7:8 [2] NCCL INFO "
     log = read_nccl_log(
         f"{who}comm 0xa1 rank 5 nRanks 8 nNodes 2 localRanks 4 localRank 1 MNNVL 0\n"
@@ -122,7 +122,7 @@ def test_channels_connected_later_belong_to_the_only_communicator_they_fit() -> 
         ),
     ],
 )
-def test_who_printed_a_line(line: str, process: NcclProcess) -> None:
+def test_the_process_that_printed_a_line(line: str, process: NcclProcess) -> None:
     assert [use.process for use in read_nccl_log(line + "\n").networks] == [process]
 
 
@@ -131,7 +131,7 @@ def test_lines_that_name_a_device_only() -> None:
     assert [(channel.rank, channel.cuda_device) for channel in log.channels] == [(0, 2)]
 
 
-def test_two_messages_on_one_line_are_two() -> None:
+def test_two_messages_on_one_line_are_separate() -> None:
     log = read_nccl_log(
         "fir1:7:8 [0] NCCL INFO Using network IB | 2026-01-02T03:04:05Z "
         "fir2:9:9 [0] NCCL INFO Using network Socket\n"
@@ -140,7 +140,7 @@ def test_two_messages_on_one_line_are_two() -> None:
     assert uses == [("fir1", "IB"), ("fir2", "Socket")]
 
 
-def test_lines_of_two_writers_that_ran_into_each_other_are_not_believed() -> None:
+def test_interleaved_lines_of_two_writers_are_ignored() -> None:
     log = read_nccl_log(
         "fir1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMAfir2:9:9 [0] "
         "NCCL INFO Using network IB\n"
@@ -149,7 +149,7 @@ def test_lines_of_two_writers_that_ran_into_each_other_are_not_believed() -> Non
     assert len(log.unknown_lines) == 1
 
 
-def test_zero_bytes_are_evidence_of_a_cut() -> None:
+def test_zero_bytes_show_a_truncated_log() -> None:
     log = read_nccl_log(b"\0\0\0fir1:7:8 [0] NCCL INFO Using network IB\n")
     assert [use.name for use in log.networks] == ["IB"]
     assert log.truncated == ("3 zero bytes between the text",)
@@ -195,7 +195,7 @@ def test_what_only_the_monitor_of_nccl_misses_is_no_warning() -> None:
         "NET/IB : timeout, will be retrying on another path",
     ],
 )
-def test_retrying_is_no_giving_up(text: str) -> None:
+def test_a_retry_is_not_a_failure(text: str) -> None:
     warn = f"birch7:311:340 [1] misc/socket.cc:551 NCCL WARN {text}\n"
     for after in ("", f"{WHO}misc/socket.cc:47 -> 3\n"):
         (warning,) = read_nccl_log(warn + after).warnings
@@ -215,7 +215,7 @@ def test_retrying_is_no_giving_up(text: str) -> None:
         ("10 -> 6", False),
     ],
 )
-def test_the_trail_of_an_error(trail: str, gave_up: bool) -> None:
+def test_the_call_trace_of_an_error(trail: str, gave_up: bool) -> None:
     warn = "birch7:311:340 [1] a.cc:7 NCCL WARN something is amiss\n"
     (warning,) = read_nccl_log(f"{warn}{WHO}{trail}\n").warnings
     assert warning.recovered is (False if gave_up else None)

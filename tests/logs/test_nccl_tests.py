@@ -1,5 +1,5 @@
 # ruff: noqa: E501  tables are as wide as they are printed
-"""nccl-tests' tables: versions, prefixes, aborts, and what looks like a result and is none."""
+"""nccl-tests tables: versions, prefixes, aborts, and text that only resembles results."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_older_table_counts_errors_as_deviations() -> None:
     assert one(unchecked).wrong is None
 
 
-def test_columns_that_are_not_there_and_cells_without_a_value() -> None:
+def test_missing_columns_and_cells_without_a_value() -> None:
     [row] = one(GATHER).rows
     assert row.in_place == Timing(44.74, None)
     assert one(GATHER).wrong == 0
@@ -143,7 +143,7 @@ def test_an_aborted_table_is_not_complete(line: str, why: str) -> None:
     assert not complete(found)
     assert why in str(found.why_incomplete)
     assert len(found.rows) == 1
-    # Even with all the closing lines behind it.
+    # Even with all of its closing lines.
     assert not complete(one(CURRENT.replace("# Out of", f"{line}\n# Out of")))
 
 
@@ -160,7 +160,7 @@ def test_a_table_that_was_cut_off_is_not_complete() -> None:
 _CLOSING = (
     "# Out of bounds values : 0 OK\n",
     "# Avg bus bandwidth    : 57.5400\n",
-    "# Avg bus bandwidth    : 57.5400 FAILED\n",  # below a bound in its environment
+    "# Avg bus bandwidth    : 57.5400 FAILED\n",  # below a bound set in its environment
     "#\n# Collective test concluded: all_reduce_perf\n",
 )
 
@@ -192,15 +192,13 @@ WRONG = (
 
 @pytest.mark.parametrize("ending", EXITS)
 @pytest.mark.parametrize("table", WRONG)
-def test_ranks_that_end_with_a_status_after_wrong_results_did_not_abort(
-    table: str, ending: str
-) -> None:
+def test_an_exit_status_after_wrong_results_is_no_abort(table: str, ending: str) -> None:
     found = one(f"{table}\n{ending}\n")
     assert (complete(found), found.wrong, found.wrong_by_size) == (True, 17, {8388608: 17})
-    # Before the closing lines, or after right results, the same is an abort.
+    # Before the closing lines, or after correct results, the same status is an abort.
     assert not complete(one(table.replace("# Out of", f"{ending}\n# Out of")))
     assert not complete(one(f"{CURRENT}\n{ending}\n"))
-    # And so is any other fault, wherever it stands.
+    # So is any other error, in any place.
     assert not complete(one(f"{table}\nhall3-1: Test NCCL failure common.cu:1\n{ending}\n"))
 
 
@@ -211,7 +209,7 @@ def test_wrong_values_before_an_abort_are_counted() -> None:
     assert one(CURRENT.replace("0 OK", "9 FAILED")).wrong_by_size == {}  # of no known size
 
 
-def test_runs_that_do_not_know_of_each_other_are_output_apart_from_one_run() -> None:
+def test_outputs_of_independent_runs_are_separate() -> None:
     alone = CURRENT.replace("Rank  1", "Rank  0").replace("Rank  3", "Rank  2")
     found = one(alone)
     assert found.separate_runs
@@ -258,7 +256,7 @@ def test_damage_invents_no_rows(data: st.DataObject) -> None:
         assert len(found.rows) <= 2
 
 
-def test_a_line_of_the_version_above_the_first_is_of_the_same_test() -> None:
+def test_a_version_line_above_the_first_table_belongs_to_it() -> None:
     output = "# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library=22809\n" + CURRENT
     found = one(output)
     assert (found.version, found.program, complete(found)) == ("2.17.6", "all_reduce_perf", True)
@@ -295,7 +293,7 @@ def test_columns_of_time_stamps_iterations_and_the_hosts_time() -> None:
         "0: 2026-01-01 00:00:00,000 INFO ",
     ],
 )
-def test_whatever_words_stand_before_each_line(prefix: str) -> None:
+def test_any_prefix_of_lines_is_ignored(prefix: str) -> None:
     found = one("".join(f"{prefix}{line}\n" for line in CURRENT.splitlines()))
     expected = one(CURRENT)
     assert (found.rows, found.ranks, found.hosts) == (
@@ -306,18 +304,18 @@ def test_whatever_words_stand_before_each_line(prefix: str) -> None:
     assert (complete(found), found.wrong) == (True, 0)
 
 
-def test_the_cells_of_a_cut_row_are_not_taken_for_others() -> None:
+def test_cells_of_a_truncated_row_are_not_mixed_up() -> None:
     row = next(line for line in CURRENT.splitlines() if line.strip().startswith("8388608"))
     cut = CURRENT.replace(row, f"worker 7 {row.rsplit(maxsplit=1)[0]}")
     assert [r.size_bytes for r in one(cut).rows] == [1048576]
 
 
-def test_unchecked_and_failed_results_are_not_right() -> None:
+def test_unchecked_and_failed_results_are_not_correct() -> None:
     assert one(CURRENT.replace("validation: 1", "validation: 0")).wrong is None
     assert one(CURRENT.replace("0 OK", "0 FAILED")).wrong is None
 
 
-def test_a_fault_behind_the_name_of_its_host() -> None:
+def test_an_error_after_its_host_name() -> None:
     cut = CURRENT.partition("     8388608")[0]
     found = one(f"{cut} .. hall3-1 pid 4102: Test failure common.cu:600\n")
     assert "Test failure" in str(found.why_incomplete)
@@ -347,7 +345,7 @@ def test_a_rank_before_each_part_of_a_row() -> None:
         ("59.91   89.86", "59.91   89. 86"),
     ],
 )
-def test_a_row_whose_cells_do_not_fit_their_columns_is_none(before: str, after: str) -> None:
+def test_a_row_whose_cells_do_not_match_their_columns_is_ignored(before: str, after: str) -> None:
     assert before in CURRENT
     found = one(CURRENT.replace(before, after))
     assert found.rows == one(CURRENT).rows[:1]
@@ -358,12 +356,12 @@ def test_a_row_whose_cells_do_not_fit_their_columns_is_none(before: str, after: 
     ("before", "after"),
     [("algbw   busbw #wrong     time", "algbw   #wrong     time"), ("   count      type", "")],
 )
-def test_a_damaged_heading_is_none(before: str, after: str) -> None:
+def test_a_damaged_heading_is_ignored(before: str, after: str) -> None:
     found = one(CURRENT.replace(before, after))
     assert found.why_incomplete == "no row of results"
 
 
-def test_a_negative_bandwidth_is_not_known() -> None:
+def test_a_negative_bandwidth_is_unknown() -> None:
     (_, row) = one(CURRENT.replace("   88.80", "  -88.80")).rows
     assert row.out_of_place.busbw_gbytes_s is None
 
@@ -386,6 +384,6 @@ def test_errors_with_asterisks() -> None:
         "slurmstepd: error: Setting TMPDIR to /tmp",
     ],
 )
-def test_a_task_that_begins_in_another_folder_is_no_abort(line: str) -> None:
+def test_a_working_directory_warning_is_no_abort(line: str) -> None:
     for text in (f"{line}\n{CURRENT}", f"{CURRENT}\n{line}\n"):
         assert complete(one(text))

@@ -1,4 +1,4 @@
-"""perftest's output: what was recorded, what newer versions print, and what is no table at all."""
+"""perftest's output: recorded, of newer versions, and text that is no table."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_latencies_are_no_rates() -> None:
 
 
 def test_a_latency_by_duration_is_the_mean() -> None:
-    """Newer versions then print no median; warnings come between the heading and its row."""
+    """Newer versions print no median here; warnings may come between the heading and its row."""
     heading = " #bytes        #iterations       t_avg[usec]    tps average\n"
     warning = (
         "Conflicting CPU frequency values detected: 917.2 != 2153.7. CPU Frequency is not max.\n"
@@ -120,7 +120,7 @@ def test_a_newer_server_takes_the_size_of_its_client() -> None:
         assert list(rates(recorded(f"roce-6.06/write_bw-other-size.{side}"))) == [32768]
 
 
-def test_results_of_intervals_are_read_and_are_no_result() -> None:
+def test_interval_results_are_read_but_are_no_final_result() -> None:
     found = read_perftest(recorded("roce-6.06/write_bw-intervals.client"))
     assert [rate for _, rate in found.rates_gbits_s] == [0.038346, 0.039004, 0.021982, 0.0]
     assert found.why_incomplete == "cut off: the table has no closing line"
@@ -190,14 +190,14 @@ def test_a_copy_reads_like_the_original(name: str, layout: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("err")])
 @pytest.mark.parametrize("layout", ["as printed", *LAYOUTS])
 def test_cut_output_is_not_complete(name: str, layout: str) -> None:
-    """At the end, or through a row, as a narrow terminal does."""
+    """Truncated at the end, or within rows, as a narrow terminal does."""
     text = recorded(name).partition("# exit")[0].rstrip()
     text = text if layout.startswith("doubled") else LAYOUTS.get(layout, str)(text)
     whole = read_perftest(text)
     head = re.search(r"#bytes.*", text)
     assert head
     table = text[head.start() :].rstrip()
-    end = text.rstrip().rindex("\n")  # of the rule under the table
+    end = text.rstrip().rindex("\n")  # of the line under the table
     for cut in range(0, end, 41):
         found = read_perftest(text[:cut])
         assert found.why_incomplete
@@ -213,7 +213,7 @@ def test_cut_output_is_not_complete(name: str, layout: str) -> None:
     ("unit", "average_gbits_s"),
     [("Gb/sec", 96.5), ("MB/sec", 0.8095), ("MiB/sec", 0.8095), ("GB/sec", None), ("", None)],
 )
-def test_a_rate_of_an_unknown_unit_is_none(unit: str, average_gbits_s: float | None) -> None:
+def test_a_rate_of_an_unknown_unit_is_ignored(unit: str, average_gbits_s: float | None) -> None:
     text = NEWER.replace("MiB/sec", unit).replace("46093.75", "96.50")
     expected = average_gbits_s and pytest.approx(average_gbits_s, rel=1e-3)
     assert rates(text) == {1048576: expected}
@@ -250,7 +250,7 @@ def test_a_damaged_table_is_read(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "prefix", ["hall1: ", "[1,0]<stdout>:", "worker-0  | ", "Sat Nov 21 03:00:0{} 2026<stdout>: "]
 )
-def test_whatever_words_stand_before_each_line(prefix: str) -> None:
+def test_any_prefix_of_lines_is_ignored(prefix: str) -> None:
     lines = [f"{prefix.format(i % 10)}{line}" for i, line in enumerate(NEWER.splitlines())]
     assert rates("\n".join(lines)) == rates(NEWER)
 
@@ -262,7 +262,7 @@ def test_titles_with_more_words(words: str) -> None:
     assert found.bidirectional is words.startswith("Bidirectional")
 
 
-def test_a_librarys_warning_is_no_fault() -> None:
+def test_a_warning_of_a_library_is_no_error() -> None:
     warning = "libibverbs: Warning: couldn't load driver 'libother-rdmav34.so': no such file\n"
     assert rates(warning + NEWER)
 
@@ -274,16 +274,16 @@ def test_without_its_title_a_table_may_be_of_both_directions() -> None:
 
 
 @pytest.mark.parametrize("cell", ["-46093.75", "inf", "-nan", "46093,75"])
-def test_what_is_no_rate_is_none(cell: str) -> None:
+def test_invalid_rates_are_ignored(cell: str) -> None:
     assert rates(NEWER.replace("46093.75", cell)) == {1048576: None}
 
 
 @pytest.mark.parametrize("cell", ["0.00", "-12.38", "nan"])
-def test_what_is_no_latency_is_none(cell: str) -> None:
+def test_invalid_latencies_are_ignored(cell: str) -> None:
     text = recorded("write_lat.client").replace(" 12.38", f" {cell}")
     assert read_perftest(text).typical_us == ((2, None),)
 
 
-def test_a_task_that_begins_in_another_folder_is_no_fault() -> None:
+def test_a_working_directory_warning_is_no_error() -> None:
     note = "slurmstepd: error: Unable to create TMPDIR [/scratch/7]: Permission denied\n"
     assert read_perftest(note).faults == ()

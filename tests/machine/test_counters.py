@@ -1,4 +1,4 @@
-"""What the kernel counted, read from files as it writes them."""
+"""Kernel counters, read from files in the kernel's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_mnode.machine.rdma import Port
 from tests.trees import MELLANOX, NIC, Tree
 
 
-def test_reads_every_interface_and_leaves_out_what_it_cannot_read(tmp_path: Path) -> None:
+def test_every_readable_interface_is_read(tmp_path: Path) -> None:
     for name, text in {"fab0": "1500\n", "mgmt0": "0\n", "broken0": "\n"}.items():
         statistics = tmp_path / "sys/class/net" / name / "statistics"
         statistics.mkdir(parents=True)
@@ -69,7 +69,7 @@ _EFA_WRITES = {"rdma_write_bytes": 5_000, "rdma_write_recv_bytes": 300}
         pytest.param(None, {"tx_rc_pkt": 9, "rx_rc_pkt": 9}, None, None, id="hns"),
         pytest.param(None, None, None, None, id="soft-iWARP"),
         pytest.param({}, {}, None, None, id="folders without a file"),
-        # EFA: operations are parts of the total, which counts once.
+        # EFA: the operations are parts of the total, which counts once.
         pytest.param(None, _EFA, 9200, 700, id="EFA, first driver"),
         pytest.param(None, _EFA | _EFA_SENDS, 9200, 700, id="EFA with sends"),
         pytest.param(None, _EFA | _EFA_SENDS | _EFA_READS, 9200, 700, id="EFA with reads"),
@@ -93,7 +93,7 @@ _EFA_WRITES = {"rdma_write_bytes": 5_000, "rdma_write_recv_bytes": 300}
         ),
     ],
 )
-def test_what_each_driver_counts(
+def test_counters_of_each_driver(
     counters: dict[str, int] | None,
     hw_counters: dict[str, int] | None,
     sent: int | None,
@@ -110,7 +110,7 @@ _COUNTS = st.tuples(*[st.integers(0, 1 << 50)] * 4)
 def test_efa_counts_each_byte_once(
     before: tuple[int, ...], moved: tuple[int, ...], generation: int
 ) -> None:
-    """Whatever operations carry them, and whichever of these a driver counts."""
+    """For any operations that carry the bytes, and any of these that a driver counts."""
     names = ("send_bytes", "rdma_read_resp_bytes", "rdma_write_bytes")[:generation]
 
     def sent(counts: tuple[int, ...], total: int) -> int | None:
@@ -118,20 +118,20 @@ def test_efa_counts_each_byte_once(
         return port_bytes(_port(None, {"tx_bytes": total, **_OTHER, **parts}))
 
     after = tuple(b + m for b, m in zip(before, moved, strict=True))
-    # A total of all, with headers or what else the fourth stands for.
+    # A total of all bytes, with headers or whatever else the fourth counter covers.
     assert increase(sent(before, sum(before)), sent(after, sum(after))) == sum(moved)
     if generation == 3:  # a total of sends alone
         assert increase(sent(before, before[0]), sent(after, after[0])) == sum(moved[:3])
 
 
-def test_a_counter_that_cannot_be_read_is_not_another() -> None:
+def test_an_unreadable_counter_is_not_replaced_by_another() -> None:
     port = _port({"port_rcv_data": 3}, {"tx_bytes": 7, "rx_bytes": 7})
     port = replace(port, unreadable=("counters/port_xmit_data",))
     assert (port_bytes(port), port_bytes(port, sent=False)) == (None, 12)
 
 
 def test_interfaces_and_ports_together(tmp_path: Path) -> None:
-    """What scaling and bench take their differences of."""
+    """Readings whose differences scaling and bench use."""
 
     def reading(name: str, counts: dict[str, int]) -> dict[str, int]:
         tree = Tree(tmp_path / name)
@@ -147,11 +147,11 @@ def test_interfaces_and_ports_together(tmp_path: Path) -> None:
     before = reading("before", {"eth0": 10, "port_xmit_data": 1, "tx_bytes": 9, "tx_pkts": 1})
     after = reading("after", {"eth0": 30, "port_xmit_data": 3, "tx_bytes": 4, "tx_pkts": 5})
     assert after == {"eth0": 30, "rdma0:1": 12, "rdma1:1": 4}
-    # rdma1 went back, as by a reset; what came meanwhile has no first reading.
+    # rdma1 decreased, as after a reset; its later bytes have no first reading.
     assert increases(before, after | {"new0": 5}) == {"eth0": 20, "rdma0:1": 8}
 
 
-def test_a_counter_at_the_end_of_32_bits_is_not_known() -> None:
+def test_a_counter_saturated_at_32_bits_is_unknown() -> None:
     assert port_bytes(_port({"port_xmit_data": 2**32 - 1}, None)) is None
     assert port_bytes(_port(None, None)) is None
 
@@ -163,10 +163,10 @@ def test_this_machine_has_a_loopback() -> None:
 @pytest.mark.parametrize(
     ("packets", "below", "found"),
     [
-        (0, (9000, 33_000_000), 0),  # TCP beside it, none of it the port's
+        (0, (9000, 33_000_000), 0),  # TCP beside it, none of it from the port
         (8000, (8000, 33_000_000), 33_000_000),
-        (8000, (8004, 33_000_300), 33_000_300),  # a few that are not the port's
-        (8000, (8100, 33_000_300), None),  # they may be of 64 KiB each
+        (8000, (8004, 33_000_300), 33_000_300),  # a few packets that are not from the port
+        (8000, (8100, 33_000_300), None),  # these may be of 64 KiB each
         (80, (81, 9000), 9000),
         (2, (40, 9000), 2 * (4096 + 94)),
         (8000, (12, 3000), None),  # the interface does not count the port's packets

@@ -1,4 +1,4 @@
-"""CPUs and NUMA nodes, held against what hwloc and lscpu printed of the same machines."""
+"""CPUs and NUMA nodes, compared with the output of hwloc and lscpu on the same machines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_cpu_list_is_read_or_refused_as_a_whole(
 
 @settings(deadline=None, max_examples=60)
 @given(st.frozensets(st.integers(0, 5000)))
-def test_a_cpu_list_comes_back_as_it_was(numbers: frozenset[int]) -> None:
+def test_a_cpu_list_reads_back(numbers: frozenset[int]) -> None:
     assert parse_cpulist(format_cpulist(numbers)) == numbers
 
 
@@ -51,7 +51,7 @@ def test_any_text_is_a_cpu_list_or_none(text: str) -> None:
     parse_cpulist(text)
 
 
-def test_a_cpu_list_is_as_short_as_can_be() -> None:
+def test_a_written_cpu_list_is_as_short_as_possible() -> None:
     assert format_cpulist([8, 0, 1, 2, 3, 10, 11]) == "0-3,8,10-11"
     assert not format_cpulist([])
 
@@ -108,7 +108,7 @@ def test_the_largest_cache_of_a_cpu(recorded: Recorded) -> None:
     assert read_cpus(recorded("numa2-e1000e-aligned")).cpus[1].cache_bytes == 16 << 20
 
 
-def test_a_row_of_distances_goes_by_the_nodes_that_are_online(tmp_path: Path) -> None:
+def test_a_row_of_distances_lists_online_nodes(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.numa({0: "0-3", 8: "4-7"}, far=40)  # as POWER numbers them
     numa = read_numa(tmp_path)
@@ -127,7 +127,7 @@ def test_threads_of_a_core_and_memory_without_cpus(tmp_path: Path) -> None:
     assert numa.nodes[2].cpus == frozenset()
 
 
-def test_what_is_not_there_is_none_or_empty(tmp_path: Path) -> None:
+def test_missing_files_give_none_or_empty_values(tmp_path: Path) -> None:
     cpus = read_cpus(tmp_path)
     assert (cpus.online, cpus.isolated, cpus.cpus) == (None, None, ())
     assert read_numa(tmp_path).nodes == ()

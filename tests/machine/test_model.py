@@ -1,4 +1,4 @@
-"""The model of a machine: read from recordings and from this machine, to JSON and back."""
+"""The model of a machine: read from recordings and this machine, to JSON and back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_not_a_machine_is_refused() -> None:
         decode(Machine, line[:-1] + ',"more":1}')
 
 
-def test_an_empty_root_tells_what_cannot_be_read(tmp_path: Path) -> None:
+def test_an_empty_root_names_unreadable_parts(tmp_path: Path) -> None:
     unread = Machine.read(tmp_path).unread
     assert unread["interfaces"] == "/sys/class/net cannot be listed"
     assert unread["accelerators"] == "not part of a recorded machine"
@@ -125,7 +125,7 @@ def test_recorded_active_mtus(recorded: Recorded) -> None:
     assert parse_active_mtus(printed) == {"rxe0:1": 1024, "rxe1:1": 1024}
 
 
-def test_the_program_tells_of_this_machine_in_one_line_and_imports_little() -> None:
+def test_the_program_prints_this_machine_in_one_line_and_imports_little() -> None:
     code = (
         "import os, sys\n"
         "import pytest_mnode.machine.__main__ as program\n"
@@ -148,7 +148,7 @@ def test_the_program_tells_of_this_machine_in_one_line_and_imports_little() -> N
     assert any("127.0.0.1" in one.addresses for one in machine.interfaces or ())
 
 
-def test_the_program_refuses_a_part_that_is_none() -> None:
+def test_the_program_refuses_an_unknown_part() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest_mnode.machine", "cpu"],
         capture_output=True,

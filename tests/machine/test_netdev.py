@@ -1,4 +1,4 @@
-"""Network interfaces, held against what the ip tool printed of the same machines."""
+"""Network interfaces, compared with the output of the ip tool on the same machines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_interfaces_are_as_the_ip_tool_shows_them(recorded: Recorded, name: str)
             assert (interface.pci_address is not None) == (link.get("parentbus") == "virtio")
 
 
-def test_nodes_of_nics_also_where_the_device_itself_tells_none(recorded: Recorded) -> None:
+def test_numa_nodes_of_nics_even_if_the_device_shows_none(recorded: Recorded) -> None:
     plain = _interfaces(recorded("numa2-e1000e-aligned"))
     assert (plain["eth0"].numa_node, plain["eth1"].numa_node) == (1, 0)
     both = _interfaces(recorded("numa2-both-nics-on-node1"))
@@ -76,14 +76,14 @@ def test_counters_of_a_recorded_interface(recorded: Recorded) -> None:
     assert eth1.errors["tx_dropped"] == 0
 
 
-def test_speeds_that_are_none(tmp_path: Path) -> None:
+def test_values_that_are_no_speed(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     for name, speed in {"a": -1, "b": 4294967295, "c": 0, "d": 100000}.items():
         tree.interface(name, speed=speed)
     assert [i.speed_mbits_s for i in read_interfaces(tmp_path) or ()] == [None, None, None, 100000]
 
 
-def test_bonds_bridges_and_vlans_tell_what_is_below_them(tmp_path: Path) -> None:
+def test_lower_interfaces_of_bonds_bridges_and_vlans(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.pci("pci0000:10/0000:10:01.0", NIC, "0x15b3", 1, "4-7")
     tree.interface("eth0", "pci0000:10/0000:10:01.0")
@@ -113,7 +113,7 @@ def test_ipoib_knows_its_rdma_device(tmp_path: Path) -> None:
     assert (ib3.mtu_bytes, ib3.speed_mbits_s) == (4092, 400000)
 
 
-def test_no_sys_is_not_no_interface(tmp_path: Path) -> None:
+def test_a_missing_sys_is_unknown_not_empty(tmp_path: Path) -> None:
     assert read_interfaces(tmp_path) is None
 
 
@@ -121,7 +121,7 @@ def test_this_machine_has_a_loopback() -> None:
     assert _interfaces(Path("/"))["lo"].kind is Kind.LOOPBACK
 
 
-def test_speeds_are_believed_of_what_rests_on_hardware(tmp_path: Path) -> None:
+def test_speeds_are_accepted_only_for_interfaces_on_hardware(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     for i in (0, 1):
         path = f"pci0000:00/0000:00:0{i + 1}.0"

@@ -1,4 +1,4 @@
-"""Accelerators, from a stand-in for NVML that has what is asked of it, or fails as NVML does."""
+"""Accelerators, from a stand-in for NVML with the requested devices and NVML's errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_mnode.machine.nvml import Accelerator, read_nvml
 
 
 class NVMLError(Exception):
-    """What NVML's binding raises."""
+    """The exception of NVML's Python binding."""
 
 
 class Nvml:
-    """Two devices; `missing` functions are not there, `failing` ones raise."""
+    """Two devices; functions in `missing` do not exist, those in `failing` raise."""
 
     def __init__(self, *, failing: tuple[str, ...] = (), answers: dict[str, Any] | None = None):
         self.failing = failing
@@ -72,20 +72,20 @@ def _found(nvml: Nvml) -> tuple[Accelerator, ...]:
     return reading.found
 
 
-def test_what_nvml_tells() -> None:
+def test_values_read_from_nvml() -> None:
     nvml = Nvml()
     gpu, _ = _found(nvml)
     assert (gpu.pci_address, gpu.name) == ("0000:1b:00.0", "NVIDIA H100 80GB HBM3")
     assert gpu.memory_bytes == 85520809984
     assert (gpu.ecc_enabled, gpu.ecc_uncorrected, gpu.persistence) == (True, 0, True)
-    assert gpu.throttled == ()  # to be idle is no fault
+    assert gpu.throttled == ()  # an idle clock is no fault
     assert gpu.cpus == listed("0-3,191")
     assert gpu.mig_enabled is False
     assert gpu.remapped_rows_failed is False
     assert nvml.shut_down == 1
 
 
-def test_what_is_not_supported_is_none() -> None:
+def test_unsupported_values_are_none() -> None:
     everything = tuple(Nvml().answers)
     _, gpu = _found(Nvml(failing=everything))
     assert gpu.index == 1
@@ -93,7 +93,7 @@ def test_what_is_not_supported_is_none() -> None:
     assert set(nothing) == {None}
 
 
-def test_a_lost_device_is_listed_and_tells_nothing() -> None:
+def test_a_lost_device_is_listed_without_values() -> None:
     found = _found(Nvml(failing=("handle1",)))
     assert (found[0].name is None, found[1].uuid) == (False, None)
 
@@ -121,7 +121,7 @@ def test_unknown_values_are_none() -> None:
     assert (gpu.memory_bytes, gpu.name) == (None, None)
 
 
-def test_why_nothing_is_known() -> None:
+def test_reasons_why_nvml_is_unavailable() -> None:
     reading = read_nvml(Nvml(failing=("nvmlInit",)))
     assert reading.found is None
     assert reading.why == "NVML did not start: Driver Not Loaded; is the NVIDIA driver loaded?"

@@ -1,4 +1,4 @@
-"""As many open files as a run needs, or a line that says so."""
+"""Raising the open file limit for a run, or a message that it is too low."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def hard() -> Iterator[int]:
     resource.setrlimit(KIND, (soft, hard))
 
 
-def test_a_run_of_many_ranks_may_have_more_open(hard: int) -> None:
+def test_the_limit_is_raised_for_many_ranks(hard: int) -> None:
     before = open_files.allow(128, 8, 1)
     assert before == 1024
     assert resource.getrlimit(KIND) == (hard, hard)
@@ -32,14 +32,14 @@ def test_a_run_of_many_ranks_may_have_more_open(hard: int) -> None:
     assert resource.getrlimit(KIND) == (1024, hard)
 
 
-def test_one_of_few_ranks_changes_nothing(hard: int) -> None:
+def test_the_limit_is_unchanged_for_few_ranks(hard: int) -> None:
     before = open_files.allow(4, 8, 4)
     assert before is None
     open_files.give_back(before)
     assert resource.getrlimit(KIND) == (1024, hard)
 
 
-def test_worlds_that_are_kept_count(hard: int) -> None:
+def test_kept_worlds_count(hard: int) -> None:
     assert open_files.least(64, 8) < 1024 < open_files.most(64, 8, 1)
     assert open_files.allow(64, 8, 1) == 1024
 

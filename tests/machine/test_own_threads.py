@@ -1,4 +1,4 @@
-"""Libraries whose threads take a fork well: what they do works in a forked child."""
+"""Libraries whose threads survive a fork: their functions work in a forked child."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ REST = """
 
 
 @pytest.mark.parametrize("library", [NUMPY, PYARROW], ids=["openblas", "arrow"])
-def test_it_works_in_a_forked_child(library: str) -> None:
+def test_the_library_works_in_a_forked_child(library: str) -> None:
     path = os.pathsep.join([str(released_plugins()), *filter(None, sys.path)])
     env = clean_env() | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2"}
     program = textwrap.dedent(library) + textwrap.dedent(REST)
@@ -66,14 +66,14 @@ def test_it_works_in_a_forked_child(library: str) -> None:
 
 
 @pytest.mark.parametrize(("starts", "found"), [(True, []), (False, ["a thread in libcuda.so.580"])])
-def test_a_thread_of_nvml_is_not_missed(
+def test_the_thread_of_nvml_is_not_needed_after_a_fork(
     monkeypatch: pytest.MonkeyPatch, starts: bool, found: list[str]
 ) -> None:
-    """NVML starts it in libcuda.so: cuInit succeeds in a child. After cuInit here it does not."""
+    """NVML starts it in libcuda.so: cuInit in a child works, except after cuInit here."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
-    monkeypatch.setattr(threading, "enumerate", list)  # as one that C++ started
+    monkeypatch.setattr(threading, "enumerate", list)  # like a thread started by C++
     libraries = {thread.native_id: "libcuda.so.580"}
     monkeypatch.setattr(own_threads, "_library", lambda tid, _: libraries.get(tid))
     monkeypatch.setattr(own_threads, "_cuda_starts_in_a_child", lambda: starts)

@@ -1,4 +1,4 @@
-"""The PCI tree, held against hwloc's; distances in nvidia-smi's words; nvidia-smi's own matrix."""
+"""The PCI tree, compared with hwloc's tree, and distances compared with nvidia-smi's matrix."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_distances_on_a_server_with_switches(tmp_path: Path) -> None:
     gpu_server(tmp_path)
     tree = read_pci(tmp_path)
     gpus = [gpu_address(gpu) for gpu in range(8)]
-    assert [f.address for f in tree.accelerators] == gpus, "the display on the board is none"
+    assert [f.address for f in tree.accelerators] == gpus, "the display is no accelerator"
     nics = [f.address for f in tree.networks if f.vendor == "15b3"]
 
     def far(gpu: int) -> list[str | None]:
@@ -116,7 +116,7 @@ def test_a_switch_below_a_switch_is_pxb(tmp_path: Path) -> None:
     assert found.distance(nic, second) is Distance.PIX
 
 
-def test_unknown_nodes_across_host_bridges_are_no_distance(tmp_path: Path) -> None:
+def test_unknown_numa_nodes_across_host_bridges_have_no_distance(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.numa({0: "0-7"})
     one = tree.pci("pci0000:10/0000:10:01.0", GPU, NVIDIA)
@@ -148,7 +148,7 @@ def test_accelerators_of_other_makers_and_long_domains(tmp_path: Path) -> None:
 
 
 def _bars(*sizes: int) -> str:
-    """What `resource` says of registers of these sizes; 0: unused."""
+    """Text of `resource` for registers of these sizes; 0: unused."""
     zero = "0x0000000000000000 " * 2 + "0x0000000000000000"
     lines = [
         f"0x{1 << 40:016x} 0x{(1 << 40) + s - 1:016x} 0x{0:016x}" if s else zero for s in sizes
@@ -159,9 +159,9 @@ def _bars(*sizes: int) -> str:
 @pytest.mark.parametrize(
     ("kind", "vendor", "more", "computes"),
     [
-        # A GPU that is built into a CPU, behind an internal bridge: Raphael.
+        # A GPU built into a CPU, behind an internal bridge: Raphael.
         ("0x030000", "0x1002", {"resource": _bars(256 << 20, 0, 2 << 20), "boot_vga": 0}, False),
-        # One that was given 4 GiB of memory, and shows the console.
+        # One with 4 GiB of memory that also drives the console.
         ("0x030000", "0x1002", {"resource": _bars(4 << 30), "boot_vga": 1}, False),
         ("0x030000", "0x1002", {"resource": _bars(128 << 20), "boot_vga": 1}, False),  # ES1000
         ("0x030000", "0x1002", {}, False),
@@ -178,7 +178,7 @@ def _bars(*sizes: int) -> str:
         ("0x030000", ASPEED, {}, False),
     ],
 )
-def test_what_computes(
+def test_functions_that_are_accelerators(
     tmp_path: Path, kind: str, vendor: str, more: dict[str, str | int], computes: bool
 ) -> None:
     Tree(tmp_path).pci("pci0000:00/0000:00:08.1/0000:0b:00.0", kind, vendor, -1, "", **more)
@@ -193,7 +193,7 @@ def test_what_computes(
         (_bars(0, 0), None),
         ("", None),
         ("0x0 nonsense\n", None),
-        # Behind the six registers stand the ROM, and what bridges forward.
+        # After the six registers come the ROM and the windows of bridges.
         (_bars(1 << 20, 0, 0, 0, 0, 0, 1 << 40), 1 << 20),
     ],
 )
@@ -214,11 +214,11 @@ def test_how_much_memory_a_function_shows(tmp_path: Path, text: str, size: int |
         (None, None),
     ],
 )
-def test_addresses_however_they_are_written(written: str | None, address: str | None) -> None:
+def test_addresses_in_any_notation(written: str | None, address: str | None) -> None:
     assert full_address(written) == address
 
 
-def test_no_tree_is_no_function(tmp_path: Path) -> None:
+def test_a_missing_tree_has_no_functions(tmp_path: Path) -> None:
     assert read_pci(tmp_path).functions == ()
 
 
@@ -227,12 +227,12 @@ def test_no_tree_is_no_function(tmp_path: Path) -> None:
     [
         ("64.0 GT/s PCIe", "16", (64.0, 16)),
         ("8 GT/s", "32", (8.0, 32)),
-        ("Unknown", "63", (None, None)),  # a device that is gone
+        ("Unknown", "63", (None, None)),  # a removed device
         ("Unknown speed", "255", (None, None)),
         ("2.5 GT/s PCIe", "0", (2.5, None)),  # no link
     ],
 )
-def test_a_link_that_is_not_known(
+def test_unknown_links(
     tmp_path: Path, speed: str, width: str, found: tuple[float | None, int | None]
 ) -> None:
     tree = Tree(tmp_path)

@@ -1,4 +1,4 @@
-"""Descriptors of processes, with a Python that has a call for them and with one that has not."""
+"""Process descriptors (pidfd), in Python versions with and without the call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         pytest.skip("this Python was built without it")
 
 
-def test_it_is_ready_when_the_process_has_ended() -> None:
+def test_a_pidfd_is_readable_once_its_process_has_ended() -> None:
     program = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     assert program.stdin is not None
     fd = pidfd_open(program.pid)
@@ -35,14 +35,14 @@ def test_it_is_ready_when_the_process_has_ended() -> None:
         program.wait()
 
 
-def test_a_process_that_is_gone() -> None:
+def test_a_process_that_has_ended() -> None:
     program = subprocess.Popen(["true"])
     program.wait()
     with pytest.raises(ProcessLookupError):
         pidfd_open(program.pid)
 
 
-def test_a_kernel_that_has_no_such_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_pidfd_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_such(pid: int) -> int:
         raise OSError(errno.ENOSYS, "Function not implemented")
 

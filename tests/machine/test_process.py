@@ -1,4 +1,4 @@
-"""Where processes are: status, stat, numa_maps, threads and control groups."""
+"""Placement of processes: status, stat, numa_maps, threads and control groups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_bound_process_has_all_its_own_memory_on_its_node(recorded: Recorded) 
     assert own == {1: 26 * _PAGE}
     files = bytes_by_node(areas, [Kind.FILE])
     assert files[0] == (2 + 5 + 3 + 8) * _PAGE
-    # Pages of libc that other processes brought in lie on both nodes within one area.
+    # Pages of libc loaded by other processes are on both nodes within one area.
     mixed = next(area for area in areas if len(area.bytes_by_node) == 2)
     assert mixed.bytes_by_node == {0: 8 * _PAGE, 1: 179 * _PAGE}
 
@@ -80,7 +80,7 @@ _WORDS = st.sampled_from(
 
 @settings(deadline=None, max_examples=60)
 @given(st.text() | st.lists(_WORDS).map(" ".join))
-def test_any_text_is_read(text: str) -> None:
+def test_any_numa_maps_text_is_read(text: str) -> None:
     parse_numa_maps(text)
     parse_status(text)
 
@@ -91,7 +91,7 @@ def test_any_status_is_read(text: str) -> None:
     parse_status("Cpus_allowed_list:" + text)
 
 
-def test_this_process_shows_its_threads_and_where_each_may_run() -> None:
+def test_threads_of_this_process_with_their_cpus() -> None:
     ready, done = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -116,7 +116,7 @@ def test_this_process_shows_its_threads_and_where_each_may_run() -> None:
     assert by_tid[thread.native_id].last_cpu is not None
 
 
-def test_a_process_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_a_missing_process_is_none(tmp_path: Path) -> None:
     assert read_process(1, tmp_path) is None
 
 
@@ -146,12 +146,12 @@ def test_quota_of_version_1_as_a_container_sees_them(tmp_path: Path) -> None:
     assert read_cpu_limits(7, tmp_path).quota_cpus == math.inf
 
 
-def test_no_control_groups_is_not_no_limit(tmp_path: Path) -> None:
+def test_missing_control_groups_are_unknown_not_unlimited(tmp_path: Path) -> None:
     assert read_cpu_limits(7, tmp_path).quota_cpus is None
 
 
 def _memory(version: int, limit: str | int, used: int, cached: int) -> dict[str, str | int]:
-    """A group's files; whatever else memory.stat has is larger than the right field."""
+    """Files of a control group; other fields of memory.stat are larger than the right one."""
     names = (
         ("memory.max", "memory.current")
         if version == 2
@@ -169,12 +169,12 @@ def _memory(version: int, limit: str | int, used: int, cached: int) -> dict[str,
     [
         ({"job": (100, 90, 70), "job/task": (60, 50, 40)}, (50, 80)),
         ({"job": (100, 90, 70), "job/task": ("max", 50, 40)}, (80,)),
-        ({"job": (100, 30, 70)}, (100,)),  # read one after the other
-        ({"job": (100, 120, 10)}, (0,)),  # the limit was lowered
+        ({"job": (100, 30, 70)}, (100,)),  # the files are read one after the other
+        ({"job": (100, 120, 10)}, (0,)),  # the limit was lowered after the use
         ({"job": ("rubbish", 30, 10), "job/task": (60, 50, 0)}, (10,)),
     ],
 )
-def test_cached_files_are_free_memory_of_a_group(
+def test_cached_files_count_as_free_memory_of_a_group(
     tmp_path: Path,
     version: int,
     groups: dict[str, tuple[str | int, int, int]],
@@ -190,10 +190,10 @@ def test_cached_files_are_free_memory_of_a_group(
     assert read_memory_rooms(tmp_path) == rooms
     for group in groups:
         (tmp_path / mount / group / "memory.stat").unlink()
-    assert all(room < 100 for room in read_memory_rooms(tmp_path)), "nothing known to be cached"
+    assert all(room < 100 for room in read_memory_rooms(tmp_path)), "the cached memory is unknown"
 
 
-def test_without_groups_of_memory_no_room_is_known(tmp_path: Path) -> None:
+def test_without_memory_groups_the_free_memory_is_unknown(tmp_path: Path) -> None:
     assert read_memory_rooms(tmp_path) == ()
 
 
@@ -231,7 +231,7 @@ def test_kills_are_counted_in_the_groups_of_every_version(
     tree = Tree(tmp_path)
 
     def kills(mine: int, elsewhere: int) -> None:
-        """Only the group that is meant has the right number."""
+        """Kill counts; only the right group has the right number."""
         for file in files:
             counts = file in (f"{group}/{V1}", f"{group}/{V2}", f"{group}/memory.events")
             counts = counts or (group == "." and file == V2)
@@ -254,7 +254,7 @@ def test_kills_are_counted_in_the_groups_of_every_version(
     assert read_oom_kills(tmp_path).since(before) == OomKills(3, where, 2 if group else None)
 
 
-def test_kills_in_a_group_that_was_entered_since_are_those_of_the_machine() -> None:
+def test_kills_after_a_change_of_group_are_those_of_the_machine() -> None:
     before = OomKills(4, "/sys/fs/cgroup/memory/a", 2)
     assert OomKills(5, "/sys/fs/cgroup/memory/b", 9).since(before) == OomKills(1)
     assert OomKills(None, "/a", 1).since(OomKills(3, "/a", 1)) == OomKills(None, "/a", 0)

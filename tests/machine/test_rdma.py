@@ -1,4 +1,4 @@
-"""RDMA devices, ports and counters, held against what the rdma tool and ibv_devinfo printed."""
+"""RDMA devices, ports and counters, compared with the rdma tool and ibv_devinfo."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_soft_roce_on_two_nodes(recorded: Recorded) -> None:
         (0, "RoCE v2", "eth1"),
         (1, "RoCE v2", "eth1"),
     ]
-    assert port.counters is None, "soft-RoCE as shipped has none"
+    assert port.counters is None, "soft-RoCE in its shipped form has no byte counters"
     assert port.hw_counters is not None
-    assert "lifespan" not in port.hw_counters, "that is no counter"
+    assert "lifespan" not in port.hw_counters, "this file is no counter"
 
 
 def test_a_port_whose_interface_is_down(recorded: Recorded) -> None:
@@ -109,7 +109,7 @@ def test_soft_iwarp_has_no_counters_and_is_found_by_its_address(recorded: Record
         ("9: later", "Ethernet", None),
     ],
 )
-def test_what_a_port_speaks(
+def test_protocol_of_a_port(
     tmp_path: Path, node_type: str, link_layer: str, protocol: str | None
 ) -> None:
     tree, on = Tree(tmp_path), "pci0000:10/0000:10:01.0"
@@ -120,7 +120,7 @@ def test_what_a_port_speaks(
     assert device.ports[0].protocol == protocol
 
 
-def test_the_recorded_devices_speak(recorded: Recorded) -> None:
+def test_protocols_of_recorded_devices(recorded: Recorded) -> None:
     protocols = {
         p.protocol for d in _devices(recorded("numa2-e1000e-siw")).values() for p in d.ports
     }
@@ -158,7 +158,7 @@ def test_a_machine_without_rdma_has_no_device(recorded: Recorded, name: str) -> 
     assert read_rdma(recorded(name)) == ()
 
 
-def test_no_sys_is_not_no_device(tmp_path: Path) -> None:
+def test_a_missing_sys_is_unknown_not_empty(tmp_path: Path) -> None:
     assert read_rdma(tmp_path) is None
 
 
@@ -179,7 +179,7 @@ def test_bytes_between_two_readings(recorded: Recorded) -> None:
     one, quiet = ([(n, by) for n, by in error_increases(*pair).items() if by] for pair in ports)
     assert one == [("completer_retry_err", 96), ("duplicate_request", 2793)]
     assert quiet == []
-    # Read the wrong way round they went back, which is a reset: nothing is known then.
+    # In reverse order the counters decrease, as after a reset: nothing is known then.
     assert [_moved_bytes(a, b)[0] for b, a in ports] == [None, 0]
     back = error_increases(after[0].ports[0], before[0].ports[0])
     assert back["duplicate_request"] is None
@@ -208,7 +208,7 @@ def _reading(
     return device
 
 
-def test_an_infiniband_port_and_what_rose_on_it(tmp_path: Path) -> None:
+def test_increased_counters_of_an_infiniband_port(tmp_path: Path) -> None:
     before = _reading(tmp_path / "before", _MLX5, _MLX5_HW)
     assert (before.numa_node, before.pci_address, before.virtual) == (1, "0000:11:00.0", False)
     port = before.ports[0]
@@ -226,7 +226,7 @@ def test_an_infiniband_port_and_what_rose_on_it(tmp_path: Path) -> None:
     assert set(error_increases(port, None).values()) == {None}
 
 
-def test_a_counter_that_stands_still_at_its_largest_value_tells_nothing(tmp_path: Path) -> None:
+def test_a_counter_saturated_at_its_largest_value_is_unknown(tmp_path: Path) -> None:
     full = {"port_xmit_data": (1 << 32) - 1, "symbol_error": 65535}
     before = _reading(tmp_path / "before", {"port_xmit_data": 5, "symbol_error": 65535})
     after = _reading(tmp_path / "after", full)
@@ -255,7 +255,7 @@ def test_a_counter_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     assert _moved_bytes(before.ports[0], device.ports[0])[0] == 0
 
 
-def test_gids_of_both_sorts_and_devices_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_gids_of_both_types_and_devices_in_numeric_order(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     zero = ":".join(["0000"] * 8)
     v4 = "0000:0000:0000:0000:0000:ffff:0a00:0001"
@@ -365,7 +365,7 @@ def test_any_text_is_read(text: str) -> None:
         ("multicast_xmit_packets", CounterMeaning.OTHER),
     ],
 )
-def test_what_a_counter_tells(counter: str, means: CounterMeaning) -> None:
+def test_values_of_a_counter_file(counter: str, means: CounterMeaning) -> None:
     assert meaning(counter) is means
 
 

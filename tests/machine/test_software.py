@@ -1,4 +1,4 @@
-"""Versions of what a node would run, kernel settings, mounts, rates of queues, and routes."""
+"""Software versions of a node, kernel settings, mounts, queue rates, and routes."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def test_packages_of_a_distribution_have_metadata_of_setuptools(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("place", ["env/lib", "env/site/nvidia/nccl/lib", "usr/lib"])
-def test_nccl_is_asked_wherever_torch_would_load_it(
+def test_nccl_is_found_wherever_torch_would_load_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
-    """Of pip in site-packages, of conda in its lib, and of a container's system by the linker."""
+    """Of pip in site-packages, of conda in lib, and of a container's system by the linker."""
     library = tmp_path / place / "libnccl.so.2"
     library.parent.mkdir(parents=True)
     library.touch()
@@ -115,7 +115,7 @@ def test_nccl_is_asked_wherever_torch_would_load_it(
         ("/usr/lib/libnccl.so.2: file too short", "too short"),
     ],
 )
-def test_nccl_that_cannot_be_loaded_is_not_none(
+def test_an_nccl_that_cannot_be_loaded_is_an_error(
     monkeypatch: pytest.MonkeyPatch, words: str, why: str | None
 ) -> None:
     def fails(_: str) -> None:
@@ -136,7 +136,7 @@ def test_versions_of_this_environment_are_those_that_it_imports() -> None:
     found = software.read_software()
     assert found.packages["numpy"] == np.__version__
     assert found.torch is not None
-    # The package's metadata may lack what the build adds, such as +cu130.
+    # The package's metadata may lack the build's suffix, such as +cu130.
     assert found.torch.split()[0].split("+")[0] == found.packages["torch"].split("+")[0]
     assert found.kernel == os.uname().release
 
@@ -162,7 +162,7 @@ def test_code_is_digested_file_by_file(tmp_path: Path) -> None:
         ({"nvidia": "550.54.15"}, None),
     ],
 )
-def test_modules_that_reach_memory(
+def test_modules_for_gpudirect(
     tmp_path: Path, modules: dict[str, str | None], version: str | None
 ) -> None:
     for module, content in modules.items():
@@ -284,7 +284,7 @@ def test_routes_and_rules_that_refuse_packets() -> None:
 
 
 class Kernel:
-    """Answers with these packets, whatever it is asked."""
+    """A netlink socket that answers every request with these packets."""
 
     def __init__(self, *packets: bytes) -> None:
         self._packets = list(packets)

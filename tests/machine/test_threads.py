@@ -1,4 +1,4 @@
-"""Where threads are in the kernel, in words: of real processes, and of what /proc may say."""
+"""Kernel state of threads, in words: of real processes, and from composed /proc."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def started(code: str) -> Iterator[int]:
 
 
 def awaited(pid: int, words: str) -> str:
-    """The text of a process as soon as `words` are in it, else its last text."""
+    """The text of a process once it contains `words`, otherwise its last text."""
     end = time.monotonic() + LIMIT_S
     while words not in (text := threads_text(pid)) and time.monotonic() < end:
         time.sleep(0.02)
     return text
 
 
-def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
-    """The kernel cuts a name after 15 bytes, whatever they are a part of."""
+def test_thread_names_cut_within_a_character_are_shown(tmp_path: Path) -> None:
+    """The kernel cuts a name after 15 bytes, also in the middle of a character."""
     task = tmp_path / "7/task/7"
     task.mkdir(parents=True)
     (task / "comm").write_bytes("données-de-chargé".encode()[:10] + b"\xc3\n")
@@ -97,7 +97,7 @@ def test_a_socket_is_named_by_both_ends() -> None:
         ("while True: pass", "runs in user space"),
     ],
 )  # fmt: skip
-def test_what_a_process_waits_for(code: str, words: str) -> None:
+def test_system_call_that_a_process_waits_in(code: str, words: str) -> None:
     with started(code) as pid:
         assert words in awaited(pid, words)
 
@@ -121,11 +121,11 @@ def test_every_thread_has_a_line() -> None:
         ("garbage", "waits in the kernel outside of a system call"),
     ],
 )
-def test_any_words(call: str, words: str) -> None:
+def test_any_content_of_proc_is_described(call: str, words: str) -> None:
     assert syscall_text(call, {}) == words
 
 
-def test_a_process_that_is_gone() -> None:
+def test_a_process_that_has_ended() -> None:
     assert threads_text(2**22 + 1) == ""
 
 
@@ -139,7 +139,7 @@ def test_the_c_stack_of_a_process() -> None:
     assert "_PyEval" not in text
 
 
-def test_a_process_that_is_gone_has_no_c_stack() -> None:
+def test_an_ended_process_has_no_c_stack() -> None:
     need_gdb()
     with started("pass") as pid:
         pass

@@ -1,4 +1,4 @@
-"""Whatever attributes hold, readers answer, and what is no value is None."""
+"""Readers accept any content of attributes; content that is no value gives None."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 
 
 @pytest.mark.parametrize("content", _NONSENSE, ids=repr)
-def test_nonsense_in_every_attribute_is_nothing_known(tree: Tree, content: bytes) -> None:
+def test_invalid_content_in_every_attribute_gives_unknown_values(
+    tree: Tree, content: bytes
+) -> None:
     for path in tree.root.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.write_bytes(content)
@@ -45,7 +47,7 @@ def test_nonsense_in_every_attribute_is_nothing_known(tree: Tree, content: bytes
     assert machine.cpus.online in (None, frozenset())
 
 
-def test_folders_where_files_belong_are_nothing_known(tmp_path: Path) -> None:
+def test_folders_in_place_of_files_give_unknown_values(tmp_path: Path) -> None:
     tree = gpu_server(tmp_path)
     for path in [p for p in tree.root.rglob("*") if p.is_file() and not p.is_symlink()]:
         path.unlink()
@@ -55,7 +57,7 @@ def test_folders_where_files_belong_are_nothing_known(tmp_path: Path) -> None:
     assert all(port.active is None for d in machine.rdma or () for port in d.ports)
 
 
-def test_links_that_lead_in_a_circle_or_nowhere_are_nothing_known(tmp_path: Path) -> None:
+def test_circular_and_broken_links_give_unknown_values(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.interface("eth0")
     tree.link("sys/class/net/gone", "sys/devices/nowhere")

@@ -1,4 +1,4 @@
-"""Character devices of RDMA: there or not, and whether they can be opened."""
+"""Character devices of RDMA: existing or not, and whether they can be opened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_each_device_is_opened_and_says_why_it_cannot_be(tmp_path: Path) -> None
     tree = Tree(tmp_path)
     for number in (0, 1, 2, 10):
         tree.write(f"sys/class/infiniband_verbs/uverbs{number}/ibdev", f"mlx5_{number}")
-    tree.write("sys/class/infiniband_verbs/abi_version", 6)  # a file beside the devices
+    tree.write("sys/class/infiniband_verbs/abi_version", 6)  # a file that is not a device
     tree.write("dev/infiniband/uverbs0", "")
     tree.link("dev/infiniband/uverbs2", "dev/infiniband/uverbs2")
     (tmp_path / "dev/infiniband/uverbs10").mkdir()
@@ -28,7 +28,7 @@ def test_each_device_is_opened_and_says_why_it_cannot_be(tmp_path: Path) -> None
     )
 
 
-def test_a_device_without_permission_says_so(
+def test_a_device_without_permission_has_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path)
@@ -46,7 +46,7 @@ def test_a_device_without_permission_says_so(
     assert read_verbs(tmp_path) == (VerbsDevice("uverbs0", "mlx5_0", "operation not permitted"),)
 
 
-def test_no_device_is_not_an_unreadable_machine(tmp_path: Path) -> None:
+def test_no_device_differs_from_an_unreadable_machine(tmp_path: Path) -> None:
     found = Machine.read(tmp_path / "nowhere", ("verbs",))
     assert (found.verbs, found.unread) == (None, {"verbs": "/sys/class cannot be listed"})
     assert Machine.read(Tree(tmp_path).root, ("verbs",)).verbs == ()

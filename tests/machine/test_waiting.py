@@ -1,4 +1,4 @@
-"""What a thread's time went to, from recorded counters and from a thread that waits."""
+"""Waiting time of a thread, from recorded counters and from a thread that waits."""
 
 from __future__ import annotations
 
@@ -67,24 +67,24 @@ def test_time_goes_to_a_quota_and_to_others_on_the_same_cpu() -> None:
     )
     spent = spent_between(before, after, wall_s=1.0, cpu_s=0.4, cpus=CPUS)
     assert spent.throttled_s == pytest.approx(0.2)
-    assert spent.quota_s == pytest.approx(0.4)  # half a CPU: as long again as it ran
-    assert spent.others_s == pytest.approx(0.4)  # not what ran on CPU 4
+    assert spent.quota_s == pytest.approx(0.4)  # half a CPU: it waited as long as it ran
+    assert spent.others_s == pytest.approx(0.4)  # not the time on CPU 4
     assert spent.busiest == "spin (pid 1)"
     assert spent.own_s == pytest.approx(0.4 + 0.4 + 0.4)
 
 
-def test_what_lies_outside_is_not_its_own() -> None:
+def test_time_outside_of_the_interval_does_not_count() -> None:
     spent = spent_between(Reading(), Reading(quota_cpus=inf), wall_s=9.0, cpu_s=1.0, cpus=CPUS)
     assert (spent.own_s, spent.idle_s, spent.busiest) == (1.0, 8.0, "")
 
 
-def test_others_take_no_more_than_it_waited() -> None:
+def test_time_taken_by_others_is_at_most_the_waiting_time() -> None:
     after = Reading(others={1: other(5.0)})
     spent = spent_between(Reading(), after, wall_s=1.0, cpu_s=0.9, cpus=CPUS)
     assert spent.own_s == pytest.approx(1.0)
 
 
-def test_a_counter_that_begins_again_tells_nothing() -> None:
+def test_a_reset_counter_is_unknown() -> None:
     before, after = Reading(throttled_s=5.0, delayed_s=5.0), Reading(throttled_s=0.1, delayed_s=1.0)
     spent = spent_between(before, after, wall_s=1.0, cpu_s=0.5, cpus=CPUS)
     assert (spent.throttled_s, spent.delayed_s) == (0.0, None)
@@ -108,6 +108,6 @@ def test_a_thread_that_sleeps_is_neither_running_nor_delayed() -> None:
     assert len(after.others) > 0
 
 
-def test_nothing_there_is_nothing_known(tmp_path: Path) -> None:
+def test_missing_files_are_unknown(tmp_path: Path) -> None:
     reading = read_waiting(tmp_path)
     assert (reading.delayed_s, reading.throttled_s, reading.others) == (None, None, {})

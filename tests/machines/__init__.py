@@ -1,9 +1,9 @@
-"""Two virtual machines under QEMU: kernels that nodes do not share, real NUMA nodes, real ibverbs.
+"""Two virtual machines under QEMU: separate kernels, real NUMA nodes, real ibverbs.
 
-They are ordinary nodes, reached by the ssh launcher with a hostfile: no path through the product is
-for tests only. `image` makes what they boot (`make machines`, once), `hardware` says what a guest
-is built of, `bed` starts guests on a rack, whose links they have. A test takes the fixture
-`machines` and runs pytest on the rack's login node, which is the operator's machine:
+They are ordinary nodes, reached by the ssh launcher with a hostfile: no code path of the product is
+for tests only. `image` makes what they boot (`make machines`, once), `hardware` describes the parts
+of a guest, `bed` starts guests on a rack, whose links they use. A test takes the fixture `machines`
+and runs pytest on the rack's login node, which is the operator's machine:
 
     def test_it(machines: Machines, tmp_path: Path) -> None:
         machines.guest("node0", "ip link set fab0 mtu 1500")   # a shell script as root
@@ -11,15 +11,18 @@ is built of, `bed` starts guests on a rack, whose links they have. A test takes 
 
 with `run_pytest` of tests.engines.inside. Both guests have two NUMA nodes of one CPU each: mgmt0
 and a second rail, fab1 (rxe1), beside node 0, and fab0 (40 Mbit/s, RDMA device rxe0) beside node 1.
-Both rails share one line. They see this Python, its
-environment and this project at the paths they have here, read-only, and no other file. `machines`
-is as new in each test: what a test broke on the links is put right, a guest that is off boots
-again; what it changed inside a guest it puts right itself, or reboots it: `power_off`, `power_on`.
-Other hardware takes guests of its own, which boot in half a minute and more:
+Both rails share one link. Guests see this Python, its environment and this project at the same
+paths as here, read-only, and no other file. `machines` is reset for each test: links that a test
+broke are repaired, and a guest that is off is booted again. Changes inside a guest must be undone
+by
+the test itself, or by a reboot: `power_off`, `power_on`. Other hardware needs separate guests,
+which
+boot in half a minute or more:
 
     uneven = Hardware(numa=(NumaNode(2, 512), NumaNode(1, 256), …), nics=(Nic("mgmt0", None), …))
     with Machines(1, uneven) as machines: …
 
-Emulation is slow and its speed varies: wait for what is to come, with a long limit. What needs no
-ranks is far cheaper than what does: torch takes a minute to import.
+Emulation is slow and its speed varies: poll for the expected state, with a long limit. Tests
+without
+ranks are far cheaper than tests with ranks: importing torch takes a minute.
 """

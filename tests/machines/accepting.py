@@ -18,8 +18,8 @@ from tests.machines.bed import Machines
 
 LIMIT_S = 500.0
 PROJECT = Path(__file__).parents[2]
-# A guest that has just booted reads its programs for the first time, which takes a minute on a busy
-# machine.
+# A guest that has just booted reads its programs for the first time, which takes a minute on a
+# busy machine.
 WARM = f"""
 cd /tmp
 export PYTHONPATH={PROJECT}
@@ -35,14 +35,14 @@ Machine.read(limit_s={LIMIT_S})'
 
 @pytest.fixture(scope="session")
 def machines_warm(machines_once: Machines) -> None:
-    """Guests have read the programs that the launcher and the survey start."""
+    """Guests that have already read the programs which the launcher and the survey start."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda name: machines_once.guest(name, WARM, LIMIT_S), machines_once.names))
 
 
 @pytest.fixture
 def shared(machines: Machines, machines_warm: None, tmp_path: Path) -> Path:
-    """A directory that guests have at the same place, from where pytest can be started."""
+    """A directory at the same path on all guests, from which pytest can be started."""
     directory = machines.directory / tmp_path.name
     directory.mkdir()
     return directory
@@ -51,7 +51,7 @@ def shared(machines: Machines, machines_warm: None, tmp_path: Path) -> Path:
 def certified(
     machines: Machines, directory: Path, page: dict[str, Any], *tests: str, more: Sequence[str] = ()
 ) -> Certified:
-    """Files and tests of acceptance/, run on both guests. more: options of pytest."""
+    """Run files and tests of acceptance/ on both guests. more: options of pytest."""
     report = directory / "report"
     run = run_pytest(
         machines,

@@ -21,7 +21,7 @@ from pytest_mnode.rank.world import World
 
 @dataclass(frozen=True)
 class Facts:
-    """Of a rank, and of its node, which has no other. wrong: values of the sum."""
+    """Facts of a rank, which is alone on its node. wrong: number of wrong values of the sum."""
 
     rank: RankTransport
     node: NodeTraffic
@@ -29,7 +29,7 @@ class Facts:
 
 
 def evidence_of(lines: Iterable[str], size_bytes: int, calls: int) -> Evidence:
-    """What all ranks printed; all their sums must be right."""
+    """Evidence from the output of all ranks; all their sums must be correct."""
     facts = sorted((decode(Facts, line) for line in lines), key=lambda one: one.rank.rank)
     assert [one.wrong for one in facts] == [0] * len(facts)
     return Evidence(
@@ -49,7 +49,7 @@ def main(size_bytes: int, calls: int) -> None:
     world = World(ranks.rank, ranks.size, 0, 1, names[ranks.rank], names)
     values = array.array("f", [ranks.rank + 1.0]) * (size_bytes // 4)
     sums = array.array("f", [0.0]) * len(values)
-    ranks.Allreduce(values, sums)  # connects
+    ranks.Allreduce(values, sums)  # the first call connects
     ranks.Barrier()
     before = Machine.read(parts=PARTS)
     ranks.Barrier()

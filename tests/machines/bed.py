@@ -1,6 +1,6 @@
-"""Guests on a rack: each is a machine with a kernel of its own, cabled to the links of its node.
+"""Guests on a rack: machines with separate kernels, connected to the links of their nodes.
 
-Everything hangs on the rack, and so ends with the process that made it, however that ends.
+All of it belongs to the rack, and so ends with the process that made it, however that ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.machines.image import QEMU, image
 from tests.machines.image import unavailable as no_image
 
 FABRIC = Link("fab0", 40.0, 4200)
-"""RoCE sends 4096 bytes a packet over it. Software emulation holds this rate on a busy machine."""
+"""For RoCE packets of 4096 bytes. Software emulation reaches this rate on a busy machine."""
 MANAGEMENT = Link("mgmt0", 100.0)
 UP_LIMIT_S = 300.0
 KVM_LIMIT_S = 30.0
@@ -41,7 +41,7 @@ _EMULATION = "tcg,thread=multi"
 _BOARD = "q35,usb=off,smbus=off,sata=off,hpet=off"
 _TC = ("tc", "qdisc", "replace", "dev")
 _KERNEL = "console=ttyS0 quiet mitigations=off audit=0 panic=-1 tsc=reliable net.ifnames=0"
-# Runs on a rack's node: what comes and goes by its links is the guest's.
+# Runs on a rack's node: all traffic of its links belongs to the guest.
 _CABLE = """\
 set -e
 for nic in {nics}; do
@@ -81,19 +81,22 @@ exec /usr/sbin/sshd -D -e -f {directory}/{name}.conf
 
 
 def unavailable() -> str | None:
-    """Why there can be no guests here, in one line."""
+    """Why guests cannot run here, in one line; None if they can."""
     return no_image() or ssh.unavailable()
 
 
 def need_machines() -> None:
-    """Skip where there can be no guests."""
+    """Skip if guests cannot run here."""
     need(unavailable())
 
 
 @functools.cache
 def accelerator() -> str:
-    """kvm where guests run by it, which neither its device nor an empty guest shows; else software
-    emulation. A kernel that finds no root file system ends QEMU, by KVM within seconds."""
+    """The accelerator of guests: KVM if it works, otherwise software emulation.
+
+    Neither the device nor an empty guest shows that KVM works. A kernel without a root file system
+    ends QEMU, with KVM within seconds.
+    """
     argv = [QEMU, "-nodefaults", "-display", "none", "-no-reboot", "-machine", _BOARD, "-m", "512"]
     argv += ["-accel", "kvm", "-cpu", "host", "-kernel", str(image().kernel)]
     try:
@@ -107,9 +110,9 @@ def accelerator() -> str:
 
 
 class Machines(ssh.SshOnRack):
-    """`with Machines() as machines`: guests node0 …, all reached by ssh from the login node.
+    """`with Machines() as machines`: guests node0 …, all reachable by ssh from the login node.
 
-    hardware: of all of them, or of each.
+    hardware: of all guests, or one per guest.
     """
 
     def __init__(self, nodes: int = 2, hardware: Hardware | Sequence[Hardware] = TWO_SIDES) -> None:
@@ -120,24 +123,24 @@ class Machines(ssh.SshOnRack):
             (self.directory / f"{name}.sh").write_text(self._script(name))
 
     def __enter__(self) -> Machines:
-        # Guests can write nothing there, and would compile it again in each interpreter.
+        # Guests cannot write there, and would compile it again in each interpreter.
         compileall.compile_dir(_PROJECT / "pytest_mnode", quiet=2)
         super().__enter__()
         return self
 
     def guest(self, name: str, script: str, limit_s: float = 60.0) -> str:
-        """What a shell script prints on a guest; a failure fails the test."""
+        """Output of a shell script on a guest; a failure fails the test."""
         argv = [*self._login(name), f"bash -ec {shlex.quote(script)}"]
         done = self.run(*argv, limit_s=limit_s)
         assert done.returncode == 0, f"{name}: {script}: {done.returncode}: {done.stderr}"
         return done.stdout
 
     def set_carrier(self, name: str, nic: str, up: bool) -> None:
-        """Plug the cable of a guest's NIC in, or pull it."""
+        """Connect or disconnect the cable of a guest's NIC."""
         self._monitor(name, "set_link", {"name": f"nic-{nic}", "up": up})
 
     def set_links(self, name: str, up: bool) -> None:
-        """See OnRack; the guest sees that there is no carrier."""
+        """See OnRack; the guest loses its carrier."""
         super().set_links(name, up)
         if self._daemons[name].poll() is not None:
             return
@@ -146,7 +149,9 @@ class Machines(ssh.SshOnRack):
             self.set_carrier(name, nic.name, up)
 
     def set_rate(self, name: str, rate_mbit_s: float, way: str = "both") -> None:
-        """Another rate of the fabric, without losses: what a guest sends (tx), receives (rx)."""
+        """Change the fabric's rate for what a guest sends (tx) and receives (rx),
+        without losses.
+        """
         queue = f"root handle 1: tbf rate {rate_mbit_s}mbit burst 75000 limit {_QUEUE_BYTES}"
         port = self.rack.switch_port(self.node(name), FABRIC.name)
         ends = {
@@ -158,7 +163,7 @@ class Machines(ssh.SshOnRack):
                 subprocess.run(argv, check=True, timeout=COMMAND_LIMIT_S)
 
     def set_rail_rate(self, name: str, nic: str, rate_mbit_s: float | None) -> None:
-        """What a guest receives over a NIC that shares its link; None: all that comes."""
+        """Limit what a guest receives over a NIC that shares its link; None: no limit."""
         queue = f"replace dev tap-{nic} root tbf rate {rate_mbit_s}mbit burst 75000 limit 1m"
         words = f"del dev tap-{nic} root" if rate_mbit_s is None else queue
         argv = self.command("tc", "qdisc", *words.split(), on=name)
@@ -168,7 +173,7 @@ class Machines(ssh.SshOnRack):
         return self.hardware[self.names.index(name)]
 
     def _monitor(self, name: str, command: str, arguments: Mapping[str, object]) -> None:
-        """A command of QEMU's monitor; a refusal fails the test."""
+        """Send a command to QEMU's monitor; a refusal fails the test."""
         with socket.socket(socket.AF_UNIX) as monitor, monitor.makefile("rw") as lines:
             monitor.settimeout(10)
             monitor.connect(f"{self.directory}/{name}.qmp")
@@ -178,10 +183,10 @@ class Machines(ssh.SshOnRack):
                 while "return" not in (answer := json.loads(lines.readline())):
                     assert "error" not in answer, f"{name}: {execute}: {answer}"
 
-    # Bringing up.
+    # Starting.
 
     def start_daemon_of(self, name: str) -> None:
-        """QEMU, in the namespaces of the rack's node."""
+        """Start QEMU in the namespaces of the rack's node."""
         hardware, system = self._hardware(name), image()
         taps = {nic.name: f"tap-{nic.name}" for nic in hardware.nics}
         emulated = accelerator() == _EMULATION
@@ -201,7 +206,7 @@ class Machines(ssh.SshOnRack):
         self.start_daemon(name, self.node(name), ["sh", "-c", cable, "sh", *argv])
 
     def await_sshd(self, name: str) -> None:
-        """Until a guest can be logged in to, and a connection stands that commands share."""
+        """Wait until a guest accepts logins and has a connection that commands share."""
         end = time.monotonic() + UP_LIMIT_S
         master, options = f"ssh-{name}", self._login(name)[1:]
 
@@ -218,7 +223,7 @@ class Machines(ssh.SshOnRack):
             time.sleep(0.5)
 
     def _login(self, name: str) -> list[str]:
-        """By the connection there is, where there is one: another takes seconds."""
+        """Over the existing connection, if there is one: a new one takes seconds."""
         options = ["-o", "ConnectTimeout=60", "-o", f"ControlPath={self.directory}/{name}.ssh"]
         return ["ssh", "-F", str(self.config), *options, name]
 
@@ -232,7 +237,7 @@ class Machines(ssh.SshOnRack):
         return macs
 
     def _script(self, name: str) -> str:
-        """What a guest runs when it boots."""
+        """The boot script of a guest."""
         plan, index = self.rack.plan, self.node(name).index
         names = [
             f"    {mac}) ip link set ${{device##*/}} name {nic} ;;"
@@ -257,7 +262,7 @@ class Machines(ssh.SshOnRack):
 
 
 def _shared() -> list[tuple[str, str]]:
-    """This Python, its environment and this project, which guests have at the same places."""
+    """This Python, its environment and this project, which guests have at the same paths."""
     wanted = {str(_PROJECT), sys.prefix, sys.base_prefix} - {"/usr", "/"}
     outer = sorted(
         path
@@ -269,7 +274,7 @@ def _shared() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def machines_once() -> Iterator[Machines]:
-    """One for all tests; take `machines`, which is as new in each."""
+    """One set of guests for all tests; tests take `machines`, which is reset for each."""
     need_machines()
     with Machines() as machines:
         yield machines
@@ -277,6 +282,6 @@ def machines_once() -> Iterator[Machines]:
 
 @pytest.fixture
 def machines(machines_once: Machines) -> Iterator[Machines]:
-    """Guests, all well; what a test broke at their links and power is put right behind it."""
+    """Healthy guests; links and power that a test broke are restored after it."""
     yield machines_once
     machines_once.clear()

@@ -1,4 +1,4 @@
-"""Guests, booted once for all tests."""
+"""Guests that are booted once for all tests."""
 
 from __future__ import annotations
 

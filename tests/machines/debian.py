@@ -1,4 +1,4 @@
-"""Debian packages by apt, from the mirror it is configured with, unpacked and not installed."""
+"""Debian packages from the configured mirror of apt, unpacked and not installed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 _MERGED = ("bin", "sbin", "lib", "lib64")
 """Links to the directories of these names in usr, as Debian has them."""
 _ALTERNATIVES = {"sh": "bash", "awk": "mawk"}
-"""Links in bin that scripts of packages would make."""
+"""Links in bin that package scripts would create."""
 
 
 def download(packages: Sequence[str], directory: Path) -> list[Path]:
-    """These packages and all they depend on, as for a system that has none; the files.
+    """Files of these packages and all their dependencies, as for an empty system.
 
-    Raises CalledProcessError; what apt says is for the reader.
+    Raises CalledProcessError; apt's output goes to the terminal.
     """
     (directory / "partial").mkdir(parents=True, exist_ok=True)
     status = directory / "status"
@@ -37,7 +37,7 @@ def download(packages: Sequence[str], directory: Path) -> list[Path]:
 
 
 def unpack(files: Sequence[Path], root: Path) -> None:
-    """The contents of packages as a tree; no script of theirs runs."""
+    """The contents of packages as a tree; their scripts do not run."""
     for name in _MERGED:
         (root / "usr" / name).mkdir(parents=True, exist_ok=True)
         if not (root / name).exists():

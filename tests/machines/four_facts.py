@@ -1,4 +1,4 @@
-"""What the proof of transport shows of two guests, whether they run or were recorded."""
+"""Results of the transport proof on two guests, running or recorded."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LEAST = "transport, bytes on the fabric of the node that sent least"
 
 
 def faults(evidence: Evidence) -> dict[str, str | None]:
-    """What is not as promised, by measurement."""
+    """Measurements that break the promise, with their culprits."""
     found = judge(evidence, Spec.model_validate(pages.one_rail()), PROMISE)
     assert len(found) == len(ProofFact) + 2 + len(evidence.nodes)
     return {one.name: one.culprit for one in found if one.verdict not in (Verdict.PASS, None)}
 
 
 def faults_on_tcp(evidence: Evidence) -> None:
-    """Both nodes are blamed by what UCX logs and by what NICs carried; the NIC is the right one."""
+    """Both nodes are blamed by UCX logs and by NIC counters; the NIC itself is the right one."""
     instead = "UCX's tcp (fab0) instead of roce: UCX_TLS=tcp, UCX_NET_DEVICES=fab0"
     found = faults(evidence)
     assert set(found) == {LOGGED, COUNTED, LEAST}

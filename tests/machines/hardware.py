@@ -1,4 +1,4 @@
-"""What a guest is built of, and the QEMU options for it. Pure."""
+"""The parts of a guest, and the QEMU options for them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FAR = 21
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """cpus: how many; 0: memory only."""
+    """cpus: number of CPUs; 0: memory only."""
 
     cpus: int = 1
     memory_mib: int = 1024
@@ -19,10 +19,10 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """name: of the interface in the guest. node: NUMA node of its slot; None: of no known side.
+    """name: of the interface in the guest. node: NUMA node of its slot; None: unknown.
 
     model: QEMU's, with properties. `e1000e` has its NUMA node in `device/numa_node`; virtio has a
-    device of its own below that of the slot. beside: the NIC that it shares a link with.
+    separate device below that of the slot. beside: the NIC with which it shares a link.
     """
 
     name: str
@@ -32,19 +32,19 @@ class Nic:
 
     @property
     def link(self) -> str:
-        """The link of the rack's node that it hangs on."""
+        """The link of the rack's node that it is connected to."""
         return self.beside or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """NUMA nodes with their CPUs, counted through, and NICs in their slots."""
+    """NUMA nodes with consecutively numbered CPUs, and NICs in their slots."""
 
     numa: tuple[NumaNode, ...] = (NumaNode(), NumaNode())
     nics: tuple[Nic, ...] = (Nic("mgmt0", 0), Nic("fab0", 1), Nic("fab1", 0, beside="fab0"))
 
     def options(self, taps: dict[str, str], macs: dict[str, str]) -> list[str]:
-        """taps, macs: by the name of the NIC."""
+        """QEMU options. taps, macs: by name of the NIC."""
         return [*self._processors(), *self._slots(taps, macs)]
 
     def _processors(self) -> list[str]:
@@ -93,8 +93,10 @@ TWO_SIDES = Hardware()
 
 
 def shares(directories: Sequence[tuple[str, str]]) -> list[str]:
-    """Directories of this machine, by a tag of at most 31 letters, that a guest may mount and
-    read."""
+    """QEMU options for directories that a guest may mount and read.
+
+    The keys are mount tags of at most 31 letters.
+    """
     words: list[str] = []
     for tag, path in directories:
         place = path.replace(",", ",,")

@@ -1,8 +1,8 @@
-"""What guests boot: Debian's kernel and a root file system of its packages, made once per user.
+"""The image that guests boot: Debian's kernel and packages, made once per user.
 
-`python -m tests.machines.image` makes it in the user's cache directory (some 200 MB of packages
-from the mirror of apt's configuration); nothing of it is committed. It is made anew when what it is
-made by changes. Debian's kernel leaves siw out: it is compiled from the source of that very kernel.
+`python -m tests.machines.image` makes it in the user's cache directory (about 200 MB of packages
+from the configured mirror of apt); it is not committed, and is rebuilt when its inputs change.
+Debian's kernel does not include siw, so it is compiled from the source of the same kernel.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NOT_NEEDED = (
     *("gpu", "media", "net/wireless", "staging", "iio", "hid", "mtd", "scsi", "usb", "ata"),
     *("infiniband/hw", "infiniband/ulp", "isdn", "input", "power", "video", "platform", "nvme"),
 )
-"""Drivers that a guest has no device for."""
+"""Drivers of devices that no guest has."""
 _INITRD_MODULES = ("virtio_pci", "virtio_blk", "ext4", "overlay")
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
@@ -72,7 +72,7 @@ def _cache() -> Path:
 
 
 def image() -> Image:
-    """The image that this source makes; see `unavailable`."""
+    """The image for the current source; see `unavailable`."""
     digest = hashlib.sha256()
     for file in (Path(__file__), Path(debian.__file__), *sorted(GUEST_FILES.iterdir())):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -80,7 +80,7 @@ def image() -> Image:
 
 
 def unavailable() -> str | None:
-    """Why guests cannot be booted here, in one line."""
+    """Why guests cannot be booted here, in one line; None if they can."""
     if shutil.which(QEMU) is None:
         return f"no guests here: {QEMU} is not installed (Debian: qemu-system-x86)"
     if not image().directory.is_dir():
@@ -89,7 +89,7 @@ def unavailable() -> str | None:
 
 
 def build() -> None:
-    """Make the image where it is missing; two runs at once make it once."""
+    """Make the image if it is missing; two runs at the same time make it once."""
     made = image()
     with _lock():
         if made.directory.is_dir():
@@ -112,7 +112,7 @@ def _lock() -> Iterator[None]:
 
 
 def _build(work: Path) -> None:
-    """Directory `image` in work, which may be left full of other things."""
+    """Build directory `image` in `work`, which may keep temporary files."""
     root, made = work / "root", Image(work / "image")
     made.directory.mkdir()
     print("downloading Debian packages", flush=True)
@@ -144,7 +144,7 @@ def _build(work: Path) -> None:
 
 
 def _run_of(root: Path, program: str, *argv: str) -> str:
-    """Run a program of the tree, with its own libraries, under the name argv begins with."""
+    """Run a program of the tree with the tree's libraries; argv has the name it runs under."""
     libraries = str(root / _LIBRARIES)
     loader = [f"{libraries}/ld-linux-x86-64.so.2", "--library-path", libraries]
     words = [*loader, "--argv0", argv[0], str(root / program), *argv[1:]]
@@ -152,7 +152,7 @@ def _run_of(root: Path, program: str, *argv: str) -> str:
 
 
 def _siw(tree: Path, release: str) -> Path:
-    """siw.ko for a kernel, compiled by Debian's compiler in a tree of its own."""
+    """siw.ko for a kernel, compiled by Debian's compiler in a separate tree."""
     print("compiling siw", flush=True)
     debian.unpack(debian.download(_COMPILER, tree / "packages"), tree)
     [source] = (tree / "usr/src").glob("linux-source-*.tar.xz")
@@ -175,7 +175,7 @@ def _siw(tree: Path, release: str) -> Path:
 
 
 def _write_initrd(root: Path, modules: Path, tree: Path, target: Path) -> None:
-    """busybox, our init, and the modules that the root disk takes, in the order they need."""
+    """busybox, our init, and the modules that the root disk needs, in dependency order."""
     (tree / "modules").mkdir(parents=True)
     busybox = root / "bin/busybox"
     shutil.copy(busybox, tree)

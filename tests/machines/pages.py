@@ -1,4 +1,4 @@
-"""What guests promise, as pages."""
+"""Specs of guests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-# A tenth of the line holds on a busy machine too; on a quiet one perftest reaches most of it. Few
-# writes wait at once, and answers may take seconds: nothing is sent twice.
+# A tenth of the line rate holds on a busy machine too; on an idle one perftest reaches most of it.
+# Few writes are queued, and answers may take seconds, so that nothing is retransmitted.
 _PAGE = """
 name: two guests
 nodes: 2
@@ -48,7 +48,7 @@ def two_rails() -> dict[str, Any]:
 
 
 def write(page: dict[str, Any], directory: Path) -> Path:
-    """The page as spec.yaml there."""
+    """Write the spec as spec.yaml in a directory."""
     path = directory / "spec.yaml"
     path.write_text(yaml.safe_dump(page, sort_keys=False))
     return path

@@ -1,4 +1,4 @@
-"""The acceptance suite over ssh on two guests: green, and red with names."""
+"""The acceptance suite over ssh on two guests: passes, and fails with named culprits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_healthy_guests_pass(machines: Machines, shared: Path) -> None:
 
 @pytest.fixture
 def unwell(machines: Machines) -> Iterator[Machines]:
-    """node0's port is down; node1's MTU is too small."""
+    """Guests with faults: node0's port is down; node1's MTU is too small."""
     machines.guest("node0", "ip link set fab0 down")
     machines.guest("node1", "ip link set fab0 mtu 1500")
     yield machines
@@ -53,7 +53,7 @@ def unwell(machines: Machines) -> Iterator[Machines]:
     machines.guest("node1", "ip link set fab0 mtu 4200")
 
 
-def test_faults_are_named_each_at_its_question(unwell: Machines, shared: Path) -> None:
+def test_each_fault_is_named_by_its_test(unwell: Machines, shared: Path) -> None:
     page = pages.one_rail()
     page["criteria"]["preflight"]["rdma"]["gid_types"] = ["RoCE v1"]
     done = certified(unwell, shared, page, "test_preflight.py")
@@ -93,14 +93,14 @@ def test_a_slow_direction_of_one_rail_is_named(one_slow_rail: Machines, shared: 
     for path, rail in itertools.product(PATHS, (0, 1)):
         slow = (path, rail) == (PATHS[0], 1)
         one = found[f"ib_write_bw {path} rxe{rail}"]
-        if slow or rail == 0:  # what node1 sends over the slow rail waits for answers over it
+        if slow or rail == 0:  # node1's answers over the slow rail delay what node0 sends
             assert one["verdict"] == ("fail" if slow else "pass"), done.run.output
             assert one["culprit"] == (f"{path} rxe{rail}" if slow else None)
 
 
 @contextmanager
 def flapping(machines: Machines, name: str, nic: str) -> Iterator[None]:
-    """The cable of a guest's NIC is out for 200 ms every 5 s."""
+    """The cable of a guest's NIC is disconnected for 200 ms every 5 s."""
     over = threading.Event()
 
     def flap() -> None:
@@ -120,8 +120,10 @@ def flapping(machines: Machines, name: str, nic: str) -> Iterator[None]:
 
 @pytest.fixture
 def firewalled(machines: Machines) -> Iterator[Machines]:
-    """perftest's port is shut on both nodes; node1 has no ib_send_bw, its second device has another
-    name, and its first link flaps."""
+    """Guests whose perftest port is blocked; node1 also has other faults.
+
+    node1 has no ib_send_bw, its second device has another name, and its first link flaps.
+    """
     rules = {"node0": "dport 18516 drop", "node1": "dport 18515 reject with tcp reset"}
     for name, rule in rules.items():
         chain = "add chain inet t c { type filter hook input priority 0; }"
@@ -137,7 +139,7 @@ def firewalled(machines: Machines) -> Iterator[Machines]:
     machines.guest("node1", "rdma link del rxe7; rdma link add rxe1 type rxe netdev fab1")
 
 
-def test_a_firewall_what_is_missing_and_a_flapping_link_are_named(
+def test_a_firewall_missing_parts_and_a_flapping_link_are_named(
     firewalled: Machines, shared: Path
 ) -> None:
     page = pages.two_rails()

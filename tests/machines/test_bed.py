@@ -1,4 +1,4 @@
-"""Guests are machines of their own, and end with whoever started them."""
+"""Guests are separate machines, and end with the process that started them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ uname -r
 """
 
 
-def test_guests_are_machines_with_two_sides(machines: Machines) -> None:
+def test_guests_are_machines_with_two_numa_nodes(machines: Machines) -> None:
     found = [machines.guest(name, LOOK).splitlines() for name in machines.names]
     boots = {lines[0] for lines in found}
     assert len(boots) == 2
@@ -60,7 +60,7 @@ def test_a_killed_run_leaves_nothing() -> None:
 
 
 def guests(directory: str) -> list[psutil.Process]:
-    """QEMUs that have something in this directory."""
+    """QEMU processes with a file in this directory."""
     return [
         process
         for process in psutil.process_iter(["name", "cmdline"])

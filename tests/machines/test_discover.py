@@ -1,4 +1,4 @@
-"""The first spec drafted of guests, held against what they were built of."""
+"""The first spec drafted from guests, compared with their hardware."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.machines.hardware import TWO_SIDES
 LIMIT_S = 500.0
 
 
-def test_the_first_spec_is_what_guests_were_built_of(machines: Machines, tmp_path: Path) -> None:
-    """Ranks on CPUs speak TCP: the fabric is interfaces. No virtio NIC says how fast it is."""
+def test_the_first_spec_matches_the_hardware_of_guests(machines: Machines, tmp_path: Path) -> None:
+    """Ranks on CPUs use TCP: the fabric is interfaces. virtio NICs report no speed."""
     directory = machines.directory / tmp_path.name
     directory.mkdir()
     run = run_pytest(
@@ -27,7 +27,7 @@ def test_the_first_spec_is_what_guests_were_built_of(machines: Machines, tmp_pat
         *("-p", "no:cacheprovider"),
         limit_s=LIMIT_S,
     )
-    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.output  # a line is to be filled in
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.output  # a line is missing
     assert "mnode: keys to fill in before the page can be loaded: fabric.line_rate" in run.output
     text = (directory / "page.yaml").read_text()
     page = yaml.safe_load(text)
@@ -48,7 +48,7 @@ def test_the_first_spec_is_what_guests_were_built_of(machines: Machines, tmp_pat
     }
     assert "# Left out: mgmt0 carries control traffic, and its rate is unknown." in text
     assert "# Left out: this run has no Slurm allocation, and sinfo answers on no node." in text
-    for tag in ("share0", "own"):  # what the guests mount of this machine
+    for tag in ("share0", "own"):  # directories of this machine that guests mount
         assert f"(9p {tag})" in " ".join(line.strip("# ") for line in text.splitlines())
     preflight = criteria["preflight"]
     assert preflight["interfaces"] == {}

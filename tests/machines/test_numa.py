@@ -68,7 +68,7 @@ CASES = (
 )
 
 
-# Client and server on one machine; the client binds itself as its arguments say.
+# Client and server on one machine; the client binds itself according to its arguments.
 PERFTEST = """
 cd /
 beside() {{ {python} -P -m pytest_mnode.measuring.tools.beside_nic rxe0 nic host "$@"; }}
@@ -122,7 +122,7 @@ def test_perftest_runs_beside_its_nic_and_elsewhere_is_named(
 
 
 def test_four_uneven_nodes_and_a_nic_without_affinity(uneven: Machines) -> None:
-    """Real processes, bound by numactl, as a real kernel shows them."""
+    """Real processes bound by numactl, as a real kernel shows them."""
     cases = json.dumps([[nic, *how] for nic, how, _, _ in CASES])
     program = shlex.join([sys.executable, "-P", "-c", JUDGED, cases])
     lines = uneven.guest("node0", f"cd /; {program}", limit_s=400).splitlines()

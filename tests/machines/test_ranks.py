@@ -1,4 +1,4 @@
-"""Ranks on guests: they meet, and each is placed beside its NIC or named."""
+"""Ranks on guests: they meet, and each is beside its NIC or named."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CPUS = "test_ranks_run_beside_their_accelerator"
 MEMORY = "test_memory_is_beside_the_accelerator"
 NIC = "test_ranks_send_over_the_nearest_nic"
 CORES = "test_ranks_have_cores_of_their_own"
-# fab0 is beside NUMA node 1, whose one CPU is 1. The rank of node1 is moved, that of node0 stays;
-# or what it sends is, to fab1, which is beside NUMA node 0 and on the same line.
+# fab0 is beside NUMA node 1, whose only CPU is 1. The rank of node1 is moved, that of node0 stays;
+# or its traffic is moved to fab1, which is beside NUMA node 0 and on the same link.
 MISPLACED = f"""
 import os
 import subprocess
@@ -69,7 +69,7 @@ def page() -> dict[str, Any]:
 
 
 def test_ranks_meet_and_a_misplaced_one_is_named(machines: Machines, shared: Path) -> None:
-    """One world for all: torch takes a minute to import."""
+    """One world for all checks: importing torch takes a minute."""
     peer = machines.rack.plan.address(0, "fab0")
     (shared / "misplaced.py").write_text(MISPLACED.replace("PEER", peer))
     tests = [*MESH, *(f"test_numa.py::{name}" for name in (CPUS, MEMORY, NIC, CORES))]

@@ -1,4 +1,4 @@
-"""RDMA for real: what judges say of ports, perftest's writes and counters of two guests."""
+"""Real RDMA: judgements of ports, perftest's writes and counters of two guests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(encode(Machine.read(parts=("interfaces", "rdma", "verbs"), limit_s=120)))
 """
 LISTENING = "ss -Htln sport = :18515 | grep -q ."
 EASY_MBIT_S, SHARE, TEN = 5.0, 0.8, 10
-# Interfaces may have more addresses than a port has GIDs: the last one gets none.
+# Interfaces may have more addresses than a port has GIDs: the last address gets none.
 MANY = """
 ip address flush dev fab0 scope global
 for i in $(seq 1100); do printf 'address add fd00::%x/128 dev fab0 nodad\\n' $i; done >/tmp/many
@@ -50,7 +50,7 @@ def spec() -> Spec:
 
 @pytest.fixture
 def whole(machines: Machines) -> Iterator[Machines]:
-    """Guests whose RDMA devices are made anew behind the test."""
+    """Guests whose RDMA devices are recreated after the test."""
     yield machines
 
     def renew(name: str) -> None:
@@ -71,7 +71,7 @@ def python(machines: Machines, name: str, *argv: str) -> str:
 
 
 def faults(machines: Machines, spec: Spec) -> dict[str, list[str]]:
-    """What judges of preflight blame, by node."""
+    """Culprits of preflight judges, by node."""
 
     def look(name: str) -> NodeSurvey:
         machine = decode(Machine, python(machines, name, "-c", READ))
@@ -97,7 +97,7 @@ def faults(machines: Machines, spec: Spec) -> dict[str, list[str]]:
 
 
 def plug(machines: Machines, name: str, carrier: int) -> None:
-    """Pull the cable of a guest's fabric (0), or plug it in (1), until the guest has seen it."""
+    """Disconnect (0) or connect (1) a guest's fabric cable, and wait until the guest sees it."""
     machines.set_carrier(name, "fab0", bool(carrier))
     file = "/sys/class/net/fab0/carrier"
     machines.guest(name, f"until [ $(cat {file}) = {carrier} ]; do sleep 0.1; done", LIMIT_S)
@@ -133,7 +133,7 @@ def test_faults_of_ports_are_named_with_node_and_port(whole: Machines, spec: Spe
 
 
 def perftest(machines: Machines, sender: str, *, kill: bool = False) -> Perftest:
-    """What the client prints of writes for three seconds; kill: the server, in the middle."""
+    """The client's output for writes of three seconds; kill: kill the server halfway."""
     receiver = next(name for name in machines.names if name != sender)
     program = "ib_write_bw -d rxe0 -F -s 65536 -D 4 -u 18 --report_gbits"
     established = "ss -Htn state established sport = :18515 | grep -q ."
@@ -176,7 +176,7 @@ def test_writes_are_counted_and_a_slow_direction_is_slow(whole: Machines) -> Non
     after = counters(whole)
     sent = rise(before["node0"], after["node0"], "rxe0:1", "sent_pkts")
     assert sent * ROCE_BYTES >= 1 << 20
-    # Packets of RDMA are packets of the interface below, and hardly any others are sent.
+    # RDMA packets are packets of the interface below, which sends almost no others.
     packets = rise(before["node0"], after["node0"], "fab0", "tx_packets")
     assert sent <= packets <= 1.1 * sent + 100
     assert rise(before["node1"], after["node1"], "rxe0:1", "rcvd_pkts") > 0.9 * sent
@@ -188,8 +188,8 @@ def test_writes_are_counted_and_a_slow_direction_is_slow(whole: Machines) -> Non
     whole.set_rate("node1", 40.0, "tx")
 
 
-def test_ten_results_of_ten_reach_the_promised_share(whole: Machines) -> None:
-    """A result each second over one connection, at a rate that a busy machine holds."""
+def test_ten_of_ten_results_reach_the_promised_share(whole: Machines) -> None:
+    """One result per second over one connection, at a rate that a busy machine reaches."""
     program = "ib_write_bw -d rxe0 -F -s 16384 -t 8 -u 18 --report_gbits --run_infinitely -D 1"
     for name in whole.names:
         whole.set_rate(name, EASY_MBIT_S)
@@ -200,7 +200,7 @@ def test_ten_results_of_ten_reach_the_promised_share(whole: Machines) -> None:
     while len(kept) < TEN:
         lines = whole.guest("node0", "cat /tmp/results").splitlines()
         rates = [float(line.split()[3]) * 1e3 for line in lines if line.startswith(" 16384")]
-        # A machine that stands still for a second is no fault of the link.
+        # A machine that is stopped for a second is no fault of the link.
         kept = list(takewhile(lambda rate: rate >= SHARE * EASY_MBIT_S, reversed(rates)))
         assert time.monotonic() < end, lines
         time.sleep(0.5)
@@ -218,7 +218,7 @@ def test_losses_and_a_flapping_link_are_judged_over_the_load(whole: Machines, sp
     chain = "add table ip t; add chain ip t c { type filter hook input priority 0; }"
     drop = "add rule ip t c udp dport 4791 numgen random mod 100 < 8 drop"
     whole.guest("node1", f"nft '{chain}; {drop}'")
-    for _ in range(3):  # a connection may be given up before it has lost much
+    for _ in range(3):  # a connection may fail before it has lost many packets
         perftest(whole, "node0")
     whole.guest("node1", "nft delete table ip t")
     lossy = counters(whole)

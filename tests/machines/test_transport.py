@@ -1,4 +1,4 @@
-"""Collectives over RDMA without a GPU: MPI over UCX, by the four facts of the transport proof."""
+"""Collectives over RDMA without a GPU: MPI over UCX, judged by the four facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.machines.four_facts import PROMISE, faults, faults_on_tcp
 
 LIMIT_S = 240.0
 LOG = {"UCX_LOG_LEVEL": "info", "UCX_LOG_FILE": "/tmp/ucx.%h.%p"}
-# UCX connects by datagrams, of which soft-RoCE's do not show the GID that they were sent to: with
+# UCX connects by datagrams, and soft-RoCE's do not show the GID that they were sent to: with
 # UCX's check of it all of them are dropped.
 RDMA = {"UCX_TLS": "rc", "UCX_NET_DEVICES": "rxe0:1", "UCX_UD_VERBS_ETH_DGID_CHECK": "n"}
 TCP = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "fab0"}
@@ -30,7 +30,7 @@ mpirun.openmpi --host {hosts} --mca plm_rsh_agent 'ssh -F {config}' \
 
 
 def all_reduced(machines: Machines, settings: Mapping[str, str]) -> Evidence:
-    """Facts around all-reduces of one rank per guest; all sums came right."""
+    """Evidence of all-reduces with one rank per guest; all sums are correct."""
     paths = f"{Path(__file__).parents[2]}:/usr/lib/python3/dist-packages"
     environment = {**LOG, **settings, "PYTHONPATH": paths}
     script = MPIRUN.format(
@@ -50,5 +50,5 @@ def test_an_all_reduce_runs_over_rdma(machines: Machines) -> None:
     assert faults(all_reduced(machines, RDMA)) == {}
 
 
-def test_tcp_over_the_promised_nic_is_no_rdma(machines: Machines) -> None:
+def test_tcp_over_the_promised_nic_is_not_rdma(machines: Machines) -> None:
     faults_on_tcp(all_reduced(machines, TCP))

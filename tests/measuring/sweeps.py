@@ -1,4 +1,4 @@
-"""Sweeps that never ran: rows at a part of the line rate, and what is recorded of them."""
+"""Composed sweeps: rows at a share of the line rate, and their measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PINNED, DEFAULT = algorithms_of(Collective.ALL_REDUCE, "nccl", 1)
 
 
 def row(size_bytes: int, of_the_line: float, wrong: int = 0) -> Row:
-    """A row of four ranks whose busbw is a part of the rack's 0.025 GB/s."""
+    """A row of four ranks with a busbw of this share of the rack's 0.025 GB/s."""
     time_s = size_bytes * bus_factor("all_reduce", 4) / (of_the_line * 0.025e9)
     return Row("all_reduce", 4, size_bytes, size_bytes, size_bytes // 4, 3, (time_s,) * 5, wrong)
 
@@ -49,7 +49,7 @@ def judged(
 
 
 def recorded(found: Busbw) -> dict[str, Measurement]:
-    """What is recorded of the sweeps, and not of the traffic."""
+    """Measurements of the sweeps, without those of the traffic."""
     kept = judge_busbw(found)[:-1]
     assert len({m.name for m in kept}) == len(kept)
     return {m.name: m for m in kept}

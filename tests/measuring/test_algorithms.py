@@ -1,4 +1,4 @@
-"""What is measured with which algorithm; a pinned ring leaves the environment as it was."""
+"""The algorithm of each measurement; a pinned ring leaves the environment unchanged."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ RING, DEFAULT = algorithms_of(Collective.ALL_REDUCE, "nccl", 8)
         ("all_reduce", "ucc", [("default", False, False)]),
     ],
 )
-def test_a_ring_is_pinned_where_there_is_a_choice(
+def test_a_ring_is_pinned_if_nccl_has_a_choice(
     collective: str, backend: str, found: list[tuple[str, bool, bool]]
 ) -> None:
     algorithms = algorithms_of(Collective(collective), backend, 8)
     assert [(a.name, a.pinned, a.physical) for a in algorithms] == found
 
 
-def test_what_users_get_is_noted_as_they_have_it() -> None:
+def test_the_default_algorithm_is_noted_with_the_users_settings() -> None:
     assert [a.note for a in algorithms_of(Collective.ALL_REDUCE, "nccl", 8, "TREE")] == [
         "NCCL_ALGO=RING",
         "NCCL_ALGO=TREE",
@@ -50,7 +50,7 @@ def test_what_users_get_is_noted_as_they_have_it() -> None:
 
 
 class Communicators:
-    """Stands for NCCL: notes NCCL_ALGO where a communicator is made."""
+    """Stands for NCCL: records NCCL_ALGO when a communicator is made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.made: list[str | None] = []
@@ -68,7 +68,7 @@ class Communicators:
 
 
 @pytest.mark.parametrize("before", [None, "TREE"])
-def test_the_variable_is_set_for_the_communicator_and_put_back(
+def test_the_variable_is_set_for_the_communicator_and_restored(
     monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
     monkeypatch.delenv("NCCL_ALGO", raising=False)
@@ -85,7 +85,9 @@ def test_the_variable_is_set_for_the_communicator_and_put_back(
     assert nccl.destroyed == ["the ring"] * 2
 
 
-def test_it_is_put_back_where_no_communicator_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_is_restored_if_no_communicator_can_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     nccl = Communicators(monkeypatch, RuntimeError("no ring"))
     with pytest.raises(RuntimeError, match="no ring"), group_for(RING, CPU):
@@ -95,7 +97,7 @@ def test_it_is_put_back_where_no_communicator_can_be_made(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("algorithm", [DEFAULT, *algorithms_of(Collective.ALL_REDUCE, "gloo", 1)])
-def test_nothing_is_made_for_the_default(
+def test_the_default_algorithm_needs_no_communicator(
     monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm
 ) -> None:
     nccl = Communicators(monkeypatch)

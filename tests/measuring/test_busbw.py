@@ -1,4 +1,4 @@
-"""Who is to blame for a collective that falls short: searched once, and again where nobody is."""
+"""The culprit of a slow collective: searched once, and again if no culprit was found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NODES = ("node0", "node1")
 
 
 class _Known:
-    """Keeps what was found, on one rank."""
+    """Stores known culprits, on one rank."""
 
     def __init__(self) -> None:
         self.kept: list[KnownCulprit] = []
@@ -41,7 +41,7 @@ class _Known:
 
 
 class _Found:
-    """Who was found, as a search returns it."""
+    """The result of a search with this culprit."""
 
     def __init__(self, culprit: str | None) -> None:
         self.culprit = culprit
@@ -57,7 +57,7 @@ class _Found:
 
 
 @pytest.mark.parametrize(("culprit", "searches"), [("node2 fab0", 1), (None, 2)])
-def test_a_culprit_is_looked_for_until_found(
+def test_a_culprit_is_searched_until_found(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     culprit: str | None,
@@ -86,15 +86,15 @@ def test_a_culprit_is_looked_for_until_found(
 @pytest.mark.parametrize(
     ("emulated", "culprit", "rates", "trials", "kept"),
     [
-        (True, None, [0.5, 0.9], 2, True),  # the machine was busy
+        (True, None, [0.5, 0.9], 2, True),  # other programs used the machine
         (True, None, [0.5, 0.5, 0.9], 3, True),
         (True, None, [0.5, 0.5, 0.5, 0.9], 3, False),
-        (True, "node2 fab0", [0.5, 0.9], 1, False),  # who was found is not excused
-        (False, None, [0.5, 0.9], 1, False),  # nor is a cluster that has its machines to itself
+        (True, "node2 fab0", [0.5, 0.9], 1, False),  # a found culprit is not excused
+        (False, None, [0.5, 0.9], 1, False),  # nor is an idle cluster
         (True, None, [0.9], 1, True),
     ],
 )
-def test_an_emulated_fabric_that_falls_short_with_nobody_slow_is_measured_again(  # noqa: PLR0917  a table
+def test_a_slow_emulated_fabric_without_a_slow_pair_is_measured_again(  # noqa: PLR0917  a table
     monkeypatch: pytest.MonkeyPatch,
     emulated: bool,
     culprit: str | None,
@@ -121,7 +121,7 @@ def test_an_emulated_fabric_that_falls_short_with_nobody_slow_is_measured_again(
     found = module.measure_busbw("all_reduce", PROMISE, spec, WORLD, CPU)
     assert len(list(measured)) == len(rates) - trials
     assert found.attempt == trials
-    # One budget for all trials; none is searched without time.
+    # One budget for all trials; no search starts without time left.
     assert budgets_s == [20.0, 8.0][: trials - (rates[trials - 1] == 0.9)]
     assert (found.culprit is None) is kept
     note = recorded(found)["all_reduce 1 MiB busbw"].note
@@ -147,7 +147,7 @@ def _world(nodes: tuple[str, ...] = NODES, rank: int = 0) -> World:
         (("node0", "node2"), None, 10.0, False),
     ],
 )
-def test_a_finding_explains_the_same_nodes_for_a_while(
+def test_a_known_culprit_explains_the_same_nodes_for_a_while(
     tmp_path: Path, nodes: tuple[str, ...], instead: str | None, age_s: float, explains: bool
 ) -> None:
     KnownCulprits(tmp_path, lambda: 1000.0).keep(_world(), None, "node1 fab0", "all_reduce")
@@ -162,11 +162,11 @@ def test_only_rank_0_keeps_and_reads(tmp_path: Path) -> None:
     known.keep(_world(rank=1), None, "node1 fab0", "all_reduce")
     assert list(tmp_path.iterdir()) == []
     known.keep(_world(), None, "node1 fab0", "all_reduce")
-    assert known.explaining(_world(rank=1), None) is None  # it hears of it from rank 0
+    assert known.explaining(_world(rank=1), None) is None  # other ranks get it from rank 0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"nodes": 3}', "\x00"])
-def test_what_cannot_be_read_is_looked_for_again(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_culprit_is_searched_again(tmp_path: Path, text: str) -> None:
     (tmp_path / "culprit.json").write_text(text)
     assert KnownCulprits(tmp_path).explaining(_world(), None) is None
 

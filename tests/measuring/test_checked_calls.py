@@ -1,4 +1,4 @@
-"""Which of the timed calls are looked at."""
+"""Which of the timed calls are checked."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from pytest_mnode.measuring.checked_calls import chosen_calls
     ("calls", "call_s", "looked_at"),
     [(1, 0.3, 0), (2, 0.2, 1), (60, 4e-3, 59), (36, 7e-3, 35), (1000, 1e-4, 50), (1000, 25e-6, 12)],
 )
-def test_all_calls_but_the_last_or_as_many_as_cost_a_hundredth(
-    calls: int, call_s: float, looked_at: int
-) -> None:
+def test_checked_calls_cost_at_most_a_hundredth(calls: int, call_s: float, looked_at: int) -> None:
     chosen = chosen_calls(calls, call_s, seed=3)
     assert len(chosen) == looked_at
     assert chosen <= set(range(calls - 1))
 
 
-def test_repeats_look_at_different_calls_and_ranks_at_the_same() -> None:
+def test_repeats_check_different_calls_and_ranks_the_same_ones() -> None:
     chosen = [chosen_calls(1000, 1e-4, seed) for seed in (1, 1, 2)]
     assert chosen[0] == chosen[1] != chosen[2]
 
 
-def test_no_period_of_a_fault_is_missed() -> None:
+def test_faults_of_any_period_are_found() -> None:
     for every in range(2, 60):
         looked_at = [chosen_calls(1000, 1e-4, turn) for turn in range(13, 18)]
         assert any(call % every == 0 for chosen in looked_at for call in chosen), every

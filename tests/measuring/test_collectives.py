@@ -1,4 +1,4 @@
-"""Each check is shown right data, and data that is wrong in the ways collectives go wrong."""
+"""Each check gets correct data, and data that are wrong in the ways that collectives fail."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Tensors = list[torch.Tensor]
 
 @dataclass
 class Call:
-    """What one rank handed to torch.distributed; the same tensor where it works in place."""
+    """Tensors that one rank passed to torch.distributed; the same tensor for in-place calls."""
 
     sent: torch.Tensor
     received: torch.Tensor
 
 
 class Ranks:
-    """All ranks of a world in one process: what they call is kept, then done to all at once."""
+    """All ranks of a world in one process: calls are recorded, then done for all at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = RANKS) -> None:
         self.count, self.rank = count, 0
@@ -53,7 +53,7 @@ class Ranks:
 
     def _exchange(self, ops: Sequence[tuple[Any, torch.Tensor, int]]) -> list[Any]:
         (receive, into, before), (send, of, following) = ops
-        assert (receive, send) == (dist.irecv, dist.isend)  # gloo takes turns in the other order
+        assert (receive, send) == (dist.irecv, dist.isend)  # else gloo ranks take turns
         assert before == (self.rank - 1) % self.count
         assert following == (self.rank + 1) % self.count
         self._keep(of, into)
@@ -69,7 +69,7 @@ class Ranks:
     def wrong(
         self, measured: Measured, size_bytes: int, carry: Callable[[Tensors], Tensors]
     ) -> int:
-        """How many values are wrong over all ranks; `carry` makes what is received of all sent."""
+        """Number of wrong values over all ranks; `carry` maps sent to received tensors."""
         part = measured.part(size_bytes, self.count)
         prepared: list[Prepared] = self.each(lambda: measured.prepare(part, CPU, None))
         self.calls = []
@@ -88,7 +88,7 @@ class Ranks:
 
 
 def _carried(name: str, sent: Tensors) -> Tensors:
-    """What every rank should receive."""
+    """The correct results of every rank."""
     ranks = len(sent)
     match Collective(name):
         case Collective.ALL_REDUCE:
@@ -110,14 +110,14 @@ def _of_the_call_before(name: str, sent: Tensors) -> Tensors:
 
 
 def _without_rank_2(name: str, sent: Tensors) -> Tensors:
-    """Rank 3 counts twice, rank 2 never; where rank 0 alone sends, rank 3 does in its place."""
+    """Rank 3 counts twice and rank 2 never; if only rank 0 sends, rank 3 sends in its place."""
     if name == "broadcast":
         return [sent[3]] * len(sent)
     return _carried(name, [*sent[:2], sent[3], sent[3]])
 
 
 def _chunks_swapped(name: str, sent: Tensors) -> Tensors:
-    """On rank 1 the first and the second part of what it received, or of its message."""
+    """On rank 1 the first and second parts of the received data, or of the message, are swapped."""
     received = _carried(name, sent)
     first, second, *others = received[1].chunk(RANKS)
     received[1] = torch.cat([second, first, *others])
@@ -125,7 +125,7 @@ def _chunks_swapped(name: str, sent: Tensors) -> Tensors:
 
 
 def _of_neighbours_swapped(name: str, sent: Tensors) -> Tensors:
-    """Ranks 1 and 2 each get what the other should."""
+    """Ranks 1 and 2 each get the other's result."""
     first, second, third, *others = _carried(name, sent)
     return [first, third, second, *others]
 
@@ -148,7 +148,7 @@ def _sum_off_by_one(name: str, sent: Tensors) -> Tensors:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size_bytes", [PART * RANKS * 4, PART * 4 + 7, 4 * RANKS])
-def test_right_data_is_right(monkeypatch: pytest.MonkeyPatch, name: str, size_bytes: int) -> None:
+def test_correct_data_pass(monkeypatch: pytest.MonkeyPatch, name: str, size_bytes: int) -> None:
     ranks = Ranks(monkeypatch)
     assert ranks.wrong(COLLECTIVES[name], size_bytes, lambda sent: _carried(name, sent)) == 0
 
@@ -183,7 +183,7 @@ def test_wrong_data_is_counted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_an_earlier_call_left_is_wrong(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_result_of_an_earlier_call_is_wrong(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ranks = Ranks(monkeypatch)
     part = COLLECTIVES[name].part(PART * RANKS * 4, RANKS)
     prepared = ranks.each(lambda: COLLECTIVES[name].prepare(part, CPU, None))
@@ -197,12 +197,12 @@ def test_what_an_earlier_call_left_is_wrong(monkeypatch: pytest.MonkeyPatch, nam
     ranks.rank = 1
     assert prepared[1].wrong().sum() == 0
     prepared[1].fill()
-    prepared[1].run()  # and nothing comes
+    prepared[1].run()  # and no data arrive
     assert prepared[1].wrong().sum() == len(received[1])
 
 
 @pytest.mark.parametrize("name", ["reduce_scatter", "all_to_all", "send_recv"])
-def test_what_another_rank_should_get_is_wrong(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_result_of_another_rank_is_wrong(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ranks = Ranks(monkeypatch)
     size_bytes = PART * RANKS * 4
     wrong = ranks.wrong(COLLECTIVES[name], size_bytes, lambda s: _of_neighbours_swapped(name, s))
@@ -237,7 +237,7 @@ def test_sizes_are_those_of_nccl_tests(name: str, part: int, moved_bytes: int) -
         ("send_recv", 2),
     ],
 )
-def test_what_a_rank_holds_is_not_five_copies(name: str, copies: float) -> None:
+def test_memory_of_a_rank_is_less_than_five_copies(name: str, copies: float) -> None:
     size_bytes = 16 << 30
     beside = COLLECTIVES[name].held_bytes(size_bytes, 8) - copies * size_bytes
     assert 0 <= beside <= 64 << 20

@@ -1,4 +1,4 @@
-"""Copies near and far, on machines that are simulated: where to copy, how much, and what counts."""
+"""Near and far copies on simulated machines: source and target, sizes, and verdicts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC: Spec = load_spec(default_spec_path())
 
 
 def machine(*memory_bytes: int, free_bytes: int | None = 100 * GIB) -> Numa:
-    """NUMA nodes in a row, each farther from the next, with four CPUs each."""
+    """NUMA nodes in a row with four CPUs each; distances grow along the row."""
     numbers = range(len(memory_bytes))
     return Numa(
         nodes=tuple(
@@ -52,11 +52,11 @@ def cpus(cache_bytes: int) -> Cpus:
     return Cpus(cpus=(cpu,))
 
 
-def test_near_is_the_accelerators_own_and_far_the_farthest() -> None:
+def test_near_is_the_accelerators_node_and_far_the_most_distant() -> None:
     four = machine(GIB, GIB, GIB, GIB)
     assert copy_nodes(four, None, 1) == CopyNodes(1, 3, frozenset(range(4, 8)))
     assert copy_nodes(four, frozenset({0, 1}), 1) == CopyNodes(1, 0, frozenset(range(4, 8)))
-    # A socket without memory of its own has the nearest that there is.
+    # A socket without memory uses the nearest node with memory.
     assert copy_nodes(machine(GIB, GIB, 0), None, 2) == CopyNodes(1, 0, frozenset(range(8, 12)))
 
 
@@ -81,11 +81,11 @@ def test_near_is_the_accelerators_own_and_far_the_farthest() -> None:
         ),
     ],
 )
-def test_what_is_not_known_is_named(found: CopyNodes | str, why: str) -> None:
+def test_unknown_facts_are_named(found: CopyNodes | str, why: str) -> None:
     assert found == why
 
 
-def test_one_memory_is_nowhere_far() -> None:
+def test_one_memory_node_has_no_far_memory() -> None:
     assert nothing_far(machine(GIB, GIB), None) == ""
     one = "this machine has memory on one NUMA node, so none is far"
     assert nothing_far(machine(GIB, 0), None) == one
@@ -111,7 +111,7 @@ def test_each_side_is_its_own_median_and_the_first_copy_does_not_count() -> None
         return next(times[number])
 
     assert medians_s(CopyNodes(0, 1, frozenset()), 3, nullcontext, copy_s) == (1.0, 2.0)
-    assert log == [0, 1, 0, 1, 0, 1, 0, 1]  # in turn, so that what disturbs disturbs both
+    assert log == [0, 1, 0, 1, 0, 1, 0, 1]  # alternately, so that a disturbance affects both
 
 
 def judged(*rates: CopyRates) -> Measurement:
@@ -133,7 +133,7 @@ def test_the_rank_with_the_least_effect_is_judged() -> None:
     assert "rank 2 on b the NUMA node" in copies_table((good, lost))
 
 
-def test_buffers_are_where_they_should_be_or_nowhere() -> None:
+def test_buffers_are_on_the_requested_node_or_refused() -> None:
     numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
     if not numbers:
         pytest.skip("a kernel without NUMA")
@@ -143,7 +143,7 @@ def test_buffers_are_where_they_should_be_or_nowhere() -> None:
         pass
 
 
-def test_registered_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_memory_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
     if not numbers:
         pytest.skip("a kernel without NUMA")
@@ -171,7 +171,7 @@ def test_registered_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
-def test_copies_are_measured_and_the_binding_is_as_before() -> None:
+def test_measured_copies_restore_the_binding() -> None:
     numbers = [node.number for node in read_numa().nodes if node.memory_bytes]
     if not numbers:
         pytest.skip("a kernel without NUMA")

@@ -1,4 +1,4 @@
-"""Ranks at work: products that come out wrong, GPUs sampled under load, turns."""
+"""Ranks at work: wrong products, GPUs sampled under load, and turns."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_right_products_are_right_in_every_dtype(dtype: str) -> None:
+def test_correct_products_pass_in_every_dtype(dtype: str) -> None:
     assert results_of_ranks.wrong_rows(192, dtype, CPU, seed=3) == 0
 
 
 @pytest.fixture
 def one_wrong_value(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """What is added to one value of every product."""
+    """Adds this to one value of every product."""
     right, wrong = torch.mm, [1.0]
 
     def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ def test_one_wrong_value_is_found(one_wrong_value: Iterator[list[float]], wrong:
 
 
 class Nvml:
-    """A stand-in for NVML: a device that is held back only while it works."""
+    """A stand-in for NVML: a device that is throttled only while it works."""
 
     def __init__(self, reasons: int, *, known: bool = True) -> None:
         self.reasons, self.known, self.works = reasons, known, False
@@ -68,7 +68,7 @@ class Nvml:
 
 
 def loaded(nvml: Nvml) -> Load:
-    """What is sampled of two repeats of a rank; between and after them the device idles."""
+    """Samples of two repeats of a rank; the device idles between and after them."""
 
     def call() -> None:
         nvml.works = True
@@ -103,7 +103,7 @@ def test_a_gpu_is_sampled_while_it_works(reasons: int, share: float) -> None:
     assert bool(load.slowed) is bool(share)
 
 
-def test_a_rank_works_alone_in_its_own_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_works_alone_only_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     monkeypatch.setattr(devices, "barrier", lambda *_: log.append("all"))
     monkeypatch.setattr(devices, "_calls", lambda *_, **__: 1)
@@ -121,10 +121,10 @@ def test_a_rank_works_alone_in_its_own_turn_only(monkeypatch: pytest.MonkeyPatch
         ([0, 0], 0, Verdict.PASS, None),
         ([0, -1], None, Verdict.INCONCLUSIVE, None),
         ([3, 0], 3, Verdict.FAIL, "rank 0 on node0 (3)"),
-        ([3, -1], 3, Verdict.FAIL, "rank 0 on node0 (3)"),  # wrong, whatever another rank could not
+        ([3, -1], 3, Verdict.FAIL, "rank 0 on node0 (3)"),  # wrong in any case
     ],
 )
-def test_wrong_products_fail_though_another_rank_could_not_compute(
+def test_wrong_products_fail_even_if_another_rank_could_not_compute(
     monkeypatch: pytest.MonkeyPatch,
     rows: list[int],
     value: int | None,

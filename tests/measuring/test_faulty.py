@@ -1,4 +1,4 @@
-"""Wrong results of one rank are found in every repeat and laid to that rank."""
+"""Wrong results of one rank are found in every repeat and attributed to that rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.inner import run_pytest
 SCENARIO = Path(__file__).with_name("scenarios") / "faulty.py"
 
 
-def test_every_made_fault_is_found(tmp_path: Path) -> None:
+def test_every_injected_fault_is_found(tmp_path: Path) -> None:
     (tmp_path / "test_faulty.py").write_text(SCENARIO.read_text())
     done = run_pytest(tmp_path, "--mnode-nodes=4", "--mnode-launcher=local", "--mnode-timeout=20")
     outcomes = done.outcomes()

@@ -1,4 +1,4 @@
-"""Limits of the fabric's tests follow from what the spec lets expect."""
+"""Time limits of the fabric tests follow from the performance that the spec promises."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_slower_line_has_more_time(slower: int) -> None:
     slow = slower_rack(slower)
     for limit in (*map(collective_limit_s, COLLECTIVES), transport_limit_s, still_limit_s):
         assert limit(slow, SETTINGS, 4, 1) > limit(RACK, SETTINGS, 4, 1)
-    # In the long run the time of the wire is all that counts.
+    # For a long run the transfer time decides.
     limit = collective_limit_s("all_reduce")
     lines = [slower_rack(slower * factor) for factor in (100, 200)]
     one, two = (limit(spec, SETTINGS, 4, 1) - paths_limit_s(spec, SETTINGS, 4, 1) for spec in lines)

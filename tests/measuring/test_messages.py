@@ -1,4 +1,4 @@
-"""Whose messages came wrong."""
+"""The ranks whose messages arrived wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_mnode.rank.world import World
 WORLD = World(0, 4, 0, 2, "node0", ("node0", "node1"))
 
 
-def test_flags_of_receivers_become_messages() -> None:
+def test_flags_of_receivers_are_mapped_to_messages() -> None:
     assert wrong_messages([[0, 0, 1], [0, 0, 1], [0, 0, 0]]) == ((2, 0), (2, 1))
 
 
@@ -53,7 +53,7 @@ def test_no_two_messages_share_a_value() -> None:
 def test_sums_of_many_ranks_exchange_a_few_numbers_each(
     monkeypatch: pytest.MonkeyPatch, ranks: int, positions: list[int], one_sender: bool
 ) -> None:
-    """All ranks have the same wrong positions, of one sender or of several."""
+    """All ranks have the same wrong positions, caused by one sender or by several."""
     sent: list[int] = []
     turns = iter(range(100))
 

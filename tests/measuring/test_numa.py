@@ -1,4 +1,4 @@
-"""Which NICs carried what a rank sent, and which of them count."""
+"""The NICs that carried a rank's traffic, and which of them are near."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ MIB = 1 << 20
         ({}, (None, "no byte counter shows its traffic")),
     ],
 )
-def test_who_carried_it(carried: dict[str, int], found: tuple[tuple[str, ...] | None, str]) -> None:
+def test_the_nics_that_carried_the_traffic(
+    carried: dict[str, int], found: tuple[tuple[str, ...] | None, str]
+) -> None:
     assert carriers(carried) == found
 
 
-def test_one_nic_for_two_sockets_is_near_to_somebody_or_to_nobody(tmp_path: Path) -> None:
-    """On the socket of one of two ranks it passes; where neither rank is, it fails."""
+def test_one_nic_for_two_sockets(tmp_path: Path) -> None:
+    """On the socket of one of two ranks it passes; on a socket without a rank it fails."""
     shown = board(machine(4), Layout(accelerators=(0, 0, 1)), 0, 1)
     write(tmp_path, shown)
     near, also_near, far = accelerator_addresses(shown)
     node = Machine.read(tmp_path, PARTS)
     fabric = fabric_nics(node, ("fab0",), load_spec(default_spec_path()))
-    assert fabric == ("fab0",)  # mgmt0 is nearer to some, and not for them
+    assert fabric == ("fab0",)  # mgmt0 is nearer to some ranks, but is not a fabric NIC
 
     def found(accelerator: str, beside: list[str | None]) -> Verdict | None:
         rank = RankPlacement(rank=0, node="node0", accelerator=accelerator, nics=("fab0",))
@@ -53,4 +55,4 @@ def test_one_nic_for_two_sockets_is_near_to_somebody_or_to_nobody(tmp_path: Path
     assert found(also_near, [also_near]) is Verdict.PASS
     assert found(far, [far, near]) is Verdict.PASS
     assert found(far, [far]) is Verdict.FAIL
-    assert found(far, [far, None]) is Verdict.PASS  # not known of all, so nobody is blamed
+    assert found(far, [far, None]) is Verdict.PASS  # not known of all ranks, so no rank is blamed

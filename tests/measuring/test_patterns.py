@@ -1,4 +1,4 @@
-"""Values are exact whatever the number of ranks, and pieces join without a seam."""
+"""Patterns: exact values for any number of ranks, and pieces that join without a gap."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_sums_are_exact(ranks: int) -> None:
     total = _total(values, ranks, phase=6)
     assert values.wrong(total, 0, 6).sum() == 0
     values.fill(one, 0, phase=6)
-    found = values.wrong(total - one, 0, 6)  # rank 0 is missing
-    assert [int(found[-1]), int(found.sum())] == [LENGTH] * 2  # whose they are is not known
+    found = values.wrong(total - one, 0, 6)  # the value of rank 0 is missing
+    assert [int(found[-1]), int(found.sum())] == [LENGTH] * 2  # the sender is unknown
     assert values.wrong(total, 0, 8).sum() == LENGTH
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7, 5000])
-def test_a_sum_whose_values_are_one_rank_s_each_says_whose_are_wrong(
+def test_a_sum_of_values_of_single_ranks_names_the_wrong_rank(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patterns, "_PIECE", 600)
@@ -48,7 +48,7 @@ def test_a_sum_whose_values_are_one_rank_s_each_says_whose_are_wrong(
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 5000])
-def test_every_rank_of_a_sum_has_a_number_of_its_own(ranks: int) -> None:
+def test_every_rank_adds_a_different_number(ranks: int) -> None:
     values = Summed(ranks, 1, CPU)
     assert len({values._number(rank) for rank in range(ranks)}) == ranks
 
@@ -63,7 +63,7 @@ def test_no_two_messages_share_a_value() -> None:
     assert messages[0].max() < 2**24
 
 
-def test_pieces_are_of_one_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_belong_to_one_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "_PIECE", 40)
     pattern = Pattern(7, LENGTH, CPU)
     values = torch.empty(LENGTH)

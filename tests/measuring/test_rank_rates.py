@@ -1,4 +1,4 @@
-"""Who is slow among equals: values in, a line and names out."""
+"""Slow ranks among equals: rates in, names and one line out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_mnode.measuring.rank_rates import cause, peer_bound
 from tests.trees import Tree
 
 
-def test_one_slow_rank_is_found_and_the_line_says_where_it_came_from() -> None:
+def test_one_slow_rank_is_found_and_the_line_has_its_origin() -> None:
     found = peer_bound([100, 98, 40, 101], 0.8)
     assert found.slow == (2,)
     assert found.median == 100
@@ -28,7 +28,7 @@ def test_one_slow_rank_is_found_and_the_line_says_where_it_came_from() -> None:
     [
         ([100, 100], ()),
         ([100, 81], ()),
-        ([100, 79], (1,)),  # of two ranks the slow one has no part in the median
+        ([100, 79], (1,)),  # the median of two ranks excludes the slow one
         ([60, 100], (0,)),
         ([100, 100, 30], (2,)),
         ([100, 30, 30], (1, 2)),  # most are slow
@@ -41,7 +41,7 @@ def test_few_ranks_and_many_slow_ones(rates: list[float], slow: tuple[int, ...])
     assert peer_bound(rates, 0.8).slow == slow
 
 
-def test_where_most_are_slow_that_is_named() -> None:
+def test_if_most_ranks_are_slow_the_line_says_so() -> None:
     found = peer_bound([30, 100, 31, 29], 0.8)
     assert found.most_are_slow
     assert found.reference == 100
@@ -49,7 +49,7 @@ def test_where_most_are_slow_that_is_named() -> None:
     assert not peer_bound([100, 30, 100, 100], 0.8).most_are_slow
 
 
-def test_a_narrow_spread_of_many_shows_a_little() -> None:
+def test_a_narrow_spread_of_many_ranks_shows_small_losses() -> None:
     rates = [100 + i % 3 for i in range(15)] + [92.0]
     assert peer_bound(rates, 0.8).slow == ()
     found = peer_bound(rates, 0.8, spreads=5)
@@ -57,23 +57,23 @@ def test_a_narrow_spread_of_many_shows_a_little() -> None:
     assert found.source == "median 101 less at_most_spreads 5 × 1.48"
 
 
-def test_few_ranks_have_no_spread_to_speak_of() -> None:
+def test_the_spread_of_few_ranks_is_not_used() -> None:
     rates = [100, 100, 100, 92]  # a median deviation of 0
     assert peer_bound(rates, 0.8, spreads=5).slow == ()
 
 
-def test_equal_ranks_are_not_accused_of_a_hair() -> None:
+def test_tiny_differences_of_equal_ranks_are_ignored() -> None:
     rates = [100.0] * 15 + [96.0]  # a median deviation of 0, so the least scale counts
     assert peer_bound(rates, 0.8, spreads=5).slow == ()
     assert peer_bound([*rates[:-1], 94.0], 0.8, spreads=5).slow == (15,)
 
 
-def test_a_wide_spread_excuses_nobody() -> None:
+def test_a_wide_spread_excuses_no_slow_rank() -> None:
     rates = [100, 60, 140, 90, 110, 70, 130, 100, 100, 20]
     assert 9 in peer_bound(rates, 0.8, spreads=5).slow
 
 
-def test_one_rank_is_compared_with_nobody() -> None:
+def test_one_rank_is_not_compared() -> None:
     with pytest.raises(ValueError, match="1 rank cannot be compared"):
         peer_bound([100], 0.8)
 
@@ -87,7 +87,7 @@ def test_the_fastest_is_never_slow_and_the_slow_are_below_the_peer_bound(
     assert all((rate < found.limit) == (i in found.slow) for i, rate in enumerate(rates))
 
 
-def test_of_many_healthy_ranks_nobody_is_accused() -> None:
+def test_no_rank_of_many_healthy_ones_is_accused() -> None:
     for seed in range(300):
         noise = random.Random(seed)
         rates = [noise.gauss(100, 2) for _ in range(noise.choice([2, 3, 4, 16, 256]))]

@@ -1,4 +1,4 @@
-"""A rank's share of memory: of the GPU or machine that it shares, and of its control groups."""
+"""A rank's share of memory: of its GPU or machine, and of its control groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cgroups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tree:
 
 
 def _shares(monkeypatch: pytest.MonkeyPatch, others: Sequence[tuple[float, float]]) -> list[float]:
-    """With ranks of other machines, each with its free bytes, and one more like this rank."""
+    """Shares of ranks: other machines with their free bytes, and one more rank like this one."""
 
     def by_rank(numbers: list[float], device: torch.device) -> list[list[float]]:
         return [numbers, numbers, *map(list, others)]
@@ -48,7 +48,7 @@ def test_ranks_on_one_kernel_share_its_memory(
     ("own", "files", "free_gib"),
     [
         ("0::/a/b", {"a/b/memory.max": 30, "a/b/memory.current": 10}, 20),
-        ("0::/a/b", {"a/memory.max": 30, "a/memory.current": 26}, 4),  # of the group above
+        ("0::/a/b", {"a/memory.max": 30, "a/memory.current": 26}, 4),  # of the parent group
         ("0::/a/b", {"a/b/memory.max": "max", "a/b/memory.current": 10}, 100),
         ("0::/", {}, 100),
         (

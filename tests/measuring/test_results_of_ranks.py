@@ -1,4 +1,4 @@
-"""Who trains what, and whose digests are outvoted."""
+"""The model that each rank trains, and ranks whose digests are in the minority."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world(rank: int, nodes: int, per_node: int) -> World:
 
 
 def rows(ranks: int, wrong: dict[int, tuple[int, ...]], kinds: str = "") -> SameSteps:
-    """Of ranks of a node each. wrong: by rank, which of its digests are its own alone."""
+    """Results of ranks with one node each. wrong: by rank, its digests that no other rank has."""
     found = []
     for rank in range(ranks):
         models = models_of(world(rank, ranks, 1), kinds or "a" * ranks, 3)
@@ -58,14 +58,14 @@ def test_the_outvoted_rank_is_named(wrong: tuple[int, ...]) -> None:
     assert measurement.culprit == f"rank 2 ({len(wrong)} of 4)"
 
 
-def test_equal_steps_pass_and_say_what_they_would_have_shown() -> None:
+def test_equal_steps_pass_with_their_detection_limit() -> None:
     [measurement] = judge_steps(rows(4, {}))
     assert measurement.passed
     assert measurement.detection is not None
     assert measurement.detection.repeats == 16
 
 
-def test_of_two_that_disagree_both_are_named_unless_one_contradicts_itself() -> None:
+def test_two_ranks_that_disagree_are_both_named_unless_one_contradicts_itself() -> None:
     [both] = judge_steps(rows(2, {1: (0, 1, 2)}))
     assert both.verdict is Verdict.FAIL
     assert both.culprit == "rank 0 or rank 1"

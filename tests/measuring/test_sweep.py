@@ -1,4 +1,4 @@
-"""A row's numbers follow from its times, and read as nccl-tests prints them."""
+"""A row's values follow from its times, and print like nccl-tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_bandwidth_is_of_the_median_repeat() -> None:
     assert ROW.timed_bytes == 4_000_000 * 3 * 3
 
 
-def test_bandwidth_is_of_what_was_moved() -> None:
+def test_bandwidth_counts_the_moved_bytes() -> None:
     assert UNEVEN.point.algbw_gbytes_s == pytest.approx(1048572 / 0.5 / 1e9)
     assert UNEVEN.busbw_gbytes_s == pytest.approx(1048572 / 0.5 / 1e9 * 2 / 3)
     assert UNEVEN.timed_bytes == 1048572 * 2 * 3
@@ -80,7 +80,7 @@ def test_table_has_the_columns_of_nccl_tests() -> None:
     ] * 3
 
 
-def test_table_says_what_was_moved_and_what_was_not_measured() -> None:
+def test_table_has_moved_bytes_and_unmeasured_sizes() -> None:
     found = Sweep(COLLECTIVES["all_gather"], 3, (UNEVEN,), (Unmeasured(1 << 40, "no room for it"),))
     _, place, *_, row, left_out = sweep_table(found).splitlines()
     assert place.split() == ["#", "out-of-place", "repeats"]
@@ -89,7 +89,7 @@ def test_table_says_what_was_moved_and_what_was_not_measured() -> None:
     assert left_out == "# 1099511627776 not measured: no room for it"
 
 
-def test_a_size_is_not_tried_where_one_rank_has_no_room() -> None:
+def test_a_size_is_skipped_if_one_rank_lacks_memory() -> None:
     gib = 1 << 30
     assert too_large(16 * gib, [20.0 * gib, 16.0 * gib]) is None
     assert too_large(32 * gib, [40.0 * gib, 20.0 * gib]) == (

@@ -1,4 +1,4 @@
-"""Which interface carried what was measured, from the kernel's counters."""
+"""The interface that carried the measured traffic, from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ FABRIC = Network.model_validate({"interfaces": ["fab*"], "line_rate": "200 Mbit/
     [
         ({"fab0": 990, "mgmt0": 10}, "fab0", 0.99, None),
         ({"fab0": 500, "fab1": 490, "mgmt0": 10}, "fab0", 0.99, None),
-        ({f"fab{i}": 125 for i in range(8)}, "fab0", 1.0, None),  # each of many has its part
-        ({"fab0": 300, "fab1": 300, "mgmt0": 400}, "mgmt0", 0.6, None),  # part of it went past
+        ({f"fab{i}": 125 for i in range(8)}, "fab0", 1.0, None),  # each of several carries a share
+        ({"fab0": 300, "fab1": 300, "mgmt0": 400}, "mgmt0", 0.6, None),  # part of it elsewhere
         ({"fab0": 10, "mgmt0": 990}, "mgmt0", 0.01, "mgmt0"),
         ({"fab0": 10, "eth0": 300, "eth1": 690}, "eth1", 0.01, "eth1"),
         ({"lo": 1000}, "lo", 0.0, "lo"),
-        ({"fab0": 20, "eth0": 100}, None, None, None),  # RDMA: the kernel saw next to nothing
+        ({"fab0": 20, "eth0": 100}, None, None, None),  # RDMA: the kernel counted almost nothing
         ({}, None, None, None),
     ],
 )
-def test_carrier(
+def test_the_interface_that_carried_the_traffic(
     sent: Mapping[str, int], carrier: str | None, share: float | None, instead: str | None
 ) -> None:
     node = SentByNode("node0", sent, least_bytes=980)
@@ -43,7 +43,7 @@ def test_carrier(
     assert node.off_fabric(FABRIC) == instead
 
 
-def test_who_sent_over_what_instead() -> None:
+def test_nodes_that_sent_over_other_interfaces() -> None:
     good = SentByNode("node0", {"fab0": 1000}, 1000)
     bad = SentByNode("node2", {"mgmt0": 1000}, 1000)
     worse = SentByNode("node3", {"lo": 1000}, 1000)
@@ -89,7 +89,7 @@ IPOIB: LowerDevices = {"mlx5_0": ("ib0",)}
             None,
         ),
         (["eth0.100"], VLAN, {"eth0.100": 990, "eth0": 995}, "eth0.100", 0.995, None),
-        # Untagged, which is another network over the same NIC.
+        # Untagged, which is another network on the same NIC.
         (["eth0.100"], VLAN, {"eth0.100": 5, "eth0": 995}, "eth0", 0.005, "eth0"),
         (["eth0"], VLAN, {"eth0.100": 990, "eth0": 995}, "eth0.100", 1.0, None),
         (["ib0"], IPOIB, {"ib0": 990, "mlx5_0": 995}, "mlx5_0", 1.0, None),
@@ -98,7 +98,7 @@ IPOIB: LowerDevices = {"mlx5_0": ("ib0",)}
         (["fab0"], IPOIB, {"ib0": 990, "mlx5_0": 995, "fab0": 9}, "mlx5_0", 0.009, "mlx5_0"),
     ],
 )
-def test_bytes_that_two_count_are_counted_once(  # noqa: PLR0917  a row of the table
+def test_bytes_counted_by_two_interfaces_count_once(  # noqa: PLR0917  a row of the table
     interfaces: list[str],
     lower_devices: LowerDevices,
     sent: Mapping[str, int],
@@ -117,7 +117,7 @@ def nic(name: str, *slaves: str, parent: str | None = None) -> Any:
     return SimpleNamespace(name=name, slaves=slaves, parent=parent)
 
 
-def test_bonds_vlans_and_rdma_devices_have_others_beneath_them() -> None:
+def test_lower_devices_of_bonds_vlans_and_rdma_devices() -> None:
     nics = [
         *(nic("eth2"), nic("eth3"), nic("bond0", "eth2", "eth3")),
         *(nic("bond0.7", parent="bond0"), nic("fab.x", parent="fab"), nic("ib0")),

@@ -1,4 +1,4 @@
-"""The proof of transport reads counters when cards have counted."""
+"""The transport proof waits until cards have updated their counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SENT = 1 << 30
 
 
 class SlowCard:
-    """A card that writes its counters once a second, and a clock that only sleeping moves."""
+    """A card that updates its counters once a second; only sleeping advances its clock."""
 
     def __init__(self) -> None:
         self.now_s, self.moved = 0.9, [(0.0, 0)]
@@ -33,7 +33,7 @@ class SlowCard:
         return Machine(interfaces=(interface("fab0", sent_bytes=count, received_bytes=count),))
 
 
-def test_what_was_sent_is_counted_also_by_cards_that_count_once_a_second(
+def test_sent_bytes_are_counted_by_cards_that_update_once_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     card = SlowCard()
@@ -47,7 +47,7 @@ def test_what_was_sent_is_counted_also_by_cards_that_count_once_a_second(
     monkeypatch.setattr(nic_counters, "share_a_machine", lambda _: False)
     monkeypatch.setattr("time.sleep", card.sleep)
     monkeypatch.setattr(Machine, "read", card.read)
-    card.send()  # to connect: still in the card
+    card.send()  # to connect: not yet in the counters
     promise = TransportPromise.model_validate({"size": "1 GiB", "calls": 1})
     device: Any = None
     facts: Evidence = transport._facts(world, "nccl", promise, card.send, device)

@@ -1,4 +1,4 @@
-"""Reports of many ranks have a bounded size, and still name every rank."""
+"""Reports of many ranks have a bounded size, and name every rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def merged(outcome: Outcome, reports: dict[int, dict[str, pytest.TestReport]]) -
     return next(report for report in found if report.failed)
 
 
-def test_each_rank_fails_in_a_way_of_its_own() -> None:
+def test_each_rank_fails_differently() -> None:
     all_states = states()
     reports = {}
     for rank, state in all_states.items():
@@ -49,7 +49,7 @@ def test_each_rank_fails_in_a_way_of_its_own() -> None:
     assert "of ranks 32-511 are not shown" in found.sections[-1][1]
 
 
-def test_each_rank_hangs_with_an_output_and_a_stack_of_its_own() -> None:
+def test_each_rank_hangs_with_different_output_and_stack() -> None:
     all_states = states()
     for rank, state in all_states.items():
         state.stuck_in, state.output = "call", f"step {rank**2}"
@@ -66,7 +66,7 @@ def test_each_rank_hangs_with_an_output_and_a_stack_of_its_own() -> None:
     assert len(text) < 20_000
 
 
-def test_each_rank_leaves_something_of_its_own_behind() -> None:
+def test_each_rank_leaves_something_different_behind() -> None:
     all_states = states()
     for rank, state in all_states.items():
         state.reports["call"] = PhaseReport(rank, 1, "call", "passed", {})

@@ -1,4 +1,4 @@
-"""Records of calls to what differs in them: who is odd, who waits in vain, and what is allowed."""
+"""Differences between records of calls: differing ranks, ranks that wait, allowed differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUM = "of [2] float32 with SUM"
 
 
 def made(*ops: str | tuple[str, str] | Call, state: str = INSIDE) -> list[Call]:
-    """The calls of a rank: an operation, with its arguments or not; the last is in `state`."""
+    """Recorded calls of a rank: operations with or without arguments; the last is in `state`."""
     calls: list[Call] = []
     for op in ops:
         name, arguments = op if isinstance(op, tuple) else (str(op), "")
@@ -92,7 +92,7 @@ def test_arguments_that_may_differ(one: str, other: str) -> None:
     assert not line([made(all_reduce(one)), made(all_reduce(other))])
 
 
-def test_who_has_not_come_yet() -> None:
+def test_ranks_that_have_not_called_yet() -> None:
     assert absent(dict(enumerate([made("barrier"), made("barrier"), made()]))) == {2}
     assert absent(dict(enumerate([made("barrier"), made("barrier")]))) == set()
     ended = made("barrier", state=RETURNED)
@@ -112,9 +112,9 @@ def test_two_ranks_are_both_named() -> None:
     assert "where rank 1 called broadcast of [2] float32 from rank 0" in text
 
 
-def test_many_kinds_are_cut() -> None:
+def test_many_different_calls_are_shortened() -> None:
     text = line([made(all_reduce(f"of [{n}] float32")) for n in range(1000)])
-    assert len(text) < 8000  # with the number of every rank
+    assert len(text) < 8000  # with the number of each rank
 
 
 def test_calls_that_the_ring_has_lost_are_not_compared() -> None:
@@ -156,10 +156,10 @@ def test_numbers_after_an_error_that_the_test_caught(later: list[list[Call]]) ->
         Call(1, 1, "", "all_reduce", SUM, "a.py:1", PENDING, "async_op"),
     ],
 )
-def test_a_wait_with_a_limit_of_its_own_is_not_deadlocked(call: Call) -> None:
+def test_a_wait_with_its_own_limit_is_no_deadlock(call: Call) -> None:
     calls = {0: [call], 1: []}
     assert not is_deadlock(calls, [1])
-    assert difference(calls, [1], still=True)  # where the test ends at its own limit all the same
+    assert difference(calls, [1], still=True)  # if the test also ends at that limit
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_ranks_that_wait_for_each_other(calls: list[list[Call]], odd: str) -> No
 @pytest.mark.parametrize(
     ("state", "deadlocked"), [(INSIDE, True), (PENDING, True), (RETURNED, False), (RAISED, False)]
 )
-def test_a_difference_that_is_over_ends_no_test(state: str, deadlocked: bool) -> None:
+def test_a_past_difference_does_not_end_a_test(state: str, deadlocked: bool) -> None:
     calls = {0: made(all_reduce(), state=RETURNED), 1: made(all_reduce("of [3]"), state=state)}
     assert is_deadlock(calls, []) is deadlocked
 
@@ -253,7 +253,7 @@ print(_arguments("all_reduce", {"tensor": ones, "op": double}))
 """
 
 
-def test_what_is_recorded(tmp_path: Path) -> None:
+def test_recorded_arguments(tmp_path: Path) -> None:
     """Also of a group with a short timeout, of long lists and many ranks, and of other sizes."""
     argv = [sys.executable, "-c", RECORDED, str(tmp_path / "one"), str(tmp_path / "other")]
     ran = subprocess.run(argv, check=False, capture_output=True, text=True)
@@ -265,14 +265,14 @@ def test_what_is_recorded(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=3 * SLOT_BYTES))
-def test_any_bytes_may_come(data: bytes) -> None:
+def test_any_bytes_are_read(data: bytes) -> None:
     text = "\n".join(part.decode(errors="replace") for part in data.split(b"\0"))
     calls = {0: parse(text), 1: made("barrier")}
     difference(calls, [0], still=True)
     is_deadlock(calls, [0])
 
 
-def test_many_ranks_are_compared_without_asking_each_for_each(
+def test_many_ranks_are_compared_without_pairwise_searches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     search = Mock(wraps=calls_module._missing)

@@ -1,4 +1,4 @@
-"""Words for ranks and for how they ended."""
+"""Descriptions of ranks and of how they ended."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_how_a_process_ended(code: int | None, number: int | None, text: str) ->
     [
         (OomKills(0), " (not by pytest-mnode)"),
         (OomKills(None), " (not by pytest-mnode)"),
-        (OomKills(1, "/c", 0), " (not by pytest-mnode)"),  # somebody else's
+        (OomKills(1, "/c", 0), " (not by pytest-mnode)"),  # of another process
         (OomKills(2, "/c", 1), " by the kernel: out of memory (OOM kills in /c: 1)"),
         (OomKills(None, "/c", 1), " by the kernel: out of memory (OOM kills in /c: 1)"),
         (
@@ -62,12 +62,12 @@ def test_how_a_process_ended(code: int | None, number: int | None, text: str) ->
         ),
     ],
 )
-def test_who_killed(kills: OomKills, who: str) -> None:
+def test_the_killer_of_a_rank(kills: OomKills, who: str) -> None:
     kill = int(signal.SIGKILL)
     assert died_of(death(None, kill, kills)) == f"killed by SIGKILL{who}"
     measured = died_of(death(None, kill, kills, 3 * 2**20))
     assert measured == f"killed by SIGKILL{who}, peak memory 3 MiB"
-    # A machine short of memory explains a SIGKILL and nothing else.
+    # Lack of memory explains a SIGKILL and no other end.
     assert died_of(death(None, 11, kills)) == "killed by SIGSEGV"
 
 
@@ -75,7 +75,7 @@ def test_a_death_names_rank_and_node() -> None:
     assert death_line(death(3, None)) == "rank 2 on node1 exited with code 3"
 
 
-def test_lines_of_the_log_of_nccl_that_tell_why_a_rank_failed(tmp_path: Path) -> None:
+def test_nccl_log_lines_that_explain_a_failed_rank(tmp_path: Path) -> None:
     log = tmp_path / "rank0.nccl.log"
     assert nccl_causes(log) == ""
     well = "elm4:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0\n"

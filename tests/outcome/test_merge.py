@@ -1,4 +1,4 @@
-"""Accounts of ranks to one report: who began it, who lost a peer, and what may never pass."""
+"""Reports of ranks merged into one: which rank began, which lost a peer, and what never passes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_victim_has_its_line_in_every_style(style: Any) -> None:
 
 
 class Ranks:
-    """What four ranks reported; all passed unless a test changes it."""
+    """Reports of four ranks; all pass unless a test changes them."""
 
     def __init__(self) -> None:
         world = WorldInfo("w1", Shape(4, 1), NODES)
@@ -100,13 +100,13 @@ def ranks() -> Ranks:
     return Ranks()
 
 
-def test_all_passed(ranks: Ranks) -> None:
+def test_a_test_passes_if_all_ranks_passed(ranks: Ranks) -> None:
     merged = ranks.merged()
     assert {when: r.outcome for when, r in merged.items()} == dict.fromkeys(PASSED, "passed")
     assert dict(merged["call"].user_properties)["mnode.nodes"] == "node0,node1,node2,node3"
 
 
-def test_victims_stand_behind_the_culprit_though_they_spoke_first(ranks: Ranks) -> None:
+def test_victims_come_after_the_culprit_even_if_they_reported_first(ranks: Ranks) -> None:
     for rank in (0, 2, 3):
         ranks.say(rank, report("call", "failed", f"{LOST} [10.0.0.{rank}]:99"), at=1.0)
     ranks.die(1, at=2.0)
@@ -124,7 +124,7 @@ SLEEPS = """Thread 0x1 (most recent call first):
 """
 
 
-def test_who_waits_for_a_rank_that_failed_is_no_culprit_whatever_its_error_is(
+def test_a_rank_that_waits_for_a_failed_rank_is_no_culprit_with_any_error(
     ranks: Ranks,
 ) -> None:
     ranks.outcome.grace_s = 5.0
@@ -137,7 +137,7 @@ def test_who_waits_for_a_rank_that_failed_is_no_culprit_whatever_its_error_is(
     assert "[ranks 0-1,3 of 4 on node0,node1,node3: caused by the first failure]" in text
 
 
-def test_who_reports_that_others_did_not_join_is_no_culprit(ranks: Ranks) -> None:
+def test_a_rank_that_reports_missing_ranks_is_no_culprit(ranks: Ranks) -> None:
     ranks.outcome.grace_s = 5.0
     missed = "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 5000 ms"
     ranks.say(0, report("call", "failed", missed), at=1.0)
@@ -148,7 +148,7 @@ def test_who_reports_that_others_did_not_join_is_no_culprit(ranks: Ranks) -> Non
     assert "[rank 0 of 4 on node0: caused by the first failure]" in text
 
 
-def test_the_phase_is_the_culprit_s_though_victims_had_not_come_to_it(ranks: Ranks) -> None:
+def test_the_phase_is_that_of_the_culprit_even_if_victims_had_not_reached_it(ranks: Ranks) -> None:
     ranks.die(1, at=2.0)
     ranks.outcome.grace_s = 0.3
     for rank in (0, 2, 3):
@@ -159,13 +159,13 @@ def test_the_phase_is_the_culprit_s_though_victims_had_not_come_to_it(ranks: Ran
     assert ranks.failure("call").startswith("[rank 1 of 4 on node1: first]")
 
 
-def test_of_victims_alone_the_first_in_time_is_the_culprit(ranks: Ranks) -> None:
+def test_among_victims_alone_the_first_in_time_is_the_culprit(ranks: Ranks) -> None:
     for rank, at in ((0, 3.0), (1, 2.0), (2, 1.0), (3, 4.0)):
         ranks.say(rank, report("call", "failed", f"{LOST} number {rank}"), at=at)
     assert ranks.failure().startswith("[rank 2 of 4 on node2: first]\nRuntimeError")
 
 
-def test_failures_stand_in_the_order_of_time(ranks: Ranks) -> None:
+def test_failures_are_in_order_of_time(ranks: Ranks) -> None:
     ranks.say(3, report("call", "failed", "ValueError: late"), at=9.0)
     ranks.say(1, report("call", "failed", "KeyError: early"), at=1.0)
     text = ranks.failure()
@@ -186,7 +186,7 @@ def test_an_abort_that_shows_no_lost_peer_is_the_culprit(ranks: Ranks) -> None:
     assert ranks.failure().startswith("[rank 1 of 4 on node1: first]\nkilled by SIGABRT")
 
 
-def test_a_death_names_its_cause_with_the_line_that_tells(ranks: Ranks) -> None:
+def test_a_death_names_its_cause_with_the_line_that_shows_it(ranks: Ranks) -> None:
     warned = "elm4:7:8 [0] a.cc:93 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"
     ranks.die(1, 1.0, code=None, signal=6, log=f"{warned}ncclRemoteError: A call failed\n")
     ranks.die(2, 2.0, code=None, signal=6, log="ncclRemoteError: A call failed\n")
@@ -233,19 +233,19 @@ def test_nccl_s_log_of_earlier_tests_is_left_out(tmp_path: Path) -> None:
     assert nccl_causes(log, size(log)) == ""
 
 
-def test_a_death_after_the_last_report_is_no_pass(ranks: Ranks) -> None:
+def test_a_death_after_the_last_report_does_not_pass(ranks: Ranks) -> None:
     ranks.die(1, 1.0, phase="after")
     assert "exited with code 3, in teardown, after its last report" in ranks.failure("call")
     assert ranks.merged()["teardown"].outcome == "passed"
 
 
 @pytest.mark.parametrize("missing", ["torn_down", "pong"])
-def test_silence_is_no_pass(ranks: Ranks, missing: str) -> None:
+def test_a_silent_rank_does_not_pass(ranks: Ranks, missing: str) -> None:
     setattr(ranks.states[3], missing, None)
     assert "[rank 3 of 4 on node3]\ndid not report the end of the test" in ranks.failure()
 
 
-def test_a_rank_that_did_not_run_the_body_is_no_pass(ranks: Ranks) -> None:
+def test_a_rank_that_did_not_run_the_body_does_not_pass(ranks: Ranks) -> None:
     ranks.reports[2].pop("call")
     ranks.states[2].reports.pop("call")
     assert "[rank 2 of 4 on node2]\ndid not run the test, but other ranks did" in ranks.failure()
@@ -262,14 +262,14 @@ def test_a_rank_that_gave_no_stack(ranks: Ranks, stack: str | None) -> None:
         assert "no stack could be read: its process is stopped (SIGSTOP)" in text
 
 
-def test_time_that_no_rank_reported_is_the_failed_phase_s(ranks: Ranks) -> None:
+def test_time_that_no_rank_reported_belongs_to_the_failed_phase(ranks: Ranks) -> None:
     for rank in range(4):
         ranks.stick(rank, "")
     ranks.outcome.timed_out, ranks.outcome.limit_s = "call", 2.0
     assert sum(r.duration for r in ranks.merged().values()) == pytest.approx(3.0)
 
 
-def test_skip_on_some_though_another_died(ranks: Ranks) -> None:
+def test_a_skip_on_some_ranks_while_another_died(ranks: Ranks) -> None:
     ranks.say(0, report("call", "skipped", ("a.py", 1, "Skipped: no device")), at=5.0)
     ranks.die(1, 1.0)
     text = ranks.failure()
@@ -311,7 +311,7 @@ def test_an_expected_failure_that_cannot_tear_down_stays_expected(ranks: Ranks) 
         ("assert 4 == 5", "assert 3 == 5", False),
     ],
 )
-def test_what_only_tells_ranks_apart(one: str, other: str, equal: bool) -> None:
+def test_signatures_ignore_rank_specific_text(one: str, other: str, equal: bool) -> None:
     assert (signature(one) == signature(other)) is equal
 
 

@@ -1,4 +1,4 @@
-"""faulthandler's dumps, of every Python version that writes them, to where a rank is."""
+"""faulthandler's dumps of every supported Python version, converted to a rank's location."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WAITING = dump(
         "Thread 0x7f01 []",
     ],
 )
-def test_heads_of_all_versions(head: str) -> None:
+def test_headings_of_all_versions(head: str) -> None:
     (thread,) = parse(dump(("/a.py", 3, "f"), head=head))
     assert thread.ident == 0x7F01
     assert [f.place for f in thread.frames] == ["a.py:3"]
@@ -67,7 +67,7 @@ def test_a_tensor_that_waits_for_its_collective_waits_in_it() -> None:
 
 
 @pytest.mark.parametrize("frame", ["  <no Python frame>", "  <tstate is freed>", "  ...", "", "\0"])
-def test_what_is_no_frame_is_passed_over(frame: str) -> None:
+def test_lines_that_are_no_frame_are_skipped(frame: str) -> None:
     first, second = parse(f"Thread 0x1 (most recent call first):\n{frame}\n\n{WAITING}")
     assert first.frames == ()
     assert len(second.frames) == 5
@@ -93,7 +93,7 @@ def test_names_with_quotes_and_blanks() -> None:
     assert (thread.frames[0].file, thread.frames[0].line) == ('/a "b", line 9 in c/d.py', 3)
 
 
-def test_collective_is_what_the_test_called() -> None:
+def test_the_collective_is_the_function_that_the_test_called() -> None:
     inner = dump(
         (C10D, 4287, "all_gather"),
         (LOGGER, 83, "wrapper"),
@@ -153,7 +153,7 @@ def test_thread_that_the_main_one_waits_for() -> None:
     assert here.frame.place == "test_a.py:9"
 
 
-def test_main_thread_is_the_one_asked_for_else_the_last() -> None:
+def test_the_main_thread_is_the_requested_one_else_the_last() -> None:
     threads = parse(dump(("/a.py", 1, "f"), head="Thread 0xa") + dump(("/b.py", 2, "g")))
     assert main_thread(threads, 0xA) is threads[0]
     assert main_thread(threads, None) is threads[1]
@@ -161,21 +161,21 @@ def test_main_thread_is_the_one_asked_for_else_the_last() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "none", "Thread 0x1 (most recent call first):\n"])
-def test_no_stack_is_no_place(text: str) -> None:
+def test_without_a_stack_there_is_no_location(text: str) -> None:
     here = where_of_rank(parse(text))
     assert here.frame is None
     assert here.collective is None
     assert str(here) == "no Python frame of the test"
 
 
-def test_tidy_leaves_what_the_user_wrote() -> None:
+def test_tidy_keeps_text_of_the_user() -> None:
     text = tidy(WAITING + "Extension modules: numpy, torch._C (total: 2)\n")
     assert text.endswith('in test_a\n  …\n  File "/work/hidden_below_pytest.py", line 1 in main')
     assert "/_pytest/" not in text
     assert "Extension modules" not in text
 
 
-def test_a_rank_that_makes_its_report_is_in_no_frame_of_the_user() -> None:
+def test_a_rank_that_writes_its_report_is_in_no_user_frame() -> None:
     making = ("/pytest_mnode/rank/session.py", 2, "pytest_runtest_makereport")
     below = ("/work/run.py", 1, "main")
     text = dump(("/lib/python3.11/re/_parser.py", 5, "parse"), making, below)
@@ -194,7 +194,7 @@ LINES = st.one_of(
 
 
 @given(st.lists(LINES, max_size=12), st.sampled_from(["\n", "\r\n", "\0"]))
-def test_any_text_may_come(lines: list[str], separator: str) -> None:
+def test_any_dump_is_read(lines: list[str], separator: str) -> None:
     text = separator.join(lines)
     threads = parse(text)
     where_of_rank(threads)
@@ -204,7 +204,7 @@ def test_any_text_may_come(lines: list[str], separator: str) -> None:
 
 
 @given(st.text())
-def test_any_text_at_all(text: str) -> None:
+def test_any_text_is_read(text: str) -> None:
     where_of_rank(parse(text))
     tidy(text)
 

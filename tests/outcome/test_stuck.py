@@ -1,4 +1,4 @@
-"""Where ranks are, in few lines."""
+"""Locations of ranks, in few lines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_rank_waits() -> None:
 
 
 def test_a_rank_waits_for_a_collective_on_its_device() -> None:
-    """The call of NCCL has returned: only the record tells that it waits for it."""
+    """The NCCL call has returned: only the record shows that the rank waits for it."""
     of = outcome(2)
     of.timed_out = "call"
     for state in of.states.values():
@@ -68,7 +68,7 @@ def test_a_rank_waits_for_a_collective_on_its_device() -> None:
     assert len(stuck_failures(of, explained=False)) == 1
 
 
-def test_bounded() -> None:
+def test_the_text_is_bounded() -> None:
     alike = whereabouts(outcome(1000))
     assert alike[0] == "[ranks 0-999 of 1000 on node0,node1,node2,997 more] at t.py:7 in f"
     assert len(alike) == 4
@@ -80,7 +80,7 @@ def test_bounded() -> None:
     assert len(lines) == 4 * MOST_SHOWN + 1
 
 
-def test_who_is_waited_for() -> None:
+def test_the_ranks_that_others_wait_for() -> None:
     of = outcome(3)
     assert awaited(of, set()) == "3 ranks"
     assert awaited(of, {2}) == "rank 2 of 3 on node2"

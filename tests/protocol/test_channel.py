@@ -1,4 +1,4 @@
-"""The control channel: who has no key gets nothing and does no harm."""
+"""The control channel: peers without the key get nothing and do no harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_mnode.protocol.channel import Keys, Line, Switchboard, new_keys
 
 
 class Bomb:
-    """Unpickling this is noticed."""
+    """Unpickling this object is noticed."""
 
     exploded = False
 
@@ -41,7 +41,7 @@ def receive(board: Switchboard, timeout_s: float) -> tuple[str, str, bytes] | No
     return board.receive() if board.socket.poll(int(timeout_s * 1000)) else None
 
 
-def test_a_peer_with_the_key_is_heard_and_answered(
+def test_a_peer_with_the_key_is_answered(
     switchboard: Switchboard, keys: tuple[bytes, Keys]
 ) -> None:
     line = Line("rank/1", switchboard.endpoint, keys[1])
@@ -56,7 +56,7 @@ def test_a_peer_with_the_key_is_heard_and_answered(
 
 
 def strangers(endpoint: str, keys: Keys) -> list[zmq.Socket[bytes]]:
-    """Peers with no key, with another client's key, and with the wrong idea of the server's."""
+    """Peers without a key, with another client's key, or with a wrong key of the server."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     _, other = new_keys()
     sockets = []
@@ -77,7 +77,7 @@ def strangers(endpoint: str, keys: Keys) -> list[zmq.Socket[bytes]]:
     return sockets
 
 
-def test_a_stranger_is_not_heard_and_hears_nothing(
+def test_a_peer_without_the_key_is_ignored_and_gets_nothing(
     switchboard: Switchboard, keys: tuple[bytes, Keys]
 ) -> None:
     sockets = strangers(switchboard.endpoint, keys[1])
@@ -87,7 +87,7 @@ def test_a_stranger_is_not_heard_and_hears_nothing(
     switchboard.send("client/1", "hub", b"secret")
     assert not any(socket.poll(200) for socket in sockets)
     assert not Bomb.exploded
-    # The board still serves those who belong.
+    # The switchboard still serves peers with the key.
     line = Line("rank/2", switchboard.endpoint, keys[1])
     line.send("hub", "here")
     heard = receive(switchboard, 5)
@@ -98,9 +98,7 @@ def test_a_stranger_is_not_heard_and_hears_nothing(
         socket.close()
 
 
-def test_a_message_of_the_wrong_form_is_passed_over(
-    switchboard: Switchboard, keys: tuple[bytes, Keys]
-) -> None:
+def test_a_malformed_message_is_skipped(switchboard: Switchboard, keys: tuple[bytes, Keys]) -> None:
     line = Line("rank/3", switchboard.endpoint, keys[1])
     line.socket.send_multipart([b"alone"])
     assert switchboard.socket.poll(5000)
@@ -108,7 +106,7 @@ def test_a_message_of_the_wrong_form_is_passed_over(
     line.close()
 
 
-def test_keys_are_made_anew(keys: tuple[bytes, Keys]) -> None:
+def test_keys_are_new_in_each_run(keys: tuple[bytes, Keys]) -> None:
     secret, other = new_keys()
     assert secret != keys[0]
     assert other.client_secret != keys[1].client_secret

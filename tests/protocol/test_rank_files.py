@@ -1,4 +1,4 @@
-"""What ranks leave in files: of this run and this test, never of one before."""
+"""Files of ranks: of this run and this test, never of an earlier one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pytest_mnode.protocol.world import Shape, WorldInfo
 from tests.inner import run_pytest, write_files
 
 
-def test_every_run_has_a_log_directory_of_its_own(tmp_path: Path) -> None:
+def test_every_run_has_its_own_log_directory(tmp_path: Path) -> None:
     parent = tmp_path / "a" / "logs"
-    with ThreadPoolExecutor(8) as threads:  # all in one second, and in one process
+    with ThreadPoolExecutor(8) as threads:  # all within one second and one process
         made = list(threads.map(lambda _: new_log_dir(parent), range(8)))
     assert len(set(made)) == 8
     assert {path.parent for path in made} == {parent}
@@ -54,7 +54,7 @@ TESTS = """
 
 
 def test_an_old_crash_explains_no_later_death(tmp_path: Path) -> None:
-    """Neither one of another run that kept its logs in the same place, nor one of another test."""
+    """Neither a crash of another run with the same log directory, nor one of another test."""
     write_files(tmp_path, test_it=TESTS)
     args = ("--mnode-nodes=2", "--mnode-launcher=local", "--mnode-log-dir=logs")
     (tmp_path / "crash").touch()
@@ -69,7 +69,7 @@ def test_an_old_crash_explains_no_later_death(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("local_rank", [0, 255, 256, 70_000])
-def test_the_output_of_a_rank_outlives_it(tmp_path: Path, local_rank: int) -> None:
+def test_the_output_of_a_rank_is_kept_after_its_end(tmp_path: Path, local_rank: int) -> None:
     files = RankFiles(WorldInfo("w1", Shape(1, local_rank + 1), ("n0",), log_dir=str(tmp_path)), 0)
     here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
     with here, there:
@@ -123,14 +123,14 @@ DIES = """
 """
 
 
-def test_last_words_are_there_though_the_launcher_learns_late_of_the_rank(tmp_path: Path) -> None:
+def test_last_output_is_kept_if_the_launcher_learns_late_of_the_rank(tmp_path: Path) -> None:
     write_files(tmp_path, conftest=STOPS_LAUNCHER, test_it=DIES)
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
     assert "rank 1 of 2 on local1: exited with code 3" in run.output
     assert "end of its output:\nlast words" in run.output
 
 
-def test_the_last_place_counts(tmp_path: Path) -> None:
+def test_the_last_location_counts(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path / "mark")
     assert read_progress(tmp_path / "mark") == Progress(None, "")
     file.write(41, "teardown")
@@ -138,7 +138,7 @@ def test_the_last_place_counts(tmp_path: Path) -> None:
     assert read_progress(tmp_path / "mark") == Progress(5, "call")
 
 
-def test_it_survives_its_writer(tmp_path: Path) -> None:
+def test_the_file_survives_its_writer(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         ProgressFile(tmp_path / "mark").write(7, "setup")
@@ -149,7 +149,7 @@ def test_it_survives_its_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 64, b"x y", b"7", b"\xff\xfe call", b"call 7"])
-def test_anything_else_is_nothing_known(tmp_path: Path, data: bytes) -> None:
+def test_any_other_content_is_unknown(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "mark").write_bytes(data)
     assert read_progress(tmp_path / "mark") == Progress(None, "")
     assert read_progress(tmp_path / "none") == Progress(None, "")
@@ -172,7 +172,7 @@ def test_an_error_file_may_hold_anything(tmp_path: Path, data: str, text: str) -
     assert error_message(tmp_path / "none") == ""
 
 
-def test_a_child_leaves_word_once(tmp_path: Path) -> None:
+def test_a_child_is_recorded_once(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path / "mark")
     file.write(1, "call")
     assert file.take_note() == ""

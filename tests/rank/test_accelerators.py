@@ -1,4 +1,4 @@
-"""Which device a rank gets, and the message where the node has too few."""
+"""The device of each rank, and the error if its node has too few."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REMEDY = "check the driver, CUDA_VISIBLE_DEVICES and torch's build there, or cor
         ((8, 4, 8, "nccl"), f"8 promised, 4 found by torch; {REMEDY}", "cuda:3"),
         ((8, 0, 4, "gloo"), f"8 promised, 0 found by torch; {REMEDY}", "cpu"),
         ((8, 4, 4, "nccl"), "", "cuda:3"),  # one each; preflight judges the promise
-        ((2, 2, 4, "gloo"), "", "cuda:1"),  # more ranks than are promised share them
+        ((2, 2, 4, "gloo"), "", "cuda:1"),  # more ranks than promised devices share them
         ((2, 1, 4, "gloo"), f"2 promised, 1 found by torch; {REMEDY}", "cuda:0"),
         ((0, 0, 4, "gloo"), "", "cpu"),
         ((0, 8, 4, "gloo"), "", "cpu"),
@@ -39,7 +39,7 @@ REMEDY = "check the driver, CUDA_VISIBLE_DEVICES and torch's build there, or cor
         ((0, 0, 4, "mpi"), "", "cpu"),
     ],
 )
-def test_a_rank_has_an_accelerator_or_its_node_is_said_to_lack_some(
+def test_a_rank_has_an_accelerator_or_an_error_names_its_node(
     monkeypatch: pytest.MonkeyPatch, node: tuple[int, int, int, str], missing: str, device: str
 ) -> None:
     promised, found, ranks, backend = node
@@ -51,7 +51,7 @@ def test_a_rank_has_an_accelerator_or_its_node_is_said_to_lack_some(
     assert keeper.device == torch.device(device)
 
 
-def test_a_machine_without_any_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_machine_without_accelerators_is_one_line(tmp_path: Path) -> None:
     page = default_spec_path().read_text().replace("  per_node: 0", "  per_node: 8")
     lines = [line for line in page.splitlines() if not line.startswith("    compute: ")]
     (tmp_path / "spec.yaml").write_text("\n".join(lines))

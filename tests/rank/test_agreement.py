@@ -25,8 +25,8 @@ def test_ranks_agree_and_leave_nothing() -> None:
     assert store.num_keys() == 0
 
 
-def test_nothing_is_in_the_store_before_rank_0_votes() -> None:
-    """It counts the keys before its test begins."""
+def test_the_store_is_empty_before_rank_0_votes() -> None:
+    """Rank 0 counts the keys before its test begins."""
     store = HashStore()
     with pytest.raises(TimeoutError, match="not all ranks voted within 0 s"):
         Votes(store, "test", 1, 2).agree(1, max, 0.05)

@@ -1,4 +1,4 @@
-"""How a rank binds itself: to what, by whom, and when not."""
+"""How a rank binds itself: to which CPUs and memory, and when it does not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.launchers.test_sockets import write
 
 @pytest.fixture
 def shown(tmp_path: Path) -> SysfsView:
-    """A node of two sockets over the CPUs of this machine, with two accelerators."""
+    """A node that shows two sockets over the CPUs of this machine, with two accelerators."""
     machine = numa_cores()
     if why_not(machine, Layout()):
         pytest.skip("one CPU")
@@ -36,7 +36,7 @@ def shown(tmp_path: Path) -> SysfsView:
 
 
 def in_thread(call: Callable[[], Any]) -> Any:
-    """Affinity and memory policy belong to a thread: one of its own keeps pytest's as they are."""
+    """Affinity and memory policy belong to a thread: a separate thread keeps pytest's unchanged."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result()
 
@@ -70,7 +70,7 @@ def test_a_launcher_may_bind_ranks_elsewhere(shown: SysfsView) -> None:
     for rank in (0, 1, 2):
         done, cpus = bound(BindingOrder("auto", shown, RankStart(given)), rank, 3)
         assert cpus == set(given[rank % 2])
-        assert done.numa_node == rank % 2, "still that of its accelerator"
+        assert done.numa_node == rank % 2, "the CPUs are still those beside its accelerator"
 
 
 def test_a_launcher_may_leave_ranks_unbound(shown: SysfsView) -> None:
@@ -92,7 +92,7 @@ def test_a_launcher_may_leave_ranks_unbound(shown: SysfsView) -> None:
         ),
     ],
 )
-def test_nobody_binds_without_an_order_or_without_knowing_where_to(
+def test_no_rank_binds_without_a_request_or_a_known_target(
     order: BindingOrder, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accelerators, "_cuda_address", lambda _: None)
@@ -101,12 +101,12 @@ def test_nobody_binds_without_an_order_or_without_knowing_where_to(
     assert cpus == set(os.sched_getaffinity(0))
 
 
-def test_memory_is_asked_for_where_the_machine_has_it() -> None:
+def test_memory_is_bound_to_an_existing_numa_node() -> None:
     numbers = [memory.number for memory in numa_cores() if memory.size_bytes]
 
     def policy() -> str:
         mempolicy.prefer(numbers[0])
-        # A page that is new under the new policy says under which it is.
+        # A page first touched under the new policy shows the policy.
         fresh = bytearray(1 << 22)
         fresh[:: 1 << 12] = b"x" * 1024
         return Path("/proc/thread-self/numa_maps").read_text()
@@ -131,13 +131,13 @@ def nvml(index: int, name: str = "NVIDIA H100") -> Any:
         ("2,0", ["0000:03:00.0", "0000:01:00.0"]),
         ("GPU-1f3a,GPU-0", ["0000:02:00.0", "0000:01:00.0"]),
         ("1,-1,0", ["0000:02:00.0"]),
-        ("GPU-,0", []),  # more than one begins so
+        ("GPU-,0", []),  # an ambiguous prefix
         ("MIG-4c7e,0", []),
         ("", []),
         ("7", []),
     ],
 )
-def test_devices_are_those_that_cuda_would_number(
+def test_devices_are_numbered_like_in_cuda(
     visible: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
@@ -148,7 +148,7 @@ def test_devices_are_those_that_cuda_would_number(
     assert accelerators.visible_addresses(mixed, "1") == ["0000:02:00.0"]
 
 
-def test_torch_binds_where_it_can_and_nobody_twice(
+def test_torch_binds_if_it_can_and_no_rank_is_bound_twice(
     shown: SysfsView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -159,9 +159,9 @@ def test_torch_binds_where_it_can_and_nobody_twice(
     assert numa_options(BindingOrder("node"), 8, None) == NumaOptions(AffinityMode.NODE)
     assert numa_options(BindingOrder("exclusive"), 8, None) == NumaOptions(AffinityMode.EXCLUSIVE)
     default = NumaOptions(AffinityMode.SOCKET)
-    assert numa_options(BindingOrder("auto"), 8, default) is default  # what users' jobs get
+    assert numa_options(BindingOrder("auto"), 8, default) is default  # the setting of users' jobs
     assert numa_options(BindingOrder("none"), 8, default) is None
-    assert numa_options(BindingOrder("node"), 4, default) is None  # not one device a rank
+    assert numa_options(BindingOrder("node"), 4, default) is None  # not one device per rank
     assert numa_options(BindingOrder("auto", shown), 8, default) is None  # the rack binds
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert numa_options(BindingOrder("node"), 8, default) is None
@@ -177,16 +177,16 @@ def cpus(homes: list[int | None], exclusive: bool = True) -> list[tuple[int, ...
     return [share.cpus for share in shares(homes, CORES, exclusive)]
 
 
-def test_ranks_beside_one_node_get_cores_of_their_own() -> None:
+def test_ranks_beside_one_node_get_separate_cores() -> None:
     assert cpus([0, 1, 0, 1]) == [(0, 1), (4, 5), (2,), (6, 7)]
     assert cpus([0]) == [(0, 1, 2)]
 
 
-def test_or_all_of_its_cores_where_that_is_asked_for() -> None:
+def test_ranks_get_all_cores_of_the_node_on_request() -> None:
     assert cpus([0, 1, 0], exclusive=False) == [(0, 1, 2), (4, 5, 6, 7), (0, 1, 2)]
 
 
-def test_ranks_share_where_there_are_not_enough_and_it_is_said() -> None:
+def test_ranks_share_cores_with_a_message_if_there_are_too_few() -> None:
     assert shares([1, 1, 1, 0], CORES, True) == [
         Share((4, 5), 1, shared_with=(2,)),
         Share((6, 7), 1),
@@ -195,7 +195,7 @@ def test_ranks_share_where_there_are_not_enough_and_it_is_said() -> None:
     ]
 
 
-def test_what_is_not_known_is_not_bound() -> None:
+def test_ranks_with_unknown_devices_are_not_bound() -> None:
     unknown, nowhere = shares([None, 3], CORES, True)
     assert (unknown.cpus, nowhere.cpus) == ((), ())
     assert unknown.why == "the NUMA node of its accelerator is not known"

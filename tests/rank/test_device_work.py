@@ -1,4 +1,4 @@
-"""What a test began on its device ends with the test."""
+"""Work that a test began on its device ends with the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_mnode.rank import device_work
 from tests.inner import run_pytest, write_files
 
 
-def test_an_error_that_comes_to_light_late_is_the_tests_own(
+def test_a_late_device_error_belongs_to_the_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail() -> None:
@@ -27,13 +27,13 @@ def test_an_error_that_comes_to_light_late_is_the_tests_own(
     )
 
 
-def test_a_device_that_nobody_uses_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_device_is_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it was started"))
     device_work.finish_device()
 
 
-def test_a_rank_that_waits_for_its_device_is_told_by_its_calls(tmp_path: Path) -> None:
-    """A collective of NCCL has returned, and its kernel runs: a sleep stands for the kernel."""
+def test_a_rank_that_waits_for_its_device_shows_its_last_call(tmp_path: Path) -> None:
+    """The NCCL collective has returned and its kernel runs: a sleep stands for the kernel."""
     write_files(
         tmp_path,
         test_it="""

@@ -1,4 +1,4 @@
-"""What a test left in its rank, beside what fixtures hold."""
+"""Leftovers of a test in its rank, without those of fixtures."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_memory_of_a_fixture_counts_once(held: list[int], fixture_mib: int) -> N
 
 
 def test_memory_of_a_fixture_that_ends_with_the_test_is_not_the_tests(held: list[int]) -> None:
-    """As of the process group in the last test of a world: NCCL keeps what it took."""
+    """Like the process group in the last test of a world: NCCL keeps its memory."""
     check, fixture = checked(held, "session", 346)
     check.pytest_fixture_post_finalizer(fixture)
     assert check._allowed.host_bytes == held[0]
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, allocated: int, workspaces: int = 0) -> None:
-    """torch uses a device, on which it has allocated so much, workspaces of cuBLAS included."""
+    """A fake CUDA device in torch with this much allocated memory, with cuBLAS workspaces."""
     device = [allocated]
 
     def clear() -> None:

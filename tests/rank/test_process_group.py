@@ -1,4 +1,4 @@
-"""The default process group of a rank, when it is made anew."""
+"""The default process group of a rank, when it is recreated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.inner import run_pytest, write_files
 
 
 def test_a_later_default_group_can_be_split(tmp_path: Path) -> None:
-    """As a DeviceMesh on NCCL does; without its ranks torch reads past an empty list."""
+    """As DeviceMesh does with NCCL; without the list of ranks torch reads past its end."""
     write_files(
         tmp_path,
         test_it="""

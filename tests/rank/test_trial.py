@@ -1,4 +1,4 @@
-"""The import of a module, tried in a process of its own."""
+"""The trial import of a module in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from pytest_mnode.rank.trial import Trial
 
 
-def test_what_an_import_makes_a_daemon_ends_with_the_trial(tmp_path: Path) -> None:
+def test_daemons_of_an_import_end_with_the_trial(tmp_path: Path) -> None:
     noted = tmp_path / "pid"
 
     def collect() -> list[object]:

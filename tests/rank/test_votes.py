@@ -1,4 +1,4 @@
-"""What ranks make of an example of hypothesis from what became of it in each."""
+"""Decisions of ranks about a hypothesis example, from its outcome in each rank."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def test_one_decision_for_all(kinds: str, kind: str, differ: bool) -> None:
     assert (decision.kind, decision.differ) == (kind, differ)
 
 
-def test_failures_are_told_apart_by_rank_and_place() -> None:
+def test_failures_are_distinguished_by_rank_and_location() -> None:
     failed = [Ballot(Kind.FAILED, origin="a.py:1"), Ballot(Kind.PASSED)]
     other = [Ballot(Kind.PASSED), Ballot(Kind.FAILED, origin="a.py:1")]
     assert decide(failed).failed == (0,)
     assert decide(failed).origin != decide(other).origin
 
 
-def test_ranks_that_drew_different_values_cannot_go_on() -> None:
+def test_ranks_that_drew_different_values_cannot_continue() -> None:
     assert decide([Ballot(Kind.PASSED, "1"), Ballot(Kind.PASSED, "2")]).differ
 
 
-def test_what_rank_0_read_is_for_all_and_an_end_by_an_error_is_known() -> None:
+def test_all_ranks_get_what_rank_0_read_and_learn_of_its_error() -> None:
     ballots = [Ballot(Kind.FETCHES, values=(b"x",)), Ballot(Kind.FETCHES)]
     assert decide(ballots).values == (b"x",)
     assert not decide([Ballot(Kind.ENDED, well=False), Ballot(Kind.PASSED)]).well

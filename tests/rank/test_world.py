@@ -1,4 +1,4 @@
-"""What torchrun gives a rank, and the messages for an environment that contradicts itself."""
+"""Variables of torchrun in a rank, and errors for a contradictory environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TORCHRUN = {
 NODES = ("node0", "node1")
 
 
-def test_a_rank_knows_its_place() -> None:
+def test_a_world_is_read_from_torchruns_variables() -> None:
     assert World.from_env(TORCHRUN, NODES) == World(3, 4, 1, 2, "node1", NODES)
 
 
@@ -33,7 +33,7 @@ def test_a_rank_knows_its_place() -> None:
         ({"RANK": "1"}, "RANK=1 with LOCAL_WORLD_SIZE=2 is not on node GROUP_RANK=1"),
     ],
 )
-def test_says_which_variable_is_wrong(change: dict[str, str], message: str) -> None:
+def test_a_wrong_variable_is_named(change: dict[str, str], message: str) -> None:
     with pytest.raises(EnvironmentContractError, match=message):
         World.from_env(TORCHRUN | change, NODES)
 

@@ -1,4 +1,4 @@
-"""A config is read or refused in one line that says what to change."""
+"""A config is read, or refused with one line that names the remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job import JobConfig
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_config_is_read_back(tmp_path: Path) -> None:
     config = JobConfig(
         str(tmp_path / "a run"), seed=7, parallel="fsdp2", compute_s=0.25, hold_checkpoint=4
     )
@@ -49,7 +49,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"dropout": -0.1}, "dropout=-0.1: give at least 0.0"),
     ],
 )
-def test_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_errors_of_an_invalid_config(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"directory": "run", **change}))
     with pytest.raises(UsageError, match=f"config.json: {message}") as caught:
@@ -71,14 +71,14 @@ def test_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str
         ('{"directory": "/x", "device": "gpu"}', 'device=.gpu.: give "auto" or "accelerator" or'),
     ],
 )
-def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_is_not_a_config(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=message):
         JobConfig.read(path)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere\.json: cannot be read: No such file"):
         JobConfig.read(tmp_path / "nowhere.json")
 

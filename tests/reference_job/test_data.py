@@ -1,4 +1,4 @@
-"""Each sample once an epoch, on any number of ranks, wherever a run is cut."""
+"""Each sample occurs once per epoch, on any number of ranks, wherever a run is cut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _samplers(ranks: int, seed: int = 3) -> list[ResumableSampler]:
 
 
 def _steps(ranks: int, epoch: int, position: int) -> list[set[int]]:
-    """Samples of each global batch from here on."""
+    """Samples of each global batch from this step on."""
     samplers = _samplers(ranks)
     for sampler in samplers:
         sampler.go_to(epoch, position)
@@ -31,7 +31,7 @@ def _steps(ranks: int, epoch: int, position: int) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_each_sample_comes_once_an_epoch(ranks: int) -> None:
+def test_each_sample_occurs_once_per_epoch(ranks: int) -> None:
     steps = _steps(ranks, epoch=0, position=0)
     assert [len(step) for step in steps] == [BATCH] * (SAMPLES // BATCH)
     assert sorted(i for step in steps for i in step) == list(range(SAMPLES))
@@ -39,7 +39,7 @@ def test_each_sample_comes_once_an_epoch(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("done", [0, 1, 5])
-def test_other_ranks_go_on_with_the_same_global_batches(ranks: int, done: int) -> None:
+def test_global_batches_do_not_depend_on_the_number_of_ranks(ranks: int, done: int) -> None:
     whole = _steps(4, epoch=2, position=0)
     assert _steps(ranks, epoch=2, position=done * BATCH) == whole[done:]
 
@@ -50,7 +50,7 @@ def test_epochs_and_seeds_are_shuffled_differently() -> None:
     assert list(one) != list(other)
 
 
-def test_a_document_is_the_same_whoever_reads_it() -> None:
+def test_a_document_does_not_depend_on_its_reader() -> None:
     again = Documents(SAMPLES, vocab=32, context=16, seed=3)
     for index in range(SAMPLES):
         for one, other in zip(DATA[index][1:], again[index][1:], strict=True):
@@ -59,7 +59,7 @@ def test_a_document_is_the_same_whoever_reads_it() -> None:
     assert any(not torch.equal(DATA[i][1], other_seed[i][1]) for i in range(SAMPLES))
 
 
-def test_targets_are_the_tokens_that_follow_up_to_a_length_of_its_own() -> None:
+def test_targets_are_the_next_tokens_up_to_the_document_length() -> None:
     lengths = set()
     for index in range(SAMPLES):
         same, tokens, targets = DATA[index]
@@ -71,7 +71,7 @@ def test_targets_are_the_tokens_that_follow_up_to_a_length_of_its_own() -> None:
         assert 8 <= length <= 16
         assert 0 <= int(tokens.min()) <= int(tokens.max()) < 32
         lengths.add(length)
-    assert len(lengths) > 4, "else a mean of means is the mean"
+    assert len(lengths) > 4, "with equal lengths a mean of means would be the mean"
 
 
 @pytest.mark.parametrize(("vocab", "context"), [(2, 2), (2, 3), (300, 2)])

@@ -1,4 +1,4 @@
-"""What a rank trains on."""
+"""The device that a rank trains on."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _none(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_the_cpu_where_it_may_be(device: str) -> None:
+def test_the_cpu_if_it_is_allowed(device: str) -> None:
     assert device_of(JobConfig("run", device=device), 1).type == "cpu"
 
 
-def test_never_the_cpu_instead_of_an_accelerator() -> None:
+def test_the_cpu_never_replaces_an_accelerator() -> None:
     with pytest.raises(EnvironmentContractError, match="shows no accelerator, and the job must"):
         device_of(JobConfig("run", device="accelerator"), 0)
 

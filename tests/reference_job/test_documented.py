@@ -1,4 +1,4 @@
-"""The page for users says what there is."""
+"""The user's page of the reference job is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A feed goes on where it was, and in no other data."""
+"""A feed resumes at its position, and only with the same data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_epochs_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize("done", [0, 1, 2, 3, 4])
-def test_it_goes_on_where_it_was(done: int) -> None:
+def test_a_feed_resumes_at_its_position(done: int) -> None:
     feed, other = Feed(CONFIG, 1, 2, CPU), Feed(CONFIG, 1, 2, CPU)
     for _ in range(done):
         _step(feed)

@@ -1,4 +1,4 @@
-"""The program, where it does not come to training."""
+"""The program, up to the start of training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_bad_config_is_one_line(tmp_path: Path, text: str, message: str) -> No
     assert done.stderr.count("\n") == 1
 
 
-def test_it_says_how_it_is_started(tmp_path: Path) -> None:
+def test_the_usage_line(tmp_path: Path) -> None:
     assert _program().stderr.startswith(
         "train: usage: python -m pytest_mnode.reference_job CONFIG.json"
     )

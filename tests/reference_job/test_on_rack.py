@@ -1,4 +1,4 @@
-"""The job in real ranks on the rack: the same twice, cut and resumed, on other numbers of ranks."""
+"""The job in real ranks on the rack: repeated, cut and resumed, and on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _steps(directory: Path, way: str, name: str) -> list[StepRecord]:
 
 
 def _exact_values(steps: list[StepRecord]) -> dict[tuple[int, int], tuple[object, ...]]:
-    """What must be the same in two runs, bit by bit; the last account of a step counts."""
+    """Values that two runs must share bit by bit; the last record of a step counts."""
     return {
         (one.rank, one.step): (one.loss.hex(), one.lr.hex(), one.rng, one.samples, one.tokens)
         for one in steps
@@ -222,17 +222,17 @@ def test_two_runs_are_the_same_bit_by_bit(directory: Path, way: str) -> None:
     assert whole == again
     ends = json.loads((directory / f"{way}.json").read_text())
     assert ends["whole"] == ends["again"]
-    assert len({loss for _, (loss, *_) in whole.items()}) == STEPS, "all ranks say the same loss"
+    assert len({loss for _, (loss, *_) in whole.items()}) == STEPS, "all ranks record the same loss"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_that_was_cut_ends_as_one_that_was_not(directory: Path, way: str) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(directory: Path, way: str) -> None:
     steps = _steps(directory, way, "cut")
     assert _exact_values(steps) == _exact_values(_steps(directory, way, "whole"))
     ends = json.loads((directory / f"{way}.json").read_text())
     assert ends["cut"] == ends["whole"], "parameters, optimiser and learning rate"
     resumed = CUT - CUT % EVERY
-    # The step after the checkpoint was done, lost, and done again to the same end.
+    # The step after the checkpoint was done, lost, and repeated with the same result.
     done = Counter((one.rank, one.step) for one in steps)
     assert {step for (_, step), times in done.items() if times == 2} == {resumed + 1}
     starts = [r for r in read_records(directory / f"{way} cut") if isinstance(r, StartRecord)]
@@ -260,7 +260,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_other_numbers_of_ranks_go_on(directory: Path, way: str, ranks: int) -> None:
+def test_a_run_resumes_on_other_numbers_of_ranks(directory: Path, way: str, ranks: int) -> None:
     steps = _steps(directory, way, f"to {ranks}")
     resumed = CUT - CUT % EVERY
     kept = [one for one in steps if one.world_size == 4 and one.step <= resumed]
@@ -273,14 +273,14 @@ def test_other_numbers_of_ranks_go_on(directory: Path, way: str, ranks: int) -> 
         assert sorted(seen) == list(range(SAMPLES)), f"epoch {epoch}"
     assert all(len(one.samples) == a_step // one.world_size for one in kept)
     whole = {one.step: one for one in _steps(directory, way, "whole")}
-    for one in kept:  # dropout differs by rank and so do the sums' last bits; the model does not
+    for one in kept:  # dropout and the last bits of sums differ by rank; the model does not
         assert one.loss == pytest.approx(whole[one.step].loss, rel=0.05)
         assert one.lr == whole[one.step].lr
 
 
-def test_both_ways_learn_the_same(directory: Path) -> None:
+def test_ddp_and_fsdp_learn_the_same(directory: Path) -> None:
     ddp, fsdp2 = ({s.step: s.loss for s in _steps(directory, way, "whole")} for way in WAYS)
-    assert ddp[STEPS] < ddp[1] - 0.1, "it learns"
+    assert ddp[STEPS] < ddp[1] - 0.1, "the loss decreases"
     for step, loss in ddp.items():
         assert fsdp2[step] == pytest.approx(loss, rel=1e-4)
 
@@ -289,11 +289,11 @@ def test_both_ways_learn_the_same(directory: Path) -> None:
 def test_parts_add_up_to_the_step(directory: Path, way: str) -> None:
     steps = _steps(directory, way, "whole")
     missing = sorted(abs(1 - sum(one.parts.values()) / one.wall_s) for one in steps)
-    # Another process may take the core between the step's last part and its end.
+    # Another process may use the core between the step's last part and its end.
     assert missing[len(steps) * 9 // 10] < 0.02
     for one in steps:
         assert all(seconds >= 0 for seconds in one.parts.values())
-        assert one.transfers, "collectives were noted"
+        assert one.transfers, "collectives were recorded"
         moving = sum(t.ended - t.began for t in one.transfers)
         assert one.hidden_s is not None
         assert 0 <= one.hidden_s <= moving
@@ -301,15 +301,15 @@ def test_parts_add_up_to_the_step(directory: Path, way: str) -> None:
     assert all(seconds > 0 for seconds in saved), "in the step that follows the checkpoint"
 
 
-def test_gradients_go_over_the_fabric_once_a_step(directory: Path) -> None:
-    """Not once for each of the two passes that are summed up."""
+def test_gradients_use_the_fabric_once_per_step(directory: Path) -> None:
+    """Not once for each of the two accumulated passes."""
     width, vocab, context, layers = 32, 64, 16, 2
     block = 12 * width**2 + 13 * width
     parameters = (2 * vocab + context) * width + layers * block + 2 * width
     for one in _steps(directory, "ddp", "whole"):
         assert one.transfers is not None
         assert {t.collective for t in one.transfers} == {"all_reduce"}
-        assert len(one.transfers) > 1, "in several buckets"
+        assert len(one.transfers) > 1, "gradients are sent in several buckets"
         assert sum(t.bytes for t in one.transfers) == 4 * parameters
     for one in _steps(directory, "fsdp2", "whole"):
         assert one.transfers is not None
@@ -317,7 +317,7 @@ def test_gradients_go_over_the_fabric_once_a_step(directory: Path) -> None:
         gathered = [t.bytes for t in one.transfers if t.collective == "all_gather"]
         assert len(scattered) == layers + 2
         assert sum(scattered) == 4 * parameters
-        assert sum(gathered) >= 2 * sum(scattered), "parameters, for each pass"
+        assert sum(gathered) >= 2 * sum(scattered), "parameters are gathered for each pass"
 
 
 @pytest.mark.parametrize("way", WAYS)

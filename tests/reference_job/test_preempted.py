@@ -1,4 +1,4 @@
-"""The program under torchrun: asked to stop, it saves, and it resumes when started again."""
+"""The program under torchrun: on a request to stop it saves, and it resumes at the next start."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TESTS = """
 """
 
 
-def test_a_run_that_is_asked_to_stop_saves_and_resumes(
+def test_a_preempted_run_saves_and_resumes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     need_rack()
@@ -77,7 +77,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_resumes(
         steps = [one for one in records if isinstance(one, StepRecord)]
         return [(one.rank, one.step, one.loss.hex(), one.rng) for one in steps]
 
-    assert losses([*stopped]) == losses([*whole]), "no step twice, none lost, all the same"
+    assert losses([*stopped]) == losses([*whole]), "every step once, with the same loss"
     digests = [
         {(one.parameters, one.optimiser) for one in records if isinstance(one, EndRecord)}
         for records in ([one for one in ends if not one.preempted], whole)

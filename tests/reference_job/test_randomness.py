@@ -1,4 +1,4 @@
-"""Random states are kept whole and put back; seeds differ by rank."""
+"""Random states are saved completely and restored; seeds differ by rank."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _put_back() -> Iterator[None]:
 
 
 def _draw() -> tuple[float, ...]:
-    normal = random.gauss(0, 1), float(np.random.standard_normal())  # each keeps one in store
+    normal = random.gauss(0, 1), float(np.random.standard_normal())  # both keep a spare value
     return (*normal, random.random(), float(np.random.rand()), *torch.rand(2).tolist())
 
 
-def test_states_are_put_back() -> None:
+def test_states_are_restored() -> None:
     seed_all(1, 2)
     _draw()
     kept = random_states(CPU)
@@ -46,13 +46,13 @@ def test_states_are_put_back() -> None:
 @pytest.mark.parametrize("source", [random.random, np.random.rand, lambda: torch.rand(1)])
 def test_every_source_is_in_the_digest(source: object) -> None:
     before = digest(random_states(CPU))
-    assert digest(random_states(CPU)) == before, "looking draws nothing"
+    assert digest(random_states(CPU)) == before, "a digest draws no numbers"
     assert callable(source)
     source()
     assert digest(random_states(CPU)) != before
 
 
-def test_seeds_differ_by_every_number_and_are_the_same_again() -> None:
+def test_seeds_differ_by_every_argument_and_are_repeatable() -> None:
     def first(*words: int) -> tuple[float, ...]:
         seed_all(*words)
         return _draw()
@@ -62,7 +62,7 @@ def test_seeds_differ_by_every_number_and_are_the_same_again() -> None:
     assert first(0, 1) == first(0, 1)
 
 
-def test_a_digest_sees_one_bit() -> None:
+def test_a_digest_changes_with_one_bit() -> None:
     tensors = [torch.zeros(3, 2), torch.ones(2, dtype=torch.float64), torch.tensor(5.0)]
     before = digest_of(tensors)
     tensors[0][1, 1] = -0.0

@@ -1,4 +1,4 @@
-"""Records are read back bit by bit, whatever else is in the files."""
+"""Records are read back bit by bit, whatever else the files contain."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _file(directory: Path) -> RecordFile:
     return RecordFile(directory, rank=1, world_size=4, node="node1")
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_records_are_read_back(tmp_path: Path) -> None:
     file = _file(tmp_path / "run" / "records")
     for record in ALL:
         file.append(record)
@@ -68,7 +68,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_records(tmp_path / "run" / "records") == ALL
 
 
-def test_each_record_is_stored_before_the_next_thing_is_done(
+def test_each_record_is_stored_before_the_next_action(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = []
@@ -107,7 +107,7 @@ def test_losses_are_written_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_read_as_such(tmp_path: Path, loss: float) -> None:
+def test_a_loss_that_is_not_a_number_is_read_back(tmp_path: Path, loss: float) -> None:
     (tmp_path / "rank0.jsonl").write_text(
         line_of(STEP).replace(STEP.loss.hex(), float(loss).hex()) + "\n"
     )
@@ -116,7 +116,9 @@ def test_a_loss_that_is_no_number_is_read_as_such(tmp_path: Path, loss: float) -
     assert str(step.loss) == str(loss)
 
 
-def test_a_torn_line_is_reported_and_the_next_incarnation_begins_its_own(tmp_path: Path) -> None:
+def test_a_truncated_line_is_reported_and_the_next_incarnation_starts_a_new_line(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "rank1.jsonl"
     path.write_text(f"{line_of(START)}\n{line_of(STEP)[:40]}")
     first, torn = read_records(tmp_path)
@@ -167,7 +169,7 @@ def test_every_rank_is_read_in_order(tmp_path: Path) -> None:
     assert "cannot be read" in directory.reason
 
 
-def test_no_directory_is_no_records(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_records(tmp_path: Path) -> None:
     assert read_records(tmp_path / "nowhere") == []
 
 

@@ -1,4 +1,4 @@
-"""The learning rate goes up, and down to nothing."""
+"""The learning rate rises, and then falls to zero."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pytest_mnode.reference_job import JobConfig
 
 
 def learning_rate_factor(config: JobConfig) -> Callable[[int], float]:
-    from pytest_mnode.reference_job import trainer  # takes seconds, in every worker that collects
+    from pytest_mnode.reference_job import trainer  # takes seconds, in each worker
 
     return trainer.learning_rate_factor(config)
 
 
-def test_learning_rate_warms_up_and_goes_down() -> None:
+def test_learning_rate_warms_up_and_decays() -> None:
     factor = learning_rate_factor(JobConfig("unused", steps=25, warmup_steps=5))
     rates = [factor(step) for step in range(26)]
     assert rates[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])

@@ -1,4 +1,4 @@
-"""Blocks time themselves in both ways, hooks stay outside, and declared time is kept."""
+"""Blocks time both passes without hooks, and keep declared durations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_mnode.reference_job.timeline import EventClock, HostClock, Timeline
 
 
 class Noted:
-    """A clock of which each mark is the next number, beside what else happened."""
+    """A clock whose marks are consecutive numbers, and a log of events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -34,7 +34,7 @@ class Noted:
 
 
 class Note(torch.autograd.Function):
-    """Says when the forward and backward pass go through here."""
+    """Records when the forward and backward pass reach this module."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, noted: Noted, name: str) -> Tensor:
@@ -52,7 +52,7 @@ NOTE: Any = Note.apply
 
 
 class Block(nn.Module):
-    """A block whose gradients are handed over at once, as DDP does."""
+    """A block that hands over its gradients immediately, like DDP."""
 
     def __init__(self, spans: Spans, noted: Noted, name: str) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ class Block(nn.Module):
         return self.spans.leave(NOTE(self.linear(x), self.noted, self.name))
 
 
-def test_marks_stand_around_computing_in_both_ways() -> None:
+def test_marks_enclose_computing_in_both_passes() -> None:
     noted = Noted()
     timeline = Timeline(noted)
     spans = Spans(timeline)
     model = nn.Sequential(*(Block(spans, noted, name) for name in "ab"))
-    for number, block in enumerate(model):  # as FSDP2 hangs its hooks: around what forward does
+    for number, block in enumerate(model):  # like FSDP2's hooks: around forward
         block.register_forward_pre_hook(lambda *_, n=number: noted.events.append(f"unshard {n}"))
         block.register_full_backward_hook(lambda *_, n=number: noted.events.append(f"reshard {n}"))
     model(torch.ones(2, 4, requires_grad=True)).sum().backward()
@@ -91,10 +91,10 @@ def test_marks_stand_around_computing_in_both_ways() -> None:
     assert len(timeline.forward) == len(timeline.backward) == 2
     assert len(timeline.aside["backward"]) == 4
     parts = timeline.parts()
-    assert parts["backward"] == 2 * (8 - 2 * 2), "without what was handed over"
+    assert parts["backward"] == 2 * (8 - 2 * 2), "without the hand-over of gradients"
 
 
-def test_what_runs_outside_of_blocks_is_not_taken_out_of_them() -> None:
+def test_time_outside_of_blocks_is_not_subtracted() -> None:
     timeline = Timeline(HostClock())
     with Spans(timeline).aside():
         pass
@@ -102,7 +102,7 @@ def test_what_runs_outside_of_blocks_is_not_taken_out_of_them() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_every_block_of_the_model_is_timed_once_a_pass(accumulation: int) -> None:
+def test_every_block_of_the_model_is_timed_once_per_pass(accumulation: int) -> None:
     config = JobConfig("unused", vocab=16, context=8, width=8, heads=2, layers=3)
     spans = Spans(Timeline(HostClock()))
     model = Transformer(config, spans)
@@ -116,7 +116,7 @@ def test_every_block_of_the_model_is_timed_once_a_pass(accumulation: int) -> Non
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_gradients_are_those_of_a_model_that_times_nothing(
+def test_timing_does_not_change_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = JobConfig("unused", vocab=16, context=8, width=8, heads=2, layers=2)
@@ -165,9 +165,9 @@ def _paced(watch: Watch, computing_s: list[float], aside_s: float = 0.0) -> floa
     ("computing_s", "oversleep_s", "expected_s"),
     [
         ([0.1, 0.3] * 4, 0.0, 12),
-        ([0.0, 0.0] * 4, 0.01, 12.01),  # a sleep that is too long shortens the next
-        ([1.5, 0.5] * 4, 0.0, 12),  # so does computing
-        ([1.5, 2.5] * 4, 0.0, 16),  # what cannot be kept is not
+        ([0.0, 0.0] * 4, 0.01, 12.01),  # oversleeping shortens the next sleep
+        ([1.5, 0.5] * 4, 0.0, 12),  # computing shortens it as well
+        ([1.5, 2.5] * 4, 0.0, 16),  # time that is already exceeded is not recovered
         ([0.0, 9.0, 0.0, 0.0], 0.0, 10),
     ],
 )
@@ -177,7 +177,7 @@ def test_declared_time_is_kept(
     assert _paced(Watch(oversleep_s), computing_s) == pytest.approx(expected_s)
 
 
-def test_what_is_no_computing_is_not_paced() -> None:
+def test_only_computing_is_paced() -> None:
     assert _paced(Watch(), [0.1, 0.1], aside_s=0.5) == pytest.approx(3 + 2 * 0.5)
 
 

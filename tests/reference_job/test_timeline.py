@@ -26,7 +26,7 @@ class SetClock:
 
 
 def _step(clock: SetClock) -> Timeline:
-    """2 s of input; passes of 10 s, of which blocks compute 3 and 4; 1 s each of two more."""
+    """2 s of input; passes of 10 s, with 3 s and 4 s in blocks; two more parts of 1 s."""
     timeline = Timeline(clock, observed=True)
     with timeline.running():
         clock.now += 2
@@ -46,7 +46,7 @@ def _step(clock: SetClock) -> Timeline:
     return timeline
 
 
-def test_what_blocks_do_not_compute_is_exposed() -> None:
+def test_time_outside_of_blocks_is_exposed() -> None:
     parts = _step(SetClock()).parts()
     assert parts == {
         **{"input": 2, "forward": 3, "backward": 4, "exposed": 3},
@@ -60,12 +60,12 @@ def test_communication_beneath_computing_is_hidden() -> None:
     found = timeline.transfers()
     assert found is not None
     assert found == (Transfer(32, 7, 9, "reduce_scatter"), Transfer(64, 10, 12, "all_gather"))
-    # From 7 to 9 a block computes, but for the second in which it hands the bucket over; then from
-    # 10 to 11. From 11 to 12 everybody waits.
+    # From 7 to 9 a block computes, except for one second in which it hands the bucket over; then
+    # from 10 to 11. From 11 to 12 all wait.
     assert timeline.hidden() == pytest.approx(2)
 
 
-def test_what_nobody_noted_is_not_known() -> None:
+def test_unrecorded_collectives_are_unknown() -> None:
     timeline = _step(SetClock())
     timeline.observed = False
     assert timeline.transfers() is None
@@ -78,7 +78,7 @@ def test_a_checkpoint_counts_in_the_step_that_follows() -> None:
     with timeline.running():
         clock.now += 5
         timeline.lap("checkpoint")
-    clock.now += 100  # whoever drives the steps does something else
+    clock.now += 100  # the caller does something else between steps
     with timeline.running():
         clock.now += 1
         timeline.lap("rest")
@@ -92,11 +92,11 @@ def test_wall_time_is_measured_by_another_clock() -> None:
         clock.now += 60
         timeline.lap("rest")
     assert timeline.parts()["rest"] == 60
-    assert timeline.wall_s < 30, "the sum of the parts can be wrong, and that would be seen"
+    assert timeline.wall_s < 30, "a wrong sum of the parts would be seen"
 
 
 class Event:
-    """A CUDA event, as far as it is used: it knows when it was only after the device is waited for.
+    """A CUDA event as far as it is used: its time is known only after waiting for the device.
 
     now_ms: the device's clock.
     """
@@ -111,7 +111,7 @@ class Event:
         self.at = Event.now_ms
 
     def elapsed_time(self, other: Event) -> float:
-        assert Event.settled, "asked before the device had got there"
+        assert Event.settled, "read before the device had reached the event"
         assert self.at is not None
         assert other.at is not None
         return other.at - self.at
@@ -132,13 +132,13 @@ def test_events_of_a_device_are_read_once_it_is_done(monkeypatch: pytest.MonkeyP
         timeline.lap("input")
         Event.now_ms += 500
         timeline.lap("passes")
-    assert waited == [530], "one wait a step"
+    assert waited == [530], "one wait per step"
     parts = timeline.parts()
     assert parts["input"] == pytest.approx(0.03)
     assert parts["exposed"] == pytest.approx(0.5)
 
 
-def test_the_host_s_clock_goes_forward() -> None:
+def test_the_clock_of_the_host_advances() -> None:
     clock = HostClock()
     begin = clock.mark()
     assert clock.seconds(begin, clock.mark()) >= 0

@@ -16,7 +16,7 @@ Load = Callable[[str, str], Spec]
 
 @pytest.fixture
 def page(tmp_path: Path) -> Page:
-    """The rack's spec with one piece of text replaced, in a file of its own."""
+    """The rack's spec with one piece of text replaced, in a separate file."""
 
     def write(old: str, new: str) -> Path:
         text = default_spec_path().read_text()
@@ -30,7 +30,7 @@ def page(tmp_path: Path) -> Page:
 
 @pytest.fixture
 def load(page: Page) -> Load:
-    """The spec that `page` writes."""
+    """The loaded spec that `page` writes."""
     return lambda old, new: load_spec(page(old, new))
 
 
@@ -38,7 +38,7 @@ RACK = yaml.safe_load(default_spec_path().read_text())
 
 
 def changed(directory: Path, changes: dict[str, str]) -> Spec:
-    """The rack's spec with values, as YAML, under dotted keys; "" leaves a key out."""
+    """The rack's spec with values, as YAML, under dotted keys; "" removes a key."""
     page = copy.deepcopy(RACK)
     if any(key.startswith("criteria.gang") for key in changes):
         page["scheduler"] = {"kind": "slurm"}

@@ -1,4 +1,4 @@
-"""What links allow each collective, by ranks per node and by backend."""
+"""The bandwidth that links allow for each collective, by ranks per node and by backend."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_line_rate_is_the_sum_of_nics_in_bytes(nics: Fabric, gbytes_s: float) ->
         (lambda: line_rate_gbytes_s(Fabric(1, 0)), "nics_per_node=0 is below 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(call: object, message: str) -> None:
+def test_impossible_values_are_refused_by_name(call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(ValueError, match="^" + message):
         call()
@@ -139,7 +139,7 @@ def test_what_makes_no_sense_is_refused_by_name(call: object, message: str) -> N
         ("all_gather", 4, 8, "nccl", TOTAL, TOTAL, f"{LINE} × 8 NICs"),
         ("reduce_scatter", 4, 8, "nccl", TOTAL, TOTAL, f"{LINE} × 8 NICs"),
         ("broadcast", 4, 8, "nccl", TOTAL, TOTAL, f"{LINE} × 8 NICs"),
-        # What nccl-tests shows for 16 GPUs of two nodes: 15 of 16 parts leave a GPU, 8 its node.
+        # nccl-tests' result for 16 GPUs on two nodes: 15 of 16 parts leave a GPU, 8 leave its node.
         ("all_to_all", 2, 8, "nccl", 93.75, 93.75, "(n-1)/(g(n-g)) for g=8 of n=16 ranks"),
         ("all_reduce", 1, 8, "nccl", TOTAL, None, f"{LINE} × 8 NICs"),  # nothing leaves the node
         ("all_to_all", 1, 8, "nccl", TOTAL, None, f"{LINE} × 8 NICs"),
@@ -160,7 +160,8 @@ def test_what_makes_no_sense_is_refused_by_name(call: object, message: str) -> N
         ("broadcast", 3, 1, "gloo", 200.0, TOTAL, "÷ 2 copies that the root's node sends"),
         ("broadcast", 4, 1, "gloo", 200.0, TOTAL, "÷ 2 copies"),
         ("broadcast", 16, 1, "gloo", 100.0, TOTAL, "÷ 4 copies"),
-        # Measured over 8 ranks in both shapes: 71.5 % of a third of the line is 95 % of a fourth.
+        # Measured over 8 ranks in both shapes: 71.5 % of a third of the line equals 95 % of a
+        # quarter.
         ("broadcast", 4, 2, "gloo", 100.0, TOTAL, "÷ 4 copies"),
         ("broadcast", 2, 4, "gloo", 100.0, TOTAL, "÷ 4 copies"),
         ("broadcast", 4, 4, "gloo", 50.0, TOTAL, "÷ 8 copies"),
@@ -213,9 +214,9 @@ def test_formula_in_words_is_the_one_computed(collective: Collective, ranks: int
         ("broadcast", None),
     ],
 )
-def test_least_that_a_node_sends(collective: str, least: float | None) -> None:
+def test_fewest_bytes_that_a_node_sends(collective: str, least: float | None) -> None:
     assert least_node_bytes(collective, 800, 2, 4) == least
 
 
-def test_one_nic_is_not_counted() -> None:
+def test_one_nic_has_no_factor() -> None:
     assert ring_at_line_rate(Fabric(nics_per_node=1)).text == LINE

@@ -1,4 +1,4 @@
-"""What each criterion promises by default, on the rack, and where keys are given."""
+"""Promises of each criterion: defaults, the rack's, and with given keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_mnode.spec.scaling import ScalingCriterion
 from tests.spec.conftest import changed
 
 
-def test_what_a_restart_promises_by_default() -> None:
+def test_default_promise_of_restart() -> None:
     promised = RestartCriterion.model_validate({"within": "60 s"})
     assert promised.kills == KILLS
     assert (promised.within_s, promised.grace_s, promised.tolerance) == (60.0, 30.0, 0.0)
@@ -25,21 +25,21 @@ def test_what_a_restart_promises_by_default() -> None:
 
 
 @pytest.mark.parametrize("given", [{"resharded_tolerance": 0.001}, {"kills": ["rank"]}])
-def test_fewer_nodes_go_with_a_tolerance_or_without_the_loss_of_a_node(given: Any) -> None:
+def test_fewer_nodes_need_a_tolerance_or_no_kill_of_a_node(given: Any) -> None:
     page = {"within": "60 s", "node_loss": "fewer", **given}
     assert RestartCriterion.model_validate(page).node_loss == "fewer"
 
 
-def test_what_a_gang_promises_by_default() -> None:
+def test_default_promise_of_gang() -> None:
     promised = GangCriterion.model_validate({})
     assert (promised.nodes, promised.among, promised.settle_s) == (None, None, None)
     assert (promised.rounds, promised.waits_s, promised.next_within_s) == (3, 30.0, 60.0)
     assert promised.node_loss is None
-    # All ranks run at once, or the test is red.
+    # All ranks must run at once, otherwise the test fails.
     assert promised.together_s < promised.runs_s
 
 
-def test_what_scaling_promises_by_default_and_on_the_rack() -> None:
+def test_promise_of_scaling_by_default_and_on_the_rack() -> None:
     scaling = ScalingCriterion.model_validate({})
     assert (scaling.at_least_efficiency, scaling.explained_from) == (0.95, 0.9)
     assert (scaling.explained_fraction, scaling.allowed_causes) == (0.8, ())
@@ -50,7 +50,7 @@ def test_what_scaling_promises_by_default_and_on_the_rack() -> None:
     assert any("criteria.scaling.compute" in line for line in rack.emulated)
 
 
-def test_what_placement_promises(tmp_path: Path) -> None:
+def test_promise_of_placement(tmp_path: Path) -> None:
     spec = changed(tmp_path, {"criteria.numa.nic": ""})
     numa, topology = spec.criteria.numa, spec.topology
     assert numa is not None
@@ -60,7 +60,7 @@ def test_what_placement_promises(tmp_path: Path) -> None:
     assert (topology.sockets, topology.accelerator_sockets) == (2, (0, 1))
 
 
-def test_what_devices_promise() -> None:
+def test_promise_of_devices() -> None:
     page = """
         matmul: {dtypes: [bfloat16, float32], size: 8192, at_least_fraction: 0.95,
                  at_most_spreads: 6, at_least_tflops: {bfloat16: 600}}
@@ -74,7 +74,7 @@ def test_what_devices_promise() -> None:
     assert devices.memory_copy is None
 
 
-def test_what_launching_promises(tmp_path: Path) -> None:
+def test_promise_of_launching(tmp_path: Path) -> None:
     page = """{torchrun: {within: 2 min, job: /site/job.yaml}, deepspeed: {}, elsewhere: true,
                rendezvous: {within: 500 ms}, absent: {said_within: 3 s}}"""
     promised = changed(tmp_path, {"criteria.launch": page}).criteria.launch
@@ -90,7 +90,7 @@ def test_what_launching_promises(tmp_path: Path) -> None:
     assert promised.absent == {"said_within": "3 s"}
 
 
-def test_what_groups_and_data_promise(tmp_path: Path) -> None:
+def test_promise_of_groups_and_data(tmp_path: Path) -> None:
     rack = load_spec(default_spec_path()).criteria
     assert rack.groups is not None
     assert (rack.groups.meshes, rack.groups.inside_node) == (None, ("tp",))
@@ -103,13 +103,13 @@ def test_what_groups_and_data_promise(tmp_path: Path) -> None:
     assert named.groups.meshes == ({"pp": 2, "dp": "rest"}, {"tp": 4})
     assert named.data is not None
     assert named.data.sample_size_bytes == 4096
-    # Without inside_node tp stays inside, where there is one.
+    # Without inside_node tp stays inside a node, if the mesh has it.
     without = changed(tmp_path, {"criteria.groups": "{meshes: [{dp: rest}]}"}).criteria.groups
     assert without is not None
     assert without.inside_node == ("tp",)
 
 
-def test_what_preflight_promises(tmp_path: Path) -> None:
+def test_promise_of_preflight(tmp_path: Path) -> None:
     page = """{reachable: {within: 500 ms}, names: {}, clocks: {skew: 2 ms}, same: [code, kernel],
                limits: {memlock: unlimited, shm: 64 GiB}, disk: [{path: /tmp, free: 1 TB}]}"""
     spec = changed(tmp_path, {"criteria.preflight": page})
@@ -121,5 +121,5 @@ def test_what_preflight_promises(tmp_path: Path) -> None:
     assert promise.names.within_s == 1.0
     assert promise.limits is not None
     assert (promise.limits.memlock_bytes, promise.limits.shm_bytes) == ("unlimited", 64 << 30)
-    assert promise.rdma is None  # what is left out is not promised
+    assert promise.rdma is None  # omitted keys are not promised
     assert doubts(spec) == []

@@ -1,4 +1,4 @@
-"""The page that docs/spec.md shows is one that loads."""
+"""The spec shown in docs/spec.md loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_mnode.spec import doubts, load_spec
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spec.md"
 
 
-def test_the_documented_page_loads_and_is_beyond_doubt(tmp_path: Path) -> None:
+def test_the_documented_page_loads_without_doubts(tmp_path: Path) -> None:
     match = re.search(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert match is not None
     page = tmp_path / "spec.yaml"

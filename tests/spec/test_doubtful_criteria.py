@@ -1,4 +1,4 @@
-"""A promise that would hide a fault, or that the cluster cannot keep, is doubtful."""
+"""Doubts about promises that would hide a fault, or that the cluster cannot keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.spec.conftest import changed
 
 
 def doubtful(directory: Path, criterion: str, changes: dict[str, str]) -> list[str]:
-    """What is doubted of one criterion, without its key. Keys of changes: ".": the criterion's."""
+    """Doubts about one criterion, without its key. Keys of changes: "." is the criterion's."""
     key = f"criteria.{criterion}"
     absolute = {
         (key + name).rstrip(".") if name.startswith(".") else name: value
@@ -39,7 +39,7 @@ DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
     ("restart", {".tolerance": "0.05"}, []),
     ("restart", {".resharded_tolerance": "0.99"}, ["resharded_tolerance: 0.99 is more than"]),
     ("restart", {".resharded_tolerance": "0.05"}, []),
-    # Nodes of one machine share its directories.
+    # Nodes on one machine share its directories.
     ("restart", {"storage": "{datasets: /data}"}, []),
     (
         "restart",

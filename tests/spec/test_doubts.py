@@ -9,7 +9,7 @@ FRACTION = "criteria.fabric.all_reduce_busbw.at_least_fraction"
 ALLOWED = "0.956 of the line rate (TCP payload at MTU 1500)"
 
 
-def test_the_rack_is_beyond_doubt() -> None:
+def test_the_racks_spec_has_no_doubts() -> None:
     assert doubts(load_spec(default_spec_path())) == []
 
 
@@ -62,7 +62,7 @@ def test_the_rack_is_beyond_doubt() -> None:
 def test_a_doubt_names_key_value_and_what_the_wire_allows(
     load: Load, old: str, new: str, line: str
 ) -> None:
-    # One node scales to nothing either, and loses itself; that is asked where these are.
+    # One node cannot scale, and a lost node is the cluster; other tests cover this.
     elsewhere = ("criteria.scaling", "criteria.restart")
     found = [one for one in doubts(load(old, new)) if not one.startswith(elsewhere)]
     assert len(found) == 1
@@ -80,8 +80,8 @@ def test_a_doubt_names_key_value_and_what_the_wire_allows(
         ("management:\n  interfaces: [mgmt0]\n  line_rate: 20 Mbit/s\n  mtu: 1500\n", ""),
     ],
 )
-def test_what_the_wire_allows_is_not_doubted(load: Load, old: str, new: str) -> None:
-    # Without a management network preflight has nothing to try there, and says so.
+def test_values_that_the_wire_allows_are_not_doubted(load: Load, old: str, new: str) -> None:
+    # Without a management network preflight has no paths to try there, and says so.
     found = [line for line in doubts(load(old, new)) if "criteria.preflight." not in line]
     assert found == []
 
@@ -116,7 +116,7 @@ def test_a_spec_that_promises_nothing_is_doubtful(load: Load) -> None:
     ]
 
 
-def test_a_page_that_nobody_confirmed_is_doubtful(load: Load) -> None:
+def test_an_unconfirmed_page_is_doubtful(load: Load) -> None:
     [line] = doubts(load("name: rack\n", "name: rack\nconfirmed: false\n"))
     assert line.startswith("confirmed: false: this spec was drafted from the nodes")
     assert doubts(load("name: rack\n", "name: rack\nconfirmed: true\n")) == []

@@ -1,4 +1,4 @@
-"""What the wire allows, what is usual, and reasons for values made from a known cause."""
+"""Values that the wire allows, usual values, and reasons for a value with a known cause."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_headers_count_where_tcp_runs_in_frames() -> None:
     assert found.wire == pytest.approx(0.025 * 0.9564, rel=1e-3)
     real = Expectation(RACK.model_copy(update={"emulated": ()}), "all_reduce", 4, 1)
     assert real.of_size(4 << 20).wire == pytest.approx(0.025 * 0.9415, rel=1e-3)
-    for measured in (0.89, 0.95):  # what the rack's page says was measured
+    for measured in (0.89, 0.95):  # the rack's spec says how it was measured
         assert found.low <= measured * 0.025 <= found.high
 
 
@@ -97,7 +97,7 @@ def test_more_than_the_wire_without_a_hierarchy_is_a_wrong_spec() -> None:
         (32, 900, "225% of the wire: the spec's line_rate or nics_per_node is too low"),
     ],
 )
-def test_more_than_a_ring_is_explained_by_what_allows_as_much(
+def test_more_than_a_ring_is_explained_by_faster_algorithms(
     nodes: int, busbw: float, reason: str
 ) -> None:
     [found] = h100(nodes).reasons(GIB, busbw)

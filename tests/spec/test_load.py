@@ -183,7 +183,7 @@ def test_a_wrong_spec_is_one_line_with_file_key_value_and_form(
         (b"a: 1\n---\nb: 1", "not YAML: expected a single document in the stream but found a"),
     ],
 )
-def test_a_file_that_is_no_page_says_what_it_is(
+def test_a_file_that_is_not_a_page_is_described(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "spec.yaml"

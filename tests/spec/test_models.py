@@ -16,7 +16,7 @@ def rack() -> Spec:
     return load_spec(default_spec_path())
 
 
-def test_the_racks_promise_is_read_in_plain_units(rack: Spec) -> None:
+def test_the_racks_promise_is_converted_to_base_units(rack: Spec) -> None:
     assert (rack.name, rack.nodes, rack.accelerators.per_node) == ("rack", None, 0)
     assert rack.emulated
     fabric, management = rack.fabric, rack.management
@@ -28,7 +28,7 @@ def test_the_racks_promise_is_read_in_plain_units(rack: Spec) -> None:
     assert rack.certificate.valid_for_s == 7 * 86400
 
 
-def test_the_racks_bound_is_in_gigabytes_and_says_its_source(rack: Spec) -> None:
+def test_the_racks_bound_is_in_gigabytes_with_its_source(rack: Spec) -> None:
     assert rack.criteria.fabric is not None
     promise = rack.criteria.fabric.busbw("all_reduce")
     assert promise is not None
@@ -79,7 +79,7 @@ def test_a_range_promises_what_its_list_does(load: Load) -> None:
     assert as_list.digest() == as_range.digest()
 
 
-def test_each_collective_is_promised_by_itself(rack: Spec) -> None:
+def test_each_collective_has_its_own_promise(rack: Spec) -> None:
     fabric = rack.criteria.fabric
     assert fabric is not None
     assert fabric.busbw("all_gather") == fabric.all_gather_busbw
@@ -94,7 +94,7 @@ def test_each_collective_is_promised_by_itself(rack: Spec) -> None:
     assert alone.busbw("all_reduce") is None
 
 
-def test_only_what_is_written_is_promised(load: Load, rack: Spec) -> None:
+def test_only_written_keys_are_promised(load: Load, rack: Spec) -> None:
     assert rack.promised("mesh")
     assert not rack.promised("gang")
     spec = load("  mesh: {}\n", "")
@@ -131,7 +131,7 @@ def test_interfaces_are_names_or_patterns(
         ("the rack has no scheduler", "nobody asked", False),
     ],
 )
-def test_the_digest_is_of_what_is_promised_not_of_its_spelling(
+def test_the_digest_depends_on_the_promise_not_on_its_spelling(
     load: Load, rack: Spec, old: str, new: str, same: bool
 ) -> None:
     digest = load(old, new).digest()
@@ -139,7 +139,7 @@ def test_the_digest_is_of_what_is_promised_not_of_its_spelling(
     assert (digest == rack.digest()) is same
 
 
-def test_a_spec_is_frozen_and_travels(rack: Spec) -> None:
+def test_a_spec_is_frozen_and_can_be_pickled(rack: Spec) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         setattr(rack.fabric, "mtu_bytes", 9000)  # noqa: B010
     copy = pickle.loads(pickle.dumps(rack))
@@ -158,7 +158,9 @@ def test_a_spec_is_frozen_and_travels(rack: Spec) -> None:
         ),
     ],
 )
-def test_imports_only_what_is_needed(statement: str, absent: tuple[str, ...]) -> None:
+def test_loading_a_spec_imports_only_needed_modules(
+    statement: str, absent: tuple[str, ...]
+) -> None:
     check = f"{statement}\nimport sys\nprint(*(set({absent!r}) & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60
@@ -166,7 +168,7 @@ def test_imports_only_what_is_needed(statement: str, absent: tuple[str, ...]) ->
     assert done.stdout.split() == []
 
 
-def test_the_order_of_free_names_does_not_count(load: Load) -> None:
+def test_the_order_of_scheduler_names_has_no_effect(load: Load) -> None:
     one, two = "partition: gpu", "account: x"
     scheduler = "name: rack\nscheduler: {{kind: slurm, names: {{{}, {}}}}}"
     digests = {load("name: rack", scheduler.format(*n)).digest() for n in ((one, two), (two, one))}

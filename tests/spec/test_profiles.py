@@ -1,4 +1,4 @@
-"""Profiles of common systems load, certify nothing as they are, and source each number."""
+"""Profiles of common systems load, certify nothing unchanged, and have a source for each number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARK = re.compile(r"\[(\d+|choice)\]")
 profiles = pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 
 
-def test_there_is_one_for_each_common_system() -> None:
+def test_each_common_system_has_a_profile() -> None:
     names = [path.stem for path in PROFILES]
     assert {"a100-ib", "h100-ib", "h100-roce", "h100-efa"} <= set(names)
 
@@ -24,7 +24,7 @@ def test_there_is_one_for_each_common_system() -> None:
 def test_a_profile_loads_and_certifies_nothing_before_it_is_confirmed(path: Path) -> None:
     spec = load_spec(path)
     assert not spec.confirmed
-    # No profile can know where checkpoints are kept: its copy has to say.
+    # A profile cannot know the directory of checkpoints: its copy has to name it.
     unconfirmed, unplaced = doubts(spec)
     assert unconfirmed.startswith("confirmed: false")
     assert unplaced.startswith("criteria.restart: promised, and storage.checkpoints names no")
@@ -39,7 +39,7 @@ def test_each_number_of_a_profile_has_a_source(path: Path) -> None:
         if (mark := re.match(r"# \[(\d+|choice)\] \S.*", line)) is not None
     }
     used: set[str] = set()
-    above: list[str] = []  # marks in the comment lines that lead up to this one
+    above: list[str] = []  # source marks in the comment lines before this one
     body = lines.index(next(line for line in lines if line.startswith("name:")))
     for line in lines[body + 1 :]:
         value, _, comment = line.partition("#")
@@ -51,7 +51,7 @@ def test_each_number_of_a_profile_has_a_source(path: Path) -> None:
         assert marks or above or not numbers, line
         used |= {*marks, *above}
         above = []
-    assert used == listed, f"sources that nothing follows from: {sorted(listed - used)}"
+    assert used == listed, f"sources of no value: {sorted(listed - used)}"
 
 
 @profiles

@@ -31,7 +31,7 @@ def test_rates_are_decimal_bits(written: str, bits: int) -> None:
     ("written", "count"),
     [("1 MiB", 1 << 20), ("1 MB", 10**6), ("1.5 KiB", 1536), ("80 GB", 80 * 10**9), ("7 B", 7)],
 )
-def test_sizes_tell_binary_from_decimal(written: str, count: int) -> None:
+def test_sizes_distinguish_binary_and_decimal_units(written: str, count: int) -> None:
     assert size_bytes(written) == count
 
 
@@ -108,7 +108,7 @@ def test_text_and_parse_are_inverse(kind: Kind, data: st.DataObject) -> None:
         (DURATION, 1 / 3, "0.333333 s"),
     ],
 )
-def test_text_is_what_a_person_would_write(kind: Kind, value: float, text: str) -> None:
+def test_text_of_a_quantity_is_readable(kind: Kind, value: float, text: str) -> None:
     assert kind.text(value) == text
 
 

@@ -1,4 +1,4 @@
-"""What no spec can promise is refused in one line that names key, value and accepted form."""
+"""Values that no spec can promise are refused with one line: key, value and accepted form."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("key", "value", "message"), REFUSED)
-def test_what_makes_no_sense_is_refused_in_one_line(
+def test_impossible_values_are_refused_in_one_line(
     tmp_path: Path, key: str, value: str, message: str
 ) -> None:
     with pytest.raises(SpecError) as refused:
@@ -171,7 +171,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(
         ),
     ],
 )
-def test_what_the_cluster_cannot_have_is_refused(
+def test_promises_beyond_the_cluster_are_refused(
     tmp_path: Path, changes: dict[str, str], message: str
 ) -> None:
     with pytest.raises(SpecError) as refused:

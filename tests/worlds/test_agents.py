@@ -1,4 +1,4 @@
-"""What becomes of a run whose own helpers on this machine die; on the rack, see test_worlds.py."""
+"""Runs whose helper processes on this machine die; for the rack see test_worlds.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_a_fork_server_the_run_ends_with_the_reason(ran: InnerRun) -> No
     assert ran.returncode == pytest.ExitCode.INTERRUPTED, ran.output
     outcomes = ran.outcomes()
     assert outcomes["test_fork_server_dies"] == "failure"
-    # Its ranks may have been asked for before the death was reported.
+    # Its ranks may have been requested before the death was reported.
     assert outcomes["test_after_fork_server"] in ("error", "failure")
     assert "test_later" not in outcomes
     why = "the process that imports torch and the tests was killed by SIGKILL"

@@ -1,4 +1,4 @@
-"""Ranks that do not make the same calls: whose call differs is named, and those that wait."""
+"""Ranks with different calls: the report names the differing call, and the ranks that wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_next_test_ran(ran: Scenario) -> None:
     assert set(ran.nexts.values()) == {"passed"}, ran.nexts
 
 
-def test_nobody_waits_for_the_limit(ran: Scenario) -> None:
+def test_no_test_runs_until_its_limit(ran: Scenario) -> None:
     assert ran.ended_by_limit() == []
 
 
@@ -44,7 +44,7 @@ OF_2 = "ranks 0-2 called it of [2] float32 with SUM"
         ("one_more", "barrier as call 1 of", "but ranks 0-2 ended the test without it"),
     ],
 )  # fmt: skip
-def test_the_rank_that_differs_stands_first(
+def test_the_differing_rank_is_reported_first(
     ran: Scenario, name: str, odd: str, others: str
 ) -> None:
     case = ran[name]
@@ -89,7 +89,7 @@ def test_without_a_majority_all_are_named(ran: Scenario, name: str, line: str) -
         ("differences_that_are_allowed", "assert 3 != 3"),
     ],
 )
-def test_calls_are_not_blamed(ran: Scenario, name: str, error: str) -> None:
+def test_allowed_differences_are_not_blamed(ran: Scenario, name: str, error: str) -> None:
     assert ran[name].message.startswith(f"rank 3 of 4 on local3: {error}")
     assert "called" not in ran[name].text
 

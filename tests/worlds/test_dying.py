@@ -1,4 +1,4 @@
-"""Ranks that end as processes: who, where, of what, with its last words; and never a pass."""
+"""Ranks that die: the report names rank, node, cause and last output; no such test passes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_nothing_passed(ran: Scenario) -> None:
         ("thread_exits_soon", 1, "exited with code 0, in "),
     ],
 )
-def test_rank_node_and_how(ran: Scenario, name: str, rank: int, how: str) -> None:
+def test_the_report_names_rank_node_and_cause(
+    ran: Scenario, name: str, rank: int, how: str
+) -> None:
     case = ran[name]
     assert case.outcome == ("error" if name == "exit_in_setup" else "failure")
     assert f"rank {rank} of 4 on local{rank}: {how}" in case.message
@@ -49,7 +51,7 @@ def test_rank_node_and_how(ran: Scenario, name: str, rank: int, how: str) -> Non
 
 
 def test_a_rank_without_descriptors_is_killed_by_its_own_library(ran: Scenario) -> None:
-    """Of SIGABRT as a rule, and now and then of SIGSEGV while libzmq aborts."""
+    """Usually by SIGABRT, sometimes by SIGSEGV while libzmq aborts."""
     case = ran["descriptors_closed"]
     assert case.outcome == "failure"
     how = r"rank 1 of 4 on local1: killed by SIG(ABRT|SEGV), in (the test|teardown)"
@@ -66,7 +68,7 @@ def test_a_rank_without_descriptors_is_killed_by_its_own_library(ran: Scenario) 
         ("abort", "end of its output:\nheap is broken"),
     ],
 )
-def test_last_words(ran: Scenario, name: str, words: str) -> None:
+def test_the_last_output_is_reported(ran: Scenario, name: str, words: str) -> None:
     assert words in ran[name].text
 
 
@@ -79,32 +81,32 @@ def test_stack_of_a_fault(ran: Scenario) -> None:
 
 
 @pytest.mark.parametrize("name", ["exit_3", "segfault", "sigkill"])
-def test_those_who_lost_it_are_not_blamed(ran: Scenario, name: str) -> None:
+def test_ranks_that_lost_the_dead_rank_are_not_blamed(ran: Scenario, name: str) -> None:
     titles = re.findall(r"^\[(ranks? .*)\]$", ran[name].text, re.MULTILINE)
     assert titles[0].endswith(": first")
     assert len(titles) > 1
-    # On a busy machine some are stopped before they have reported whom they lost.
+    # On a busy machine some ranks are stopped before they have reported which rank they lost.
     assert all(title.endswith(": caused by the first failure") for title in titles[1:])
 
 
-def test_nobody_waits_for_the_limit(ran: Scenario) -> None:
+def test_no_test_runs_until_its_limit(ran: Scenario) -> None:
     assert ran.ended_by_limit() == []
 
 
-def test_no_memory_for_a_rank(ran: Scenario) -> None:
+def test_a_rank_killed_for_lack_of_memory(ran: Scenario) -> None:
     case = ran["out_of_memory"]
     assert case.outcome == "failure"
     assert case.first_line == "[rank 1 of 4 on local1: first]"
     assert "MemoryError" in case.message
 
 
-def test_all_ranks_once(ran: Scenario) -> None:
+def test_death_of_all_ranks_is_one_report(ran: Scenario) -> None:
     case = ran["all_ranks_die"]
     assert case.first_line == "[ranks 0-3 of 4 on local0,local1,local2,local3]"
     assert case.text.count("exited with code 7, in the test") == 1
 
 
-def test_what_goes_off_later_is_found_before(ran: Scenario) -> None:
+def test_pending_threads_and_alarms_are_found_before_they_act(ran: Scenario) -> None:
     assert "rank 1 on local1 left thread 'Thread-1 (end)' behind" in ran["thread_exits_late"].text
     alarm = ran["native_alarm_goes_off_late"].text
     assert re.search(r"rank 1 on local1 left an alarm due in \d\.\d s", alarm)
@@ -123,7 +125,7 @@ def test_10_mb_are_kept_and_the_end_is_shown(ran: Scenario) -> None:
         assert path.read_text().startswith(f"rank {rank} line 000000")
 
 
-def test_10_mb_of_a_rank_that_dies_are_kept_too(ran: Scenario) -> None:
+def test_10_mb_of_a_dying_rank_are_kept(ran: Scenario) -> None:
     case = ran["10_mb_and_dies"]
     text = case.part("rank 1 of 4 on local1")
     assert "rank 1 line 099999" in text
@@ -132,5 +134,5 @@ def test_10_mb_of_a_rank_that_dies_are_kept_too(ran: Scenario) -> None:
     assert kept.stat().st_size > 9_900_000
 
 
-def test_closed_output_harms_nobody(ran: Scenario) -> None:
+def test_closed_output_harms_no_other_test(ran: Scenario) -> None:
     assert "assert 1 != 1" in ran["output_closed"].part("rank 1 of 4 on local1")

@@ -1,4 +1,4 @@
-"""Groups that ended leave keys in the store of the default group: no later test meets them."""
+"""Ended groups leave keys in the store of the default group: later tests never read them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_next_group_meets_no_keys(ran: InnerRun, name: str) -> None:
     assert ran.properties(f"test_{name}")["new"] == "True"
 
 
-def test_functions_meet_no_keys(ran: InnerRun) -> None:
+def test_functions_of_a_world_meet_no_keys(ran: InnerRun) -> None:
     assert ran.outcomes()["test_of_functions"] == "passed", ran.output
 
 
@@ -94,5 +94,5 @@ def test_the_ranks_are_the_same(ran: InnerRun) -> None:
     assert len({(one["pid (rank 0)"], one["pid (rank 1)"]) for one in found}) == 1
 
 
-def test_otherwise_the_group_is_kept(ran: InnerRun) -> None:
+def test_the_group_is_kept_if_no_group_ended(ran: InnerRun) -> None:
     assert ran.outcomes()["test_after_one_that_ended_none"] == "passed", ran.output

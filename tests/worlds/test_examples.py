@@ -1,4 +1,4 @@
-"""Tests of hypothesis in ranks: the same examples in all, one outcome of each, one report."""
+"""hypothesis tests in ranks: the same examples in all ranks, one outcome each, one report."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def failure(run: InnerRun, name: str) -> str:
     return str(found.text)
 
 
-def test_only_what_has_to_fail_does(run: InnerRun) -> None:
+def test_only_the_intended_tests_fail(run: InnerRun) -> None:
     passed = {name for name, outcome in run.outcomes().items() if outcome == "passed"}
     assert passed == {
         *("test_passes", "test_assumes_in_one_rank", "test_settings_of_its_own", "test_after_it")
@@ -127,7 +127,7 @@ def test_all_ranks_try_the_same_examples(run: InnerRun, directory: Path) -> None
         ("test_explicit", "rank 1 of 2 on local1", "n=5,"),
     ],
 )
-def test_the_smallest_example_is_reported_once_by_the_ranks_in_which_it_fails(
+def test_the_smallest_example_is_reported_once_with_its_ranks(
     run: InnerRun, name: str, ranks: str, example: str
 ) -> None:
     text = failure(run, name)
@@ -142,20 +142,20 @@ def test_each_of_two_failures_is_shrunk_and_named(run: InnerRun) -> None:
     assert "ValueError: zero" in text
 
 
-def test_ranks_that_draw_different_values_are_told(run: InnerRun) -> None:
+def test_ranks_that_draw_different_values_are_reported(run: InnerRun) -> None:
     text = failure(run, "test_draws_by_rank")
     assert "[ranks 0-1 of 2 on local0,local1]\nranks drew different values; every rank" in text
 
 
-def test_where_others_wait_in_a_collective_the_example_is_reported_as_it_is(run: InnerRun) -> None:
+def test_an_example_is_not_shrunk_if_other_ranks_wait_in_a_collective(run: InnerRun) -> None:
     text = failure(run, "test_fails_before_the_collective")
     assert "[rank 0 of 2 on local0: first]" in text
     assert "Failing test case (not shrunk: other ranks did not end it within 3 s)" in text
     assert "[rank 1 of 2 on local1: caused by the first failure]" in text
 
 
-def test_its_own_plugin_works_in_ranks(tmp_path: Path) -> None:
-    """It looks at the fixtures of a test, gives an example a section, and shows statistics."""
+def test_the_plugin_of_hypothesis_works_in_ranks(tmp_path: Path) -> None:
+    """It reads a test's fixtures, adds a section to an example, and shows statistics."""
     write_files(
         tmp_path,
         test_it="""

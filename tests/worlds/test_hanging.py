@@ -1,4 +1,4 @@
-"""Ranks that do not end: the report comes at the limit, names the absent, shows every stack."""
+"""Ranks that hang: the report comes at the limit, names the absent rank, and has every stack."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_every_next_test_ran(ran: Scenario) -> None:
 
 
 def test_every_report_came_at_its_limit(ran: Scenario) -> None:
-    """Not before, nor when what it waits for has come: naps of a minute show in the stacks."""
-    # An alarm goes off by itself, and calls that differ end a test.
+    """Neither earlier, nor when the awaited sleep of a minute ends: the stacks still show it."""
+    # An alarm goes off before the limit, and calls that differ end a test.
     assert {*ran.cases} - {*ran.ended_by_limit()} <= {"alarm", "different_collectives"}
     for name in ran.ended_by_limit():
         limit_s = 2 if name == "absent_from_collective" else 1
@@ -60,7 +60,7 @@ def test_stack_and_output_of_every_rank(ran: Scenario) -> None:
         ("sleep_that_holds_the_gil_and_blocks_signals", "ctypes.PyDLL(None).sleep(60)"),
     ],
 )
-def test_absent_wherever_it_is(ran: Scenario, name: str, where: str) -> None:
+def test_the_absent_rank_is_named_wherever_it_is(ran: Scenario, name: str, where: str) -> None:
     case = ran[name]
     assert case.first_line == "[rank 1 of 4 on local1: first]"
     assert "did not enter the " in case.message
@@ -103,7 +103,7 @@ def test_finalizer_that_hangs_is_a_failure_not_a_pass(ran: Scenario) -> None:
     assert "in load_checkpoint: time.sleep(60)" in case.part("rank 1 of 4 on local1]")
 
 
-def test_where_it_is_without_a_python_frame(ran: Scenario) -> None:
+def test_a_hang_without_a_python_frame_has_its_c_stack(ran: Scenario) -> None:
     case = ran["hangs_in_c_when_freed"]
     assert case.message.startswith(
         "rank 1 of 4 on local1: no end within 1 s: it is at no Python frame of the test; its "
@@ -113,7 +113,7 @@ def test_where_it_is_without_a_python_frame(ran: Scenario) -> None:
     need_gdb()
     _, found, frames = case.text.partition("C stack, most recent call first:\n")
     assert found, case.text
-    assert "sem_" in frames.partition("\n[")[0]  # sem_wait, by which the destructor waits
+    assert "sem_" in frames.partition("\n[")[0]  # sem_wait, in which the destructor waits
 
 
 def test_setup_that_hangs(ran: Scenario) -> None:

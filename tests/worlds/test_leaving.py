@@ -1,4 +1,4 @@
-"""What a passed test leaves behind is named by rank, and the next test gets new processes."""
+"""Leftovers of a passed test are named by rank, and the next test gets new processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
 
 
 def pids(ran: Scenario, after: str) -> set[str]:
-    """Pids of the ranks of the test after one."""
+    """Pids of the ranks of the test after this one."""
     found = set(re.findall(r"pid of rank \d is (\d+)", ran.shown_of_next(after)))
     assert len(found) == 4
     return found
@@ -71,7 +71,7 @@ def test_each_leak_has_its_remedy(ran: Scenario, name: str, remedy: str) -> None
         *("helpers", "marked", "allowed_by_the_ini_key"),
     ],
 )
-def test_what_a_test_may_leave(ran: Scenario, name: str) -> None:
+def test_allowed_leftovers(ran: Scenario, name: str) -> None:
     assert ran[name].outcome == "passed", ran[name].text
 
 
@@ -82,7 +82,7 @@ def test_ranks_are_kept_without_the_groups(ran: Scenario) -> None:
     assert pids(ran, "group_and_failure").isdisjoint(pids(ran, "mesh"))
 
 
-def test_ranks_are_kept_where_nothing_was_left(ran: Scenario) -> None:
+def test_ranks_are_kept_if_nothing_was_left(ran: Scenario) -> None:
     assert ran["nothing"].outcome == ran["child_that_ended"].outcome == "passed"
     assert pids(ran, "child_of_a_child") == pids(ran, "child_that_ended")
 
@@ -106,16 +106,16 @@ def test_new_processes_after_a_leak(ran: Scenario, before: str, after: str) -> N
 
 
 @pytest.mark.parametrize("name", ["collective_of_one", "group_destroyed", "group_destroyed_on_one"])
-def test_a_spoilt_group_is_not_handed_on(ran: Scenario, name: str) -> None:
+def test_a_destroyed_group_is_not_reused(ran: Scenario, name: str) -> None:
     assert ran[name].outcome == "passed"
     assert ran.nexts[name] == "passed"
 
 
-def test_what_a_module_fixture_holds_is_no_leak(ran: Scenario) -> None:
+def test_processes_of_a_module_fixture_are_no_leak(ran: Scenario) -> None:
     assert ran["child_of_a_module_fixture"].outcome == "passed"
 
 
-def test_a_forked_child_does_not_speak_for_its_rank(ran: Scenario) -> None:
+def test_a_forked_child_does_not_report_for_its_rank(ran: Scenario) -> None:
     returned = ran["forked_child_returns"]
     assert returned.outcome == "failure"
     assert re.search(r"rank 1 of 4 on local1: a forked child \(pid \d+\) left the test",
@@ -126,15 +126,15 @@ def test_a_forked_child_does_not_speak_for_its_rank(ran: Scenario) -> None:
     assert ran["forked_child_ends_well"].outcome == "passed"
 
 
-def test_changed_surroundings_do_no_harm(ran: Scenario) -> None:
+def test_a_changed_environment_does_no_harm(ran: Scenario) -> None:
     assert ran["changed_surroundings"].outcome == "passed"
 
 
-def test_a_rank_that_cuts_its_line_has_failed(ran: Scenario) -> None:
+def test_a_rank_that_closes_its_control_socket_fails(ran: Scenario) -> None:
     assert "rank 1 of 4 on local1: exited with code 1" in ran["own_socket_closed"].message
 
 
-def test_a_death_between_two_tests_is_not_the_next_one_s(ran: Scenario) -> None:
+def test_a_death_between_two_tests_does_not_fail_the_next(ran: Scenario) -> None:
     assert ran["killed_after_its_end"].outcome == "passed"
     assert ran.nexts["killed_after_its_end"] == "passed"
     warned = ran.run.output.partition("warnings summary")[2]

@@ -1,4 +1,4 @@
-"""Ranks that the kernel kills for memory, in memory cgroups that are made here."""
+"""Ranks that the kernel kills for memory, in memory cgroups made by the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE_BYTES, SMALL_BYTES = 2**30, 2**26
 
 @contextlib.contextmanager
 def memory_group(name: str, limit_bytes: int) -> Iterator[Path]:
-    """A memory cgroup with this limit, of either version; skips where we may not make one."""
+    """A memory cgroup with this limit, of either version; skips if none can be made."""
     for parent, file in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
         (Path("/sys/fs/cgroup"), "memory.max"),
@@ -62,7 +62,7 @@ TESTS = """
 """
 
 
-def test_a_kill_for_memory_counts_where_it_was_done(tmp_path: Path) -> None:
+def test_a_kill_for_memory_is_found_in_its_cgroup(tmp_path: Path) -> None:
     write_files(tmp_path, test_it=TESTS)
     with memory_group("ranks", LARGE_BYTES) as ranks, memory_group("other", SMALL_BYTES) as other:
         env = {"RANKS_GROUP": str(ranks), "OTHER_GROUP": str(other)}

@@ -1,4 +1,4 @@
-"""Modules whose imports start threads run in ranks that import them; all others go on as before."""
+"""Modules whose imports start threads run in ranks that import them; other modules are shared."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_module_ran(ran: InnerRun) -> None:
     assert {n: o for n, o in ran.outcomes().items() if o != "passed"} == broken, ran.output
 
 
-def test_ranks_that_import_keep_all_promises(ran: InnerRun) -> None:
+def test_ranks_that_import_modules_behave_like_forked_ones(ran: InnerRun) -> None:
     failures = {name: ran.cases()[name].find("failure") for name in ("test_hangs", "test_dies")}
     hangs, dies = (f"{f.get('message')}\n{f.text}" for f in failures.values() if f is not None)
     assert "time.sleep(98)" in hangs or "in test_hangs" in hangs
@@ -103,7 +103,7 @@ def test_ranks_that_import_keep_all_promises(ran: InnerRun) -> None:
     assert "heard of 1" in ran.output
 
 
-def test_a_crash_of_theirs_has_its_stack(ran: InnerRun) -> None:
+def test_a_crash_in_an_importing_rank_has_its_stack(ran: InnerRun) -> None:
     failure = ran.cases()["test_segfaults"].find("failure")
     assert failure is not None
     text = failure.text or ""
@@ -112,7 +112,7 @@ def test_a_crash_of_theirs_has_its_stack(ran: InnerRun) -> None:
     assert "Extension modules" not in text
 
 
-def test_the_run_says_which_and_why(ran: InnerRun) -> None:
+def test_the_run_names_the_modules_and_reasons(ran: InnerRun) -> None:
     lines = {
         line.removeprefix("mnode: ").partition(": ")[0]: line
         for line in ran.output.splitlines()

@@ -1,4 +1,4 @@
-"""A node that loses its power under a test: named, booted, and the run goes on."""
+"""A node that loses its power during a test: named, booted, and the run continues."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_the_node_is_named(ran: Scenario) -> None:
     assert "node node2 is lost: powered off" in case.message
 
 
-def test_nobody_waits_for_the_limit(ran: Scenario) -> None:
+def test_no_test_runs_until_its_limit(ran: Scenario) -> None:
     assert ran.ended_by_limit() == []
 
 
-def test_the_others_are_its_victims(ran: Scenario) -> None:
+def test_ranks_of_other_nodes_are_its_victims(ran: Scenario) -> None:
     others = ran["power_cut"].part(
         "ranks 0-1,3 of 4 on node0,node1,node3: caused by the first failure]"
     )

@@ -1,4 +1,4 @@
-"""Ranks that raise, skip or fail as expected: one report, the culprit first, equal errors once."""
+"""Ranks that raise, skip or xfail: one report, culprit first, equal errors once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_next_test_ran(ran: Scenario) -> None:
     assert set(ran.nexts.values()) == {"passed"}, ran.nexts
 
 
-def test_nobody_waits_for_the_limit(ran: Scenario) -> None:
+def test_no_test_runs_until_its_limit(ran: Scenario) -> None:
     assert ran.ended_by_limit() == []
 
 
@@ -34,7 +34,7 @@ def test_assertion_on_one_rank(ran: Scenario) -> None:
     assert case.message.startswith("rank 2 of 4 on local2: assert 7.0 < 3.0")
 
 
-def test_output_of_the_failed_rank_stands_first(ran: Scenario) -> None:
+def test_output_of_the_failed_rank_comes_first(ran: Scenario) -> None:
     shown = ran["assertion_on_one"].shown
     assert shown.index("rank 2 computes") < shown.index("rank 0 computes")
     assert "Captured stdout call (rank 2)" in shown
@@ -45,7 +45,7 @@ def test_assertion_while_others_wait(ran: Scenario) -> None:
     assert case.first_line == "[rank 1 of 4 on local1: first]"
     assert "At index 2 diff: 4.0 != 3.0" in case.part("rank 1")
     victims = case.part("ranks 0,2-3 of 4 on local0,local2,local3: caused by the first failure]")
-    # Longer than the grace where a busy machine had not let all of them come to the barrier.
+    # Longer than the grace period, in case a busy machine delayed ranks before the barrier.
     assert re.search(r"stopped \d\S* s after the first failure: waits in barrier at test_", victims)
     assert victims.count("stack of ranks 0,2-3:") == 1
 
@@ -64,7 +64,7 @@ def test_equal_errors_once(ran: Scenario) -> None:
     assert case.text.count("assert 4 == 5") == 1
 
 
-def test_a_rank_that_still_computes_is_waited_for(ran: Scenario) -> None:
+def test_a_rank_that_still_runs_is_waited_for(ran: Scenario) -> None:
     case = ran["equal_errors_one_late"]
     assert case.first_line == "[ranks 0-3 of 4 on local0,local1,local2,local3]"
     assert case.text.count("assert 4 == 6") == 1
@@ -93,7 +93,7 @@ def test_skip_on_all(ran: Scenario) -> None:
          "but ranks 0-2 did not"),
     ],
 )  # fmt: skip
-def test_skip_on_some_lists_who(ran: Scenario, name: str, outcome: str, who: str) -> None:
+def test_skip_on_some_lists_the_ranks(ran: Scenario, name: str, outcome: str, who: str) -> None:
     assert ran[name].outcome == outcome
     assert who in ran[name].message.removeprefix("failed on setup with ").strip('"')
 
@@ -132,19 +132,19 @@ def test_unexpected_failures_of_tests_expected_to_fail(ran: Scenario) -> None:
         ("properties_of_any_kind", "assert 1 != 1"),
     ],
 )
-def test_no_way_out_is_a_pass(ran: Scenario, name: str, what: str) -> None:
+def test_no_exit_counts_as_a_pass(ran: Scenario, name: str, what: str) -> None:
     case = ran[name]
     assert case.outcome == "failure"
     assert what in case.part("rank 1 of 4 on local1]")
     assert "[ranks 0,2-3 of 4 on local0,local2,local3: passed]" in case.text
 
 
-def test_where_an_exit_was_asked_for(ran: Scenario) -> None:
+def test_the_line_of_an_exit_is_reported(ran: Scenario) -> None:
     assert 'pytest.exit("enough", returncode=0)' in ran["pytest_exit"].text
     assert ran.run.returncode == 1
 
 
-def test_a_thread_may_exit(ran: Scenario) -> None:
+def test_an_exit_in_a_thread_does_not_fail_the_test(ran: Scenario) -> None:
     assert ran["exit_in_a_thread_is_its_own_affair"].outcome == "passed"
 
 
@@ -156,7 +156,7 @@ def test_huge_message_once(ran: Scenario) -> None:
     assert case.text.count("\nat the same place, test_raising.py:") == 2
 
 
-def test_what_is_measured_after_ranks_failed(ran: Scenario) -> None:
+def test_measurements_of_on_failure(ran: Scenario) -> None:
     measured = ran.run.properties("test_nothing_measured")["mnode.measurement"]
     assert json.loads(measured)["culprit"] == "local2"
     shown = ran["nothing_measured"].shown.partition("Measured after the ranks had failed")[2]
@@ -164,7 +164,7 @@ def test_what_is_measured_after_ranks_failed(ran: Scenario) -> None:
     assert "no node can be asked" in ran["nobody_to_ask"].shown
 
 
-def test_ranks_that_measured_before_they_failed_are_believed(ran: Scenario) -> None:
+def test_measurements_made_before_a_failure_are_kept(ran: Scenario) -> None:
     measured = ran.run.properties("test_measured_first")["mnode.measurement"]
     assert json.loads(measured)["name"] == "found paths"
     assert "Measured after" not in ran["measured_first"].shown
@@ -176,7 +176,7 @@ def test_warnings_of_ranks_once(ran: Scenario) -> None:
     assert summary.count("OpaqueWarning: only here") == 1
 
 
-def test_finalizer_that_raises_is_an_error_of_its_own(ran: Scenario) -> None:
+def test_a_finalizer_that_raises_is_a_separate_error(ran: Scenario) -> None:
     case = ran["finalizer_raises_on_one"]
     assert case.outcome == "error"
     assert "OSError: could not tidy up" in case.part("rank 2 of 4 on local2]")

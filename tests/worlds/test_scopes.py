@@ -1,5 +1,4 @@
-"""Fixtures of class, module and session scope that are built on ranks: what keeps them, what ends
-them."""
+"""Fixtures of class, module and session scope on ranks: when they are kept and ended."""
 
 from __future__ import annotations
 
@@ -178,7 +177,7 @@ def logged(directory: Path) -> list[dict[str, Any]]:
 
 
 def pids(directory: Path, *names: str) -> list[int]:
-    """Process of rank 0 in each of these tests."""
+    """Pid of rank 0 in each of these tests."""
     ran = {one["name"]: one["pid"] for one in logged(directory) if one["what"] == "ran"}
     return [ran[name] for name in names]
 
@@ -197,17 +196,17 @@ def run(directory: Path) -> InnerRun:
 
 
 def story(directory: Path, *names: str) -> list[str]:
-    """What became of these fixtures, and the tests that ran, in order."""
+    """Setups and teardowns of these fixtures and the tests that ran, in order."""
     words = [f"{one['what']} {one['name']}" for one in logged(directory)]
     return [word for word in words if word.startswith("ran") or word.split()[1] in names]
 
 
-def test_all_pass_but_what_has_to_fail(run: InnerRun) -> None:
+def test_only_the_intended_tests_fail(run: InnerRun) -> None:
     found = {name: kind for name, kind in run.outcomes().items() if kind != "passed"}
     assert found == FAILED, run.output
 
 
-def test_a_mesh_keeps_its_ranks_whatever_comes_between(run: InnerRun, directory: Path) -> None:
+def test_a_mesh_keeps_its_ranks_across_other_tests(run: InnerRun, directory: Path) -> None:
     kept = pids(directory, "test_first", "test_second", "test_without_a_group", "test_third")
     assert len(set(kept)) == 1, run.output
     events = story(directory, "mesh")
@@ -219,14 +218,14 @@ def test_a_mesh_keeps_its_ranks_whatever_comes_between(run: InnerRun, directory:
     ]
 
 
-def test_a_new_group_sets_up_what_is_built_on_it(run: InnerRun, directory: Path) -> None:
+def test_a_new_group_sets_up_dependent_fixtures_again(run: InnerRun, directory: Path) -> None:
     events = story(directory, "mesh")
     assert events[events.index("ran test_third") + 1 :][:5] == [
         *("down mesh", "up mesh", "ran test_new_group", "down mesh", "ran test_one"),
     ]
 
 
-def test_a_class_and_the_session_keep_theirs(run: InnerRun, directory: Path) -> None:
+def test_class_and_session_fixtures_are_kept(run: InnerRun, directory: Path) -> None:
     events = story(directory, "thing", "model1")
     start = events.index("up thing")
     assert events[start : start + 6] == [
@@ -248,7 +247,7 @@ def test_a_crash_ends_the_scope_and_later_tests_get_a_new_one(
     ]
 
 
-def test_where_the_run_leaves_a_module_its_fixtures_end_and_errors_are_its_last_tests(
+def test_module_fixtures_end_with_the_module_and_errors_belong_to_its_last_test(
     run: InnerRun, directory: Path
 ) -> None:
     events = story(directory, "wide")
@@ -262,7 +261,7 @@ def test_where_the_run_leaves_a_module_its_fixtures_end_and_errors_are_its_last_
     assert "[rank 1 of 2 on local1] AssertionError: cannot end" in str(error.text)
 
 
-def test_with_xdist_each_worker_keeps_its_own(tmp_path: Path) -> None:
+def test_with_xdist_each_worker_has_its_own_fixtures(tmp_path: Path) -> None:
     write_files(tmp_path, conftest=CONFTEST, test_a=KEPT)
     run = run_pytest(tmp_path, *LOCAL, "-n2")
     assert set(run.outcomes().values()) == {"passed"}, run.output
@@ -272,7 +271,7 @@ def test_with_xdist_each_worker_keeps_its_own(tmp_path: Path) -> None:
         assert sorted(up) == sorted(line for line in events if line.startswith(f"down {name}"))
 
 
-def test_where_the_run_stops_early_fixtures_end(run: InnerRun, directory: Path) -> None:
+def test_fixtures_end_if_the_run_stops_early(run: InnerRun, directory: Path) -> None:
     assert f"stopping after {len(FAILED)} failures" in run.output
     events = story(directory, "stopped")
     assert events[events.index("up stopped") :] == [

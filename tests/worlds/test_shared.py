@@ -1,4 +1,4 @@
-"""What ranks have in common: a directory of the test, recorded properties of every rank."""
+"""Shared items of ranks: a directory of the test, and recorded properties of every rank."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_all_ranks_write_and_read_one_directory(run: InnerRun) -> None:
     }, run.output
 
 
-def test_pytests_rules_say_what_is_kept(run: InnerRun, directory: Path) -> None:
+def test_pytests_retention_policy_applies(run: InnerRun, directory: Path) -> None:
     [kept] = (directory / "tmp" / "shared").iterdir()
     assert kept.name.startswith("test_fails_and_leaves_a_file")
     assert sorted(p.name for p in kept.iterdir()) == [f"of_rank{rank}" for rank in range(4)]
@@ -92,7 +92,7 @@ def test_the_certificate_has_every_ranks_value(run: InnerRun, directory: Path) -
     }
 
 
-def test_properties_of_the_suite_come_from_ranks_too(run: InnerRun) -> None:
+def test_suite_properties_from_ranks_are_recorded(run: InnerRun) -> None:
     suite = ElementTree.parse(run.junit).getroot().find("testsuite/properties")
     assert suite is not None, run.output
     recorded = {one.get("name"): one.get("value") for one in suite}

@@ -1,4 +1,4 @@
-"""Test classes that start processes of their own run in worlds instead, as they are."""
+"""Unchanged test classes that start processes themselves run in worlds instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILED = {
     "test_one_rank_skips": r"^rank 1 of 4 on local0: skipped \(alone\), but ranks 0,2-3 did not",
     "test_a_fails": r"^rank 1 of 2 on local1: AssertionError",
 }
-"""Tests that must fail, and how their message begins. All others pass."""
+"""Tests that must fail, and the beginning of their message. All others pass."""
 CONFTEST = """
 def pytest_runtest_call(item):  # as DeepSpeed's starts processes
     assert not getattr(item.cls, "is_dist_test", False), "starts processes of its own"
@@ -46,7 +46,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
 
 
 def test_no_temporary_files_are_left(ran: InnerRun) -> None:
-    """Neither by tests whose ranks were killed: but for what pytest and torch keep there."""
+    """Not even by killed ranks; except files that pytest and torch themselves keep."""
     left = {path.name for path in (ran.junit.parent / "tmp").iterdir()}
     assert {name for name in left if not name.startswith(("pytest-of-", "torchinductor_"))} == set()
 
@@ -68,7 +68,7 @@ def test_reason_of_a_skip(ran: InnerRun, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_who_failed_first(ran: InnerRun, name: str) -> None:
+def test_the_first_failed_rank_is_named(ran: InnerRun, name: str) -> None:
     messages = [str(failure.get("message")) for failure in ran.cases()[name].iter("failure")]
     assert any(re.search(FAILED[name], message) for message in messages), messages
 

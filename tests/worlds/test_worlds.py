@@ -1,4 +1,4 @@
-"""Test bodies in ranks: worlds, reuse, and all that people do in tests, in one run on the rack."""
+"""Test bodies in ranks: worlds, reuse, and common uses of pytest, in one run on the rack."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def run(directory: Path) -> InnerRun:
 
 
 def facts(directory: Path, test: str) -> list[dict[str, object]]:
-    """What each rank recorded in a test, by rank."""
+    """Facts recorded by each rank in a test, by rank."""
     return [json.loads(path.read_text()) for path in sorted(directory.glob(f"{test}.*.json"))]
 
 
@@ -195,7 +195,7 @@ EXPECTED = {
 }
 
 
-def test_all_end_as_they_would_anywhere(run: InnerRun) -> None:
+def test_outcomes_are_those_of_plain_pytest(run: InnerRun) -> None:
     outcomes = run.outcomes()
     assert {name: outcomes[name] for name in EXPECTED} == EXPECTED
     others = {name: o for name, o in outcomes.items() if name not in EXPECTED and o != "passed"}
@@ -203,7 +203,7 @@ def test_all_end_as_they_would_anywhere(run: InnerRun) -> None:
     assert len(outcomes) == 34, sorted(outcomes)
 
 
-def test_header_says_what_was_chosen_and_why(run: InnerRun) -> None:
+def test_the_header_names_the_chosen_launcher_and_the_reason(run: InnerRun) -> None:
     assert (
         "mnode: launcher rack (requested), 4 nodes × 1 = 4 ranks, backend gloo, spec rack"
         in run.output
@@ -224,7 +224,7 @@ def test_levels_of_reuse(run: InnerRun, directory: Path) -> None:
     assert not set(pids("test_after_fresh")) & set(pids("test_fresh"))
 
 
-def test_each_rank_has_a_tmp_path_of_its_own(run: InnerRun, directory: Path) -> None:
+def test_each_rank_has_its_own_tmp_path(run: InnerRun, directory: Path) -> None:
     assert len({fact["path"] for fact in facts(directory, "test_tmp_path")}) == 4
 
 
@@ -243,9 +243,9 @@ def test_an_elastic_launcher_is_replaced(run: InnerRun) -> None:
     assert "the elastic launcher of this node ended" in str(failure.get("message"))
 
 
-def test_a_warning_of_all_ranks_is_told_once(run: InnerRun) -> None:
+def test_a_warning_of_all_ranks_is_reported_once(run: InnerRun) -> None:
     assert run.output.count("UserWarning: from a rank") == 1
 
 
-def test_strict_xpass_is_told_for_all_ranks(run: InnerRun) -> None:
+def test_strict_xpass_is_reported_for_all_ranks(run: InnerRun) -> None:
     assert "[XPASS(strict)] not so" in run.output

@@ -1,4 +1,4 @@
-"""What the optimiser saw: how many samples, at what weight, the same on all ranks."""
+"""Samples seen by the optimiser: number, weight, and agreement of ranks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_two_micro_batches_of_two_on_two_ranks() -> None:
     assert {m.verdict for m in named(batch).values()} == {Verdict.PASS}
 
 
-def test_a_step_at_each_micro_batch() -> None:
+def test_an_optimiser_step_at_each_micro_batch() -> None:
     half = [0, 1, 4, 5]
     steps = seen([right([0, 1], half, 1 / 8)], [right([4, 5], half, 1 / 8)])
     found = failed(judge_batches("", steps, 2, 2))
@@ -110,12 +110,12 @@ def test_a_rank_that_takes_more_steps() -> None:
     steps = seen([right([0, 1], every)] * 2, [right([2, 3], every)])
     batch = judge_batches("", steps, 2, 1)
     assert failed(batch) == {STEPS: "rank 0 on node0: 2 steps; rank 1 on node1: 1 step"}
-    # Steps of one number are not the same step there, so that they are not judged.
+    # Steps with one number are different steps there, so they are not compared.
     assert {m.verdict for n, m in named(batch).items() if n != STEPS} == {Verdict.INCONCLUSIVE}
     assert batch[0].note == "ranks took different numbers of steps"
 
 
-def test_the_rank_that_is_unlike_most_is_blamed() -> None:
+def test_the_rank_that_differs_from_most_is_blamed() -> None:
     every = range(8)
     healthy = [[right([2 * rank, 2 * rank + 1], every)] * 3 for rank in range(4)]
     odd = [right([0, 1], every, 1 / 4), *healthy[0][1:]]
@@ -152,7 +152,7 @@ def test_gradients_that_are_not_set_to_zero() -> None:
     )
 
 
-def test_a_sample_that_nobody_computed() -> None:
+def test_a_sample_that_no_rank_computed() -> None:
     steps = seen([right([0, 1], range(5), 1 / 4)], [right([2, 3], range(5), 1 / 4)])
     found = failed(judge_batches("", steps, 2, 1))
     assert found[SIZE] == (
@@ -160,7 +160,7 @@ def test_a_sample_that_nobody_computed() -> None:
     )
 
 
-def test_no_step_and_no_gradient_are_no_pass() -> None:
+def test_a_missing_step_or_gradient_does_not_pass() -> None:
     nothing = named(judge_batches("", seen([], []), 2, 1))
     assert {m.verdict for m in nothing.values()} == {Verdict.INCONCLUSIVE}
     assert {m.verdict for m in named(judge_batches("", [], 2, 1)).values()} == {
@@ -180,7 +180,7 @@ def test_no_step_and_no_gradient_are_no_pass() -> None:
         ((0.0, 0.0, 0.0, 1.0), None, "1 of 4 samples, such as 3: weight 1, usual 0"),
     ],
 )
-def test_weights_that_have_no_sum_are_told_not_raised(
+def test_weights_without_a_finite_sum_are_reported(
     weights: Sequence[float], total: str | None, odd: str | None
 ) -> None:
     of_all = step(dict(enumerate(weights)), 0, 1), step(dict(enumerate(weights)), 2, 3)

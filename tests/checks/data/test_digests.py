@@ -1,4 +1,4 @@
-"""Digests of ranks: numbers drawn alike or otherwise, files of a data set that differ."""
+"""Digests of ranks: equal or different random numbers, and differing files of a data set."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def drawn(*ranks: dict[str, str]) -> list[Digests]:
     return [Digests(At(rank, f"node{rank}"), digests) for rank, digests in enumerate(ranks)]
 
 
-def test_each_its_own() -> None:
+def test_different_digests_pass() -> None:
     right = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
     assert judge_distinct("", right).passed
-    # Different kinds of generators may well draw what looks the same.
+    # Generators of different kinds may draw numbers that look equal.
     same = drawn({"torch": "a", "numpy": "a"}, {"torch": "b", "numpy": "c"})
     assert judge_distinct("", same).passed
 
@@ -39,7 +39,7 @@ def test_equal_seeds_are_named() -> None:
     )
 
 
-def test_workers_have_seeds_of_their_own() -> None:
+def test_loader_workers_have_different_seeds() -> None:
     first = {"torch": "a", "worker 0: torch": "b", "worker 1: torch": "b"}
     second = {"torch": "c", "worker 0: torch": "d", "worker 1: torch": "e"}
     assert judge_distinct("", drawn(first, second)).culprit == (
@@ -51,12 +51,12 @@ def test_workers_have_seeds_of_their_own() -> None:
     assert own.culprit == "rank 0 on node0; rank 0 on node0, worker 0: the same from torch"
 
 
-def test_one_rank_alone_is_no_pass() -> None:
+def test_one_rank_alone_does_not_pass() -> None:
     assert judge_distinct("", drawn({"torch": "a"})).value is None
     assert judge_distinct("", drawn({}, {})).value is None
 
 
-def test_a_second_run() -> None:
+def test_a_second_run_must_draw_the_same() -> None:
     first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
     assert judge_reproduced("", first, first).passed
     other = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "x"})
@@ -68,7 +68,7 @@ def test_a_second_run() -> None:
     assert judge_reproduced("", [], first).value is None
 
 
-def test_another_seed() -> None:
+def test_another_seed_must_draw_other_numbers() -> None:
     first = drawn({"torch": "a", "numpy": "b"}, {"torch": "c", "numpy": "d"})
     other = drawn({"torch": "e", "numpy": "f"}, {"torch": "g", "numpy": "h"})
     assert judge_depends("", first, other).passed
@@ -76,7 +76,7 @@ def test_another_seed() -> None:
     assert stuck.culprit == "all 2 ranks: the same from numpy"
 
 
-def test_what_did_not_draw_is_no_pass_and_named() -> None:
+def test_ranks_that_drew_no_numbers_are_named() -> None:
     both, one = {"torch": "a", "numpy": "b"}, {"torch": "c"}
     found = judge_distinct("", drawn(both, one))
     assert (found.value, found.note) == (
@@ -88,7 +88,7 @@ def test_what_did_not_draw_is_no_pass_and_named() -> None:
         assert judge_reproduced("", drawn(both, both), other).value is None
     assert judge_reproduced("", drawn({}, {}), drawn({}, {})).note == "no rank drew anything"
     assert judge_depends("", drawn({}, {}), drawn({}, {})).note == "no rank drew anything"
-    # Another seed gives other numbers: none at all are not others.
+    # Another seed gives other numbers: missing numbers are not other numbers.
     found = judge_depends("", drawn(both, one), drawn({"torch": "x", "numpy": "y"}, {}))
     assert (found.value, found.note) == (
         None,
@@ -98,24 +98,24 @@ def test_what_did_not_draw_is_no_pass_and_named() -> None:
     found = judge_depends("", drawn(both, both), elsewhere)
     assert found.value is None
     assert found.note == "all 3 ranks: not in both runs; torch, numpy"
-    # What is wrong is wrong, whatever else is missing.
+    # A wrong digest fails, whatever else is missing.
     stuck = judge_depends("", drawn(both, one), drawn(both, {}))
     assert (stuck.value, stuck.culprit) == (2, "rank 0 on node0: the same from torch, numpy")
 
 
-def test_heads_of_the_first_files(tmp_path: Path) -> None:
+def test_the_beginnings_of_the_first_files_are_read(tmp_path: Path) -> None:
     for name, text in (("a.bin", "same"), ("b.bin", "other"), ("c.bin", "third")):
         (tmp_path / name).write_text(text)
     one = read_files(At(0, "node0"), str(tmp_path), 2, 3)
     assert sorted(one.digests) == ["a.bin", "b.bin"]
-    (tmp_path / "a.bin").write_text("samE")  # behind the head that is read
+    (tmp_path / "a.bin").write_text("samE")  # after the part that is read
     assert read_files(At(0, "node0"), str(tmp_path), 2, 3).digests == one.digests
     (tmp_path / "a.bin").write_text("Same")
     assert read_files(At(0, "node0"), str(tmp_path), 2, 3).digests != one.digests
     assert read_files(At(1, "node1"), str(tmp_path / "none"), 2, 3).problem == "not there"
 
 
-def test_the_odd_one_is_named() -> None:
+def test_the_differing_rank_is_named() -> None:
     able, same = judge_files("/data", drawn({"a": "1"}, {"a": "1"}, {"a": "2"}))
     assert able.passed
     assert same.culprit == "rank 2 on node2 reads a as 2"

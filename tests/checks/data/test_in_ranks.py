@@ -1,4 +1,4 @@
-"""What torch's sampler gives each rank is what we say it does, and is read as it comes."""
+"""Indices that torch's sampler gives each rank, in the expected order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_shards_are_those_of_the_distributed_sampler(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 16, 1000])
-def test_samples_never_come_out_even(size: int) -> None:
+def test_sample_counts_are_never_divisible(size: int) -> None:
     from pytest_mnode.checks.data.checks import samples_of
 
     samples = samples_of(

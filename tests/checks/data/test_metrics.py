@@ -1,4 +1,4 @@
-"""Means and sums over ranks, exact or not, and why not."""
+"""Means and sums over ranks: exact or not, and the reason."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_wrong_mean_and_why(results: list[float], culprit: str) -> None:
         ([5.0], [[4.0, 6.0]], "an average of the ranks' averages is the same"),
     ],
 )
-def test_what_cannot_be_judged(
+def test_metrics_that_cannot_be_judged(
     results: list[float | None], values: list[list[float]], note: str
 ) -> None:
     found = judge_mean("loss", reduced(results, values))
@@ -86,7 +86,7 @@ def test_values_that_have_no_mean(values: list[list[float]], result: float, note
 
 
 @given(st.lists(st.lists(st.floats(0.5, 100), min_size=1, max_size=30), min_size=2, max_size=6))
-def test_float64_is_exact_enough_and_float32_is_not_taken_for_it(
+def test_float64_is_exact_and_float32_sums_are_not(
     values: list[list[float]],
 ) -> None:
     every = [value for own in values for value in own]

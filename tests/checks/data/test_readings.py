@@ -1,4 +1,4 @@
-"""Shards that overlap, lack samples, repeat an order or lose some across a cut."""
+"""Shards that overlap, lack samples, repeat an order or lose samples across an interruption."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytest_mnode.measurement import Measurement
 
 
 def readings(*shards: Sequence[int], epoch: int = 0) -> list[Reading]:
-    """Of one rank a node, each with a sampler of its own."""
+    """Readings of one rank per node, each with its own sampler."""
     ranks = len(shards)
     return [
         Reading(
@@ -53,7 +53,7 @@ def test_disjoint_and_complete() -> None:
     )
 
 
-def test_padding_is_counted_and_said() -> None:
+def test_padding_is_counted_and_noted() -> None:
     found = judged(readings([0, 2, 4], [1, 3, 0]), 5, padding=padding_of(5, 2))
     assert found[TWICE].passed
     assert found[TWICE].note == "1 came twice, to have equal shards"
@@ -62,20 +62,20 @@ def test_padding_is_counted_and_said() -> None:
     assert more[TWICE].culprit == "rank 0 on node0 and rank 1 on node1 both read sample 0"
 
 
-def test_what_drop_last_leaves_out_is_counted_and_said() -> None:
+def test_samples_dropped_by_drop_last_are_counted_and_noted() -> None:
     found = judged(readings([0, 2], [1, 3]), 5, left_out=tail_of(5, 2))
     assert found[MISSING].passed
     assert found[MISSING].note == "1 left out, to have equal shards"
     assert judged(readings([0, 2], [1, 3]), 6, left_out=1)[MISSING].value == 1
 
 
-def test_an_overlap_that_hides_behind_padding_leaves_a_sample_out() -> None:
+def test_an_overlap_that_looks_like_padding_leaves_a_sample_out() -> None:
     found = judged(readings([0, 2, 4], [0, 3, 5]), 6, padding=1)
     assert (found[TWICE].value, found[MISSING].value) == (0, 1)
     assert found[MISSING].culprit == "sample 1 reached no rank"
 
 
-def test_a_rank_with_another_ones_sampler_is_named() -> None:
+def test_a_rank_with_the_sampler_of_another_rank_is_named() -> None:
     read = readings([0, 2, 4], [0, 2, 4])
     read[1] = replace(read[1], sampler=SamplerFacts(0, 2, 7, 3))
     found = judged(read, 6)
@@ -96,13 +96,13 @@ def test_a_rank_with_another_ones_sampler_is_named() -> None:
         (SamplerFacts(2, 3, 7, 0), "rank 2 on node2 shuffles by epoch 0, most ranks by 3"),
     ],
 )
-def test_what_a_sampler_says_of_itself_is_the_cause(own: SamplerFacts, cause: str) -> None:
+def test_the_attributes_of_a_sampler_give_the_cause(own: SamplerFacts, cause: str) -> None:
     read = readings([0, 3], [1, 4], [2, 0])
     read[2] = replace(read[2], sampler=own)
     assert str(judged(read, 6)[MISSING].culprit).startswith(f"{cause}; ")
 
 
-def test_without_a_sampler_ranks_are_known_by_what_they_should_have_read() -> None:
+def test_without_a_sampler_ranks_are_compared_with_the_expected_samples() -> None:
     read = [replace(r, sampler=SamplerFacts()) for r in readings([0, 2, 4], [1, 2, 5])]
     [missing, twice, *_] = judge_shards("", read, 6, expected=[[0, 2, 4], [1, 3, 5]])
     assert missing.culprit == (
@@ -129,7 +129,7 @@ def test_shards_that_cannot_be_equal_differ_by_one() -> None:
     assert judged(readings([0, 2], [1, 3, 4, 5]), 6)[UNEVEN].value == 2
 
 
-def test_of_two_that_differ_neither_is_most() -> None:
+def test_two_differing_ranks_have_no_majority() -> None:
     found = judged(readings([0, 2], [1, 3, 4, 5]), 6)[UNEVEN]
     assert (found.value, found.culprit) == (2, "rank 0 on node0 read 2; rank 1 on node1 read 4")
     read = readings([0, 3], [1, 0])
@@ -139,7 +139,7 @@ def test_of_two_that_differ_neither_is_most() -> None:
     )
 
 
-def test_samples_that_there_are_not() -> None:
+def test_samples_that_do_not_exist() -> None:
     found = judged(readings([0, 2, -1], [1, 3, 9]), 4)
     assert found[FOREIGN].culprit == "rank 0 on node0 read -1; rank 1 on node1 read 9"
 
@@ -148,13 +148,13 @@ def test_samples_that_there_are_not() -> None:
     ("read", "samples", "left_out"),
     [([], 4, 0), (readings([], []), 0, 0), (readings([], [], []), 2, 2)],
 )
-def test_nothing_read_is_no_pass(read: list[Reading], samples: int, left_out: int) -> None:
+def test_no_samples_read_does_not_pass(read: list[Reading], samples: int, left_out: int) -> None:
     for found in judged(read, samples, left_out=left_out).values():
         assert found.value is None
         assert found.note.startswith("no rank read anything")
 
 
-def test_samples_that_nobody_read_are_missing() -> None:
+def test_samples_that_no_rank_read_are_missing() -> None:
     found = judged(readings([], []), 4)
     assert {name: one.value for name, one in found.items()} == {
         MISSING: 4,
@@ -186,7 +186,7 @@ def test_orders_of_epochs() -> None:
     assert str(again.culprit).startswith("all 2 ranks: epoch 1 in the order of epoch 0: ")
 
 
-def test_an_order_that_is_the_data_sets() -> None:
+def test_an_unshuffled_order() -> None:
     read = [readings(range(16)), readings(MANY, epoch=1)]
     _, unshuffled = judge_orders("2 epochs", read)
     assert (unshuffled.value, unshuffled.culprit) == (
@@ -195,7 +195,7 @@ def test_an_order_that_is_the_data_sets() -> None:
     )
 
 
-def test_few_samples_of_all_ranks_tell_together() -> None:
+def test_few_samples_per_rank_are_judged_together() -> None:
     ranks = 8
     split = [range(rank, 32, ranks) for rank in range(ranks)]
     mixed = [[shard[i] for i in (2, 0, 3, 1)] for shard in split]
@@ -204,7 +204,7 @@ def test_few_samples_of_all_ranks_tell_together() -> None:
         8,
         "all 8 ranks: epoch 0 in the order of the data set",
     )
-    # One that is so by chance in another epoch is not blamed.
+    # A rank that is unshuffled by chance in another epoch is not blamed.
     one_more = [split[0], *mixed[1:]]
     _, found = judge_orders("", [readings(*split), readings(*one_more, epoch=1)])
     assert found.value == 8
@@ -212,7 +212,7 @@ def test_few_samples_of_all_ranks_tell_together() -> None:
     assert again.value == 8
 
 
-def test_what_an_honest_shuffle_of_few_may_be_is_inconclusive() -> None:
+def test_few_samples_whose_order_may_be_chance_are_inconclusive() -> None:
     read = [readings([0, 1, 2, 3], [7, 5, 4, 6]), readings([2, 0, 1, 3], [5, 6, 7, 4], epoch=1)]
     again, unshuffled = judge_orders("", read)
     assert again.passed
@@ -227,7 +227,7 @@ def test_what_an_honest_shuffle_of_few_may_be_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize("each", [1, 2, 4, 8, 16])
-def test_honest_shuffles_are_not_called_wrong(each: int) -> None:
+def test_correct_shuffles_are_never_called_wrong(each: int) -> None:
     shuffle = random.Random(each).shuffle
     for _ in range(200):
         epochs = []
@@ -242,11 +242,11 @@ def test_honest_shuffles_are_not_called_wrong(each: int) -> None:
 
 
 @pytest.mark.parametrize("epochs", [[], [readings([])], [readings([0]), readings([0], epoch=1)]])
-def test_too_little_to_judge_an_order_by(epochs: list[list[Reading]]) -> None:
+def test_too_few_samples_to_judge_an_order(epochs: list[list[Reading]]) -> None:
     assert [one.value for one in judge_orders("", epochs)] == [None, None]
 
 
-def test_one_epoch_and_a_rank_that_lacks_one() -> None:
+def test_one_epoch_alone_and_a_rank_without_an_epoch() -> None:
     again, unshuffled = judge_orders("", [readings(FEW)])
     assert (again.value, again.note) == (None, "one epoch has none before it")
     assert unshuffled.passed
@@ -256,7 +256,7 @@ def test_one_epoch_and_a_rank_that_lacks_one() -> None:
     }
 
 
-def test_the_same_again() -> None:
+def test_a_repeated_reading_with_the_same_order() -> None:
     first = readings([3, 0], [1, 2])
     assert judge_again("", first, readings([3, 0], [1, 2])).passed
     wrong = judge_again("", first, readings([3, 0], [2, 1]))
@@ -269,17 +269,17 @@ def test_the_same_again() -> None:
     assert more.culprit == "rank 1 on node1 read the second time only"
 
 
-def test_nothing_read_again_is_no_pass() -> None:
+def test_a_missing_second_reading_does_not_pass() -> None:
     assert judge_again("", [], []).value is None
     found = judge_again("", readings([3, 0], []), readings([3, 0], []))
     assert (found.value, found.note) == (None, "rank 1 on node1 read nothing")
     assert judge_again("", readings([3, 0], []), readings([0, 3], [])).value == 1
 
 
-def test_across_a_cut() -> None:
+def test_samples_across_an_interruption() -> None:
     whole, before = readings([0, 2, 4, 6], [1, 3, 5, 7]), readings([0, 2], [1, 3])
     assert judge_resumed("", whole, before, readings([4, 6], [5, 7])).passed
-    assert judge_resumed("", whole, before, readings([4, 5, 6, 7])).passed  # one rank goes on
+    assert judge_resumed("", whole, before, readings([4, 5, 6, 7])).passed  # one rank continues
     wrong = judge_resumed("", whole, before, readings([2, 4, 6], [5]))
     assert (wrong.value, wrong.culprit) == (
         2,
@@ -287,7 +287,7 @@ def test_across_a_cut() -> None:
     )
     assert judge_resumed("", whole, before, []).value is None
     assert judge_resumed("", whole, before, readings([], [])).value == 4
-    # What was padded twice in the epoch may come twice across the cut, and no more often.
+    # Samples padded twice in the epoch may occur twice across the interruption, but no more often.
     padded = readings([0, 1], [1, 2])
     assert judge_resumed("", padded, readings([0], [1]), readings([1], [2])).passed
 
@@ -301,7 +301,7 @@ def test_across_a_cut() -> None:
         ([[]], [[0]], [[1]], "nothing was read without a cut; 1 ranks before, 1 after"),
     ],
 )
-def test_nothing_read_on_one_side_of_a_cut_is_no_pass(
+def test_no_samples_on_one_side_of_an_interruption_do_not_pass(
     whole: list[list[int]], before: list[list[int]], after: list[list[int]], note: str
 ) -> None:
     found = judge_resumed("", readings(*whole), readings(*before), readings(*after))
@@ -309,7 +309,7 @@ def test_nothing_read_on_one_side_of_a_cut_is_no_pass(
     assert found.note.startswith(note)
 
 
-def test_two_in_five_are_not_most() -> None:
+def test_two_of_five_ranks_are_no_majority() -> None:
     ats = [At(rank, f"node{rank}") for rank in range(5)]
     assert len(unlike_most(zip(ats, "aabcd", strict=True), ", most {}")) == 5
     (first, _) = unlike_most(zip(ats, "aaabc", strict=True), ", most {}")

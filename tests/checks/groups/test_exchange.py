@@ -1,4 +1,4 @@
-"""What is sent inside groups: no two ranks the same, and who sent what is known."""
+"""Messages inside groups: no two ranks send equal values, and wrong values show their sender."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_mnode.checks.groups.judge import Expected
 CPU = torch.device("cpu")
 
 
-def test_no_two_send_the_same() -> None:
+def test_no_two_ranks_send_equal_values() -> None:
     every = torch.cat([sent(rank, salt, CPU) for rank in (0, 1, 7, 1023) for salt in range(8)])
     assert len(set(every.tolist())) == len(every)
 
@@ -34,12 +34,12 @@ def test_sums_of_many_ranks_stay_exact() -> None:
 @pytest.mark.parametrize(
     "expected",
     [
-        {"emb": [[0, 3]], "dp": [[0, 1], [2, 3]]},  # first and last stage, as Megatron has them
+        {"emb": [[0, 3]], "dp": [[0, 1], [2, 3]]},  # first and last stage, as in Megatron
         {"a": [[0], [1, 2, 3]], "b": [[0, 1], [2, 3]]},
         {"dp": [[0, 2], [1, 3]], "none": [], "tp": [[0, 1], [2, 3]]},
     ],
 )
-def test_ranks_of_a_group_have_one_salt_whatever_else_they_are_in(
+def test_ranks_of_a_group_share_a_salt_whatever_their_other_groups(
     at_once: bool, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     salts: dict[tuple[int, ...], dict[int, list[int]]] = {}
@@ -57,14 +57,14 @@ def test_ranks_of_a_group_have_one_salt_whatever_else_they_are_in(
     for ranks, by_rank in salts.items():
         assert set(by_rank) == set(ranks)
         assert len(set(map(tuple, by_rank.values()))) == 1, (ranks, by_rank)
-    # A call uses as many salts as its group has ranks; no other of the same rank uses them.
+    # A call uses as many salts as its group has ranks; no other call of the same rank uses them.
     widest = max(map(len, salts))
     for me in range(4):
         own = sorted(salt for by_rank in salts.values() for salt in by_rank.get(me, []))
         assert all(later - salt >= widest for salt, later in itertools.pairwise(own))
 
 
-def test_who_sent_a_wrong_value_is_told() -> None:
+def test_the_sender_of_a_wrong_value_is_named() -> None:
     def value(rank: int, salt: int, position: int) -> int:
         return int(sent(rank, salt, CPU)[position])
 

@@ -1,4 +1,4 @@
-"""Ranks in a wrong group, at a wrong place or on another host, by what ranks reported."""
+"""Ranks in a wrong group, position or host, from the reports of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPECTED = {name: LAYOUT.groups(name) for name in LAYOUT.names}
 
 
 def reported(hosts: Sequence[str] = ("a", "a", "b", "b")) -> list[RankGroups]:
-    """Four ranks of which all is right."""
+    """Four correct ranks."""
     return [
         RankGroups(
             At(rank, f"node{rank // 2}"),
@@ -61,7 +61,7 @@ def judged(ranks: Sequence[RankGroups]) -> tuple[Measurement, Measurement]:
     return members, order
 
 
-def test_all_is_right() -> None:
+def test_correct_groups_pass() -> None:
     members, order = judged(reported())
     assert members.passed
     assert order.passed
@@ -69,7 +69,7 @@ def test_all_is_right() -> None:
     assert order.name == "mesh: ranks at a wrong place in their group"
 
 
-def test_a_wrong_member_is_named_and_nothing_is_said_of_the_order() -> None:
+def test_a_wrong_member_is_named_and_the_order_is_not_judged() -> None:
     ranks = changed(3, "tp", Membership((1, 3), 1))
     assert not agreed(ranks, "tp")
     members, order = judged(ranks)
@@ -91,7 +91,7 @@ def test_a_rank_that_is_left_out_and_one_too_many() -> None:
     assert "rank 0 on node0 is in no cp, expected in [0, 1]" in found.culprit
 
 
-def test_what_was_heard_counts_not_only_what_torch_says() -> None:
+def test_received_values_count_beside_torchs_group_ranks() -> None:
     right = reported()[0].groups["dp"]
     members, order = judged(changed(0, "dp", replace(right, heard=(0, 3))))
     assert members.culprit == "rank 0 on node0 heard [0, 3] in dp, expected [0, 2]"
@@ -121,7 +121,7 @@ def test_wrong_orders() -> None:
         (reported(), {"cp": []}, "no group is expected"),
     ],
 )
-def test_nothing_compared_is_no_pass(
+def test_no_comparison_does_not_pass(
     ranks: Sequence[RankGroups], expected: Expected, note: str
 ) -> None:
     for found in judge_members("mesh", ranks, expected):
@@ -129,7 +129,7 @@ def test_nothing_compared_is_no_pass(
         assert note in found.note
 
 
-def test_a_group_that_nobody_was_heard_in_is_no_pass() -> None:
+def test_a_group_without_received_values_does_not_pass() -> None:
     def unheard(one: RankGroups) -> RankGroups:
         return replace(
             one, groups={name: replace(has, heard=None) for name, has in one.groups.items()}
@@ -142,11 +142,11 @@ def test_a_group_that_nobody_was_heard_in_is_no_pass() -> None:
     one_deaf[2] = unheard(one_deaf[2])
     for found in judged(one_deaf):
         assert (found.value, found.note) == (None, "rank 2 on node1: no rank answered in dp, tp")
-    # What is wrong by what torch declares is wrong, whoever was heard.
+    # Groups that torch itself reports as wrong fail, whatever was received.
     assert judged(changed(3, "tp", Membership((1, 3), 1)))[0].value == 1
 
 
-def test_groups_over_hosts() -> None:
+def test_groups_that_span_hosts() -> None:
     wrong = judge_inside_node("mesh", reported(("a", "b", "c", "c")), ["tp"])
     assert (wrong.value, wrong.culprit) == (1, "tp [0, 1] spans a, b")
     assert wrong.name == "mesh: tp groups over more than one node"
@@ -154,7 +154,7 @@ def test_groups_over_hosts() -> None:
     assert judge_inside_node("mesh", reported(), ["dp"]).value == 2
 
 
-def test_hosts_of_the_same_name_are_told_apart_by_their_machine() -> None:
+def test_hosts_of_the_same_name_are_distinguished_by_machine() -> None:
     ranks = [replace(one, host="localhost", machine=f"m{one.at.rank}") for one in reported()]
     wrong = judge_inside_node("mesh", ranks, ["tp"])
     assert wrong.culprit == (
@@ -173,11 +173,11 @@ def test_no_group_of_the_name_is_inconclusive() -> None:
     assert (broken.value, broken.note) == (2, "there is no group of cp; 2 groups over 2 hosts")
 
 
-def test_a_rank_whose_host_is_not_known_is_inconclusive() -> None:
+def test_a_rank_of_an_unknown_host_is_inconclusive() -> None:
     found = judge_inside_node("mesh", reported()[:3], ["tp"])
     assert (found.value, found.culprit) == (None, None)
     assert found.note == "the host of rank 3 is not known; 2 groups over 2 hosts"
-    # Two nodes whose hosts are called alike, and nothing to tell their machines apart by.
+    # Two nodes with equal host names, and no ids to distinguish their machines.
     alike = [replace(one, host="localhost", machine="") for one in reported(("a", "b", "c", "c"))]
     alike[1] = replace(alike[1], at=At(1, "node9"))
     found = judge_inside_node("mesh", alike, ["tp"])
@@ -204,7 +204,7 @@ def test_wrong_values_and_groups_that_were_not_tried() -> None:
     assert (nothing.value, nothing.note) == (None, "no collective was run")
 
 
-def test_ranks_agree_only_where_all_say_the_same() -> None:
+def test_ranks_agree_only_if_all_report_the_same() -> None:
     assert agreed(reported(), "tp")
     assert agreed(reported(), "nowhere")
     assert not agreed(changed(1, "tp", Membership((0, 1), 0)), "tp")

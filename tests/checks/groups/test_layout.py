@@ -1,4 +1,4 @@
-"""Which meshes are tried, and who belongs where in them."""
+"""The meshes that are tried, and the ranks that belong to their groups."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_groups_are_the_rows_of_an_array_of_ranks(sizes: list[int]) -> None:
         (1, 1, ["dp 1 × tp 1", "pp 1 × dp 1 × tp 1"]),
     ],
 )
-def test_what_is_planned(nodes: int, per_node: int, planned: list[str]) -> None:
+def test_planned_meshes(nodes: int, per_node: int, planned: list[str]) -> None:
     found = plan_layouts(nodes, per_node)
     assert [str(layout) for layout in found] == planned
     assert {layout.size for layout in found} == {nodes * per_node}
@@ -69,7 +69,7 @@ def test_the_spec_names_meshes() -> None:
     assert layouts(GroupsCriterion(), world) == plan_layouts(2, 8)
 
 
-def test_any_name_can_be_a_dimensions() -> None:
+def test_any_name_is_valid_for_a_dimension() -> None:
     layout = asked_layout({"cls": 2, "self": "rest"}, 4)
     assert (layout.names, layout.sizes) == (("cls", "self"), (2, 2))
 
@@ -92,6 +92,6 @@ def test_a_mesh_that_does_not_fit(sizes: Mapping[str, int | str], message: str) 
 @pytest.mark.parametrize(
     ("names", "sizes"), [(("a", "a"), (2, 2)), (("a",), (2, 2)), (("a",), (0,)), ((), ())]
 )
-def test_no_layout_without_sense(names: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+def test_invalid_layouts_are_refused(names: tuple[str, ...], sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="sizes"):
         Layout(names, sizes)

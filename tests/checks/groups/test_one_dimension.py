@@ -1,4 +1,4 @@
-"""A mesh of one dimension: nothing to slice, which is reported as not promised."""
+"""A mesh of one dimension has no slices, which is reported as not promised."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORLD = World(0, 4, 0, 2, "node0", ("node0", "node1"))
 CPU = torch.device("cpu")
 
 
-def test_it_has_no_slices() -> None:
+def test_a_one_dimensional_mesh_has_no_slices() -> None:
     mesh: Any = SimpleNamespace(mesh_dim_names=("dp",), shape=(4,))
     with pytest.raises(ValueError, match=r"^a mesh of one dimension, dp, has no slices; give "):
         slices(mesh, WORLD, CPU)
@@ -33,7 +33,7 @@ def test_slices_of_it_are_not_promised() -> None:
     assert str(skipped.value) == "not promised by the spec: a mesh of two dimensions or more"
 
 
-def test_it_is_certified(tmp_path: Path) -> None:
+def test_a_one_dimensional_mesh_is_certified(tmp_path: Path) -> None:
     need_rack()
 
     def edit(page: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""A sampler, a loop and metrics of a test's own, checked in ranks. Run by test_in_ranks.py."""
-# Written as a test of a user is, without types.
+"""A test's own sampler, loop and metrics, checked in ranks. Run by test_in_ranks.py."""
+# Written like a user's test, without types.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # DDP would have each rank import it by itself
+import torch._dynamo  # otherwise DDP would import it in each rank
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Sampler
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 class Blocks(Sampler):
-    "A block of the data set for each rank, shuffled in itself."
+    """A block of the data set for each rank, shuffled within the block."""
 
     def __init__(self, samples: Any, world: World) -> None:
         self.each, self.rank, self.epoch = samples // world.size, world.rank, 0
@@ -96,7 +96,7 @@ def test_a_rank_that_skips_a_micro_batch(world: World, device: torch.device) -> 
     model = DistributedDataParallel(ledger)
     for number, batch in enumerate(loader, 1):
         if number % 2 and world.rank == 1:
-            continue  # as for a loss that is not finite
+            continue  # as after a loss that is not finite
         with contextlib.nullcontext() if number % 2 == 0 else model.no_sync():
             (model(batch).mean() / 2).backward()
         if number % 2 == 0:

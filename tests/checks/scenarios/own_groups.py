@@ -1,5 +1,5 @@
-"""Groups of a test's own making, checked in ranks. Run by test_in_ranks.py."""
-# Written as a test of a user is, without types.
+"""A test's own groups, checked in ranks. Run by test_in_ranks.py."""
+# Written like a user's test, without types.
 # mypy: ignore-errors
 
 from __future__ import annotations

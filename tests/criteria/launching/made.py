@@ -1,4 +1,4 @@
-"""Reports of ranks made for the judge, as a right job of a style would give them; its verdicts."""
+"""Rank reports of a correct job of each launch style, and helpers that change them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def expected(style: str = "torchrun", per_node: int = 2, **changes: Any) -> Expe
 
 
 def right(wanted: Expected) -> list[RankReport]:
-    """What each rank of a job would say that found all that is expected."""
+    """The report of each rank of a job whose environment is as expected."""
     return [_rank(wanted, rank) for rank in range(wanted.size)]
 
 
@@ -70,7 +70,7 @@ def _rank(wanted: Expected, rank: int) -> RankReport:
 
 
 def changed(reports: list[RankReport], rank: int, **variables: str | None) -> list[RankReport]:
-    """The same with variables of one rank set, or absent where None."""
+    """The reports with variables of one rank changed; None removes a variable."""
     found = list(reports)
     kept = {k: v for k, v in found[rank].contract.items() if k not in variables}
     kept |= {k: v for k, v in variables.items() if v is not None}
@@ -79,7 +79,7 @@ def changed(reports: list[RankReport], rank: int, **variables: str | None) -> li
 
 
 def but(reports: list[RankReport], rank: int, **fields: Any) -> list[RankReport]:
-    """The same with fields of one rank's report changed."""
+    """The reports with fields of one rank's report changed."""
     found = list(reports)
     found[rank] = replace(found[rank], **fields)
     return found

@@ -1,4 +1,4 @@
-"""Meetings of forked ranks, one import of torch for all: prints what became of each, as JSON.
+"""Meetings of forked ranks that share one import of torch: prints each rank's result as JSON.
 
 Run as a program by test_meeting.py.
 """
@@ -26,7 +26,7 @@ from pytest_mnode.rank.world import World
 LIMIT_S = 5.0
 LONG_S = 20.0
 _KEPT: list[socket.socket] = []
-"""Bound and never listening: nobody else is given a port of theirs before a rank listens there."""
+"""Bound but never listening: no other process gets these ports before a rank listens there."""
 
 
 def free_port() -> int:
@@ -46,7 +46,7 @@ def rank_env(rank: int, size: int, port: int, kept: bool, **more: str) -> dict[s
 
 
 def joined(limit_s: float, times: int = 1) -> str:
-    """Meet, sum, part: what came of it."""
+    """Meet, sum and leave `times` times; the results as text."""
     text = ""
     for _ in range(times):
         meet(limit_s, "gloo")
@@ -59,7 +59,7 @@ def joined(limit_s: float, times: int = 1) -> str:
 
 
 def fork(env: dict[str, str], body: Callable[[], str]) -> tuple[int, int]:
-    """Pid of a child and where it writes what became of it."""
+    """Pid of a child, and the pipe to which it writes its result."""
     read, write = os.pipe()
     pid = os.fork()
     if pid:
@@ -92,19 +92,19 @@ def begin(
     times: int = 1,
     **env: str,
 ) -> list[tuple[int, int]]:
-    """Ranks of a job of four that come; in the store at a port, or in one that rank 0 keeps."""
+    """Start these ranks of a job of four, with a store at `kept_port` or in rank 0."""
     port = kept_port or free_port()
     envs = [rank_env(rank, 4, port, kept_port is not None, **env) for rank in ranks]
     return [fork(env, lambda: joined(limit_s, times)) for env in envs]
 
 
 def run(*args: Any, **kwargs: Any) -> list[tuple[str, float]]:
-    """The same, to its end."""
+    """Start ranks as `begin` does, and wait for their results."""
     return collected(begin(*args, **kwargs))
 
 
-def keeper() -> tuple[int, int]:
-    """Pid and port of a store that outlives ranks, as torchrun's does."""
+def store_process() -> tuple[int, int]:
+    """Pid and port of a store that outlives the ranks, like torchrun's."""
     port = free_port()
     pid = os.fork()
     if pid:
@@ -116,8 +116,8 @@ def keeper() -> tuple[int, int]:
 
 
 def restarted() -> dict[str, list[tuple[str, float]]]:
-    """Ranks killed while they wait for rank 0, then others in the same store; then a third time."""
-    pid, port = keeper()
+    """Ranks killed while they wait, and later starts of ranks that use the same store."""
+    pid, port = store_process()
     envs = [rank_env(rank, 4, port, True) for rank in (1, 2, 3)]
     first = [fork(env, lambda: joined(60)) for env in envs]
     time.sleep(0.7)
@@ -166,9 +166,9 @@ def settled() -> int:
 
 
 def left_by_clients() -> str:
-    """What clients of a store leave open after the store's own threads had time to end."""
+    """Files and threads that clients of a store leave open once the store's threads have ended."""
     world = World(0, 1, 0, 1, "node0", ("node0",))
-    run_clients(8, "first", LONG_S, world=world)  # opens files that all later ones share
+    run_clients(8, "first", LONG_S, world=world)  # opens files that all later clients share
     before = settled()
     found = run_clients(8, "second", LONG_S, world=world)
     until = time.monotonic() + LONG_S
@@ -178,7 +178,7 @@ def left_by_clients() -> str:
 
 
 def clients_of_a_store() -> list[tuple[str, float]]:
-    pid, port = keeper()
+    pid, port = store_process()
     env = rank_env(0, 1, port, True)
     done = collected([fork(env, left_by_clients)])
     os.kill(pid, signal.SIGKILL)
@@ -190,7 +190,7 @@ def main() -> None:
     done = restarted()
     done["clients of a store"] = clients_of_a_store()
     done["all"] = run([0, 1, 2, 3], LONG_S, times=2)
-    # Apart from each other, and mostly waiting.
+    # The meetings are independent and mostly wait, so they run at the same time.
     begun = {
         "one absent": begin([0, 1, 3]),
         "store absent": begin([1, 2]),

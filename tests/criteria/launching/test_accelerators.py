@@ -41,7 +41,7 @@ def test_more_accelerators_than_asked_for_are_listed() -> None:
         (8, "same", 1, 32),
         (8, None, 7, 32),
         (8, None, None, 32),
-        (8, None, 9, 0),  # others' are not hidden: no fault of the job's
+        (8, None, 9, 0),  # other jobs' accelerators are visible: not the job's fault
     ],
 )
 def test_accelerators_are_all_visible_or_one_each(
@@ -61,7 +61,7 @@ def test_accelerators_are_all_visible_or_one_each(
 @pytest.mark.parametrize(
     "variable", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]
 )
-def test_one_each_by_other_vendors_variables(variable: str) -> None:
+def test_one_each_by_variables_of_other_vendors(variable: str) -> None:
     wanted = expected("torchrun", 8, accelerators=8)
     own = same = right(wanted)
     for rank in range(wanted.size):
@@ -71,8 +71,8 @@ def test_one_each_by_other_vendors_variables(variable: str) -> None:
     assert len(wrong_variables(wanted, same)) == wanted.size
 
 
-def test_devices_themselves_say_more_than_their_numbers() -> None:
-    """Where cgroups hide the others, each rank's own is number 0; and a number may lie."""
+def test_device_ids_decide_before_visible_device_variables() -> None:
+    """With cgroups each rank's device is number 0; equal numbers need not be one device."""
     wanted = expected("torchrun", 8, accelerators=8)
     own = same = parts = right(wanted)
     for rank in range(wanted.size):
@@ -84,8 +84,8 @@ def test_devices_themselves_say_more_than_their_numbers() -> None:
         parts = changed(but(parts, rank, **one), rank, CUDA_VISIBLE_DEVICES=f"MIG-{local}")
     assert wrong_variables(wanted, own) == []
     assert len(wrong_variables(wanted, same)) == wanted.size
-    assert wrong_variables(wanted, parts) == [], "parts of one device are devices of their own"
-    # One that did not say leaves the variables to tell.
+    assert wrong_variables(wanted, parts) == [], "parts of one device are separate devices"
+    # If one rank reports no device ids, the variables decide.
     mixed = but(same, 0, devices=())
     nodes = [text.split()[0] for text in wrong_variables(wanted, mixed)]
     assert nodes == ["node1"] * 8 + ["node2"] * 8 + ["node3"] * 8

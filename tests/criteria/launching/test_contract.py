@@ -1,4 +1,4 @@
-"""The judge of a job's environment: right jobs pass, and each thing that is wrong is named."""
+"""The judge of a job's environment: correct jobs pass, and each wrong value is named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def faults(reports: list[RankReport], style: str = "torchrun", per_node: int = 2
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("per_node", [1, 2, 8])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_a_right_job_has_nothing_wrong(style: str, per_node: int, count: int) -> None:
+def test_a_correct_job_has_no_wrong_variable(style: str, per_node: int, count: int) -> None:
     wanted = expected(style, per_node, nodes=NODES[:count])
     reports = right(wanted)
     assert wrong_variables(wanted, reports) == []
@@ -71,7 +71,7 @@ def test_a_right_job_has_nothing_wrong(style: str, per_node: int, count: int) ->
         ),
     ],
 )
-def test_names_node_rank_and_variable(
+def test_a_wrong_variable_is_named_with_node_and_rank(
     style: str, rank: int, variable: str, value: str | None, line: str
 ) -> None:
     reports = changed(right(expected(style)), rank, **{variable: value})
@@ -116,7 +116,7 @@ def test_optional_variables_must_be_numbers(style: str, variable: str, value: st
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999"])
-def test_a_port_that_is_none_is_named(port: str) -> None:
+def test_an_invalid_port_is_named(port: str) -> None:
     reports = right(expected())
     for rank in range(len(reports)):
         reports = changed(reports, rank, MASTER_PORT=port)
@@ -162,7 +162,7 @@ def test_a_master_that_is_not_the_first_node_is_named() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
-def test_a_master_that_is_every_nodes_own_is_named(address: str) -> None:
+def test_a_master_address_local_to_every_node_is_named(address: str) -> None:
     wanted = expected("torchrun", 1)
     reports = right(wanted)
     for rank in range(wanted.size):
@@ -173,7 +173,7 @@ def test_a_master_that_is_every_nodes_own_is_named(address: str) -> None:
         for rank, node in enumerate(NODES)
     ]
     assert wrong_variables(wanted, reports) == lines[1:]
-    # All nodes are names of one machine, as without namespaces.
+    # All names are of one machine, as without namespaces.
     one = replace(wanted, hosts=dict.fromkeys(NODES, "here"))
     assert wrong_variables(one, reports) == []
     two = replace(wanted, hosts=dict.fromkeys(NODES[:3], "here"))
@@ -194,7 +194,7 @@ def test_missing_facts_are_not_judged() -> None:
     assert not_reported([], ["names"]) == "no rank reported"
 
 
-def test_leaks_are_named_and_launchers_variables_are_none() -> None:
+def test_leaked_variables_are_named_without_those_of_launchers() -> None:
     wanted = expected()
     reports = right(wanted)
     names = reports[3].names | {"MNODE_CANARY", "SECRET_TOKEN", "TORCHELASTIC_RUN_ID", "PWD"}
@@ -248,7 +248,7 @@ def test_ranks_that_did_not_meet_all_others(met: Met | None, error: str, line: s
     assert wrong.startswith(f"node3 rank 6: {line}")
 
 
-def test_silent_and_strange_nodes_are_named() -> None:
+def test_missing_and_unexpected_nodes_are_named() -> None:
     wanted = expected()
     reports = [r for r in right(wanted) if r.rank not in (2, 3, 5)]
     reports.append(replace(reports[0], node="node9"))

@@ -1,4 +1,4 @@
-"""The program of our job files, `contract.py`, and what is read from its lines."""
+"""The program of our job files, `contract.py`, and the reader of its lines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Rank0:
     """Rank 0 of a job, in a thread."""
 
     def __init__(self, program: ModuleType, size: int, limit_s: float) -> None:
-        # Bound for as long as this lives, so that nobody else is given the port meanwhile.
+        # Bound as long as this object lives, so that no other process gets the port.
         self._kept = socket.socket()
         self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._kept.bind(("127.0.0.1", 0))
@@ -81,8 +81,8 @@ class Rank0:
 
 
 @contextlib.contextmanager
-def knocks(rank0: Rank0) -> Iterator[None]:
-    """Connections that are no rank: closed at once, silent, or with something that is no number."""
+def foreign_connections(rank0: Rank0) -> Iterator[None]:
+    """Connections that are no rank: closed at once, silent, or sending text that is no number."""
     rank0.dial().close()
     with rank0.dial(), rank0.dial() as web, rank0.dial() as cut, rank0.dial() as long:
         web.sendall(b"GET / HTTP/1.1\r\n")
@@ -97,7 +97,7 @@ def knocks(rank0: Rank0) -> Iterator[None]:
 
 def test_a_port_probe_is_ignored(program: ModuleType) -> None:
     rank0 = Rank0(program, 3, LIMIT_S)
-    with knocks(rank0), rank0.dial() as one, rank0.dial() as two:
+    with foreign_connections(rank0), rank0.dial() as one, rank0.dial() as two:
         two.sendall(b"2\n")
         one.sendall(b"1")
         one.sendall(b"\n")
@@ -108,14 +108,14 @@ def test_a_port_probe_is_ignored(program: ModuleType) -> None:
 
 def test_at_the_limit_all_ranks_name_the_missing_one(program: ModuleType) -> None:
     rank0 = Rank0(program, 3, 1.0)
-    with knocks(rank0), rank0.dial() as one:
+    with foreign_connections(rank0), rank0.dial() as one:
         one.sendall(b"1\n")
         answer = json.loads(one.makefile().readline())
     line = "ranks [2] of 3 never came within 1 s"
     assert (rank0.ended(), answer) == (line, {"error": line})
 
 
-def test_a_number_that_came_twice_shows(program: ModuleType) -> None:
+def test_a_rank_number_sent_twice_is_reported(program: ModuleType) -> None:
     rank0 = Rank0(program, 3, LIMIT_S)
     with rank0.dial() as one, rank0.dial() as two:
         one.sendall(b"1\n")
@@ -129,13 +129,13 @@ def test_a_number_that_came_twice_shows(program: ModuleType) -> None:
         ("127.0.0.1", True),
         pytest.param("::1", True, marks=IPV6),
         ("localhost", True),
-        ("192.0.2.1", False),  # for documentation: nobody has it
+        ("192.0.2.1", False),  # an address for documentation, which no machine has
         ("2001:db8::1", False),
         ("no.such.host.invalid", None),
         (None, None),
     ],
 )
-def test_whether_an_address_is_of_this_node(
+def test_own_addresses_are_recognised(
     program: ModuleType, monkeypatch: pytest.MonkeyPatch, address: str | None, here: bool | None
 ) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
@@ -145,7 +145,7 @@ def test_whether_an_address_is_of_this_node(
 
 
 @IPV6
-def test_rank_0_listens_at_an_address_of_ipv6(program: ModuleType) -> None:
+def test_rank_0_listens_at_an_ipv6_address(program: ModuleType) -> None:
     until = time.monotonic() + LIMIT_S
     assert program.gather(("::1", 0), 1, until, LIMIT_S) == {"size": 1, "sum": 1, "ranks": [0]}
 
@@ -153,7 +153,7 @@ def test_rank_0_listens_at_an_address_of_ipv6(program: ModuleType) -> None:
 PROGRAM = Path(__file__).parents[3] / "fixtures" / "jobs" / "contract.py"
 
 
-def test_reads_the_output_of_the_program() -> None:
+def test_the_output_of_the_program_is_read() -> None:
     env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-S", str(PROGRAM), "--limit=5", "--x=1"],
@@ -196,7 +196,7 @@ def test_the_program_fails_without_rank() -> None:
     assert report.error == "KeyError: 'RANK'"
 
 
-def test_a_look_up_that_hangs_is_the_error(tmp_path: Path) -> None:
+def test_a_name_lookup_that_hangs_is_reported(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import socket, time\nsocket.getaddrinfo = lambda *a, **k: time.sleep(60)\n"
     )
@@ -218,7 +218,7 @@ def test_a_look_up_that_hangs_is_the_error(tmp_path: Path) -> None:
     assert report.missing == frozenset()
 
 
-def test_reads_logins() -> None:
+def test_login_lines_are_read() -> None:
     line = json.dumps({"login": {"node": "node1", "uid": 0, "user": "root", "why": "no right"}})
     assert read_output(line) == ([], [Login("node1", 0, "root", "no right")])
 
@@ -236,7 +236,7 @@ def test_a_login_with_missing_fields(login: str, read: list[Login]) -> None:
     assert read_output(f'{{"login": {login}}}') == ([], read)
 
 
-def test_numbers_without_end() -> None:
+def test_too_long_numbers() -> None:
     nines = "9" * 5000
     line = {"mnode_rank": 1, "node": "a", "contract": {"RANK": nines}}
     [report], _ = read_output(json.dumps(line))
@@ -268,5 +268,5 @@ def test_missing_facts_differ_from_empty_ones() -> None:
         st.sampled_from(["mnode_rank", "node", "login", "uid", "contract", "met", "size", "sum",
                          "ranks", "names", "user", "why", "master_is_here"]), inner)
     | st.lists(inner), max_leaves=8).map(json.dumps))  # fmt: skip
-def test_never_raises(text: str) -> None:
+def test_any_text_is_read_without_an_exception(text: str) -> None:
     read_output(text)

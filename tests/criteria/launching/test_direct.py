@@ -1,4 +1,4 @@
-"""The direct path on nodes of the rack: what it refuses, what it leaves, and how it ends."""
+"""The direct path on nodes of the rack: refused jobs, leftovers, and exit statuses."""
 
 from __future__ import annotations
 

@@ -17,6 +17,6 @@ sys.exit("torch" in sys.modules)
 """
 
 
-def test_nothing_on_the_controllers_side_imports_torch() -> None:
+def test_controller_modules_do_not_import_torch() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], timeout=60, check=False)
     assert done.returncode == 0

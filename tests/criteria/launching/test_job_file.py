@@ -1,4 +1,4 @@
-"""Job files: what is read, and what is refused in one line."""
+"""Job files: what is read, and one-line errors for what is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def job(directory: Path, text: str) -> LaunchJob:
     return read_job(path)
 
 
-def test_a_short_job_is_torchruns_with_one_rank_a_node(tmp_path: Path) -> None:
+def test_a_short_job_is_torchrun_with_one_rank_per_node(tmp_path: Path) -> None:
     read = job(tmp_path, MINIMAL)
     assert (read.style, read.image, read.env) == ("torchrun", None, {})
     placed = read.placed(4, 8)
@@ -36,7 +36,7 @@ def test_all_means_all_nodes_and_one_rank_per_accelerator(tmp_path: Path) -> Non
     assert placed.rank_count == 1
 
 
-def test_ranks_per_node_stands_in_the_command(tmp_path: Path) -> None:
+def test_ranks_per_node_is_filled_into_the_command(tmp_path: Path) -> None:
     text = MINIMAL.replace("_node: 0", "_node: all").replace("train.py", '"-x={ranks_per_node}"')
     read = job(tmp_path, text + "ranks_per_node: 3\n")
     assert read.command == ("python", "-x={ranks_per_node}")
@@ -44,13 +44,13 @@ def test_ranks_per_node_stands_in_the_command(tmp_path: Path) -> None:
     assert read.placed(2, 8).command == ("python", "-x=8")
 
 
-def test_all_may_stand_for_fewer_nodes_than_there_are(tmp_path: Path) -> None:
+def test_all_may_mean_fewer_nodes_than_the_cluster_has(tmp_path: Path) -> None:
     every = job(tmp_path, MINIMAL.replace("nodes: 2", "nodes: all"))
     assert every.placed(4, 0, every=2).node_count == 2
     assert job(tmp_path, MINIMAL.replace("nodes: 2", "nodes: 3")).placed(4, 0, every=2).nodes == 3
 
 
-def test_a_rank_an_accelerator_and_no_other_number(tmp_path: Path) -> None:
+def test_one_rank_per_accelerator_or_no_accelerators(tmp_path: Path) -> None:
     two = MINIMAL.replace("_node: 0", "_node: 2")
     line = r"job.yaml: ranks_per_node: 5 with accelerators_per_node 2; accepted: 2, one per acc"
     with pytest.raises(UsageError, match=line) as caught:
@@ -59,13 +59,13 @@ def test_a_rank_an_accelerator_and_no_other_number(tmp_path: Path) -> None:
     assert job(tmp_path, two + "ranks_per_node: 2\n").placed(2, 8).rank_count == 2
 
 
-def test_here_is_the_folder_of_the_file(tmp_path: Path) -> None:
+def test_here_is_replaced_by_the_folder_of_the_file(tmp_path: Path) -> None:
     read = job(tmp_path, MINIMAL.replace("train.py", '"{here}/train.py"'))
     assert read.command == ("python", f"{tmp_path}/train.py")
 
 
 @pytest.mark.parametrize("name", ["torchrun", "deepspeed", "megatron"])
-def test_ours_are_jobs_whose_programs_are_there(name: str) -> None:
+def test_the_programs_of_our_job_files_exist(name: str) -> None:
     read = read_job(JOBS / f"{name}.yaml")
     assert (read.name, read.style) == (name, name)
     assert all(Path(word).exists() for word in read.command if word.startswith("/"))
@@ -97,7 +97,7 @@ def test_errors_are_one_line(tmp_path: Path, change: tuple[str, str], line: str)
     assert line in text
 
 
-def test_no_more_than_there_is(tmp_path: Path) -> None:
+def test_more_nodes_or_accelerators_than_exist_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^job a: nodes 2; accepted: up to 1$"):
         job(tmp_path, MINIMAL).placed(1, 0)
     wants = job(tmp_path, MINIMAL.replace("_node: 0", "_node: 8"))
@@ -107,6 +107,6 @@ def test_no_more_than_there_is(tmp_path: Path) -> None:
         wants.placed(2, 4)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no such file or directory; accepted: a YAML file"):
         read_job(tmp_path / "none.yaml")

@@ -1,4 +1,4 @@
-"""What the criterion's tests record, from values: green as it should be, and each thing red."""
+"""Measurements of the launching criterion: correct jobs pass, and each fault fails or is open."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def recorded(one: Started) -> dict[str, Measurement]:
     return {m.name.removeprefix("torchrun: "): m for m in judged}
 
 
-def test_a_right_job_passes_with_its_user_in_the_note() -> None:
+def test_a_correct_job_passes_with_its_user_in_the_note() -> None:
     found = recorded(started())
     assert {m.verdict for m in found.values()} == {Verdict.PASS}
     assert len(found) == 7
@@ -140,7 +140,7 @@ def test_more_accelerators_than_the_job_asked_for_are_a_note() -> None:
     assert found["variables wrong"].note == note
 
 
-def test_late_is_late() -> None:
+def test_a_job_that_took_too_long_fails() -> None:
     assert set(red(recorded(started(seconds=20.1)))) == {"submission to end"}
 
 
@@ -181,20 +181,20 @@ def test_loads_are_judged_and_shown() -> None:
         ({"wrong": 3}, "wrong keys", "rank 2 on node2"),
     ],
 )
-def test_a_slow_or_wrong_crowd_is_red(changes: dict[str, Any], name: str, culprit: str) -> None:
+def test_slow_clients_or_wrong_keys_fail(changes: dict[str, Any], name: str, culprit: str) -> None:
     found = red(load_verdicts(loads(**changes)))
     assert [str(one)[: len(culprit)] for one in found.values()] == [culprit]
     assert next(iter(found)).startswith(name)
 
 
 @pytest.mark.parametrize("changes", [{"passed_s": None}, {"errors": ("client 7: no answer",)}])
-def test_a_crowd_that_was_not_served_is_not_measured(changes: dict[str, Any]) -> None:
+def test_clients_that_were_not_served_are_inconclusive(changes: dict[str, Any]) -> None:
     found = load_verdicts(loads(**changes))
     assert any(name.startswith("256 clients") for name in open_(found))
     assert not red(found)
 
 
-def test_wrong_keys_count_though_others_were_not_served() -> None:
+def test_wrong_keys_fail_even_if_other_clients_were_not_served() -> None:
     name = "wrong keys"
     found = load_verdicts([*loads(wrong=3), StoreLoad(1024, (), "no world")])
     assert red(found) == {name: "rank 2 on node2"}
@@ -203,13 +203,13 @@ def test_wrong_keys_count_though_others_were_not_served() -> None:
     assert name in open_(unserved)
 
 
-def test_no_crowd_at_all_is_not_measured() -> None:
+def test_no_served_client_at_all_is_inconclusive() -> None:
     found = load_verdicts([StoreLoad(64, (), "no world"), StoreLoad(256, (), "no world")])
     assert {m.verdict for m in found.values()} == {Verdict.INCONCLUSIVE}
     assert "never" in table([StoreLoad(64, (), "no world")])
 
 
-def test_an_image_has_a_root_of_its_own() -> None:
+def test_a_job_in_an_image_has_another_root_than_its_node() -> None:
     reports = but(right(expected()), 3, root="9:9")
     roots = dict.fromkeys(NODES, "1:2")
     found = judged_image(reports, roots, 8, "")
@@ -220,7 +220,7 @@ def test_an_image_has_a_root_of_its_own() -> None:
     assert judged_image([], roots, 8, "").verdict is Verdict.INCONCLUSIVE
 
 
-def test_the_gist_of_an_account_is_its_error() -> None:
+def test_first_error_of_a_rank_report() -> None:
     account = "[rank 0 of 4 on node0]\nTraceback (most recent call last):\n  x\nRuntimeError: no\n"
     assert first_error(account) == "RuntimeError: no"
     assert first_error("node3 is lost\nsince") == "node3 is lost"

@@ -1,4 +1,4 @@
-"""The login on a node, as a real process: whose environment, as whom, and what is left behind."""
+"""The login on a node, as a real process: its environment, its user, and its leftovers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(text: str) -> tuple[int, str]:
     return process.returncode, out
 
 
-def test_in_a_container_its_environment_and_user_are_kept() -> None:
+def test_environment_and_user_of_a_container_are_kept() -> None:
     code, out = run(plan([SHELL, "-c", "env"], container=True, unprivileged=True, path="/first"))
     _, [logged_in] = read_output(out)
     assert (code, logged_in.uid) == (0, os.geteuid())
@@ -72,7 +72,7 @@ def test_nothing_of_the_callers_environment_is_left() -> None:
     assert login_line.uid == os.geteuid()
 
 
-def test_home_is_put_into_argv_and_is_where_it_starts() -> None:
+def test_home_is_put_into_argv_and_is_the_working_directory() -> None:
     code, out = run(
         plan([SHELL, "-c", 'test "$0" = "$HOME/x" && test "$PWD" = "$HOME"', "{home}/x"])
     )
@@ -100,7 +100,7 @@ class TestAsNobody:
             assert login_line.why == f"uid 65534 cannot {doing} {tmp_path}/x"
 
 
-def test_ends_with_the_first_failure_and_all_are_waited_for() -> None:
+def test_status_is_the_first_failure_after_all_have_ended() -> None:
     code, out = run(plan([SHELL, "-c", "exit 3"], [SHELL, "-c", "sleep 0.3; echo late"]))
     assert code == 3
     assert "late" in out
@@ -115,7 +115,7 @@ def test_ends_with_the_first_failure_and_all_are_waited_for() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_descendants(number: signal.Signals) -> None:
-    # A grandchild in a session of its own, whose parent is gone.
+    # A grandchild in its own session, whose parent has ended.
     hidden = "setsid sh -c 'sleep 301' & sleep 300"
     process = start(plan([SHELL, "-c", hidden], [SHELL, "-c", "trap '' TERM; sleep 302"]))
     deadline = time.monotonic() + 20

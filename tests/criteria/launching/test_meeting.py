@@ -1,4 +1,4 @@
-"""`meet` in forked ranks, and the lines that name absent ranks."""
+"""`meet` in forked ranks, and the error lines that name absent ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Outcomes = list[tuple[str, float]]
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcomes]:
-    """What became of each rank of each meeting, with the seconds that it took."""
+    """Result of each rank of each meeting, with its seconds."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.criteria.launching.meetings"],
         cwd=Path(__file__).parents[3],
@@ -38,7 +38,7 @@ def texts(outcomes: Outcomes) -> list[str]:
     return [re.sub(r"pid \d+", "pid N", re.sub(r":\d+ ", ":PORT ", text)) for text, _ in outcomes]
 
 
-def test_all_meet_and_the_group_works_with_the_usual_limit(outcomes: dict[str, Outcomes]) -> None:
+def test_all_meet_and_the_group_has_the_default_timeout(outcomes: dict[str, Outcomes]) -> None:
     assert texts(outcomes["all"]) == ["sum 4 limit 1800 sum 4 limit 1800"] * 4
 
 
@@ -148,7 +148,7 @@ TWO_A_NODE = {rank: Arrival(f"node{rank // 2}", 2) for rank in range(4)}
         ({}, "ranks 0-3 of 4 never came within 30 s (nobody did)"),
     ],
 )
-def test_names_ranks_and_nodes(came: dict[int, Arrival], line: str) -> None:
+def test_absent_ranks_are_named_with_their_nodes(came: dict[int, Arrival], line: str) -> None:
     assert never_came(4, came, 30) == line
 
 
@@ -161,7 +161,7 @@ def test_a_rank_that_came_twice() -> None:
     )
 
 
-def test_where_all_came_nobody_is_named() -> None:
+def test_if_all_ranks_came_no_rank_is_named() -> None:
     assert never_came(4, ONE_A_NODE, 2) == "all 4 ranks came, but not all of them within 2 s"
     line = never_came(4, ONE_A_NODE, 2, {1: "a (pid 1) and b (pid 2)"})
     assert line.startswith("all 4 ranks came, but not all of them within 2 s; rank 1 came twice")

@@ -1,4 +1,4 @@
-"""Where a job is started again, which of ours it is, and whether its address followed it."""
+"""The nodes that a restarted job gets, and whether MASTER_ADDR is on its first node."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ START = StartPromise.model_validate({"within": "20 s"})
         (tuple("abcdefgh"), ("h", "g", "f", "e")),
     ],
 )
-def test_elsewhere_begins_on_another_node(nodes: tuple[str, ...], others: tuple[str, ...]) -> None:
+def test_a_moved_job_starts_elsewhere(nodes: tuple[str, ...], others: tuple[str, ...]) -> None:
     assert elsewhere(nodes) == others
 
 
-def test_a_job_of_so_many_nodes_goes_to_the_last_ones() -> None:
+def test_a_job_of_fewer_nodes_goes_to_the_last_nodes() -> None:
     assert elsewhere(("a", "b", "c", "d"), 3) == ("d", "c", "b")
     assert elsewhere(("a", "b", "c", "d"), 4) == ("d", "c", "b", "a")
     assert elsewhere(("a", "b", "c", "d"), 1) == ("d",)
@@ -67,10 +67,10 @@ def test_a_placement_that_was_not_kept(
 @pytest.mark.parametrize(
     ("address", "here", "culprit"),
     [
-        ("node0", True, None),  # its name
-        ("n0.cluster", None, None),  # as it names itself
-        ("ib0.node0", True, None),  # whatever its resolver says is its own
-        ("10.1.0.1", True, None),  # of another interface
+        ("node0", True, None),  # the node's name in the run
+        ("n0.cluster", None, None),  # the name that the node has for itself
+        ("ib0.node0", True, None),  # any name that resolves to the node itself
+        ("10.1.0.1", True, None),  # the address of another interface
         ("ib0.node0", False, "MASTER_ADDR=ib0.node0 (no node)"),
         ("node3", True, "MASTER_ADDR=node3 (node3)"),
         ("10.77.1.4", True, "MASTER_ADDR=10.77.1.4 (node3)"),
@@ -80,7 +80,7 @@ def test_a_placement_that_was_not_kept(
         ("::1", True, "MASTER_ADDR=::1 (no node)"),
     ],
 )
-def test_the_first_node_may_be_called_by_any_address_of_its_own(
+def test_master_addr_may_be_any_address_of_the_first_node(
     address: str, here: bool | None, culprit: str | None
 ) -> None:
     reports = right(expected())
@@ -94,7 +94,7 @@ def test_the_first_node_may_be_called_by_any_address_of_its_own(
     )
 
 
-def test_nodes_that_are_one_machine_have_one_address() -> None:
+def test_nodes_on_one_machine_share_one_address() -> None:
     reports = right(expected())
     for rank in range(len(reports)):
         reports = but(changed(reports, rank, MASTER_ADDR="127.0.0.1"), rank, master_is_here=True)
@@ -138,7 +138,7 @@ def test_our_jobs_fit_any_number_of_accelerators(
     )
 
 
-def test_a_job_of_three_nodes_of_four_fits_elsewhere_too(tmp_path: Path) -> None:
+def test_a_job_of_three_of_four_nodes_can_move(tmp_path: Path) -> None:
     spec = load_spec(default_spec_path())
     path = tmp_path / "job.yaml"
     page = "name: a\nnodes: 3\naccelerators_per_node: 0\ncommand: [python, x.py]\n"

@@ -1,4 +1,4 @@
-"""How long ranks took to make a group, and how many of them have one, judged."""
+"""The judgement of rendezvous: how long ranks took, and how many of them made a group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def times(*connect_s: float) -> list[RankTimes]:
     [
         ((0.01, 0.01, 2.0, 0.02), 2),
         ((0.01, 0.05, 0.01, 0.02), None),  # noise
-        ((2.0, 2.1, 2.2, 2.0), None),  # all of them
+        ((2.0, 2.1, 2.2, 2.0), None),  # all of them are slow
         ((0.01, 2.0), 1),
         ((0.01,), None),
     ],
@@ -68,7 +68,7 @@ def test_a_rendezvous_is_judged_by_its_slowest_rank(
         (128, 2, 8, 16, Verdict.INCONCLUSIVE),
     ],
 )
-def test_as_many_ranks_make_a_group_as_are_promised(
+def test_fewer_ranks_in_a_group_than_promised_fail(
     wanted: int, nodes: int, devices: int, made: int, verdict: Verdict
 ) -> None:
     size = ranks_per_node(wanted, nodes, devices) * nodes

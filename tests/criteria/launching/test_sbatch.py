@@ -1,4 +1,4 @@
-"""What is made of a batch script's state in the queue."""
+"""What a batch script's state in the queue means for its run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RUNS = JobState(7, "x", "RUNNING")
 @pytest.mark.parametrize(
     ("answers", "state", "over"),
     [
-        (False, None, False),  # nothing was ever heard of it
+        (False, None, False),  # nothing was ever heard of the job
         (False, RUNS, False),
         (True, RUNS, False),
         (True, JobState(7, "x", "FAILED"), True),
         (True, None, True),
     ],
 )
-def test_a_slurm_that_does_not_answer_ends_nothing(
+def test_without_an_answer_of_slurm_the_wait_goes_on(
     answers: bool, state: JobState | None, over: bool
 ) -> None:
     submission = SbatchSubmission.__new__(SbatchSubmission)
@@ -37,7 +37,7 @@ def test_a_slurm_that_does_not_answer_ends_nothing(
 
 
 def submission(files: Path, **texts: str) -> SbatchSubmission:
-    """Of two tasks on each of two nodes, one of which is called as the other begins."""
+    """Two tasks on each of two nodes; one node has the same name as the start of the other."""
     page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "ranks_per_node": 2}
     made = SbatchSubmission.__new__(SbatchSubmission)
     made._job = LaunchJob.model_validate(page | {"command": ["x"], "style": "deepspeed"})
@@ -79,18 +79,18 @@ def test_a_script_requests_no_gpus_of_a_slurm_that_has_none(
     assert asked == [requested]
 
 
-def test_output_of_a_node_is_its_own(tmp_path: Path) -> None:
+def test_output_is_separated_by_node(tmp_path: Path) -> None:
     output = {"out_gpu_1_0": "a", "out_gpu_1_10": "b", "out_gpu_1_2_11": "c", "out_gpu_1_2_9": "d"}
     made = submission(tmp_path, **output)
     (tmp_path / "slurm.out").write_text("!")
     assert (made._output("here"), made._output("there")) == ("ab!", "dc")
 
 
-def test_a_node_has_the_statuses_of_its_own_tasks(tmp_path: Path) -> None:
+def test_exit_statuses_are_counted_by_node(tmp_path: Path) -> None:
     codes = {"code_gpu_1_0": "0", "code_gpu_1_1": "0", "code_gpu_1_2_2": "3", "code_gpu_1_2_3": ""}
     made = submission(tmp_path, **codes)
     assert (made._code("here", True), made._code("there", True)) == (0, 3)
-    assert made._code("there", False) == 3  # the other waits for it
+    assert made._code("there", False) == 3  # the other task waits for it
     (tmp_path / "code-gpu-1-2-2").unlink()
     assert (made._code("there", False), made._code("there", True)) == (None, 137)
 

@@ -1,4 +1,4 @@
-"""Batch scripts of each style: what they say, and what they do where srun is a loop."""
+"""Batch scripts of each style: their lines, and their effect where a loop replaces srun."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.criteria.launching import made
 
 JOBS = Path(__file__).parents[3] / "fixtures" / "jobs"
 SAME = {"n0": {"GLOO_SOCKET_IFNAME": "lo"}, "n1": {"GLOO_SOCKET_IFNAME": "lo"}}
-# Two nodes one after the other, tasks of each at the same time: what srun tells a task.
+# Runs two nodes one after the other and the tasks of each at the same time, with srun's variables.
 SRUN = """#!/bin/sh
 tasks=1
 while [ $# -gt 0 ]; do
@@ -63,7 +63,7 @@ def job(style: str, **fields: Any) -> LaunchJob:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A directory with Slurm's commands as far as a script needs them."""
+    """A directory with as much of Slurm's commands as a script needs."""
     programs = tmp_path / "pro grams"
     programs.mkdir()
     for name, text in {"srun": SRUN, "scontrol": "#!/bin/sh\necho localhost\necho n1\n"}.items():
@@ -76,7 +76,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def run(wanted: LaunchJob, site: Path, tmp_path: Path) -> tuple[str, dict[str, int]]:
-    """What all tasks printed, and their exit statuses by task."""
+    """Output of all tasks, and their exit statuses by task."""
     directory = tmp_path / "it's shared"
     directory.mkdir()
     login = {"HOME": str(tmp_path), "USER": "u", "PATH": str(site), "LANG": "C.UTF-8"}
@@ -120,7 +120,7 @@ def test_ranks_of_a_script_meet_in_the_right_environment(
     assert {report.contract["GLOO_SOCKET_IFNAME"] for report in reports} == {"lo"}
 
 
-def test_a_task_that_fails_leaves_its_own_status(site: Path, tmp_path: Path) -> None:
+def test_a_failed_task_keeps_its_exit_status(site: Path, tmp_path: Path) -> None:
     wanted = job("plain", command=["sh", "-c", 'exit "$((SLURM_NODEID * 3))"'])
     assert run(wanted, site, tmp_path)[1] == {"code-n0-0": 0, "code-n1-1": 3}
 
@@ -157,7 +157,7 @@ def test_torchrun_gets_no_option_of_the_interpreter(command: list[str], words: s
     assert line.endswith(f" --log-dir /s/torchrun-$SLURM_NODEID {words}")
 
 
-def test_pins_that_differ_by_node_and_those_the_job_sets_itself(tmp_path: Path) -> None:
+def test_interface_variables_that_differ_by_node_or_are_set_by_the_job(tmp_path: Path) -> None:
     pins = {"n0": {"A": "1", "B": "x"}, "n1": {"A": "1", "B": "y"}, "n2": {"A": "1", "B": "x"}}
     wanted = job("plain", command=["sh", "-c", 'echo "$A$B"'], env={"A": "own"})
     text = task_text(wanted, SiteEnvironment({}, pins, str(tmp_path)))
@@ -169,7 +169,7 @@ def test_pins_that_differ_by_node_and_those_the_job_sets_itself(tmp_path: Path) 
         assert (tmp_path / f"out-{node}-0").read_text().strip() == shown, done.stderr
 
 
-def test_an_image_is_sruns_business_where_it_has_the_plugin() -> None:
+def test_an_image_is_passed_to_srun_if_it_has_the_plugin() -> None:
     wanted = job("plain", image="lab/torch:1")
     lines = batch_lines(wanted, SiteEnvironment({}, {}, "/s", image=True), "/s/task.sh")
     assert "--container-image=lab/torch:1 --container-mounts=/s:/s sh /s/task.sh" in lines[-1]
@@ -178,7 +178,7 @@ def test_an_image_is_sruns_business_where_it_has_the_plugin() -> None:
     assert not srun_takes_images("  --container              Path to OCI container bundle\n")
 
 
-def test_variables_of_slurm_and_of_the_profile_are_no_leak() -> None:
+def test_variables_of_slurm_and_profile_are_not_leaks() -> None:
     outside = frozenset({"SLURM_JOB_ID", "PYENV_ROOT", "MNODE_CANARY"})
     expected = Expected("torchrun", made.NODES, 2, 0, outside=outside)
     seen = made.right(expected)
@@ -190,7 +190,7 @@ def test_variables_of_slurm_and_of_the_profile_are_no_leak() -> None:
     assert [text.split()[2:4] for text in found] == [["3:", "MNODE_CANARY"], ["3:", "PYENV_ROOT"]]
 
 
-def test_numbers_of_a_task_that_is_torchrun_are_no_ranks() -> None:
+def test_slurm_numbers_of_a_torchrun_task_are_not_ranks() -> None:
     wanted = made.expected("torchrun")
     reports = made.right(wanted)
     task = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
@@ -204,7 +204,7 @@ def test_numbers_of_a_task_that_is_torchrun_are_no_ranks() -> None:
     assert " RANK=" in text
 
 
-def test_reports_are_read_with_the_style_they_are_of() -> None:
+def test_reports_are_read_by_launch_style() -> None:
     line = json.dumps({"mnode_rank": 1, "node": "n0", "contract": {"RANK": "1"}})
     [report], _ = read_output(f"3: {line}\n")
     assert report.rank == 1

@@ -1,4 +1,4 @@
-"""The common start of client threads."""
+"""The common start of client threads of a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 5
 
 
 def waiting(start: Start) -> tuple[list[threading.Thread], list[bool]]:
-    """Threads that wait for the start, and what each got."""
+    """Threads that wait for the start, and the result of each."""
     given: list[bool] = []
     return [
         threading.Thread(target=lambda: given.append(start.given())) for _ in range(COUNT)
@@ -48,7 +48,7 @@ def test_without_an_agreement_no_thread_starts() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_if_one_thread_cannot_start_none_does() -> None:
+def test_if_one_thread_cannot_start_no_thread_starts() -> None:
     start = Start(20)
     threads, given = waiting(start)
 

@@ -1,4 +1,4 @@
-"""What each style starts on each node."""
+"""The commands that each launch style starts on each node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def started(style: str, by_deepspeed: bool = False, **fields: Any) -> dict[str, 
     return {node: list(made) for node, made in processes(job, PLACE, pins, by_deepspeed).items()}
 
 
-def test_one_torchrun_a_node() -> None:
+def test_one_torchrun_per_node() -> None:
     made = started("torchrun")
     assert list(made) == ["n3", "n2"]
     [process] = made["n2"]
@@ -64,7 +64,7 @@ def test_torchrun_gets_no_option_of_the_interpreter(command: list[str], words: l
     assert list(process.argv[process.argv.index("{home}/torchrun") + 1 :]) == words
 
 
-def test_deepspeeds_variables_where_it_is_not_installed() -> None:
+def test_deepspeed_variables_if_it_is_not_installed() -> None:
     made = started("deepspeed")
     assert [p.env["RANK"] for node in made.values() for p in node] == ["0", "1", "2", "3"]
     last = made["n2"][1]
@@ -84,7 +84,7 @@ def test_deepspeeds_variables_where_it_is_not_installed() -> None:
     }
 
 
-def test_deepspeeds_own_launcher_where_it_is() -> None:
+def test_deepspeed_launcher_if_it_is_installed() -> None:
     [process] = started("deepspeed", by_deepspeed=True)["n2"]
     argv = list(process.argv)
     assert argv[:3] == ["python", "-m", "deepspeed.launcher.launch"]
@@ -97,7 +97,7 @@ def test_deepspeeds_own_launcher_where_it_is() -> None:
     assert "RANK" not in process.env
 
 
-def test_megatron_gets_the_schedulers_facts_and_no_contract() -> None:
+def test_megatron_gets_slurm_variables_and_no_torch_variables() -> None:
     made = started("megatron")
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"} & set(made["n2"][0].env)
     facts = {k: v for k, v in made["n2"][1].env.items() if k.startswith("SLURM")}
@@ -123,7 +123,7 @@ NO_CLUSTER = "echo fatal: Could not establish a configuration source >&2; exit 1
         (ANSWERS, "n[3-4]", "n3"),
     ],
 )
-def test_the_users_script_makes_torchs_variables_of_them(
+def test_the_users_script_derives_torch_variables(
     tmp_path: Path, scontrol: str, nodes: str, first: str
 ) -> None:
     env = started("megatron")["n2"][1].env
@@ -147,7 +147,7 @@ def test_the_users_script_makes_torchs_variables_of_them(
     assert [found[name] for name in names] == ["3", "4", "1", "29512"]
 
 
-def test_plain_runs_once_a_node_and_gets_nothing() -> None:
+def test_plain_runs_once_per_node_without_variables() -> None:
     made = started("plain", env={})
     assert [len(one) for one in made.values()] == [1, 1]
     assert made["n2"][0].argv == ("python", "train.py", "--x")

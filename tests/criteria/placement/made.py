@@ -1,4 +1,4 @@
-"""What the tests of placement share: machines, threads, and the NICs that a rank could use."""
+"""Helpers of the placement tests: machines, threads, and the NICs that a rank could use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def thread(name: str, cpus: frozenset[int] | None, tid: int = 100) -> Thread:
 
 
 def nearest_nic(machine: Machine, rank: RankPlacement) -> Measurement:
-    """Judged among all NICs that are up and of the kind that the rank uses."""
+    """The judgement of a rank's NIC among all NICs that are up and of the kind that it uses."""
     devices = {device.name for device in machine.rdma or ()}
     used = rank.nics or ()
     if any(name.partition(":")[0] in devices for name in used):

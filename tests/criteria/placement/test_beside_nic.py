@@ -1,4 +1,4 @@
-"""Ranks without an accelerator are to be beside a NIC of the fabric: recorded and uneven nodes."""
+"""Ranks without an accelerator belong beside a fabric NIC: recorded and uneven machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 1 << 30
 def judged(
     machine: Machine, nics: str, cpus: str, memory: int = 0, local: tuple[int, int] = (0, 1)
 ) -> tuple[Measurement, Measurement]:
-    """CPUs and memory of a rank that may run on `cpus`, with all its memory on one node."""
+    """CPU and memory verdicts of a rank that may run on `cpus`, with all its memory on one node."""
     allowed = parse_cpulist(cpus)
     rank = RankPlacement(
         rank=0,
@@ -70,7 +70,7 @@ def test_recorded_machines(  # noqa: PLR0917  one table
 
 @pytest.fixture
 def uneven(tmp_path: Path) -> Machine:
-    """Four NUMA nodes: 4 CPUs, 1 CPU, 3 CPUs with a NIC, and memory alone with another NIC."""
+    """NUMA nodes with 4 CPUs, 1 CPU, 3 CPUs and a NIC, and memory and another NIC without CPUs."""
     tree = Tree(tmp_path)
     lists = {0: "0-3", 1: "4", 2: "5-7", 3: ""}
     tree.numa(lists)
@@ -91,7 +91,7 @@ def uneven(tmp_path: Path) -> Machine:
         ("eth2", "5-7", 3, "pass pass"),  # memory without CPUs, nearest to these
         ("eth2", "4", 1, "fail fail"),
         ("eth2", "4-7", 2, "fail pass"),
-        ("eth3", "5-7", 2, "pass pass"),  # its node has no CPUs: the nearest that has some
+        ("eth3", "5-7", 2, "pass pass"),  # its node has no CPUs: the nearest one with CPUs counts
         ("eth3", "0-3", 0, "fail fail"),
     ],
 )
@@ -102,7 +102,7 @@ def test_four_uneven_nodes(
     assert " ".join(str(m.verdict) for m in found) == verdicts
 
 
-def test_several_nics_are_dealt_out_to_the_ranks_of_a_node(recorded: Recorded) -> None:
+def test_several_nics_are_distributed_over_the_ranks_of_a_node(recorded: Recorded) -> None:
     root = recorded("numa2-virtio-aligned-rxe-up")
     nics = read_fabric_nics(["rxe*"], root)
     dealt = [nic_of_rank(nics, rank, 4) for rank in range(4)]

@@ -1,4 +1,4 @@
-"""The NUMA map: hardware of each node, and where its ranks run; nodes that look alike are one."""
+"""The NUMA map: hardware of each node with the ranks on it; equal nodes are shown once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answered(out_of_place: float) -> Measurement:
     return Measurement("cpus", out_of_place, "", at_most(0))
 
 
-def test_ranks_stand_among_the_hardware_of_their_nodes() -> None:
+def test_ranks_are_shown_on_the_hardware_of_their_nodes() -> None:
     def rank(number: int, cpus: set[int], wrong: int = 0) -> RankOnMap:
         facts = RankPlacement(
             rank=number, node=f"node{number}", accelerator=GPU, cpus=frozenset(cpus), nics=("fab0",)

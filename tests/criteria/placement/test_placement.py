@@ -1,4 +1,4 @@
-"""Ranks on recorded machines and on a server with eight GPUs: kept, broken, and not known."""
+"""Placement of ranks on recorded machines and on a server with eight GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 def rank(
     number: int = 0, cpus: str | None = "0-15,32-47", *, gpu: int | None = None, **more: object
 ) -> RankPlacement:
-    """A rank of node0 that is well placed, but for what is given."""
+    """A well placed rank of node0, with the given changes."""
     allowed = parse_cpulist(cpus)
     facts = RankPlacement(
         rank=number,
@@ -53,7 +53,7 @@ def cores(machine: Machine, *ranks: RankPlacement) -> list[Measurement]:
 
 
 @pytest.mark.parametrize("gpu", range(8))
-def test_ranks_bound_to_their_sockets_keep_all_promises(server: Machine, gpu: int) -> None:
+def test_ranks_bound_to_their_sockets_pass(server: Machine, gpu: int) -> None:
     cores = f"{gpu * 4}-{gpu * 4 + 3},{gpu * 4 + 32}-{gpu * 4 + 35}"
     facts = rank(gpu, cores, memory_bytes={gpu // 4: GIB, 1 - gpu // 4: GIB // 20})
     neighbour = rank(8, "60" if gpu < 7 else "0", gpu=7)
@@ -89,7 +89,7 @@ def _threads(*pairs: tuple[str, str | None]) -> tuple[Thread, ...]:
     return tuple(thread(name, parse_cpulist(cpus), 100 + i) for i, (name, cpus) in enumerate(pairs))
 
 
-def test_a_thread_that_strays_is_named(server: Machine) -> None:
+def test_a_thread_with_other_cpus_is_named(server: Machine) -> None:
     threads = _threads(("python", "0-3"), ("pt_autograd_0", "0-63"), ("loader", "16"))
     finding = judge_cpus(server, rank(cpus="0-3", threads=threads))
     assert (finding.verdict, finding.value) == (FAIL, 32)
@@ -99,7 +99,7 @@ def test_a_thread_that_strays_is_named(server: Machine) -> None:
     ) in finding.note
 
 
-def test_hundreds_of_stray_threads_make_a_short_sentence(server: Machine) -> None:
+def test_hundreds_of_misplaced_threads_are_shortened(server: Machine) -> None:
     threads = _threads(*[("worker", "16")] * 300, *[(f"t{i}", "17") for i in range(9)])
     finding = judge_cpus(server, rank(cpus="0-3", threads=threads))
     assert "thread worker (100, 101, 102, …) may run on CPUs 16" in finding.note
@@ -107,16 +107,16 @@ def test_hundreds_of_stray_threads_make_a_short_sentence(server: Machine) -> Non
     assert len(finding.note) < 600
 
 
-def test_threads_that_cannot_be_read_leave_it_open(server: Machine) -> None:
+def test_unreadable_threads_are_inconclusive(server: Machine) -> None:
     for threads in (None, _threads(("python", "0-3"), ("gone", None))):
         finding = judge_cpus(server, rank(cpus="0-3", threads=threads))
         assert finding.verdict is INCONCLUSIVE
         assert "affinity of its threads could not be read" in finding.note
     finding = judge_cpus(server, rank(cpus="0-63", threads=None))
-    assert finding.verdict is FAIL, "what the process may do is enough"
+    assert finding.verdict is FAIL, "the CPUs of the process alone are wrong"
 
 
-def test_an_accelerator_that_is_not_known_leaves_it_open(server: Machine) -> None:
+def test_an_unknown_accelerator_is_inconclusive(server: Machine) -> None:
     unknown = {"accelerator": "torch knows no PCI address of cpu:0"}
     facts = rank(accelerator=None, unknown=unknown)
     for promise in (judge_cpus, MEMORY, nearest_nic):
@@ -139,7 +139,7 @@ def test_an_accelerator_without_a_pci_address_may_name_its_node(server: Machine)
 
 
 @pytest.mark.parametrize("name", ["numa1-plain", "numa2-nics-no-affinity"])
-def test_minus_one_is_never_a_pass(recorded: Recorded, name: str) -> None:
+def test_numa_node_minus_one_never_passes(recorded: Recorded, name: str) -> None:
     machine = read(recorded(name))
     facts = rank(cpus="0-3", accelerator="0000:00:01.0", nics=("eth0",))
     for promise in (judge_cpus, MEMORY):
@@ -150,7 +150,7 @@ def test_minus_one_is_never_a_pass(recorded: Recorded, name: str) -> None:
 
 def test_ranks_on_a_recorded_machine(recorded: Recorded) -> None:
     machine = read(recorded("numa2-e1000e-aligned"))
-    # Nothing there computes, so that the NIC of node 1 plays the accelerator.
+    # No such machine has an accelerator, so the NIC of node 1 stands for one.
     facts = rank(cpus="2-3", accelerator="0000:61:00.0", memory_bytes={1: GIB}, nics=("eth0",))
     machine = replace(
         machine,
@@ -182,7 +182,7 @@ def test_ranks_on_a_recorded_machine(recorded: Recorded) -> None:
         ("numa2-virtio-aligned-rxe-up", "eth1", PASS),
         ("numa2-virtio-aligned-rxe-up", "eth0", FAIL),
         ("numa2-virtio-aligned-rxe-up", "mlx5_0", INCONCLUSIVE),
-        # The nearest one is down, so that the other is the nearest there is.
+        # The nearest NIC is down, so the other one counts.
         ("numa2-e1000e-rxe-port-down", "rxe0", PASS),
     ],
 )
@@ -222,7 +222,7 @@ def test_nics_by_pci_path_then_by_node(server: Machine) -> None:
     assert str(several.culprit).startswith("rank 2 on node0: mlx5_3 (mlx5_2 (PIX), mlx5_3 (PHB);")
 
 
-def test_the_nearest_is_looked_for_among_those_of_the_fabric(server: Machine) -> None:
+def test_only_fabric_nics_are_compared(server: Machine) -> None:
     promise = partial(judge_nics, candidates=("mlx5_3", "mlx5_7"))
     assert promise(server, rank(2, nics=("mlx5_3",))).verdict is PASS
     assert promise(server, rank(2, nics=("mlx5_7",))).verdict is FAIL
@@ -232,7 +232,7 @@ def test_the_nearest_is_looked_for_among_those_of_the_fabric(server: Machine) ->
     assert "mlx5_9 (no such device, or no physical device below it)" in finding.note
 
 
-def test_a_nic_that_is_not_known_is_no_pass(server: Machine) -> None:
+def test_an_unknown_nic_does_not_pass(server: Machine) -> None:
     for nics in (None, ()):
         assert nearest_nic(server, rank(nics=nics)).verdict is INCONCLUSIVE
     nowhere = partial(judge_nics, candidates=())(server, rank())
@@ -242,7 +242,7 @@ def test_a_nic_that_is_not_known_is_no_pass(server: Machine) -> None:
     assert nearest_nic(blind, rank()).verdict is INCONCLUSIVE
 
 
-def test_a_nic_of_no_known_node_matters_only_where_it_could_be_nearer(tmp_path: Path) -> None:
+def test_a_nic_of_unknown_node_matters_only_if_it_could_be_nearer(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.numa({0: "0-3", 1: "4-7"})
     gpu = tree.pci("pci0000:10/0000:10:01.0", GPU, NVIDIA, 0, "0-3")
@@ -311,7 +311,7 @@ def test_memory_of_a_recorded_bound_process(recorded: Recorded) -> None:
     assert MEMORY(machine, replace(facts, numa_node=0)).verdict is FAIL
 
 
-def test_a_node_without_memory_has_the_nearest_that_has_some(tmp_path: Path) -> None:
+def test_a_node_without_memory_uses_the_nearest_one_with_memory(tmp_path: Path) -> None:
     tree = gpu_server(tmp_path)
     tree.write("sys/devices/system/node/node1/meminfo", "Node 1 MemTotal: 0 kB")
     machine = read(tmp_path)
@@ -323,7 +323,7 @@ def test_a_node_without_memory_has_the_nearest_that_has_some(tmp_path: Path) -> 
     assert "which NUMA node with memory is nearest" in unknown.note
 
 
-def test_an_accelerator_whose_memory_is_a_node_of_its_own(tmp_path: Path) -> None:
+def test_an_accelerator_whose_memory_is_a_separate_numa_node(tmp_path: Path) -> None:
     tree = gpu_server(tmp_path)
     tree.numa({0: "0-15,32-47", 1: "16-31,48-63", 2: ""})
     tree.write("sys/devices/system/node/node2/distance", "40 80 10")
@@ -356,7 +356,7 @@ def test_isolated_cpus(tmp_path: Path) -> None:
     assert "CPUs 8-11 are isolated: the kernel does not spread threads" in on_isolated.note
 
 
-def test_one_node_is_kept_by_whatever_binding_and_said_so(tmp_path: Path) -> None:
+def test_on_one_numa_node_any_binding_passes_with_a_note(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.numa({0: "0-7"})
     tree.cpus([[(c,) for c in range(8)]])
@@ -379,18 +379,18 @@ def test_ranks_that_share_cores(server: Machine) -> None:
         (PASS, 0),
     ]
     assert "shares cores with rank 1 (CPUs 3,35), rank 4 (CPUs 0-3,32-35); give" in found[0].note
-    assert "with rank 1" in found[2].note, "36 is the other thread of core 4"
+    assert "with rank 1" in found[2].note, "CPU 36 is the second hardware thread of core 4"
     assert "shares no core" in found[3].note
     assert "is alone on its node" in found[5].note
 
 
-def test_a_thread_that_strays_shares_too(server: Machine) -> None:
+def test_a_core_used_by_one_thread_of_another_rank_is_shared(server: Machine) -> None:
     stray = rank(0, "0-3", threads=_threads(("python", "0-3"), ("loader", "8")))
     found = cores(server, stray, rank(1, "8-9"))
     assert [f.verdict for f in found] == [FAIL, FAIL]
 
 
-def test_cores_that_are_not_known(server: Machine, tmp_path: Path) -> None:
+def test_unknown_cores_are_inconclusive(server: Machine, tmp_path: Path) -> None:
     found = cores(server, rank(0, "0-3"), rank(1, None))
     assert [f.verdict for f in found] == [INCONCLUSIVE, INCONCLUSIVE]
     assert "the CPUs of rank 1 beside it are not known" in found[0].note
@@ -420,7 +420,7 @@ def of_all(question: Question, *values: float | None) -> Measurement:
     return over_ranks(question, [answer(n, question, value) for n, value in enumerate(values)])
 
 
-def test_a_rank_out_of_place_fails_and_one_not_known_leaves_it_open() -> None:
+def test_a_misplaced_rank_fails_and_an_unknown_one_is_inconclusive() -> None:
     kept = of_all(Question.CPUS, 0, 0)
     assert (kept.verdict, kept.note) == (PASS, "2 ranks, each as expected")
     one = of_all(Question.CPUS, 0, 2, None)
@@ -431,14 +431,14 @@ def test_a_rank_out_of_place_fails_and_one_not_known_leaves_it_open() -> None:
     assert str(of_all(Question.CPUS, *[1.0] * 7).culprit).endswith("; and 3 more ranks")
 
 
-def test_memory_is_judged_by_the_rank_with_least() -> None:
+def test_memory_is_judged_by_the_lowest_rank_share() -> None:
     assert of_all(Question.MEMORY, 0.99, 0.93).value == 0.93
     low = of_all(Question.MEMORY, 0.99, 0.4)
     assert (low.verdict, low.value) == (FAIL, 0.4)
     assert of_all(Question.MEMORY, 0.99, None).verdict is INCONCLUSIVE
 
 
-def test_nics_of_an_rdma_fabric_are_its_ports_also_where_nobody_knows_what_is_used(
+def test_nics_of_an_rdma_fabric_are_its_ports_even_if_usage_is_unknown(
     server: Machine,
 ) -> None:
     spec = load_spec(default_spec_path())

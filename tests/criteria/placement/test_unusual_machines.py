@@ -1,4 +1,4 @@
-"""Machines that no recording shows: several NUMA nodes a socket, memory without CPUs, gaps."""
+"""Unrecorded kinds of machines: several NUMA nodes per socket, memory without CPUs, gaps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMORY = partial(judge_memory, least_fraction=0.9)
 
 
 def nodes(tree: Tree, cpus: Mapping[int, str], rows: Mapping[int, str], **memory_kb: int) -> None:
-    """NUMA nodes with these CPU lists and rows of distances; memory_kb: by "node1", 1 GiB else."""
+    """NUMA nodes with these CPU lists and distances. memory_kb: by "node1"; 1 GiB if absent."""
     for number, cpulist in cpus.items():
         folder = f"sys/devices/system/node/node{number}"
         tree.write(f"{folder}/cpulist", cpulist)
@@ -70,8 +70,8 @@ def nps4(tmp_path: Path) -> Machine:
     return read(tree.root)
 
 
-def test_several_nodes_a_socket(nps4: Machine) -> None:
-    """The NIC on another NUMA node of the GPU's socket is nearest; the other socket's is not."""
+def test_several_numa_nodes_per_socket(nps4: Machine) -> None:
+    """A NIC on another NUMA node of the GPU's socket is nearest; one on the other socket is not."""
     gpu = "0000:c1:00.0"
     near, far = (rank("a", "12-15", gpu, nics=(nic,)) for nic in ("mlx5_1", "mlx5_5"))
     assert nearest_nic(nps4, near).verdict is PASS
@@ -85,7 +85,7 @@ def test_several_nodes_a_socket(nps4: Machine) -> None:
     assert (other.verdict, other.value) == (FAIL, 4)
 
 
-def test_a_nic_on_another_node_of_the_socket_is_near_to_somebody(nps4: Machine) -> None:
+def test_a_nic_on_another_node_of_the_socket_is_near(nps4: Machine) -> None:
     gpu = "0000:c1:00.0"
 
     def alone(nic: str, machine: Machine = nps4) -> Verdict:
@@ -132,14 +132,14 @@ def superchip(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
         (None, INCONCLUSIVE),
     ],
 )
-def test_memory_of_a_device_that_is_a_node(
+def test_device_memory_that_is_a_numa_node(
     superchip: Machine, memory: Mapping[int, int] | None, verdict: Verdict
 ) -> None:
     facts = rank("a", "0-7", "0009:01:00.0", memory_bytes=memory)
     assert MEMORY(superchip, facts).verdict is verdict
 
 
-def test_cpus_and_nics_beside_a_device_that_is_a_node(superchip: Machine) -> None:
+def test_cpus_and_nics_beside_a_device_with_its_own_numa_node(superchip: Machine) -> None:
     facts = rank("a", "0-7", "0009:01:00.0", nics=("mlx5_0",))
     assert judge_cpus(superchip, facts).verdict is PASS
     assert nearest_nic(superchip, facts).verdict is PASS
@@ -151,14 +151,14 @@ def test_cpus_and_nics_beside_a_device_that_is_a_node(superchip: Machine) -> Non
     assert (found.near, found.far) == (0, 1)  # not the GPU's memory
 
 
-def test_memory_without_cpus_is_no_far_socket(tmp_path: Path) -> None:
+def test_a_memory_node_without_cpus_is_not_another_socket(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     nodes(tree, {0: "0-7", 1: ""}, {0: "10 20", 1: "20 10"})
     machine = read(tree.root).numa
     assert nothing_far(machine, None) == "this machine has memory on one NUMA node, so none is far"
 
 
-def test_a_guest_with_one_node_and_devices_that_know_none(tmp_path: Path) -> None:
+def test_a_guest_with_one_numa_node_and_devices_without_one(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.cpus([[(c,) for c in range(8)]])
     nodes(tree, {0: "0-7"}, {0: "10"})
@@ -169,7 +169,7 @@ def test_a_guest_with_one_node_and_devices_that_know_none(tmp_path: Path) -> Non
     facts = rank("a", "0-7", "0000:00:05.0", nics=("eth0",), memory_bytes={0: GIB})
     for promise in (judge_cpus, MEMORY):
         assert promise(machine, facts).verdict is INCONCLUSIVE
-    # On one host bridge there is nothing nearer than it.
+    # On one host bridge no NIC is nearer.
     assert nearest_nic(machine, facts).verdict is PASS
 
 
@@ -183,7 +183,7 @@ def test_threads_that_cannot_be_read_may_share_a_core(nps4: Machine) -> None:
     known = thread("python", parse_cpulist("4-7"))
     assert verdicts((known,)) == [PASS, PASS]
     assert verdicts(None) == [INCONCLUSIVE] * 2
-    assert verdicts(()) == [INCONCLUSIVE] * 2, "a process has a thread at least"
+    assert verdicts(()) == [INCONCLUSIVE] * 2, "a process has at least one thread"
     unread = replace(first, cpus=parse_cpulist("12-15"), threads=())
     assert judge_cpus(nps4, unread).verdict is INCONCLUSIVE
     assert verdicts((known, replace(known, cpus_allowed=None))) == [INCONCLUSIVE] * 2
@@ -206,7 +206,7 @@ def test_threads_that_cannot_be_read_may_share_a_core(nps4: Machine) -> None:
 def test_a_bond_over_two_sockets_is_one_nic(
     tmp_path: Path, named: str, used: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    """Its links count its bytes too; each alone would be nearer than the bond or farther."""
+    """The bond's links count its bytes too; one link is nearer or farther than the bond."""
     tree = Tree(tmp_path)
     tree.cpus([[(0,), (1,)], [(2,), (3,)]])
     tree.numa({0: "0-1", 1: "2-3"})
@@ -257,10 +257,10 @@ def test_the_only_nic_is_a_bond_on_the_socket_without_accelerators(
         ("4-7", "4-7", INCONCLUSIVE),
     ],
 )
-def test_a_list_of_local_cpus_that_its_node_contradicts(
+def test_local_cpus_that_contradict_the_numa_node(
     tmp_path: Path, listed: str, cpus: str, verdict: Verdict
 ) -> None:
-    """A device on node 0 whose list has all CPUs makes no rank well that is not bound."""
+    """An unbound rank fails even if its device on node 0 lists all CPUs as local."""
     tree = Tree(tmp_path)
     tree.cpus([[(c,) for c in range(4)], [(c,) for c in range(4, 8)]])
     tree.numa({0: "0-3", 1: "4-7"})

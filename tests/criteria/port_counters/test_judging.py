@@ -1,4 +1,4 @@
-"""Counters of fabric ports between two readings, as values: what rose, and what is not known."""
+"""Counters of fabric ports between two readings: increases, and what is unknown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fabric(kind: str = "infiniband", **more: Any) -> Fabric:
 
 
 def reading(port: str = "", counter: str = "", by: int | None = 0, boot: str = "a") -> PortReading:
-    """After a million packets, with one counter higher by so much, or unreadable."""
+    """A reading after a million packets, with one counter higher by `more` or unreadable."""
     ports = {name: dict(counters) for name, counters in QUIET.items()}
     for counters in ports.values():
         for name in counters.keys() & {"tx_packets", "port_xmit_packets", "OutSegs"}:
@@ -52,7 +52,7 @@ def reading(port: str = "", counter: str = "", by: int | None = 0, boot: str = "
 def found(
     after: PortReading | str, kind: str = "infiniband", **more: Any
 ) -> dict[str, Measurement]:
-    """Of three nodes of which gpu1 reads `after`."""
+    """Measurements of three nodes, of which gpu1 reads `after`."""
     quiet = PortReading("a", QUIET)
     before = {f"gpu{i}": quiet for i in range(3)}
     last = {"gpu0": reading(), "gpu1": after, "gpu2": reading()}
@@ -68,7 +68,7 @@ PASS = dict.fromkeys(("carrier changes", "errors", "packets lost"), "pass")
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
-def test_ports_that_only_carried_traffic_pass_and_nobody_is_named(kind: str) -> None:
+def test_ports_that_only_carried_traffic_pass_without_a_culprit(kind: str) -> None:
     measurements = found(reading(), kind)
     assert verdicts(measurements) == PASS
     assert {m.culprit for m in measurements.values()} == {None}
@@ -84,7 +84,7 @@ def test_ports_that_only_carried_traffic_pass_and_nobody_is_named(kind: str) -> 
         *(("mlx5_0:1", name, ERRORS) for name in ("port_xmit_discards", "req_cqe_error")),
     ],
 )
-def test_one_of_these_fails_with_node_port_counter_and_count(
+def test_an_error_counter_that_rose_is_named_with_node_port_and_count(
     port: str, counter: str, what: str
 ) -> None:
     measurements = found(reading(port, counter, 1))
@@ -100,13 +100,13 @@ def test_one_of_these_fails_with_node_port_counter_and_count(
 
 
 def roce(before: dict[str, int], after: dict[str, int]) -> dict[str, str]:
-    """Verdicts of one port of one node."""
+    """Verdicts of one RoCE port of one node."""
     first, last = ({"gpu0": PortReading("a", {"mlx5_0:1": {**one}})} for one in (before, after))
     return verdicts({m.name: m for m in judge(first, last, fabric("roce"))})
 
 
 @pytest.mark.parametrize(("errors", "flushed", "verdict"), [(256, 256, "pass"), (257, 256, "fail")])
-def test_what_mlx5_flushes_in_an_orderly_end_is_no_error(
+def test_requests_that_mlx5_flushes_at_an_orderly_end_are_no_errors(
     errors: int, flushed: int, verdict: str
 ) -> None:
     quiet = {"resp_cqe_error": 9, "resp_cqe_flush_error": 5, "port_rcv_errors": 0}
@@ -114,7 +114,7 @@ def test_what_mlx5_flushes_in_an_orderly_end_is_no_error(
     assert roce(quiet, last)["errors"] == verdict
 
 
-def test_what_is_in_use_now_is_no_counter_that_was_set_back() -> None:
+def test_resources_in_use_are_not_counters_that_were_reset() -> None:
     first = {"max_retry_exceeded": 0, "to_retransmits": 0, "active_qps": 17, "tx_pkts": 5}
     last = first | {"active_qps": 1, "tx_pkts": 10**7}
     assert roce(first, last) == {"errors": "pass", "packets lost": "pass"}
@@ -155,13 +155,13 @@ def test_lost_packets_are_judged_by_their_share(kind: str, port: str, counter: s
     ("sent_again", "out_of_order", "culprit"),
     [
         ((20, 900, 19, 18), (10, 950, 12, 9), "TCP of gpu1"),  # its link, both ways
-        ((300, 900, 310, 290), (310, 950, 280, 300), "TCP of gpu1"),  # all talk to all
+        ((300, 900, 310, 290), (310, 950, 280, 300), "TCP of gpu1"),  # all nodes exchange with all
         ((900, 2, 880, 910), (3, 950, 4, 4), "path from gpu0, gpu2, gpu3 to gpu1 (TCP)"),
         ((900, 2, 3, 2), (3, 950, 4, 4), "path from gpu0 to gpu1 (TCP)"),
         ((900, 2, 3, 2), (0, 0, 0, 0), "TCP of gpu0"),
     ],
 )
-def test_where_tcp_loses_is_found_by_who_sends_again_and_who_gets_out_of_order(
+def test_tcp_losses_are_located_by_retransmits_and_out_of_order_packets(
     sent_again: tuple[int, ...], out_of_order: tuple[int, ...], culprit: str
 ) -> None:
     before = {f"gpu{i}": PortReading("a", QUIET) for i in range(4)}
@@ -181,7 +181,7 @@ def test_where_tcp_loses_is_found_by_who_sends_again_and_who_gets_out_of_order(
 
 
 @pytest.mark.parametrize(("again", "verdict"), [(PACKETS // 200, "pass"), (PACKETS // 50, "fail")])
-def test_what_efa_sends_again_is_counted_in_packets(again: int, verdict: str) -> None:
+def test_efa_retransmits_are_counted_in_packets(again: int, verdict: str) -> None:
     before: Counters = {
         **dict.fromkeys(("tx_pkts", "rx_pkts", "retrans_pkts", "retrans_bytes", "rx_drops"), 9),
         **dict.fromkeys(("retrans_timeout_events", "unresponsive_remote_events"), 1),
@@ -213,7 +213,7 @@ def test_who_receives_what_another_link_broke_is_its_victim(broken: str, culprit
     assert (errors.value, errors.culprit) == (7, culprit)
 
 
-def test_of_few_packets_few_losses_say_nothing() -> None:
+def test_few_losses_among_few_packets_are_inconclusive() -> None:
     quiet = PortReading("a", QUIET)
     ports = QUIET | {"TCP": {"OutSegs": 9030, "RetransSegs": 22}}  # 10 of 30
     [*_, lost] = judge({"gpu0": quiet}, {"gpu0": PortReading("a", ports)}, fabric("ethernet"))
@@ -221,16 +221,16 @@ def test_of_few_packets_few_losses_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("counter", ["port_xmit_wait", "np_cnp_sent"])
-def test_congestion_is_no_fault_of_a_port(counter: str) -> None:
+def test_congestion_is_not_a_port_fault(counter: str) -> None:
     assert verdicts(found(reading("mlx5_0:1", counter, 10**6))) == PASS
 
 
-def test_with_rdma_what_the_system_drops_by_itself_does_not_count() -> None:
+def test_with_rdma_drops_by_the_operating_system_do_not_count() -> None:
     assert verdicts(found(reading("fab0", "rx_dropped", PACKETS), "roce")) == PASS
     assert verdicts(found(reading("TCP", "RetransSegs", PACKETS), "roce")) == PASS
 
 
-def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
+def test_nodes_that_lose_packets_to_a_flapping_port_are_not_blamed() -> None:
     quiet, flapped = PortReading("a", QUIET), reading("fab0", "carrier_changes", 4)
     victim = reading("TCP", "RetransSegs", PACKETS)
     measurements = judge(
@@ -253,7 +253,7 @@ def test_who_loses_packets_beside_a_flapping_port_is_its_victim() -> None:
         ),
     ],
 )
-def test_what_cannot_be_compared_is_inconclusive(after: PortReading | str, words: str) -> None:
+def test_incomparable_readings_are_inconclusive(after: PortReading | str, words: str) -> None:
     carrier = found(after)[CARRIER]
     assert str(carrier.verdict) == "inconclusive"
     assert words in carrier.note
@@ -268,14 +268,14 @@ def test_nodes_without_ports_or_counters_are_inconclusive() -> None:
     assert "no port of fab0" in judge({"a": nothing}, {"a": nothing}, fabric())[0].note
 
 
-def test_a_rise_fails_though_another_node_cannot_be_read() -> None:
+def test_an_increase_fails_even_if_another_node_is_unreadable() -> None:
     quiet = PortReading("a", QUIET)
     after: PortReadings = {"gpu0": reading("fab0", "carrier_changes", 2), "gpu1": "gone"}
     carrier = judge({"gpu0": quiet, "gpu1": quiet}, after, fabric())[0]
     assert (str(carrier.verdict), carrier.culprit) == ("fail", "gpu0 fab0 carrier_changes +2")
 
 
-def test_deliberate_kills_are_no_errors_and_do_not_hide_those_of_links() -> None:
+def test_deliberate_kills_cause_no_errors_and_hide_no_link_errors() -> None:
     for counter, kind in (("req_cqe_error", "roce"), ("local_ack_timeout_err", "roce")):
         killed = reading("mlx5_0:1", counter, PACKETS)
         assert "fail" in verdicts(found(killed, kind)).values()

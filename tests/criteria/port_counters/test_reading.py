@@ -36,7 +36,7 @@ def ports(reading: PortReading) -> set[str]:
 
 
 @pytest.mark.parametrize("pattern", ["eth2", "mlx5_*"])
-def test_an_interface_and_its_rdma_device_stand_for_each_other(tree: Tree, pattern: str) -> None:
+def test_an_interface_includes_its_rdma_device_and_vice_versa(tree: Tree, pattern: str) -> None:
     reading = read([pattern], tree.root)
     assert ports(reading) == {"eth2", "mlx5_2:1"}
     assert reading.ports["eth2"]["carrier_changes"] == 3
@@ -46,9 +46,9 @@ def test_an_interface_and_its_rdma_device_stand_for_each_other(tree: Tree, patte
     assert reading.boot.startswith("b-1 ")
 
 
-def test_what_a_bond_rests_on_is_read_too(tree: Tree) -> None:
+def test_links_of_a_bond_are_read_too(tree: Tree) -> None:
     assert ports(read(["bond0"], tree.root)) == {"bond0", "eth2"}
 
 
-def test_there_may_be_nothing(tmp_path: Path) -> None:
+def test_a_node_without_fabric_ports_has_no_reading(tmp_path: Path) -> None:
     assert read(["fab0"], tmp_path).ports == {}

@@ -1,4 +1,4 @@
-"""Which tests' rises each criterion answers for, over a whole run; readings are composed."""
+"""The tests whose counter increases each criterion answers for, over a whole composed run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BETWEEN = "before this criterion"
 
 
 class Run:
-    """A run of two nodes whose links and connections do what the test says."""
+    """A run of two nodes whose link counters the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, files: Sequence[str]) -> None:
         self.switched_off: set[str] = set()
@@ -52,7 +52,7 @@ class Run:
         }
 
     def during(self, file: str, **rises: int) -> None:
-        """A test of this file, in which these counters of n1 rise."""
+        """A test of this file, during which these counters of n1 rise."""
         running = self.watch.pytest_runtest_protocol(cast("Any", self._items[file]))
         next(cast("Iterator[object]", running))
         for counter, by in rises.items():
@@ -64,7 +64,7 @@ class Run:
         return [(m.name.endswith(BETWEEN), m.culprit) for m in found if str(m.verdict) == "fail"]
 
 
-def test_criteria_one_after_the_other_share_a_reading_and_no_rise(
+def test_consecutive_criteria_share_a_reading_but_not_an_increase(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run(monkeypatch, ["a-watched.py", "b-watched.py"])
@@ -80,21 +80,21 @@ def test_criteria_one_after_the_other_share_a_reading_and_no_rise(
 
 
 @pytest.mark.parametrize("other", ["b-other.py", "b-watched.py"])
-def test_a_link_that_flaps_in_what_nobody_judges_is_the_next_criterions_finding(
+def test_a_flap_during_an_unjudged_file_fails_the_next_criterion(
     monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """In a file without a test of ports, or one whose test is skipped: not promised."""
+    """The file has no test of ports, or the test is skipped because it is not promised."""
     run = Run(monkeypatch, ["a-watched.py", other, "c-watched.py", "d-watched.py"])
     run.during("a-watched.py")
     assert run.failed(run.watch.measurements()) == []
-    run.during(other, carrier_changes=4, req_cqe_error=9)  # it may have killed what it started
+    run.during(other, carrier_changes=4, req_cqe_error=9)  # it may have killed its own processes
     run.during("c-watched.py")
     assert run.failed(run.watch.measurements()) == [(True, "n1 eth1 carrier_changes +4")]
     run.during("d-watched.py")
     assert run.failed(run.watch.measurements()) == []
 
 
-def test_the_first_reading_is_before_the_first_criterion_though_that_is_not_promised(
+def test_the_first_reading_precedes_the_first_criterion_even_if_not_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run(monkeypatch, ["a-watched.py", "b-watched.py"])
@@ -103,7 +103,7 @@ def test_the_first_reading_is_before_the_first_criterion_though_that_is_not_prom
     assert run.failed(run.watch.measurements()) == [(True, "n1 eth1 carrier_changes +2")]
 
 
-def test_a_node_that_was_switched_off_between_is_not_compared(
+def test_a_node_that_was_switched_off_is_not_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Run(monkeypatch, ["a-watched.py", "b-watched.py", "c-watched.py"])

@@ -1,4 +1,4 @@
-"""Surveys as values: a cluster that is well, and what to change of it."""
+"""Surveys as values: a healthy cluster, and functions that change parts of it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def spec_of(
     *,
     nics: int = 1,
 ) -> Spec:
-    """A spec that promises this of preflight."""
+    """A spec with this preflight section."""
     path = directory / "spec.yaml"
     path.write_text(
         SPEC.format(
@@ -70,7 +70,7 @@ def spec_of(
 
 
 def interface(name: str, address: str, **changes: Any) -> Interface:
-    """An interface that is up, of 400 Gbit/s."""
+    """An interface that is up, at 400 Gbit/s."""
     one = Interface(
         name=name,
         kind=Kind.PHYSICAL,
@@ -92,7 +92,7 @@ def rdma_port(
     gid_types: Iterable[str | None] | None = ("IB/RoCE v1",),
     **changes: Any,
 ) -> Port:
-    """A port that is ACTIVE, of 400 Gbit/s, with nine counters of errors."""
+    """An ACTIVE port of 400 Gbit/s, with three counters and one hw_counter."""
     layer, node_type = _LAYERS.get(protocol, ("Ethernet", ""))
     gids = None
     if gid_types is not None:
@@ -113,12 +113,12 @@ def rdma_port(
 
 
 def rdma_device(*ports: Port, netdevs: tuple[str, ...] = (), firmware: str = "") -> RdmaDevice:
-    """The device of these ports."""
+    """The RDMA device with these ports."""
     return RdmaDevice(name=ports[0].device, ports=ports, netdevs=netdevs, firmware=firmware or None)
 
 
 def devices_of(*ports: Port) -> tuple[RdmaDevice, ...]:
-    """The devices that ports belong to."""
+    """The RDMA devices that these ports belong to."""
     names = dict.fromkeys(port.device for port in ports)
     return tuple(rdma_device(*(p for p in ports if p.device == name)) for name in names)
 
@@ -138,7 +138,7 @@ SETTINGS = {"net.ipv4.tcp_rmem": "4096 131072 6291456", "net.core.rmem_max": "21
 
 
 def node(index: int, count: int) -> NodeSurvey:
-    """One of `count` nodes that are well."""
+    """The survey of one of `count` healthy nodes."""
     others = [i for i in range(count) if i != index]
     fabric, control = f"10.2.0.{index + 1}", f"10.1.0.{index + 1}"
     facts = NodeFacts(
@@ -201,7 +201,7 @@ def with_node(survey: Survey, index: int, **changes: Any) -> Survey:
 
 
 def with_facts(survey: Survey, index: int, **changes: Any) -> Survey:
-    """With other facts of one node, or other parts of its machine."""
+    """The survey with other facts of one node, or other fields of its machine."""
     facts = survey.nodes[index].facts
     assert facts is not None
     parts = {name: changes.pop(name) for name in [*changes] if name in Machine.__slots__}
@@ -221,7 +221,7 @@ def with_path_facts(survey: Survey, index: int, **changes: Any) -> Survey:
 
 
 def silent(survey: Survey, index: int) -> Survey:
-    """With a node whose survey never answered, so that nobody tried a way to it."""
+    """The survey with a node that gave no answer; no other node tried a path to it."""
     changed = with_node(
         survey, index, problem="its survey gave no answer", facts=None, paths=None, last=None
     )
@@ -238,7 +238,10 @@ def silent(survey: Survey, index: int) -> Survey:
 
 
 def cut(survey: Survey, edges: Iterable[tuple[int, int]], network: str = "fabric") -> Survey:
-    """Without packets on these directed ways: no connection between the two, nobody hears."""
+    """The survey without packets on these (sender, receiver) paths.
+
+    Connections between the two nodes fail, and the receiver hears nothing.
+    """
     lost = set(edges)
     pairs = lost | {(b, a) for a, b in lost}
 
@@ -281,7 +284,7 @@ def _changed(
 
 
 def with_paths(survey: Survey, change: Callable[[int, Path], Path]) -> Survey:
-    """With other paths; `change` gets the index of the node and one of its paths."""
+    """The survey with other paths; `change` gets the index of a node and one of its paths."""
     return _changed(survey, lambda _, c: c, lambda _, h: h, change)
 
 
@@ -289,7 +292,7 @@ Judge = Callable[[Survey, Spec, str], list[Measurement]]
 
 
 def asked(judge: Judge, survey: Survey, spec: Spec) -> dict[str, list[Measurement]]:
-    """What was measured of every node."""
+    """Measurements of every node, by name."""
     found = {}
     for one in survey.nodes:
         found[one.name] = judge(survey, spec, one.name)
@@ -298,7 +301,7 @@ def asked(judge: Judge, survey: Survey, spec: Spec) -> dict[str, list[Measuremen
 
 
 def verdicts(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
-    """The worst verdict of each node, without those that pass."""
+    """The worst verdict of each node that does not pass."""
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
     worst = {
         name: min((m.verdict for m in answer if m.verdict), key=order.index)
@@ -308,7 +311,7 @@ def verdicts(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
 
 
 def culprits(judge: Judge, survey: Survey, spec: Spec) -> dict[str, str]:
-    """Who is to blame, by node whose case fails."""
+    """Culprits of each node whose case fails."""
     return {
         name: "; ".join(m.culprit or "" for m in answer if m.verdict is Verdict.FAIL)
         for name, answer in asked(judge, survey, spec).items()
@@ -323,7 +326,7 @@ ANY = "{interfaces: {}, speed: {}, rdma: {gid_types: [IB], errors_at_most: 0}, r
 
 
 def everywhere(survey: Survey, *ports: Port, interfaces: tuple[Interface, ...]) -> Survey:
-    """With these ports on all nodes, whose devices have these interfaces beside eth0."""
+    """The survey with these RDMA ports and interfaces on all nodes, beside eth0."""
     netdevs = tuple(one.name for one in interfaces)
     devices_there = tuple(replace(one, netdevs=netdevs) for one in devices_of(*ports))
     for node in survey.nodes:
@@ -333,7 +336,7 @@ def everywhere(survey: Survey, *ports: Port, interfaces: tuple[Interface, ...]) 
 
 
 def directory(key: str, path: str, **changes: Any) -> DirectoryFacts:
-    """A directory of a file server that can be used."""
+    """A usable directory of a file server."""
     one = DirectoryFacts(
         key=key, path=path, file_system="nfs4 filer:/x", size_bytes=10**12, free_bytes=10**11
     )

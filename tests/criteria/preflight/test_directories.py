@@ -1,4 +1,4 @@
-"""Files that a survey leaves in directories, and what it removes of others."""
+"""Files that a survey writes to shared directories, and leftovers of others that it removes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_mnode.criteria.preflight import directories
 from pytest_mnode.criteria.preflight.orders import Directory
 
 
-def test_files_of_nodes_whose_clock_is_behind_are_kept(
+def test_recent_files_are_kept_if_clocks_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh, stale = (tmp_path / f".mnode-preflight-{name}" for name in ("fresh-1", "stale-1"))
@@ -20,7 +20,7 @@ def test_files_of_nodes_whose_clock_is_behind_are_kept(
     stale.touch()
     now = time.time()
     os.utime(stale, (now - 7200, now - 7200))
-    # This node's clock is hours ahead of that of the file server, which dates files.
+    # This node's clock is hours ahead of the file server's, which sets the times of files.
     monkeypatch.setattr("time.time", lambda: now + 7200)
     order = Directory("checkpoints", str(tmp_path), writable=True, sample_files=0)
     found = directories.visit(order, "run", 0, lambda _: None)

@@ -1,4 +1,4 @@
-"""What ranks find in their environment, and what of it ties a backend's hands."""
+"""The environment of ranks, and settings in it that restrict a backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.criteria.preflight.made import devices_of, rdma_port, spec_of
 
 
 def _ranks(**more: str) -> tuple[RankEnvironment, ...]:
-    """Two nodes of two ranks."""
+    """Environments of two nodes with two ranks each."""
     return tuple(
         environment_of(
             {
@@ -54,7 +54,7 @@ def _one(found: list[Measurement]) -> Measurement:
     return one
 
 
-def test_a_right_environment_passes(spec: Spec) -> None:
+def test_a_correct_environment_passes(spec: Spec) -> None:
     for node in ("gpu0", "gpu1"):
         assert _one(environment.contract(_ranks(), spec, node)).verdict == "pass"
         assert _one(environment.overrides(_ranks(), spec, node)).verdict == "pass"
@@ -89,12 +89,12 @@ def test_a_wrong_variable_is_its_nodes_fault(
     assert found.culprit == f"gpu1: rank 3: {words}"
 
 
-def test_a_port_that_is_none(spec: Spec) -> None:
+def test_an_invalid_port_is_named(spec: Spec) -> None:
     ranks = tuple(replace(r, variables={**r.variables, "MASTER_PORT": "auto"}) for r in _ranks())
     assert "MASTER_PORT=auto is not a port" in _one(environment.contract(ranks, spec, "gpu0")).note
 
 
-def test_without_a_world_nothing_is_known(spec: Spec) -> None:
+def test_without_ranks_the_environment_is_inconclusive(spec: Spec) -> None:
     for question in (environment.contract, environment.overrides):
         found = _one(question(None, spec, "gpu0", "no world: rank 1 did not come"))
         assert found.verdict == "inconclusive"
@@ -125,11 +125,11 @@ def test_without_a_world_nothing_is_known(spec: Spec) -> None:
         ("NCCL_TIMEOUT_OF_NO_KNOWN_MEANING=7", False),
     ],
 )
-def test_what_ties_a_backends_hands(spec: Spec, setting: str, ties: bool) -> None:
+def test_settings_that_restrict_a_backend(spec: Spec, setting: str, ties: bool) -> None:
     name, _, value = setting.partition("=")
     found = _one(environment.overrides(_ranks(**{name: value}), spec, "gpu0"))
     assert (found.verdict == "fail") is ties
-    assert f"{name}={value}" in found.note  # shown in any case
+    assert f"{name}={value}" in found.note  # shown whether it restricts or not
     if ties:
         assert (found.culprit or "").startswith(f"gpu0: {name}={value} (")
 
@@ -163,7 +163,7 @@ def test_interfaces_may_have_other_names_on_other_nodes(tmp_path: Path) -> None:
     assert "differs" in _one(environment.overrides(ranks, spec, "gpu1")).note
 
 
-def test_what_the_spec_allows_is_the_clusters_own(tmp_path: Path) -> None:
+def test_settings_that_the_spec_allows_pass(tmp_path: Path) -> None:
     ranks = _ranks(NCCL_ALGO="Ring", NCCL_CROSS_NIC="0")
     allowed = spec_of(tmp_path, "{environment: {allowed: [NCCL_CROSS_NIC, NCCL_ALGO=Ring]}}")
     assert _one(environment.overrides(ranks, allowed, "gpu0")).verdict == "pass"
@@ -171,8 +171,8 @@ def test_what_the_spec_allows_is_the_clusters_own(tmp_path: Path) -> None:
     assert _one(environment.overrides(ranks, other, "gpu0")).verdict == "fail"
 
 
-def test_settings_that_ranks_do_not_share_count(spec: Spec) -> None:
-    same = (*_ranks()[:3], _ranks(NCCL_P2P_DISABLE="0")[3])  # what is so anyway
+def test_settings_that_differ_between_ranks_fail(spec: Spec) -> None:
+    same = (*_ranks()[:3], _ranks(NCCL_P2P_DISABLE="0")[3])  # the default anyway
     assert _one(environment.overrides(same, spec, "gpu1")).verdict == "pass"
     ranks = (*_ranks()[:3], _ranks(NCCL_DEBUG="INFO")[3])
     found = _one(environment.overrides(ranks, spec, "gpu1"))
@@ -188,7 +188,7 @@ def test_settings_that_ranks_do_not_share_count(spec: Spec) -> None:
         ({"NCCL_DEBUG": "INFO"}, {}, "not set, INFO on 2 of 3 nodes"),
     ],
 )
-def test_the_node_whose_settings_are_unlike_those_of_most_fails(
+def test_a_node_whose_settings_differ_from_the_majority_fails(
     spec: Spec, usual: dict[str, str], of_odd: dict[str, str], text: str
 ) -> None:
     alike, odd = _ranks(**usual), [replace(rank, node="gpu2") for rank in _ranks(**of_odd)[:2]]
@@ -200,14 +200,14 @@ def test_the_node_whose_settings_are_unlike_those_of_most_fails(
     assert found["gpu2"].culprit == f"gpu2: NCCL_DEBUG is {text}"
 
 
-def test_numbers_of_gids_are_of_each_node(tmp_path: Path) -> None:
+def test_gid_indexes_may_differ_by_node(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{environment: {}}", kind="roce")
     ranks = (*_ranks(NCCL_IB_GID_INDEX="3")[:2], *_ranks(NCCL_IB_GID_INDEX="5")[2:])
     notes = [_one(environment.overrides(ranks, spec, node)).note for node in ("gpu0", "gpu1")]
     assert notes == [f"NCCL_IB_GID_INDEX={index} (one GID for all devices)" for index in (3, 5)]
 
 
-def test_files_that_nccl_reads_count_and_the_environment_has_the_last_word(tmp_path: Path) -> None:
+def test_nccl_config_files_count_and_the_environment_overrides_them(tmp_path: Path) -> None:
     env = {"NCCL_IB_HCA": "mlx5_1", "HOME": "/h"}
     for name, text in {
         "etc/nccl.conf": "# site\nNCCL_IB_HCA=mlx5_0\nNCCL_ALGO=Tree\nNCCL_PROTO = LL\nnonsense\n",
@@ -219,7 +219,7 @@ def test_files_that_nccl_reads_count_and_the_environment_has_the_last_word(tmp_p
     settings = environment_of(env, 0, "n", settings_of_files(env, tmp_path)).settings
     assert settings == {
         "NCCL_IB_HCA": ("mlx5_1", ""),
-        "NCCL_ALGO": ("Ring", " in /h/.nccl.conf"),  # a name counts once, and with no blank
+        "NCCL_ALGO": ("Ring", " in /h/.nccl.conf"),  # first line without blanks
     }
     env |= {"NCCL_CONF_FILE": "/own.conf"}
     assert settings_of_files(env, tmp_path)["NCCL_ALGO"] == ("CollnetChain", "/own.conf")
@@ -228,7 +228,7 @@ def test_files_that_nccl_reads_count_and_the_environment_has_the_last_word(tmp_p
 @pytest.mark.parametrize(
     ("nccl", "verdict"), [("2.19.3", "pass"), ("2.21.5", "fail"), (None, "pass")]
 )
-def test_defaults_are_those_of_the_version_that_ranks_load(
+def test_defaults_follow_the_nccl_version_that_ranks_load(
     tmp_path: Path, nccl: str | None, verdict: str
 ) -> None:
     roce = spec_of(tmp_path, "{environment: {}}", "roce", '"mlx5_*"')
@@ -250,7 +250,7 @@ def test_defaults_are_those_of_the_version_that_ranks_load(
         ("", None),
     ],
 )
-def test_names_of_hcas_are_held_against_devices_that_ranks_can_open(
+def test_nccl_ib_hca_is_compared_with_devices_that_ranks_can_open(
     tmp_path: Path, value: str, absent: str | None
 ) -> None:
     roce = spec_of(tmp_path, "{environment: {}}", "roce", '"mlx5_*"')
@@ -267,7 +267,7 @@ def test_names_of_hcas_are_held_against_devices_that_ranks_can_open(
     assert _one(environment.devices(none, roce, "gpu0")).verdict == ("fail" if value else "pass")
 
 
-def test_hcas_are_judged_where_a_fabric_has_some(tmp_path: Path, spec: Spec) -> None:
+def test_nccl_ib_hca_is_judged_only_on_rdma_fabrics(tmp_path: Path, spec: Spec) -> None:
     assert environment.devices(_ranks(NCCL_IB_HCA="mlx5_0"), spec, "gpu0") == []  # Ethernet
     roce = spec_of(tmp_path, "{environment: {}}", "roce", '"mlx5_*"')
     assert _one(environment.devices(_ranks(), roce, "gpu0")).verdict == "pass"

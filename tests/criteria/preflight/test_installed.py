@@ -1,4 +1,4 @@
-"""What nodes have installed, grouped by value: small for many nodes, and nothing made up."""
+"""Installed software of nodes, grouped by value: compact for many nodes, without guesses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.criteria.preflight.made import SOFTWARE, healthy, with_facts
 
 
 def facts(spec: Spec, changes: dict[int, dict[str, Any]]) -> dict[str, Fact]:
-    """By name, of four nodes that are well but for `changes` of some."""
+    """Software of four healthy nodes, with `changes` of some, by name."""
     survey = healthy()
     for index, changed in changes.items():
         survey = with_facts(survey, index, **changed)
     return {fact.name: fact for fact in installed(survey, spec).facts}
 
 
-def test_nodes_that_are_the_same_are_one_value(spec: Spec) -> None:
+def test_equal_nodes_are_one_value(spec: Spec) -> None:
     found = facts(spec, {})
     assert found["driver"].values == (("550.54.15", "gpu[0-3]"),)
     assert found["packages numpy"].values == (("2.1.0", "gpu[0-3]"),)
@@ -27,13 +27,13 @@ def test_nodes_that_are_the_same_are_one_value(spec: Spec) -> None:
     assert [who for _, who in found["code"].values] == ["gpu[0-3]"]
 
 
-def test_a_node_that_differs_is_named_after_the_others(spec: Spec) -> None:
+def test_a_differing_node_is_listed_after_the_others(spec: Spec) -> None:
     newer = replace(SOFTWARE, driver="570.1", kernel="6.9.0")
     found = facts(spec, {2: {"software": newer}, 1: {"code": {"train/main.py": "other"}}})
     assert found["driver"].values == (("550.54.15", "gpu[0-1,3]"), ("570.1", "gpu2"))
     assert [who for _, who in found["code"].values] == ["gpu[0,2-3]", "gpu1"]
 
 
-def test_what_was_not_read_is_left_out(spec: Spec) -> None:
+def test_unread_values_are_left_out(spec: Spec) -> None:
     unread: dict[str, Any] = {"software": None, "settings": None, "code": {}}
     assert facts(spec, dict.fromkeys(range(4), unread)) == {}

@@ -1,4 +1,4 @@
-"""What the program on a node does: directories, rails, connections, payloads."""
+"""The survey program on a node: directories, rails, connections and payloads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rails_are_paired_by_name_else_by_place() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_who_listens_everywhere_is_reached_by_both_families(address: str) -> None:
+def test_a_listener_on_all_addresses_is_reached_over_ipv4_and_ipv6(address: str) -> None:
     if ":" in address and not _has_ipv6():
         pytest.skip("this machine has no IPv6")
 
@@ -83,7 +83,7 @@ def test_a_name_that_is_not_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["node1..example", f"{'n' * 64}.example", "."])
-def test_what_is_no_name_is_not_found(name: str) -> None:
+def test_an_invalid_name_is_not_found(name: str) -> None:
     order = ProbeOrder((Peer(0, name, "127.0.0.1", 1, 1, {}),), (), {}, (name, 1), 20.0, 20.0)
     _, met = asyncio.run(connect_all(order, []))
     assert met is not None
@@ -93,7 +93,7 @@ def test_what_is_no_name_is_not_found(name: str) -> None:
     assert first.problem
 
 
-def test_a_look_up_that_hangs_keeps_no_other_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_that_hangs_delays_no_other_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answers, ended = threading.Event(), []
 
     def hangs(*_args: object, **_kwargs: object) -> object:
@@ -112,7 +112,7 @@ def test_a_look_up_that_hangs_keeps_no_other_answer(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
     try:
         other, master = asyncio.run(tried())
-        assert ended == [], "nothing waits for it, also where the program ends"
+        assert ended == [], "neither the answers nor the program's end wait for the lookup"
     finally:
         answers.set()
     assert other.took_s is not None
@@ -121,7 +121,7 @@ def test_a_look_up_that_hangs_keeps_no_other_answer(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("count", range(1, 40))
-def test_each_node_sends_to_and_receives_from_as_many(count: int) -> None:
+def test_each_node_sends_to_and_receives_from_equally_many(count: int) -> None:
     nodes = range(10, 10 + count)
     edges = [(node, to) for node in nodes for to in targets(node, nodes)]
     assert len(set(edges)) == len(edges)
@@ -162,7 +162,7 @@ def _visit(path: Path, **changes: object) -> tuple[list[Token], object]:
     return noted, directories.visit(directory, "ab" * 8, 3, noted.append)
 
 
-def test_a_directory_is_read_written_to_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_directory_is_read_and_written_and_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("b", "a", "sub/c"):
         (tmp_path / name).write_text(name)
@@ -204,7 +204,7 @@ def test_problems_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 @pytest.mark.parametrize("what", ["scandir", "open"])
-def test_whether_it_is_root_that_a_file_server_refuses(
+def test_a_refusal_of_root_alone_is_recognised(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -228,7 +228,7 @@ def test_whether_it_is_root_that_a_file_server_refuses(
     assert facts.refuses_root is refuses
 
 
-def test_what_a_killed_survey_left_is_removed_later(tmp_path: Path) -> None:
+def test_files_of_a_killed_survey_are_removed_later(tmp_path: Path) -> None:
     old, new = tmp_path / ".mnode-preflight-1-1", tmp_path / ".mnode-preflight-2-2"
     old.touch()
     new.touch()

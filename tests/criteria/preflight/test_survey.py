@@ -1,4 +1,4 @@
-"""Real surveys of this machine: those that answer and those that do not; what they look at."""
+"""Real surveys of this machine: nodes with and without an answer, and the facts they read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _no_launcher(request: object) -> None:
 
 
 class Here(Nodes):
-    """Nodes that are this machine; commands of some of them replaced."""
+    """Nodes that are this machine; some run other commands."""
 
     python = sys.executable
 
@@ -81,7 +81,7 @@ def spec(tmp_path: Path) -> Spec:
     return load_spec(page)
 
 
-def test_surveys_answer_for_their_nodes_and_leave_nothing(spec: Spec) -> None:
+def test_surveys_report_their_nodes_and_leave_nothing(spec: Spec) -> None:
     found = conduct.survey(Here(3), spec, [])
     assert [node.problem for node in found.nodes] == ["", "", ""]
     questions = (
@@ -101,10 +101,10 @@ def test_surveys_answer_for_their_nodes_and_leave_nothing(spec: Spec) -> None:
     assert [p.name for p in Path(str(spec.storage.datasets)).iterdir()] == ["part.bin"]
 
 
-def test_the_others_go_on_without_a_node_that_does_not_answer(
+def test_the_other_nodes_go_on_without_a_silent_node(
     spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The order is longer than a pipe holds, and the second does not read it."""
+    """The request is longer than a pipe holds, and the second node does not read it."""
     code = [str(tmp_path / "code")] * (PIPE_BYTES // len(str(tmp_path)))
     monkeypatch.setattr(conduct, "LOOK_LIMIT_S", 3.0)
     monkeypatch.setattr(conduct, "END_LIMIT_S", 0.5)
@@ -128,10 +128,10 @@ def test_the_others_go_on_without_a_node_that_does_not_answer(
     )
 
 
-def test_an_answer_that_came_in_time_counts_however_late_it_is_read(
+def test_an_answer_in_time_counts_even_if_read_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after a controller that stood still."""
+    """The controller reads late if its process was stopped meanwhile."""
     answer = encode(LastFacts((), None)) + "\n"
     nodes = Here(1, {0: f"import os, time; os.write(1, {answer.encode()!r}); time.sleep(60)"})
     monkeypatch.setattr(conduct, "END_LIMIT_S", 0.0)
@@ -144,7 +144,7 @@ def test_an_answer_that_came_in_time_counts_however_late_it_is_read(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, None])
-def test_a_survey_that_is_stopped_takes_its_files_along(tmp_path: Path, number: int | None) -> None:
+def test_a_stopped_survey_removes_its_files(tmp_path: Path, number: int | None) -> None:
     order = (
         '{"do":"look","run":"00112233445566aa","index":0,"parts":[],"networks":{},"directories":'
         f'[{{"key":"checkpoints","path":"{tmp_path}","writable":true}}]}}\n'
@@ -162,7 +162,7 @@ def test_a_survey_that_is_stopped_takes_its_files_along(tmp_path: Path, number: 
         assert process.stdout.readline().startswith("{")
         assert len(list(tmp_path.iterdir())) == 1
         if number is None:
-            process.stdin.close()  # its controller is gone
+            process.stdin.close()  # its controller has ended
         else:
             process.send_signal(number)
         process.wait(10)
@@ -179,7 +179,7 @@ def test_a_survey_imports_little() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_facts_come_back_as_they_went_and_nothing_else_is_taken() -> None:
+def test_facts_survive_json_and_other_input_is_refused() -> None:
     facts = healthy().nodes[1].facts
     paths = healthy().nodes[1].paths
     assert decode(NodeFacts, encode(facts)) == facts
@@ -200,10 +200,10 @@ ACCEPTANCE = Path(__file__).parents[3] / "acceptance/test_preflight.py"
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_paths_of_storage_are_looked_at_where_a_test_asks_for_them(
+def test_storage_paths_are_surveyed_only_if_a_test_requests_them(
     tmp_path: Path, asked: bool
 ) -> None:
-    """A health check that asks for none must not write there, nor hang there, as root."""
+    """A health check without storage tests runs as root: it must not write or hang there."""
     spec = spec_of(tmp_path, "{storage: {}, disk: [{path: /tmp, free: 1 GB}]}")
     items: list[Any] = [
         SimpleNamespace(fixturenames=["ask"]),
@@ -216,7 +216,7 @@ def test_paths_of_storage_are_looked_at_where_a_test_asks_for_them(
     assert looked_at == {"/dev/shm", "disk /tmp", *["datasets", "checkpoints"] * asked}
 
 
-def test_the_tests_of_storage_say_that_they_ask_for_it() -> None:
+def test_the_storage_tests_request_the_survey_of_paths() -> None:
     functions = re.findall(r"^def test_(?:.|\n)*?(?=^\S|\Z)", ACCEPTANCE.read_text(), re.M)
     about = [text for text in functions if " storage." in text]
     assert len(about) == 3

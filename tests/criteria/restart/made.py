@@ -1,4 +1,4 @@
-"""Records of runs that never ran: each number follows from step and rank."""
+"""Composed records of runs: each value follows from step and rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXACT = Tolerance(0.0, "bit by bit")
 TERMS = Terms(STEPS, EPOCH * BATCH, BATCH, EXACT, 60.0)
 
 Change = Callable[[Record], Record | None]
-"""Makes another record of one, or leaves it out (None)."""
+"""Changes a record, or removes it (None)."""
 
 
 def incarnation(
@@ -39,7 +39,7 @@ def incarnation(
     ends: bool = False,
     change: Change = lambda record: record,
 ) -> list[Record]:
-    """What ranks wrote that did steps `first` to `last`, one a second."""
+    """Records of ranks that did steps `first` to `last`, one step per second."""
     found: list[Record | None] = []
     for rank in range(ranks):
         place: dict[str, Any] = {
@@ -131,7 +131,7 @@ def is_right(one: Measurement) -> bool:
 
 
 def only(kind: type[Any], step: int | None = None, rank: int | None = None, **new: Any) -> Change:
-    """Changes records of a kind: from this step on, of this rank; None for all."""
+    """Changes records of one kind: from this step on and of this rank; None for all."""
 
     def change(record: Record) -> Any:
         given: Any = record

@@ -1,4 +1,4 @@
-"""A kill as a picture: what ranks did, what was lost, and what happened when."""
+"""The chart of a kill: activity of ranks, lost steps, and times of events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS = (
 )
 
 
-def test_a_kill_and_the_way_back() -> None:
+def test_a_kill_and_the_resume() -> None:
     cut = history_of([*made.incarnation(1, 6), *made.resumed()])
     shown = kill_timeline("rank", cut, made.KILL, EVENTS)
     assert shown is not None
@@ -35,7 +35,7 @@ def test_a_kill_and_the_way_back() -> None:
     assert ("step 4", 4.0) in saved
 
 
-def test_without_a_kill_there_is_nothing_to_show() -> None:
+def test_without_a_kill_there_is_no_chart() -> None:
     cut = history_of(made.incarnation(1, 6))
     assert kill_timeline("rank", cut, replace(made.KILL, missed="it was over"), EVENTS) is None
     assert kill_timeline("rank", history_of([]), made.KILL, EVENTS) is None

@@ -1,4 +1,4 @@
-"""Final parameters of two runs beside each other, and the cost of a checkpoint."""
+"""Comparison of the final parameters of two runs, and the cost of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ PERCENT = Tolerance(0.01, "source")
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("side", [0, 1])
-def test_what_is_not_finite_differs(odd: float, side: int) -> None:
+def test_values_that_are_not_finite_differ(odd: float, side: int) -> None:
     pair = [ONES, {**ONES, "b": np.array([1.0, odd])}]
     found = compared_parameters(pair[side], pair[1 - side], PERCENT)
     assert (found.value, found.expected, found.culprit) == (1.0, at_most(0.01), "b")
     assert found.note == "not finite: b"
 
 
-def test_the_farthest_is_named_relative_to_the_largest() -> None:
+def test_the_largest_difference_is_named_relative_to_the_largest_value() -> None:
     one = {"a": np.array([1.0, -4.0]), "b": np.array([[1.0]])}
     found = compared_parameters(one, {**one, "b": np.array([[1.5]])}, PERCENT)
     assert (found.value, found.culprit) == (0.125, "b")
     assert compared_parameters(one, one, PERCENT).passed
 
 
-def test_all_zero_is_equal() -> None:
+def test_parameters_of_zero_are_equal() -> None:
     zero = {"a": np.zeros(2), "empty": np.zeros(0)}
     assert compared_parameters(zero, zero, PERCENT).value == 0.0
 
@@ -51,7 +51,7 @@ def test_other_names_or_shapes_cannot_be_compared() -> None:
 def test_the_longest_checkpoint_is_named() -> None:
     def course(write_s: float) -> History:
         def slow(record: Any) -> Any:
-            """All ranks wait for the slowest, and have its time."""
+            """All ranks wait for the slowest and report its time."""
             if not isinstance(record, CheckpointRecord) or record.step != 8:
                 return record
             return replace(record, seconds=3.0, write_s=write_s if record.rank == 1 else 0.5)
@@ -69,7 +69,7 @@ def test_the_longest_checkpoint_is_named() -> None:
     assert (size.value, size.expected) == (10 / 1e6, None)
 
 
-def test_missing_checkpoints_are_not_quick() -> None:
+def test_missing_checkpoints_do_not_pass() -> None:
     [found] = checkpoint_costs(history_of(KILLED), 3, 2.0)
     assert (found.value, found.note) == (None, "1 of 3 checkpoints were written")
     [found] = checkpoint_costs(history_of([]), 3, 2.0)

@@ -1,4 +1,4 @@
-"""Starts of a job in their order, and kills that did not happen."""
+"""The order of a job's starts, and kills that did not happen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_mnode.reference_job.records import CheckpointRecord, StartRecord
 from pytest_mnode.spec.restart import RestartCriterion
 
 
-def test_a_clock_that_is_slow_swaps_no_starts() -> None:
+def test_a_slow_clock_does_not_change_the_order_of_starts() -> None:
     records: list[Any] = []
 
     def start(rank: int, ranks: int, at: float, loaded: int | None, step: int) -> None:
@@ -34,12 +34,12 @@ def test_a_clock_that_is_slow_swaps_no_starts() -> None:
     for rank in range(2):
         start(rank, 2, 1000, None, 8)
     for rank in range(4):
-        start(rank, 4, 1020 - 60 * (rank == 3), 8, 20)  # node3 is a minute slow
+        start(rank, 4, 1020 - 60 * (rank == 3), 8, 20)  # node3's clock is a minute behind
     starts = [(one.size, one.loaded) for one in history_of(records).incarnations]
     assert starts == [(2, 0), (4, 8)]
 
 
-def test_where_nothing_was_killed_nothing_is_compared(tmp_path: Path) -> None:
+def test_without_a_kill_nothing_is_compared(tmp_path: Path) -> None:
     promise = RestartCriterion.model_validate({"within": "60 s", "tolerance": 0.001})
     planned = plan(promise, ("node0", "node1", "node2"), 1, "cpu")
     kept = tmp_path / f"whole-{planned.digest()}"

@@ -1,4 +1,4 @@
-"""Why a job ended that was to be killed, or to come back: in the report, by what it printed."""
+"""Why a job ended before its kill or did not resume: reasons from its output."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ OOM = "python3: Signal 9 (SIGKILL) received by PID 7\n"
         (f"a\n{TORCHRUN}Traceback (most recent call last):\n  x\nKeyError: 7\n", "KeyError: 7"),
     ],
 )
-def test_the_last_line_is_not_torchrun_s(output: str, last: str) -> None:
+def test_the_last_line_shown_is_not_from_torchrun(output: str, last: str) -> None:
     assert last_line(output) == last
 
 
 class Job:
-    """Of two nodes; it ended as `outputs` have it, or runs (None)."""
+    """A job of two nodes that ended with `outputs`, or still runs (None)."""
 
     nodes = ("node0", "node1")
 
@@ -89,7 +89,7 @@ KILLED = (JobEvent(0.0, "signalled", 0, "node1"),)
         (Job(TORCHRUN, f"bye\n{TORCHRUN}"), "the last line on node1: 'bye'"),
         (Job(TORCHRUN, TORCHRUN), "it printed nothing"),
         (Job(f"a\n{OOM}", TORCHRUN), "node0: killed"),
-        # That was the kill, and what it printed is no reason for what came after it.
+        # That was the kill; its output is no reason for a later failure.
         (Job(f"{OOM}b\n{TORCHRUN}", TORCHRUN, events=KILLED), "the last line on node0: 'b'"),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ SAMPLES = "samples not seen exactly once"
 AGAIN = "steps done again with another result"
 
 
-def test_a_run_that_came_back_right_has_nothing_wrong() -> None:
+def test_a_correct_resume_passes() -> None:
     found = judge(history_of(WHOLE), history_of(KILLED + resumed()), KILL, TERMS)
     assert [f.name for f in found if not is_right(f)] == []
     names = [f.name for f in found]
@@ -54,7 +54,7 @@ def test_a_run_that_came_back_right_has_nothing_wrong() -> None:
 
 
 def late(node: int, seconds: float) -> Change:
-    """The clock of a node is ahead by so much, or behind."""
+    """The clock of a node is `by_s` ahead or behind."""
 
     def change(record: Record) -> Record:
         given: Any = record
@@ -66,13 +66,13 @@ def late(node: int, seconds: float) -> Change:
 
 
 @pytest.mark.parametrize("seconds", [5, 40, -40])
-def test_clocks_of_nodes_that_differ_make_nothing_wrong(seconds: float) -> None:
+def test_clocks_that_differ_between_nodes_cause_no_failure(seconds: float) -> None:
     change = late(1, seconds)
     cut = [*incarnation(1, 6, change=change), *resumed(change=change)]
     assert verdicts(cut, at=1010.0 + seconds) == {}
 
 
-def test_a_first_step_before_the_kill_is_no_time() -> None:
+def test_a_first_step_before_the_kill_gives_no_recovery_time() -> None:
     [found] = verdicts([*KILLED, *resumed()], at=1310.0).values()
     assert found.value is None
     assert "284 s before the kill: these clocks differ" in found.note
@@ -105,7 +105,7 @@ TIME = "time from the kill to the first new step"
         ),
     ],
 )
-def test_a_clock_that_is_wrong_decides_nothing(
+def test_a_wrong_clock_is_inconclusive(
     moved: tuple[int, int], began: float, seen: tuple[float, float], note: str
 ) -> None:
     def change(record: Record) -> Record:
@@ -121,7 +121,7 @@ def test_a_clock_that_is_wrong_decides_nothing(
 
 
 @pytest.mark.parametrize("seen", [None, (14.0, 16.0), (0.0, 16.0), (17.0, 18.0), (8.0, 12.0)])
-def test_clocks_that_are_about_right_are_believed(seen: tuple[float, float] | None) -> None:
+def test_small_clock_errors_are_accepted(seen: tuple[float, float] | None) -> None:
     assert verdicts(KILLED + resumed(), between_s=seen) == {}
 
 
@@ -136,13 +136,13 @@ def test_a_time_is_no_longer_than_the_controller_saw(
     assert (time.value, time.passed) == (value, value <= 15)
 
 
-def test_a_way_back_that_could_not_be_seen_is_not_judged() -> None:
+def test_a_resume_that_could_not_be_observed_is_not_judged() -> None:
     found = verdicts([*KILLED], came_back=None, ended_how="node0: the run could not be watched")
     back = found["kills that the job did not come back from"]
     assert (back.value, back.note) == (None, "node0: the run could not be watched")
 
 
-def test_a_job_that_comes_back_on_some_ranks_only_did_not_come_back() -> None:
+def test_a_job_that_resumes_on_some_ranks_only_has_not_resumed() -> None:
     half = resumed(ends=False)[:1]  # rank 0 started again
     found = verdicts([*KILLED, *half], came_back=False, ended_how="rank 1 never started")
     back = found["kills that the job did not come back from"]
@@ -150,14 +150,14 @@ def test_a_job_that_comes_back_on_some_ranks_only_did_not_come_back() -> None:
     assert (back.culprit or "").endswith("and did not continue: rank 1 never started")
 
 
-def test_a_job_told_to_end_in_its_last_step_was_over() -> None:
+def test_a_job_preempted_in_its_last_step_had_ended() -> None:
     done = incarnation(1, 12, ends=True)
     [found] = verdicts(done, preempted=True, at=1011.2, came_back=False).values()
     assert found.value is None
     assert "the run ended before the kill" in found.note
 
 
-def test_a_run_to_compare_with_that_lacks_a_ranks_steps_is_none() -> None:
+def test_a_reference_run_that_lacks_a_ranks_steps_is_not_compared() -> None:
     def lacks(record: Record) -> bool:
         return isinstance(record, StepRecord) and record.rank == 1 and record.step > 2
 
@@ -167,7 +167,7 @@ def test_a_run_to_compare_with_that_lacks_a_ranks_steps_is_none() -> None:
     assert "did 2 of 12 steps in 1 starts, ranks [1] do not" in found.note
 
 
-def test_steps_beyond_the_last_are_found() -> None:
+def test_steps_after_the_last_one_are_found() -> None:
     more = incarnation(5, 15, loaded=4, began=1025.0, number=1, ends=True)
     found = verdicts([*KILLED, *more])["ends at another step"]
     assert found.value == 5
@@ -192,16 +192,16 @@ def wrong(
             2,
             "step 5: not done, though step 4 was loaded; step 6: not done, though step 4 was",
         ),
-        # It goes on where it should not.
+        # It resumes at a wrong step.
         wrong(resumed(3), ONCE, 2, "step 3: done 2 times; step 4: done 2 times"),
-        # Begins anew, though there was a checkpoint.
+        # It starts from scratch, although there was a checkpoint.
         wrong(
             resumed(1, loaded=None),
             LOST,
             4,
             "the resume: it continued from no checkpoint, and step 4 was saved",
         ),
-        # Takes an older one.
+        # It loads an older checkpoint.
         wrong(
             resumed(5),
             LOST,
@@ -209,30 +209,30 @@ def wrong(
             "the resume: it continued from the checkpoint of step 4, and step 8 was saved",
             listing=StoreListing((8, 4)),
         ),
-        # One that was not complete.
+        # It loads an incomplete checkpoint.
         wrong(resumed(5), None, 0, None, listing=StoreListing((), ((4, "cut short"),))),
-        # Another rank another one.
+        # One rank loads another checkpoint.
         wrong(
             resumed(change=only(StartRecord, rank=1, loaded=8)),
             "ranks that loaded another checkpoint than rank 0",
             1,
             "rank 1 on node1 loaded the checkpoint of step 8, rank 0 the checkpoint of step 4",
         ),
-        # Samples of the epoch once more.
+        # Samples of the epoch are repeated.
         wrong(
             resumed(change=only(StepRecord, 5, samples=lambda r: (r.step - 5, 30 - r.rank))),
             SAMPLES,
             27,
             "sample 0 of epoch 0: 3 times, step 1 on rank 0, step 5 on rank 0, step 5 on rank 1",
         ),
-        # Random states forgotten.
+        # The random states are not restored.
         wrong(
             resumed(change=only(StepRecord, 5, 1, rng="new")),
             "random states that differ",
             8,
             "rank 1 on node1 from step 5 on",
         ),
-        # The schedule of the learning rate forgotten.
+        # The learning rate schedule is not restored.
         wrong(
             resumed(change=only(StepRecord, lr=lambda r: 0.1 * (r.step - 4))),
             "learning rates that differ",
@@ -245,7 +245,7 @@ def wrong(
             8,
             "rank 0 on node0 from step 9 on: 1.0 instead of 3.875",
         ),
-        # To the last bit, which the text has to show.
+        # A difference in the last bit, which the text must show.
         wrong(
             resumed(change=only(StepRecord, 5, loss=lambda r: r.loss * (1 + 2**-52))),
             "losses that differ",
@@ -317,7 +317,7 @@ def wrong(
         ),
     ],
 )
-def test_what_is_wrong_is_counted_and_named(
+def test_each_fault_is_counted_and_named(
     cut: list[Record], kill: dict[str, Any], name: str | None, count: int, culprit: str | None
 ) -> None:
     found = verdicts(KILLED + cut, **kill)
@@ -339,7 +339,7 @@ def test_time_from_the_kill_to_the_first_new_step_has_a_bound() -> None:
     assert figure.culprit == "the recovery from SIGKILL of rank 1 on node1"
 
 
-def test_a_checkpoint_older_than_the_run_is_not_of_it() -> None:
+def test_a_checkpoint_older_than_the_run_does_not_belong_to_it() -> None:
     left_over = resumed(change=only(StartRecord, saved_at=900.0))
     [figure] = verdicts(KILLED + left_over).values()
     assert (figure.name, figure.value) == (
@@ -391,7 +391,7 @@ def unknown(
         unknown("there was no kill", missed="there was no kill: why"),
     ],
 )
-def test_what_cannot_be_known_is_inconclusive(
+def test_missing_evidence_is_inconclusive(
     cut: Sequence[Record], whole: Sequence[Record], kill: dict[str, Any], name: str, note: str
 ) -> None:
     found = verdicts(cut, whole=whole, **kill)
@@ -401,7 +401,7 @@ def test_what_cannot_be_known_is_inconclusive(
     assert finding.note.startswith(note), finding.note
 
 
-def test_a_kill_in_the_middle_of_writing_is_proven() -> None:
+def test_a_kill_during_a_write_is_proven() -> None:
     listing = StoreListing((4,), ((8, "no COMPLETE"),))
     killed = [r for r in incarnation(1, 8) if not (isinstance(r, CheckpointRecord) and r.step == 8)]
     assert verdicts(killed + resumed(), in_writing=8, listing=listing) == {}
@@ -421,7 +421,7 @@ def test_with_a_tolerance_losses_may_differ_by_it_and_digests_do_not_count() -> 
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-6, 0.01])
-def test_a_loss_without_bounds_is_near_to_nothing_else(tolerance: float) -> None:
+def test_an_infinite_loss_differs_from_any_other(tolerance: float) -> None:
     infinite, like = float("inf"), Tolerance(tolerance, "relative")
     assert not like.accepts(1.0, infinite)
     assert not like.accepts(infinite, 1.0)
@@ -436,7 +436,7 @@ def test_a_loss_without_bounds_is_near_to_nothing_else(tolerance: float) -> None
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_other_ranks_are_compared_by_what_belongs_to_all(ranks: int) -> None:
+def test_runs_on_other_numbers_of_ranks_are_compared_by_shared_values(ranks: int) -> None:
     like = Tolerance(0.01, "relative", same_ranks=False)
     cut = KILLED + resumed(ranks=ranks)
     assert verdicts(cut, terms=replace(TERMS, tolerance=like)) == {}
@@ -445,7 +445,7 @@ def test_other_ranks_are_compared_by_what_belongs_to_all(ranks: int) -> None:
     assert {SAMPLES, "steps with other samples"} == found.keys()
 
 
-def test_two_kills_of_one_run_are_judged_apart() -> None:
+def test_two_kills_of_one_run_are_judged_separately() -> None:
     first = resumed(began=1025.0, ends=False, change=lambda r: r)
     first = [r for r in first if getattr(r, "step", 0) <= 10]
     second = incarnation(9, 12, loaded=8, began=1060.0, number=2, ends=True)
@@ -466,7 +466,7 @@ def test_two_kills_of_one_run_are_judged_apart() -> None:
     assert list(verdicts(cut, two)) == [AGAIN]
 
 
-def test_a_start_that_failed_in_between_is_told_and_does_not_count() -> None:
+def test_a_failed_start_in_between_is_reported_and_does_not_count() -> None:
     between = incarnation(1, 0, loaded=4, began=1020.0, number=1)
     cut = KILLED + between + resumed(number=1, began=1040.0)
     found = judge(history_of(WHOLE), history_of(cut), KILL, TERMS)
@@ -474,6 +474,6 @@ def test_a_start_that_failed_in_between_is_told_and_does_not_count() -> None:
     assert "at the start number 2 after it" in found[0].note
 
 
-def test_bit_by_bit_is_the_default_of_nothing() -> None:
+def test_a_tolerance_of_zero_is_not_exact() -> None:
     assert EXACT.exact
     assert not Tolerance(0.0, "", same_ranks=False).exact

@@ -1,4 +1,4 @@
-"""Which job is killed where, from the promise alone."""
+"""Which job is killed and where, from the promise alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _promise(**given: object) -> RestartCriterion:
     return RestartCriterion.model_validate({"within": "60 s", **given})
 
 
-def test_a_spare_stands_by() -> None:
+def test_a_spare_node_is_kept_free() -> None:
     planned = plan(_promise(), NODES, 2)
     assert planned.nodes == NODES[:3]
     assert planned.spares == ("node3",)
@@ -31,14 +31,14 @@ def test_a_spare_stands_by() -> None:
     assert (job.nodes, job.spares, job.requeues, job.restarts) == (NODES[:3], ("node3",), 2, 3)
 
 
-def test_fewer_nodes_go_on_without_dropout_and_within_a_tolerance() -> None:
+def test_fewer_nodes_continue_without_dropout_and_within_a_tolerance() -> None:
     promise = _promise(node_loss="fewer", resharded_tolerance=0.001)
     planned = plan(promise, NODES, 2)
     assert planned.nodes == NODES
     assert planned.spares == ()
     assert planned.fewest == 3
     assert [planned.ranks_after(kill) for kill in KILLS] == [8, 6, 8, 8]
-    # The batch is whole on 8 ranks and on 6.
+    # The batch is divisible on 8 ranks and on 6.
     assert planned.config.local_batch(8) == 3
     assert planned.config.local_batch(6) == 4
     assert planned.config.dropout == 0
@@ -49,7 +49,7 @@ def test_fewer_nodes_go_on_without_dropout_and_within_a_tolerance() -> None:
     assert not planned.exact(promise)
 
 
-def test_the_node_that_is_booted_again_goes_on() -> None:
+def test_the_rebooted_node_continues() -> None:
     planned = plan(_promise(node_loss="rebooted"), NODES, 1)
     assert (planned.nodes, planned.spares, planned.fewest) == (NODES, (), None)
 
@@ -62,14 +62,14 @@ def test_two_nodes_are_enough_and_one_is_not() -> None:
         plan(_promise(), NODES[:1], 1)
 
 
-def test_only_promised_kills_are_made_in_the_order_of_their_steps() -> None:
+def test_promised_kills_run_in_the_order_of_their_steps() -> None:
     assert kills_in_order(_promise()) == ("rank", "checkpoint", "preemption", "node")
     assert kills_in_order(_promise(kills=["node", "rank"])) == ("rank", "node")
     steps = [KILL_AFTER[kill] for kill in kills_in_order(_promise())]
     assert steps == sorted(steps)
 
 
-def test_the_run_that_is_not_killed_has_no_pause_and_no_held_checkpoint() -> None:
+def test_the_reference_run_has_no_pause_and_no_held_checkpoint() -> None:
     planned = plan(_promise(pause="1 s"), NODES, 1)
     whole, cut = planned.whole("/a"), planned.cut(("rank", "checkpoint"), "/b")
     assert (whole.pause_s, whole.hold_checkpoint, whole.directory) == (0.0, None, "/a")
@@ -85,13 +85,13 @@ def test_the_run_that_is_not_killed_has_no_pause_and_no_held_checkpoint() -> Non
 
 
 @pytest.mark.parametrize("kills", [KILLS, ("rank", "checkpoint", "preemption"), ("node",)])
-def test_kills_leave_a_checkpoint_behind_and_steps_to_do(kills: tuple[str, ...]) -> None:
+def test_each_kill_has_a_checkpoint_before_it_and_steps_after_it(kills: tuple[str, ...]) -> None:
     promise = _promise(kills=kills)
     config = plan(promise, NODES, 1).config
     for kill in kills_in_order(promise):
         assert config.checkpoint_every < KILL_AFTER[kill] <= config.steps - 6
     assert KILL_AFTER["checkpoint"] % config.checkpoint_every == 0
-    assert config.steps % config.checkpoint_every == 0  # final parameters are in a checkpoint
+    assert config.steps % config.checkpoint_every == 0  # the last step is saved
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run is watched through what its ranks write, whatever a kill left of their lines."""
+"""A run is observed through the files of its ranks, also with lines that a kill cut off."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def steps(first: int, last: int) -> str:
         (START + '{"kind":"step"}\n{"kind":"step","step":null}\n' + steps(1, 1), 1, 1, 0),
     ],
 )
-def test_until_ranks_have_done_a_step(
+def test_exit_status_of_the_wait_for_a_step(
     tmp_path: Path, text: str, starts: int, step: int, status: int
 ) -> None:
     (tmp_path / "records").mkdir()
@@ -39,7 +39,7 @@ def test_until_ranks_have_done_a_step(
     assert done.returncode == status
 
 
-def test_it_says_for_how_long_the_step_was_not_to_be_seen(tmp_path: Path) -> None:
+def test_the_error_says_how_long_the_step_was_missing(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     file = tmp_path / "records" / "rank1.jsonl"
     file.write_text(START)
@@ -57,7 +57,7 @@ def test_it_says_for_how_long_the_step_was_not_to_be_seen(tmp_path: Path) -> Non
     assert float(at_once.stdout) == 0.0
 
 
-def test_when_something_was_seen_is_told_by_the_watcher_and_by_this_clock() -> None:
+def test_observations_have_times_of_the_observer_and_of_this_clock() -> None:
     assert _seen(100.0, 103.0, "2.5\n") == SeenBetween(102.5, 103.0)
     assert _seen(100.0, 103.0, "0.0\n") == SeenBetween(None, 103.0)
     assert _seen(100.0, 103.0, "") == SeenBetween(None, 103.0)

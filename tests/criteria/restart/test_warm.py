@@ -1,4 +1,4 @@
-"""A part of the job in ranks that exist already: settings during the run, and after it."""
+"""A part of the job in existing ranks: settings during the run, and after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALONE = World(rank=0, size=1, local_rank=0, local_size=1, node="node0", nodes=("
 def test_a_deterministic_run_is_so_on_accelerators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool, set_before: str | None
 ) -> None:
-    from pytest_mnode.reference_job import trainer  # takes seconds, in every worker that collects
+    from pytest_mnode.reference_job import trainer  # takes seconds, in each worker
 
     seen: list[tuple[str, str | None, bool]] = []
 

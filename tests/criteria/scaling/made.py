@@ -1,4 +1,4 @@
-"""JobTimings of scaling jobs that never ran: what a rank does is a function of who it is."""
+"""Composed JobTimings of scaling jobs: a function gives each rank's parts of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 Own = Callable[[str, int], Mapping[str, float]]
-"""What one rank does in a step by itself, seconds by part: of its node, and how many there are."""
+"""Seconds by part that a rank itself needs in a step, from its node and the number of nodes."""
 HEALTHY = {"compute": 0.2, "input": 0.001, "optimiser": 0.003, "rest": 0.001}
 GRADIENTS = 2_000_000
 LINE_BYTES_S = 200e6 / 8
@@ -32,7 +32,7 @@ def spec() -> Spec:
 
 
 def promise(**changes: object) -> ScalingCriterion:
-    """compute None: none is declared, as where each node is a machine."""
+    """The rack's promise with changes. compute None: computing is not emulated."""
     page = {"compute": "200 ms", **changes}
     return ScalingCriterion.model_validate({k: v for k, v in page.items() if v is not None})
 
@@ -57,11 +57,11 @@ def timings(
     jitter: Callable[[int, int], float] = lambda round_, number: 0.0,
     missed_s: float = 0.0,
 ) -> JobTimings:
-    """What the plan's turns would find. needed_s: of collectives that are not hidden, by count.
+    """Timings of the plan's turns.
 
-    hidden: part of the gradients' way. line: part of the line rate that all-reduces reach. nic:
-    what carries them. jitter: of round and step, what each step takes more. missed_s: of each step,
-    that no part tells of.
+    needed_s: exposed time of collectives by number of nodes. hidden: share of the gradients'
+    transfer. line: share of the line rate that all-reduces reach. nic: the NIC that carries them.
+    jitter: seconds added to each step, by round and step. missed_s: seconds per step in no part.
     """
     trained = []
     for round_ in range(made.promise.rounds):
@@ -109,7 +109,10 @@ def timings(
 
 
 def changed(job: JobTimings, change: Callable[[Step, int, str], Step]) -> JobTimings:
-    """Each step of groups of two nodes or more as `change` has it: by its number, and by node."""
+    """The job with `change` applied to each step of groups of two nodes or more.
+
+    `change` gets the step, its number and its node.
+    """
 
     def of(one: GroupSteps) -> GroupSteps:
         steps = tuple(
@@ -134,13 +137,13 @@ def stalled(
 
 
 def uneven(job: JobTimings, most_s: float, seed: int = 0) -> JobTimings:
-    """Each rank computes longer in each step by chance, up to so much; the others wait for it."""
+    """Each rank computes up to `most_s` longer per step by chance; the others wait for it."""
     chance = random.Random(seed)
     return later(job, lambda rank, count: chance.uniform(0, most_s))
 
 
 def later(job: JobTimings, by: Callable[[int, int], float], part: str = "compute") -> JobTimings:
-    """Each rank takes longer in each step, by its number and how many nodes there are."""
+    """Each rank takes longer in each step: `by` its number and the number of nodes."""
 
     def of(one: GroupSteps) -> GroupSteps:
         steps = [list(of_rank) for of_rank in one.steps]
@@ -202,7 +205,7 @@ def _changed(step: Step, more_s: float, missed_s: float, hidden: float, count: i
 def judged(
     plan: Plan, job: JobTimings, *, on: Spec | None = None, **changes: object
 ) -> ScalingResult:
-    """The job judged by the rack's spec, or by `on`."""
+    """The job judged by the rack's spec, or by the spec `on`."""
     return judge(job, plan, on or spec(), promise(**changes))
 
 
@@ -225,7 +228,7 @@ def judged_last(plan: Plan, job: JobTimings, *allowed: str) -> tuple[CountResult
 
 
 def slow_on(slow: str | Sequence[str], **parts: float) -> Own:
-    """Ranks of one node, or of some, have these parts; the others are healthy."""
+    """Ranks of the slow nodes have these parts; the others are healthy."""
     names = [slow] if isinstance(slow, str) else slow
 
     def own(node: str, count: int) -> Mapping[str, float]:
@@ -235,5 +238,5 @@ def slow_on(slow: str | Sequence[str], **parts: float) -> Own:
 
 
 def exposed_by(seconds: float) -> Callable[[int], float]:
-    """What collectives need that is not hidden, with two nodes or more."""
+    """Exposed time of collectives on two nodes or more."""
     return lambda count: seconds if count > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Where steps and losses go: parts that add up, and who is waited for."""
+"""Attribution of step times and losses: parts that add up, and ranks that others wait for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_parts_add_up_to_the_step_and_to_the_loss(
         assert sum(getattr(rank, part) for part in PARTS) == pytest.approx(rank.step_s)
 
 
-def test_waiting_for_the_slowest_is_told_from_what_collectives_need() -> None:
+def test_waiting_for_the_slowest_is_separated_from_collective_time() -> None:
     found = of(
         made.timings(
             made.plan(4), made.slow_on("node2", compute=0.3), lambda count: 0.01 if count > 1 else 0
@@ -56,7 +56,7 @@ def test_waiting_for_the_slowest_is_told_from_what_collectives_need() -> None:
     )
 
 
-def test_who_is_late_after_a_collective_is_waited_for_in_the_next_step() -> None:
+def test_a_rank_late_after_a_collective_delays_the_next_step() -> None:
     """A rank's optimiser is slow; the others wait for it in the collectives of the next step."""
     found = of(
         made.timings(made.plan(4), made.slow_on("node2", optimiser=0.053), lambda count: 0.0)
@@ -66,7 +66,7 @@ def test_who_is_late_after_a_collective_is_waited_for_in_the_next_step() -> None
     assert on_path["compute"] == pytest.approx(0)
 
 
-def test_time_that_no_part_tells_of_is_seen() -> None:
+def test_unattributed_time_is_reported() -> None:
     found = of(made.timings(made.plan(2), missed_s=0.01))
     assert found.worst_missed.missed == pytest.approx(0.01 / 0.217, rel=1e-3)
 
@@ -85,15 +85,16 @@ def judged(job: JobTimings) -> CountResult:
         (0.2, {1, 3, 5}, 0.1),
         (0.028, {1, 2, 4, 5}, 0.028),
         (0.2, {1, 2, 4, 5}, 0.2),
-        (0.016, {3}, 0.0),  # the mean tells of less than parts_within
-        (0.2, {0, 3}, 0.08),  # the median alone would not tell of four in ten
+        (0.016, {3}, 0.0),  # the mean explains less than parts_within
+        (0.2, {0, 3}, 0.08),  # the median alone would explain nothing in four of ten steps
     ],
 )
-def test_the_loss_that_is_judged_is_the_one_that_is_attributed(
+def test_the_judged_loss_is_the_attributed_one(
     late_s: float, of_six: set[int], lost_s: float
 ) -> None:
-    """Of steps by turns short and long, the median lies between them, or is one of both. Where it
-    tells of less than the mean does, the mean is judged."""
+    """If short and long steps alternate, the median is between them or equals one of them. If the
+    median shows less loss than the mean, the mean is judged.
+    """
     job = made.timings(made.plan(2))
     one = judged(made.stalled(job, late_s, lambda number: number % 6 in of_six, "exposed"))
     assert one.row.lost_s == pytest.approx(lost_s)
@@ -118,14 +119,14 @@ def test_honest_noise_is_attributed(nodes: int, seed: int) -> None:
     assert one.row.lost_s > 0.01
 
 
-def test_an_attribution_of_another_loss_is_seen() -> None:
+def test_an_attribution_of_another_loss_fails() -> None:
     one = judged(made.timings(made.plan(2), made.slow_on("node1", compute=0.28)))
     assert one.not_attributed < 1e-9
     parts = replace(one.parts, parts=(one.parts.parts[0] + 0.014, *one.parts.parts[1:]))
     assert replace(one, parts=parts).not_attributed == pytest.approx(0.014 / one.row.step_s)
 
 
-def test_what_is_hidden_is_a_part_of_the_way() -> None:
+def test_hidden_communication_is_a_share_of_the_transfer() -> None:
     assert of(made.timings(made.plan(2), hidden=0.03)).hidden_fraction == pytest.approx(0.03)
     alone = made.timings(made.plan(2))
     assert attribute(alone, throughputs(alone)[0]).hidden_fraction is None

@@ -1,4 +1,4 @@
-"""Causes in words, and verdicts."""
+"""Causes of lost throughput in words, and verdicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.criteria.scaling import made
 
 @pytest.mark.parametrize("per_node", [1, 2])
 @pytest.mark.parametrize("nodes", [2, 3, 4, 16])
-def test_a_healthy_job_passes_in_all(nodes: int, per_node: int) -> None:
+def test_a_healthy_job_passes_every_measurement(nodes: int, per_node: int) -> None:
     plan = made.plan(nodes, per_node)
     found = made.judged(plan, made.timings(plan))
     verdicts = {name: one.verdict for name, one in made.measured(found).items() if one.expected}
@@ -75,7 +75,7 @@ def test_one_rank_of_several_on_a_node_is_named_by_its_number() -> None:
     assert found.culprit.startswith("rank 3 on node1 computes 1.5× slower: 300 ms"), found.culprit
 
 
-def test_a_different_rank_each_step_is_nobody() -> None:
+def test_a_different_slow_rank_in_each_step_blames_no_rank() -> None:
     plan = made.plan(4)
     job = made.timings(plan)
     numbers = {count: iter(range(10**6)) for count in plan.counts}
@@ -103,7 +103,7 @@ def test_between_the_bounds_allowed_causes_must_explain_the_loss() -> None:
     assert "0% of the loss is due to allowed_causes" in other.source
 
 
-def test_below_the_lower_bound_no_cause_is_an_excuse() -> None:
+def test_below_the_lower_bound_allowed_causes_do_not_count() -> None:
     plan = made.plan(4)
     job = made.timings(plan, needed_s=made.exposed_by(0.05))
     assert (
@@ -111,7 +111,7 @@ def test_below_the_lower_bound_no_cause_is_an_excuse() -> None:
     )
 
 
-def test_what_one_part_gains_does_not_pay_for_another() -> None:
+def test_a_gain_in_one_part_does_not_offset_a_loss_in_another() -> None:
     causes = (
         Cause("communication", 0.02, ""),
         Cause("straggler", 0.02, ""),
@@ -121,7 +121,7 @@ def test_what_one_part_gains_does_not_pay_for_another() -> None:
     assert explained((), [], 0.0) == 1.0
 
 
-def test_too_little_or_too_uneven_is_no_answer() -> None:
+def test_too_few_or_too_uneven_steps_are_inconclusive() -> None:
     plan = made.plan(4)
     job = made.timings(plan)
     few = judge(job, made.plan(4, rounds=5), made.spec(), made.promise(rounds=5))
@@ -157,7 +157,7 @@ def test_one_node_that_is_slow_alone_hides_what_many_lose(
     assert ("one node alone is slow" in found.note) == (verdict is Verdict.INCONCLUSIVE)
 
 
-def test_a_starved_machine_is_no_answer_unless_somebody_is_to_blame() -> None:
+def test_a_busy_machine_is_inconclusive_unless_a_rank_is_to_blame() -> None:
     plan = made.plan(4)
 
     def starved(job: JobTimings) -> JobTimings:
@@ -171,7 +171,7 @@ def test_a_starved_machine_is_no_answer_unless_somebody_is_to_blame() -> None:
     assert made.last(made.judged(plan, slow)).verdict is Verdict.FAIL
 
 
-def test_bytes_that_no_counter_shows_prove_nothing() -> None:
+def test_bytes_that_no_counter_shows_are_inconclusive() -> None:
     plan = made.plan(4)
     job = made.timings(plan)
     unseen = [replace(t, sent_bytes=tuple({"fab0": 100} for _ in t.nodes)) for t in job.trained]
@@ -185,7 +185,7 @@ def test_bytes_that_no_counter_shows_prove_nothing() -> None:
     assert network.culprit == "all nodes sent over mgmt0 instead of fab0"
 
 
-def test_parts_that_miss_the_step_fail() -> None:
+def test_parts_that_do_not_add_up_to_the_step_fail() -> None:
     plan = made.plan(4)
     found = made.measured(made.judged(plan, made.timings(plan, missed_s=0.01)))
     one = found["step time that differs from its parts, 4 nodes"]
@@ -194,7 +194,7 @@ def test_parts_that_miss_the_step_fail() -> None:
     assert one.culprit.startswith("rank ")
 
 
-def test_the_table_shows_what_was_emulated_and_who_waited() -> None:
+def test_the_table_shows_emulated_time_and_waiting_ranks() -> None:
     plan = made.plan(4)
     text = table(made.judged(plan, made.timings(plan, made.slow_on("node3", compute=0.28))))
     assert "emulated: forward and backward take 200 ms, as declared" in text
@@ -209,7 +209,7 @@ def test_the_table_shows_what_was_emulated_and_who_waited() -> None:
 
 @pytest.mark.parametrize("part", ["input", "compute", "optimiser", "rest", "exposed"])
 @pytest.mark.parametrize("every", [3, 4])
-def test_stalls_in_a_part_of_the_steps_fail_by_the_part_that_stalls(part: str, every: int) -> None:
+def test_stalls_in_some_steps_fail_with_the_stalled_part(part: str, every: int) -> None:
     plan = made.plan(4)
     job = made.stalled(made.timings(plan), 0.4, lambda number: number % every == 0, part)
     found = made.judged(plan, job)
@@ -227,7 +227,7 @@ def test_stalls_in_a_part_of_the_steps_fail_by_the_part_that_stalls(part: str, e
     )
 
 
-def test_two_stalls_of_ten_steps_are_left_open_by_what_stalls() -> None:
+def test_two_stalls_in_ten_steps_are_inconclusive_with_the_stalled_part() -> None:
     plan = made.plan(4)
     found = made.judged(plan, made.stalled(made.timings(plan), 0.4, lambda number: number % 5 == 0))
     one = made.last(found)
@@ -238,7 +238,7 @@ def test_two_stalls_of_ten_steps_are_left_open_by_what_stalls() -> None:
     assert any(row.split()[:3] == ["4", "207.0", "287.0"] for row in rows)
 
 
-def test_stalls_of_one_node_name_it() -> None:
+def test_stalls_of_one_node_name_the_node() -> None:
     plan = made.plan(4, 2)
     job = made.timings(plan)
     number = iter(range(10**6))

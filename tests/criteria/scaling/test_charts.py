@@ -1,4 +1,4 @@
-"""The scaling curve and the loss as pictures have the values that are judged."""
+"""The charts of the scaling curve and of the loss show the judged values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytest_mnode.criteria.scaling.charts import charts
 from tests.criteria.scaling import made
 
 
-def test_the_curve_and_the_loss_are_those_that_are_judged() -> None:
+def test_charts_show_the_judged_curve_and_loss() -> None:
     plan = made.plan(4)
     found = made.judged(plan, made.timings(plan, own=made.slow_on("node3", input=0.06)))
     curve, lost = charts(found)

@@ -1,4 +1,4 @@
-"""What communication costs, beside what the fabric allows it to."""
+"""The cost of communication, compared with what the fabric allows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def exposed(seconds: float, hidden: float = 0.9) -> JobTimings:
 
 
 def one_bucket(job: JobTimings) -> JobTimings:
-    """As if all gradients were sent at once, which nothing is left to hide."""
+    """The job as if all gradients were sent at once, with no computing left to hide them."""
     at_once = max(job.all_reduces, key=lambda one: one.size_bytes)
     return replace(job, all_reduces=(at_once,))
 
 
-def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
+def test_communication_explains_only_the_time_that_the_fabric_needs() -> None:
     judged, efficiency = made.judged_last(PLAN, exposed(0.018), "communication")
     assert 0.9 < judged.row.efficiency < 0.95
     assert efficiency.verdict is Verdict.FAIL
@@ -40,7 +40,7 @@ def test_communication_excuses_what_the_fabric_needs_and_no_more() -> None:
     assert excused.verdict is Verdict.PASS
 
 
-def test_a_fabric_that_was_not_measured_allows_nothing() -> None:
+def test_an_unmeasured_fabric_explains_nothing() -> None:
     unknown = replace(exposed(0.018), all_reduces=())
     for allowed in ([], ["communication", "contention", "overlap", "fabric"]):
         judged, efficiency = made.judged_last(PLAN, unknown, *allowed)
@@ -53,7 +53,7 @@ def test_a_fabric_that_was_not_measured_allows_nothing() -> None:
     )
 
 
-def test_one_bucket_cannot_be_hidden_and_is_no_want_of_overlap() -> None:
+def test_one_bucket_cannot_be_hidden_and_is_not_missing_overlap() -> None:
     judged, efficiency = made.judged_last(
         PLAN, one_bucket(exposed(0.015, hidden=0.0)), "communication"
     )
@@ -63,7 +63,7 @@ def test_one_bucket_cannot_be_hidden_and_is_no_want_of_overlap() -> None:
     assert {cause.kind for cause in judged.causes if cause.seconds > 1e-6} == {"communication"}
 
 
-def test_where_computing_is_short_little_can_be_hidden() -> None:
+def test_short_computing_can_hide_little_communication() -> None:
     """Of 100 ms of transfer, 10 ms of compute can hide 10 ms, and hide nearly all of them."""
     job = made.changed(
         exposed(0.2, hidden=0.09), lambda step, number, node: replace(step, backward_s=0.01)
@@ -73,7 +73,7 @@ def test_where_computing_is_short_little_can_be_hidden() -> None:
     assert "contention" in kinds
 
 
-def test_a_slow_fabric_has_all_that_is_exposed() -> None:
+def test_all_exposed_time_is_attributed_to_a_slow_fabric() -> None:
     job = made.timings(PLAN, needed_s=lambda count: 0.038 if count > 1 else 0.0, line=0.47)
     judged, efficiency = made.judged_last(PLAN, job, "communication", "contention")
     assert judged.causes[0].kind == "fabric"

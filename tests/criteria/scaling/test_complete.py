@@ -1,4 +1,4 @@
-"""What a job should have measured: all numbers of nodes, on what the spec has."""
+"""Completeness of a job's measurements: all numbers of nodes, on the promised devices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shorter(one: GroupSteps, count: int, steps: int) -> GroupSteps:
         (lambda one: False, [2, 4], "no steps were timed over "),
     ],
 )
-def test_what_was_not_measured_does_not_pass(
+def test_unmeasured_numbers_of_nodes_do_not_pass(
     keep: Callable[[GroupSteps], bool], missing_steps: list[int], why: str
 ) -> None:
     plan = made.plan(4)
@@ -68,7 +68,7 @@ def test_what_was_not_measured_does_not_pass(
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_turn_with_too_few_steps_is_no_answer(steps: int) -> None:
+def test_a_turn_with_too_few_steps_is_inconclusive(steps: int) -> None:
     plan = made.plan(4)
     job = made.timings(plan)
     job = replace(job, trained=tuple(shorter(one, 4, steps) for one in job.trained))
@@ -84,7 +84,7 @@ def test_a_turn_with_too_few_steps_is_no_answer(steps: int) -> None:
         (0, "cuda", "trained on cuda, spec has no accelerators"),
     ],
 )
-def test_training_on_something_else_says_nothing(per_node: int, device: str, why: str) -> None:
+def test_training_on_another_device_is_inconclusive(per_node: int, device: str, why: str) -> None:
     plan = made.plan(2)
     job = replace(made.timings(plan), device=device)
     efficiency = measured(plan, job, with_accelerators(per_node))["efficiency, 2 nodes"]
@@ -96,7 +96,7 @@ def test_training_on_something_else_says_nothing(per_node: int, device: str, why
 
 
 @pytest.mark.parametrize(("per_node", "device"), [(8, "accelerator"), (0, "cpu")])
-def test_ranks_are_told_what_to_train_on(per_node: int, device: str) -> None:
+def test_ranks_get_the_device_to_train_on(per_node: int, device: str) -> None:
     plan = Plan(("node0", "node1"), 1, per_node, made.promise())
     assert plan.training["device"] == device
 

@@ -1,4 +1,4 @@
-"""Throughput, efficiency, and how well they are known."""
+"""Throughput, efficiency, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_job_without_losses_has_an_efficiency_of_one() -> None:
     assert all(row.uncertainty == 0 for row in rows)
 
 
-def test_efficiency_is_the_ideal_time_of_the_measured() -> None:
+def test_efficiency_is_ideal_time_over_measured_time() -> None:
     job = made.timings(made.plan(4), needed_s=lambda count: 0.0 if count == 1 else 0.0205)
     row = throughputs(job)[-1]
     assert (row.ideal_s, row.step_s) == pytest.approx((0.205, 0.2255))
@@ -50,14 +50,14 @@ def test_strong_scaling_is_measured_against_a_share_of_one_node() -> None:
     assert [row.share for row in rows] == [1, 0.5, 0.25]
 
 
-def test_one_step_that_was_disturbed_changes_nothing() -> None:
+def test_one_disturbed_step_does_not_change_the_efficiency() -> None:
     job = made.timings(
         made.plan(4), jitter=lambda round_, step: 1.0 if (round_, step) == (1, 3) else 0.0
     )
     assert [row.efficiency for row in throughputs(job)] == pytest.approx([1, 1, 1])
 
 
-def test_steps_that_differ_make_the_answer_uncertain() -> None:
+def test_varying_steps_make_the_efficiency_uncertain() -> None:
     quiet = made.timings(made.plan(4), jitter=lambda round_, step: 0.001 * (step % 3))
     rows = throughputs(quiet)
     assert all(row.low <= row.efficiency <= row.high for row in rows)
@@ -69,8 +69,8 @@ def test_steps_that_differ_make_the_answer_uncertain() -> None:
     assert not settled(wild, made.promise())
     assert settled(
         wild, made.promise(at_least_efficiency=0.5, explained_from=0.5)
-    )  # on one side of that in any case
-    assert throughputs(wild) == throughputs(wild)  # the same numbers whenever it is asked
+    )  # on one side of the bound in any case
+    assert throughputs(wild) == throughputs(wild)  # repeatable: the same numbers each time
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_two_rounds_are_enough_for_a_pass_and_not_for_a_fail(
     assert settled(job, made.promise()) is enough
 
 
-def test_one_node_is_the_median_and_of_two_the_faster() -> None:
+def test_one_node_counts_by_its_median_and_two_by_the_faster() -> None:
     one_slow = made.slow_on("node0", compute=0.3)
     assert reference_node(made.timings(made.plan(2), one_slow)) == "node1"
     assert reference_node(made.timings(made.plan(4), one_slow)) != "node0"
@@ -93,13 +93,13 @@ def test_one_node_is_the_median_and_of_two_the_faster() -> None:
     assert two.efficiency == pytest.approx((0.205 + 0.002) / (0.305 + 0.002))
 
 
-def test_half_of_the_groups_with_a_slow_node_show() -> None:
+def test_a_slow_node_in_half_of_the_groups_is_seen() -> None:
     rows = throughputs(made.timings(made.plan(4), made.slow_on("node2", compute=0.3)))
     assert rows[1].efficiency == pytest.approx(rows[2].efficiency)
     assert rows[1].efficiency < 0.7
 
 
-def test_nothing_measured_is_no_efficiency() -> None:
+def test_without_measurements_there_is_no_efficiency() -> None:
     job = made.timings(made.plan(2))
     without_one = JobTimings(1, "gloo", "cpu", 1, 4, (), job.over(2), ())
     assert throughputs(without_one) == ()
@@ -107,7 +107,7 @@ def test_nothing_measured_is_no_efficiency() -> None:
 
 
 @pytest.mark.parametrize(("every", "of_ten"), [(3, 4), (4, 3), (5, 2)])
-def test_steps_that_the_median_does_not_see_show_in_the_mean(every: int, of_ten: int) -> None:
+def test_stalls_that_the_median_hides_are_in_the_mean(every: int, of_ten: int) -> None:
     late = 0.4
     job = made.stalled(made.timings(made.plan(4)), late, lambda number: number % every == 0)
     row = throughputs(job)[-1]
@@ -123,14 +123,14 @@ def test_steps_that_the_median_does_not_see_show_in_the_mean(every: int, of_ten:
     assert not mean.hides(0.02)
 
 
-def test_what_disturbs_fewer_than_half_of_the_turns_is_not_the_mean_either() -> None:
+def test_disturbances_of_fewer_than_half_of_the_turns_do_not_change_the_mean() -> None:
     job = made.timings(made.plan(4), jitter=lambda round_, step: 3.0 * (round_ == 1 and step < 3))
     [*_, row] = throughputs(job)
     assert row.by_mean().efficiency == pytest.approx(1)
     assert row.judged_by(0.02) == row
 
 
-def test_rounds_go_on_while_the_mean_that_counts_is_not_known() -> None:
+def test_rounds_go_on_while_the_mean_is_uncertain() -> None:
     job = made.stalled(made.timings(made.plan(4)), 0.1, lambda number: number % 5 == 0)
     assert throughputs(job)[-1].known(0.02, 0.95)
     assert not settled(job, made.promise())
@@ -138,14 +138,14 @@ def test_rounds_go_on_while_the_mean_that_counts_is_not_known() -> None:
 
 
 class Cluster:
-    """Turns of steps with noise, in parts of a step: of steps, of turns, and how many stall."""
+    """Turns of steps: noise of steps and of turns, as shares of a step, and share of stalls."""
 
     def __init__(self, steps: float, turns: float, stalls: float) -> None:
         self.steps, self.turns, self.stalls = steps, turns, stalls
         self._chance = np.random.default_rng(7)
 
     def job(self, rounds: int, efficiency: float) -> tuple[float, tuple[float, ...]]:
-        """What is judged of a job over two groups of nodes, and its rounds."""
+        """The judged result of a job over two groups of nodes, and its rounds."""
         alone, over = self._turns(rounds, 1, 1.0), self._turns(rounds, 2, 1 / efficiency)
         ideal_s, step_s = (
             median_high(float(np.median(turn)) for of_round in turns.values() for turn in of_round)
@@ -175,7 +175,7 @@ NOISE = [(0.01, 0.0, 0.0), (0.0, 0.003, 0.0), (0.005, 0.002, 0.05)]
 
 @pytest.mark.parametrize("rounds", [2, 3, 4, 6])
 @pytest.mark.parametrize("noise", NOISE)
-def test_a_loss_of_the_limit_is_found_by_99_jobs_in_a_hundred(
+def test_a_loss_at_the_detection_limit_is_found_by_99_of_100_jobs(
     noise: tuple[float, float, float], rounds: int
 ) -> None:
     cluster = Cluster(*noise)
@@ -198,7 +198,7 @@ def test_no_healthy_job_fails_and_few_are_too_noisy(noise: tuple[float, float, f
     assert sum(limit is None or limit.too_noisy for limit in limits) / len(jobs) < 0.01
 
 
-def test_an_efficiency_says_which_loss_would_have_shown() -> None:
+def test_an_efficiency_states_its_detection_limit() -> None:
     def job(rounds: int, by_turn: float) -> JobTimings:
         plan = made.plan(4, rounds=rounds)
         more = {(n, count): by_turn * (n * count % 3) for n in range(rounds) for count in (1, 2, 4)}
@@ -228,9 +228,9 @@ def test_an_efficiency_says_which_loss_would_have_shown() -> None:
     assert limit is not None
     assert limit.doubt.startswith("too noisy: medians of 3 repeats differ by up to")
     assert row.known(0.02, BOUND)
-    assert not settled(noisy, real), "more rounds show more of the noise"
+    assert not settled(noisy, real), "more rounds measure more of the noise"
     assert settled(job(8, 0.002), real)
-    assert settled(noisy, shared), "other nodes make the noise of this machine"
+    assert settled(noisy, shared), "other nodes cause the noise of this machine"
     for promise, verdict in ((real, "inconclusive"), (shared, "pass")):
         found = made.judged(
             made.plan(4, rounds=3), noisy, compute=None if promise is real else "200 ms"

@@ -20,7 +20,7 @@ def network(plan: Plan, job: JobTimings, spec: Spec) -> Measurement:
 
 
 def sent(job: JobTimings, of: Callable[[str, int], Mapping[str, int] | None]) -> JobTimings:
-    """What nodes sent, by name and the number of nodes of a group; None: as it was."""
+    """The job with bytes sent by NIC, from node and number of nodes; None: unchanged."""
     trained = [
         replace(
             one,
@@ -43,7 +43,7 @@ def rails(number: int) -> Spec:
     return spec.model_copy(update={"fabric": fabric})
 
 
-def test_one_node_of_many_astray_fails_by_its_name() -> None:
+def test_one_node_of_many_that_bypasses_the_fabric_is_named() -> None:
     plan = made.plan(16)
     off_fabric = {"fab0": 900, "mgmt0": made.GRADIENTS * 2 * plan.promise.steps}
     job = sent(made.timings(plan), lambda node, count: off_fabric if node == "node7" else None)
@@ -53,7 +53,7 @@ def test_one_node_of_many_astray_fails_by_its_name() -> None:
     assert one.culprit == "node7 sent over mgmt0 instead of fab0"
 
 
-def test_a_node_that_sent_a_part_elsewhere_fails_by_its_name() -> None:
+def test_a_node_that_sent_a_share_over_another_nic_is_named() -> None:
     plan = made.plan(16)
     whole = made.GRADIENTS * 2 * plan.promise.steps
     partly = {"fab0": whole, "mgmt0": whole // 4}
@@ -66,7 +66,7 @@ def test_a_node_that_sent_a_part_elsewhere_fails_by_its_name() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 4, 16])
 @pytest.mark.parametrize("number", [4, 8])
-def test_many_nics_that_share_the_gradients_carry_them(nodes: int, number: int) -> None:
+def test_several_nics_that_share_the_gradients_pass(nodes: int, number: int) -> None:
     plan = made.plan(nodes)
 
     def each(node: str, count: int) -> Mapping[str, int]:
@@ -77,7 +77,7 @@ def test_many_nics_that_share_the_gradients_carry_them(nodes: int, number: int) 
     assert one.verdict is Verdict.PASS, one
 
 
-def test_a_node_whose_counters_show_nothing_is_named() -> None:
+def test_a_node_whose_counters_show_no_traffic_is_named() -> None:
     plan = made.plan(4)
     job = sent(made.timings(plan), lambda node, count: {"fab0": 9} if node == "node2" else None)
     one = network(plan, job, made.spec())

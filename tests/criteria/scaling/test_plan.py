@@ -1,4 +1,4 @@
-"""Which nodes train together, and how much they have to do."""
+"""Groups of nodes that train together, and their amount of work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.criteria.scaling import made
     ("nodes", "counts"),
     [(2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 4)), (6, (1, 2, 4, 6)), (16, (1, 2, 4, 8, 16))],
 )
-def test_numbers_of_nodes_end_with_all_of_them(nodes: int, counts: tuple[int, ...]) -> None:
+def test_node_counts_end_with_all_nodes(nodes: int, counts: tuple[int, ...]) -> None:
     assert counts_up_to(nodes) == counts
 
 
-def test_groups_are_disjoint_neighbours_that_begin_elsewhere_each_round() -> None:
+def test_groups_are_disjoint_and_shift_each_round() -> None:
     assert groups_of(2, 4, 0) == ((0, 1), (2, 3))
     assert groups_of(2, 4, 1) == ((1, 2), (0, 3))
     assert groups_of(4, 6, 1) == ((1, 2, 3, 4),)
@@ -32,27 +32,27 @@ def test_groups_are_disjoint_neighbours_that_begin_elsewhere_each_round() -> Non
                 assert {len(group) for group in groups} == {count}
 
 
-def test_a_round_has_every_number_of_nodes_once_and_not_always_in_the_same_order() -> None:
+def test_each_round_has_every_node_count_once_in_another_order() -> None:
     plan = made.plan(4)
     orders = [[turn.count for turn in plan.turns(number)] for number in range(3)]
     assert orders == [[1, 2, 4], [2, 4, 1], [4, 1, 2]]
     assert all(turn.round == 1 for turn in plan.turns(1))
 
 
-def test_weak_scaling_gives_each_rank_the_same() -> None:
+def test_weak_scaling_gives_each_rank_the_same_work() -> None:
     plan = made.plan(4, per_node=2, samples_per_rank=3)
     assert [plan.group_batch(n) for n in plan.counts] == [6, 12, 24]
     assert [plan.group_compute_s(n) for n in plan.counts] == pytest.approx([0.2] * 3)
     assert plan.unequal == ()
 
 
-def test_strong_scaling_gives_all_the_same_together() -> None:
+def test_strong_scaling_keeps_the_total_work_constant() -> None:
     plan = made.plan(4, samples_per_rank=3, kind="strong")
     assert [plan.group_batch(n) for n in plan.counts] == [12, 12, 12]
     assert [plan.group_compute_s(n) for n in plan.counts] == pytest.approx([0.8, 0.4, 0.2])
     assert made.plan(3, samples_per_rank=1, kind="strong").unequal == (2,)
 
 
-def test_one_node_scales_to_nothing() -> None:
+def test_one_node_is_refused() -> None:
     with pytest.raises(UsageError, match="one node scales to nothing; give --mnode-nodes=2"):
         made.plan(1)

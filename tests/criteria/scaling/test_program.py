@@ -1,4 +1,4 @@
-"""What ranks make of the reference job's records."""
+"""Conversion of the reference job's records by ranks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ RECORD = StepRecord(
 
 
 def step_of(record: StepRecord, wall_s: float) -> Step:
-    from pytest_mnode.criteria.scaling import program  # takes seconds, in every worker
+    from pytest_mnode.criteria.scaling import program  # the import takes seconds, in every worker
 
     return program.step_of(record, wall_s)
 
 
-def test_a_step_has_the_parts_of_its_record_and_what_came_after_it() -> None:
+def test_a_step_has_the_parts_of_its_record_and_the_time_after_it() -> None:
     step = step_of(RECORD, 0.350)
     assert step.wall_s == 0.350
     assert (step.compute, step.exposed) == pytest.approx((0.3, 0.034))
@@ -51,11 +51,11 @@ def test_a_step_has_the_parts_of_its_record_and_what_came_after_it() -> None:
     assert (step.sent_s, step.hidden_s) == pytest.approx((0.18, 0.05))
 
 
-def test_what_a_record_leaves_out_is_missed() -> None:
+def test_time_missing_in_a_record_is_unattributed() -> None:
     parts = {**PARTS, "forward": 0.05}
     assert step_of(replace(RECORD, parts=parts), 0.350).missed == pytest.approx(0.05 / 0.350)
 
 
-def test_transfers_that_nobody_noted_are_not_known() -> None:
+def test_transfers_that_were_not_recorded_are_unknown() -> None:
     step = step_of(replace(RECORD, transfers=None, hidden_s=None), 0.35)
     assert (step.sent_s, step.hidden_s) == (None, None)

@@ -1,4 +1,4 @@
-"""Who is slower than the others: all of them, be they half of the nodes."""
+"""Ranks that are slower than the others: all of them are named, up to half of the nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.criteria.scaling import made
 )
 @pytest.mark.parametrize("per_node", [1, 2])
 @pytest.mark.parametrize("noise_s", [0.0, 0.004])
-def test_all_that_are_slow_are_named(
+def test_all_slow_nodes_are_named(
     nodes: int, slow: Sequence[str], names: str, per_node: int, noise_s: float
 ) -> None:
     plan = made.plan(nodes, per_node)
@@ -40,7 +40,7 @@ def test_all_that_are_slow_are_named(
     assert judged.causes[0].seconds == pytest.approx(0.08, abs=noise_s + 1e-9)
 
 
-def test_slow_nodes_are_no_skew_that_a_spec_may_allow() -> None:
+def test_slow_nodes_are_not_counted_as_allowed_skew() -> None:
     plan = made.plan(8)
     slow = ["node4", "node5", "node6"]
     job = made.uneven(made.timings(plan, made.slow_on(slow, compute=0.214)), 0.004)
@@ -53,15 +53,15 @@ def test_slow_nodes_are_no_skew_that_a_spec_may_allow() -> None:
     assert 0 < skew < 0.004
 
 
-def test_what_is_uneven_by_chance_stays_skew() -> None:
+def test_random_imbalance_is_skew() -> None:
     plan = made.plan(4)
     judged, efficiency = made.judged_last(plan, made.uneven(made.timings(plan), 0.04), "skew")
     assert judged.causes[0].kind == "skew"
-    assert efficiency.culprit is None  # it is allowed, so that nobody is to blame
+    assert efficiency.culprit is None  # skew is allowed, so no rank is blamed
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_chance_in_few_steps_names_nobody(seed: int) -> None:
+def test_random_imbalance_in_few_steps_names_no_straggler(seed: int) -> None:
     plan = made.plan(4, steps=3)
     judged, _ = made.judged_last(plan, made.uneven(made.timings(plan), 0.03, seed))
     assert "straggler" not in {cause.kind for cause in judged.causes}
@@ -79,7 +79,7 @@ def test_half_of_the_nodes_wait_for_input() -> None:
     assert judged.causes[0].culprit == "node2 and node3"
 
 
-def test_what_all_nodes_do_names_none() -> None:
+def test_a_slowdown_of_all_nodes_names_no_single_node() -> None:
     plan = made.plan(4)
 
     def own(node: str, count: int) -> dict[str, float]:
@@ -93,7 +93,7 @@ def test_what_all_nodes_do_names_none() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
-def test_a_straggler_has_all_that_it_costs(nodes: int) -> None:
+def test_all_time_lost_to_a_straggler_is_attributed_to_it(nodes: int) -> None:
     plan = made.plan(nodes)
     found = made.judged(plan, made.timings(plan, made.slow_on("node1", compute=0.28))).counts[-1]
     assert (found.causes[0].kind, found.causes[0].culprit) == ("straggler", "node1")
@@ -102,13 +102,13 @@ def test_a_straggler_has_all_that_it_costs(nodes: int) -> None:
 
 
 def local_rank_0(more_s: float) -> Callable[[int, int], float]:
-    """It computes so much longer on every node, also where that node trains alone."""
+    """It computes `more_s` longer on every node, also if the node trains alone."""
     return lambda rank, count: more_s if rank % 8 == 0 else 0.0
 
 
 @pytest.mark.parametrize("more_s", [0.016, 0.08])
 @pytest.mark.parametrize(("allowed", "share"), [("straggler", 0.0), ("communication", 1.0)])
-def test_what_is_uneven_inside_one_node_too_is_no_cause(
+def test_imbalance_within_each_node_is_no_cause_of_scaling_loss(
     more_s: float, allowed: str, share: float
 ) -> None:
     plan = made.plan(4, 8)
@@ -125,7 +125,7 @@ def test_what_is_uneven_inside_one_node_too_is_no_cause(
 @pytest.mark.parametrize(
     ("nodes", "jitter", "least"), [(4, 0.03, 0.94), (4, 0.06, 0.9), (8, 0.04, 0.92)]
 )
-def test_ranks_that_differ_by_chance_explain_no_more_than_they_cost(
+def test_random_imbalance_explains_no_more_than_its_cost(
     nodes: int, jitter: float, least: float
 ) -> None:
     plan = made.plan(nodes, 8)
@@ -134,7 +134,7 @@ def test_ranks_that_differ_by_chance_explain_no_more_than_they_cost(
     assert found.explained > least, found.causes
 
 
-def test_a_straggler_beside_what_is_uneven_in_every_node_has_its_own_part() -> None:
+def test_a_straggler_is_separated_from_imbalance_within_every_node() -> None:
     plan = made.plan(4, 8)
 
     def by(rank: int, count: int) -> float:
@@ -161,7 +161,7 @@ def test_skew_names_the_rank_that_is_the_slowest_most_often() -> None:
 
 
 @pytest.mark.parametrize("part", ["rest", "input", "optimiser"])
-def test_one_rank_that_takes_longer_for_anything_is_named(part: str) -> None:
+def test_one_rank_that_is_slower_in_any_part_is_named(part: str) -> None:
     plan = made.plan(4, 8)
     job = made.later(made.timings(plan), lambda rank, count: 0.04 if rank == 13 else 0.0, part)
     found = made.judged(plan, job).counts[-1]
@@ -170,7 +170,7 @@ def test_one_rank_that_takes_longer_for_anything_is_named(part: str) -> None:
     assert found.causes[0].seconds == pytest.approx(0.04)
 
 
-def test_a_rest_that_all_ranks_have_is_nobodys() -> None:
+def test_other_time_of_all_ranks_names_no_rank() -> None:
     plan = made.plan(4, 8)
     job = made.later(made.timings(plan), lambda rank, count: 0.04 if count > 1 else 0.0, "rest")
     found = made.judged(plan, job).counts[-1]

@@ -1,4 +1,4 @@
-"""Facts of clusters that do not exist: nodes of eight ranks and rails, with logs as NCCL writes."""
+"""Composed evidence of clusters: nodes of eight ranks and rails, with logs in NCCL's form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYERS = {"infiniband": "IB", "roce": "RoCE"}
 
 
 def spec_of(kind: str, *, gpudirect: bool = True) -> Spec:
-    """A page that promises eight rails of this kind."""
+    """A spec that promises eight rails of this kind."""
     pattern = {"efa": "rdmap*", "ethernet": "eth[1-8]"}.get(kind, "mlx5_[0-7]")
     fabric: dict[str, Any] = {
         "kind": kind,
@@ -68,10 +68,11 @@ def log_text(
     version: str = "2.27.5",
     gdr: str = "/GDRDMA",
 ) -> str:
-    """What a rank logs: its channel to the next node and from the one before, over its own rail.
+    """A rank's log: channels to the next node and from the previous one over its own rail.
 
-    before, after: lines of messages to put before the channels and after them. via: instead of the
-    network's own index and suffix, such as "NET/Socket/0".
+    before, after: message lines before and after the channels. via: replaces the network's own
+    index
+    and suffix, such as "NET/Socket/0".
     """
     names = devices or [device(kind, rail) for rail in range(RAILS)]
     local, size = rank % RAILS, nodes * RAILS
@@ -109,12 +110,12 @@ def log_text(
 
 @cache
 def read_log(text: str) -> NcclLog:
-    """The log of a rank; tests share many of them."""
+    """The parsed log of a rank; cached, because tests share many of them."""
     return read_nccl_log(text)
 
 
 def healthy(kind: str, nodes: int = 3) -> Evidence:
-    """All four facts agree."""
+    """Evidence whose four facts agree."""
     spec = spec_of(kind)
     ranks = tuple(
         RankTransport(
@@ -160,7 +161,7 @@ def rdma(
 
 
 def node(name: str, kind: str, each: int) -> NodeTraffic:
-    """Eight rails that carried `each` bytes in both directions; others are quiet."""
+    """Eight rails that carried `each` bytes in both directions; other NICs carried little."""
     names = [device(kind, rail) for rail in range(RAILS)]
     nics = [interface("lo", kind=Kind.LOOPBACK), interface("mgmt0")]
     devices = []
@@ -183,7 +184,7 @@ def node(name: str, kind: str, each: int) -> NodeTraffic:
 
 @dataclass(frozen=True)
 class Judged:
-    """Remarks and measurements on the same facts, which must agree."""
+    """Remarks and measurements on the same evidence; their verdicts must agree."""
 
     remarks: list[Remark]
     measurements: list[Measurement]
@@ -191,7 +192,7 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """Over all four facts."""
+        """The verdict over all four facts."""
         remarks = {remark.verdict for remark in self.remarks}
         measured = {one.verdict for one in self.measurements[: len(ProofFact)]}
         order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
@@ -208,16 +209,16 @@ class Judged:
 
     @property
     def culprit(self) -> str:
-        """What is wrong, or missing where nothing is wrong; empty where all facts agree."""
+        """Failed remarks, else inconclusive ones, as text; empty if all facts agree."""
         return self.text(Verdict.FAIL) or self.text(Verdict.INCONCLUSIVE)
 
     @property
     def cases(self) -> set[Case]:
-        """Of what is wrong or missing."""
+        """Cases of the remarks that do not pass."""
         return {remark.case for remark in self.remarks if remark.verdict is not Verdict.PASS}
 
     def text(self, verdict: Verdict, *facts: ProofFact) -> str:
-        """Remarks of these facts, or of all, in words."""
+        """Remarks of these facts, or of all facts, as text."""
         return in_words(
             (r for r in self.remarks if r.verdict is verdict and r.fact in (facts or ProofFact)),
             self.nodes,
@@ -231,14 +232,14 @@ def judged_by(facts: Evidence, spec: Spec, promise: TransportPromise) -> Judged:
 
 
 def judged(kind: str, facts: Evidence, **spec: Any) -> Judged:
-    """These facts, judged by the page of this kind."""
+    """The evidence judged by the spec of this kind."""
     return judged_by(facts, spec_of(kind, **spec), PROMISE)
 
 
 def on_node(
     facts: Evidence, name: str | None, change: Callable[[NodeTraffic], NodeTraffic]
 ) -> Evidence:
-    """With one node changed, or all."""
+    """The evidence with `change` applied to one node, or to all."""
     return replace(
         facts, nodes=tuple(change(n) if name in (None, n.name) else n for n in facts.nodes)
     )
@@ -254,12 +255,12 @@ def on_ranks(
 
 
 def with_env(facts: Evidence, node: str | None = None, **settings: str) -> Evidence:
-    """With variables set in the ranks of one node, or all."""
+    """The evidence with variables set in the ranks of one node, or of all."""
     return on_ranks(facts, node, lambda r: replace(r, environment={**r.environment, **settings}))
 
 
 def with_logs(facts: Evidence, kind: str, node: str | None = None, **how: Any) -> Evidence:
-    """With other logs of one node's ranks, or of all; `how` as log_text takes it."""
+    """The evidence with other logs of one node's ranks, or of all; `how` goes to `log_text`."""
     count = len(facts.nodes)
     return on_ranks(
         facts, node, lambda r: replace(r, log=read_log(log_text(r.rank, count, kind, **how)))
@@ -267,7 +268,7 @@ def with_logs(facts: Evidence, kind: str, node: str | None = None, **how: Any) -
 
 
 def carried(facts: Evidence, name: str | None, counts: Mapping[str, int | None]) -> Evidence:
-    """With what these NICs (interfaces or RDMA devices) carried in both directions."""
+    """The evidence with these bytes carried by NICs (interfaces or RDMA devices), both ways."""
 
     def change(one: NodeTraffic) -> NodeTraffic:
         known = dict(one.sent_bytes)
@@ -281,7 +282,7 @@ def carried(facts: Evidence, name: str | None, counts: Mapping[str, int | None])
 
 
 def ports_of(facts: Evidence, name: str | None, change: Callable[[Port], Port]) -> Evidence:
-    """With the ports of one node changed, or of all."""
+    """The evidence with `change` applied to the ports of one node, or of all."""
 
     def changed(one: NodeTraffic) -> NodeTraffic:
         devices = tuple(
@@ -296,7 +297,7 @@ def ports_of(facts: Evidence, name: str | None, change: Callable[[Port], Port]) 
 def with_nics(
     facts: Evidence, name: str | None, *extra: Interface | RdmaDevice, without: str = ""
 ) -> Evidence:
-    """With more NICs on one node, or on all, and without one of this name."""
+    """The evidence with NICs added on one node, or on all, and the NIC `without` removed."""
 
     def changed(one: NodeTraffic) -> NodeTraffic:
         every = (*(one.machine.interfaces or ()), *(one.machine.rdma or ()), *extra)
@@ -312,12 +313,12 @@ def with_nics(
 
 
 def moved(kind: str, facts: Evidence) -> int:
-    """What a node sends in all."""
+    """Bytes that a node sends in total."""
     return int(expected_bytes(facts, spec_of(kind).fabric, PROMISE).payload_bytes)
 
 
 def fallen_back(kind: str, facts: Evidence, node: str | None, over: str, **how: Any) -> Evidence:
-    """NCCL on sockets over one interface: logs say so, and so do counters."""
+    """NCCL on sockets over one interface, according to logs and counters."""
     facts = with_logs(facts, kind, node, net="Socket", devices=[over], **how)
     names = {device(kind, rail): 0 for rail in range(RAILS)}
     return carried(facts, node, {**names, over: moved(kind, facts)})

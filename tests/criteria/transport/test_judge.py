@@ -1,4 +1,4 @@
-"""Four facts judged: each way in which traffic misses the fabric is distinguished and named."""
+"""The judge of four facts: each way in which traffic misses the fabric is identified and named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def no_devices(node: NodeTraffic) -> NodeTraffic:
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
 @pytest.mark.parametrize("nodes", [2, 3, 4])
-def test_all_four_agree(kind: str, nodes: int) -> None:
+def test_four_facts_that_agree_pass(kind: str, nodes: int) -> None:
     proof = judged(kind, healthy(kind, nodes))
     assert proof.verdict is Verdict.PASS, proof.remarks
     assert proof.culprit == ""
@@ -66,7 +66,7 @@ def test_no_device(kind: str) -> None:
     assert counted.startswith("birch1: no RDMA device of the fabric (mlx5_[0-7]); mgmt0 sent ")
 
 
-def test_a_cluster_without_any_device_fails_node_by_node_at_any_bandwidth() -> None:
+def test_a_cluster_without_rdma_devices_fails_at_any_bandwidth() -> None:
     facts = fallen_back("infiniband", healthy("infiniband"), None, "mgmt0")
     facts = on_node(facts, None, no_devices)
     proof = judged("infiniband", facts)
@@ -88,7 +88,7 @@ def test_switched_off_by_a_variable(kind: str) -> None:
     assert f"instead of {kind}: NCCL_IB_DISABLE=1" in proof.culprit
 
 
-def test_switched_off_by_a_file_is_said_with_the_file() -> None:
+def test_switched_off_by_a_file_is_named_with_the_file() -> None:
     facts = with_env(healthy("infiniband"), "birch2", NCCL_IB_DISABLE="0x1")
     files = {"NCCL_IB_DISABLE": "/etc/nccl.conf"}
     facts = on_ranks(facts, None, lambda r: replace(r, settings_of_files=files))
@@ -99,7 +99,7 @@ def test_switched_off_by_a_file_is_said_with_the_file() -> None:
     assert "NCCL_IB_DISABLE is '0x1', on other ranks not set" in words
 
 
-def test_what_only_the_log_says_of_a_setting_counts() -> None:
+def test_a_setting_known_from_the_log_alone_counts() -> None:
     facts = with_logs(
         healthy("infiniband"), "infiniband", before="NCCL_IB_DISABLE set by environment to 1."
     )
@@ -190,7 +190,7 @@ def test_values_that_act_alike_do_not_differ(usual: dict[str, str], other: dict[
 
 
 def test_sockets_over_ip_over_infiniband() -> None:
-    """The port counts the bytes as if they were RDMA: only log and interface tell."""
+    """The port counts the bytes as if they were RDMA: only the log and the interface differ."""
     facts = with_logs(healthy("infiniband"), "infiniband", net="Socket", devices=["ib0"])
     facts = carried(facts, None, {"ib0": moved("infiniband", facts)})
     proof = judged("infiniband", facts)
@@ -229,7 +229,7 @@ def test_the_gids_of_a_port_that_is_down_are_not_the_settings_fault() -> None:
 
 
 def test_gid_by_the_log() -> None:
-    """Counters agree and the log says RDMA: what is wrong is the kind of address."""
+    """Counters agree and the log says RDMA: only the kind of address is wrong."""
     line = "NET/IB: IbDev 0 Port 1 qpn 211 mtu 5 query_ece={supported=0} GID 0 (0/1)"
     facts = with_logs(healthy("roce"), "roce", version="2.18.3", after=line)
     proof = judged("roce", facts)
@@ -292,7 +292,7 @@ def test_one_rank_of_a_node_may_use_many_rails(used: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa", "ethernet"])
-def test_a_rail_that_is_not_there(kind: str) -> None:
+def test_a_missing_rail(kind: str) -> None:
     facts = healthy(kind)
     name = device(kind, 3)
     share = moved(kind, facts) // (RAILS - 1)
@@ -303,8 +303,8 @@ def test_a_rail_that_is_not_there(kind: str) -> None:
     assert "birch0: 7 of 8 NICs of the fabric are present" in proof.culprit
 
 
-def test_a_stray_rail() -> None:
-    """A NIC of the storage network carries one rail's traffic."""
+def test_a_rail_on_the_wrong_nic() -> None:
+    """A NIC of the storage network carries the traffic of one rail."""
     facts = healthy("infiniband")
     share = moved("infiniband", facts) // RAILS
     names = [device("infiniband", rail) for rail in range(RAILS - 1)] + ["mlx5_8"]
@@ -386,7 +386,7 @@ def test_a_missing_log_names_its_rank() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 30, 400])
-def test_a_log_that_says_too_little_is_inconclusive(cut: int) -> None:
+def test_a_log_with_too_little_detail_is_inconclusive(cut: int) -> None:
     facts = healthy("infiniband")
     ranks = list(facts.ranks)
     text = log_text(5, len(facts.nodes), "infiniband")[:cut]
@@ -407,10 +407,8 @@ def test_an_unreadable_counter_is_inconclusive(kind: str) -> None:
 @pytest.mark.parametrize(
     ("packets", "verdict"), [(12, Verdict.FAIL), (1 << 40, Verdict.INCONCLUSIVE)]
 )
-def test_a_port_that_counts_packets_alone_proves_what_it_did_not_send(
-    packets: int, verdict: Verdict
-) -> None:
-    """As soft-RoCE: too few for the bytes are proof, and enough of them are not."""
+def test_a_port_that_counts_only_packets(packets: int, verdict: Verdict) -> None:
+    """Like soft-RoCE: too few packets for the bytes are a proof, enough packets are none."""
     facts = on_node(
         healthy("roce"),
         "birch2",
@@ -426,7 +424,7 @@ def test_a_port_that_counts_packets_alone_proves_what_it_did_not_send(
         )
 
 
-def test_nothing_that_can_be_listed_is_inconclusive() -> None:
+def test_nodes_without_a_list_of_devices_are_inconclusive() -> None:
     facts = on_node(healthy("roce"), "birch0", lambda n: replace(n, machine=Machine()))
     proof = judged("roce", facts)
     assert proof.verdict is Verdict.INCONCLUSIVE
@@ -438,7 +436,7 @@ def test_nothing_that_can_be_listed_is_inconclusive() -> None:
     }
 
 
-def test_bytes_on_the_wrong_nic_although_the_log_says_right() -> None:
+def test_bytes_on_the_wrong_nic_although_the_log_is_correct() -> None:
     facts = healthy("infiniband")
     names = {device("infiniband", rail): 1000 for rail in range(RAILS)}
     facts = carried(facts, "birch1", {**names, "mgmt0": moved("infiniband", facts)})
@@ -485,7 +483,7 @@ PROTOCOLS: dict[str | None, tuple[str, str]] = {
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
-    """Even where log and counters agree, as those of iWARP do, whose log says RoCE."""
+    """Even if log and counters agree, as for iWARP, whose log says RoCE."""
 
     layer, node_type = PROTOCOLS[protocol]
     name = f"{device(kind, 0)}:1"
@@ -507,7 +505,7 @@ def test_ports_of_another_protocol(kind: str, protocol: str | None) -> None:
         assert proof.culprit.startswith(words)
 
 
-def test_links_between_gpus_of_a_node_sent_over_the_nic() -> None:
+def test_traffic_within_a_node_sent_over_the_nic() -> None:
     facts = with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
     assert judged("infiniband", facts).cases == {Case.NOT_ON_FABRIC}
     tied = judged("infiniband", with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1"))
@@ -515,7 +513,7 @@ def test_links_between_gpus_of_a_node_sent_over_the_nic() -> None:
     assert "NCCL_P2P_DISABLE=1: no direct copies between accelerators" in tied.text(Verdict.PASS)
 
 
-def test_one_rank_per_node_sends_nothing_inside_its_node() -> None:
+def test_one_rank_per_node_has_no_traffic_within_its_node() -> None:
     facts = with_env(healthy("infiniband"), NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
     first_ranks = replace(facts, ranks=facts.ranks[::RAILS])
     words = "sends over the NIC what should stay inside the node"
@@ -543,7 +541,7 @@ def test_infiniband_where_roce_is_promised() -> None:
     assert "channels run over NET/IB (infiniband), promised is roce" in proof.culprit
 
 
-def test_a_bond_and_what_it_is_made_of_are_one_wire() -> None:
+def test_a_bond_and_its_links_are_one_network() -> None:
     facts = with_nics(healthy("ethernet"), None, interface("ens9", master="eth1"))
     assert judged("ethernet", carried(facts, None, {"ens9": 10**10})).verdict is Verdict.PASS
 
@@ -559,7 +557,7 @@ def test_another_backend_is_inconclusive() -> None:
     assert judged("infiniband", facts).verdict is Verdict.INCONCLUSIVE
 
 
-def test_one_node_proves_nothing() -> None:
+def test_one_node_is_refused() -> None:
     facts = healthy("infiniband")
     with pytest.raises(ValueError, match="two nodes or more"):
         judged("infiniband", replace(facts, nodes=facts.nodes[:1]))

@@ -1,4 +1,4 @@
-"""Whole logs of two nodes and more, as ranks that share a file leave them, to the second fact."""
+"""Whole NCCL logs of two or more nodes, also with ranks that share a file: the second fact."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def _against(remarks: list[Remark]) -> str:
         ("empty", "infiniband", Verdict.INCONCLUSIVE, {Case.NO_LOG}),
     ],
 )
-def test_each_log(name: str, kind: str, verdict: Verdict, cases: set[Case]) -> None:
+def test_remarks_on_each_example_log(
+    name: str, kind: str, verdict: Verdict, cases: set[Case]
+) -> None:
     remarks = _remarks(name, kind, 4, None)
     assert (_verdict(remarks), {remark.case for remark in remarks}) == (verdict, cases)
 
@@ -110,7 +112,7 @@ def test_a_connection_that_died_names_nic_peer_and_remedy() -> None:
     )
 
 
-def test_of_one_process_with_two_gpus_only_the_rank_that_failed_is_blamed() -> None:
+def test_only_the_failed_rank_of_a_process_with_two_gpus_is_blamed() -> None:
     text = _against(_remarks("one-process-2.30", "roce", 4, None))
     assert text.startswith("rank 3 on larch02: no route between RDMA ports (mlx5_3:1, peer ")
     assert "::ffff:10.45.3.2 to ::ffff:10.45.0.1" in text

@@ -1,4 +1,4 @@
-"""Facts read from files as a node and NCCL leave them, through to the verdict."""
+"""Facts read from files as a node and NCCL write them, up to the verdict."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def test_files_of_a_healthy_cluster_pass(tmp_path: Path) -> None:
     assert proof.verdict is Verdict.PASS, proof.remarks
 
 
-def test_a_counter_that_is_not_there_is_inconclusive(tmp_path: Path) -> None:
+def test_a_missing_counter_is_inconclusive(tmp_path: Path) -> None:
     proof = _proof(tmp_path, drop="mlx5_5")
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert proof.culprit == "birch1: bytes sent by mlx5_5 could not be read"
 
 
-def test_a_rank_whose_user_wants_no_log_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_rank_with_logging_turned_off_is_named_with_the_remedy(tmp_path: Path) -> None:
     proof = _proof(tmp_path, silent=9)
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert proof.cases == {Case.NO_LOG}
@@ -99,7 +99,7 @@ def test_a_rank_whose_user_wants_no_log_is_named_with_the_remedy(tmp_path: Path)
     assert proof.answers["logged"] == "inconclusive"
 
 
-def test_settings_of_files_count_where_the_environment_says_nothing(tmp_path: Path) -> None:
+def test_settings_of_files_count_unless_the_environment_sets_them(tmp_path: Path) -> None:
     _write(tmp_path, **{"etc/nccl.conf": "# ours\nNCCL_IB_DISABLE=1\nNCCL_SOCKET_IFNAME==mgmt0"})
     _write(tmp_path, **{"home/me/.nccl.conf": "NCCL_IB_DISABLE=0\nNCCL_NET = Socket\nnonsense"})
     world = World(0, 1, 0, 1, "birch0", ("birch0",))
@@ -109,11 +109,11 @@ def test_settings_of_files_count_where_the_environment_says_nothing(tmp_path: Pa
     mine = rank_now(world, "nccl", {"HOME": "/home/me", "NCCL_SOCKET_IFNAME": "ib"}, tmp_path)
     assert mine.environment["NCCL_IB_DISABLE"] == "0"
     assert mine.environment["NCCL_SOCKET_IFNAME"] == "ib"
-    assert "NCCL_NET" not in mine.environment  # NCCL reads no name with a blank behind it
+    assert "NCCL_NET" not in mine.environment  # NCCL skips a name before a blank
 
 
 @pytest.mark.parametrize("backend", ["nccl", "mpi"])
-def test_what_ucx_logs_to_a_file_of_its_own_is_read(tmp_path: Path, backend: str) -> None:
+def test_a_separate_ucx_log_file_is_read(tmp_path: Path, backend: str) -> None:
     _write(tmp_path, ucx="[1.2] [birch0:7:0] a.c:9 UCX  INFO  x inter-node cfg#1 tag(tcp/mgmt0)\n")
     _write(tmp_path, nccl=log_text(0, 2, "roce"))
     environment = {"UCX_LOG_FILE": f"{tmp_path}/ucx", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl"}
@@ -124,7 +124,7 @@ def test_what_ucx_logs_to_a_file_of_its_own_is_read(tmp_path: Path, backend: str
     assert bool(log.channels) is (backend == "nccl")
 
 
-def test_a_counter_that_went_back_is_not_known(tmp_path: Path) -> None:
+def test_a_counter_that_decreased_is_unknown(tmp_path: Path) -> None:
     _tree(tmp_path / "before", "infiniband", 5000)
     _tree(tmp_path / "after", "infiniband", 10)
     node = _between("birch0", tmp_path)
@@ -163,5 +163,5 @@ def test_log_of_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         *(("yes", 0), ("true", 0), ("1 # on", 1), ("4MiB", 4), ("0x", 0), ("", None), (None, None)),
     ],
 )
-def test_number(text: str | None, value: int | None) -> None:
+def test_numbers_as_nccl_reads_them(text: str | None, value: int | None) -> None:
     assert number(text) == value

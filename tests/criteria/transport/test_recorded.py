@@ -1,4 +1,4 @@
-"""MPI over UCX as two guests ran it: an all-reduce over soft-RoCE, and one over TCP instead."""
+"""MPI over UCX recorded on two guests: an all-reduce over soft-RoCE, and one over TCP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_all_four_facts_agree_over_rdma() -> None:
     assert faults(evidence("rc-1.13.jsonl")) == {}
 
 
-def test_tcp_over_the_promised_nic_is_no_rdma() -> None:
+def test_tcp_over_the_promised_nic_is_not_rdma() -> None:
     faults_on_tcp(evidence("tcp-1.13.jsonl"))
 
 
@@ -31,7 +31,7 @@ def test_tcp_over_the_promised_nic_is_no_rdma() -> None:
     ("name", "rdma", "tcp"),
     [("rc-1.13.log", ("rxe0:1",), ()), ("tcp-1.13.log", (), ("fab0",))],
 )
-def test_what_ucx_runs_on(name: str, rdma: tuple[str, ...], tcp: tuple[str, ...]) -> None:
+def test_transports_of_ucx_logs(name: str, rdma: tuple[str, ...], tcp: tuple[str, ...]) -> None:
     """Process numbers are padded, and a thread may have a letter."""
     [config] = read_nccl_log((RECORDED / name).read_bytes()).ucx
     assert (config.rdma, config.tcp) == (rdma, tcp)

@@ -26,11 +26,11 @@ THERE = ("eth0", "eth1", "eth10", "docker0", "ib0")
         ("nothing", ()),
     ],
 )
-def test_taken(written: str, taken: tuple[str, ...]) -> None:
+def test_names_selected_by_a_list(written: str, taken: tuple[str, ...]) -> None:
     assert tuple(filter(Selection.of(written).takes, THERE)) == taken
 
 
-def test_ports() -> None:
+def test_ports_in_a_list() -> None:
     one = Selection.of("=mlx5_0:1,mlx5_1")
     assert one.takes("mlx5_0", 1)
     assert not one.takes("mlx5_0", 2)
@@ -44,7 +44,7 @@ def test_ports() -> None:
 
 
 @given(st.text(max_size=40), st.text(max_size=12))
-def test_any_text_is_a_list_and_its_opposite_takes_the_rest(written: str, name: str) -> None:
+def test_any_text_is_a_list_and_its_negation_selects_the_rest(written: str, name: str) -> None:
     one = Selection.of(written)
     if one.names and not one.excludes:
         assert Selection.of(f"^{written}").takes(name) is not one.takes(name)

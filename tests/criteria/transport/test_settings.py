@@ -1,4 +1,4 @@
-"""What settings cost: by NCCL's version, by the kind of fabric, and by value."""
+"""The cost of settings by NCCL version, kind of fabric, and value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSIONS = ("2.3.7", "2.10.3", "2.18.5", "2.19.3", "2.20.5", "2.21.5", "2.26.2",
     [
         ("NCCL_IB_DISABLE=1", VERBS),
         ("NCCL_IB_DISABLE=0x1", VERBS),
-        ("NCCL_IB_DISABLE=true", set()),  # NCCL reads a number, here 0
+        ("NCCL_IB_DISABLE=true", set()),  # NCCL reads this as the number 0
         ("NCCL_IB_DISABLE=", set()),
         ("NCCL_NET=Socket", RDMA),
         ("NCCL_NET= SOCKET ", RDMA),
@@ -33,12 +33,12 @@ VERSIONS = ("2.3.7", "2.10.3", "2.18.5", "2.19.3", "2.20.5", "2.21.5", "2.26.2",
         ("FI_EFA_USE_DEVICE_RDMA=0", {"efa"}),
         ("FI_EFA_USE_DEVICE_RDMA=false", {"efa"}),
         ("FI_EFA_USE_DEVICE_RDMA=true", set()),
-        ("NCCL_DMABUF_ENABLE=true", RDMA),  # it is 0, as any word
+        ("NCCL_DMABUF_ENABLE=true", RDMA),  # it is 0, like any word
         ("NCCL_DMABUF_ENABLE=1", set()),
         ("NCCL_P2P_DISABLE=1", ALL),
         ("NCCL_P2P_LEVEL=LOC", ALL),
         ("NCCL_P2P_LEVEL=NVL", ALL),
-        ("NCCL_P2P_LEVEL=nvl", set()),  # NCCL does not know it
+        ("NCCL_P2P_LEVEL=nvl", set()),  # NCCL does not know this value
         ("NCCL_P2P_DISABLE=2", set()),
         ("NCCL_P2P_LEVEL=3", ALL),
         ("NCCL_P2P_LEVEL=SYS", set()),
@@ -70,7 +70,7 @@ VERSIONS = ("2.3.7", "2.10.3", "2.18.5", "2.19.3", "2.20.5", "2.21.5", "2.26.2",
         ("NCCL_CHECK_POINTERS=1", ALL),
         ("NCCL_DEBUG=Trace", ALL),
         ("NCCL_DEBUG=INFO", set()),
-        ("NCCL_IB_TC=106", set()),  # what a site's switches need
+        ("NCCL_IB_TC=106", set()),  # some sites' switches need it
         ("NCCL_IB_SL=3", set()),
         ("NCCL_IB_QPS_PER_CONNECTION=4", set()),
         ("GLOO_DEVICE_TRANSPORT=TCP_TLS", ALL),
@@ -85,7 +85,7 @@ VERSIONS = ("2.3.7", "2.10.3", "2.18.5", "2.19.3", "2.20.5", "2.21.5", "2.26.2",
     ],
 )
 @pytest.mark.parametrize("version", ["2.21.5", "2.27.5+cuda12.9", None])
-def test_by_the_kind_of_fabric(setting: str, kinds: set[str], version: str | None) -> None:
+def test_cost_by_kind_of_fabric(setting: str, kinds: set[str], version: str | None) -> None:
     name, _, value = setting.partition("=")
     assert {kind for kind in ALL if cost(name, value, kind, version)} == kinds
 
@@ -93,7 +93,7 @@ def test_by_the_kind_of_fabric(setting: str, kinds: set[str], version: str | Non
 @pytest.mark.parametrize(
     ("setting", "kind", "costly"),
     [
-        # Each version of VERSIONS, then an unknown one: x where it costs.
+        # Each version of VERSIONS, then an unknown one; x: the setting costs speed.
         ("NCCL_IB_SPLIT_DATA_ON_QPS=0", "roce", "..xx......"),
         ("NCCL_IB_SPLIT_DATA_ON_QPS=1", "roce", "....xxxxx."),
         ("NCCL_IB_SPLIT_DATA_ON_QPS=1", "ethernet", ".........."),
@@ -115,7 +115,7 @@ def test_by_the_kind_of_fabric(setting: str, kinds: set[str], version: str | Non
         ("NCCL_ALGO=Tree", "ethernet", ".xxxxxxxxx"),
     ],
 )
-def test_by_the_version(setting: str, kind: str, costly: str) -> None:
+def test_cost_by_nccl_version(setting: str, kind: str, costly: str) -> None:
     name, _, value = setting.partition("=")
     found = [cost(name, value, kind, version) for version in (*VERSIONS, None)]
     assert "".join("x" if why else "." for why in found) == costly
@@ -156,7 +156,7 @@ def test_subsystems_that_leave_channels_out(subsystems: str, silent: bool) -> No
         ("NCCL_IB_TC=106", False),
     ],
 )
-def test_what_is_so_anyway(setting: str, default: bool) -> None:
+def test_values_equal_to_the_default(setting: str, default: bool) -> None:
     name, _, value = setting.partition("=")
     assert is_default(name, value) is default
     assert not is_default(name, None)

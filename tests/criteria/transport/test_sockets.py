@@ -1,4 +1,4 @@
-"""gloo through the same judge: what its connections are bound to, and what the links carried."""
+"""gloo through the same judge: the interfaces of its connections, and bytes of the links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODES = ("node0", "node1", "node2")
 
 
 def _facts(over: str = "fab0", each: int = 2) -> Evidence:
-    """Three nodes, every rank connected with every other over one interface, and to the store."""
+    """Three nodes; every rank is connected to all others and to the store over one interface."""
     size = len(NODES) * each
     net = {"fab0": 78, "mgmt0": 77, "bond0": 78}
 
@@ -81,7 +81,7 @@ def test_the_fabric(each: int) -> None:
     assert proof.verdict is Verdict.PASS, proof.remarks
 
 
-def test_a_vlan_that_the_pattern_of_its_bond_names_is_counted_once() -> None:
+def test_a_vlan_and_its_bond_that_match_one_pattern_are_counted_once() -> None:
     facts = _facts("bond0")
 
     def with_vlan(node: NodeTraffic) -> NodeTraffic:
@@ -108,7 +108,7 @@ def test_the_management_network() -> None:
     )
 
 
-def test_the_variable_says_right_and_connections_say_otherwise() -> None:
+def test_a_correct_variable_with_wrong_connections_fails() -> None:
     facts = _facts("mgmt0")
     for number in range(len(facts.ranks)):
         facts = _rank(facts, number, environment={"GLOO_SOCKET_IFNAME": "fab0"})
@@ -118,7 +118,7 @@ def test_the_variable_says_right_and_connections_say_otherwise() -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"GLOO_SOCKET_IFNAME": ""}])
-def test_no_variable_is_noted_and_the_others_decide(environment: dict[str, str]) -> None:
+def test_a_missing_variable_is_noted_and_other_facts_decide(environment: dict[str, str]) -> None:
     facts = _facts()
     for number in range(len(facts.ranks)):
         facts = _rank(facts, number, environment=environment)
@@ -132,7 +132,7 @@ def test_variables_that_gloo_does_not_read_may_differ() -> None:
     assert _judged(_rank(_facts(), 3, environment=environment)).verdict is Verdict.PASS
 
 
-def test_connections_that_cannot_be_read_are_missing() -> None:
+def test_unreadable_connections_are_missing() -> None:
     proof = _judged(_rank(_facts(), 3, connections=None))
     assert proof.verdict is Verdict.INCONCLUSIVE
     assert proof.culprit == "rank 3 on node1: no connections are known"
@@ -159,7 +159,7 @@ def test_an_address_of_no_interface_is_missing() -> None:
     assert "bound to 10.78.0.1, whose interface is not known" in proof.culprit
 
 
-def test_loopback_may_carry_what_ranks_of_a_node_say_and_no_more() -> None:
+def test_loopback_may_carry_only_traffic_within_a_node() -> None:
     facts = _facts(each=2)
     sent = facts.nodes[1].sent_bytes
     busy = replace(facts.nodes[1], sent_bytes={**sent, "lo": 2 * sent["lo"]})

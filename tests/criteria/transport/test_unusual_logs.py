@@ -1,4 +1,4 @@
-"""What four facts say of logs that are not as usual: paths past the network, runs in one file."""
+"""The four facts from unusual logs: paths that bypass the network, and runs that share a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.criteria.transport.compose import (
 
 
 def rewritten(kind: str, facts: Evidence, change: Callable[[int, str], str]) -> Evidence:
-    """With the log of each rank as `change` makes it of the healthy one."""
+    """The evidence with each rank's healthy log changed by `change`."""
     nodes = len(facts.nodes)
     return on_ranks(
         facts,
@@ -46,7 +46,7 @@ def _by(way: str) -> Callable[[int, str], str]:
 @pytest.mark.parametrize(
     ("way", "why"), [("P2P/MNNVL", " (NVLink between nodes)"), ("SHM/direct/direct", "")]
 )
-def test_nodes_that_are_joined_past_the_fabric(way: str, why: str) -> None:
+def test_nodes_connected_by_paths_that_bypass_the_fabric(way: str, why: str) -> None:
     healthy_ = healthy("infiniband")
     idle = carried(healthy_, None, {device("infiniband", rail): 0 for rail in range(RAILS)})
     proof = judged("infiniband", rewritten("infiniband", idle, _by(way)))
@@ -57,7 +57,7 @@ def test_nodes_that_are_joined_past_the_fabric(way: str, why: str) -> None:
     assert proof.culprit.startswith(text)
 
 
-def test_paths_within_a_node_are_no_objection() -> None:
+def test_paths_within_a_node_are_accepted() -> None:
     def beside(rank: int, text: str) -> str:
         who = text.splitlines()[-1].partition("NCCL INFO")[0]
         local, first = rank % RAILS, rank // RAILS * RAILS
@@ -69,12 +69,12 @@ def test_paths_within_a_node_are_no_objection() -> None:
     assert judged("infiniband", rewritten("infiniband", facts, beside)).verdict is Verdict.PASS
 
 
-def test_numbers_of_a_smaller_communicator_are_no_ranks_of_the_world() -> None:
+def test_ranks_of_a_smaller_communicator_are_not_world_ranks() -> None:
     def beside(rank: int, text: str) -> str:
         who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
         comm = f"ncclCommSplit comm 0x9a0{rank:03x} rank {rank // RAILS} nranks 3 cudaDev "
         comm += f"{rank % RAILS} commId 0x77"
-        # A group of the same local rank, numbered by node: over NVLink it could not be.
+        # Ranks of one local rank, numbered by node: their path cannot be NVLink.
         lines = ["Init START", f"Channel 00/0 : {rank // RAILS}[0] -> 0[0] via P2P/IPC"]
         words = [f"{who}{comm} - {lines[0]}", f"{who}{lines[1]}", f"{who}{comm} - Init COMPLETE"]
         return text + "\n".join(words) + "\n"
@@ -84,7 +84,7 @@ def test_numbers_of_a_smaller_communicator_are_no_ranks_of_the_world() -> None:
 
 
 @pytest.mark.parametrize("last_falls_back", [True, False])
-def test_of_runs_that_share_a_file_the_last_is_judged(last_falls_back: bool) -> None:
+def test_the_last_of_several_runs_in_a_file_is_judged(last_falls_back: bool) -> None:
     def both(rank: int, text: str) -> str:
         over = log_text(rank, 3, "infiniband", net="Socket", devices=["mgmt0"])
         runs = [text, over] if last_falls_back else [over, text]
@@ -95,7 +95,7 @@ def test_of_runs_that_share_a_file_the_last_is_judged(last_falls_back: bool) -> 
     assert proof.verdict is (Verdict.FAIL if last_falls_back else Verdict.PASS)
 
 
-def test_a_node_of_which_no_rank_told_is_not_taken_for_well() -> None:
+def test_a_node_without_rank_logs_does_not_pass() -> None:
     facts = healthy("infiniband")
     there = tuple(rank for rank in facts.ranks if rank.node != "birch2")
     proof = judged("infiniband", replace(facts, ranks=there))
@@ -105,7 +105,7 @@ def test_a_node_of_which_no_rank_told_is_not_taken_for_well() -> None:
         judged("infiniband", replace(facts, ranks=()))
 
 
-def test_the_version_that_one_rank_printed_is_that_of_all() -> None:
+def test_the_version_printed_by_one_rank_counts_for_all() -> None:
     proof = judged("roce", with_logs(healthy("roce"), "roce", version="2.18.3"))
     assert proof.cases == {Case.GID_TYPE}
     assert proof.culprit.startswith("all nodes: NCCL 2.18.3+cuda12.9 takes GID 0")
@@ -121,7 +121,7 @@ def test_libfabric_over_another_fabric() -> None:
     assert "(cxi), promised is infiniband" in proof.culprit
 
 
-def test_a_link_layer_that_only_the_kernel_tells() -> None:
+def test_a_link_layer_known_only_from_the_kernel() -> None:
     def bare(_: int, text: str) -> str:
         return text.replace(":1/IB", ":1")
 
@@ -153,7 +153,7 @@ def test_why_efa_fell_back(before: str, setting: dict[str, str], why: str) -> No
     assert f"over NET/Socket (mgmt0) instead of efa: {why}" in proof.culprit
 
 
-def test_libfabric_over_tcp_is_told() -> None:
+def test_libfabric_over_tcp_is_reported() -> None:
     def tcp(_: int, text: str) -> str:
         return text.replace("provider is efa, fabric is efa", "provider is tcp;ofi_rxm")
 
@@ -161,7 +161,7 @@ def test_libfabric_over_tcp_is_told() -> None:
     assert "libfabric chose the provider tcp;ofi_rxm" in proof.culprit
 
 
-def test_a_switch_set_to_what_is_so_anyway_is_no_difference() -> None:
+def test_a_setting_equal_to_the_default_is_no_difference() -> None:
     facts = healthy("infiniband")
     assert judged("infiniband", with_env(facts, "birch1", NCCL_IB_DISABLE="0")).culprit == ""
     other = judged("infiniband", with_env(facts, "birch1", NCCL_P2P_DISABLE="1"))
@@ -169,7 +169,7 @@ def test_a_switch_set_to_what_is_so_anyway_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize(("index", "version"), [(0, "2.27.5"), (3, "2.18.3")])
-def test_the_gid_that_the_log_shows_is_judged_by_its_type(index: int, version: str) -> None:
+def test_the_logged_gid_is_judged_by_its_type(index: int, version: str) -> None:
     def shown(rank: int, text: str) -> str:
         who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
         text = text.replace("2.27.5", version)
@@ -180,7 +180,7 @@ def test_the_gid_that_the_log_shows_is_judged_by_its_type(index: int, version: s
     assert ("connections use GID 0, which is RoCE v1" in proof.culprit) is (index == 0)
 
 
-def test_containers_of_one_name_are_told_apart() -> None:
+def test_containers_with_the_same_name_are_distinguished() -> None:
     def text(rank: int) -> str:
         over = {"net": "Socket", "devices": ["mgmt0"]} if rank // RAILS == 1 else {}
         words = log_text(rank, 3, "infiniband", **over)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def test_a_node_with_fewer_ranks_than_others_is_not_blamed_for_its_rails() -> No
         ("Missing iommu setting", Verdict.PASS),
     ],
 )
-def test_what_is_warned_of_at_the_end(text: str, verdict: Verdict) -> None:
+def test_warnings_at_the_end_of_the_log(text: str, verdict: Verdict) -> None:
     warned = f"birch1:5000:5100 [0] transport/net_ib.cc:1 NCCL WARN {text}\n"
     facts = rewritten(
         "infiniband",
@@ -224,7 +224,7 @@ def test_what_is_warned_of_at_the_end(text: str, verdict: Verdict) -> None:
     assert judged("infiniband", facts).verdict is verdict
 
 
-def test_a_setting_that_the_log_ends_with_a_full_stop() -> None:
+def test_a_logged_setting_followed_by_a_full_stop() -> None:
     before = "NCCL_NET set by environment to Socket."
     facts = fallen_back("infiniband", healthy("infiniband"), None, "mgmt0", before=before)
     proof = judged("infiniband", facts)
@@ -255,7 +255,7 @@ USING = [
     "text",
     ["Call to ibv_reg_mr failed with error Cannot allocate memory", "Error: network IB not found."],
 )
-def test_a_failure_in_a_log_that_names_no_rank(text: str) -> None:
+def test_a_failure_in_a_log_without_rank_numbers(text: str) -> None:
     lines = [f"birch1:{pid}:1 [0] a.cc:1 NCCL WARN {text}\n" for pid in (5, 6)]
     facts = rewritten("infiniband", healthy("infiniband"), lambda *_: "".join(lines))
     proof = judged("infiniband", facts)
@@ -321,7 +321,7 @@ def test_why_a_queue_pair_could_not_be_connected(text: str, case: Case, words: s
     assert proof.culprit.startswith(f"rank 8 on birch1: {words}")
 
 
-def test_a_warning_of_one_gpu_is_not_told_of_the_other_ranks_of_its_process() -> None:
+def test_a_warning_of_one_gpu_is_not_given_to_other_ranks_of_the_process() -> None:
     def text(rank: int) -> str:
         return re.sub(r"(?m)^birch(\d):\d+:", r"birch\1:77:", log_text(rank, 3, "infiniband"))
 
@@ -337,7 +337,7 @@ def test_a_warning_of_one_gpu_is_not_told_of_the_other_ranks_of_its_process() ->
     assert "ranks" not in proof.culprit
 
 
-def test_efa_without_the_plugin_that_was_asked_for() -> None:
+def test_efa_without_the_requested_plugin() -> None:
     before = "NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so."
     facts = fallen_back("efa", healthy("efa"), None, "mgmt0", before=before)
     assert "its network plugin aws-ofi could not be initialised" in judged("efa", facts).culprit
@@ -372,7 +372,7 @@ _OVER_UCX = [
 
 @pytest.mark.parametrize(("backend", "old"), [("nccl", False), ("mpi", True)])
 @pytest.mark.parametrize(("kind", "configs", "case", "words"), _OVER_UCX)
-def test_what_ucx_runs_on(
+def test_transports_of_ucx(
     kind: str, configs: list[str], case: Case | None, words: str, backend: str, *, old: bool
 ) -> None:
     def with_ucx(rank: int, text: str) -> str:
@@ -384,13 +384,13 @@ def test_what_ucx_runs_on(
     proof = judged(kind, facts)
     against = [r for r in proof.remarks if r.verdict is Verdict.FAIL and r.fact is ProofFact.LOGGED]
     if backend == "nccl" and kind == "ethernet":
-        case = None  # NCCL's channels run over sockets of its own: UCX carries something else
+        case = None  # NCCL's channels use its own sockets: UCX carries other traffic
     assert proof.answers["logged"] == ("fail" if case else "pass")
     assert {remark.case for remark in against} == ({case} if case else set())
     assert words in proof.text(Verdict.FAIL, ProofFact.LOGGED) or case is None
 
 
-def test_a_backend_that_tells_nothing() -> None:
+def test_a_backend_without_logs() -> None:
     facts = replace(rewritten("roce", healthy("roce", 2), lambda *_: ""), backend="mpi")
     proof = judged("roce", facts)
     assert proof.answers["logged"] == "inconclusive"

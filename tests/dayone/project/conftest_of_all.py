@@ -1,5 +1,5 @@
-"""What the tests of the project train: one small model, and data that all ranks can make."""
-# Written as a project of a user is, without types.
+"""Fixtures of the project's tests: a small model, and data that all ranks can compute."""
+# Written like a user's project, without types.
 # mypy: ignore-errors
 
 import pytest
@@ -9,7 +9,7 @@ from torch import nn
 
 @pytest.fixture
 def new_model():
-    """Makes the same model in every rank, as often as it is called."""
+    """Makes the same model in every rank at each call."""
 
     def make():
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Libraries that people use beside torch."""
+"""Common libraries used with torch."""
 # mypy: ignore-errors
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""A real Kubernetes on a rack: its control plane on the last node, a kubelet on each of the others.
+"""A real Kubernetes on a rack: control plane on the last node, a kubelet on each of the others.
 
-Everything hangs on the rack, and so ends with the process that made it, however that ends.
+All of it belongs to the rack, and so ends with the process that made it, however that ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UP_LIMIT_S = 120.0
 
 
 def unavailable() -> str | None:
-    """Why there can be no Kubernetes here, in one line."""
+    """Why Kubernetes cannot run here, in one line; None if it can."""
     if (reason := programs.unavailable()) is not None:
         return reason
     if os.geteuid() != 0:
@@ -40,14 +40,14 @@ def unavailable() -> str | None:
 
 
 def need_kubernetes() -> None:
-    """Skip where there can be no Kubernetes."""
+    """Skip if Kubernetes cannot run here."""
     need(unavailable())
 
 
 class KubernetesOnRack(OnRack):
     """`with KubernetesOnRack() as bed`: four nodes, named node0 …, and a control plane.
 
-    Pods on hostNetwork have the node's links, fab0 too; pods with an address of their own are
+    Pods with hostNetwork have the node's links, including fab0; pods with their own address are
     reached over the management network.
     """
 
@@ -55,7 +55,7 @@ class KubernetesOnRack(OnRack):
         super().__init__("k8s", nodes)
         self.kubeconfig = self.directory / "admin.conf"
         self.defined: set[programs.Module] = set()
-        """Whose kinds the server serves."""
+        """Modules whose kinds the server serves."""
         self.env = {"PATH": programs.path(), "KUBECONFIG": str(self.kubeconfig)}
 
     def __enter__(self) -> KubernetesOnRack:
@@ -77,7 +77,7 @@ class KubernetesOnRack(OnRack):
         return f"https://{self.login.address}:443"
 
     def kubectl(self, *argv: str, check: bool = True, **options: Any) -> str:
-        """What kubectl prints, as the cluster's administrator; a failure fails the test."""
+        """Output of kubectl, run as the cluster's administrator; a failure fails the test."""
         done = self.run("kubectl", f"--kubeconfig={self.kubeconfig}", *argv, **options)
         if check:
             assert done.returncode == 0, f"kubectl {argv}: {done.stdout}{done.stderr}"
@@ -119,7 +119,7 @@ class KubernetesOnRack(OnRack):
         )  # fmt: skip
 
     def _make_group(self, name: str) -> str:
-        """The control group of a node's pods; the rack's cleanup finds it by its name."""
+        """Create the cgroup of a node's pods; the rack's cleanup finds it by its name."""
         group = f"{GROUP_PREFIX}{self.rack.daemon_pid}-{name}-pods"
         for hierarchy in cgroups.hierarchies():
             (hierarchy / group).mkdir(exist_ok=True)
@@ -142,7 +142,7 @@ class KubernetesOnRack(OnRack):
         )  # fmt: skip
         self.start_api_server()
         self.await_that((d / "pki" / "apiserver.crt").exists, 60, "API server up")
-        # The controllers end where it is not ready 10 s later, as on a busy machine.
+        # The controllers exit if it is not ready within 10 s, as on a busy machine.
         self.await_that(self.answers, 60, "API server ready")
         own = [f"--kubeconfig={self.kubeconfig}", "--leader-elect=false"]
         self.start_daemon(
@@ -153,7 +153,7 @@ class KubernetesOnRack(OnRack):
         self.start_controllers()
 
     def start_controllers(self, silent_s: int = 12) -> None:
-        """silent_s: after which a node that is not heard of is not Ready."""
+        """silent_s: time without a heartbeat after which a node is not Ready."""
         d = self.directory
         self.start_daemon(
             "controllers", self.login,
@@ -185,7 +185,7 @@ class KubernetesOnRack(OnRack):
         return self.run(*argv).returncode == 0
 
     def start_daemon_of(self, name: str) -> None:
-        """containerd, then the kubelet."""
+        """Start containerd, then the kubelet."""
         node, own = self.node(name), self.own(name)
         script = node_files.prepare_script(own)
         for index, other in enumerate(self.computes):
@@ -197,7 +197,7 @@ class KubernetesOnRack(OnRack):
         self.start_daemon(
             f"containerd-{name}",
             node,
-            # Pods have its limits, which are systemd's.
+            # Pods get its limits, which are those of systemd.
             ["prlimit", f"--memlock={8 << 20}:", "containerd", "-c", f"{own}/containerd.toml"],
         )
         ctr = ["ctr", "-a", f"{own}/containerd.sock"]
@@ -212,7 +212,7 @@ class KubernetesOnRack(OnRack):
         self.start_kubelet(name)
 
     def start_kubelet(self, name: str) -> None:
-        """Start it, also where it was killed: pods run on without it."""
+        """Start the kubelet, also after it was killed: pods keep running without it."""
         node, own = self.node(name), self.own(name)
         self.start_daemon(
             name, node,
@@ -222,8 +222,7 @@ class KubernetesOnRack(OnRack):
         )  # fmt: skip
 
     def pods_mounts(self) -> dict[str, str]:
-        """Folders of this machine that a pod mounts to have Python, torch and this project, by the
-        name of a volume."""
+        """Folders that pods mount for Python, torch and this project, by volume name."""
         folders = {"usr": "/usr", "etc": "/etc", "python": sys.base_prefix, "env": sys.prefix}
         folders["project"] = str(Path(__file__).parents[3])
         return folders
@@ -253,7 +252,7 @@ class KubernetesOnRack(OnRack):
         }
 
     def launch(self, directory: Path, **spec: Any) -> list[str]:
-        """Options of a run in pods with this machine's programs. spec: of the pod template."""
+        """pytest options of a run in pods with this machine's programs. spec: a pod's."""
         template = directory / "pods.json"
         pod = self.pod("unnamed", "true", **spec)
         pod["spec"]["volumes"].append({"name": "tests", "hostPath": {"path": str(directory)}})
@@ -268,14 +267,14 @@ class KubernetesOnRack(OnRack):
         ]
 
     def apply(self, *manifests: dict[str, Any], server_side: bool = False) -> None:
-        """Create objects, as the cluster's administrator. server_side: also very large ones."""
+        """Create objects as administrator. server_side: needed for very large objects."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
         path = self.directory / "manifests.json"
         path.write_text(text)
         self.kubectl("apply", *(["--server-side"] if server_side else []), "-f", str(path))
 
     def await_ready(self, limit_s: float = UP_LIMIT_S) -> float:
-        """Every node is Ready and takes pods, which can be made; seconds that took."""
+        """Wait until every node is Ready and pods can be created; seconds it took."""
 
         def ready() -> bool:
             nodes = [n for n in self.get("nodes")["items"] if n["metadata"]["name"] in self.names]
@@ -283,33 +282,33 @@ class KubernetesOnRack(OnRack):
                 is_ready(n) and takes_pods(n) for n in nodes
             ):
                 return False
-            # Pods need it, and it comes a little later.
+            # Pods need the service account, which is created a little later.
             return bool(self.get("serviceaccounts")["items"])
 
         return self.await_that(ready, limit_s, "all nodes Ready")
 
 
 def on_nodes(*names: str) -> dict[str, Any]:
-    """The affinity of pods that may be on these nodes only."""
+    """The affinity of pods that may run on these nodes only."""
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(names)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
 def is_ready(found: dict[str, Any]) -> bool:
-    """Of a node or a pod."""
+    """Whether a node or a pod is Ready."""
     return is_true(conditions(found), "Ready")
 
 
 def takes_pods(node: dict[str, Any]) -> bool:
-    """Whether a node takes pods: its taints go some time after it is Ready again."""
+    """Whether a node accepts pods: its taints are removed some time after it is Ready again."""
     taints = node["spec"].get("taints", [])
     return not any(taint["key"].startswith("node.kubernetes.io/") for taint in taints)
 
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[KubernetesOnRack]:
-    """One for all tests that talk to Kubernetes."""
+    """One Kubernetes for all tests that use it."""
     need_kubernetes()
     with KubernetesOnRack() as bed:
         yield bed

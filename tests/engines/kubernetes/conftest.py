@@ -1,4 +1,4 @@
-"""A test finds all nodes ready, whatever the one before did to them."""
+"""All nodes are ready before each test, whatever the previous test did."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A plugin: jobs of `cluster.launch` ask for GPUs, which the run's own pods do not; where a test
-preempts such a job, a gang of a higher priority comes for all nodes.
+"""A plugin: jobs of `cluster.launch` request GPUs, and the run's own pods request none.
 
-EVICTED has, as JSON: the spec's scheduler, and the path of a pod template with the GPU.
+If a test preempts such a job, a gang of a higher priority takes all nodes. The variable EVICTED
+has,
+as JSON: the spec's scheduler, and the path of a pod template with the GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         engine.submit(GangRequest("high", len(nodes), RUNS_S, 300, nodes))
         end = time.monotonic() + LIMIT_S
         while job._still_running():
-            assert time.monotonic() < end, "it was not evicted"
+            assert time.monotonic() < end, "the job was not evicted"
             time.sleep(0.05)
         return []
 

@@ -1,4 +1,4 @@
-"""Controllers beside the bed's own scheduler, on its login node: Kueue, Volcano, JobSet."""
+"""Controllers beside the cluster's own scheduler, on its login node: Kueue, Volcano, JobSet."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.engines.kubernetes.programs import (
 )
 
 GPU = "mnode.test/gpu"
-"""One on each node, which a rank asks for."""
+"""A resource with one unit per node, which a rank requests."""
 CRDS = {
     KUEUE: ("config/components/crd/bases",),
-    # Its controller does nothing before it sees flows as well.
+    # Volcano's controller waits until this kind exists as well.
     VOLCANO: ("config/crd/volcano/bases", "config/crd/jobflow/bases"),
     JOBSET: ("config/components/crd/bases",),
     COSCHEDULING: ("manifests/coscheduling",),
@@ -38,7 +38,7 @@ CRDS = {
     TRAINING_OPERATOR: ("manifests/base/crds",),
 }
 _KUEUE_PORTS, _JOBSET_PORTS = (9443, 8081), (9444, 8082)
-"""Of webhooks and of health."""
+"""Ports of webhooks and of health checks."""
 _READY_S = 60.0
 KUEUE_CONFIG = """\
 apiVersion: config.kueue.x-k8s.io/v1beta2
@@ -77,21 +77,21 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def give_gpus(bed: KubernetesOnRack) -> None:
-    """One to each node."""
+    """Add one GPU to each node."""
     patch = yaml.safe_dump({"status": {"capacity": {GPU: "1"}, "allocatable": {GPU: "1"}}})
     for node in bed.names:
         bed.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "--patch", patch)
 
 
 def add_priorities(bed: KubernetesOnRack) -> None:
-    """PriorityClasses low and high."""
+    """Create the PriorityClasses low and high."""
     api = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
     for value, name in enumerate(("low", "high"), 1):
         bed.apply({**api, "metadata": {"name": name}, "value": value})
 
 
 def add_crds(bed: KubernetesOnRack, crds: Iterable[dict[str, Any]]) -> None:
-    """Create definitions, and wait until the server serves them. Large ones fit no annotation."""
+    """Create CRDs and wait for their kinds; large ones do not fit into an annotation."""
     some = list(crds)
     bed.apply(*some, server_side=True)
     names = [f"crd/{one['metadata']['name']}" for one in some]
@@ -104,7 +104,7 @@ def add_crds(bed: KubernetesOnRack, crds: Iterable[dict[str, Any]]) -> None:
 
 
 class Kueue:
-    """Its controller, with webhooks that the API server reaches by URL: there is no kube-proxy."""
+    """Kueue's controller; without kube-proxy the API server reaches its webhooks by URL."""
 
     def __init__(self, bed: KubernetesOnRack) -> None:
         self._bed = bed
@@ -112,7 +112,7 @@ class Kueue:
     def start(self) -> None:
         bed = self._bed
         own, authority = certificates(bed, "kueue")
-        # Its metrics want certificates in a fixed place, also where there are none.
+        # Its metrics need certificates at a fixed path, even if there are none.
         fixed = own / "etc" / "kueue" / "metrics" / "certs"
         fixed.mkdir(parents=True)
         root = source(KUEUE)
@@ -139,7 +139,7 @@ class Kueue:
         bed.apply(*hooks)
 
     def queue(self, name: str, gpus: int) -> None:
-        """A LocalQueue and its ClusterQueue with this quota, which has what a pod asks for."""
+        """Create a LocalQueue and a ClusterQueue with this quota of a pod's resources."""
         flavor = {"name": "any", "resources": [{"name": GPU, "nominalQuota": gpus}]}
         group = {"coveredResources": [GPU], "flavors": [flavor]}
         api = "kueue.x-k8s.io/v1beta1"
@@ -159,7 +159,7 @@ class Kueue:
         )
 
     def await_collected(self, queue: str) -> None:
-        """Wait until a deleted Job's Workload goes with it: quota is not free before."""
+        """Wait until a deleted Job's Workload is removed: only then is its quota free."""
         template = {"spec": self._bed.pod("unnamed", "true")["spec"]}
         job = {
             "apiVersion": "batch/v1",
@@ -171,7 +171,7 @@ class Kueue:
 
 
 def start_jobset(bed: KubernetesOnRack) -> None:
-    """Its controller and the webhooks of its own kind."""
+    """Start JobSet's controller and the webhooks of its kind."""
     define(bed, JOBSET)
     own, authority = certificates(bed, "jobset")
     port, health = _JOBSET_PORTS
@@ -199,14 +199,13 @@ def start_jobset(bed: KubernetesOnRack) -> None:
 
 @pytest.fixture(scope="session")
 def jobset(bed: KubernetesOnRack) -> None:
-    """Its controller runs."""
     assert unavailable([JOBSET]) is None
     start_jobset(bed)
 
 
 @pytest.fixture(scope="session")
 def kueue(bed: KubernetesOnRack) -> Kueue:
-    """It runs, with two queues."""
+    """A running Kueue with two queues."""
     assert unavailable([KUEUE]) is None
     kueue = Kueue(bed)
     kueue.start()
@@ -218,14 +217,12 @@ def kueue(bed: KubernetesOnRack) -> Kueue:
 
 @pytest.fixture(scope="session")
 def volcano(bed: KubernetesOnRack) -> None:
-    """It runs."""
     assert unavailable([VOLCANO]) is None
     start_volcano(bed)
 
 
 def certificates(bed: KubernetesOnRack, name: str) -> tuple[Path, str]:
-    """A folder with tls.key and tls.crt of a server on the login node, and the latter as the API
-    server takes it."""
+    """A folder with tls.key and tls.crt of a server on the login node, and its CA bundle."""
     own = bed.directory / name
     own.mkdir()
     subprocess.run(
@@ -238,7 +235,7 @@ def certificates(bed: KubernetesOnRack, name: str) -> tuple[Path, str]:
 
 
 def reach(bed: KubernetesOnRack, found: list[dict[str, Any]], authority: str, port: int) -> None:
-    """Put URLs in the place of services: there is no kube-proxy."""
+    """Replace services by URLs, because kube-proxy is absent."""
     for config in clients(found):
         path = config.pop("service").get("path", "/convert")
         config |= {"url": f"https://{bed.login.address}:{port}{path}", "caBundle": authority}
@@ -250,8 +247,11 @@ def await_healthy(bed: KubernetesOnRack, port: int, what: str) -> None:
 
 
 def await_collected(bed: KubernetesOnRack, owner: dict[str, Any], owned: str) -> None:
-    """Wait until what belongs to a deleted object goes with it: the collector of garbage learns of
-    new kinds every 30 s, and when it starts. owned: the kind of what its controller makes of it."""
+    """Wait until the dependents of a deleted object are removed.
+
+    The garbage collector learns of new kinds at its start and then every 30 s. owned: the kind of
+    objects that the controller makes.
+    """
     bed.end_daemon("controllers")
     bed.start_controllers()
     bed.apply(owner)
@@ -261,7 +261,7 @@ def await_collected(bed: KubernetesOnRack, owner: dict[str, Any], owned: str) ->
 
 
 def clients(found: Any) -> Iterator[dict[str, Any]]:
-    """Every clientConfig with a service in objects."""
+    """Every clientConfig with a service in these objects."""
     if isinstance(found, dict):
         if "service" in found.get("clientConfig", {}):
             yield found["clientConfig"]
@@ -273,7 +273,7 @@ def clients(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def start_volcano(bed: KubernetesOnRack) -> None:
-    """Its controller and its scheduler; what its webhooks fill in, our objects say."""
+    """Start Volcano's controller and scheduler; our objects contain what its webhooks would add."""
     define(bed, VOLCANO)
     bed.kubectl("create", "namespace", "volcano-system")
     config = bed.directory / "volcano.conf"
@@ -290,7 +290,7 @@ def start_volcano(bed: KubernetesOnRack) -> None:
 
 
 def define(bed: KubernetesOnRack, *modules: Module) -> None:
-    """Have the server serve the kinds of modules, where it does not yet."""
+    """Create the CRDs of modules that the server does not serve yet."""
     new = [module for module in modules if module not in bed.defined]
     if new:
         add_crds(bed, [crd for module in new for crd in crds_of(module)])
@@ -298,6 +298,6 @@ def define(bed: KubernetesOnRack, *modules: Module) -> None:
 
 
 def crds_of(module: Module) -> list[dict[str, Any]]:
-    """Definitions in a module's source."""
+    """CRD manifests in a module's source."""
     found = [one for folder in CRDS[module] for one in documents(source(module) / folder)]
     return [one for one in found if one.get("kind") == "CustomResourceDefinition"]

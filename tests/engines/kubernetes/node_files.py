@@ -1,4 +1,4 @@
-"""Files that a node of the bed needs: configurations of its containerd, kubelet and network."""
+"""Configuration files of a node: containerd, kubelet and network."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SYSCTLS = {
     "kernel/keys/root_maxkeys": 1000000,
     "kernel/keys/root_maxbytes": 25000000,
 }
-"""What the kubelet wants to find; shown to it, so that it does not change the machine."""
+"""Kernel settings that the kubelet requires, shown so that it does not change the machine."""
 
 PREPARE = """\
 set -e
@@ -94,7 +94,7 @@ sysctl -qw net.ipv4.ip_forward=1
 
 
 def prepare_script(own: Path) -> str:
-    """A shell script that makes a node ready for containerd and the kubelet."""
+    """A shell script that prepares a node for containerd and the kubelet."""
     lines = [
         f"echo {value} >{own}/sysctl/{name.replace('/', '.')}; "
         f"mount --bind {own}/sysctl/{name.replace('/', '.')} /proc/sys/{name}"
@@ -106,7 +106,7 @@ def prepare_script(own: Path) -> str:
 def write(own: Path, address: str, pods: str, cgroup: str) -> None:
     """Write a node's configuration into its directory.
 
-    address: the node's own; pods: subnet of its pods, such as 10.244.0.0/24.
+    address: of the node; pods: subnet of its pods, such as 10.244.0.0/24.
     """
     (own / "cni").mkdir(parents=True)
     (own / "resolv.conf").write_text("nameserver 127.0.0.1\n")
@@ -140,7 +140,7 @@ def write_image(
     folders: Sequence[str] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Write an image of one layer, as `ctr images import` takes it."""
+    """Write an image of one layer in the form that `ctr images import` reads."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for folder in folders:

@@ -1,4 +1,4 @@
-"""A program for the login node: a gang of a higher priority comes while one runs in its room.
+"""A program for the login node: a gang of a higher priority preempts one that runs.
 
 `preempted.py TEMPLATE SCHEDULER` prints the states of both, as JSON.
 """
@@ -22,7 +22,7 @@ SIZE, LIMIT_S = 3, 90.0
 
 
 class Watched:
-    """A gang of one engine, and what was seen of it."""
+    """A gang of one engine, with its observations."""
 
     def __init__(self, template: Path, scheduler: dict[str, str], priority: str) -> None:
         page = {"kind": "kubernetes", **scheduler, "priority": priority}
@@ -44,7 +44,7 @@ class Watched:
         self.observations += [*observation.reported_changes, observation]
 
     def states(self) -> list[State]:
-        """In order, each once while it lasts."""
+        """States in order, each listed once while it lasts."""
         return [one.state for one in self._stretches()]
 
     def _stretches(self) -> list[Any]:
@@ -57,7 +57,7 @@ class Watched:
         return len({beat.rank for beat in beats if beat.at_s > since_s})
 
     def is_back(self) -> bool:
-        """Whether it was whole twice, and all ranks were heard the second time."""
+        """Whether the gang was whole twice, and all ranks sent heartbeats the second time."""
         return self.states().count(State.WHOLE) > 1 and self.report()["heard"] == SIZE
 
     def report(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Watched:
 
 
 def until(some: list[Watched], holds: Callable[[], bool]) -> None:
-    """Observe until it holds, or for a while: what was seen tells the rest."""
+    """Observe until `true` holds or the limit is over; the observations show which."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         for one in some:

@@ -1,6 +1,6 @@
-"""Programs of a Kubernetes, built by the go command from their modules, once per user and version.
+"""Programs of Kubernetes, built by the go command from their modules, once per user and version.
 
-`python -m tests.engines.kubernetes.programs` builds what is missing; nothing of it is committed.
+`python -m tests.engines.kubernetes.programs` builds what is missing; no binary is committed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 KUBERNETES = "1.37.1"
-"""Has PodGroup and gang scheduling of its own."""
+"""Has its own PodGroup and gang scheduling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A Go module: the programs (packages below its path) to build of it, at a version.
+    """A Go module: the programs (packages below its path) to build from it, and its version.
 
-    folders: version at which to take the modules that its go.mod replaces by folders of its own
-    repository, such as k8s.io/api.
+    folders: version of the modules that its go.mod replaces by folders of its own repository, such
+    as k8s.io/api.
     """
 
     path: str
@@ -41,7 +41,7 @@ class Module:
         return cache() / f"{self.path.replace('/', '_')}@{self.version}"
 
     def program(self, package: str) -> str:
-        """File name of what a package builds."""
+        """File name of the program of a package."""
         return f"{self.path}/{package}".removesuffix("/.").rsplit("/", 1)[-1]
 
     def missing(self) -> list[str]:
@@ -51,7 +51,7 @@ class Module:
 
 
 def _release(version: str) -> str:
-    """Linker flags for what a release's programs answer when asked for their version."""
+    """Linker flags that set the version that a release's programs report."""
     major, minor, _ = version.split(".")
     values = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
     return "-s -w " + " ".join(
@@ -80,7 +80,7 @@ BED = (
     ),
 )
 KUEUE = Module("sigs.k8s.io/kueue", "v0.15.0", ("cmd/kueue",))
-VOLCANO = Module(  # the last version whose own modules are all served
+VOLCANO = Module(  # the last version whose own modules are all published
     "volcano.sh/volcano",
     "v1.10.0",
     ("cmd/scheduler", "cmd/controller-manager", "cmd/webhook-manager"),
@@ -91,13 +91,13 @@ MODULES = (*BED, KUEUE, VOLCANO, JOBSET, KWOK)
 COSCHEDULING = Module("sigs.k8s.io/scheduler-plugins", "v0.33.5", ())
 TRAINER = Module("github.com/kubeflow/trainer/v2", "v2.1.0", ())
 TRAINING_OPERATOR = Module("github.com/kubeflow/training-operator", "v1.9.3", ())
-"""Of these only manifests are read."""
+"""Only manifests of these modules are read."""
 FROM_DEBIAN = ("etcd", "runc")
 CNI = Path("/usr/lib/cni")
 
 
 def cache() -> Path:
-    """Where built programs are kept."""
+    """Directory of the built programs."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "pytest-mnode" / "go"
 
@@ -107,17 +107,17 @@ OURS = {
     "stand_in": "",
     "device_plugin": f"require k8s.io/kubelet {BED[0].folders}",
 }
-"""Programs of our own, with the modules they require."""
+"""Our own programs, with the modules that they require."""
 
 
 def path() -> str:
-    """PATH with all of them."""
+    """PATH with all programs."""
     own = [str(module.bin) for module in MODULES]
     return os.pathsep.join([*own, os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
 def unavailable(modules: Sequence[Module] = BED) -> str | None:
-    """Why programs of the bed, or of these modules, cannot be had here, in one line."""
+    """Why programs of the cluster, or of these modules, are not available, in one line."""
     missing = [name for name in FROM_DEBIAN if shutil.which(name, path=path()) is None]
     missing += [f"CNI plugin {n}" for n in ("bridge", "host-local") if not (CNI / n).exists()]
     missing += [f"{m.path}/{package}" for m in modules for package in m.missing()]
@@ -138,7 +138,7 @@ def _lock() -> Iterator[None]:
 
 
 def build() -> None:
-    """Build what is missing; two runs at once build it once."""
+    """Build what is missing; two runs at the same time build it once."""
     with _lock():
         for module in MODULES:
             if module.missing():
@@ -148,7 +148,7 @@ def build() -> None:
 
 
 def ours(name: str) -> Path:
-    """A program of our own, by its folder beside this file; built where it is not there yet."""
+    """One of our own programs, by its folder beside this file; built if missing."""
     source = Path(__file__).with_name(name) / "main.go"
     built = cache() / f"{name}@{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
     program = built / name
@@ -178,8 +178,10 @@ def _build(module: Module) -> None:
 
 
 def _go_mod(module: Module) -> str:
-    """A module that requires this one. What its own go.mod replaces holds for itself only, and is
-    replaced here in the same way."""
+    """A go.mod that requires this module.
+
+    Replacements in a module's own go.mod apply to that module alone, so they are repeated here.
+    """
     given = _own_go_mod(module)
     lines = [f"module build\n\ngo {given['Go']}\n\nrequire {module.path} {module.version}\n"]
     for replace in given.get("Replace") or []:
@@ -191,7 +193,7 @@ def _go_mod(module: Module) -> str:
 
 
 def _own_go_mod(module: Module) -> Any:
-    """A module's go.mod, as `go mod edit -json` prints it."""
+    """A module's go.mod, as printed by `go mod edit -json`."""
     return json.loads(_go(cache(), "mod", "edit", "-json", _downloaded(module)["GoMod"]))
 
 
@@ -201,12 +203,12 @@ def source(module: Module) -> Path:
 
 
 def _downloaded(module: Module) -> Any:
-    """Where a module is, as `go mod download -json` prints it."""
+    """The location of a module, as printed by `go mod download -json`."""
     return json.loads(_go(cache(), "mod", "download", "-json", f"{module.path}@{module.version}"))
 
 
 def _go(directory: Path, *argv: str, cgo: bool = True) -> str:
-    """Run the go command; what it prints. Its errors are for the reader."""
+    """Run the go command and return its output; its errors go to the terminal."""
     env = {**os.environ, "CGO_ENABLED": "1" if cgo else "0"}
     return subprocess.run(
         ["go", *argv], check=True, cwd=directory, env=env, stdout=subprocess.PIPE, text=True

@@ -1,7 +1,7 @@
-"""A program for the login node: a run of many pods, through the launcher; pods run a stand-in.
+"""A program for the login node: a run of many pods through the launcher, with a stand-in in pods.
 
-`sized.py NODES TEMPLATE PYTHON` prints what opening and holding their exec streams took, and how
-streams that end, or hang, are named.
+`sized.py NODES TEMPLATE PYTHON` prints the cost of opening and holding the exec streams, and the
+reports of streams that end or hang.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HELD_S = 5.0
 
 
 class Timed(Kubernetes):
-    """Notes when all pods ran."""
+    """A launcher that notes when all pods were running."""
 
     up_s = 0.0
 
@@ -47,7 +47,7 @@ def since(began: float) -> float:
 
 
 def ours() -> dict[str, list[psutil.Process]]:
-    """Processes below this one, by their program."""
+    """Child processes of this one, with their program names."""
     found: dict[str, list[psutil.Process]] = {"bridge": [], "remote_proxy": [], "other": []}
     for one in psutil.Process().children(recursive=True):
         line = " ".join(one.cmdline())
@@ -56,12 +56,12 @@ def ours() -> dict[str, list[psutil.Process]]:
 
 
 def used(some: Sequence[psutil.Process]) -> float:
-    """Seconds of CPU."""
+    """Seconds of CPU time."""
     return sum(sum(one.cpu_times()[:2]) for one in some)
 
 
 def stand_ins(python: str, words: int) -> list[psutil.Process]:
-    """Those with so many arguments: 5 for commands, 7 for relays."""
+    """Stand-ins with this number of arguments: 5 for commands, 7 for relays."""
     every = psutil.process_iter(["cmdline"])
     return [
         p for p in every if (p.info["cmdline"] or [""])[0] == python and len(p.cmdline()) == words

@@ -1,7 +1,7 @@
-"""A program for the login node: a gang runs, a fault strikes, the same watch that the criterion has
-looks on, and what it knows is printed.
+"""A program for the login node: a gang runs under the criterion's watch while a fault occurs.
 
-`struck.py TEMPLATE DIRECTORY FAULT…`; files in the directory say when a fault may begin and end.
+`struck.py TEMPLATE DIRECTORY FAULT…` prints the watch's observations; files in the directory say
+when a fault may begin and end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Round:
         ended = time.time()
         if watch.state(self._gang) is State.WHOLE:  # what ranks wrote meanwhile is read later
             watch.until(lambda: self._heard(ended) == nodes, 2 * LIMIT_S)
-        else:  # to its end, without the help of anybody
+        else:  # to its end, without intervention
             watch.until(lambda: watch.state(self._gang) is State.OVER, LIMIT_S)
         signs = self._signs()
         watch.clear_up(self._arena, LIMIT_S)
@@ -60,7 +60,7 @@ class Round:
         return found | {"verdict": str(judged.verdict), "note": judged.note}
 
     def _signs(self) -> list[str]:
-        """What a reader of the report would learn by now."""
+        """What the observations show so far."""
         watch = self._watch
         window = watch.window()
         seen = sightings(self._gang, watch.observations)
@@ -70,7 +70,7 @@ class Round:
         return [*states, *why[:9]]
 
     def _heard(self, since_s: float, until_s: float = inf) -> list[str]:
-        """Nodes whose rank wrote a heartbeat in this time."""
+        """Nodes whose rank wrote a heartbeat in this period."""
         beats = [beat for observation in self._watch.observations for beat in observation.beats]
         return sorted({beat.node for beat in beats if since_s < beat.at_s < until_s})
 

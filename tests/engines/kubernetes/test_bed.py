@@ -1,4 +1,4 @@
-"""The bed is a Kubernetes as others are, and leaves nothing."""
+"""The test cluster behaves like other Kubernetes clusters, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engines.on_rack import remove_abandoned
 SLEEP = "exec sleep 600"
 
 
-def test_pods_run_on_the_nodes_links_and_on_addresses_of_their_own(bed: KubernetesOnRack) -> None:
+def test_pods_use_the_nodes_links_or_their_own_addresses(bed: KubernetesOnRack) -> None:
     bed.apply(bed.pod("links", SLEEP, hostNetwork=True, nodeName="node1"))
     bed.apply(bed.pod("own", SLEEP, nodeName="node2"))
     try:
@@ -39,7 +39,7 @@ def test_pods_run_on_the_nodes_links_and_on_addresses_of_their_own(bed: Kubernet
         bed.kubectl("delete", "pod", "links", "own", "--wait=false")
 
 
-def test_what_an_interrupted_run_left_is_removed(
+def test_leftovers_of_an_interrupted_run_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

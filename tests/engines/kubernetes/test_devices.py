@@ -1,7 +1,8 @@
-"""Preflight in containers to which a real kubelet hands out devices, rightly and wrongly.
+"""Preflight in containers that get devices from a real kubelet, correctly and incorrectly.
 
-This machine has no RDMA: /sys of the pods shows a card that we wrote, on each node the same as
-where tenants share one, and the device files that a plugin of ours hands out are those of FUSE.
+This machine has no RDMA: /sys of the pods shows a card that we composed, the same on each node, as
+if
+tenants shared it. The device files that our plugin hands out are those of FUSE.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.trees import Tree
 
 RESOURCE = "mnode.test/rdma"
 STAND_IN = "/dev/fuse"
-"""Opened by root alone, for which a container needs its device control group's permission."""
+"""Only root may open it, and a container also needs the permission of its device cgroup."""
 UVERBS = "/dev/infiniband/uverbs0"
 PLUGINS: Mapping[str, Sequence[str]] = {
     "node0": (STAND_IN, UVERBS, "rw"),
@@ -36,7 +37,7 @@ case $NODE in
   *) ip link add net1 link eth0 type macvlan; ip link set net1 up;;
 esac
 """
-"""What Multus does, but for one pod without its second interface and one with another MTU."""
+"""Does the work of Multus, except for a pod without a second interface and one with another MTU."""
 PAGE = """
 name: pods
 accelerators: {per_node: 0}
@@ -61,7 +62,7 @@ ASKED = (
 
 @pytest.fixture(scope="module")
 def plugins(bed: KubernetesOnRack) -> Iterator[None]:
-    """The kubelet of each node promises a device, and gives what its plugin says."""
+    """The kubelet of each node advertises a device, and hands out what its plugin returns."""
     program = str(programs.ours("device_plugin"))
     for name, exposed in PLUGINS.items():
         argv = [program, RESOURCE, "1", *exposed]
@@ -80,7 +81,7 @@ def plugins(bed: KubernetesOnRack) -> Iterator[None]:
 
 
 def write_card(root: Path) -> Path:
-    """/sys/class of a machine with an RDMA card, for a container that has interfaces of its own."""
+    """/sys/class of a machine with an RDMA card, for a container with its own interfaces."""
     tree, device = Tree(root), "sys/class/infiniband/mlx5_0"
     for name, text in {
         "state": "4: ACTIVE",
@@ -102,7 +103,7 @@ def write_card(root: Path) -> Path:
 def preflight(
     bed: KubernetesOnRack, directory: Path, tests: Sequence[str], nodes: int, **container: Any
 ) -> dict[str, Any]:
-    """Cases by test and node, of a run in pods that ask for one device each."""
+    """Cases by test and node, of a run in pods that request one device each."""
     options = bed.launch(directory)
     template = directory / "pods.json"
     pod = json.loads(template.read_text())
@@ -143,7 +144,7 @@ def preflight(
 
 
 def culprits(cases: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Who is to blame, by test and node; nothing is inconclusive."""
+    """Culprits by test and node; no case is inconclusive."""
     verdicts = {name: case["verdict"] for name, case in cases.items()}
     assert set(verdicts.values()) <= {"pass", "fail"}, verdicts
     return {
@@ -153,7 +154,7 @@ def culprits(cases: Mapping[str, Any]) -> dict[str, set[str]]:
     }
 
 
-def test_what_containers_were_not_given_is_found(
+def test_devices_missing_in_containers_are_found(
     bed: KubernetesOnRack, plugins: None, tmp_path: Path
 ) -> None:
     cases = preflight(

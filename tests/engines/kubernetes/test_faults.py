@@ -1,4 +1,4 @@
-"""What befalls pods and nodes in the middle of a run: named, and made good where that can be."""
+"""Pods and nodes that fail in the middle of a run: named, and recovered where possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.engines.kubernetes.bed import KubernetesOnRack
 from tests.inner import InnerRun, write_files
 
 LATE_S = 30.0
-"""Heartbeats give up after 6 s; an API server needs a while to delete a pod."""
+"""Heartbeats time out after 6 s; the API server needs time to delete a pod."""
 REPORTED = """
     from pathlib import Path
 
@@ -68,12 +68,12 @@ FAULTS: dict[str, tuple[Callable[[KubernetesOnRack], None], Callable[[Kubernetes
     "power": (lambda bed: bed.power_off("node3"), lambda bed: bed.power_on("node3")),
     "api server": (lambda bed: bed.kill_daemon("apiserver"), lambda bed: bed.start_api_server()),
 }
-"""Fault, and its end; in this order."""
+"""Faults with their expected reports, in this order."""
 
 
 @pytest.fixture(scope="module")
 def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InnerRun]:
-    """One run that meets all of them."""
+    """One run that meets all of the faults."""
     directory = tmp_path_factory.mktemp("faults")
     text = TESTS.replace("FAULTS", repr(list(FAULTS)))
     write_files(directory, conftest=REPORTED, test_faults=text)
@@ -118,11 +118,11 @@ def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ("test_memory", "killed by SIGKILL by the kernel: out of memory"),
     ],
 )
-def test_is_named(run: InnerRun, test: str, message: str) -> None:
+def test_each_fault_is_named(run: InnerRun, test: str, message: str) -> None:
     assert run.outcomes()[test] == "failure", run.output
     [failure] = run.cases()[test].iter("failure")
     assert message in str(failure.text), run.output
 
 
-def test_the_run_goes_on(run: InnerRun) -> None:
+def test_the_run_continues_after_each_fault(run: InnerRun) -> None:
     assert run.outcomes()["test_in_the_end"] == "passed", run.output

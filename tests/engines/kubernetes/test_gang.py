@@ -1,4 +1,4 @@
-"""Gangs on a real Kubernetes: green where something keeps them whole, red where nothing does."""
+"""Gangs on a real Kubernetes: passed with a gang scheduler, failed without one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NEEDS = {
     "trainjob": [TRAINER],
     "pytorchjob": [TRAINING_OPERATOR],
 }
-"""Modules whose definitions the server needs for a kind."""
+"""Modules whose CRDs the server needs, by kind."""
 TIMES = {
     **{"rounds": 1, "runs": "4 s", "waits": "3 s", "next_within": "15 s", "together": "3 s"},
     "settle": "2 s",
@@ -57,7 +57,7 @@ SOON: list[dict[str, Any]] = [
      "tolerationSeconds": 2}
     for what in ("unreachable", "not-ready")
 ]  # fmt: skip
-"""Pods leave a node that is away after 2 s; Kubernetes' default is 5 min."""
+"""Pods leave an unreachable node after 2 s; Kubernetes' default is 5 min."""
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def certify(
     *tests: str,
     **promised: Any,
 ) -> tuple[Certified, dict[str, Any]]:
-    """acceptance/test_gang.py on the login node, or these tests of it; what each measured."""
+    """Measurements of acceptance/test_gang.py, or of some of its tests, by test."""
     chosen = ["-k", " or ".join(tests)] if tests else []
     args = arguments(bed, directory, scheduler, **promised)
     run = run_pytest(bed, directory, *args, *chosen, limit_s=250)
@@ -121,7 +121,7 @@ def certify(
     ],
     ids=["native", "kueue", "volcano"],
 )
-def test_gangs_are_kept_whole(
+def test_gang_schedulers_keep_gangs_whole(
     bed: KubernetesOnRack,
     tmp_path: Path,
     request: pytest.FixtureRequest,
@@ -135,7 +135,7 @@ def test_gangs_are_kept_whole(
     assert {name: found[name][0] for name in (FILLED, RACE, OVERSIZE)} == dict.fromkeys(
         (FILLED, RACE, OVERSIZE), "pass"
     ), output
-    # Of no node by itself: a gang is judged where its scheduler puts it.
+    # No node is blamed: a gang is judged where its scheduler puts it.
     assert done.certificate["verdict"] == "partly certified", output
     # Each state with its duration, in the scheduler's own words.
     filled = found[FILLED][1]
@@ -146,7 +146,9 @@ def test_gangs_are_kept_whole(
     assert large["note"].startswith("waits: "), large
 
 
-def test_without_gangs_half_of_one_holds_nodes(bed: KubernetesOnRack, tmp_path: Path) -> None:
+def test_without_gang_scheduling_half_a_gang_holds_nodes(
+    bed: KubernetesOnRack, tmp_path: Path
+) -> None:
     done, found = certify(bed, tmp_path, {"engine": "default"}, RACE)
     verdict, race = found[RACE]
     assert verdict == "fail", done.run.output
@@ -166,7 +168,7 @@ def test_a_quota_above_capacity_admits_half_a_gang(
     assert any("Admitted: 1 Pending + 1 Running" in part for part in parts), parts
 
 
-def test_fewer_pods_than_the_gang_has_start_without_the_rest(
+def test_a_gang_with_a_lower_minimum_starts_incomplete(
     bed: KubernetesOnRack, volcano: None, tmp_path: Path
 ) -> None:
     scheduler = {"engine": "volcano", "min_available": 2}
@@ -178,10 +180,10 @@ def test_fewer_pods_than_the_gang_has_start_without_the_rest(
     assert "Running, PodGroup Running: 1 Pending + 2 Running" in part, part
 
 
-def test_a_gang_that_lost_its_node_comes_back_whole(
+def test_a_gang_that_lost_a_node_is_requeued_whole(
     bed: KubernetesOnRack, volcano: None, tmp_path: Path
 ) -> None:
-    """Its kubelet goes with the node's power; pods are evicted from a node that is not heard of."""
+    """Its kubelet fails with the node's power; pods are evicted from a node without heartbeats."""
     done, found = certify(
         bed,
         tmp_path,
@@ -202,10 +204,10 @@ def test_a_gang_that_lost_its_node_comes_back_whole(
     [{"engine": "native"}, {"engine": "kueue", "queue": "as-large-as-the-cluster"}],
     ids=["native", "kueue"],
 )
-def test_a_gang_of_higher_priority_takes_the_room_of_a_whole_gang(
+def test_a_gang_of_higher_priority_preempts_a_whole_gang(
     bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path, scheduler: dict[str, str]
 ) -> None:
-    """Never of a part, and that comes back whole; test_jobs has checkpoints."""
+    """It never preempts a part, and the gang is requeued whole; test_jobs has checkpoints."""
     add_priorities(bed)
     arguments(bed, tmp_path, scheduler)
     template, named = str(tmp_path / "pods.json"), json.dumps(scheduler)
@@ -221,10 +223,10 @@ def test_a_gang_of_higher_priority_takes_the_room_of_a_whole_gang(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_server_takes_each_kinds_objects(
+def test_the_server_accepts_objects_of_each_kind(
     bed: KubernetesOnRack, tmp_path: Path, name: str
 ) -> None:
-    """By its validation alone: most of these are not tried under contention."""
+    """By server-side validation alone: most of these kinds are not tried under contention."""
     if name in NEEDS:
         define(bed, *NEEDS[name])
     bed.launch(tmp_path)
@@ -249,9 +251,7 @@ def test_the_server_takes_each_kinds_objects(
         bed.kubectl("create", "--dry-run=server", "--validate=strict", "-f", str(path))
 
 
-def test_nothing_is_left_of_a_controller_that_is_killed(
-    bed: KubernetesOnRack, tmp_path: Path
-) -> None:
+def test_a_killed_controller_leaves_nothing(bed: KubernetesOnRack, tmp_path: Path) -> None:
     args = arguments(bed, tmp_path, {"engine": "native"}, waits="60 s")
     with running_pytest(bed, tmp_path, *args):
         bed.await_that(

@@ -1,4 +1,4 @@
-"""Jobs that tests launch in pods: Jobs of their own, deleted and made again, never left behind."""
+"""Jobs that tests launch in pods: separate Jobs, deleted and created again, never left behind."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def run(bed: KubernetesOnRack, tmp_path_factory: pytest.TempPathFactory) -> Inne
 def run_as_jobset(
     bed: KubernetesOnRack, jobset: None, tmp_path_factory: pytest.TempPathFactory
 ) -> InnerRun:
-    """The run's own pods are those of a JobSet as well."""
+    """A run whose own pods belong to a JobSet as well."""
     return run_tests(bed, tmp_path_factory.mktemp("jobsets"), "JobSet", *AS_JOBSET)
 
 
@@ -236,17 +236,17 @@ def run_tests(bed: KubernetesOnRack, directory: Path, kind: str, *names: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_inner(run: InnerRun, name: str) -> None:
+def test_inner_test_passed(run: InnerRun, name: str) -> None:
     assert run.outcomes().get(name) == "passed", run.output
 
 
 @pytest.mark.parametrize("name", AS_JOBSET)
-def test_jobs_are_of_the_template_s_kind(run_as_jobset: InnerRun, name: str) -> None:
+def test_jobs_have_the_kind_of_the_template(run_as_jobset: InnerRun, name: str) -> None:
     assert run_as_jobset.outcomes().get(name) == "passed", run_as_jobset.output
 
 
-def test_a_controller_that_is_killed_leaves_no_job(bed: KubernetesOnRack, tmp_path: Path) -> None:
-    """In pods with addresses of their own."""
+def test_a_killed_controller_leaves_no_job(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    """The pods have their own addresses."""
     write(tmp_path, WAITS.replace("fab0", "None"))
     options = bed.launch(tmp_path)
     with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options, "test_it.py") as inner:
@@ -258,8 +258,10 @@ def test_a_controller_that_is_killed_leaves_no_job(bed: KubernetesOnRack, tmp_pa
 def test_an_evicted_job_resumes_from_its_checkpoint(
     bed: KubernetesOnRack, kueue: Kueue, tmp_path: Path
 ) -> None:
-    """acceptance/test_restart.py, where a gang of a higher priority is what preempts the job:
-    test_whole has the node that is lost, of the same kind of job."""
+    """acceptance/test_restart.py, with a gang of a higher priority that preempts the job.
+
+    test_whole covers a lost node with the same kind of job.
+    """
     give_gpus(bed)
     add_priorities(bed)
     kill = "test_a_killed_job_comes_back_and_loses_nothing"

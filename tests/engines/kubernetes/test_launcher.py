@@ -97,9 +97,9 @@ def test_a_rank_is_debugged_in_a_pod(bed: KubernetesOnRack, tmp_path: Path) -> N
 def test_a_deleted_pod_is_named_and_another_takes_its_place(
     bed: KubernetesOnRack, tmp_path: Path
 ) -> None:
-    """With an address of its own, at which ranks meet; test_faults has pods on hostNetwork."""
+    """The pod has its own address, at which ranks meet; test_faults has pods on hostNetwork."""
     write_files(tmp_path, test_hang=f"{HANG}\n{AFTER}")
-    # Without these, the new pod may come up on one of the other nodes.
+    # Otherwise the new pod may start on one of the other nodes.
     options = bed.launch(tmp_path, affinity=on_nodes("node0", "node1"))
     with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
         bed.await_that((tmp_path / "begun").exists, 60, "ranks run")
@@ -137,9 +137,7 @@ def first_pod(bed: KubernetesOnRack) -> tuple[str, Any]:
     return min(pods.items())
 
 
-def test_nothing_is_left_of_a_controller_that_is_killed(
-    bed: KubernetesOnRack, tmp_path: Path
-) -> None:
+def test_a_killed_controller_leaves_nothing(bed: KubernetesOnRack, tmp_path: Path) -> None:
     write_files(tmp_path, test_hang=HANG)
     options = bed.launch(tmp_path, hostNetwork=True)
     with running_pytest(bed, tmp_path, "--mnode-nodes=2", *options) as program:
@@ -148,7 +146,7 @@ def test_nothing_is_left_of_a_controller_that_is_killed(
         program.communicate(timeout=30)
 
 
-def test_pods_end_by_themselves_where_nobody_can_delete_them(
+def test_pods_end_by_themselves_if_they_cannot_be_deleted(
     bed: KubernetesOnRack, tmp_path: Path
 ) -> None:
     """The controller is killed while the API server is gone."""
@@ -171,12 +169,12 @@ def test_pods_end_by_themselves_where_nobody_can_delete_them(
         finally:
             bed.start_api_server()
         bed.await_that(bed.answers, 60, "the API server is back")
-    assert bed.get("jobs")["items"], "deleted by somebody else"
+    assert bed.get("jobs")["items"], "another process deleted the pods"
     bed.await_that(lambda: bed.get("jobs,pods")["items"] == [], 60, "no job, no pod")
 
 
 def refused(bed: KubernetesOnRack, directory: Path, *options: str) -> str:
-    """What a run prints that gets no pods."""
+    """Output of a run that gets no pods."""
     write_files(directory, test_meet=MEET)
     run = run_pytest(bed, directory, "--mnode-nodes=2", *options)
     assert run.returncode != 0
@@ -198,7 +196,7 @@ def refused(bed: KubernetesOnRack, directory: Path, *options: str) -> str:
     ],
     ids=["no node fits", "no Python", "no namespace", "no context"],
 )
-def test_why_there_are_no_pods(
+def test_the_reason_for_missing_pods_is_printed(
     bed: KubernetesOnRack, tmp_path: Path, spec: dict[str, Any], options: list[str], message: str
 ) -> None:
     output = refused(bed, tmp_path, *bed.launch(tmp_path, **spec), *options)

@@ -1,6 +1,6 @@
-"""Many pods on fake nodes (kwok): what a run and the gang engine ask, keep and say.
+"""Many pods on fake nodes (kwok): requests, memory and messages of a run and of the gang engine.
 
-MNODE_TEST_PODS=512 tries the size that is promised; the tests' own is an eighth of it.
+MNODE_TEST_PODS=512 tries the promised size; the default is an eighth of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.engines.kubernetes.programs import KWOK, ours, source, unavailable
 
 NODES = int(os.environ.get("MNODE_TEST_PODS", "64"))
 GANG_SIZE = NODES * 3 // 5
-"""Two of them do not fit."""
+"""Two gangs of this size do not fit."""
 FAKE = {"kwok.x-k8s.io/node": "fake"}
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 LOCAL = {
@@ -31,7 +31,7 @@ LOCAL = {
     "metadata": {"name": "local"},
     "spec": {"execs": [{"local": {}}]},
 }
-"""Commands in pods run beside kwok."""
+"""Commands in pods run on the host of kwok."""
 STAGES = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
 POD: dict[str, Any] = {
     "kind": "PodTemplate",
@@ -100,7 +100,7 @@ def fakes(bed: KubernetesOnRack) -> Iterator[None]:
         *(f"--tls-cert-file={own}/tls.crt", f"--tls-private-key-file={own}/tls.key"),
     ]
     bed.end_daemon("controllers")
-    bed.start_controllers(silent_s=3600)  # so many heartbeats would be most of the work
+    bed.start_controllers(silent_s=3600)  # heartbeats at the usual rate would be most of the work
     bed.start_daemon("kwok", bed.login, argv)
     room = {"cpu": "64", "memory": "256Gi", "pods": "10"}
     names = [f"fake-{number}" for number in range(NODES)]
@@ -125,7 +125,7 @@ def fakes(bed: KubernetesOnRack) -> Iterator[None]:
         return len(found) == NODES and all(map(is_ready, found))
 
     bed.await_that(ready, 120, "fake nodes are Ready")
-    # kwok makes its pool of addresses for the first pod, and two of them for two at once.
+    # kwok makes its address pool for the first pod, and two pools for two pods at once.
     metadata = {"name": "first", "namespace": "default"}
     bed.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, **POD["template"]})
     bed.await_that(lambda: "podIP" in bed.get("pod", "first")["status"], 60, "it has an address")
@@ -139,7 +139,7 @@ def fakes(bed: KubernetesOnRack) -> Iterator[None]:
 
 
 def lists(bed: KubernetesOnRack) -> int:
-    """How often pods were listed until now, by all clients."""
+    """Number of pod lists requested so far, by all clients."""
     text = bed.kubectl("get", "--raw", "/metrics")
     found = re.findall(r'apiserver_request_total\{.*resource="pods".*verb="LIST".*\} (\d+)', text)
     return sum(map(int, found))

@@ -1,4 +1,4 @@
-"""What befalls pods, kubelets and the API server while gangs are watched: named, in seconds."""
+"""Faults of pods, kubelets and the API server while gangs are watched: named within seconds."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def found(
     bed.await_that(lambda: bed.get(kinds)["items"] == [], 60, "no job, no pod, no PodGroup")
 
 
-def test_a_deleted_pod_ends_its_gang_whole(found: dict[str, Any]) -> None:
+def test_a_deleted_pod_ends_the_whole_gang(found: dict[str, Any]) -> None:
     one = found["deleted"]
     assert "Failed (BackoffLimitExceeded)" in one["signs"], one
     assert one["verdict"] == "pass", one
 
 
-def test_nodes_whose_kubelet_or_cable_is_gone_are_named(found: dict[str, Any]) -> None:
-    """Their ranks run on, and what they wrote meanwhile is read."""
+def test_nodes_that_lost_their_kubelet_or_cable_are_named(found: dict[str, Any]) -> None:
+    """Their ranks keep running, and their heartbeats of that time are read later."""
     one = found["kubelet-and-cable"]
     for node in one["nodes"][:2]:
         why = f"{node}: not ready: Kubelet stopped posting node status."
@@ -104,7 +104,7 @@ def test_nodes_whose_kubelet_or_cable_is_gone_are_named(found: dict[str, Any]) -
     assert one["heard_meanwhile"] == one["nodes"], one
 
 
-def test_while_the_api_server_is_away_nothing_is_certain(found: dict[str, Any]) -> None:
+def test_without_the_api_server_verdicts_are_inconclusive(found: dict[str, Any]) -> None:
     one = found["server"]
     assert one["verdict"] == "inconclusive", one
     assert "gave no answer for " in one["note"], one

@@ -1,4 +1,4 @@
-"""The ready templates, as a run fills them in, before the real API server."""
+"""The shipped templates, as a run fills them in, checked by the real API server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "mnode-run", "uid": "1
 NAMED = Path(__file__).parents[3] / "docs/kubernetes.md"
 
 
-def test_the_server_takes_each_template(bed: KubernetesOnRack, tmp_path: Path) -> None:
-    """And the job of `cluster.launch` that is made of it."""
+def test_the_server_accepts_each_template(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    """And the job of `cluster.launch` that is made from it."""
     define(bed, JOBSET, TRAINER, TRAINING_OPERATOR, VOLCANO)
     page = NAMED.read_text()
     kinds = set()

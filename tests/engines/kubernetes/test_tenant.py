@@ -1,4 +1,4 @@
-"""A tenant of one namespace: from inside of the cluster, and where a right or room is missing."""
+"""A tenant of one namespace: runs inside the cluster, and missing rights or quota."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ def namespace(bed: KubernetesOnRack) -> Iterator[str]:
 
 @pytest.fixture
 def ready(namespace: str) -> dict[str, Any]:
-    """The objects of the manifest, by kind."""
+    """Objects of the shipped manifest, by kind."""
     objects = [found for found in yaml.safe_load_all(READY.read_text()) if found]
     for found in objects:
         found["metadata"]["namespace"] = namespace
     return {found["kind"]: found for found in objects}
 
 
-def test_the_ready_manifest_is_valid(bed: KubernetesOnRack, namespace: str, tmp_path: Path) -> None:
-    """For the API server, and the page and the template in it for us."""
+def test_the_shipped_manifest_is_valid(
+    bed: KubernetesOnRack, namespace: str, tmp_path: Path
+) -> None:
+    """The API server accepts it, and we can read its spec and template."""
     bed.kubectl(
         *("-n", namespace, "create", "--dry-run=server", "--validate=strict"), "-f", str(READY)
     )
@@ -63,7 +65,7 @@ def test_the_ready_manifest_is_valid(bed: KubernetesOnRack, namespace: str, tmp_
     )
 
 
-def test_a_job_of_the_ready_manifest_runs_tests_in_pods(
+def test_a_job_of_the_shipped_manifest_runs_tests_in_pods(
     bed: KubernetesOnRack, ready: dict[str, Any], namespace: str, tmp_path: Path
 ) -> None:
     write_files(tmp_path, test_meet=MEET)
@@ -157,7 +159,7 @@ def test_a_refusal_at_admission_is_named(
 def refused(
     bed: KubernetesOnRack, directory: Path, *options: str, kubeconfig: str | None = None
 ) -> str:
-    """What a run prints that gets no nodes. It leaves nothing."""
+    """Output of a run that gets no nodes and leaves nothing."""
     write_files(directory, test_meet=MEET)
     options = (*bed.launch(directory), "--mnode-k8s-wait=6", *options)
     before = bed.env["KUBECONFIG"]

@@ -1,4 +1,4 @@
-"""The acceptance suite, unchanged, in pods with the nodes' links, and in pods without them."""
+"""The unchanged acceptance suite in pods, with the nodes' links and without them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.engines.whole import assert_certified, certify_whole, short_page
 
 
 def give_shared_memory(template: Path) -> None:
-    """Without it a pod has 64 MiB, and preflight says so."""
+    """Without this volume a pod has 64 MiB, which fails preflight."""
     pod = json.loads(template.read_text())
     pod["spec"]["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     [container] = pod["spec"]["containers"]
@@ -28,8 +28,8 @@ def test_nodes_that_are_pods_are_certified(bed: KubernetesOnRack, tmp_path: Path
     bed.await_that(lambda: bed.get("jobs,pods")["items"] == [], 30, "no job, no pod")
 
 
-def test_pods_without_the_fabric_fall_short_of_it(bed: KubernetesOnRack, tmp_path: Path) -> None:
-    """Collectives of pods with an address of their own go over the pods' network."""
+def test_pods_without_the_fabric_fail(bed: KubernetesOnRack, tmp_path: Path) -> None:
+    """Collectives of pods with their own address use the pod network."""
     page = short_page(bed, "in pods without fab0")
     page["criteria"] = {"mesh": {}, "fabric": page["criteria"]["fabric"]}
     done = certify_whole(bed, tmp_path, page, *bed.launch(tmp_path))

@@ -1,4 +1,4 @@
-"""What objects say of a gang, and which objects make one."""
+"""The state of a gang from its objects, and the objects that make a gang."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota"
         ("pytorchjob", condition("Failed"), None, RootState("Failed", over=True, failed=True)),
     ],
 )
-def test_what_objects_say(
+def test_state_of_a_gang_from_its_objects(
     name: str, root: dict[str, Any], quoted: dict[str, Any] | None, state: RootState
 ) -> None:
     assert KINDS[name].state(root, quoted) == state
 
 
 def made(name: str, **changes: Any) -> dict[str, Any]:
-    """The objects of a gang of three by kind."""
+    """Objects of a gang of three, by kind."""
     kind = KINDS[name]
     pod = rank_pod.template(
         TEMPLATE, LABELS, python="py", runs_s=4, kind=kind, nodes=["n0", "n1"], priority=""
@@ -117,7 +117,7 @@ def made(name: str, **changes: Any) -> dict[str, Any]:
     return {one.kind: found["spec"] for one, found in kind.manifests(gang).items()}
 
 
-def test_a_ranks_pod_keeps_what_the_template_says() -> None:
+def test_a_ranks_pod_keeps_the_fields_of_the_template() -> None:
     before = copy.deepcopy(TEMPLATE)
     pod = made("default")["Job"]["template"]
     assert before == TEMPLATE
@@ -151,7 +151,7 @@ def test_no_container_outlives_the_rank() -> None:
 
 
 @pytest.mark.parametrize("least", [3, 2])
-def test_how_many_pods_a_gang_needs(least: int) -> None:
+def test_the_number_of_pods_of_a_gang(least: int) -> None:
     native = made("native", least=least)
     assert native["PodGroup"]["schedulingPolicy"] == {"gang": {"minCount": least}}
     assert native["Job"]["template"]["spec"]["schedulingGroup"] == {"podGroupName": "g1"}

@@ -1,4 +1,4 @@
-"""Which nodes a rank can have, and who else is there."""
+"""Nodes that a rank can get, and pods of others on them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tolerations_that_the_server_adds_count(may_try: bool) -> None:
     assert (method, path, query) == ("POST", "pods", {"dryRun": "All"})
 
 
-def test_what_a_pod_asks_of_its_node() -> None:
+def test_resources_requested_by_a_pod() -> None:
     spec = {
         "containers": [
             {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "2", GPU: "1"}}},
@@ -80,7 +80,7 @@ def test_what_a_pod_asks_of_its_node() -> None:
     assert requests_of(spec) == {"cpu": 2, GPU: 1, "memory": 2**31 + 2**20, "pods": 1}
 
 
-def test_sidecars_stay_beside_what_is_started_after_them() -> None:
+def test_sidecars_run_beside_containers_started_after_them() -> None:
     def of(cpu: str, memory: str, **more: str) -> dict[str, Any]:
         return {"resources": {"requests": {"cpu": cpu, "memory": memory}}, **more}
 
@@ -97,7 +97,7 @@ def test_sidecars_stay_beside_what_is_started_after_them() -> None:
     assert requests_of(spec) == {"cpu": 5, "memory": 7 * 2**30, "pods": 1}
 
 
-def test_what_a_pod_asks_as_a_whole() -> None:
+def test_pod_level_resource_requests() -> None:
     spec = {**RANK, "resources": {"requests": {"cpu": "80"}}, "overhead": {"cpu": "1"}}
     assert requests_of(spec) == {"cpu": 81, GPU: 8, "pods": 1}
 
@@ -121,7 +121,9 @@ def test_what_a_pod_asks_as_a_whole() -> None:
         (node(**taint("soft", "PreferNoSchedule")), [], ""),
     ],
 )
-def test_why_a_node_is_taken(there: dict[str, Any], pods: list[dict[str, Any]], why: str) -> None:
+def test_reasons_why_a_node_is_taken(
+    there: dict[str, Any], pods: list[dict[str, Any]], why: str
+) -> None:
     [view] = views([there], pods, OURS)
     assert view.taken(RANK).startswith(why)
     assert bool(view.taken(RANK)) == bool(why)
@@ -165,7 +167,7 @@ EMPTY_TERM["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExe
         ({"containers": [{"resources": {"limits": {GPU: "16"}}}]}, False),
     ],
 )
-def test_which_nodes_suit_a_pod(spec: dict[str, Any], suits: bool) -> None:
+def test_nodes_that_fit_a_pod(spec: dict[str, Any], suits: bool) -> None:
     [view] = views([node()], [pod()], OURS)
     assert view.suits({**RANK, **spec}) == suits
 

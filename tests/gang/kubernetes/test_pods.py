@@ -1,4 +1,4 @@
-"""Records of gangs from pods as Kubernetes 1.37.1 showed them (pods.json)."""
+"""Records of gangs from recorded pods of Kubernetes 1.37.1 (pods.json)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNS, OVER = RootState("Admitted"), RootState("Complete", over=True)
 
 
 def pods(*states: str) -> list[GangPod]:
-    """Pods of one gang in recorded states, each on a node of its own."""
+    """Pods of one gang in recorded states, each on a separate node."""
     made = []
     for number, state in enumerate(states):
         pod = copy.deepcopy(RECORDED[state])
@@ -45,15 +45,15 @@ def pods(*states: str) -> list[GangPod]:
         (OVER, ("succeeded", "terminating"), Phase.ENDING, ("n1",)),
         (None, ("running", "terminating"), Phase.ENDING, ("n0", "n1")),
         (None, ("failed",), Phase.OVER, ()),
-        # A part of it was taken away, and waits again.
+        # A part of the gang was removed, and waits again.
         (RUNS, ("running", "terminating", "waiting"), Phase.HOLDING, ("n0",)),
         (RUNS, ("terminating", "waiting"), Phase.ENDING, ("n0",)),
-        # A rank of half a gang is over: the others run one after another.
+        # A rank of half a gang has ended: the ranks run one after another.
         (RUNS, ("succeeded", "waiting"), Phase.WAITING, ()),
         (RUNS, ("succeeded", "running", "waiting"), Phase.HOLDING, ("n1",)),
     ],
 )
-def test_what_a_gang_does_with_nodes(
+def test_state_of_a_gang_from_its_pods(
     root: RootState | None, states: tuple[str, ...], phase: Phase, nodes: tuple[str, ...]
 ) -> None:
     record = record_of("g", root, pods(*states))
@@ -61,7 +61,7 @@ def test_what_a_gang_does_with_nodes(
     assert (record.phase, record.nodes) == (phase, nodes)
 
 
-def test_the_words_of_server_and_controllers() -> None:
+def test_reasons_of_server_and_controllers_are_kept() -> None:
     record = record_of("g", RUNS, pods("running", "waiting", "waiting", "bound"))
     assert record is not None
     why = RECORDED["waiting"]["status"]["conditions"][0]["message"].partition(". ")[0]
@@ -71,7 +71,7 @@ def test_the_words_of_server_and_controllers() -> None:
     assert record.status == "Complete"
 
 
-def test_what_is_told_of_the_root() -> None:
+def test_the_state_of_the_owner_object() -> None:
     failed = record_of("g", RootState("Failed", over=True, failed=True, restarts=2), [])
     assert failed is not None
     assert (failed.phase, failed.failed, failed.restarts) == (Phase.OVER, True, 2)
@@ -83,7 +83,7 @@ def test_what_is_told_of_the_root() -> None:
     assert not running.blocked
 
 
-def test_a_gang_of_which_nothing_is_left() -> None:
+def test_a_gang_without_objects() -> None:
     assert record_of("g", None, []) is None
     some = {pod.name: pod for pod in pods("running")}
     assert records_of({"g": RUNS, "h": OVER}, some).keys() == {"g", "h"}

@@ -1,4 +1,4 @@
-"""What the watch of a gang's pods reported between two observations, and whether that is all."""
+"""Reports of a watch of a gang's pods between two observations, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    """Without a server: its first watch is up."""
+    """Streams without a server; the first watch is running."""
     monkeypatch.setattr(PodStreams, "__init__", lambda *_: None)
     monkeypatch.setattr(PodStreams, "answers", lambda *_: True)
     made = Streams(Api.__new__(Api), "")
@@ -26,10 +26,10 @@ def pod(name: str, version: int) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {}, "status": {}}
 
 
-def test_all_is_known_while_one_watch_lasts(streams: Streams) -> None:
+def test_one_uninterrupted_watch_is_complete(streams: Streams) -> None:
     streams.changed(pod("a", 1), False)
     _, every = streams.events({"a": 1}, 0)
-    assert every  # no pod was there before the watch
+    assert every  # no pod existed before the watch
     streams.changed(pod("b", 2), False)
     streams.changed(pod("b", 3), True)
     events, every = streams.events({"a": 1}, 0)
@@ -38,18 +38,18 @@ def test_all_is_known_while_one_watch_lasts(streams: Streams) -> None:
     assert streams.events({"a": 1}, 0) == ([], True)
 
 
-def test_what_is_between_two_watches_is_not_known(streams: Streams) -> None:
+def test_the_gap_between_two_watches_is_unknown(streams: Streams) -> None:
     streams.changed(pod("a", 1), False)
     streams.events({"a": 1}, 0)
     streams.watches = 2
     assert streams.events({"a": 1}, 0) == ([], False)
-    assert streams.events({"a": 1}, 0) == ([], False)  # the first has ended
+    assert streams.events({"a": 1}, 0) == ([], False)  # the first watch has ended
     streams.watches = 3
     assert streams.events({"a": 1}, 0) == ([], False)
     assert streams.events({"a": 1}, 0) == ([], True)
 
 
-def test_without_a_pod_the_server_has_to_answer(
+def test_without_a_pod_an_answer_of_the_server_is_needed(
     streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert streams.events({}, 0) == ([], True)
@@ -63,7 +63,7 @@ def test_without_a_pod_the_server_has_to_answer(
 
 
 @pytest.mark.parametrize("listed", [{"a": 2}, {"a": 1, "b": 2}])
-def test_what_a_watch_has_not_reported_yet_is_not_known(
+def test_events_that_a_watch_has_not_reported_yet_are_unknown(
     streams: Streams, listed: dict[str, int]
 ) -> None:
     streams.changed(pod("a", 1), False)

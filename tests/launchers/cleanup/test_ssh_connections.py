@@ -38,7 +38,7 @@ def held(losses: Losses) -> Iterator[Connections]:
 
 @pytest.fixture
 def way(tmp_path: Path) -> Way:
-    """way(name, script): what runs in place of ssh; "$up" is the socket that it makes."""
+    """way(name, script): the program in place of ssh; "$up" is the socket that it must create."""
 
     def way(name: str, script: str = ': > "$up"; exec sleep 300') -> tuple[list[str], str]:
         socket = str(tmp_path / f"s-{name}")
@@ -47,7 +47,7 @@ def way(tmp_path: Path) -> Way:
     return way
 
 
-def test_they_come_up_are_lost_and_named(held: Connections, losses: Losses, way: Way) -> None:
+def test_failed_and_lost_connections_are_named(held: Connections, losses: Losses, way: Way) -> None:
     ways = {"n1": way("n1"), "n2": way("n2", "echo 'n2: no' >&2; exit 255")}
     ways["n3"] = way("n3", ': > "$up"; sleep 0.5; echo broken >&2; exit 255')
     assert held.connect(ways, 10) == {"n2": "n2: no"}
@@ -55,10 +55,10 @@ def test_they_come_up_are_lost_and_named(held: Connections, losses: Losses, way:
     assert losses.empty()
 
 
-def test_one_that_does_not_come_up_ends_with_all_it_started(
+def test_a_connection_that_times_out_ends_with_its_children(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
-    """As ssh's own ssh to a jump host that takes the connection and says nothing."""
+    """Like ssh's own ssh to a jump host that accepts the connection and stays silent."""
     note = tmp_path / "pid"
     script = f"sleep 300 & echo $! > {shlex.quote(str(note))}; wait"
     assert held.connect({"n1": way("n1", script)}, 1.0) == {"n1": "no connection in time"}
@@ -69,9 +69,7 @@ def test_one_that_does_not_come_up_ends_with_all_it_started(
         time.sleep(0.02)
 
 
-def test_one_that_is_ended_takes_all_it_started_with_it(
-    held: Connections, way: Way, tmp_path: Path
-) -> None:
+def test_an_ended_connection_ends_its_children(held: Connections, way: Way, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     script = f"trap '' TERM; sleep 300 & echo $! > {shlex.quote(str(note))}; : > \"$up\"; wait"
     assert held.connect({"n1": way("n1", script)}, 10) == {}
@@ -82,21 +80,21 @@ def test_one_that_is_ended_takes_all_it_started_with_it(
         time.sleep(0.02)
 
 
-def test_a_program_that_cannot_be_started_is_one_hosts_alone(held: Connections, way: Way) -> None:
+def test_a_program_that_cannot_be_started_affects_one_host(held: Connections, way: Way) -> None:
     ways = {"n1": way("n1"), "n2": (["/no/such/ssh"], way("n2")[1]), "n3": way("n3")}
     assert held.connect(ways, 10) == {
         "n2": "cannot start /no/such/ssh on this machine: No such file or directory"
     }
 
 
-def test_nobody_is_asked_for_a_password(held: Connections, way: Way) -> None:
+def test_no_password_prompt(held: Connections, way: Way) -> None:
     failures = held.connect({"n1": way("n1", 'echo "$SSH_ASKPASS_REQUIRE" >&2; exit 255')}, 10)
     assert failures == {"n1": "never"}
 
 
 @pytest.fixture
 def _few_files() -> Iterator[None]:
-    """For this process's children: 64 open files."""
+    """Limits child processes of this process to 64 open files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(os.dup(0) + 64, 64), before[1]))
     yield
@@ -117,7 +115,9 @@ def test_many_connections_need_few_files(way: Way) -> None:
         held.close()
 
 
-def test_the_end_of_the_daemon_is_the_reason(held: Connections, losses: Losses, way: Way) -> None:
+def test_the_end_of_the_daemon_is_reported_as_the_reason(
+    held: Connections, losses: Losses, way: Way
+) -> None:
     held.connect({"n1": way("n1")}, 10)
     silent = way("n2", f"sleep 0.3; kill -9 {held._daemon.pid}; sleep 300")
     why = "the cleanup process of the run has ended"
@@ -126,10 +126,10 @@ def test_the_end_of_the_daemon_is_the_reason(held: Connections, losses: Losses, 
     assert losses.empty()
 
 
-def test_those_that_a_busy_host_drops_are_tried_again_a_few_at_a_time(
+def test_dropped_connections_are_retried_a_few_at_a_time(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
-    """A jump host takes so many at once; here the first of each is dropped."""
+    """A jump host accepts only some connections at once; here the first of each node is dropped."""
     at_once = tmp_path / "at once"
     at_once.mkdir()
     script = (
@@ -144,7 +144,7 @@ def test_those_that_a_busy_host_drops_are_tried_again_a_few_at_a_time(
     assert max(counts) <= ssh_connections.AGAIN_AT_ONCE
 
 
-def test_one_that_is_dropped_every_time_is_told(
+def test_a_connection_that_is_always_dropped_is_reported(
     held: Connections, way: Way, tmp_path: Path
 ) -> None:
     script = f"echo x >> {shlex.quote(str(tmp_path))}/tries; {DROPPED}"

@@ -1,4 +1,4 @@
-"""Answers of the API server that break off in the middle: what is asked once, and watches."""
+"""Truncated answers of the API server, to single requests and to watches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 
 LIMIT_S = 30.0
 RESET = b"\0reset"
-"""In the end of an answer: the connection is reset, and not closed."""
+"""At the end of an answer: the connection is reset instead of closed."""
 PATH = "/api/v1/namespaces/default/pods"
 
 
 def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
-    """All of it is sent, whatever the headers announce."""
-    # Each answer ends its connection: a client that kept it might ask again before it notices.
+    """Sends the whole text, whatever length the headers announce."""
+    # Each answer ends its connection: a client that kept it might send again before it notices.
     head = (f"HTTP/1.1 {status}", "Connection: close", *headers, "", "")
     return "\r\n".join(head).encode() + body
 
@@ -50,13 +50,13 @@ BROKEN_OFF = {
     "JSON": (answer(HALF), "Expecting value: line 1 column 12"),
     "nothing": (answer(b"", "Content-Length: 0"), "Expecting value: line 1 column 1"),
 }
-"""Answers, and the reason that is given for each."""
+"""Answers, and the reported reason of each."""
 Serve = Callable[[Sequence[bytes]], list[str]]
 
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Gives one answer per connection, the last one again and again; what was asked for."""
+    """Gives one answer per connection, then repeats the last one; the requested paths."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = {"server": f"http://127.0.0.1:{listener.getsockname()[1]}"}
     config = {
@@ -74,7 +74,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:  # closed
+            except OSError:  # the connection is closed
                 return
             with connection, connection.makefile("rb") as lines:
                 asked.append(lines.readline().decode().split()[1])
@@ -99,7 +99,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 @pytest.mark.parametrize("how", BROKEN_OFF)
-def test_what_is_asked_once_fails_with_a_reason(serve: Serve, how: str) -> None:
+def test_a_truncated_answer_to_a_request_is_an_error(serve: Serve, how: str) -> None:
     data, why = BROKEN_OFF[how]
     serve([data])
     api = Api()
@@ -137,12 +137,12 @@ WATCHES = {
 
 
 @pytest.mark.parametrize("how", WATCHES)
-def test_a_watch_ends_after_what_was_whole(serve: Serve, how: str) -> None:
+def test_a_truncated_watch_ends_after_its_complete_events(serve: Serve, how: str) -> None:
     serve([WATCHES[how]])
     assert list(Api().watch(PATH, {})) == [("ADDED", pod("a"))]
 
 
-def test_the_bridge_lists_and_watches_again(
+def test_the_bridge_lists_and_watches_again_after_a_truncated_watch(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bridge, "AGAIN_S", 0.01)

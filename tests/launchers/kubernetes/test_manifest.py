@@ -1,4 +1,4 @@
-"""What is filled into the user's manifest, and what is kept."""
+"""Fields that a run fills into the user's manifest, and fields that it keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(template: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": template, **spec}}
 
 
-def test_a_pod_becomes_an_indexed_job_that_keeps_what_it_says() -> None:
+def test_a_pod_becomes_an_indexed_job_that_keeps_its_fields() -> None:
     given = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -133,7 +133,7 @@ def test_the_users_manifest_is_not_changed() -> None:
     assert given == job({"spec": pod()})
 
 
-def test_pods_are_on_nodes_of_their_own_besides_what_the_user_wants_apart() -> None:
+def test_pods_run_on_separate_nodes_in_addition_to_the_users_anti_affinity() -> None:
     term = {"topologyKey": "zone", "labelSelector": {}}
     name = "requiredDuringSchedulingIgnoredDuringExecution"
     apart = {"affinity": {"podAntiAffinity": {name: [term]}}}
@@ -209,7 +209,7 @@ def test_a_train_job_gets_nodes_and_command() -> None:
     )
 
 
-def test_the_default_asks_for_what_the_spec_promises() -> None:
+def test_the_default_template_requests_what_the_spec_promises() -> None:
     made = pods_of_run(default_template("torch:2", {"nvidia.com/gpu": "8"}), "r1", 2, WAIT)
     [container] = made.manifest["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
@@ -232,7 +232,7 @@ def test_other_objects_are_refused(given: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("terms", [[], [{"matchExpressions": ["a"]}, {"matchFields": ["b"]}]])
 def test_pods_on_named_nodes_keep_their_own_affinity(terms: list[dict[str, Any]]) -> None:
-    """Terms are alternatives: each is there once for every name."""
+    """Terms are alternatives: each term is repeated for every name."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     own = {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}}
     made = keep_on(job({"spec": pod(**(own if terms else {}))}), ["n1", "n2"])

@@ -1,4 +1,4 @@
-"""A new pod that comes up on another node than the one it replaces: its node is not waited for."""
+"""A replacement pod that starts on another node: its old node is not waited for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASTRAY = pod("c", "n3", index=0)
 
 
 class Run:
-    """A launcher of two nodes, n1 and n2, and what the bridge reports to it."""
+    """A launcher of two nodes, n1 and n2, and the reports of the bridge to it."""
 
     def __init__(self, directory: Path) -> None:
         spec = load_spec(default_spec_path())
@@ -60,18 +60,20 @@ def run(tmp_path: Path) -> Run:
 
 
 def instead_of_waiting(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
-    """What happens while the launcher waits, which is no longer than that."""
+    """Actions that replace the launcher's wait, after which it must not wait again."""
     left = list(steps)
 
     def wait(_: float) -> None:
-        assert left, "it waits in vain"
+        assert left, "the launcher waits although nothing will change"
         left.pop(0)()
 
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=wait)
     monkeypatch.setattr(module, "time", clock)
 
 
-def test_it_is_named_at_once_with_the_remedy(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_pod_is_named_at_once_with_the_remedy(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.hear(FIRST, deleted=True)
     instead_of_waiting(monkeypatch, lambda: run.hear(ASTRAY))
     with pytest.raises(ClusterError, match=MOVED):
@@ -91,9 +93,7 @@ def test_a_node_that_was_switched_off_is_switched_on(run: Run, tmp_path: Path) -
     assert (tmp_path / "on-n1").exists()
 
 
-def test_a_pod_that_comes_back_to_its_node_is_used(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_that_returns_to_its_node_is_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.hear(FIRST, deleted=True)
     run.hear(ASTRAY)
     run.hear(ASTRAY, deleted=True)

@@ -1,4 +1,4 @@
-"""A watch of pods whose server answers, and one whose server is gone without an end."""
+"""Watches of pods: a server that answers, and a server that is gone without closing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Nothing(PodStreams):
 
 @contextmanager
 def watched(*, reads: bool) -> Iterator[PodStreams]:
-    """A watch of a server that sends nothing. reads: what it is sent."""
+    """A watch of a server that sends nothing. reads: whether the server reads requests."""
     loop, stop, ports = asyncio.new_event_loop(), asyncio.Event(), list[int]()
     listening = threading.Event()
 
@@ -58,13 +58,13 @@ def watched(*, reads: bool) -> Iterator[PodStreams]:
         loop.close()
 
 
-def test_a_server_that_reads_answers() -> None:
+def test_a_server_that_reads_is_alive() -> None:
     with watched(reads=True) as streams:
         assert streams.answers(LIMIT_S)
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.1])
-def test_a_connection_that_is_half_open_does_not(limit_s: float) -> None:
+def test_a_half_open_connection_is_not_alive(limit_s: float) -> None:
     with watched(reads=False) as streams:
         assert not streams.answers(limit_s)
-        assert not streams.away  # as far as the connection shows
+        assert not streams.away  # as far as the connection is known

@@ -1,4 +1,4 @@
-"""The main process of a pod: how long it stays, and how it ends."""
+"""The main process of a pod: how long it stays, and its exit status."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def start(*argv: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-I", "-S", pod_wait.__file__, *argv])
 
 
-def test_it_ends_well_after_silence(tmp_path: Path) -> None:
-    """Else its Job would start another pod of a run that is over."""
+def test_it_succeeds_after_silence(tmp_path: Path) -> None:
+    """Otherwise its Job would start another pod of a run that has ended."""
     alive = tmp_path / "alive"
     alive.touch()
     pod = start(str(alive), "1000", "0.1")
@@ -26,8 +26,8 @@ def test_it_ends_well_after_silence(tmp_path: Path) -> None:
     assert start(str(tmp_path / "none"), "0.1", "1000").wait(LIMIT_S) == 0
 
 
-def test_it_is_ended_as_failed(tmp_path: Path) -> None:
-    """Else its Job would not replace it."""
+def test_it_fails_if_it_is_ended(tmp_path: Path) -> None:
+    """Otherwise its Job would not replace it."""
     pod = start(str(tmp_path / "alive"), "1000", "1000")
     signals = Path(f"/proc/{pod.pid}/status")
     end = time.monotonic() + LIMIT_S

@@ -1,4 +1,4 @@
-"""Pods as the API server shows them."""
+"""Pods as the API server describes them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def container(**state: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"name": "c", "state": state}]}
 
 
-def test_a_pod_that_runs() -> None:
+def test_a_running_pod() -> None:
     label = {"batch.kubernetes.io/job-completion-index": "3"}
     pod = read({"phase": "Running", "podIP": "10.1.1.1", **container(running={})}, labels=label)
     assert (pod.ready, pod.index, pod.node, pod.address) == (True, 3, "n1", "10.1.1.1")
     assert (pod.problem, pod.over, pod.hopeless) == ("", "", False)
 
 
-def test_the_schedulers_reason() -> None:
+def test_the_reason_given_by_the_scheduler() -> None:
     condition = {"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}
     pod = read({"phase": "Pending", "conditions": [condition]})
     assert (pod.ready, pod.problem, pod.hopeless) == (False, "0/4 nodes are available", False)
@@ -37,14 +37,14 @@ def test_the_schedulers_reason() -> None:
     ("reason", "hopeless"),
     [("ImagePullBackOff", False), ("ErrImageNeverPull", True), ("ContainerCreating", False)],
 )
-def test_the_kubelets_reason(reason: str, hopeless: bool) -> None:
+def test_the_reason_given_by_the_kubelet(reason: str, hopeless: bool) -> None:
     waiting = {"reason": reason, "message": "no such image"}
     pod = read({"phase": "Pending", **container(waiting=waiting)})
     assert pod.hopeless is hopeless
     assert pod.problem == ("" if reason == "ContainerCreating" else f"c: {reason}: no such image")
 
 
-def test_an_init_container_that_is_done_hides_no_problem() -> None:
+def test_a_finished_init_container_hides_no_problem() -> None:
     done = {"name": "istio-init", "state": {"terminated": {"reason": "Completed", "exitCode": 0}}}
     waiting = {"reason": "CreateContainerConfigError", "message": "no secret"}
     pod = read({"phase": "Pending", "initContainerStatuses": [done], **container(waiting=waiting)})
@@ -78,7 +78,7 @@ def test_an_init_container_that_is_done_hides_no_problem() -> None:
     ],
     ids=["memory", "evicted", "killed", "preempted"],
 )
-def test_why_a_pod_is_over(status: dict[str, Any], why: str) -> None:
+def test_the_reason_why_a_pod_ended(status: dict[str, Any], why: str) -> None:
     pod = read(status)
     assert (pod.over, pod.ready) == (why, False)
 
@@ -117,7 +117,7 @@ def test_before_1_28_the_index_is_only_an_annotation() -> None:
     assert read({"phase": "Pending"}, annotations=note).index == 3
 
 
-def test_a_pod_that_is_being_deleted_is_over() -> None:
+def test_a_pod_being_deleted_has_ended() -> None:
     running = {"phase": "Running", **container(running={})}
     assert read(running, deletionTimestamp="2026-01-01T00:00:00Z").over == "its pod was deleted"
 

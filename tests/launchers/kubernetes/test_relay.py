@@ -1,4 +1,4 @@
-"""Connections of a pod that end at a port of the controller; the pod's part runs beside us."""
+"""Connections from a pod to a port of the controller; the pod's part runs on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def through(port: int, data: bytes) -> bytes:
-    """What comes back of data that is sent to a port."""
+    """The bytes that return from a port for this data."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     back = await reader.readexactly(len(data))
@@ -73,10 +73,10 @@ async def relayed(alive: Path) -> list[bytes]:
     return back
 
 
-def test_connections_at_once_keep_their_bytes(tmp_path: Path) -> None:
+def test_simultaneous_connections_keep_their_bytes(tmp_path: Path) -> None:
     back = asyncio.run(asyncio.wait_for(relayed(tmp_path / "alive"), LIMIT_S))
     assert back == [BIG, BIG[1:], BIG[2:]]
-    # Data are a sign of life as well: a busy relay is sent no other.
+    # Data count as a sign of life: a busy relay gets no other.
     assert (tmp_path / "alive").exists()
 
 

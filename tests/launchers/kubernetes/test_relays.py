@@ -1,4 +1,4 @@
-"""What is reported of a pod whose relay ended: how the pod ends, else how the relay did."""
+"""The report of a pod whose relay ended: the pod's end if known, otherwise the relay's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT_S = 30.0
 
 
 class Killed:
-    """A relay's program that opened its port and was killed."""
+    """A relay program that opened its port and was killed."""
 
     async def run(self, streams: Streams) -> tuple[int, str]:
         await streams.write(STDOUT, HEADER.pack(0, 4) + b"4000")
@@ -35,7 +35,7 @@ async def start_exec(*, pod: str, argv: Sequence[str]) -> Any:
 
 
 def reported(pod_now: PodState) -> list[dict[str, Any]]:
-    """The first event, where another look at the pod finds this; the watch is silent."""
+    """The first event, if another request for the pod returns this; the watch is silent."""
     pods = RunPods(1)
     pods.heard(POD)
     events: list[dict[str, Any]] = []
@@ -71,5 +71,5 @@ def reported(pod_now: PodState) -> list[dict[str, Any]]:
     ],
     ids=["evicted", "as before"],
 )
-def test_the_end_of_a_pod_comes_before_that_of_its_relay(pod_now: PodState, why: str) -> None:
+def test_the_end_of_a_pod_explains_the_end_of_its_relay(pod_now: PodState, why: str) -> None:
     assert reported(pod_now) == [{"lost": "0", "why": why}]

@@ -1,4 +1,4 @@
-"""Which pods a run has, which it lost, and which take another's place."""
+"""The pods of a run, its lost pods, and their replacements."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_nodes_are_numbered_by_their_names_once_all_pods_run() -> None:
     assert {host: at["node"] for host, at in event["pods"].items()} == {"0": "node2", "1": "node10"}
 
 
-def test_a_pod_that_went_while_nobody_watched_is_lost() -> None:
+def test_a_pod_that_disappeared_between_watches_is_lost() -> None:
     pods = up(pod("a", "n1"), pod("b", "n2"))
     assert pods.listed([pod("a", "n1")]) == [{"lost": "1", "why": "its pod was deleted"}]
     assert pods.listed([pod("a", "n1")]) == []
 
 
-def test_a_new_pod_takes_the_place_of_its_node_then_of_its_number() -> None:
+def test_a_new_pod_replaces_the_pod_of_its_node_then_of_its_index() -> None:
     pods = up(pod("a", "n1", index=0), pod("b", "n2", index=1))
     assert pods.heard(pod("a", "n1", index=0, ready=False, over="evicted")) == [
         {"lost": "0", "why": "evicted"}
@@ -54,7 +54,7 @@ def test_a_new_pod_takes_the_place_of_its_node_then_of_its_number() -> None:
     assert pods.heard(pod("d", "n3", index=0)) == []
 
 
-def test_a_new_pod_without_a_number_takes_the_only_place() -> None:
+def test_a_new_pod_without_an_index_replaces_the_only_missing_one() -> None:
     pods = up(pod("a", "n1"), pod("b", "n2"), pod("c", "n3"))
     pods.heard(pod("a", "n1"), deleted=True)
     assert pods.heard(pod("d", "n4")) == [
@@ -66,7 +66,7 @@ def test_a_new_pod_without_a_number_takes_the_only_place() -> None:
     assert [event["back"] for event in pods.heard(pod("f", "n3"))] == ["2"]
 
 
-def test_a_container_that_was_restarted_is_lost_and_back() -> None:
+def test_a_restarted_container_is_lost_and_available_again() -> None:
     pods = up(pod("a", "n1"))
     again = pod("a", "n1", uid="uid-a.1", before="its container was killed for memory")
     assert pods.heard(again) == [
@@ -77,7 +77,7 @@ def test_a_container_that_was_restarted_is_lost_and_back() -> None:
     assert not pods.is_there("0", "uid-a")
 
 
-def test_why_pods_do_not_run() -> None:
+def test_reasons_why_pods_do_not_run() -> None:
     pods = RunPods(3)
     pods.heard(pod("a", "", ready=False, problem="no GPU"))
     assert pods.why_not_up("Job j", ["exceeded quota"]) == {

@@ -1,4 +1,4 @@
-"""What tests of this folder share."""
+"""Common fixtures of this folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.launchers.remote.proxies import Way
 
 @pytest.fixture
 def way(tmp_path: Path) -> Way:
-    """way(argv, shell=…): the local command that runs argv at the far end."""
+    """way(argv, shell=…): the local command that runs argv at the remote end."""
 
     def way(argv: list[str], shell: str = "", daemon: int | None = None) -> list[str]:
         far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])

@@ -1,4 +1,4 @@
-"""Ways to a far end, over a pipe to a shell in place of ssh."""
+"""Connections to a remote end over a pipe to a shell, in place of ssh."""
 
 from __future__ import annotations
 

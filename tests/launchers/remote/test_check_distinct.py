@@ -1,4 +1,4 @@
-"""Nodes that can be used one by one, and not together."""
+"""Nodes that are usable one by one, but not together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TWO = replace(WELL, hostname="n2", boot="b2")
 FAR = {"a": "10.7.0.1", "b": "10.7.0.2"}
 
 
-def test_nodes_that_are_well() -> None:
+def test_distinct_nodes_pass() -> None:
     assert check_distinct({"a": ONE, "b": TWO}, FAR) == {}
-    # The rack's nodes are of one kernel, and have names of their own.
+    # The rack's nodes share one kernel and have different names.
     assert check_distinct({"a": ONE, "b": replace(TWO, boot="b1")}, FAR) == {}
 
 
@@ -29,7 +29,7 @@ def test_nodes_that_are_well() -> None:
         (None, "its host name n1 is also a's: the same machine, or a duplicate name"),
     ],
 )
-def test_nodes_of_one_name(boot: str | None, line: str) -> None:
+def test_nodes_with_the_same_name(boot: str | None, line: str) -> None:
     assert check_distinct({"a": ONE, "b": replace(ONE, boot=boot)}, FAR) == {"b": line}
 
 
@@ -55,18 +55,18 @@ def test_an_address_that_others_cannot_use(address: str) -> None:
 
 
 @pytest.mark.parametrize("others", [{}, {"b": TWO}], ids=["alone", "among others"])
-def test_an_address_that_is_of_one_link(others: dict[str, NodeReport]) -> None:
+def test_an_address_valid_on_one_link_only(others: dict[str, NodeReport]) -> None:
     problems = check_distinct({"a": ONE} | others, FAR | {"a": "fe80::1"})
     assert problems == {
         "a": "its address fe80::1 is link-local and needs a scope id, which differs between "
         "machines; name it by an address at which the other nodes reach it"
     }
-    # Two machines on a cable, say.
+    # For example two machines connected by one cable.
     assert check_distinct({"a": ONE} | others, FAR | {"a": "169.254.3.1"}) == {}
 
 
-def test_an_address_that_several_have() -> None:
-    """As guests behind a NAT have, each for itself."""
+def test_an_address_shared_by_several_nodes() -> None:
+    """Like guests behind a NAT, which all have the same inner address."""
     problems = check_distinct({"a": ONE, "b": TWO}, dict.fromkeys(FAR, "10.0.2.15"))
     assert problems == {
         "b": "its address 10.0.2.15 is also a's; ranks need an address of this node alone, at "

@@ -1,4 +1,4 @@
-"""Both ends of a command on another machine, over a pipe to a shell in place of ssh."""
+"""Both ends of a remote command, over a pipe to a shell in place of ssh."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_arguments_streams_environment_and_directory_are_the_callers(
     assert (done.returncode, done.stderr) == (0, "é x")
 
 
-def test_what_is_of_the_session_stays_here(way: Way) -> None:
+def test_variables_of_the_login_session_stay_local(way: Way) -> None:
     ours = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY", "XDG_SESSION_TYPE")
     env = {**os.environ, **dict.fromkeys(ours, "/x"), "XDG_CACHE_HOME": "/scratch"}
     env.pop("SSH_CONNECTION", None)
     done = run(way(["env"]), env=env)
     names = {line.partition("=")[0] for line in done.stdout.splitlines()}
-    assert "XDG_CACHE_HOME" in names  # a place of the user's choice
+    assert "XDG_CACHE_HOME" in names  # a place that the user chose
     assert not {name for name in names if name.startswith(bootstrap.OF_THE_SESSION)}
 
 
@@ -52,18 +52,18 @@ def test_what_is_of_the_session_stays_here(way: Way) -> None:
     ("script", "status"),
     [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139)],
 )
-def test_exit_status(way: Way, script: str, status: int) -> None:
+def test_the_exit_status_is_passed_on(way: Way, script: str, status: int) -> None:
     assert run(way(["sh", "-c", script])).returncode == status
 
 
-def test_a_command_that_is_not_there(way: Way) -> None:
+def test_a_missing_command(way: Way) -> None:
     done = run(way(["no-such-command"]))
     assert (done.returncode, done.stderr) == (127, "n1: no such command: no-such-command\n")
 
 
 @pytest.mark.parametrize("gone", ["here", "there"])
-def test_a_directory_that_is_not_there_becomes_root(way: Way, tmp_path: Path, gone: str) -> None:
-    """Removed before the near end looks, or by it: the far end's is another machine's."""
+def test_a_missing_directory_becomes_root(way: Way, tmp_path: Path, gone: str) -> None:
+    """Removed at the remote end, or locally: each end has its own file system."""
     directory = tmp_path / "gone"
     directory.mkdir()
     remove = shlex.join(["rmdir", str(directory)])
@@ -89,7 +89,7 @@ def test_signals_are_passed_on(way: Way, number: signal.Signals) -> None:
     assert program.wait(LIMIT_S) == 3
 
 
-def test_a_signal_that_ends_it_is_told_as_by_a_shell(way: Way) -> None:
+def test_a_signal_that_ended_the_command_is_reported_like_in_a_shell(way: Way) -> None:
     program = subprocess.Popen(
         way(["sh", "-c", "echo ready; exec sleep 60"]), stdout=subprocess.PIPE
     )
@@ -100,7 +100,7 @@ def test_a_signal_that_ends_it_is_told_as_by_a_shell(way: Way) -> None:
     program.stdout.close()
 
 
-def test_much_goes_both_ways(way: Way) -> None:
+def test_large_amounts_of_data_both_ways(way: Way) -> None:
     data = os.urandom(1 << 20) * 8
     command = way(["cat"])
     done = subprocess.run(command, input=data, capture_output=True, timeout=LIMIT_S, check=False)
@@ -108,8 +108,8 @@ def test_much_goes_both_ways(way: Way) -> None:
     assert done.stdout == data
 
 
-def test_a_caller_that_reads_late_is_waited_for(way: Way) -> None:
-    """The command blocks on its output, for longer than silence is allowed to last."""
+def test_a_caller_that_reads_late_gets_all_output(way: Way) -> None:
+    """The command blocks on its output for longer than the limit for silence."""
     count = 4 << 20
     program = subprocess.Popen(
         way([sys.executable, "-c", f"print('x' * {count})"]), stdout=subprocess.PIPE
@@ -120,7 +120,7 @@ def test_a_caller_that_reads_late_is_waited_for(way: Way) -> None:
     assert program.wait(LIMIT_S) == 0
 
 
-def test_a_command_that_reads_nothing_is_not_flooded(way: Way) -> None:
+def test_input_stops_if_the_command_does_not_read(way: Way) -> None:
     program = subprocess.Popen(way(["sleep", "1"]), stdin=subprocess.PIPE)
     assert program.stdin is not None
     with pytest.raises(BrokenPipeError):
@@ -129,7 +129,7 @@ def test_a_command_that_reads_nothing_is_not_flooded(way: Way) -> None:
 
 
 def marked(mark: str) -> list[str]:
-    """Names of the processes that have this variable."""
+    """Names of the processes that have this environment variable."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -141,13 +141,13 @@ def marked(mark: str) -> list[str]:
 
 
 def until_none(mark: str) -> None:
-    end = time.monotonic() + 60  # what is ended here would run for minutes
+    end = time.monotonic() + 60  # the processes ended here would run for minutes
     while left := marked(mark):
         assert time.monotonic() < end, left
         time.sleep(0.05)
 
 
-# Ignores what it can, and so does its child, in a session of its own.
+# Ignores all signals that it can, and so does its child, in a separate session.
 STUBBORN = (
     "import os, signal, subprocess, sys, time\n"
     "for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): signal.signal(n, signal.SIG_IGN)\n"
@@ -157,7 +157,7 @@ STUBBORN = (
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_it_ends_with_its_near_end(way: Way, stubborn: bool) -> None:
+def test_the_command_ends_with_its_local_end(way: Way, stubborn: bool) -> None:
     mark = f"MARK_{uuid.uuid4().hex}"
     argv = [sys.executable, "-c", STUBBORN] if stubborn else ["sh", "-c", "echo ready; sleep 300"]
     program = subprocess.Popen(
@@ -171,7 +171,7 @@ def test_it_ends_with_its_near_end(way: Way, stubborn: bool) -> None:
     program.stdout.close()
 
 
-def test_what_it_left_ends_with_it(way: Way) -> None:
+def test_background_processes_end_with_the_command(way: Way) -> None:
     mark = f"MARK_{uuid.uuid4().hex}"
     done = run(way(["sh", "-c", "setsid sleep 300 & echo on"]), env={**os.environ, mark: "1"})
     assert (done.returncode, done.stdout) == (0, "on\n")
@@ -179,7 +179,7 @@ def test_what_it_left_ends_with_it(way: Way) -> None:
 
 
 def test_silence_ends_both_sides(way: Way) -> None:
-    """The remote end hangs, as deaf as behind a cut link: the proxy reports it."""
+    """The remote end hangs, like behind a cut link: the proxy reports it."""
     mark = f"MARK_{uuid.uuid4().hex}"
     program = subprocess.Popen(
         way(["sh", "-c", "echo ready; sleep 300"]),
@@ -199,7 +199,7 @@ def test_silence_ends_both_sides(way: Way) -> None:
     until_none(mark)
 
 
-def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
+def test_a_local_end_that_hangs_is_noticed(way: Way) -> None:
     mark = f"MARK_{uuid.uuid4().hex}"
     program = subprocess.Popen(
         way(["sh", "-c", "echo ready; exec sleep 300"]),
@@ -210,7 +210,7 @@ def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
     assert program.stdout is not None
     program.stdout.readline()
     end = time.monotonic() + LIMIT_S
-    while "sleep" not in marked(mark):  # the shell becomes it after its output
+    while "sleep" not in marked(mark):  # the shell becomes the remote end after its output
         assert time.monotonic() < end
         time.sleep(0.01)
     os.kill(program.pid, signal.SIGSTOP)
@@ -243,14 +243,14 @@ def test_a_near_end_that_hangs_is_noticed(way: Way) -> None:
         ("exit 255", "ssh ended and printed nothing"),
     ],
 )
-def test_what_did_not_come_up_says_why(way: Way, shell: str, line: str) -> None:
+def test_a_failed_start_reports_its_reason(way: Way, shell: str, line: str) -> None:
     done = run(way(["true"], shell))
     assert done.returncode == remote_proxy.LOST
     assert done.stderr.startswith(f"n1: {line}")
     assert done.stderr.count("\n") == 1
 
 
-def test_it_ends_with_the_run(way: Way) -> None:
+def test_the_command_ends_with_the_run(way: Way) -> None:
     daemon = subprocess.Popen(["sleep", "300"])
     command = way(["sh", "-c", "echo ready; exec sleep 300"], daemon=daemon.pid)
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -267,7 +267,7 @@ def test_it_ends_with_the_run(way: Way) -> None:
     )
 
 
-def test_nothing_of_the_environment_is_in_an_argument_list(way: Way) -> None:
+def test_no_variable_appears_in_an_argument_list(way: Way) -> None:
     secret = uuid.uuid4().hex
     program = subprocess.Popen(
         way(["sh", "-c", "echo ready; exec sleep 300"]),

@@ -1,4 +1,4 @@
-"""How the way to a node ended, in the words of ssh and srun."""
+"""Reasons why the connection to a node ended, from the words of ssh and srun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
         (255, ["Broken pipe", ""], True, "the connection was lost: Broken pipe"),
         (255, [], True, "the connection was lost"),
         (1, ["srun: error: Unable to create step: x"], False, "srun: Unable to create step: x"),
-        # A step that Slurm ended has not lost its connection.
+        # A step that Slurm ended is no lost connection.
         (143, ["srun: error: n1: task 0: Terminated"], True, "srun: n1: task 0: Terminated"),
         (1, ["srun: Force Terminated StepId=17.3"], True, "srun: Force Terminated StepId=17.3"),
         (
@@ -46,11 +46,13 @@ NO_PYTHON = "execve(): /no/python: No such file or directory"
         ),
     ],
 )
-def test_why_it_ended(code: int | None, printed: list[str], greeted: bool, line: str) -> None:
+def test_reason_of_an_ended_connection(
+    code: int | None, printed: list[str], greeted: bool, line: str
+) -> None:
     assert why_it_ended(code, printed, greeted) == line
 
 
-def test_a_python_that_is_not_there_has_the_same_remedy_on_slurm() -> None:
+def test_a_missing_python_has_the_same_remedy_on_slurm() -> None:
     line = why_it_ended(2, [f"slurmstepd: error: {NO_PYTHON}"], False)
     assert why_no_report(CommandResult("n1", 255, "", f"n1: {line}\n", 0.1), 60.0) == (
         f"Python did not start on the node ({NO_PYTHON}); name the Python of the nodes with "
@@ -78,10 +80,10 @@ NOBODY = "Connection closed by UNKNOWN port 65535"
             f"channel 0: open failed: connect failed: No route to host ({NOBODY})",
             False,
         ),
-        # A jump host that has too many at once, and a node itself.
+        # A jump host with too many connections, and a node with too many.
         ([KEX, "Connection closed by 10.0.0.9 port 22", KEX, NOBODY],
          f"Connection closed by 10.0.0.9 port 22 ({NOBODY})", True),
-        # Of a jump host ssh prints the banner, and that its key is new.
+        # For a jump host ssh prints the banner, and a notice that its key is new.
         (["* Authorised users only. *", KEX], f"* Authorised users only. * ({KEX})", False),
         (["Warning: Permanently added 'gate' (ED25519) to the list of known hosts.",
           KEX, "Connection closed by 10.0.0.9 port 22", KEX, NOBODY],
@@ -89,11 +91,11 @@ NOBODY = "Connection closed by UNKNOWN port 65535"
         (["kex_exchange_identification: read: Connection reset by peer",
           "Connection reset by 10.0.0.9 port 22"], "Connection reset by 10.0.0.9 port 22", True),
         ([KEX, NOBODY], NOBODY, True),
-        # One that knows who came, and wants him not.
+        # A host that recognises the user and refuses.
         (["Connection closed by 10.0.0.9 port 22"], "Connection closed by 10.0.0.9 port 22", False),
     ],
 )  # fmt: skip
-def test_why_there_is_no_connection(printed: list[str], line: str, dropped: bool) -> None:
+def test_reason_of_a_failed_connection(printed: list[str], line: str, dropped: bool) -> None:
     assert why_no_connection(printed) == line
     assert was_dropped(printed) is dropped
 
@@ -108,5 +110,5 @@ def test_why_there_is_no_connection(printed: list[str], line: str, dropped: bool
         (["x"], True, "the connection was lost: no data for 30 s"),
     ],
 )  # fmt: skip
-def test_one_that_says_no_more(printed: list[str], greeted: bool, line: str) -> None:
+def test_a_failure_without_further_text(printed: list[str], greeted: bool, line: str) -> None:
     assert why_given_up(30.0, printed, greeted) == line

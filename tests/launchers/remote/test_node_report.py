@@ -1,4 +1,4 @@
-"""What nodes say of themselves before they are used, and what is wrong with them in words."""
+"""Reports of nodes about themselves before use, and descriptions of problems."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WELL = NodeReport(
 )
 
 
-def test_a_node_that_is_well() -> None:
+def test_a_healthy_node() -> None:
     assert node_report.problem(WELL, OURS, "/work") is None
     assert WELL.reached_at == "10.7.0.1"
     assert replace(WELL, connection="").reached_at is None
@@ -52,7 +52,7 @@ def test_a_node_that_is_well() -> None:
         ("10.0.0.9 5 [::] 3022", None),
     ],
 )
-def test_where_ssh_came_to(connection: str, address: str | None) -> None:
+def test_the_address_that_ssh_connected_to(connection: str, address: str | None) -> None:
     assert replace(WELL, connection=connection).reached_at == address
 
 
@@ -69,7 +69,7 @@ def test_where_ssh_came_to(connection: str, address: str | None) -> None:
         ({"directory": False}, ("no directory /work,",)),
     ],
 )
-def test_what_is_wrong_in_one_line(change: dict[str, object], words: tuple[str, ...]) -> None:
+def test_each_problem_is_one_line(change: dict[str, object], words: tuple[str, ...]) -> None:
     problem = node_report.problem(replace(WELL, **change), OURS, "/work")  # type: ignore[arg-type]
     assert problem is not None
     assert "\n" not in problem
@@ -77,7 +77,7 @@ def test_what_is_wrong_in_one_line(change: dict[str, object], words: tuple[str, 
         assert word in problem
 
 
-def test_this_machine_looks_like_this_machine(tmp_path: Path) -> None:
+def test_the_report_of_this_machine(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
     done = subprocess.run(
@@ -97,7 +97,7 @@ def test_this_machine_looks_like_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "hello", "mnode-report {", 'mnode-report {"hostname": "x"}'])
-def test_what_cannot_be_read_is_not_there(text: str) -> None:
+def test_an_unreadable_value_counts_as_absent(text: str) -> None:
     assert node_report.read(text) is None
 
 
@@ -129,11 +129,11 @@ def test_the_interfaces_of_a_fabric(kind: str, patterns: list[str], found: str |
         ),
     ],
 )
-def test_why_a_node_is_silent(asked: CommandResult, line: str) -> None:
+def test_reasons_of_silent_nodes(asked: CommandResult, line: str) -> None:
     assert why_no_report(asked, 60.0) == line
 
 
-def test_every_node_has_its_line() -> None:
+def test_every_node_has_a_line() -> None:
     error = unusable_nodes({"n1": "a", "n3": "b"}, 4, "ssh")
     assert str(error) == "ssh: 2 of 4 nodes cannot be used:\n  n1: a\n  n3: b"
 
@@ -151,7 +151,7 @@ def test_of_many_nodes_every_reason_has_its_line() -> None:
     assert every.endswith("\n  n31: why 31\n  and 68 more reasons")
 
 
-def test_a_directory_that_all_see_is_kept(tmp_path: Path) -> None:
+def test_a_directory_shared_by_all_nodes_is_kept(tmp_path: Path) -> None:
     shared = SharedDir(None, tmp_path)
     seen = replace(WELL, token=shared.token.read_text())
     assert shared.settle({"n1": seen, "n2": seen}) == shared.directory
@@ -159,14 +159,14 @@ def test_a_directory_that_all_see_is_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_one_does_not_see_is_given_up(tmp_path: Path) -> None:
+def test_a_directory_that_one_node_does_not_see_is_not_used(tmp_path: Path) -> None:
     shared = SharedDir(None, tmp_path)
     seen = replace(WELL, token=shared.token.read_text())
     assert shared.settle({"n1": seen, "n2": replace(seen, token=None)}) is None
     assert not list(tmp_path.iterdir())
 
 
-def test_one_that_was_named_must_be_seen(tmp_path: Path) -> None:
+def test_a_directory_named_by_the_user_must_be_shared(tmp_path: Path) -> None:
     shared = SharedDir(tmp_path / "new", tmp_path)
     stale = replace(WELL, token="another run's")
     with pytest.raises(ClusterError, match=r"--mnode-shared-dir=.*new: n2 does not see what this"):
@@ -177,13 +177,13 @@ def test_one_that_was_named_must_be_seen(tmp_path: Path) -> None:
         SharedDir(tmp_path / "file" / "below", tmp_path)
 
 
-def test_where_nothing_can_be_written_nothing_is_shared() -> None:
+def test_an_unwritable_directory_is_not_used() -> None:
     shared = SharedDir(None, Path("/proc"))
     assert shared.directory is None
     assert shared.settle({"n1": WELL}) is None
 
 
-def test_where_a_disk_is_full_nothing_is_shared_or_left(
+def test_a_directory_on_a_full_disk_is_not_used_and_left_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The far end alone: a command's environment, and the report of its end."""
+"""The remote end alone: a command's environment, and the report of its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_gpus_and_temporary_files_are_those_of_the_step() -> None:
         "CUDA_VISIBLE_DEVICES": "4,5",
         "TMPDIR": "/tmp",
     }
-    # Taken out by Slurm, such as of a step without GPUs: they are not the controller's either.
+    # Removed by Slurm, for example in a step without GPUs: the controller's values do not replace
+    # them.
     assert "CUDA_VISIBLE_DEVICES" not in node_env(SENT, own)
 
 
@@ -46,7 +47,7 @@ def test_a_pods_own_environment_counts() -> None:
     }
 
 
-def test_without_slurm_they_are_as_sent() -> None:
+def test_without_slurm_variables_are_as_sent() -> None:
     own = {"CUDA_VISIBLE_DEVICES": "4,5", "TMPDIR": "/tmp", "PATH": "/bin"}
     assert node_env(SENT, own) == SENT
     assert node_env(SENT | {"SSH_CONNECTION": "a"}, own | {"SSH_CONNECTION": "b"}) == (
@@ -55,7 +56,7 @@ def test_without_slurm_they_are_as_sent() -> None:
 
 
 def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tuple[bytes, bytes]]:
-    """What a far end alone answers to an order, read so late."""
+    """Frames that a remote end sends for an order, read `late_s` seconds late."""
     program = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP],
         stdin=subprocess.PIPE,
@@ -73,16 +74,16 @@ def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tup
     return wire.Frames().feed(data)
 
 
-def test_one_that_cannot_be_started_has_not_ended_well() -> None:
-    """No variable can hold what this one is to; whatever prevents a command is reported."""
+def test_a_command_that_cannot_be_started_fails_with_the_reason() -> None:
+    """A variable cannot hold a NUL byte; any error that prevents a start is reported."""
     order = {"argv": ["true"], "env": {"A": "a\0b"}, "cwd": "/", "where": "n1"}
     frames = dict(of_the_far_end(order))
     assert frames[wire.EXIT] == b"125"
     assert frames[wire.ERR] == b"n1: cannot run it: ValueError: embedded null byte\n"
 
 
-def test_a_caller_that_reads_late_gets_the_end_of_a_command_that_is_over() -> None:
-    """It ends while its last output waits in its pipe, for longer than such pipes are drained."""
+def test_a_late_reader_gets_all_output_of_an_ended_command() -> None:
+    """The last output waits in a pipe after the command ended, for longer than DRAIN_S."""
     count = wire.ROOM_BYTES + (124 << 10)
     order = {"argv": ["head", "-c", str(count), "/dev/zero"], "env": dict(os.environ)}
     frames = of_the_far_end({**order, "cwd": "/", "where": "n1"}, remote_exec.DRAIN_S + 1.5)
@@ -91,7 +92,7 @@ def test_a_caller_that_reads_late_gets_the_end_of_a_command_that_is_over() -> No
 
 
 def a_near_end() -> Any:
-    """Of a command that runs, and writes nothing."""
+    """The local end of a command that runs and prints nothing."""
     made = object.__new__(remote_proxy.RemoteProxy)
     made.greeted, made.status, made.lost = True, None, ""
     made.sent, made.printed_bytes, made.beaten = bytearray(), bytearray(), 0.0
@@ -99,7 +100,7 @@ def a_near_end() -> Any:
 
 
 def a_far_end() -> Any:
-    """Of a command that runs, and reads nothing."""
+    """The remote end of a command that runs and reads nothing."""
     made = object.__new__(remote_exec.RemoteExec)
     made.child, made.status, made.gone_since = 0, None, None
     made.out, made.to_child, made.beaten = bytearray(), bytearray(), 0.0
@@ -113,7 +114,7 @@ ENDS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[Any], 
 
 
 @pytest.mark.parametrize("which", ENDS)
-def test_time_in_which_an_end_stood_still_is_no_silence_of_the_other(which: str) -> None:
+def test_time_in_which_one_end_was_stopped_is_no_silence_of_the_other(which: str) -> None:
     make, beat, gave_up = ENDS[which]
     end = make()
     end.clock = ListeningClock()

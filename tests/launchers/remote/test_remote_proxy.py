@@ -1,4 +1,4 @@
-"""The near end of a command on another machine: what it receives and what it sends."""
+"""The local end of a remote command: what it receives and what it sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_mnode.launchers.remote import bootstrap, remote_proxy
 from tests.launchers.remote.proxies import LIMIT_S, Way, run
 
 
-def test_texts_are_the_callers_bytes_in_any_locale(way: Way, tmp_path: Path) -> None:
+def test_arguments_keep_their_bytes_in_any_locale(way: Way, tmp_path: Path) -> None:
     made = run(["localedef", "-i", "de_DE", "-f", "ISO-8859-1", f"{tmp_path}/de_DE.ISO-8859-1"])
     if not (tmp_path / "de_DE.ISO-8859-1").exists():
         pytest.skip(f"no locale could be made: {made.stderr}")
@@ -30,7 +30,7 @@ def test_texts_are_the_callers_bytes_in_any_locale(way: Way, tmp_path: Path) -> 
         assert done.stdout == "Łukasz Łódź ".encode() + b"\xff\n", done.stderr
 
 
-def test_what_a_login_shell_prints_is_no_reason_of_a_loss(way: Way) -> None:
+def test_output_of_a_login_shell_is_not_the_reason_of_a_loss(way: Way) -> None:
     far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
     shell = f"echo 'Lmod: loading cuda/12.4' >&2; exec {far_end}"
     program = subprocess.Popen(
@@ -67,8 +67,8 @@ def test_a_python_or_a_kernel_without_pidfd_open(way: Way, change: str, line: st
     assert (done.stderr, done.returncode) == (line, remote_proxy.LOST if line else 0)
 
 
-def test_ssh_asks_nobody_and_may_open_as_many_files_as_the_run(tmp_path: Path) -> None:
-    """The controller may open more than the run was started with; srun would pass that on."""
+def test_ssh_has_no_prompts_and_the_run_s_original_open_file_limit(tmp_path: Path) -> None:
+    """The controller raises its own limit; srun would pass that on to its steps."""
     output, config = tmp_path / "output", tmp_path / "config"
     script = f"(echo $SSH_ASKPASS_REQUIRE; ulimit -Sn) > {shlex.quote(str(output))}"
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Commands that look at nodes, as they are started."""
+"""Commands that query all nodes, and how they are started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from pytest_mnode.launchers.remote import run_all as module
 from pytest_mnode.launchers.remote.run_all import run_all
 
 
-def test_options_of_the_job_are_none_of_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_surrounding_job_do_not_apply_to_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SLURM_GPUS", "16")  # as in a job of sbatch --gpus=16
     monkeypatch.setenv("SRUN_CPUS_PER_TASK", "4")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -30,7 +32,7 @@ def test_options_of_the_job_are_none_of_a_look(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def _few_files() -> Iterator[None]:
-    """This process may open sixteen more, or a few less."""
+    """Limits this process to sixteen more open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open("/dev/null", os.O_RDONLY)
     os.close(free)
@@ -45,7 +47,7 @@ def test_many_nodes_need_few_files() -> None:
     assert [(asked.stdout, asked.stderr) for asked in found] == [("x\n", "y\n")] * 40
 
 
-def test_many_nodes_report_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_nodes_are_queried_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[int] = []
 
     def run(commands: list[tuple[str, list[str]]], **_: object) -> list[CommandResult]:
@@ -59,7 +61,7 @@ def test_many_nodes_report_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (reports, problems) == ({}, dict.fromkeys(names, "off"))
 
 
-def test_one_that_has_not_ended_in_time_is_ended(tmp_path: Path) -> None:
+def test_a_command_that_exceeds_its_limit_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     argv = ["sh", "-c", f"echo on; echo $$ > {note}; exec sleep 60"]
     [asked] = run_all([("n0", argv)], 1.0, str(tmp_path))
@@ -68,7 +70,7 @@ def test_one_that_has_not_ended_in_time_is_ended(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [note]
 
 
-def test_where_one_cannot_be_started_none_stays(tmp_path: Path) -> None:
+def test_if_one_command_cannot_be_started_all_are_ended(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     first = f"echo $$ > {note}.new; mv {note}.new {note}; exec sleep 60"
 
@@ -85,7 +87,7 @@ def test_where_one_cannot_be_started_none_stays(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(note.read_text()))
 
 
-def test_who_takes_long_is_looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_commands_are_polled_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now, looks = [0.0], []
 
     def sleep(seconds: float) -> None:

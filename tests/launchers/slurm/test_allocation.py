@@ -1,4 +1,4 @@
-"""An allocation is found, or asked for and given back however its owner ends. salloc is a fake."""
+"""Allocations: found, or requested and released however the owner ends. salloc is a fake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pytest_mnode.launchers.slurm.allocation import (
     on_first,
 )
 
-# Grants at once, or after its "--begin" of a million years; notes how it ended.
+# Grants at once, or after its "--begin" of a million years; records how it ended.
 SALLOC = f"""#!{sys.executable}
 import os, signal, subprocess, sys, time
 words = sys.argv[1:]
@@ -75,7 +75,7 @@ Make = Callable[..., OwnAllocation]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """make(arguments, gpus): an allocation whose daemon runs."""
+    """make(arguments, gpus): an allocation with a running daemon."""
     made: list[OwnAllocation] = []
 
     def make(arguments: Sequence[str] = (), gpus_per_node: int = 0) -> OwnAllocation:
@@ -105,7 +105,7 @@ def test_chosen_nodes_of_an_allocation_come_before_the_others() -> None:
     assert on_first(granted, ()) == granted
 
 
-def test_reads_the_surrounding_allocation() -> None:
+def test_the_surrounding_allocation_is_read() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]"}
     assert CurrentAllocation(environ).get(2) == Granted(7, ("n0", "n1"))
     with pytest.raises(ClusterError) as error:
@@ -125,12 +125,12 @@ def test_reads_the_surrounding_allocation() -> None:
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n["}, "brackets do not match"),
     ],
 )
-def test_says_what_is_wrong_with_slurms_variables(environ: dict[str, str], message: str) -> None:
+def test_wrong_slurm_variables_are_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("[", r"\[")):
         CurrentAllocation(environ).get(1)
 
 
-def test_an_allocation_is_held_and_given_back(make: Make, notes: Path) -> None:
+def test_an_allocation_is_held_and_released(make: Make, notes: Path) -> None:
     held = make(["--partition=gpu"])
     granted = held.get(2)
     assert granted == Granted(7, ("n0", "n1"))
@@ -142,14 +142,14 @@ def test_an_allocation_is_held_and_given_back(make: Make, notes: Path) -> None:
     held.close()
 
 
-def test_fewer_nodes_than_asked_for_are_given_back(make: Make, notes: Path) -> None:
+def test_an_allocation_with_too_few_nodes_is_released(make: Make, notes: Path) -> None:
     message = "^slurm: 3 nodes requested, but Slurm allocated 2: n0, n1;"
     with pytest.raises(ClusterError, match=message):
         make().get(3)
     assert lines(notes)[1:] == ["given back after 0"]
 
 
-def test_a_refusal_says_why(make: Make, notes: Path) -> None:
+def test_a_refusal_has_its_reason(make: Make, notes: Path) -> None:
     with pytest.raises(ClusterError) as error:
         make(["--bad"]).get(2)
     assert str(error.value) == (
@@ -157,7 +157,7 @@ def test_a_refusal_says_why(make: Make, notes: Path) -> None:
     )
 
 
-def test_a_refusal_says_why_gpus_were_requested(make: Make, notes: Path) -> None:
+def test_a_refusal_explains_why_gpus_were_requested(make: Make, notes: Path) -> None:
     scontrol = notes.parent / "bin" / "scontrol"
     scontrol.write_text("#!/bin/sh\necho NodeName=n0 State=IDLE Gres=gpu:8 Partitions=all\n")
     with pytest.raises(ClusterError) as error:
@@ -170,7 +170,7 @@ def test_a_refusal_says_why_gpus_were_requested(make: Make, notes: Path) -> None
     )
 
 
-def test_no_gpus_are_asked_of_a_slurm_that_knows_none(make: Make, notes: Path) -> None:
+def test_no_gpus_are_requested_if_slurm_counts_none(make: Make, notes: Path) -> None:
     held = make([], 8)
     held.get(2)
     held.close()
@@ -186,7 +186,7 @@ def test_a_request_that_waits_too_long_is_withdrawn(
     assert lines(notes)[1:] == ["waits", "withdrawn"]
 
 
-def test_what_even_an_empty_cluster_does_not_have_is_not_waited_for(
+def test_a_request_larger_than_the_cluster_is_not_waited_for(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.5)
@@ -226,7 +226,7 @@ time.sleep(60)
     [([], "--nodes=2", "given back after 0"), (["--begin"], "--begin", "withdrawn")],
     ids=["granted", "waiting"],
 )
-def test_an_owner_who_is_killed(
+def test_the_allocation_of_a_killed_owner_is_released(
     notes: Path, arguments: Sequence[str], until: str, after: str
 ) -> None:
     owner = subprocess.Popen(
@@ -246,10 +246,10 @@ def test_an_owner_who_is_killed(
         owner.communicate()
 
 
-def test_an_allocation_that_ends_is_told(
+def test_the_end_of_an_allocation_is_reported(
     make: Make, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SCANCEL_STATE", "PENDING")  # scancel would pass over what runs
+    monkeypatch.setenv("SCANCEL_STATE", "PENDING")  # scancel would skip jobs that still run
     held = make()
     held.get(2)
     pid = held.daemon.pid

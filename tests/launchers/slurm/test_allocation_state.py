@@ -1,4 +1,4 @@
-"""Which nodes of an allocation a run still has, and how losses are noticed."""
+"""Nodes of an allocation that a run can still use, and detection of losses."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NAMES = {"host0": "n0", "host2": "n2"}
 RUNS = JobState(7, "x", "RUNNING", nodes=("n0", "n1", "n2"))
 
 
-def test_takes_the_first_nodes_that_are_up() -> None:
+def test_the_first_nodes_that_are_up_are_used() -> None:
     granted = Granted(7, ("n0", "n1", "n2"))
     assert present(granted, STATES, 1) == ("n0",)
     assert present(granted, STATES, 2) == ("n0", "n2")
 
 
-def test_names_those_that_are_missing() -> None:
+def test_missing_nodes_are_named() -> None:
     with pytest.raises(ClusterError) as error:
         present(Granted(7, ("n0", "n1", "n9")), STATES, 3)
     assert str(error.value) == (
@@ -36,18 +36,18 @@ def test_names_those_that_are_missing() -> None:
     )
 
 
-def test_nothing_is_lost() -> None:
+def test_a_healthy_allocation_has_no_losses() -> None:
     assert lost(RUNS, 7, STATES, NAMES) == {}
     silent = STATES | {"n2": NodeState("n2", "ALLOCATED", frozenset({"NOT_RESPONDING"}))}
     assert lost(RUNS, 7, silent, NAMES) == {}
 
 
-def test_a_node_that_slurm_gave_up() -> None:
+def test_a_node_set_down_by_slurm() -> None:
     names = NAMES | {"host1": "n1"}
     assert lost(RUNS, 7, STATES, names) == {"host1": "Slurm says DOWN: Not responding"}
 
 
-def test_a_node_that_was_taken_out_of_the_allocation() -> None:
+def test_a_node_removed_from_the_allocation() -> None:
     job = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
     assert lost(job, 7, STATES, NAMES) == {"host2": "Slurm removed it from allocation 7"}
 
@@ -87,22 +87,22 @@ def test_nodes_of_the_allocation_that_the_run_does_not_use_may_have_fewer_gpus()
     message = too_few_gpus(job, GPU_NODES, 8, [small])
     assert message is not None
     assert message.startswith("slurm: allocation 7 has 16 GPUs on 3 nodes, but the spec promises 8")
-    # Half of what each has is half of what the run needs, wherever it runs.
+    # Half of each node is half of what the run needs, on any nodes.
     third = replace(GPU_NODES[0], name="cpu0")
     assert too_few_gpus(job, GPU_NODES, 8, [third]) is not None
 
 
-def test_gpus_that_slurm_does_not_count_are_not_missed() -> None:
+def test_gpus_that_slurm_does_not_account_for_are_not_missing() -> None:
     none = JobState(7, "x", "RUNNING", nodes=("n0", "n1"))
     assert too_few_gpus(none, (IDLE,), 8) is None
-    # As without AccountingStorageTRES=gres/gpu: the nodes have them, and jobs do not show them.
+    # Without AccountingStorageTRES=gres/gpu nodes have GPUs, but jobs do not show them.
     uncounted = [replace(node, counts_gpus=False) for node in GPU_NODES]
     assert too_few_gpus(none, uncounted, 8) is None
     assert too_few_gpus(none, [GPU_NODES[0], uncounted[1]], 8) is None
     assert too_few_gpus(None, GPU_NODES, 8) is None
 
 
-def test_a_job_that_was_given_none_of_the_gpus_that_are_counted() -> None:
+def test_a_job_without_any_of_the_counted_gpus() -> None:
     message = too_few_gpus(JobState(7, "x", "RUNNING", nodes=("n0", "n1")), GPU_NODES, 8)
     assert message is not None
     assert message.startswith("slurm: allocation 7 has 0 GPUs on 2 nodes, but the spec promises 8")
@@ -112,7 +112,7 @@ NAMES_watch = {"host0": "n0", "host1": "n1"}
 
 
 class AnsweringSlurm(Slurm):
-    """A Slurm that says what it is given, or nothing."""
+    """A Slurm that answers with given values, or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def test_a_loss_is_reported_once(slurm: AnsweringSlurm, watch: Watch, losses: Lo
     assert watch.why_gone("host0") is None
 
 
-def test_a_silent_slurm_says_nothing(slurm: AnsweringSlurm, losses: Lost) -> None:
+def test_a_silent_slurm_reports_no_loss(slurm: AnsweringSlurm, losses: Lost) -> None:
     slurm.silent = True
     asked = slurm.asked
     until(lambda: slurm.asked > asked + 3)
@@ -197,7 +197,7 @@ def test_a_silent_slurm_says_nothing(slurm: AnsweringSlurm, losses: Lost) -> Non
     assert losses[0] == ("host0", "allocation 7 ended: it is unknown to Slurm")
 
 
-def test_a_node_that_was_switched_off_is_no_news(
+def test_a_node_switched_off_by_the_run_is_not_reported(
     slurm: AnsweringSlurm, watch: Watch, losses: Lost
 ) -> None:
     watch.note("host1", "powered off")
@@ -226,7 +226,7 @@ def test_an_allocation_that_ended_watch(allocation: Ended, losses: Lost) -> None
         (None, "job has been revoked"),
     ],
 )
-def test_why_an_allocation_ended_is_slurms_to_say(
+def test_the_reason_of_an_ended_allocation_comes_from_slurm(
     slurm: AnsweringSlurm, allocation: Ended, watch: Watch, answer: JobState | None, why: str
 ) -> None:
     allocation.why = "job has been revoked"

@@ -21,7 +21,7 @@ from pytest_mnode.launchers.slurm.command_lines import (
 GPUS = (NodeState("login", "IDLE"), NodeState("n0", "IDLE", gpus=8))
 
 
-def test_asks_for_whole_nodes_and_the_user_has_the_last_word() -> None:
+def test_whole_nodes_are_requested_and_user_options_come_last() -> None:
     assert salloc("x", 4, ["--partition=gpu"], ["--gpus-per-node=8"]) == [
         *("salloc", "--job-name=x", "--nodes=4", "--exclusive", "--no-kill", "--no-bell"),
         *("--wait-all-nodes=1", "--gpus-per-node=8", "--partition=gpu"),
@@ -30,7 +30,7 @@ def test_asks_for_whole_nodes_and_the_user_has_the_last_word() -> None:
         salloc("x", 4, ["--no-shell"])
 
 
-def test_free_nodes_are_asked_for_by_name_and_not_waited_for() -> None:
+def test_free_nodes_are_requested_by_name_without_waiting() -> None:
     assert on_nodes(["-w", "n[0-9]"], ["n3", "n1"]) == [
         *("--immediate=60", "-w", "n[0-9]", "--nodelist=n[1,3]"),
     ]
@@ -38,11 +38,11 @@ def test_free_nodes_are_asked_for_by_name_and_not_waited_for() -> None:
     assert queue_limit_s(on_nodes(["--immediate=5"], ["n1"])) == 15.0
 
 
-def test_slurm_reads_no_ranges_of_names_that_go_on_behind_their_number() -> None:
+def test_names_with_text_after_their_number_are_not_written_as_ranges() -> None:
     assert on_nodes([], ["n1-ib", "n2-ib", "n3", "n4"])[-1] == "--nodelist=n1-ib,n2-ib,n[3-4]"
 
 
-def test_gpus_are_asked_for_where_slurm_knows_of_any() -> None:
+def test_gpus_are_requested_if_slurm_counts_them() -> None:
     assert gpus_option(8, ["--partition=gpu"], GPUS) == ["--gpus-per-node=8"]
     assert gpus_option(8, [], None) == ["--gpus-per-node=8"]
     assert gpus_option(8, [], GPUS[:1]) == []
@@ -51,7 +51,7 @@ def test_gpus_are_asked_for_where_slurm_knows_of_any() -> None:
         assert gpus_option(8, [word], GPUS) == []
 
 
-def test_how_long_a_request_may_wait() -> None:
+def test_limit_for_a_pending_request() -> None:
     assert queue_limit_s([]) == 3600
     assert queue_limit_s(["--immediate=60", "-p", "gpu"]) == 70
     assert queue_limit_s(["-I600"]) == 610
@@ -69,7 +69,7 @@ def test_how_long_a_request_may_wait() -> None:
         ({"state": "RUNNING"}, None),
     ],
 )
-def test_waiting_is_hopeless_only_while_slurm_lets_it_wait(
+def test_a_request_is_hopeless_only_while_it_is_pending(
     job: dict[str, Any], missing: str | None
 ) -> None:
     nodes = [
@@ -82,7 +82,7 @@ def test_waiting_is_hopeless_only_while_slurm_lets_it_wait(
     assert hopeless(None, nodes, 2) is None
 
 
-def test_a_step_has_the_whole_node_and_shares_it() -> None:
+def test_a_step_gets_the_whole_node_and_shares_it() -> None:
     command = step_command(7, "n1", ["python", "-c", "x"])
     at = command.index("srun")
     assert command[0] == "env"
@@ -90,7 +90,7 @@ def test_a_step_has_the_whole_node_and_shares_it() -> None:
         command[at:]
     )
     assert command[-4:] == ["--", "python", "-c", "x"]
-    # A job script's options would confine the step to a part of the node, or change its streams.
+    # A job script's options would limit the step to a part of the node, or change its streams.
     unset = [command[i + 1] for i in range(at) if command[i] == "-u"]
     assert {"SLURM_CPUS_PER_TASK", "SLURM_EXACT", "SLURM_LABELIO"} <= set(unset)
     assert {"SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_TRES_PER_TASK"} <= set(unset)

@@ -1,4 +1,4 @@
-"""Slurm's commands: limits, and one line where one fails. The programs here are fakes on PATH."""
+"""Slurm's commands: limits, and one-line errors. The programs here are fakes on PATH."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_failure_is_one_line_with_the_first_error(fake: Path) -> None:
     assert error.value.returncode == 1
 
 
-def test_a_failure_without_a_word(fake: Path) -> None:
+def test_a_failure_without_output(fake: Path) -> None:
     write(fake, "scancel", "exit 3")
     with pytest.raises(SlurmError, match=r"^scancel: ended with status 3 and no message$"):
         Slurm().run("scancel", "1")
@@ -55,25 +55,25 @@ def test_a_failure_without_a_word(fake: Path) -> None:
         ([], "ended with status 3 and no message"),
     ],
 )  # fmt: skip
-def test_what_says_most_is_an_error_else_the_last_word(lines: list[str], message: str) -> None:
+def test_an_error_line_is_preferred_over_the_last_line(lines: list[str], message: str) -> None:
     assert error_line("\n".join(lines), 3) == message
 
 
-def test_a_program_that_is_not_there(fake: Path) -> None:
+def test_a_missing_program(fake: Path) -> None:
     with pytest.raises(
         SlurmError, match=r"^no-slurm: no such command on this machine; install Slurm$"
     ):
         Slurm().run("no-slurm")
 
 
-def test_a_limit(fake: Path) -> None:
+def test_a_command_that_exceeds_its_limit(fake: Path) -> None:
     write(fake, "squeue", "exec sleep 20")
     with pytest.raises(SlurmError, match=r"^squeue: no answer in 0\.2 s$") as error:
         Slurm(timeout_s=0.2).run("squeue")
     assert error.value.returncode is None
 
 
-def test_what_the_user_likes_to_see_of_the_queue_changes_nothing(
+def test_squeue_variables_of_the_user_have_no_effect(
     fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "PENDING")
@@ -100,21 +100,21 @@ def test_jobs_by_json(fake: Path) -> None:
     "squeue",
     ["echo \"squeue: unrecognized option '--json'\" >&2; exit 1", 'echo "not JSON"'],
 )
-def test_jobs_by_text_where_there_is_no_json(fake: Path, squeue: str) -> None:
+def test_jobs_by_text_if_json_is_not_supported(fake: Path, squeue: str) -> None:
     write(fake, "squeue", f"echo x >>{fake.parent}/asked; {squeue}")
     write(fake, "scontrol", "echo JobId=1 JobName=a JobState=RUNNING NodeList=n[0-1]")
     slurm = Slurm()
     for _ in range(2):
         assert [job.nodes for job in slurm.jobs()] == [("n0", "n1")]
-    assert (fake.parent / "asked").read_text() == "x\n"  # asked once
+    assert (fake.parent / "asked").read_text() == "x\n"  # JSON is tried only once
 
 
-def test_jobs_of_one_name_are_all_that_is_asked_for(fake: Path) -> None:
+def test_only_jobs_of_one_name_are_requested(fake: Path) -> None:
     other = JOB.replace('"a"', '"b"')
     write(fake, "squeue", f"echo \"$@\" >>{fake.parent}/asked; echo '{JOB}'")
     assert [job.name for job in Slurm().jobs("a")] == ["a"]
     assert (fake.parent / "asked").read_text() == "--all --states=all --json --name=a\n"
-    # By text Slurm sends all; and an old squeue may know no names either.
+    # In text form Slurm sends all jobs; an old squeue may not filter by name either.
     write(fake, "squeue", f"echo '{other}'")
     assert Slurm().jobs("a") == ()
     write(fake, "squeue", "exit 1")
@@ -122,7 +122,7 @@ def test_jobs_of_one_name_are_all_that_is_asked_for(fake: Path) -> None:
     assert [job.name for job in Slurm().jobs("a")] == ["a"]
 
 
-def test_a_silent_controller_is_not_asked_in_another_way(fake: Path) -> None:
+def test_after_no_answer_the_text_form_is_not_tried(fake: Path) -> None:
     write(fake, "squeue", "exec sleep 20")
     with pytest.raises(SlurmError, match="no answer"):
         Slurm(timeout_s=0.2).jobs()
@@ -141,13 +141,13 @@ def test_one_job_by_its_number(fake: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["exit 0", "echo JobId=8 JobName=a JobState=PENDING"])
-def test_an_answer_that_is_of_no_such_job_is_none(fake: Path, answer: str) -> None:
+def test_an_answer_about_another_job_is_ignored(fake: Path, answer: str) -> None:
     write(fake, "scontrol", answer)
     with pytest.raises(ClusterError, match=r"^scontrol show job: cannot be read: "):
         Slurm().job(7)
 
 
-def test_cancelling_what_is_over_is_no_error(fake: Path) -> None:
+def test_cancelling_an_ended_job_is_no_error(fake: Path) -> None:
     write(fake, "scancel", 'echo "scancel: error: Kill job error on job id 7: Invalid job id '
                            'specified" >&2; exit 1')  # fmt: skip
     Slurm().cancel(7)
@@ -157,7 +157,7 @@ def test_cancelling_what_is_over_is_no_error(fake: Path) -> None:
         Slurm().cancel(7)
 
 
-def test_says_which_commands_are_missing(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_commands_are_named(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(fake))
     assert Slurm.unavailable() == (
         "Slurm is not installed: srun, salloc, sbatch, scontrol not found in PATH"

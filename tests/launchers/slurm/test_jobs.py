@@ -1,4 +1,4 @@
-"""Jobs as Slurm tells of them, in the forms of several versions."""
+"""Jobs in the output of several versions of Slurm."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def as_json(*entries: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("entry", [OLD, NEW], ids=["old", "new"])
-def test_reads_json(entry: dict[str, Any]) -> None:
+def test_jobs_are_read_from_json(entry: dict[str, Any]) -> None:
     assert jobs_from_json(as_json(entry)) == (READ,)
 
 
-def test_reads_text() -> None:
+def test_jobs_are_read_from_text() -> None:
     assert jobs_from_text(f"{TEXT}\n") == (READ,)
     assert jobs_from_text("No jobs in the system\n") == ()
 
@@ -80,7 +80,7 @@ def test_a_name_may_have_words_that_look_like_fields() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error: x\n", "12 RUNNING\n"])
-def test_text_without_a_job_is_no_empty_queue(text: str) -> None:
+def test_text_without_a_job_is_an_error(text: str) -> None:
     with pytest.raises(ClusterError) as error:
         jobs_from_text(text)
     printed = repr(text.strip()) if text.strip() else "it printed nothing"
@@ -91,27 +91,27 @@ def test_text_without_a_job_is_no_empty_queue(text: str) -> None:
     ("resources", "gpus"),
     [
         ("cpu=256,gres/gpu=16,gres/gpu:a100=16", 16),
-        ("cpu=256,gres/gpu:a100=8,gres/gpu:h100=4", 12),  # only types are accounted for
+        ("cpu=256,gres/gpu:a100=8,gres/gpu:h100=4", 12),  # only types of GPUs are accounted for
         ("gres/gpu=0,cpu=1", 0),
         ("cpu=256,mem=2T,node=2,billing=256", None),
         ("cpu=256,gres/gpumem=4", None),
     ],
 )
-def test_gpus_are_counted_where_slurm_accounts_for_them(resources: str, gpus: int | None) -> None:
+def test_gpus_are_counted_if_slurm_accounts_for_them(resources: str, gpus: int | None) -> None:
     (job,) = jobs_from_json(as_json(OLD | {"tres_alloc_str": resources}))
     assert job.gpus == gpus
     (job,) = jobs_from_text(f"JobId=1 JobState=RUNNING AllocTRES={resources}")
     assert job.gpus == gpus
 
 
-def test_the_reservation_a_job_goes_to() -> None:
+def test_the_reservation_of_a_job() -> None:
     (job,) = jobs_from_text("JobId=1 JobState=PENDING Reservation=maint_1")
     assert job.reservation == "maint_1"
     (job,) = jobs_from_json(as_json(OLD | {"resv_name": "maint_1"}))
     assert job.reservation == "maint_1"
 
 
-def test_a_job_that_waits_holds_nothing() -> None:
+def test_a_pending_job_has_no_nodes() -> None:
     waiting = OLD | {"job_state": "PENDING", "state_reason": "Resources", "nodes": ""}
     (job,) = jobs_from_json(as_json(waiting))
     assert (job.waits, job.runs, job.over) == (True, False, False)
@@ -133,7 +133,7 @@ def test_a_job_that_waits_holds_nothing() -> None:
         ("SOMETHING_NEW", False, False, False),
     ],
 )
-def test_what_a_state_means(states: Any, waits: bool, runs: bool, over: bool) -> None:
+def test_phases_of_job_states(states: Any, waits: bool, runs: bool, over: bool) -> None:
     (job,) = jobs_from_json(as_json(OLD | {"job_state": states}))
     assert (job.waits, job.runs, job.over) == (waits, runs, over)
     assert job.known is (states != "SOMETHING_NEW")
@@ -144,22 +144,22 @@ def test_what_a_state_means(states: Any, waits: bool, runs: bool, over: bool) ->
     ["", "squeue: error: no", "[]", "{}", '{"jobs": [{}]}', '{"jobs": [1]}',
      as_json(OLD | {"job_state": []}), as_json(OLD | {"nodes": "node[3-"})],
 )  # fmt: skip
-def test_what_cannot_be_read_is_no_empty_queue(text: str) -> None:
+def test_unreadable_output_is_an_error(text: str) -> None:
     with pytest.raises(ClusterError) as error:
         jobs_from_json(text)
     assert str(error.value).startswith("squeue --json: cannot be read: ")
     assert "\n" not in str(error.value)
 
 
-def test_a_controller_that_did_not_answer_is_no_empty_queue() -> None:
-    # As Slurm 22.05 prints it, with exit status 0.
+def test_output_of_an_unreachable_controller_is_an_error() -> None:
+    # Slurm 22.05 prints this with exit status 0.
     error = {"description": "Failed while looking for jobs", "error_number": -1}
     with pytest.raises(ClusterError, match=r"^squeue --json: Failed while looking"):
         jobs_from_json(json.dumps({"meta": {}, "errors": [error], "jobs": []}))
     assert jobs_from_json(json.dumps({"meta": {}, "errors": [], "jobs": []})) == ()
 
 
-def test_a_job_of_the_text_without_a_state_is_not_passed_over() -> None:
+def test_a_job_without_a_state_is_an_error() -> None:
     with pytest.raises(ClusterError, match="cannot be read"):
         jobs_from_text("JobId=17 JobName=x")
 
@@ -173,7 +173,7 @@ def test_a_record_on_several_lines_and_one_without_a_state() -> None:
 
 
 @pytest.mark.parametrize("state", ["RECONFIG_FAIL", "EXPEDITING", "REQUEUE_HOLD"])
-def test_a_job_that_is_requeued_waits(state: str) -> None:
+def test_a_requeued_job_is_pending(state: str) -> None:
     for text in (f"JobId=1 JobState={state}", as_json(OLD | {"job_state": ["PENDING", state]})):
         (job,) = jobs_from_json(text) if text.startswith("{") else jobs_from_text(text)
         assert (job.known, job.waits, job.runs, job.over) == (True, True, False, False)

@@ -1,4 +1,4 @@
-"""When a node that was switched on is back: values in place of Slurm and its nodes."""
+"""When a node that was switched on is available again: values in place of Slurm and its nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def back(
     job: Callable[[int], JobState] = lambda _: RUNS,
     looks: dict[str, str] | None = None,
 ) -> str | None:
-    """What is wrong with it; `looks`: what its step reported."""
+    """The node's problem; `looks`: reports of a step on the node."""
     made = Slurm.__new__(Slurm)
     made.job_id = 7
     node = NodeState("n1", state, frozenset(flags), "fan")
@@ -38,15 +38,15 @@ def back(
     return made._problem_with(SimpleNamespace(name="host1"), 1.0)  # type: ignore[arg-type]
 
 
-def test_says_what_slurm_calls_its_nodes() -> None:
+def test_nodes_have_the_names_that_slurm_uses() -> None:
     made = Slurm.__new__(Slurm)
     made._hosts_by_name = {"ip-10-0-0-1": "gpu1"}
     assert made.ask(SlurmNames()) == {"ip-10-0-0-1": "gpu1"}
 
 
-def test_a_node_on_which_steps_run_is_back() -> None:
+def test_a_node_that_runs_steps_is_available() -> None:
     assert back("ALLOCATED") is None
-    assert back("ALLOCATED", ("DRAIN",)) is None, "its own allocation goes on on a drained node"
+    assert back("ALLOCATED", ("DRAIN",)) is None, "its allocation continues"
     assert back("ALLOCATED", looks={}) == "no step"
     assert back("ALLOCATED", looks={"n1": "other"}) == "its host name is now other"
 
@@ -54,17 +54,17 @@ def test_a_node_on_which_steps_run_is_back() -> None:
 @pytest.mark.parametrize(
     ("state", "flag"), [("ALLOCATED", "NOT_RESPONDING"), ("DOWN", "DRAIN"), ("UNKNOWN", "")]
 )
-def test_a_node_that_slurm_has_not_heard_of_is_not(state: str, flag: str) -> None:
+def test_a_node_that_is_silent_to_slurm_is_not_available(state: str, flag: str) -> None:
     reason = back(state, tuple(filter(None, [flag])))
     assert reason is not None
     assert reason.startswith(f"Slurm says {state}")
 
 
-def test_a_question_that_is_not_answered_is_asked_again() -> None:
+def test_a_query_without_an_answer_is_repeated() -> None:
     assert back("ALLOCATED", job=_silent) == "scontrol: Unable to contact slurm controller"
 
 
-def test_a_node_that_was_taken_out_never_comes_back() -> None:
+def test_a_node_removed_from_the_allocation_never_returns() -> None:
     out = JobState(7, "x", "RUNNING", nodes=("n0",))
     with pytest.raises(ClusterError, match="removed it from allocation 7"):
         back("ALLOCATED", job=lambda _: out)

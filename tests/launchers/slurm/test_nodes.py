@@ -1,4 +1,4 @@
-"""Nodes as `scontrol --oneliner show node` tells of them."""
+"""Nodes in the output of `scontrol --oneliner show node`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOWN = (
 SILENT = "NodeName=gpu-03 CPUTot=96 State=ALLOCATED* Partitions=gpu"
 
 
-def test_reads_a_node() -> None:
+def test_a_node_is_read() -> None:
     (node,) = nodes_from_text(IDLE)
     assert node == NodeState(
         *("gpu-01", "IDLE", frozenset(), None, "gpu-01", "10.1.0.1", 96, 0, 8, ("gpu", "all")),
@@ -31,7 +31,7 @@ def test_reads_a_node() -> None:
     assert not node.lost
 
 
-def test_reads_what_is_wrong_with_a_node() -> None:
+def test_problems_of_a_node_are_read() -> None:
     (node,) = nodes_from_text(DOWN)
     assert node.state == "DOWN"
     assert node.flags == {"DRAIN", "NOT_RESPONDING"}
@@ -41,14 +41,14 @@ def test_reads_what_is_wrong_with_a_node() -> None:
     assert node.text == "DOWN+DRAIN+NOT_RESPONDING: Not responding"
 
 
-def test_a_node_that_is_silent_is_not_lost_yet_and_not_to_be_had() -> None:
+def test_a_silent_node_is_neither_lost_nor_available() -> None:
     (node,) = nodes_from_text(SILENT)
     assert node.state == "ALLOCATED"
     assert not node.lost
     assert not node.usable
 
 
-def test_a_node_without_a_state_is_not_passed_over() -> None:
+def test_a_node_without_a_state_is_an_error() -> None:
     with pytest.raises(ClusterError, match=r"^scontrol show node: cannot be read: no State=$"):
         nodes_from_text(f"{IDLE}\nNodeName=gpu-09 CPUTot=1")
 
@@ -67,7 +67,7 @@ def test_a_node_without_a_state_is_not_passed_over() -> None:
         ("", None),
     ],
 )
-def test_counts_gpus(gres: str, count: int | None) -> None:
+def test_gpus_of_a_node_are_counted(gres: str, count: int | None) -> None:
     assert gpus_of(gres) == count
 
 
@@ -77,11 +77,11 @@ def test_gpus_are_requested_only_if_slurm_has_some() -> None:
     assert gpus_to_request(8, [without]) == 0
 
 
-def test_says_what_a_job_would_miss() -> None:
+def test_missing_resources_for_a_job_are_named() -> None:
     nodes = nodes_from_text("\n".join([IDLE, DOWN, SILENT]))
     assert shortage(nodes, 1) is None
     shortfall = shortage(nodes, 2)
-    assert shortfall is None  # a node may well be heard again
+    assert shortfall is None  # a silent node may answer again
     shortfall = shortage(nodes, 3)
     assert shortfall is not None
     assert shortfall.startswith("this cluster has 2 usable of 3 nodes; missing: gpu-02 (DOWN+DRAIN")
@@ -114,15 +114,13 @@ def test_says_what_a_job_would_miss() -> None:
         ("IDLE+INVALID_REG", False, True),
     ],
 )
-def test_which_nodes_a_job_can_have_now_and_which_it_never_will(
-    state: str, usable: bool, hopeless: bool
-) -> None:
+def test_nodes_available_now_and_never_for_a_job(state: str, usable: bool, hopeless: bool) -> None:
     (node,) = nodes_from_text(f"NodeName=n0 State={state} Partitions=gpu")
     assert (node.usable, node.hopeless) == (usable, hopeless)
     assert (shortage([node], 1, "gpu") is not None) is hopeless
 
 
-def test_nodes_that_are_set_aside() -> None:
+def test_reserved_nodes() -> None:
     texts = ("IDLE+RESERVED", "IDLE+MAINT+RESERVED", "MIXED+MAINTENANCE", "IDLE$", "IDLE")
     nodes = nodes_from_text("\n".join(f"NodeName=n State={text}" for text in texts))
     assert [node.set_aside for node in nodes] == [True, True, True, True, False]
@@ -141,14 +139,14 @@ def test_nodes_that_are_set_aside() -> None:
         ("IDLE-", {"PLANNED"}),
     ],
 )
-def test_marks_of_older_versions_are_flags(marked: str, flags: set[str]) -> None:
+def test_state_suffixes_of_older_versions_are_flags(marked: str, flags: set[str]) -> None:
     (node,) = nodes_from_text(f"NodeName=n State={marked} Partitions=gpu")
     assert set(node.flags) == flags
     assert node.state in marked
 
 
-def test_what_slurmctld_has_not_heard_of_yet_is_not_given_up() -> None:
-    """As of every node for a moment after it was restarted."""
+def test_a_node_without_contact_since_a_restart_is_not_lost() -> None:
+    """Every node is in this state for a moment after slurmctld was restarted."""
     (node,) = nodes_from_text("NodeName=n State=UNKNOWN* Partitions=gpu")
     assert (node.lost, node.usable, node.up) == (False, False, False)
 
@@ -170,7 +168,7 @@ def test_what_slurmctld_has_not_heard_of_yet_is_not_given_up() -> None:
         ("IDLE+CLOUD+POWER", False),
     ],
 )
-def test_where_what_has_a_node_can_go_on(state: str, up: bool) -> None:
+def test_node_states_in_which_an_allocation_continues(state: str, up: bool) -> None:
     (node,) = nodes_from_text(f"NodeName=n State={state} Partitions=gpu")
     assert node.up is up
 
@@ -190,7 +188,7 @@ def test_a_reason_may_have_words_that_look_like_fields(after: str, reason: str) 
 
 
 @pytest.mark.parametrize("word", ["RESERVED", "MAINT", "PLANNED"])
-def test_older_versions_say_what_an_idle_node_is_kept_for_instead(word: str) -> None:
+def test_older_versions_report_the_reservation_in_the_state(word: str) -> None:
     (node,) = nodes_from_text(f"NodeName=n State={word} Partitions=gpu")
     assert (node.state, set(node.flags)) == ("IDLE", {word})
     assert node.set_aside == (word != "PLANNED")
@@ -220,7 +218,7 @@ def test_features_of_a_node() -> None:
 
 
 def test_records_on_several_lines() -> None:
-    """As scontrol prints them without --oneliner."""
+    """The output of scontrol without --oneliner."""
     text = (
         "NodeName=hall-7 Arch=x86_64 CoresPerSocket=64 \n"
         "   CPUAlloc=3 CPUTot=256\n"

@@ -1,4 +1,4 @@
-"""Reservations as `scontrol --oneliner show reservation` tells of them."""
+"""Reservations in the output of `scontrol --oneliner show reservation`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_nodes_of_a_reservation() -> None:
         (TEXT, "licence", "reservation licence has no nodes"),
     ],
 )
-def test_says_why_a_reservation_is_of_no_use(text: str, name: str, message: str) -> None:
+def test_unusable_reservations_have_a_reason(text: str, name: str, message: str) -> None:
     with pytest.raises(ClusterError) as error:
         reserved_nodes(text, name)
     assert str(error.value) == message
@@ -45,5 +45,5 @@ def test_says_why_a_reservation_is_of_no_use(text: str, name: str, message: str)
         ("N/A", None),
     ],
 )
-def test_numbers_bare_and_as_json_wraps_them(value: object, found: int | None) -> None:
+def test_plain_numbers_and_json_number_objects(value: object, found: int | None) -> None:
     assert number(value) == found

@@ -1,4 +1,4 @@
-"""Who is blamed for which rates, how sure, and in which words."""
+"""The diagnosis of rates: culprits, certainty, and wording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rule = Callable[[int, int, int], float]
 
 
 def _rates(rule: Rule, nodes: int = 4, rails: int = 1, times_alone: int = SURE) -> Rates:
-    """Every pair at a rate by (sender, receiver, rail), once with others and then alone."""
+    """Rates of every pair by (sender, receiver, rail), once beside others and then alone."""
     rates = Rates(nodes, rails, BOUND)
     links = [(a, b, r) for a in range(nodes) for b in range(nodes) for r in range(rails) if a != b]
     for a, b, rail in links:
@@ -67,12 +67,12 @@ def _words(rates: Rates) -> str | None:
             "node3 fab0 (60 Mbit/s, alone with node0 or node1 or node2; other nodes 190); "
             "the path node0↔node1 (40 Mbit/s): both nodes are fast with others",
         ),
-        (  # a path that is slower than its slow end
+        (  # a path slower than its slow end
             lambda a, b, r: 30 if {a, b} == {2, 3} else 60 if 3 in (a, b) else 190,
             "node3 fab0 (60 Mbit/s, alone with node0 or node1 or node2; other nodes 190); "
             "the path node2↔node3 (30 Mbit/s): both nodes are fast with others",
         ),
-        (  # a slow node's readings differ: nothing more is wrong with its other paths
+        (  # readings of a slow node vary: its other paths are not at fault
             lambda a, b, r: (52 if a == 2 else 69) if 2 in (a, b) else 190,
             "node2 fab0 (69 Mbit/s, alone with node0 or node1 or node3; other nodes 190)",
         ),
@@ -90,10 +90,10 @@ def _words(rates: Rates) -> str | None:
             "the fabric as a whole: every pair is slow, e.g. 100 Mbit/s; node0 fab0 (50 Mbit/s, "
             "alone with node1 or node2 or node3; other nodes 100)",
         ),
-        (lambda a, b, r: 165 if 2 in (a, b) else 190, None),  # noise stands out from nothing
+        (lambda a, b, r: 165 if 2 in (a, b) else 190, None),  # no culprit stands out from the noise
     ],
 )  # fmt: skip
-def test_four_nodes(rule: Rule, words: str | None) -> None:
+def test_culprits_among_four_nodes(rule: Rule, words: str | None) -> None:
     assert _words(_rates(rule)) == words
 
 
@@ -133,7 +133,7 @@ def test_an_uplink_is_named_and_not_each_of_its_paths(rule: Rule, words: str) ->
         (lambda a, b, r: 190, None),
     ],
 )
-def test_two_nodes_cannot_be_kept_apart(rule: Rule, words: str | None) -> None:
+def test_two_nodes_cannot_be_distinguished(rule: Rule, words: str | None) -> None:
     assert _words(_rates(rule, nodes=2)) == words
 
 
@@ -158,11 +158,11 @@ def test_two_nodes_cannot_be_kept_apart(rule: Rule, words: str | None) -> None:
         ),
     ],
 )
-def test_rails(rule: Rule, words: str) -> None:
+def test_culprits_by_rail(rule: Rule, words: str) -> None:
     assert _words(_rates(rule, rails=4)) == words
 
 
-def test_nics_that_the_spec_lists_go_by_their_names() -> None:
+def test_nics_listed_in_the_spec_are_named() -> None:
     fabric = SPEC.fabric.model_copy(update={"interfaces": ("mlx5_0", "mlx5_3")})
     naming = Names.of(["a", "b"], SPEC.model_copy(update={"fabric": fabric}), 2)
     assert (naming.on([1]), naming.on([0, 1])) == ("mlx5_3", "mlx5_0+mlx5_3")
@@ -172,7 +172,7 @@ def test_nics_that_the_spec_lists_go_by_their_names() -> None:
 
 
 @pytest.mark.parametrize("times_alone", range(SURE))
-def test_nobody_is_named_before_it_is_confirmed(times_alone: int) -> None:
+def test_unconfirmed_culprits_are_not_named(times_alone: int) -> None:
     path = _words(_rates(lambda a, b, r: 48 if {a, b} == {1, 2} else 190, times_alone=times_alone))
     assert path == "suspected, not confirmed: the path node1↔node2 (48 Mbit/s)"
     if times_alone < REPEATS:
@@ -190,26 +190,26 @@ def test_one_healthy_partner_does_not_confirm() -> None:
     assert diagnose(rates).nodes[0].confirmed is True
 
 
-def test_one_reading_alone_that_is_fast_clears() -> None:
+def test_one_fast_reading_alone_clears_a_suspect() -> None:
     rates = _rates(lambda a, b, r: 48 if 2 in (a, b) else 190)
     rates.add([Reading(2, 0, 0, 189, True), Reading(0, 2, 0, 189, True)])
     assert diagnose(rates).nodes == ()
 
 
-def test_a_reading_too_fast_makes_nobody_slow() -> None:
+def test_an_implausibly_fast_reading_accuses_no_node() -> None:
     rates = _rates(lambda a, b, r: 190)
     rates.add([Reading(0, 1, 0, 500, False)])
     assert diagnose(rates).nobody
 
 
 @pytest.mark.parametrize("nothing", [0.0, -1.0, float("nan"), float("inf")])
-def test_what_was_not_measured_blames_nobody(nothing: float) -> None:
+def test_unmeasured_paths_accuse_no_node(nothing: float) -> None:
     rates = _rates(lambda a, b, r: nothing if 2 in (a, b) else 190)
     assert diagnose(rates).nobody
     assert rates.paths_measured == 6
 
 
-def test_many_are_not_all_named() -> None:
+def test_a_long_list_of_culprits_is_shortened() -> None:
     diagnosis = _words(_rates(lambda a, b, r: 48 if min(a, b) < 18 else 190, nodes=20))
     assert diagnosis is not None
     assert diagnosis.count("fab0") == 16

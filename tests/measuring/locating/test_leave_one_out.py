@@ -1,4 +1,4 @@
-"""Which node slows all others, from the rates that were reached without each of them."""
+"""The node that slows all others, from the rates reached without each node."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LINE = 100.0
         (60.0, 95.0, True),
         (80.0, 95.0, True),
         (84.0, 86.0, True),
-        (60.0, 80.0, False),  # the rate does not come back
-        (86.0, 95.0, False),  # it was kept all the time
+        (60.0, 80.0, False),  # the rate is not restored
+        (86.0, 95.0, False),  # the rate was reached with all nodes
     ],
 )
-def test_the_node_whose_absence_brings_the_rate_back(
+def test_the_node_whose_removal_restores_the_rate_is_named(
     nodes: int, slow: int, with_it: float, without_it: float, named: bool
 ) -> None:
     without = [without_it if node == slow else with_it - 2 for node in range(nodes)]
@@ -41,12 +41,12 @@ def test_the_node_whose_absence_brings_the_rate_back(
 @pytest.mark.parametrize(
     "without", [[95.0, 95.0, 60.0, 60.0], [95.0] * 4, [95.0, 80.0, 60.0, 60.0], [60.0] * 4]
 )
-def test_several_whose_absence_helps_name_nobody(without: list[float]) -> None:
+def test_several_nodes_whose_removal_helps_name_no_node(without: list[float]) -> None:
     assert only_restorer(without, 60.0, ENOUGH) is None
 
 
 def _trial(named: int | None, whole: float = 60.0, rate: float = 95.0) -> Trial:
-    """A trial of four nodes that names one of them, or nobody because it was disturbed."""
+    """A trial of four nodes that names one of them; None: disturbed, names no node."""
     return Trial(whole, tuple(rate if node == named else 60.0 for node in range(4)))
 
 
@@ -57,10 +57,10 @@ def _trial(named: int | None, whole: float = 60.0, rate: float = 95.0) -> Trial:
         ([None, 2, 2, 2], 2, 3),
         ([2, None, 2, 2], 2, 3),
         ([None, None, None, 2, 2], 2, 5),
-        ([2], None, 1),  # then time was up
+        ([2], None, 1),  # no time left after that
         ([], None, 0),
         ([None] * 7, None, 5),
-        ([2, 1, 2, 2, 2, 2], None, 5),  # without node 1 the rate came back too
+        ([2, 1, 2, 2, 2, 2], None, 5),  # the rate was restored without node 1 as well
         ([2, 1, 1, 2, 0, 3], None, 5),
     ],
 )
@@ -72,19 +72,19 @@ def test_trials_go_on_until_two_name_the_same_node(
     assert (one and one[0], len(named) - len(list(trials))) == (found, tried)
 
 
-def test_the_best_readings_of_all_trials_are_those_reported() -> None:
+def test_the_best_readings_of_all_trials_are_reported() -> None:
     trials = [_trial(2, 61.0, 90.0), _trial(2, 70.0, 80.0), _trial(2, 65.0, 91.0)]
     found = named_by(iter(trials), ENOUGH)
     assert found == (2, Trial(70.0, (60.0, 60.0, 91.0, 60.0)))
 
 
-def test_halfway_up_in_another_trial_names_nobody() -> None:
+def test_a_half_restored_rate_in_another_trial_names_no_node() -> None:
     trials = [_trial(2), _trial(0, rate=79.0), _trial(2), _trial(2)]
     assert named_by(iter(trials), ENOUGH) is None
 
 
 @pytest.mark.parametrize("before", [[], [_trial(2)], [_trial(None), _trial(2)]])
-def test_nothing_more_is_tried_once_all_nodes_reach_the_rate(before: list[Trial]) -> None:
+def test_trials_end_once_all_nodes_reach_the_rate(before: list[Trial]) -> None:
     trials = iter([*before, _trial(2, whole=ENOUGH), _trial(2), _trial(2)])
     assert named_by(trials, ENOUGH) is None
     assert len(list(trials)) == 2
@@ -93,7 +93,7 @@ def test_nothing_more_is_tried_once_all_nodes_reach_the_rate(before: list[Trial]
 def _named(
     monkeypatch: pytest.MonkeyPatch, busbw: Callable[[list[int]], float], nodes: int, ranks: int = 1
 ) -> str:
-    """The node named where all_reduce over these ranks has the bus bandwidth of a rule."""
+    """The node named if all_reduce over these ranks has the bus bandwidth given by `busbw`."""
     times_s = [0.0]
 
     def new_group(ranks: list[int]) -> None:
@@ -104,7 +104,7 @@ def _named(
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
     monkeypatch.setattr(dist, "destroy_process_group", lambda _: None)
     monkeypatch.setattr(module, "elapsed_s", lambda *_: times_s[-1])
-    # Rank 0 is left out in turn; then the others report how long it took.
+    # Each round leaves out rank 0; then the others report their time.
     monkeypatch.setattr(module, "by_rank", lambda mine, _: [mine, [times_s[-1]]])
     names = tuple(f"node{i}" for i in range(nodes))
     world = World(0, nodes * ranks, 0, ranks, "node0", names)
@@ -116,10 +116,10 @@ def _named(
 @pytest.mark.parametrize("ranks", [1, 8])
 @pytest.mark.parametrize("slow", [None, 1])
 @pytest.mark.parametrize("least", [2, 3])
-def test_who_is_named_of_how_many_nodes(
+def test_the_named_node_by_number_of_nodes(
     monkeypatch: pytest.MonkeyPatch, nodes: int, ranks: int, slow: int | None, least: int
 ) -> None:
-    """All_reduce runs at half the line where the slow node is among `least` nodes or more."""
+    """All_reduce runs at half the line rate if the slow node is among `least` or more nodes."""
 
     def busbw(group: list[int]) -> float:
         present = {rank // ranks for rank in group}

@@ -1,4 +1,4 @@
-"""The search as ranks run it: what is reported, when it stops, and the message when time was up."""
+"""The search as ranks run it: its report, when it stops, and the message at its time limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = load_spec(default_spec_path())
 
 
 class Nodes:
-    """Stands for ranks on real nodes: answers with the rate of a rule, and notes who was tried."""
+    """Ranks on simulated nodes: `rate` gives the rate of a pair; records the tried pairs."""
 
     def __init__(self, rate: Callable[[set[int]], float], seconds_each: float = 0.0) -> None:
         self.rate = rate
@@ -116,7 +116,7 @@ def test_traffic_elsewhere_is_named_after_one_pair(monkeypatch: pytest.MonkeyPat
     assert ranks.tried == [(0, 1), (1, 0)]
 
 
-def test_nobody_is_blamed_where_pairs_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_pairs_blame_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _searched(monkeypatch, Nodes(lambda pair: 180 if pair == {1, 2} else 190))
     assert found.culprit is None
     assert str(found) == (
@@ -125,7 +125,7 @@ def test_nobody_is_blamed_where_pairs_are_fast(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
-def test_pairs_that_are_alike_are_no_fault_where_the_promise_was_kept(
+def test_equally_slow_pairs_are_no_fault_if_the_promise_was_kept(
     monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
     found = _searched(monkeypatch, Nodes(lambda pair: 120), nodes, outliers_only=True)
@@ -141,7 +141,9 @@ def test_one_node_alone_has_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.culprit, str(found)) == (None, "no pair of nodes could be tried")
 
 
-def test_it_stops_when_its_time_is_up_and_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_its_time_limit_the_search_stops_and_accuses_no_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ranks = Nodes(lambda pair: 48 if 2 in pair else 190, seconds_each=module.BUDGET_S / 5)
     found = str(_searched(monkeypatch, ranks))
     assert ranks.rounds == 6
@@ -164,11 +166,11 @@ def test_pairs_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (190, 0.0, 0, Verdict.PASS),
         (48, 0.0, 1, Verdict.FAIL),
-        (48, module.BUDGET_S / 5, None, Verdict.INCONCLUSIVE),  # suspected only
-        (190, module.BUDGET_S / 3, None, Verdict.INCONCLUSIVE),  # not all was tried
+        (48, module.BUDGET_S / 5, None, Verdict.INCONCLUSIVE),  # only suspected
+        (190, module.BUDGET_S / 3, None, Verdict.INCONCLUSIVE),  # not all pairs were tried
     ],
 )
-def test_what_was_found_is_judged(
+def test_verdict_of_a_search(
     monkeypatch: pytest.MonkeyPatch,
     rate: float,
     seconds_each: float,
@@ -200,7 +202,7 @@ def test_what_was_found_is_judged(
         (66, True, 0.0, 4290, Verdict.PASS, "4290 of 4290 ordered paths measured"),
     ],
 )
-def test_paths_that_were_not_measured_are_counted_with_the_reason(  # noqa: PLR0917
+def test_unmeasured_paths_are_counted_with_the_reason(  # noqa: PLR0917
     monkeypatch: pytest.MonkeyPatch,
     nodes: int,
     every_path: bool,
@@ -217,7 +219,7 @@ def test_paths_that_were_not_measured_are_counted_with_the_reason(  # noqa: PLR0
     )
 
 
-def test_a_path_without_reading_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_without_a_reading_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Nodes(lambda pair: 0.0 if pair == {0, 2} else 190)
     kept = judge_slow_links(_searched(monkeypatch, ranks))
     assert (kept[1].verdict, kept[1].note) == (
@@ -260,10 +262,10 @@ def test_nics_that_ranks_cannot_cover_are_not_measured(  # noqa: PLR0917
 @pytest.mark.parametrize("nodes", [2, 3, 4, 16, 40])
 @pytest.mark.parametrize("busy", [0.2, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_pairs_that_keep_no_rate_accuse_nobody(
+def test_pairs_with_unsteady_rates_accuse_no_node(
     monkeypatch: pytest.MonkeyPatch, nodes: int, busy: float, seed: int
 ) -> None:
-    """Cores are taken away for a part of the time: pairs then carry 45 Mbit/s to the line rate."""
+    """Other programs use the cores at times: pairs then carry 45 Mbit/s up to the line rate."""
     chance = random.Random(seed)
 
     def rate(_: object) -> float:
@@ -283,7 +285,7 @@ def test_pairs_that_keep_no_rate_accuse_nobody(
 def test_a_rail_carries_the_sum_of_its_nics(
     monkeypatch: pytest.MonkeyPatch, nics: int, ranks: int, rate_of_line: float
 ) -> None:
-    """NICs × ranks of a node at a part of 100 Gbit/s per NIC; one node at half is named."""
+    """NICs × ranks per node at a share of 100 Gbit/s per NIC; one node at half is named."""
     nics_of_a_rank = max(1, nics // ranks)
     line_mbits_s = 100_000.0 * nics_of_a_rank
     fabric = SPEC.fabric.model_copy(
@@ -296,7 +298,7 @@ def test_a_rail_carries_the_sum_of_its_nics(
     assert found.bound_mbits_s == 0.85 * line_mbits_s
     assert found.faults == (rate_of_line < 0.85)
     assert (found.culprit or "node2").startswith("node2")
-    # All alike at half of the sum is the fabric as a whole, however many NICs that is.
+    # If all are at half of the sum, the whole fabric is slow, whatever the number of NICs.
     slow = Nodes(lambda pair: line_mbits_s * rate_of_line)
     found = _searched(monkeypatch, slow, spec=spec, ranks=ranks, slow_below_mbits_s=85_000.0)
     assert found.faults == (0 if rate_of_line > 0.85 else min(nics, ranks))
@@ -312,7 +314,9 @@ def test_a_rail_carries_the_sum_of_its_nics(
         ([(0, 2), (1, 3)], "the paths node0→node2, node1→node3"),
     ],
 )
-def test_who_changes_what_is_sent(changed: list[tuple[int, int]], culprit: str | None) -> None:
+def test_nodes_that_change_payloads_are_named(
+    changed: list[tuple[int, int]], culprit: str | None
+) -> None:
     rates = Rates(4, 1, 85.0)
     rates.add(
         Reading(a, b, 0, 95.0, False, (a, b) in changed) for a, b in permutations(range(4), 2)
@@ -324,7 +328,7 @@ def test_who_changes_what_is_sent(changed: list[tuple[int, int]], culprit: str |
     assert found.verdict is (Verdict.FAIL if changed else Verdict.PASS)
 
 
-def test_progress_is_a_line_a_round(
+def test_progress_is_one_line_per_round(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks = Nodes(lambda pair: 48 if 2 in pair else 190)
@@ -348,7 +352,7 @@ def test_progress_is_a_line_a_round(
         (18, lambda a, b: 7 in (a, b), "no reading of node7"),
     ],
 )
-def test_links_that_give_no_reading_are_never_well(
+def test_links_without_a_reading_never_pass(
     nodes: int, dead: Callable[[int, int], bool], silent: str
 ) -> None:
     names = tuple(f"node{i}" for i in range(nodes))

@@ -71,7 +71,7 @@ PATH = re.compile(r"node\d[→↔]node\d")
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
-    """By fault: what each rank found, a list for each search."""
+    """Results of each rank by fault, one list per search."""
     need_rack()
     directory = tmp_path_factory.mktemp("rack")
     write_files(directory, test_it=TESTS)
@@ -87,7 +87,7 @@ def test_all_ranks_find_the_same(reports: Reports) -> None:
             assert ranks == [ranks[0]] * 4
 
 
-def test_a_rack_that_is_well_is_never_accused(reports: Reports) -> None:
+def test_a_healthy_rack_has_no_culprit(reports: Reports) -> None:
     searches = [ranks[0] for ranks in [*reports["healthy"], *reports["healed"]]]
     assert [found["culprit"] for found in searches] == [None] * 6
     assert all(
@@ -128,10 +128,10 @@ def test_a_rack_that_is_well_is_never_accused(reports: Reports) -> None:
 )
 def test_each_fault_is_named(reports: Reports, fault: str, words: str) -> None:
     [[found, *_]] = reports[fault]
-    # A third partner where the cores were busy while one of the two was measured.
+    # A third partner, if other programs used the cores while one of the two was measured.
     named = re.match(words.replace("RATE", r"\d\d\d? Mbit/s"), found["report"])
     assert named, found
-    # And paths of a node that is slow by itself, where one was slower still for a moment.
+    # And paths of a node that is slow by itself, if one was even slower for a moment.
     further = found["report"][named.end() :]
     assert re.fullmatch(r"(; (suspected, not confirmed: )?the paths? .*)?", further), found
     slow = set(re.findall(r"(node\d) fab0", words))

@@ -1,4 +1,4 @@
-"""What a receiver makes of its arrivals, and which ranks stand for which NIC."""
+"""Rates from a receiver's arrival times, and the ranks that represent each NIC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_connection_made_first_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("arrived_s", [[], [1.0], [1.0, 1.0]])
-def test_what_cannot_be_timed_is_nothing(arrived_s: list[float]) -> None:
+def test_arrivals_that_cannot_be_timed_have_no_rate(arrived_s: list[float]) -> None:
     assert payload_mbits_s(arrived_s, 1000) == 0.0
 
 

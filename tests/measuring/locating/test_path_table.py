@@ -1,4 +1,4 @@
-"""The tables of paths and rails that a certificate keeps, from simulated readings."""
+"""The tables of paths and rails in a certificate, from simulated readings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rate = Callable[[int, int, int], float]
 def measured(
     rate: Rate, nodes: int = 4, rails: int = 1, rounds: int = 1000, **how: int | bool
 ) -> PathRates:
-    """What a search finds whose links have the rate of a rule (sender, receiver, rail)."""
+    """The result of a search over links with these rates by (sender, receiver, rail)."""
     rates = Rates(nodes, rails, 170.0)
     steps = search(rates, every_path=bool(how.get("every_path", True)), day=int(how.get("day", 0)))
     readings = None
@@ -44,7 +44,7 @@ def measured(
     return path_rates(rates, diagnose(rates), names)
 
 
-def test_a_slow_path_off_the_ring_has_failed_and_no_other() -> None:
+def test_only_a_slow_path_outside_the_ring_fails() -> None:
     found = measured(lambda a, b, _: 95 if (a, b) == (1, 3) else 190)
     assert found.states == ("-ppp", "p-pf", "pp-p", "ppp-")
     assert found.mbits_s[1] == "190 - 190 95"
@@ -55,7 +55,7 @@ def test_a_slow_path_off_the_ring_has_failed_and_no_other() -> None:
     ]
 
 
-def test_all_paths_of_a_slow_node_have_failed_in_the_slow_direction() -> None:
+def test_all_paths_of_a_slow_node_fail_in_the_slow_direction() -> None:
     found = measured(lambda a, b, _: 48 if a == 2 else 190)
     assert found.states == ("-ppp", "p-pp", "ff-f", "ppp-")
     assert found.rail_states == ("p", "p", "f", "p")
@@ -70,7 +70,7 @@ def test_a_slow_rail_fails_by_itself_and_the_path_has_the_rate_of_the_slowest() 
     assert found.mbits_s[1] == "60 - 190 190"
 
 
-def test_what_was_not_confirmed_is_suspect_and_what_gave_no_reading_too() -> None:
+def test_unconfirmed_paths_and_paths_without_a_reading_are_suspect() -> None:
     found = measured(lambda a, b, _: 48 if 2 in (a, b) else 190, rounds=6)
     assert found.states == ("-psp", "p-sp", "ss-s", "pps-")
     assert found.rail_states == ("p", "p", "s", "p")
@@ -78,20 +78,20 @@ def test_what_was_not_confirmed_is_suspect_and_what_gave_no_reading_too() -> Non
     assert (found.states[0], found.mbits_s[0]) == ("-spp", "- - 190 190")
 
 
-def test_where_the_fabric_is_slow_as_a_whole_everything_has_failed() -> None:
+def test_a_slow_fabric_fails_every_path() -> None:
     found = measured(lambda a, b, _: 100)
     assert found.states == ("-fff", "f-ff", "ff-f", "fff-")
     assert found.rail_states == ("f", "f", "f", "f")
 
 
-def test_what_there_was_no_time_for_was_not_tested() -> None:
+def test_paths_skipped_for_lack_of_time_are_untested() -> None:
     found = measured(lambda a, b, _: 190, rounds=2)
     assert "".join(found.states).count("p") == 4
     assert found.mbits_s[0].split().count("-") == 3
 
 
 @pytest.mark.parametrize("nodes", [66, 99])
-def test_samples_of_days_add_up_to_every_path(nodes: int) -> None:
+def test_samples_of_several_days_cover_every_path(nodes: int) -> None:
     seen: set[tuple[str, str]] = set()
     for day in range(20_000, 20_000 + nodes // 8 + 2):
         found = measured(lambda a, b, _: 190, nodes, every_path=False, day=day)
@@ -101,6 +101,6 @@ def test_samples_of_days_add_up_to_every_path(nodes: int) -> None:
     assert len(seen) == nodes * (nodes - 1)
 
 
-def test_of_two_nodes_a_path_that_is_slow_both_ways_has_failed() -> None:
+def test_a_path_of_two_nodes_that_is_slow_both_ways_fails() -> None:
     assert measured(lambda *_: 95, nodes=2).states == ("-f", "f-")
     assert measured(lambda *_: 190, nodes=2).states == ("-p", "p-")

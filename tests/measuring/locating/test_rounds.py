@@ -1,4 +1,4 @@
-"""Rounds are of disjoint pairs, and together meet whom they should."""
+"""Rounds have disjoint pairs, and together cover the wanted pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_mnode.measuring.locating.rounds import (
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 15, 16, 17])
-def test_the_circle_meets_every_pair_once_in_as_few_rounds_as_there_are(count: int) -> None:
+def test_the_circle_covers_every_pair_once_in_the_fewest_rounds(count: int) -> None:
     turns = circle(count)
     assert len(turns) == count - 1 + count % 2
     met = [frozenset(pair) for turn in turns for pair in turn]
@@ -27,7 +27,7 @@ def test_the_circle_meets_every_pair_once_in_as_few_rounds_as_there_are(count: i
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_nobody_meets_where_there_are_not_two(count: int) -> None:
+def test_fewer_than_two_nodes_have_no_rounds(count: int) -> None:
     assert [pair for turn in circle(count) for pair in turn] == []
     assert ring(range(count)) == []
 
@@ -43,20 +43,20 @@ def test_a_ring_is_cut_into_disjoint_neighbours(count: int) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "groups"), [(17, 4), (64, 8), (232, 15), (1024, 32)])
-def test_groups_are_of_the_square_root(nodes: int, groups: int) -> None:
+def test_groups_have_the_size_of_the_square_root(nodes: int, groups: int) -> None:
     sizes = group_sizes(nodes)
     assert (len(sizes), sum(sizes)) == (groups, nodes)
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_directions_are_rounds_of_their_own_and_one_test() -> None:
+def test_each_direction_is_a_separate_round_of_one_test() -> None:
     there, back = both_ways([(0, 1), (2, 3)], (0, 1), 2, "all pairs")
     assert there.flows == (Flow(0, 1, (0, 1)), Flow(2, 3, (0, 1)))
     assert back.flows == (Flow(1, 0, (0, 1)), Flow(3, 2, (0, 1)))
     assert (there.tests, back.tests) == (2, 0)
 
 
-def test_flows_are_packed_into_rounds_without_meeting() -> None:
+def test_flows_are_packed_into_rounds_without_sharing_a_node() -> None:
     flows = [Flow(0, 1), Flow(1, 0), Flow(2, 3), Flow(3, 0), Flow(1, 2)]
     rounds = packed(flows)
     assert rounds == [[Flow(0, 1), Flow(2, 3)], [Flow(1, 0)], [Flow(3, 0), Flow(1, 2)]]

@@ -1,4 +1,4 @@
-"""A thousand random clusters with faults and noise: all is found, nobody wrongly accused."""
+"""A thousand random clusters with faults and noise: exactly the faults are found."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _cases(
         (64, 5, 2, 100),
     ],
 )
-def test_all_is_found_and_nobody_is_wrongly_accused(
+def test_every_fault_is_found_and_no_healthy_node_accused(
     nodes: int, faults: int, rails: int, cases: int
 ) -> None:
     _cases(nodes, faults, cases, rails=rails)
@@ -64,16 +64,16 @@ def test_five_faults_of_232_nodes_are_found_with_fewer_tests_than_published() ->
     assert max(case.tests for case in _cases(232, 5, 50)) < AIM
 
 
-def test_neighbours_that_slow_each_other_are_cleared() -> None:
+def test_pairs_that_slow_each_other_are_cleared() -> None:
     spreading = Noise(leaf=16)
     _cases(16, 1, 20, noise=spreading)
     _cases(128, 3, 20, rails=2, noise=spreading)
 
 
-def test_a_path_that_is_in_no_ring_is_met_when_all_pairs_are_tried() -> None:
+def test_a_path_outside_every_ring_is_found_if_all_pairs_are_tried() -> None:
     fault = Fault("one-way path", 3, 27, None, 300.0)
     without = locate(Fabric(40, 1, [fault], QUIET, 0), before_all_pairs)
-    assert without.missed == (fault,)  # and nobody else was blamed for it
+    assert without.missed == (fault,)  # and no other path was blamed for it
     assert without.blamed.nobody
     case = locate(Fabric(40, 1, [fault], QUIET, 0))
     assert (case.missed, case.wrong) == ((), ())
@@ -84,7 +84,7 @@ def _stopped(faults: Sequence[Fault], nodes: int, rounds: int) -> Case:
 
 
 @pytest.mark.parametrize("nodes", [4, 36])
-def test_time_that_is_up_accuses_nobody(nodes: int) -> None:
+def test_a_search_at_its_time_limit_accuses_no_healthy_node(nodes: int) -> None:
     faults = [Fault("node", 2, None, None, 200.0), Fault("path", 0, 1, None, 400.0)]
     done = locate(Fabric(nodes, 1, faults, QUIET, 0))
     assert not done.missed
@@ -97,7 +97,7 @@ def test_time_that_is_up_accuses_nobody(nodes: int) -> None:
     assert named == 1
 
 
-def test_faults_of_a_node_that_has_a_slow_path_besides() -> None:
+def test_a_slow_node_that_also_has_a_slow_path() -> None:
     faults = [Fault("node", 3, None, None, 500.0), Fault("path", 2, 3, None, 100.0)]
     case = locate(Fabric(6, 1, faults, QUIET, 0))
     assert (case.missed, case.wrong) == ((), ())
@@ -111,7 +111,7 @@ def test_a_fabric_slow_as_a_whole_is_not_blamed_on_nodes() -> None:
         assert (blame.nodes, blame.paths) == ((), ())
 
 
-def test_most_nodes_slow_each_in_its_way() -> None:
+def test_most_nodes_slow_in_different_ways() -> None:
     slow = [Fault("tx", 0, None, None, 100.0), Fault("rx", 1, None, None, 200.0),
             Fault("node", 2, None, None, 300.0)]  # fmt: skip
     case = locate(Fabric(5, 1, slow, QUIET, 0))
@@ -123,7 +123,7 @@ def _blame(nodes: int, faults: Sequence[Fault]) -> Diagnosis:
 
 
 class _Shared(Fabric):
-    """All pairs together get no more than one alone."""
+    """All pairs together get no more bandwidth than one alone."""
 
     def measure(self, step: Round) -> list[Reading]:
         count = len(step.flows)
@@ -134,14 +134,14 @@ class _Shared(Fabric):
 
 
 @pytest.mark.parametrize("nodes", [4, 16, 40])
-def test_pairs_that_share_a_link_are_kept_apart_by_trying_them_alone(nodes: int) -> None:
+def test_pairs_that_share_a_link_are_measured_alone(nodes: int) -> None:
     case = locate(_Shared(nodes, 1, [], QUIET, 0), before_all_pairs)
     assert not [node for node in case.blamed.nodes if node.confirmed]
     assert case.blamed.reference_mbits_s == pytest.approx(956, rel=0.1)
 
 
-def test_the_simulation_tells_a_search_that_fails() -> None:
-    """Were the search blind, this is what the tests above would see."""
-    fault = Fault("node", 1, None, None, BOUND_MBITS_S * 1.05)  # not slow, by any bound
+def test_the_simulation_detects_a_broken_search() -> None:
+    """The tests above would see this fault as missed."""
+    fault = Fault("node", 1, None, None, BOUND_MBITS_S * 1.05)  # not slow by any bound
     case = locate(Fabric(4, 1, [fault], QUIET, 0))
     assert case.missed == (fault,)

@@ -1,4 +1,4 @@
-"""Collectives that go wrong on one of four ranks, as its own wrapper makes them, and the checks."""
+"""Wrong collectives on one of four ranks, made by its wrapper, and the checks that find them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_mnode.rank.world import World
 
 FAULTY = 2
 EVERY = (2, 3, 5, 8, 11)
-"""Of so many calls one gives what the call before gave; up to one fewer than are checked."""
+"""One of this many calls returns the previous result; at most one fewer than are checked."""
 CPU = torch.device("cpu")
 FUNCTIONS = {
     "all_reduce": ("all_reduce",),
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 class Stale:
-    """Every `every`th call gives what the call before gave."""
+    """Every `every`th call returns the result of the previous call."""
 
     def __init__(self, right: Callable[..., Any], every: int) -> None:
         self.right, self.every, self.calls = right, every, 0
@@ -127,7 +127,7 @@ def test_one_value_that_is_wrong_only_while_time_is_taken(
         monkeypatch.setattr(module, "elapsed_s", noted)
         change(monkeypatch, "all_reduce", make)
     row = swept("all_reduce", monkeypatch, repeats=3)
-    # One in each repeat, and more where it is a value that is looked at in each call.
+    # One wrong call per repeat; more if the wrong value is one that is checked in each call.
     assert row.wrong >= 3
     assert row.wrong_ranks == (FAULTY,)
 
@@ -136,7 +136,7 @@ def test_one_value_that_is_wrong_only_while_time_is_taken(
 def second_timed_call(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, Callable[..., Any], Callable[..., Any]], Row]:
-    """Sweeps where the faulty rank does something before and after the second of 8 timed calls."""
+    """Sweeps in which the faulty rank acts before and after the second of 8 timed calls."""
     since: list[int] = []
 
     def noted(*args: Any) -> float:
@@ -179,7 +179,7 @@ def second_timed_call(
 
 
 def _buffers(into: Any, of: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a call receives into, and what it sends."""
+    """The buffer that a call receives into, and the one that it sends."""
     if isinstance(into, list):
         receive, send = into
         return receive.tensor, send.tensor

@@ -1,4 +1,4 @@
-"""Recorded machines for the tests of programs."""
+"""Recorded machines for the tests of measuring programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that are this machine: they run real processes, and see trees of /sys that tests wrote."""
+"""Nodes that are this machine: they run real processes, and see composed trees of /sys."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _no_launcher(request: object) -> None:
 
 
 class Local(Nodes):
-    """Three nodes; what they see differs by NODE in the environment, and by `root`."""
+    """Three nodes that differ by NODE in the environment, and by `root`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(_no_launcher, ("n0", "n1", "n2"))
         self.directory = directory
 
     def root(self, node: str) -> Path:
-        """What a node sees instead of /."""
+        """Directory that a node sees as /."""
         return self.directory / f"root-{node}"
 
     def commands(

@@ -1,5 +1,5 @@
 # ruff: noqa: E501  tables are as wide as they are printed
-"""nccl-tests as the nodes run them: real processes, with a program of ours in their place."""
+"""nccl-tests as nodes run it: real processes, with our program in its place."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fabric() -> Fabric:
     return fabric_of()
 
 
-def test_a_program_is_looked_for_on_every_node(nodes: Local) -> None:
+def test_the_program_is_searched_on_every_node(nodes: Local) -> None:
     assert missing_on(nodes, "all_reduce_perf") == ()
     assert missing_on(nodes, "no_such_program; true") == ("n0", "n1", "n2")
 
@@ -153,8 +153,8 @@ def test_the_median_of_cycles_counts_and_their_noise(
     assert words in str(busbw)
 
 
-def test_cycles_with_the_same_rate_are_several() -> None:
-    """A line that a scheduler printed twice is one; times differ where rates do not."""
+def test_cycles_with_equal_rates_are_separate() -> None:
+    """A line that a scheduler printed twice counts once; separate cycles differ in their times."""
     row = " 4294967296 1 float sum -1 15000.{} 286.3 381.7 0 15000.2 286.3 381.7 0\n"
     text = _HEAD + row.format(1) + f"[1,0]<stdout>:{row.format(1)}" + row.format(2)
     [test] = read_nccl_tests(text)
@@ -167,7 +167,7 @@ def test_cycles_with_the_same_rate_are_several() -> None:
         (1 << 30, 1 << 30, True),
         ((1 << 30) - 4, 1 << 30, True),  # rounded down for 24 ranks
         ((1 << 30) - 2047, 1 << 30, True),
-        (int(0.9 * (1 << 30)), 1 << 30, False),  # the command steps by other sizes
+        (int(0.9 * (1 << 30)), 1 << 30, False),  # the command uses other steps
         ((1 << 29) + 1, 1 << 30, False),
         ((1 << 30) + 1, 1 << 30, False),
     ],

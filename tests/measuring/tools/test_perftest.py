@@ -1,4 +1,4 @@
-"""perftest as the nodes run it: real processes, with programs of ours in their place."""
+"""perftest as nodes run it: real processes, with our programs in its place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.measuring.tools.local import Local, fabric_of, program
 from tests.recorded import Recorded
 from tests.trees import MELLANOX, NIC, Tree, gpu_address, gpu_server
 
-# Stands for ib_write_bw: the server makes a file for its port and waits for another of its client.
+# Stands for ib_write_bw: the server creates a file for its port and waits for its client's file.
 WRITE_BW = """\
     #!/bin/sh
     node=$NODE; port=; device=; last=
@@ -142,7 +142,7 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
         "no device for this rail on n0",
         "no device for this rail on n0",
     ]
-    # The same with the device there: what the program says of itself is the reason.
+    # With the device present, the program's own message is the reason.
     whole = of_fabric(nodes, fabric)
     [down] = [p for p in run_pairs(nodes, whole, promise) if p.value is None]
     assert (down.path, down.why) == ("n2→n0 mlx5_10", "Port number 1 state is Down")
@@ -163,7 +163,7 @@ def test_a_device_missing_in_the_middle_does_not_move_the_other_rails(
     assert [(n0.device, n1.device) for n0, n1 in found] == list(zip(ends, whole, strict=True))
 
 
-def test_a_server_that_was_killed_is_named(nodes: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_server_is_named(nodes: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perftest_pairs, "_FAILED_END_S", 60.0)
     (nodes.directory / "rate-n0-mlx5_9").write_text("gone")
     (nodes.directory / "kill-n1-mlx5_9").touch()
@@ -174,10 +174,10 @@ def test_a_server_that_was_killed_is_named(nodes: Local, monkeypatch: pytest.Mon
     assert [pair.value for pair in others] == [387.42, 387.42]
 
 
-def test_a_pair_that_hangs_does_not_cost_the_others_their_time(
+def test_a_pair_that_hangs_does_not_delay_the_others(
     nodes: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of the one that hangs ends once the others are judged, however long they take."""
+    """Its limit ends once the other pairs are judged, however long they take."""
     (nodes.directory / "rate-n0-mlx5_9").write_text("hangs")
     monkeypatch.setattr(perftest_pairs, "_SPARE_S", 300.0)
     judged, judge = [], perftest_pairs._judged
@@ -198,8 +198,8 @@ def test_a_pair_that_hangs_does_not_cost_the_others_their_time(
     ]
 
 
-def test_a_connection_that_nobody_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue that is full drops what asks, as a firewall does."""
+def test_a_connection_without_an_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full listen queue drops requests, like a firewall."""
     monkeypatch.setattr(beside_nic, "_CONNECT_LIMIT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         to = full.getsockname()
@@ -210,7 +210,7 @@ def test_a_connection_that_nobody_answers_is_given_up(monkeypatch: pytest.Monkey
     assert placed.problem == f"127.0.0.1 port {to[1]} did not answer a connection within 0.5 s"
 
 
-def test_a_server_that_refuses_once_its_program_runs_is_not_waited_for(
+def test_a_started_server_that_refuses_connections_is_not_waited_for(
     nodes: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its program may take long to start, but not to listen."""
@@ -222,10 +222,10 @@ def test_a_server_that_refuses_once_its_program_runs_is_not_waited_for(
     assert {pair.why for pair in pairs} == {"Couldn't connect to 127.0.0.1"}
 
 
-def test_of_both_directions_one_is_judged(
+def test_a_rate_of_both_directions_is_halved(
     nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """387 Gbit/s to and fro together are half a port's rate."""
+    """387 Gbit/s in both directions together are half of a port's rate each."""
     monkeypatch.setenv("WAYS", "Bidirectional")
     promise = write_bandwidth(arguments=["-b"])
     pairs = list(run_pairs(nodes, on_every(nodes, "mlx5_9"), promise))
@@ -233,7 +233,7 @@ def test_of_both_directions_one_is_judged(
     assert set(found.values()) == {(193.71, Verdict.FAIL)}
 
 
-def test_a_rate_that_may_be_of_both_directions_is_none(
+def test_a_rate_of_unknown_direction_is_not_judged(
     nodes: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TITLE", "")
@@ -243,7 +243,7 @@ def test_a_rate_that_may_be_of_both_directions_is_none(
 
 
 @pytest.mark.parametrize(("latency", "verdict"), [("3.21", Verdict.PASS), ("9.75", Verdict.FAIL)])
-def test_latency_is_the_typical_one(
+def test_the_typical_latency_is_judged(
     nodes: Local,
     fabric: Fabric,
     monkeypatch: pytest.MonkeyPatch,
@@ -259,7 +259,7 @@ def test_latency_is_the_typical_one(
     assert found[0].source == "fabric.write_latency.at_most 5 µs"
 
 
-def test_each_rail_is_measured_several_times_and_more_often_where_it_is_noisy(
+def test_each_rail_is_measured_repeatedly_and_noisy_ones_more_often(
     nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAKES_S", "0")
@@ -319,7 +319,7 @@ def noisy_pair(*values: float) -> PairResult:
         ((390.0,), Verdict.PASS, "margin +6 Gbit/s"),
     ],
 )
-def test_noise_of_a_pair_says_which_loss_would_have_shown(
+def test_noise_of_a_pair_sets_the_detection_limit(
     fabric: Fabric, values: tuple[float, ...], verdict: Verdict, words: str
 ) -> None:
     [found, *_] = perftest.judge([noisy_pair(*values)], fabric, write_bandwidth())
@@ -327,7 +327,7 @@ def test_noise_of_a_pair_says_which_loss_would_have_shown(
     assert words in str(found)
 
 
-def test_noise_of_latencies_says_which_excess_would_have_shown(fabric: Fabric) -> None:
+def test_noise_of_latencies_sets_the_detection_limit(fabric: Fabric) -> None:
     promise = WriteLatencyPromise.model_validate({"at_most": "5 us", "binding": "none"})
     [found] = perftest.judge([noisy_pair(4.0, 4.0, 4.0)], fabric, promise)
     assert "would have shown 25 % more" in str(found)
@@ -345,7 +345,7 @@ def test_a_program_that_is_missing_is_the_reason(nodes: Local, fabric: Fabric) -
 
 
 def _machine(root: Path, cpus: Mapping[int, str], nic: int) -> None:
-    """With mlx5_9 on this NUMA node."""
+    """A machine with mlx5_9 on this NUMA node."""
     tree = Tree(root)
     tree.numa(cpus)
     listed = ",".join(text for text in cpus.values() if text)
@@ -354,10 +354,10 @@ def _machine(root: Path, cpus: Mapping[int, str], nic: int) -> None:
     tree.rdma("mlx5_9", "pci0000:10/0000:10:01.0")
 
 
-def test_where_client_and_server_ran_is_seen_and_judged(
+def test_the_placement_of_client_and_server_is_judged(
     nodes: Local, fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of n1 the NIC is beside CPUs that this machine has not: its programs cannot be near it."""
+    """n1's NIC is beside CPUs that this machine lacks: its programs cannot be near it."""
     monkeypatch.setenv("TAKES_S", "3")
     here = format_cpulist(os.sched_getaffinity(0))
     for name, nic in (("n0", 0), ("n1", 1), ("n2", 0)):
@@ -447,7 +447,7 @@ def test_a_far_binding_is_named(
         ),
     ],
 )
-def test_what_is_near_the_devices_that_were_recorded(
+def test_numa_nodes_near_the_recorded_devices(
     recorded: Recorded,
     machine: str,
     device: str,
@@ -459,14 +459,14 @@ def test_what_is_near_the_devices_that_were_recorded(
     assert words in f"{placed.place} {placed.unknown}"
 
 
-def test_a_device_without_affinity_is_near_to_nothing_known(tmp_path: Path) -> None:
+def test_a_device_without_affinity_has_no_near_cpus(tmp_path: Path) -> None:
     _machine(tmp_path, {0: "0-1", 1: "2-3"}, -1)
     placed, beside = locate(Machine.read(tmp_path), "mlx5_9")
     assert beside is None
     assert "does not know the NUMA node of mlx5_9" in placed.unknown
 
 
-def test_on_uneven_nodes_a_device_beside_memory_without_cpus_is_near_to_the_next_cpus(
+def test_a_device_beside_memory_without_cpus_is_near_the_next_cpus(
     tmp_path: Path,
 ) -> None:
     _machine(tmp_path, {0: "0-3", 1: "4", 2: "5-7", 3: ""}, 3)
@@ -490,7 +490,7 @@ NEW_HELP = f"{OLD_HELP}  --use_cuda_bus_id=<cuda full BUS id>\n  --use_cuda_dmab
         (NEW_HELP, "", (f"--use_cuda_bus_id={gpu_address(5)}", "--use_cuda_dmabuf")),
     ],
 )
-def test_memory_is_of_the_gpu_beside_the_nic(
+def test_memory_of_the_gpu_beside_the_nic_is_used(
     tmp_path: Path, help_text: str, peermem: str, arguments: tuple[str, ...]
 ) -> None:
     tree = gpu_server(tmp_path)
@@ -500,9 +500,7 @@ def test_memory_is_of_the_gpu_beside_the_nic(
     assert cuda_arguments(machine, "mlx5_5", help_text, tmp_path) == arguments
 
 
-def test_without_cuda_or_gpu_nothing_is_sent_from_elsewhere(
-    tmp_path: Path, recorded: Recorded
-) -> None:
+def test_without_cuda_or_a_gpu_gpu_memory_is_refused(tmp_path: Path, recorded: Recorded) -> None:
     program(tmp_path, "ib_plain_bw", "#!/bin/sh\necho '  -d, --ib-dev=<dev>'\n")
     argv = [str(tmp_path / "ib_plain_bw")]
     printed, placed = beside_nic.run("rxe0", "nic", "gpu", argv, tmp_path)

@@ -1,4 +1,4 @@
-"""Has every single step of saving fail, or kill the process; run by test_killed.py.
+"""Makes every single step of saving fail, or kill the process; run by test_killed.py.
 
 The steps are the audit events of file operations below the directory in argv[1]. Prints one line
 of JSON per step.
@@ -26,7 +26,7 @@ LIMIT = 200
 
 
 def saved(directory: Path, number: int, step: int, kill: bool) -> str:
-    """Save in a child process; kill it at this event, or have the event fail.
+    """Save in a child process; kill it at this event, or make the event fail.
 
     "ended": there is no such event. "ignored": the event failed, and saving did not.
     """
@@ -61,10 +61,10 @@ def saved(directory: Path, number: int, step: int, kill: bool) -> str:
 def main() -> None:
     warnings.simplefilter("ignore")
     base = Path(sys.argv[1])
-    # A killed process takes nothing with it that it wrote, synced or not.
+    # A killed process loses nothing that it has written, synced or not.
     os.fsync = lambda fd: None
     save(Store(base / "old"), 1, 2)
-    # A later step, and the same step again, which takes the place of a complete one.
+    # A later step, and the same step again, which replaces a complete checkpoint.
     for kill, step in itertools.product((True, False), (3, 2)):
         for number in range(1, LIMIT):
             directory = base / f"{kill}-{step}-{number}"

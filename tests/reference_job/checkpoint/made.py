@@ -1,4 +1,4 @@
-"""Checkpoints made without torch or by one rank, and damage to them."""
+"""Checkpoints made without torch or by one rank, and ways to damage them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def name_of(step: int) -> str:
 
 
 def checkpoint(directory: Path, step: int = 10) -> Path:
-    """A complete one, with the files of FILES."""
+    """A complete checkpoint with the files of FILES."""
     path = directory / name_of(step)
     path.mkdir(parents=True)
     for file, data in FILES.items():
@@ -55,13 +55,13 @@ def checkpoint(directory: Path, step: int = 10) -> Path:
 
 
 def rewrite(path: Path, text: bytes) -> None:
-    """Another manifest, and a COMPLETE that fits it."""
+    """Write another manifest, and a COMPLETE that matches it."""
     (path / MANIFEST).write_bytes(text)
     (path / COMPLETE).write_bytes(seal(text))
 
 
 def replaced(old: bytes, new: bytes) -> Callable[[Path], None]:
-    """Damage: another manifest, properly sealed."""
+    """Damage: another manifest with a valid seal."""
 
     def harm(path: Path) -> None:
         text = (path / MANIFEST).read_bytes()
@@ -72,29 +72,28 @@ def replaced(old: bytes, new: bytes) -> Callable[[Path], None]:
 
 
 def flipped(name: str, offset: int) -> Callable[[Path], None]:
-    """Damage: a bit of one file."""
+    """Damage: a flipped bit in one file."""
     return lambda path: flip(path / name, offset)
 
 
 def truncated(name: str, size: int) -> Callable[[Path], None]:
-    """Damage: a shorter file."""
+    """Damage: a shortened file."""
     return lambda path: os.truncate(path / name, size)
 
 
 def removed(name: str) -> Callable[[Path], None]:
-    """Damage: a file that is gone."""
+    """Damage: a missing file."""
     return lambda path: (path / name).unlink()
 
 
 def flip(path: Path, offset: int, bits: int = 1) -> None:
-    """Change bits of one byte of a file."""
+    """Flip bits of one byte of a file."""
     data = bytearray(path.read_bytes())
     data[offset] ^= bits
     path.write_bytes(data)
 
 
 def state(value: float) -> dict[str, Any]:
-    """What one rank saves."""
     import torch
 
     weights = torch.arange(64.0).reshape(8, 8) + value
@@ -102,14 +101,14 @@ def state(value: float) -> dict[str, Any]:
 
 
 def save(store: Store, *steps: int, **more: Any) -> Path:
-    """Save the state of each step, which has the step as its value; the path of the last."""
+    """Save the state of each step, with the step as its value; the path of the last checkpoint."""
     for step in steps:
         saved = store.save(state(step), step=step, world=ALONE, **more)
     return saved.path
 
 
 def loaded_value(store: Store) -> tuple[int, float]:
-    """Step and value of what one rank loads; the value is the same in all of the state."""
+    """Step and value that one rank loads; all parts of the state have the same value."""
     import torch
 
     target = state(0)

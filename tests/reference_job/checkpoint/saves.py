@@ -1,4 +1,4 @@
-"""What the scenarios in ranks save and load."""
+"""States that the scenarios in ranks save and load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_mnode.errors import CheckpointError
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import Store
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch
     import torch.distributed as dist
 
@@ -28,12 +28,12 @@ def state(value: float, size: int = 100) -> dict[str, Any]:
 
 
 def save(store: Store, world: World, step: int, size: int = 100, **more: Any) -> Saved:
-    """The state of a step has the step as its value."""
+    """Save the state of a step; its value is the step."""
     return store.save(state(step, size), step=step, world=world, **more)
 
 
 def load(store: Store, world: World, size: int = 100, **more: Any) -> tuple[Loaded, float]:
-    """What was loaded, and the value that all of the state has."""
+    """The loaded checkpoint, and the value that all of its state has."""
     target = state(0, size)
     loaded = store.load(target, world=world, **more)
     assert loaded is not None
@@ -44,7 +44,7 @@ def load(store: Store, world: World, size: int = 100, **more: Any) -> tuple[Load
 
 
 def on_all(mine: T) -> list[T]:
-    """What every rank has, by rank."""
+    """Values of every rank, by rank."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
     return found

@@ -1,4 +1,4 @@
-"""Any step of saving kills the process or fails: the old one or the new one is there, and whole."""
+"""A kill or failure at any step of saving leaves the old or the new checkpoint, complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLING = "tests.reference_job.checkpoint.killing"
 
 
 class Line(NamedTuple):
-    """What became of one step, and the names that were there after the next checkpoint."""
+    """Result of one step, and the names in the store after the next checkpoint."""
 
     kill: bool
     step: int
@@ -43,7 +43,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
 
 
 STEPS = pytest.mark.parametrize("step", [3, 2], ids=["later", "again"])
-"""Beside complete ones of the steps 1 and 2; those of step 2 have 2 as their value, new ones 9."""
+"""With complete checkpoints of steps 1 and 2; those of step 2 have the value 2, new ones 9."""
 
 
 @STEPS
@@ -51,7 +51,7 @@ def test_killed_at_every_step(lines: list[Line], step: int) -> None:
     of_step = [line for line in lines if line.kill and line.step == step]
     assert [line.how for line in of_step] == ["killed"] * (len(of_step) - 1) + ["ended"]
     assert len(of_step) > 20
-    # What is loaded is the old one up to some step, and from then on the new one.
+    # Up to some step the old checkpoint is loaded, and from then on the new one.
     values = [line.value for line in of_step]
     assert set(values) == {2, 9}
     assert values == sorted(values)
@@ -60,18 +60,18 @@ def test_killed_at_every_step(lines: list[Line], step: int) -> None:
 
 @STEPS
 def test_every_step_fails(lines: list[Line], step: int) -> None:
-    """An error leaves the old checkpoint; without one the new one is there."""
+    """After an error the old checkpoint is loaded; without an error the new one."""
     of_step = [line for line in lines if not line.kill and line.step == step]
     hows = [line.how for line in of_step]
     assert hows[-1] == "ended"
     assert hows.count("failed") > 10
-    assert hows.count("ignored") > 3  # old ones that cannot be removed
+    assert hows.count("ignored") > 3  # old checkpoints that cannot be removed
     assert set(hows) == {"failed", "ignored", "ended"}
     for line in of_step:
         assert line.value == (2 if line.how == "failed" else 9)
 
 
-def test_the_next_one_removes_what_was_left(lines: list[Line]) -> None:
+def test_the_next_save_removes_leftovers(lines: list[Line]) -> None:
     for line in lines:
         older, newest = line.names
         assert newest.startswith("step-00000004.1-")

@@ -1,4 +1,4 @@
-"""What is in a store: complete checkpoints, and for all else the reason. Any damage is found."""
+"""Contents of a store: complete checkpoints, and reasons for the others; damage is found."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_wrong_manifest_is_refused_with_the_reason(text: bytes, reason: str) -
     lambda inner: st.lists(inner, max_size=3)
     | st.dictionaries(st.sampled_from([*Manifest.model_fields, "x"]), inner, max_size=9),
 ).map(lambda page: json.dumps(page).encode()))  # fmt: skip
-def test_reading_a_manifest_raises_nothing_else(text: bytes) -> None:
+def test_reading_a_manifest_raises_only_manifest_errors(text: bytes) -> None:
     with pytest.raises(RefusedError):
         Manifest.read(text)
 
@@ -112,7 +112,7 @@ def test_the_seal_is_of_the_text() -> None:
         ("step-00000020.12-0123abcd.partial", 20),
         ("step-00000020", None),
         ("step-20.1-0123abcd", None),
-        ("step-0000000020.1-0123abcd", None),  # not as it would be written
+        ("step-0000000020.1-0123abcd", None),  # not in the written form
         ("step-00000020.partial", None),
         ("step-00000020.1-XYZ", None),
         ("step-00000020.1-0123abcd (copy)", None),
@@ -120,7 +120,7 @@ def test_the_seal_is_of_the_text() -> None:
         ("other", None),
     ],
 )
-def test_only_names_of_checkpoints_are_read(name: str, step: int | None) -> None:
+def test_only_checkpoint_names_are_read(name: str, step: int | None) -> None:
     key = order(name)
     assert (key and key[0]) == step
 
@@ -133,7 +133,7 @@ def test_a_new_name_sorts_after_all_of_its_step_and_before_later_steps() -> None
     assert sorted(names, key=lambda name: order(name) or (0, 0, "")) == names
 
 
-def test_a_store_that_is_not_there_is_empty_and_one_that_cannot_be_listed_is_not(
+def test_a_missing_store_is_empty_and_an_unreadable_one_is_an_error(
     tmp_path: Path,
 ) -> None:
     assert survey(tmp_path / "none") == []
@@ -143,7 +143,7 @@ def test_a_store_that_is_not_there_is_empty_and_one_that_cannot_be_listed_is_not
         survey(tmp_path / "file")
 
 
-def test_newest_first_and_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_checkpoints_are_newest_first_and_other_files_are_ignored(tmp_path: Path) -> None:
     for step in (10, 30, 20):
         checkpoint(tmp_path, step)
     (tmp_path / "step-00000040.1-00000000.partial").mkdir()
@@ -194,7 +194,7 @@ def loop(path: Path) -> None:
 
 
 def swapped(path: Path) -> None:
-    """A manifest that is good by itself, of another checkpoint."""
+    """A manifest of another checkpoint, valid by itself."""
     (path / "manifest.json").write_bytes(manifest(world_size=4).text())
 
 
@@ -250,7 +250,7 @@ def test_a_file_that_is_kept_for_a_reader_is_no_damage(tmp_path: Path, name: str
     assert only(tmp_path).complete
 
 
-def test_a_file_in_the_place_of_a_checkpoint_is_none(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / name_of(10)).touch()
     assert only(tmp_path).reason == "COMPLETE cannot be read: Not a directory"
 

@@ -1,4 +1,4 @@
-"""Four ranks on four nodes save and load: divided, agreed, refused, resharded, killed, no room."""
+"""Four ranks on four nodes save and load: shared work, agreement, refusals, resharding, kills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names_in(*scenarios: str) -> list[str]:
 
 
 def copy(directory: Path, *scenarios: str) -> dict[str, str]:
-    """Have these files run in a directory; the environment that they need."""
+    """Run these files in a directory; returns the environment that they need."""
     for scenario in scenarios:
         shutil.copy(SCENARIOS / f"{scenario}.py", directory / f"test_{scenario}.py")
     return {"PYTHONPATH": str(ROOT)}
@@ -44,7 +44,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
-    """In a mount namespace of its own, with a small file system that is gone with it."""
+    """A run in a mount namespace with a small file system that ends with it."""
     need_rack()
     directory = tmp_path_factory.mktemp("storage")
     for name in ("small", "read_only", "own"):

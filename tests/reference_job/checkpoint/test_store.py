@@ -1,4 +1,4 @@
-"""One rank saves and loads: what is written, refused, removed and reported."""
+"""One rank saves and loads: written, refused, removed and reported checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.reference_job.checkpoint.made import (
 other_size = replaced(b'"world_size": 1', b'"world_size": 4')
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded(tmp_path: Path) -> None:
     store = Store(tmp_path / "a" / "b")
     saved = store.save(state(7), step=7, world=ALONE, own={"seed": (1, 2)})
     names = {path.name: path.stat().st_size for path in saved.path.iterdir()}
@@ -58,7 +58,7 @@ def test_an_object_with_a_state_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(first.weight, second.weight)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_an_empty_store_loads_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path / "none")
     assert store.load(state(0), world=ALONE) is None
     assert store.refused == ()
@@ -76,7 +76,7 @@ def test_bad_calls_are_refused(tmp_path: Path) -> None:
         Store(tmp_path).save(state(1), step=1, world=four)
 
 
-def test_old_ones_leftovers_and_replaced_ones_go_and_all_else_is_left_alone(
+def test_old_partial_and_replaced_checkpoints_are_removed_and_other_files_kept(
     tmp_path: Path,
 ) -> None:
     partial = tmp_path / "step-00000001.1-0123abcd.partial"
@@ -103,7 +103,7 @@ def test_the_directory_is_a_file(tmp_path: Path) -> None:
         store.load(state(0), world=ALONE)
 
 
-def test_what_cannot_be_pickled_leaves_nothing(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_pickled_leaves_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
     save(store, 1)
     with pytest.raises(CheckpointError, match=r"step 2 could not be written: .*[Pp]ickle"):
@@ -111,7 +111,7 @@ def test_what_cannot_be_pickled_leaves_nothing(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == ["00000001.1"]
 
 
-def test_before_the_commit_all_shards_are_there_and_nothing_is_complete(tmp_path: Path) -> None:
+def test_all_shards_are_written_before_the_commit(tmp_path: Path) -> None:
     seen: list[Path] = []
 
     def look(path: Path) -> None:
@@ -123,10 +123,10 @@ def test_before_the_commit_all_shards_are_there_and_nothing_is_complete(tmp_path
     assert [one.name for one in seen] == [f"{path.name}.partial"]
 
 
-def test_every_byte_is_on_the_disk_before_it_counts(
+def test_every_file_is_synced_before_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shards, the manifest, COMPLETE, their names, and last the name of the checkpoint."""
+    """The order: shards, manifest, COMPLETE, their names, and last the name of the checkpoint."""
     done: list[str] = []
     sync, rename = os.fsync, Path.rename
 
@@ -161,7 +161,7 @@ def test_every_byte_is_on_the_disk_before_it_counts(
 def test_a_step_of_saving_that_fails_is_undone(
     failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sync and each rename fails in turn: of the shards, the manifest, COMPLETE, the name."""
+    """Each sync and rename fails in turn: of the shards, the manifest, COMPLETE and the name."""
     store = Store(tmp_path)
     before = save(store, 1, 2) / "COMPLETE"
     sealed = before.read_bytes()
@@ -192,7 +192,7 @@ def test_a_step_of_saving_that_fails_is_undone(
     assert loaded_value(store) == (2, 2)
 
 
-def test_an_old_one_that_cannot_be_removed_is_reported(
+def test_an_old_checkpoint_that_cannot_be_removed_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path, keep=1)
@@ -219,7 +219,7 @@ def test_an_old_one_that_cannot_be_removed_is_reported(
         (other_size, "4 ranks saved it, and this job has 1 (reshard accepts it)"),
     ],
 )
-def test_refused_with_its_reason_and_the_one_before_is_used(
+def test_a_refused_checkpoint_has_a_reason_and_the_previous_one_is_used(
     harm: Callable[[Path], object], reason: str, tmp_path: Path
 ) -> None:
     store = Store(tmp_path)
@@ -231,12 +231,12 @@ def test_refused_with_its_reason_and_the_one_before_is_used(
     assert reason in str(refused.reason)
     assert str(refused) == f"{damaged.name}: {refused.reason}"
     assert "\n" not in str(refused)
-    # The next one of that step takes the place of the refused one.
+    # The next checkpoint of that step replaces the refused one.
     save(store, 2)
     assert [(f.step, f.reason) for f in store.survey(verify=True)] == [(2, None), (1, None)]
 
 
-def test_what_was_refused_is_not_counted_as_kept(tmp_path: Path) -> None:
+def test_refused_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
     store = Store(tmp_path, keep=2)
     flip(save(store, 1, 2) / SHARD, 99)
     assert loaded_value(store) == (1, 1)
@@ -246,7 +246,7 @@ def test_what_was_refused_is_not_counted_as_kept(tmp_path: Path) -> None:
     assert [f.step for f in store.survey()] == [4, 3]
 
 
-def test_a_start_after_nothing_but_damage_is_a_first_start(tmp_path: Path) -> None:
+def test_a_start_with_only_damaged_checkpoints_is_a_first_start(tmp_path: Path) -> None:
     store = Store(tmp_path)
     truncated(SHARD, 100)(save(store, 1))
     target = state(0)
@@ -255,7 +255,7 @@ def test_a_start_after_nothing_but_damage_is_a_first_start(tmp_path: Path) -> No
     assert target["schedule"] == state(0)["schedule"]
 
 
-def test_what_is_whole_is_not_started_over(tmp_path: Path) -> None:
+def test_a_job_with_a_complete_checkpoint_does_not_start_over(tmp_path: Path) -> None:
     store = Store(tmp_path)
     other_size(save(store, 1))
     with pytest.raises(CheckpointError, match=r"a new start would lose them: .* 4 ranks"):
@@ -289,16 +289,16 @@ def found_of(complete: set[int], damaged: set[int]) -> list[Found]:
         ({10, 20, 30}, set(), 1, [20, 10]),
         ({10, 20, 30}, set(), 3, []),
         ({30}, set(), 1, []),
-        ({10, 20, 30}, {20}, 2, []),  # 10 is the last good one before
+        ({10, 20, 30}, {20}, 2, []),  # 10 is the last good checkpoint before the damaged ones
         ({5, 10, 20, 30}, {20}, 2, [5]),
         ({10, 20, 30}, {20}, 1, [20, 10]),
-        ({20, 30}, {10}, 2, [10]),  # damaged and older than all that are kept
+        ({20, 30}, {10}, 2, [10]),  # damaged and older than all kept checkpoints
         ({20, 30}, {10}, 3, []),
-        ({10, 30, 40, 50}, set(), 1, [10]),  # later steps are another job's to judge
+        ({10, 30, 40, 50}, set(), 1, [10]),  # later steps belong to another job
         ({10, 30}, {40}, 2, []),
     ],
 )
-def test_old_ones_go_and_the_last_good_one_never(
+def test_old_checkpoints_are_removed_except_the_last_good_one(
     complete: set[int], damaged: set[int], keep: int, gone: list[int]
 ) -> None:
     names = {path_of(step).name for step in damaged}
@@ -312,7 +312,9 @@ def test_old_ones_go_and_the_last_good_one_never(
     st.integers(0, 9),
     st.integers(1, 4),
 )
-def test_always_kept(complete: set[int], damaged: set[int], saved: int, keep: int) -> None:
+def test_checkpoints_that_are_always_kept(
+    complete: set[int], damaged: set[int], saved: int, keep: int
+) -> None:
     damaged -= {saved}
     found = found_of(complete | {saved}, damaged)
     paths = outdated(found, path_of(saved), keep, {path_of(step).name for step in damaged})

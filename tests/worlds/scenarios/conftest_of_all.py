@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _PowerCut:
-    """In the controller: switches a node off when a test has begun in the ranks."""
+    """In the controller: switches a node off once a test has begun in the ranks."""
 
     def __init__(self, config: pytest.Config, node: str) -> None:
         self.config = config
@@ -56,7 +56,7 @@ class _PowerCut:
 
 
 class _LateKill:
-    """In the controller: has a rank die when its test is over and the next has not begun in it."""
+    """In the controller: kills a rank after its test, before the next test begins in it."""
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         if nodeid.endswith("test_killed_after_its_end"):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch
     import torch.distributed as dist
 
@@ -133,7 +133,7 @@ KEPT: list[object] = []
 
 @pytest.mark.mnode(timeout=1)
 def test_hangs_in_c_when_freed(rank: int) -> None:
-    """As a destructor in C does, after the last line of the test."""
+    """Like a destructor in C, after the last line of the test."""
     buffer = Buffer()
     if rank == 1:
         KEPT.append(weakref.ref(buffer, EMPTY.get))  # waits for ever
@@ -141,7 +141,7 @@ def test_hangs_in_c_when_freed(rank: int) -> None:
 
 @pytest.mark.mnode(timeout=20)
 def test_alarm(rank: int, process_group: Any) -> None:
-    """What pytest-timeout does."""
+    """Like pytest-timeout."""
 
     def ring(number: int, frame: Any) -> None:
         raise TimeoutError("the alarm went off")

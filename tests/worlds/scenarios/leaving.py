@@ -1,4 +1,4 @@
-"""Tests that pass and leave something behind in one of four ranks, and other bad manners."""
+"""Tests that pass and leave something behind in one of four ranks, or disturb it otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -76,7 +76,7 @@ def test_hashed_group(rank: int, process_group: Any) -> None:
 
 
 def test_same_hashed_group(rank: int, process_group: Any) -> None:
-    """Keys of the one before under the same name would send it to addresses that are gone."""
+    """Keys of the previous group under the same name would lead to closed addresses."""
     test_hashed_group(rank, process_group)
 
 
@@ -93,7 +93,7 @@ def test_group_and_failure(rank: int, process_group: Any) -> None:
 
 
 def test_helpers(rank: int) -> None:
-    """What libraries start once for their process, of the kinds that need no other library."""
+    """Helpers that libraries start once per process, of kinds that need no other library."""
     threading.Thread(target=time.sleep, args=(60,), name="tqdm_monitor", daemon=True).start()
     memory = shared_memory.SharedMemory(create=True, size=64)
     memory.close()
@@ -105,7 +105,7 @@ def test_helpers(rank: int) -> None:
     tracker = "import time; time.sleep(67)  # from multiprocess.resource_tracker import main"
     subprocess.Popen([sys.executable, "-c", tracker])
     sockets = util.get_temp_dir()
-    assert Path(sockets).name.startswith("mnode-")  # which goes with the run
+    assert Path(sockets).name.startswith("mnode-")  # which ends with the run
 
 
 @pytest.mark.mnode(may_leave=["cour*r", "sleep 65", "memory"])

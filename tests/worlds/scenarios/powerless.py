@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch
     import torch.distributed as dist
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch
     import torch.distributed as dist
 
@@ -189,7 +189,7 @@ def test_huge_message(rank: int) -> None:
 
 
 class Opaque:
-    """Known to this module alone, which the controller cannot import by name."""
+    """A class of this module alone, which the controller cannot import by name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Opaque, ()

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: PT009
-"""Test classes as torch and DeepSpeed write them: they start processes of their own."""
+"""Test classes in the style of torch and DeepSpeed, which start processes themselves."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class TestCollectives(Base):
         self.assertEqual(len(set(found)), 1)
 
     def test_own_file(self):
-        """What a test writes to its file is removed with it."""
+        """The test's file and what it writes there are removed with it."""
         Path(self.file_name).write_text("data")
 
     def test_leaves_its_group(self):
@@ -439,7 +439,7 @@ sys.modules["deepspeed"] = deepspeed
 
 
 class DistributedTest:
-    """What DeepSpeed's class of this name promises: each method runs in every rank."""
+    """Behaves like DeepSpeed's class of this name: each method runs in every rank."""
 
     is_dist_test = True
     world_size = 2
@@ -488,7 +488,7 @@ class TestDeepSpeedWithoutGroup(DistributedTest):
         assert not dist.is_initialized()
         dist.init_process_group("gloo")
         assert dist.get_world_size() == 2
-        dist.barrier()  # one that ends it at once would leave the other half connected
+        dist.barrier()  # a group that ends at once would leave the other half connected
         dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""What all judges share: silent nodes, promises, and who is to blame for edges that fail."""
+"""Behaviour common to all judges: silent nodes, promises, and the culprits of failed paths."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ JUDGES = (
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_nodes_that_are_well_pass_and_one_that_is_silent_is_inconclusive(
-    spec: Spec, judge: object
-) -> None:
+def test_healthy_nodes_pass_and_a_silent_node_is_inconclusive(spec: Spec, judge: object) -> None:
     assert verdicts(judge, healthy(), spec) == {}  # type: ignore[arg-type]
     mute = silent(healthy(), 2)
     assert verdicts(judge, mute, spec) == {"gpu2": "inconclusive"}  # type: ignore[arg-type]
@@ -47,33 +45,33 @@ def _all(count: int) -> set[tuple[int, int]]:
     return set(itertools.permutations(range(count), 2))
 
 
-def test_a_node_that_is_cut_off_is_to_blame_alone() -> None:
+def test_only_the_node_that_is_cut_off_is_blamed() -> None:
     failed = {edge for edge in _all(4) if 2 in edge}
     assert blame(_all(4), failed) == Blame({2: "both ways"}, frozenset())
 
 
-def test_a_direction_of_a_node_is_named() -> None:
+def test_the_failed_direction_of_a_node_is_named() -> None:
     assert blame(_all(4), {(2, n) for n in (0, 1, 3)}).nodes == {2: "sending"}
     assert blame(_all(4), {(n, 2) for n in (0, 1, 3)}).nodes == {2: "receiving"}
 
 
-def test_one_path_is_no_nodes_fault() -> None:
+def test_one_failed_path_blames_no_node() -> None:
     assert blame(_all(4), {(1, 3)}) == Blame({}, frozenset({(1, 3)}))
     assert blame(_all(2), {(0, 1), (1, 0)}) == Blame({}, frozenset({(0, 1), (1, 0)}))
 
 
-def test_a_path_beside_a_node_that_is_cut_off_still_shows() -> None:
+def test_a_failed_path_is_reported_beside_a_node_that_is_cut_off() -> None:
     failed = {edge for edge in _all(5) if 2 in edge} | {(0, 4)}
     assert blame(_all(5), failed) == Blame({2: "both ways"}, frozenset({(0, 4)}))
 
 
-def test_what_is_known_explains_first() -> None:
-    failed = _all(3)  # two of three are cut off, which nobody could tell from the ways alone
+def test_nodes_known_to_be_down_explain_failed_paths() -> None:
+    failed = _all(3)  # two of three nodes are cut off, which the paths alone do not show
     assert blame(_all(3), failed, {0, 1}).nodes == {0: "both ways", 1: "both ways"}
 
 
 @given(st.integers(5, 16), st.data())
-def test_cut_off_nodes_are_found_and_nobody_else(count: int, data: st.DataObject) -> None:
+def test_only_cut_off_nodes_are_blamed(count: int, data: st.DataObject) -> None:
     most = (count - 3) // 2
     bad = data.draw(st.sets(st.integers(0, count - 1), max_size=most))
     failed = {edge for edge in _all(count) if bad & set(edge)}

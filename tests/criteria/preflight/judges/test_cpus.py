@@ -1,4 +1,4 @@
-"""CPUs that a container may use, and the accelerators that it has."""
+"""CPUs that a container may use, compared with the accelerators that it has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.trees import gpu_address, gpu_server
 
 @pytest.fixture
 def survey(tmp_path: Path) -> Survey:
-    """Nodes that have one of the first socket's GPUs, and CPUs of that socket."""
+    """Nodes with one GPU of the first socket, and CPUs of that socket."""
     machine = Machine.read(gpu_server(tmp_path / "machine").root, ("pci", "cpus", "numa"))
     found = healthy(2)
     for index in range(2):
@@ -66,7 +66,7 @@ def test_a_cpuset_on_the_other_socket_is_named(
         ({"accelerators": (Accelerator(index=0),)}, "it is not known which accelerator"),
     ],
 )
-def test_what_is_not_known_is_inconclusive(
+def test_unknown_cpus_or_accelerators_are_inconclusive(
     tmp_path: Path, survey: Survey, change: dict[str, Any], why: str
 ) -> None:
     spec = spec_of(tmp_path, "{cpus: near}", accelerators="1")

@@ -89,7 +89,7 @@ def test_accelerators(tmp_path: Path, change: dict[str, Any], verdict: str, word
     [
         ({}, {}, "", None),
         ({"current_link_width": 8}, {}, "{0} x8 of 16", "fail"),
-        ({}, {"max_link_width": 8}, "", None),  # the slot has no more; nothing was lost
+        ({}, {"max_link_width": 8}, "", None),  # the slot is no wider: nothing was lost
         ({"current_link_width": 8}, {"max_link_width": 8}, "", None),
         ({"current_link_speed": "16.0 GT/s PCIe"}, {}, "{0} GT/s 16 of 32", "fail"),
         ({"current_link_speed": "16.0 GT/s PCIe"}, {"max_link_speed": "16.0 GT/s PCIe"}, "", None),
@@ -120,7 +120,7 @@ def test_pcie_links(  # noqa: PLR0917  what is varied
     parts = {"pci": machine.pci, "interfaces": machine.interfaces, "rdma": machine.rdma}
     survey = with_facts(healthy(2), 1, **parts)
     if kind == "accelerator" and "current_link_speed" in card:
-        verdict = None  # it may save power
+        verdict = None  # the link may be slower to save power
     found = asked(devices.pcie, survey, spec)["gpu1"]
     assert {str(m.verdict) for m in found} - {"pass"} == ({verdict} if verdict else set())
     if verdict:

@@ -1,4 +1,4 @@
-"""Interfaces: up, their speed and MTU."""
+"""Judges of interfaces: state, speed and MTU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ IPOIB = interface("ib0", "", mtu_bytes=4092)
     ],
     ids=["down", "without carrier", "with a speed of its own", "none"],
 )
-def test_infiniband_needs_no_ip_over_it(tmp_path: Path, interfaces: tuple[Interface, ...]) -> None:
+def test_infiniband_works_without_ipoib(tmp_path: Path, interfaces: tuple[Interface, ...]) -> None:
     spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
     survey = everywhere(healthy(3), IB, interfaces=interfaces)
     for question in (links.interfaces, links.speed, rdma.rdma_ports):
@@ -56,7 +56,7 @@ def test_infiniband_needs_no_ip_over_it(tmp_path: Path, interfaces: tuple[Interf
         assert set(verdicts(links.interfaces, survey, by_name).values()) == {"fail"}
 
 
-def test_a_card_with_a_second_port_that_has_no_cable_is_well(tmp_path: Path) -> None:
+def test_a_second_port_without_a_cable_is_no_fault(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
     second = replace(IB, number=2, state="DOWN", phys_state="Polling", gids=())
     survey = everywhere(healthy(2), IB, second, interfaces=())
@@ -77,7 +77,7 @@ def test_an_interface_of_unknown_state_is_neither_up_nor_down(tmp_path: Path) ->
     }
 
 
-def test_rdma_devices_stand_for_interfaces(tmp_path: Path) -> None:
+def test_rdma_ports_are_judged_in_place_of_interfaces(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{interfaces: {}, speed: {}}", "infiniband", '"mlx5_*"')
     eth = interface("eth0", "10.1.0.1", speed_mbits_s=25_000)
     port = rdma_port()
@@ -86,20 +86,20 @@ def test_rdma_devices_stand_for_interfaces(tmp_path: Path) -> None:
     for index, one in enumerate((port, down)):
         survey = with_facts(survey, index, interfaces=(eth,), rdma=devices_of(one))
     assert verdicts(links.interfaces, survey, spec) == {"gpu1": "fail"}
-    assert verdicts(links.speed, survey, spec) == {"gpu1": "inconclusive"}  # none is up
+    assert verdicts(links.speed, survey, spec) == {"gpu1": "inconclusive"}  # no port is up
 
 
 @pytest.mark.parametrize("has", [interface("lo", ""), interface("fab0", "", carrier=False)])
-def test_a_node_by_itself_is_judged_by_its_links_though_it_is_reached_on_loopback(
+def test_a_single_node_reached_on_loopback_is_judged_by_its_links(
     has: Interface, tmp_path: Path
 ) -> None:
-    """So does the health check of a node: no link at all is the worst that it can find."""
+    """As in the health check of a node, whose worst finding is that it has no link at all."""
     spec = spec_of(tmp_path, "{interfaces: {}}")
     survey = with_facts(with_node(healthy(1), 0, address="127.0.0.1"), 0, interfaces=(has,))
     assert verdicts(links.interfaces, survey, spec) == {"gpu0": "fail"}
 
 
-def test_loopback_has_no_links_to_fail(tmp_path: Path) -> None:
+def test_nodes_on_loopback_are_inconclusive(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{reachable: {}, interfaces: {}}")
     survey = healthy(2)
     for index in range(2):
@@ -135,7 +135,7 @@ def test_loopback_is_up(
     assert [(one.verdict, one.culprit) for one in bad] == found
 
 
-def test_speeds_of_what_has_none_are_not_known(spec: Spec) -> None:
+def test_speeds_of_virtual_interfaces_are_unknown(spec: Spec) -> None:
     slow = with_facts(
         healthy(),
         1,
@@ -150,7 +150,7 @@ def test_speeds_of_what_has_none_are_not_known(spec: Spec) -> None:
         "inconclusive",
         "gpu1: the speed of eth0 is not known",
     )
-    # veth says 10000 whatever it carries: only what shapes it counts.
+    # A veth reports 10000 at any real rate: only the rate of its queue counts.
     veth = interface("fab0", "10.2.0.2", kind=Kind.VIRTUAL)
     eth = interface("eth0", "10.1.0.2", speed_mbits_s=25_000)
     emulated = with_facts(healthy(), 1, interfaces=(veth, eth))
@@ -159,8 +159,8 @@ def test_speeds_of_what_has_none_are_not_known(spec: Spec) -> None:
     assert verdicts(links.speed, with_facts(healthy(), 1, interfaces=(shaped, eth)), spec) == {}
 
 
-def test_the_rate_of_rdma_over_a_link_is_not_that_of_tcp(tmp_path: Path) -> None:
-    """Soft-iWARP shows a port of 2.5 Gb/sec on whatever it is put."""
+def test_the_rate_of_a_software_rdma_port_is_not_the_rate_of_its_link(tmp_path: Path) -> None:
+    """Soft-iWARP reports a port of 2.5 Gb/sec on any interface."""
     spec = spec_of(tmp_path, "{speed: {}}")
     port = rdma_port("iWARP", device="siw0", rate_gbits_s=2.5)
     links_there = (interface("fab0", "10.2.0.1"),)

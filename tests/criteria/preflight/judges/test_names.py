@@ -1,4 +1,4 @@
-"""Look-ups of names, and clocks."""
+"""Judges of name lookups and of clocks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _look_up(survey: Survey, index: int, change: LookUp) -> Survey:
         (LookUp(2, "10.1.0.3", (), None, "no answer"), "10.1.0.3 took more than 2 s"),
     ],
 )
-def test_wrong_and_slow_look_ups_are_the_askers_fault(
+def test_wrong_and_slow_lookups_blame_the_node_that_made_them(
     spec: Spec, change: LookUp, note: str
 ) -> None:
     found = _look_up(healthy(), 1, change)
@@ -56,7 +56,7 @@ def test_wrong_and_slow_look_ups_are_the_askers_fault(
     assert note in " ".join(m.note for m in asked(names.look_ups, found, spec)["gpu1"])
 
 
-def test_the_name_of_another_node_on_loopback_is_wrong(spec: Spec) -> None:
+def test_a_name_of_another_node_that_resolves_to_loopback_is_wrong(spec: Spec) -> None:
     survey = healthy()
     interfaces = (*(survey.nodes[2].machine.interfaces or ()), interface("lo", "127.0.0.1"))
     survey = with_facts(survey, 2, interfaces=interfaces)
@@ -105,13 +105,13 @@ def test_names_with_and_without_domains(
         (["gpu0.hall", "gpu1", "gpu0.annex", "gpu3"], {}),
     ],
 )
-def test_a_host_name_that_two_nodes_have(
+def test_two_nodes_with_the_same_host_name(
     spec: Spec, hostnames: list[str], to_blame: dict[str, str]
 ) -> None:
     survey = healthy()
     for index, name in enumerate(hostnames):
         survey = with_facts(survey, index, hostname=name)
-        # As name servers do: every name has one address.
+        # As in DNS, where every name has one address.
         first = [f"10.1.0.{hostnames.index(name) + 1}" for name in hostnames]
         look_ups = tuple(
             LookUp(to, name, (first[to],), 0.001, "") for to, name in enumerate(hostnames)
@@ -120,7 +120,7 @@ def test_a_host_name_that_two_nodes_have(
     assert culprits(names.look_ups, survey, spec) == to_blame
 
 
-def test_addresses_of_a_node_whose_own_are_not_known_are_not_judged(tmp_path: Path) -> None:
+def test_lookups_of_a_node_of_unknown_addresses_are_not_judged(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{names: {}}")
     mute = with_facts(healthy(2), 1, interfaces=None)
     assert verdicts(names.look_ups, mute, spec) == {}  # the control address is known
@@ -138,7 +138,7 @@ def _clock(survey: Survey, ahead_s: dict[int, float], error_s: float = 1e-4) -> 
     return with_paths(survey, change)
 
 
-def test_the_odd_clock_is_named_with_its_error(spec: Spec) -> None:
+def test_the_deviating_clock_is_named_with_its_error(spec: Spec) -> None:
     for odd in range(4):
         assert culprits(names.clocks, _clock(healthy(), {odd: 0.2}), spec) == {
             f"gpu{odd}": f"gpu{odd} clock"
@@ -149,19 +149,19 @@ def test_the_odd_clock_is_named_with_its_error(spec: Spec) -> None:
     assert "± 0.1 ms" in skew.note
 
 
-def test_a_skew_near_the_bound_for_its_error_is_inconclusive(spec: Spec) -> None:
+def test_a_skew_within_its_error_of_the_bound_is_inconclusive(spec: Spec) -> None:
     assert verdicts(names.clocks, _clock(healthy(), {3: 0.045}, 0.001), spec) == {}
     assert verdicts(names.clocks, _clock(healthy(), {3: 0.045}, 0.01), spec)["gpu3"] == (
         "inconclusive"
     )
 
 
-def test_two_clocks_do_not_say_which_is_right(spec: Spec) -> None:
+def test_two_clocks_cannot_show_which_is_right(spec: Spec) -> None:
     [culprit] = culprits(names.clocks, _clock(healthy(2), {0: 1.0}), spec).values()
     assert "cannot show which is right" in culprit
 
 
-def test_clocks_without_a_majority_blame_nobody_alone(tmp_path: Path) -> None:
+def test_clocks_without_a_majority_blame_no_single_node(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{clocks: {skew: 50 ms}}")
     ahead = {2: 0.2, 3: 0.2}
     survey = with_paths(

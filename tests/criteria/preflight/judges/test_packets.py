@@ -1,4 +1,4 @@
-"""Packets of full size, and payloads that change: who is to blame."""
+"""Judges of full-size packets and of changed payloads: which node or path is to blame."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _hole(size: int, *edges: tuple[int, int], refused: int | None = None) -> Sur
     return with_paths(healthy(), change)
 
 
-def test_tcp_that_sends_less_than_passes(spec: Spec) -> None:
+def test_tcp_segments_smaller_than_the_packets_that_pass(spec: Spec) -> None:
     def survey(*edges: tuple[int, int], size: int | None = 900) -> Survey:
         found = healthy()
         for index in range(4):
@@ -65,7 +65,7 @@ def test_tcp_that_sends_less_than_passes(spec: Spec) -> None:
     assert verdicts(packets.path_mtu, mute, spec) == {"gpu2": "inconclusive"}
 
 
-def test_a_hole_is_a_nodes_or_a_paths(spec: Spec) -> None:
+def test_lost_large_packets_blame_a_node_or_a_path(spec: Spec) -> None:
     around = [e for n in (0, 1, 3) for e in ((n, 2), (2, n))]
     hole = _hole(1500, *around)
     assert culprits(packets.path_mtu, hole, spec) == {
@@ -83,7 +83,7 @@ def test_a_hole_is_a_nodes_or_a_paths(spec: Spec) -> None:
     assert "gpu2 fab0 itself rejects packets of 1501 B" in found.note
 
 
-def test_sizes_that_could_not_be_tried_are_not_passed(spec: Spec) -> None:
+def test_packet_sizes_that_could_not_be_tried_are_inconclusive(spec: Spec) -> None:
     def mute(index: int, path: ProbedPath) -> ProbedPath:
         return replace(path, answered=False, largest_bytes=None) if path.to == 1 else path
 
@@ -103,7 +103,7 @@ LINK = "gpu2 fab0: its link changes payloads, "
 
 
 def _sent(count: int, wrong: Edges = (), lost: Edges = ()) -> Survey:
-    """A cluster that sent payloads; 17 bytes of them wrong on some ways, and some half lost."""
+    """A cluster that sent payloads: 17 wrong bytes on the paths `wrong`, half lost on `lost`."""
     survey = healthy(count)
     edges = [(i, to) for i in range(count) for to in targets(i, range(count))]
     for index in range(count):
@@ -136,7 +136,7 @@ def _of(node: int, count: int) -> set[tuple[int, int]]:
         (3, _of(2, 3), {"gpu2": LINK + "both ways"}),
         (16, _of(2, 16), {"gpu2": LINK + "both ways"}),
         (16, {(2, 3), (2, 4), (2, 10)}, {"gpu2": LINK + "sending"}),
-        # A byte now and then, so that most ways are right by chance.
+        # A few wrong bytes now and then, so that most paths are right by chance.
         (16, {(2, 3), (1, 2)}, {"gpu2": LINK + "both ways"}),
         (4, {(2, 3), (2, 0)}, {"gpu2": LINK + "sending"}),
         (4, {(1, 2)}, dict.fromkeys(("gpu1", "gpu2"), "path from gpu1 to gpu2 (one way)")),
@@ -148,7 +148,7 @@ def _of(node: int, count: int) -> set[tuple[int, int]]:
             _of(2, 6) | _of(3, 6),
             {n: f"{n} fab0: its link changes payloads, both ways" for n in ("gpu2", "gpu3")},
         ),
-        # All of three are wrong: no partner is healthy, and nobody is the odd one out.
+        # All three are wrong: there is no healthy partner and no majority.
         (
             3,
             set(itertools.permutations(range(3), 2)),
@@ -160,7 +160,7 @@ def _of(node: int, count: int) -> set[tuple[int, int]]:
         ),
     ],
 )
-def test_who_changes_payloads(
+def test_nodes_and_paths_that_change_payloads(
     spec: Spec, count: int, wrong: Edges, expected: dict[str, str]
 ) -> None:
     survey = _sent(count, wrong)
@@ -168,7 +168,7 @@ def test_who_changes_payloads(
     assert set(verdicts(payload, survey, spec)) == set(expected)
 
 
-def test_what_was_measured(spec: Spec) -> None:
+def test_value_and_note_of_a_payload_measurement(spec: Spec) -> None:
     found = asked(payload, _sent(4, _of(2, 4)), spec)
     [bad], [well] = found["gpu2"], found["gpu0"]
     assert (bad.value, bad.unit) == (6 * 17, "B")
@@ -199,20 +199,20 @@ def test_paths_that_change_payloads(  # noqa: PLR0917  a row of the table
     assert found.note.startswith(note)
 
 
-def test_paths_of_a_node_that_gave_no_answer_are_not_passed(spec: Spec) -> None:
+def test_paths_of_a_silent_node_do_not_pass(spec: Spec) -> None:
     found = payload_paths(silent(_sent(4), 2), spec, PAYLOAD)
     assert (found.verdict, found.culprit) == ("inconclusive", "gpu2 fab0")
     assert "gpu2: " in found.note
 
 
-def test_what_did_not_arrive_is_inconclusive(spec: Spec) -> None:
-    slow = _sent(4, lost=_of(2, 4))  # a slow link spoils its own node's case only
+def test_payloads_that_did_not_arrive_are_inconclusive(spec: Spec) -> None:
+    slow = _sent(4, lost=_of(2, 4))  # a slow link affects only its own node's case
     assert verdicts(payload, slow, spec) == {"gpu2": "inconclusive"}
     [found] = asked(payload, slow, spec)["gpu2"]
     assert f"gpu0 to gpu2: {SIZE // 2} of {SIZE} B arrived (not done within 5 s)" in found.note
     path = dict.fromkeys(("gpu1", "gpu2"), "inconclusive")
     assert verdicts(payload, _sent(4, lost={(1, 2)}), spec) == path
-    # What arrived wrong is wrong, however little of it there is.
+    # Wrong bytes fail, however few bytes arrived.
     assert verdicts(payload, _sent(4, _of(2, 4), _of(2, 4)), spec) == {"gpu2": "fail"}
     mute = with_node(silent(_sent(4), 2), 2, payloads=None)
     for node in mute.nodes:

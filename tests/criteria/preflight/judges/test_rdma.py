@@ -1,4 +1,4 @@
-"""RDMA ports, their error counters, and GPUDirect."""
+"""Judges of RDMA ports, their error counters, and GPUDirect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PORT = rdma_port("RoCE", ("IB/RoCE v1", "RoCE v2"))
 
 
 def _rdma(before: Port, after: Port | None = None) -> Survey:
-    """Two nodes, of which the second has this port, before and after."""
+    """Two nodes, the second with this port before and after."""
     survey = healthy(2)
     link = interface("rocep1", "10.2.0.1")
     for index, (one, then) in enumerate(((PORT, PORT), (before, after or before))):
@@ -68,7 +68,7 @@ def test_rdma_ports_and_their_errors(tmp_path: Path) -> None:
     assert verdicts(rdma.rdma_errors, set_back, spec) == {"gpu1": "inconclusive"}
     gone = _rdma(PORT, replace(PORT, device="mlx5_7"))
     assert verdicts(rdma.rdma_errors, gone, spec) == {"gpu1": "inconclusive"}
-    assert set(culprits(rdma.rdma_ports, healthy(2), spec)) == {"gpu0", "gpu1"}  # none at all
+    assert set(culprits(rdma.rdma_ports, healthy(2), spec)) == {"gpu0", "gpu1"}  # no GID at all
     assert set(verdicts(rdma.rdma_errors, healthy(2), spec).values()) == {"inconclusive"}
 
 
@@ -98,7 +98,7 @@ def test_ports_of_another_kind_and_of_unknown_state(
     assert words in "; ".join(f"{one.culprit} {one.note}" for one in answers)
 
 
-def test_error_counters_that_cannot_be_read_leave_it_open(tmp_path: Path) -> None:
+def test_unreadable_error_counters_are_inconclusive(tmp_path: Path) -> None:
     tree = gpu_server(tmp_path / "machine")
     counters = "sys/class/infiniband/mlx5_0/ports/1/counters"
     tree.write(f"{counters}/port_xmit_data", 5)
@@ -121,7 +121,7 @@ def test_error_counters_that_cannot_be_read_leave_it_open(tmp_path: Path) -> Non
 
 
 def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
-    """Of the same link layer, with a GID of the name of RoCE v1; its node type tells."""
+    """Both have the link layer Ethernet and GIDs named "RoCE v1"; only the node type differs."""
     devices_there = read_rdma(recorded("numa2-e1000e-siw")) or ()
     active = [
         replace(port, state="ACTIVE", phys_state="LinkUp")
@@ -154,7 +154,7 @@ def test_iwarp_is_not_roce(tmp_path: Path, recorded: Recorded) -> None:
         (None, "inconclusive", "gpu1: no verbs"),
     ],
 )
-def test_devices_that_are_shown_and_cannot_be_opened(
+def test_listed_devices_that_cannot_be_opened(
     tmp_path: Path, verbs: tuple[VerbsDevice, ...] | None, verdict: str, words: str
 ) -> None:
     spec = spec_of(tmp_path, "{rdma: {}}", "roce", "rocep1")
@@ -166,8 +166,8 @@ def test_devices_that_are_shown_and_cannot_be_opened(
     assert verdicts(rdma.rdma_opened, survey, spec).get("gpu0") is None
 
 
-def test_only_an_active_port_of_the_fabric_counts_as_opened(tmp_path: Path) -> None:
-    """As many as are promised: of two that are shown one may be another tenant's."""
+def test_only_devices_with_an_active_fabric_port_count_as_opened(tmp_path: Path) -> None:
+    """The promised number must open; another listed device may belong to another tenant."""
     spec = spec_of(tmp_path, "{rdma: {}}", "roce", '"mlx5_*"')
     shut = VerbsDevice("uverbs1", "mlx5_1", "no such file or directory")
     both = (VerbsDevice("uverbs0", "mlx5_0"), shut)
@@ -186,7 +186,7 @@ def test_only_an_active_port_of_the_fabric_counts_as_opened(tmp_path: Path) -> N
     ("gid", "netdev", "lacks"),
     [
         ("0000:0000:0000:0000:0000:ffff:0a02:0001", "rocep1", ""),
-        ("0000:0000:0000:0000:0000:ffff:0a02:0063", "rocep1", "none"),  # a namesake elsewhere
+        ("0000:0000:0000:0000:0000:ffff:0a02:0063", "rocep1", "none"),  # same name
         ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "rocep1", "no RoCE v2 GID for 10.2.0.1"),
         ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "ens1f0", "none"),
         ("fe80:0000:0000:0000:0e42:a1ff:fe00:0001", None, ""),

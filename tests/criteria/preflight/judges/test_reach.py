@@ -1,4 +1,4 @@
-"""Reaching the first node and every other: who is to blame."""
+"""Judges of connections to the first node and to all others: which node or path is to blame."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _connections(node: NodeSurvey) -> tuple[Connection, ...]:
     return node.paths.connections if node.paths else ()
 
 
-def test_a_route_that_refuses_a_peer_by_setting_is_named(spec: Spec) -> None:
+def test_a_configured_route_that_refuses_a_peer_is_named(spec: Spec) -> None:
     lost = cut(healthy(), [(1, 3)])
     undo = "ip route del blackhole 10.2.0.4/32"
     route = Refusal("blackhole", "route", "10.2.0.4/32", undo)
@@ -88,10 +88,10 @@ def test_directions_and_paths_are_distinguished(spec: Spec) -> None:
         ({"addresses": ("10.2.0.9",)}, "10.2.0.9"),
     ],
 )
-def test_an_address_that_two_nodes_have_is_named(
+def test_an_address_used_by_two_nodes_is_named(
     spec: Spec, changes: dict[str, Any], both: str
 ) -> None:
-    """Where ways fail: interfaces of one machine may share a MAC (ipvlan) and be well."""
+    """Only if paths fail: interfaces of one machine may share a MAC address (ipvlan) safely."""
     survey = healthy()
     for index in (1, 3):
         interfaces = survey.nodes[index].machine.interfaces or ()
@@ -107,7 +107,7 @@ def test_an_address_that_two_nodes_have_is_named(
     assert deaf.endswith(cause)
 
 
-def test_a_link_without_a_carrier_explains_what_is_lost(spec: Spec) -> None:
+def test_a_link_without_a_carrier_is_the_cause_of_lost_paths(spec: Spec) -> None:
     lost = cut(healthy(3), [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)])
     for index in (1, 2):
         down = interface("fab0", f"10.2.0.{index + 1}", carrier=False)
@@ -117,7 +117,7 @@ def test_a_link_without_a_carrier_explains_what_is_lost(spec: Spec) -> None:
         "gpu1": "gpu1: fab0 has no carrier",
         "gpu2": "gpu2: fab0 has no carrier",
     }
-    assert verdicts(reach.peers, lost, spec)["gpu0"] == "inconclusive"  # nobody is left to reach
+    assert verdicts(reach.peers, lost, spec)["gpu0"] == "inconclusive"  # no node is left to reach
     assert culprits(links.interfaces, lost, spec)["gpu1"] == "gpu1 fab0 has no carrier"
 
 
@@ -139,7 +139,7 @@ def test_filtered_connections_are_not_taken_for_cut_paths(spec: Spec) -> None:
     assert "though datagrams pass" in asked(reach.peers, survey, spec)["gpu2"][1].note
 
 
-def test_a_fabric_without_ip_blames_nobody_for_it(tmp_path: Path) -> None:
+def test_a_fabric_without_ip_is_inconclusive(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, ANY, "infiniband", "mlx5_0")
     down = interface("ib0", "", admin_up=False, carrier=None)
     survey = everywhere(healthy(3), IB, interfaces=(down,))
@@ -159,7 +159,7 @@ def _master(survey: Survey, lost: set[int]) -> Survey:
     return survey
 
 
-def test_a_node_that_does_not_reach_the_first_and_a_first_node_that_answers_nobody(
+def test_unreachable_first_node_blames_one_node_or_the_first(
     spec: Spec,
 ) -> None:
     assert culprits(reach.master, _master(healthy(), {2}), spec) == {
@@ -176,7 +176,7 @@ def test_a_node_that_does_not_reach_the_first_and_a_first_node_that_answers_nobo
 
 
 def _without_address(survey: Survey, index: int, interface: str) -> Survey:
-    """Nobody tried a way to or from this interface of a node."""
+    """No node tried a path to or from this interface of a node."""
     for node in survey.nodes:
         connections = tuple(
             one
@@ -194,7 +194,7 @@ def _without_address(survey: Survey, index: int, interface: str) -> Survey:
 
 
 @pytest.mark.parametrize("rails", [1, 2])
-def test_a_node_without_an_address_that_most_have_is_named(spec: Spec, rails: int) -> None:
+def test_a_node_without_the_address_that_most_nodes_have_is_named(spec: Spec, rails: int) -> None:
     survey = healthy()
     for node in survey.nodes if rails == 2 else ():
         assert node.facts is not None
@@ -216,7 +216,7 @@ def test_interfaces_that_cannot_be_read_are_not_missing(spec: Spec) -> None:
     }
 
 
-def test_parts_of_a_network_are_named_as_such(spec: Spec) -> None:
+def test_a_partitioned_network_is_named(spec: Spec) -> None:
     halves = cut(healthy(), [e for a in (0, 1) for b in (2, 3) for e in ((a, b), (b, a))])
     words = "have no connection to or from others on the fabric network"
     assert culprits(reach.peers, halves, spec) == {
@@ -226,7 +226,7 @@ def test_parts_of_a_network_are_named_as_such(spec: Spec) -> None:
 
 
 def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
-    """It is in another subnet: datagrams that are held to the interface pass all the same."""
+    """It is in another subnet; datagrams bound to the interface still pass."""
     survey = healthy()
     for node in survey.nodes:
         why = "network is unreachable: no route" if node.index in (0, 2) else "no answer within 2 s"

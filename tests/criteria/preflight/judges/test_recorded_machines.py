@@ -1,4 +1,4 @@
-"""Recorded machines, as they are and with one thing broken: the judgement of ports and links."""
+"""Judges of ports and links on recorded machines, unchanged and with one fault."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def wider_card(width: str, full: str, slot: str) -> Edit:
             *(wrote(f"{PORT}/phys_state", "3: Disabled"), "fail inconclusive"),
             "gpu1 rxe0:1 ACTIVE, Disabled",
         ),
-        # Soft-RoCE has no slot: its interface's counts where the spec names that.
+        # Soft-RoCE has no slot: the slot of its interface counts if the spec names that.
         (devices.pcie, "numa2-virtio-aligned-rxe-up", "eth?", None, "pass pass", ""),
         (
             *(devices.pcie, "numa2-virtio-aligned-rxe-up", "eth1", wider_card("8", "16", "32")),
@@ -93,7 +93,7 @@ def wider_card(width: str, full: str, slot: str) -> Edit:
         ),
         (
             *(devices.pcie, "numa2-virtio-aligned-rxe-up", "eth1", wider_card("8", "16", "8")),
-            *("pass pass", ""),  # its slot can no more
+            *("pass pass", ""),  # its slot is no wider
         ),
         (
             *(devices.pcie, "numa2-virtio-aligned-rxe-up", "eth1"),
@@ -107,7 +107,7 @@ def wider_card(width: str, full: str, slot: str) -> Edit:
         (devices.pcie, "numa1-veth-rxe", "veth0", None, "inconclusive inconclusive", ""),
     ],
 )
-def test_one_thing_broken_is_named(  # noqa: PLR0917  one table
+def test_one_fault_is_named(  # noqa: PLR0917  one table
     tmp_path: Path,
     recorded: Recorded,
     judge: Judge,
@@ -133,12 +133,12 @@ def test_one_thing_broken_is_named(  # noqa: PLR0917  one table
 
 
 def test_a_gid_of_the_interfaces_own_address(tmp_path: Path, recorded: Recorded) -> None:
-    """The kernel's table has one of each address; a link-local one alone is not enough."""
+    """The kernel's table has a GID of each address; a link-local one alone is not enough."""
     machine = Machine.read(recorded("numa2-e1000e-rxe-up"))
     [device, *_] = machine.rdma or ()
     [port] = device.ports
     ipv4 = [gid for gid in port.gids or () if ":ffff:" in gid.gid]
-    assert ipv4, "recorded with an address"
+    assert ipv4, "the interface was recorded with an address"
     digits = ipv4[0].gid.replace(":", "")[-8:]
     address = ".".join(str(int(digits[i : i + 2], 16)) for i in range(0, 8, 2))
     interfaces = tuple(

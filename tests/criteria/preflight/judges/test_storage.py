@@ -1,4 +1,4 @@
-"""Paths of storage: usable, shared, the same files."""
+"""Judges of storage paths: usable, shared, and with the same files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stored(tmp_path: Path) -> Spec:
     return spec_of(tmp_path, "{storage: {}}")
 
 
-def test_storage_that_is_well_passes(stored: Spec) -> None:
+def test_healthy_storage_passes(stored: Spec) -> None:
     for question in (storage.usable, storage.shared, storage.sample):
         assert verdicts(question, _stored(), stored) == {}
 
@@ -85,8 +85,8 @@ def test_a_refusal_of_root_by_a_file_server_is_inconclusive(stored: Spec) -> Non
     assert culprits(storage.usable, user, stored) == {"gpu1": "gpu1 /ckpt: permission denied"}
 
 
-def test_one_file_system_by_other_addresses_is_known_by_its_files(stored: Spec) -> None:
-    """As file servers are mounted that spread nodes over their addresses."""
+def test_one_file_system_mounted_by_several_addresses_is_recognised(stored: Spec) -> None:
+    """File servers that spread nodes over their addresses are mounted like this."""
     survey = _stored()
     for index in range(4):
         source = f"nfs4 10.9.0.{index + 1}:/data"
@@ -109,12 +109,12 @@ def test_another_file_system_of_the_same_name_is_found(stored: Spec) -> None:
     survey = with_path_facts(_stored(), 3, seen=unseen)
     survey = _with_directory(survey, 3, "checkpoints", file_system="ext4 /dev/sda1")
     assert culprits(storage.shared, survey, stored) == {"gpu3": "gpu3 /ckpt is ext4 /dev/sda1"}
-    # Where nobody may write, the mount is compared.
+    # If no node may write, the mounts are compared.
     other = _with_directory(_stored(), 3, "datasets", file_system="ext4 /dev/sda1")
     assert culprits(storage.shared, other, stored) == {"gpu3": "gpu3 /data"}
 
 
-def test_files_that_differ_are_named(stored: Spec) -> None:
+def test_differing_files_are_named(stored: Spec) -> None:
     changed = (Sample("a.bin", 100, "d1"), Sample("b.bin", 99, "d9"))
     found = _with_directory(_stored(), 0, "datasets", samples=changed)
     assert culprits(storage.sample, found, stored) == {"gpu0": "gpu0 /data"}
@@ -128,7 +128,7 @@ def test_files_that_differ_are_named(stored: Spec) -> None:
     [("aaaa", "pass"), ("abcd", "inconclusive"), ((None,) * 4, "inconclusive")],
 )
 @pytest.mark.parametrize("kind", ["xfs", "squashfs"])
-def test_a_disk_of_each_node_is_not_taken_for_a_shared_one(
+def test_local_disks_are_not_taken_for_shared_storage(
     stored: Spec, boot_ids: Sequence[str | None], verdict: str, kind: str
 ) -> None:
     survey = _stored()

@@ -1,4 +1,4 @@
-"""The same software on all nodes, memory, open files and disks."""
+"""Judges of equal software, memory, open files and disks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OTHER: dict[Part, Any] = {
 
 
 def _having(survey: Survey, index: int, part: Part, value: Any) -> Survey:
-    """With another value of a part on one node."""
+    """The survey with another value of one field on one node."""
     if part == "firmware":
         device = rdma_device(rdma_port(), firmware=value)
         return with_facts(survey, index, rdma=(device,))
@@ -65,7 +65,7 @@ def _having(survey: Survey, index: int, part: Part, value: Any) -> Survey:
 
 
 @pytest.mark.parametrize("part", system.PARTS)
-def test_the_odd_one_out_is_named_with_both_values(tmp_path: Path, part: Part) -> None:
+def test_the_deviating_node_is_named_with_both_values(tmp_path: Path, part: Part) -> None:
     spec = spec_of(tmp_path, f"{{same: [{part}]}}")
     well = healthy()
     for index in range(4 if part == "firmware" else 0):
@@ -94,7 +94,7 @@ def test_settings_of_the_interfaces_of_rdma_devices_are_compared(tmp_path: Path)
     assert asked(_same("sysctl"), survey, spec)["gpu1"][0].value == 1
 
 
-def test_without_a_majority_all_differ(tmp_path: Path) -> None:
+def test_without_a_majority_all_nodes_are_named(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{same: [kernel]}")
     other = replace(SOFTWARE, kernel="5.15.0")
     two = with_facts(healthy(2), 1, software=other)
@@ -104,7 +104,7 @@ def test_without_a_majority_all_differ(tmp_path: Path) -> None:
     assert system.same(healthy(1), spec, "gpu0", "kernel") == []
 
 
-def test_what_no_node_can_read_is_not_the_same(tmp_path: Path) -> None:
+def test_a_value_that_no_node_can_read_is_inconclusive(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{same: [code]}")
 
     def question(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
@@ -120,7 +120,7 @@ def test_what_no_node_can_read_is_not_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 @pytest.mark.parametrize("setting", sorted(SETTINGS))
-def test_a_kernel_setting_that_a_node_does_not_show_is_no_difference(
+def test_a_kernel_setting_hidden_on_a_node_is_no_difference(
     tmp_path: Path, nodes: int, setting: str
 ) -> None:
     spec = spec_of(tmp_path, "{same: [sysctl]}")
@@ -129,14 +129,14 @@ def test_a_kernel_setting_that_a_node_does_not_show_is_no_difference(
     assert verdicts(_same("sysctl"), some, spec) == {}
     assert "1 unreadable here" in asked(_same("sysctl"), some, spec)["gpu1"][0].note
     mute = with_facts(healthy(nodes), 1, settings={})
-    expected = ["gpu1"] if nodes > 2 else ["gpu0", "gpu1"]  # nobody to compare with
+    expected = ["gpu1"] if nodes > 2 else ["gpu0", "gpu1"]  # no node to compare with
     assert verdicts(_same("sysctl"), mute, spec) == dict.fromkeys(expected, "inconclusive")
     other = {**SETTINGS, setting: "1"}
     odd = culprits(_same("sysctl"), with_facts(healthy(nodes), 1, settings=other), spec)
-    assert sorted(odd) == (["gpu1"] if nodes > 2 else ["gpu0", "gpu1"])  # no majority of two
+    assert sorted(odd) == (["gpu1"] if nodes > 2 else ["gpu0", "gpu1"])  # no majority
 
 
-def test_room_and_limits(tmp_path: Path) -> None:
+def test_free_space_and_limits(tmp_path: Path) -> None:
     spec = spec_of(
         tmp_path,
         "{limits: {shm: 64 GiB, shm_free: 32 GiB, memlock: unlimited, open_files: 65536},"
@@ -173,7 +173,7 @@ def test_room_and_limits(tmp_path: Path) -> None:
     [
         (Limits(8 << 20, 1024, ipc_lock=False, admin=False), "fail", "fail"),
         (Limits(8 << 20, 1024, ipc_lock=True, admin=False), "pass", "pass"),
-        (Limits(8 << 20, 1024, ipc_lock=True, admin=True), "fail", "pass"),  # root of a machine
+        (Limits(8 << 20, 1024, ipc_lock=True, admin=True), "fail", "pass"),  # root of the host
         (Limits(None, 1024, ipc_lock=False, admin=False), "pass", "fail"),
         (Limits(8 << 20, 1024), "fail", "inconclusive"),
         (None, "inconclusive", "inconclusive"),

@@ -1,4 +1,4 @@
-"""What ranks agree on. Run in ranks of a rack by test_ranks.py."""
+"""Agreement of ranks on checkpoints. Run in ranks of a rack by test_ranks.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_mnode.reference_job.checkpoint.layout import examine
 from tests.reference_job.checkpoint.made import flip, removed, rewrite, truncated
 from tests.reference_job.checkpoint.saves import load, on_all, refused_on_all, save
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch
     import torch.distributed as dist
 
@@ -28,7 +28,7 @@ STORES = Path(__file__).parent / "stores"
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, process_group: Any) -> Iterator[Store]:
-    """The same directory on all ranks, made by none."""
+    """The same missing directory on all ranks."""
     yield Store(STORES / request.node.name, settle_s=0.5)
     dist.barrier()
 
@@ -66,7 +66,7 @@ def test_damaged_ones_are_refused_alike(store: Store, world: World) -> None:
         [refused] = loaded.refused
         assert reason in str(refused.reason)
         assert on_all(loaded.refused) == [loaded.refused] * 4
-    assert " on node" in str(refused.reason)  # who read it, should only that node see it so
+    assert " on node" in str(refused.reason)  # only its node may see the damage
 
 
 def test_a_rank_that_is_behind_is_named(store: Store, world: World) -> None:
@@ -120,7 +120,7 @@ def test_a_rank_that_catches_up_is_waited_for(
     looks = []
 
     def look(path: Path) -> Found:
-        """It comes when the rank has looked once."""
+        """The checkpoint appears after the rank has looked once."""
         found = examine(path)
         looks.append(found.complete)
         if len(looks) == 1:
@@ -191,7 +191,7 @@ def test_whatever_fails_on_one_rank_fails_on_all(store: Store, world: World) -> 
     text = refused_on_all(store, world, 1, own=None if world.rank == 2 else 0)
     assert "rank 2 of 4 on node2: saves step 1 without own=, and rank 0 step 1 with own=" in text
     assert list(store.directory.iterdir()) == []
-    save(store, world, 1)  # and no rank is a collective behind
+    save(store, world, 1)  # and no rank is one collective behind
     assert load(store, world)[1] == 1
 
 
@@ -217,7 +217,7 @@ def test_groups_of_ranks_have_their_own(store: Store, world: World) -> None:
 
 @pytest.mark.mnode(nodes=2)
 def test_of_2_after_one_of_4(world: World, process_group: Any) -> None:
-    """A newer one of another size is refused, and the one before is used."""
+    """A newer checkpoint of another size is refused, and the one before is used."""
     store = Store(STORES / "test_the_work_is_divided")
     older = save(store, world, 0)
     loaded, found = load(store, world)

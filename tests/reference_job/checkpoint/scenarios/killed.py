@@ -22,7 +22,7 @@ from pytest_mnode.reference_job.checkpoint import (
 from tests.reference_job.checkpoint.made import steps_in
 from tests.reference_job.checkpoint.saves import load, save
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     from pytest_mnode.reference_job.checkpoint.loading import Loaded
     from pytest_mnode.reference_job.checkpoint.saving import Saved
 
@@ -30,7 +30,7 @@ STORES = Path(__file__).parent / "stores"
 
 
 def test_killed_while_it_writes(cluster: Cluster) -> None:
-    """SIGKILL of a rank in the middle of its shard, by itself so that it is the middle."""
+    """A rank kills itself with SIGKILL in the middle of writing its shard."""
 
     def dies(path: Path, *, world: World) -> None:
         def cut(self: Any, data: Any) -> int:
@@ -46,7 +46,7 @@ def test_killed_while_it_writes(cluster: Cluster) -> None:
 
 
 def test_killed_before_the_commit(cluster: Cluster) -> None:
-    """Shards are written and nothing is committed when a rank is killed."""
+    """A rank is killed when shards are written and nothing is committed."""
 
     def dies(path: Path, *, world: World) -> None:
         def kill(_: Path) -> None:

@@ -1,4 +1,4 @@
-"""A store that is full or cannot be written to. Run in ranks of a rack by test_ranks.py."""
+"""A store that is full or not writable. Run in ranks of a rack by test_ranks.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_mnode.reference_job.checkpoint import Store
 from tests.reference_job.checkpoint.made import steps_in
 from tests.reference_job.checkpoint.saves import load, refused_on_all, save
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch.distributed as dist
 
     from pytest_mnode.reference_job.checkpoint import saving
@@ -31,7 +31,7 @@ def the_old_one_is_there(store: Store, world: World, size: int = 100) -> None:
 
 
 def test_a_full_disk(world: World, process_group: Any) -> None:
-    """A file system of 2 MiB that all nodes share."""
+    """A file system of 2 MiB shared by all nodes."""
     store = Store(HERE / "small" / "store")
     save(store, world, 1, 150)
     for step in (2, 3):
@@ -41,7 +41,7 @@ def test_a_full_disk(world: World, process_group: Any) -> None:
         assert "MB free); free space there, or give the run another directory. The previous" in text
         assert f"The previous checkpoint is kept: {store.directory}/step-00000001.1-" in text
         the_old_one_is_there(store, world, 150)
-    assert save(store, world, 4).step == 4  # what fits is written
+    assert save(store, world, 4).step == 4  # a checkpoint that fits is written
 
 
 def test_a_node_that_cannot_write(world: World, process_group: Any) -> None:
@@ -60,7 +60,7 @@ def test_a_node_that_cannot_write(world: World, process_group: Any) -> None:
 
 
 def test_the_first_node_cannot_write(world: World, process_group: Any) -> None:
-    """The one that makes the directory."""
+    """The first node creates the directory."""
     store = Store(HERE / "read_only")
     dist.barrier()
     group = dist.new_group([2, 3])

@@ -12,9 +12,9 @@ from pytest_mnode.errors import CheckpointError
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job.checkpoint import Store
 
-if "torch" in sys.modules:  # where ranks are forked; the controller only collects
+if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch
-    import torch._dynamo  # DDP and optimisers would, in every rank by itself
+    import torch._dynamo  # otherwise DDP and optimisers would import it in every rank
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -29,7 +29,7 @@ STORES = Path(__file__).parent / "stores"
 
 
 def built(kind: str, size: int, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Model and optimiser after a step; layers that no number of ranks divides."""
+    """Model and optimiser after a step; no number of ranks divides the layers."""
     torch.manual_seed(seed)
     layers = torch.nn.Sequential(torch.nn.Linear(10, 33), torch.nn.Linear(33, 7))
     model: torch.nn.Module = layers
@@ -53,7 +53,7 @@ def as_state(model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> dict[s
 
 
 def tensors(tree: dict[str, Any], prefix: str = "") -> dict[str, torch.Tensor]:
-    """All tensors of a state, whole, by path."""
+    """All tensors of a state, unsharded, by path."""
     found: dict[str, torch.Tensor] = {}
     for key, leaf in tree.items():
         if isinstance(leaf, dict):

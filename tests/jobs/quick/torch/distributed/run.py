@@ -1,7 +1,7 @@
-"""Stands for torchrun where a job has to start in a moment: static rendezvous, no restarts.
+"""Replaces torchrun in jobs that must start quickly: static rendezvous, no restarts.
 
-It starts ranks with torchrun's variables, hands SIGTERM on to them, and reports those that failed
-in torchrun's words. A job finds it by PYTHONPATH.
+It starts ranks with torchrun's variables, passes SIGTERM on to them, and reports failed ranks in
+torchrun's words. A job finds it by PYTHONPATH.
 """
 
 from __future__ import annotations
