@@ -60,8 +60,9 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
                 origin=api.host,  # type: ignore[arg-type]  # watches and logs want one
                 user_agent_header="pytest-mnode",
             )
-        for option in KEEPALIVE:
-            made.transport.get_extra_info("socket").setsockopt(*option)
+        wire = made.transport.get_extra_info("socket")
+        for option in KEEPALIVE if wire is not None else ():  # None: the server has closed it
+            wire.setsockopt(*option)
         return made
     except InvalidStatus as error:
         status = error.response.status_code
