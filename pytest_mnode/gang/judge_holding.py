@@ -70,7 +70,7 @@ def held_twice(window: Window) -> Measurement:
                 for node in record.nodes:
                     holders.setdefault(node, []).append(names.get(record.job, record.job))
         twice += [
-            f"{window.title}: {node} by {' and '.join(sorted(who))}"
+            f"{window.title}: {' and '.join(sorted(who))} (on {node})"
             for node, who in holders.items()
             if len(who) > 1
         ]

@@ -28,6 +28,7 @@ class Lost:
 
 def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) -> list[Measurement]:
     """How the gang was terminated, and its fate afterwards. off: see `clocks_off`."""
+    # A node that the experiment switched off is no culprit: it is named in brackets.
     window, source = lost.window, f"{KEY}.node_loss {promise.node_loss}"
     if lost.at_s is None:
         why = window.problem or "no node was switched off"
@@ -45,8 +46,8 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
         waited = seen[-1].observation.answered_s - lost.at_s if seen else 0.0
         late = waited > limit
         state = seen[-1].state.value if seen else "not seen"
-        note = f"{who}: still {state} {waited:.1f} s after {lost.node} died"
-        culprit = f"{who} after {lost.node} died"
+        note = f"{who}: still {state} {waited:.1f} s (after {lost.node} died)"
+        culprit = f"{who} (after {lost.node} died)"
         return [
             Measurement(OFF, waited if late else None, "s", bound, within, note, note),
             Measurement(FATE, 1 if late else None, "", equals(0), source, culprit, note),
@@ -61,9 +62,9 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     )
     whole = "all ranks of a gang are terminated"
     outlived = counted(OLD, late_ranks, whole, unknown and f"{window.title}: {unknown}")
-    judged = [Measurement(OFF, off_s, "s", bound, within, f"{who} on {lost.node}"), outlived]
+    judged = [Measurement(OFF, off_s, "s", bound, within, f"{who} (on {lost.node})"), outlived]
     fate, known = _fate(window, gang, restarts)
-    note = f"{who}, {lost.node} dead: {fate}"
+    note = f"{who} ({lost.node} dead: {fate})"
     accepted = ("requeued", "cancelled") if promise.node_loss == "either" else (promise.node_loss,)
     wrong = [note] if known and fate not in accepted else []
     judged.append(counted(FATE, wrong, source, "" if known else note, note=note))

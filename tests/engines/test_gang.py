@@ -116,7 +116,7 @@ def test_slurm_keeps_gangs_whole(slurm: SlurmOnRack, tmp_path: Path) -> None:
     assert large["note"].startswith(("refused: ", "waits: PENDING (")), large
     loss = found[LOSS][1]
     fate = loss["gangs neither requeued nor cancelled whole when a node had died"]
-    assert fate["note"].endswith(" dead: requeued"), output
+    assert fate["note"].endswith(" dead: requeued)"), output
     off = loss["time from the death of a node until its gang is off all nodes"]
     assert 0 < off["value"] < 60, output
     assert loss["loss: B, start 2: whole"]["note"].startswith("3 of 3: "), output
