@@ -119,14 +119,15 @@ def _idle(arguments: Sequence[str]) -> tuple[list[FreeNode], str]:
 
 def _with_room(spec: Spec, options: KubernetesOptions) -> tuple[list[FreeNode], str]:
     """The nodes whose allocatable resources, minus all requests, fit a pod of the run."""
-    from pytest_mnode.gang.kubernetes.served import served_views
+    from pytest_mnode.gang.kubernetes.served import admitted, served_views
     from pytest_mnode.launchers.kubernetes.api import Api, ApiError
     from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, pod_template
     from pytest_mnode.launchers.kubernetes.template import read_manifest
 
-    pod = pod_template(read_manifest(options, spec.accelerators.per_node))["spec"]
+    template = pod_template(read_manifest(options, spec.accelerators.per_node))
     try:
-        views = served_views(Api(options.context, options.namespace), {RUN_LABEL: ""})
+        api = Api(options.context, options.namespace)
+        pod, views = admitted(api, template), served_views(api, {RUN_LABEL: ""})
     except ApiError as error:
         raise ClusterError(
             f"{_FLAG}: cannot list nodes and the pods of all namespaces: {error}; give a number "

@@ -116,17 +116,36 @@ def test_one_node_of_the_previous_run_is_included(tmp_path: Path) -> None:
 
 
 class FakeApi:
-    """Three nodes, one of them used by a pod."""
+    """Three tainted nodes, one of them used by a pod. Pods are admitted with a toleration."""
 
     refusal: api.ApiError | None = None
 
     def __init__(self, *_: str) -> None:
         pass
 
-    def request(self, method: str, path: str, query: Mapping[str, str] | None = None) -> Any:
+    def path(self, plural: str) -> str:
+        return f"/api/v1/namespaces/default/{plural}"
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
         if self.refusal is not None:
             raise self.refusal
-        return {"items": [pod("b")] if "pods" in path else [node(name) for name in "abc"]}
+        if method == "POST":
+            return {"spec": {**body["spec"], "tolerations": [{"key": GPU, "operator": "Exists"}]}}
+        if "pods" in path:
+            return {"items": [pod("b")]}
+        return {"items": [tainted(name) for name in "abc"]}
+
+
+def tainted(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = node(name)
+    taint = {"key": GPU, "value": "present", "effect": "NoSchedule"}
+    return {**found, "spec": {**found.get("spec", {}), "taints": [taint]}}
 
 
 def test_nodes_of_a_kubernetes_with_room_for_a_pod(
