@@ -18,7 +18,7 @@ from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkUp
 from tests.engines.switch import Switch
 
-COMMAND_LIMIT_S = 30.0
+COMMAND_LIMIT_S = 120.0
 _NEW_S = 60.0
 _LOCK = "lock"
 

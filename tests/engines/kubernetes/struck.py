@@ -1,7 +1,7 @@
 """A program for the login node: a gang runs under the criterion's watch while a fault occurs.
 
-`struck.py TEMPLATE DIRECTORY FAULT…` prints the watch's observations; files in the directory say
-when a fault may begin and end.
+`struck.py TEMPLATE DIRECTORY FAULT=SIGNS…` prints the watch's observations; files in the directory
+say when a fault may begin and end. SIGNS: a fault ends once so many signs of it were seen.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SIZE, LIMIT_S = 3, 60.0
 class Round:
     """One gang and one fault."""
 
-    def __init__(self, engine: KubernetesEngine, fault: str, directory: Path) -> None:
-        self._fault, self._directory = fault, directory
+    def __init__(self, engine: KubernetesEngine, fault: str, wanted: int, directory: Path) -> None:
+        self._fault, self._wanted, self._directory = fault, wanted, directory
         self._arena = engine.capacity().nodes
         self._watch = Watch(engine, fault, WallClock(), self._arena, 1.0)
         self._gang = self._watch.submit(GangRequest("A", SIZE, 120.0, 300.0, self._arena))
@@ -42,7 +42,7 @@ class Round:
         self._say("begin", json.dumps(nodes))
         self._await("begun")
         began = time.time()
-        watch.until(lambda: bool(self._signs()), LIMIT_S)
+        watch.until(lambda: len(self._signs()) >= self._wanted, LIMIT_S)
         took = time.time() - began
         self._say("end")
         self._await("ended")
@@ -88,7 +88,8 @@ def main(template: str, directory: str, *faults: str) -> None:
     manifest = json.loads(Path(template).read_text())
     engine = KubernetesEngine(scheduler, KubernetesOptions(), manifest, python=sys.executable)
     try:
-        found = {fault: Round(engine, fault, Path(directory)).run() for fault in faults}
+        named = [(fault, int(signs)) for fault, _, signs in (f.partition("=") for f in faults)]
+        found = {f: Round(engine, f, signs, Path(directory)).run() for f, signs in named}
     finally:
         engine.close()
     print(json.dumps(found))

@@ -49,6 +49,8 @@ FAULTS: dict[str, tuple[Act, Act]] = {
     "server": (end_server, start_server),
     "kubelet-and-cable": (cut, mend),
 }
+SIGNS = {"kubelet-and-cable": 2}
+"""Number of signs of a fault, if not 1: each node is reported by itself."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,8 @@ def found(
 ) -> Iterator[dict[str, Any]]:
     directory = tmp_path_factory.mktemp("struck")
     bed.launch(directory, hostNetwork=True)
-    argv = [struck.__file__, str(directory / "pods.json"), str(directory), *FAULTS]
+    faults = [f"{name}={SIGNS.get(name, 1)}" for name in FAULTS]
+    argv = [struck.__file__, str(directory / "pods.json"), str(directory), *faults]
     program = bed.start(sys.executable, *argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def reached(name: str) -> None:
