@@ -44,6 +44,8 @@ test: environment
 	$(PYTEST) --ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES)
 
 # A quarter of the time of all tests: each of these runs the acceptance suite, or files of it.
+# Two at a time: rates and step times are measured.
+test-red: WORKERS := 2
 test-red: environment
 	$(PYTEST) $(RED)
 
