@@ -122,20 +122,20 @@ def running(command: Sequence[str], what: str) -> Undo:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
-    said = b""
-
-    def end() -> None:
-        nonlocal said
+    def errors() -> bytes:
+        """End it, and read what it wrote to standard error."""
         try:
-            said = process.communicate(timeout=LIMIT_S)[1]
+            return process.communicate(timeout=LIMIT_S)[1]
         except subprocess.TimeoutExpired:
             process.kill()
-            said = process.communicate()[1]
+            return process.communicate()[1]
+
+    def end() -> None:
+        errors()
 
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], LIMIT_S)[0] or not process.stdout.readline():
-        end()
-        raise ClusterError(f"{what}: not ready: {_last_line(said)}")
+        raise ClusterError(f"{what}: not ready: {_last_line(errors())}")
     return end
 
 

@@ -225,7 +225,7 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
 
 
 def torch_starts(hub: Hub) -> int:
-    """Number of agents that were told to import torch."""
+    """Number of agents that got the order to import torch."""
     return sum(isinstance(m, StartForkServer) for m in hub.switchboard.sent)  # type: ignore[attr-defined]
 
 

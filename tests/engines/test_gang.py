@@ -41,7 +41,7 @@ def arguments(
         scheduler={"kind": "slurm", **({"names": {"partition": "all"}} if "mesh" in files else {})},
         criteria={"gang": {**TIMES, **promised}, **({"mesh": {}} if "mesh" in files else {})},
         not_promised=None,
-        # Slurm is told at once; by itself it would notice after SlurmdTimeout.
+        # Slurm gets the state at once; by itself it would notice after SlurmdTimeout.
         power={"switch_off": power("off", "down"), "switch_on": power("on", "resume")},
     )
     spec = directory / "spec.yaml"

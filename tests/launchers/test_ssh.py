@@ -26,7 +26,7 @@ from pytest_mnode.spec import default_spec_path, load_spec
 from tests.launchers.remote.test_node_report import WELL
 
 SPEC = load_spec(default_spec_path())
-# In place of ssh: a master creates its socket file and stays until it is told to exit.
+# In place of ssh: a master creates its socket file and stays until an order ends it.
 STAYS = """\
 #!/bin/sh
 echo "$$ $*" >> {log}
