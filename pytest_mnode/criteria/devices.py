@@ -25,7 +25,7 @@ def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> li
     return [
         Measurement.none_allowed(
             f"matmul {dtype}, wrong rows",
-            [", ".join(bad)] * bool(bad),
+            [", ".join(bad)] if bad else [],
             f"whole numbers, {size} × {size}, exact in {dtype}",
             count=sum(count or 0 for count in wrong.values()),
             unsure=f"could not be computed by {', '.join(failed)}" if failed else "",

@@ -100,7 +100,9 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 def _on_or_off(written: Any) -> Any:
     """YAML reads on and off without quotes as true and false."""
-    return ("off", "on")[written] if isinstance(written, bool) else written
+    if isinstance(written, bool):
+        return "on" if written else "off"
+    return written
 
 
 OnOff = Annotated[Literal["on", "off"], BeforeValidator(_on_or_off)]

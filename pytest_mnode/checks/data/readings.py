@@ -220,7 +220,7 @@ def judge_orders(label: str, epochs: Sequence[Sequence[Reading]]) -> list[Measur
             "epochs read in the order of an earlier epoch",
             "each epoch has an order of its own: set_epoch",
             repeats,
-            missing + ["one epoch has none before it"] * (len(epochs) == 1),
+            missing + (["one epoch has none before it"] if len(epochs) == 1 else []),
             ": set_epoch was not called, or does nothing",
         ),
         judged("unshuffled epochs", "each epoch is shuffled", ascending, missing),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -61,37 +61,46 @@ class Tolerance:
 def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> list[Measurement]:
     """Numbers that differ from the uninterrupted run, over the steps of both runs."""
     pairs = list(_pairs(whole, cut, tolerance.same_ranks))
-    fields = {"loss": "losses", "lr": "learning rates"}
-    if tolerance.same_ranks:
-        fields["rng"] = "random states"
-    found = []
-    for field, what in fields.items():
-        name, note, count = f"{what} that differ", f"of {len(pairs)} steps and ranks", 0
+
+    def differing(
+        name: str,
+        equal: Callable[[StepRecord, StepRecord], bool],
+        shown: Callable[[StepRecord], object] | None = None,
+        distance: str = "",
+    ) -> Measurement:
         first: dict[int, str] = {}
+        count = 0
         for rank, a, b in pairs:
-            one, other = getattr(a, field), getattr(b, field)
-            if not (tolerance.accepts(one, other) if field == "loss" else one == other):
+            if not equal(a, b):
                 count += 1
-                how = "" if field == "rng" else f": {other!r} instead of {one!r}"
+                how = f": {shown(b)!r} instead of {shown(a)!r}" if shown else ""
                 first.setdefault(rank, f"rank {rank} on {b.node} from step {b.step} on{how}")
-        if field == "loss":
-            losses = [(a.loss, b.loss) for _, a, b in pairs]
-            farthest = max(
-                (abs(a - b) / (max(abs(a), abs(b)) or 1.0) for a, b in losses), default=0
-            )
-            note += f", by {farthest:.2g} at most, relative" if farthest else ""
+        note = f"of {len(pairs)} steps and ranks{distance}" if pairs else ""
         unsure = "" if pairs else "no step that both runs did"
-        found.append(
-            Measurement.none_allowed(
-                name,
-                first.values(),
-                tolerance.source,
-                count=count,
-                unsure=unsure,
-                note=note if pairs else "",
-            )
+        return Measurement.none_allowed(
+            name, first.values(), tolerance.source, count=count, unsure=unsure, note=note
         )
+
+    farthest = max((_relative_distance(a.loss, b.loss) for _, a, b in pairs), default=0.0)
+    distance = f", by {farthest:.2g} at most, relative" if farthest else ""
+    found = [
+        differing(
+            "losses that differ",
+            lambda a, b: tolerance.accepts(a.loss, b.loss),
+            lambda record: record.loss,
+            distance,
+        ),
+        differing(
+            "learning rates that differ", lambda a, b: a.lr == b.lr, lambda record: record.lr
+        ),
+    ]
+    if tolerance.same_ranks:
+        found.append(differing("random states that differ", lambda a, b: a.rng == b.rng))
     return [*found, _other_samples(whole, cut, tolerance)]
+
+
+def _relative_distance(one: float, other: float) -> float:
+    return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
 
 
 def _pairs(

@@ -146,20 +146,22 @@ SETTINGS = (
     CostRule("GLOO_DEVICE_TRANSPORT", _one_of("tcp_tls"), "encryption of all traffic"),
     # Within a node
     CostRule(
-        "NCCL_P2P_DISABLE", _from_to(1, 1), "no direct copies between accelerators", _ALL, _OFF
+        "NCCL_P2P_DISABLE", _from_to(1, 1), "no direct copies between accelerators", defaults=_OFF
     ),
-    CostRule("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", _ALL, _OFF),
+    CostRule("NCCL_P2P_DIRECT_DISABLE", is_on, "copies through buffers", defaults=_OFF),
     CostRule("NCCL_P2P_LEVEL", _up_to(3), "direct copies only up to this distance"),
-    CostRule("NCCL_SHM_DISABLE", is_on, "no shared memory", _ALL, _OFF),
-    CostRule("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", _ALL, _since(2, 17)),
+    CostRule("NCCL_SHM_DISABLE", is_on, "no shared memory", defaults=_OFF),
+    CostRule("NCCL_NVLS_ENABLE", is_off, "no NVLink SHARP", defaults=_since(2, 17)),
     CostRule(
-        "NCCL_CUMEM_ENABLE", is_off, "no NVLink SHARP", _ALL, (((2, 18), "0"), ((2, 19), "-2"))
+        "NCCL_CUMEM_ENABLE", is_off, "no NVLink SHARP", defaults=(((2, 18), "0"), ((2, 19), "-2"))
     ),
-    CostRule("NCCL_NVB_DISABLE", is_on, "no path over another GPU", _ALL, (((2, 11), "0"),)),
-    CostRule("NCCL_PXN_DISABLE", is_on, "no use of another GPU's NIC", _ALL, (((2, 12), "0"),)),
+    CostRule("NCCL_NVB_DISABLE", is_on, "no path over another GPU", defaults=(((2, 11), "0"),)),
+    CostRule("NCCL_PXN_DISABLE", is_on, "no use of another GPU's NIC", defaults=(((2, 12), "0"),)),
     CostRule(
-        *("NCCL_PXN_C2C", is_off, "no use of another GPU's NIC over C2C"),
-        *(_ALL, (((2, 27), "0"), ((2, 28), "1"))),
+        "NCCL_PXN_C2C",
+        is_off,
+        "no use of another GPU's NIC over C2C",
+        defaults=(((2, 27), "0"), ((2, 28), "1")),
     ),
     # GPUDirect RDMA
     CostRule("NCCL_NET_GDR_LEVEL", _up_to(1), _GDR, _RDMA),
@@ -176,26 +178,29 @@ SETTINGS = (
         "NCCL_IB_GID_INDEX", _is_set, "one GID for all devices", _ROCE, (*_OFF, ((2, 21), "-1"))
     ),
     CostRule(
-        *("NCCL_IB_SPLIT_DATA_ON_QPS", _is_set, "another use of queue pairs than the default"),
-        *(_VERBS, (((2, 18), "1"), ((2, 20), "0"))),
+        "NCCL_IB_SPLIT_DATA_ON_QPS",
+        _is_set,
+        "another use of queue pairs than the default",
+        _VERBS,
+        (((2, 18), "1"), ((2, 20), "0")),
     ),
     CostRule("NCCL_IB_PCI_RELAXED_ORDERING", is_off, "no relaxed ordering", _VERBS, _since(2, 12)),
     CostRule("NCCL_IB_ADAPTIVE_ROUTING", is_off, "no adaptive routing", _INFINIBAND, _since(2, 16)),
     CostRule("NCCL_IB_MERGE_NICS", is_off, "ports of one card not merged", _VERBS, _since(2, 20)),
     # What NCCL would choose
-    CostRule("NCCL_ALGO", _is_set, "one algorithm", _ALL, _since(2, 5)),
-    CostRule("NCCL_PROTO", _lacks_a_protocol, "one protocol", _ALL, _since(2, 5)),
+    CostRule("NCCL_ALGO", _is_set, "one algorithm", defaults=_since(2, 5)),
+    CostRule("NCCL_PROTO", _lacks_a_protocol, "one protocol", defaults=_since(2, 5)),
     CostRule("NCCL_MAX_NCHANNELS", _CHANNELS, "few channels"),
     CostRule("NCCL_MAX_NRINGS", _CHANNELS, "few channels"),
-    CostRule("NCCL_MAX_CTAS", _CHANNELS, "few thread blocks", _ALL, _since(2, 17)),
+    CostRule("NCCL_MAX_CTAS", _CHANNELS, "few thread blocks", defaults=_since(2, 17)),
     CostRule("NCCL_MAX_P2P_NCHANNELS", _CHANNELS, "few channels"),
     CostRule("NCCL_MIN_NCHANNELS", _MANY, "many channels"),
     CostRule("NCCL_MIN_NRINGS", _MANY, "many channels"),
-    CostRule("NCCL_MIN_CTAS", _MANY, "many thread blocks", _ALL, _since(2, 17)),
+    CostRule("NCCL_MIN_CTAS", _MANY, "many thread blocks", defaults=_since(2, 17)),
     CostRule("NCCL_NTHREADS", _from_to(1, 255), "fewer threads than any default"),
     CostRule("NCCL_BUFFSIZE", _from_to(1, (1 << 22) - 1), "buffers below the default of 4 MiB"),
-    CostRule("NCCL_CROSS_NIC", _is_set, "rails set by hand", _ALL, (((), "2"),)),
-    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction set by hand", _ALL, _OFF),
+    CostRule("NCCL_CROSS_NIC", _is_set, "rails set by hand", defaults=(((), "2"),)),
+    CostRule("NCCL_COLLNET_ENABLE", is_on, "in-network reduction set by hand", defaults=_OFF),
     CostRule("NCCL_TOPO_FILE", _is_set, "another topology than the machine's"),
     CostRule("NCCL_GRAPH_FILE", _is_set, "another graph than NCCL would search"),
     CostRule("NCCL_TUNER_PLUGIN", _is_set, "a tuner", _ALL - _EFA),
@@ -203,10 +208,12 @@ SETTINGS = (
     CostRule("NCCL_HOSTID", _is_set, "another identity of the host"),
     CostRule("NCCL_LAUNCH_MODE", _one_of("group"), "launches in groups"),
     # Checks and logs
-    CostRule("NCCL_CHECK_POINTERS", is_on, "checks in every call", _ALL, _OFF),
+    CostRule("NCCL_CHECK_POINTERS", is_on, "checks in every call", defaults=_OFF),
     CostRule(
-        *("NCCL_CHECK_MODE", _one_of("debug_local", "debug_global"), "checks in every call"),
-        *(_ALL, _since(2, 29, 7)),
+        "NCCL_CHECK_MODE",
+        _one_of("debug_local", "debug_global"),
+        "checks in every call",
+        defaults=_since(2, 29, 7),
     ),
     CostRule("NCCL_DEBUG", _one_of("trace"), "a log of every call"),
     CostRule("TORCH_NCCL_BLOCKING_WAIT", _TRUE, "a wait in every collective"),

@@ -43,10 +43,16 @@ __all__ = [
     "read_nccl_log",
 ]
 
+_HOMES = {
+    "log": ("NcclLog", "RankLog"),
+    "networks": ("NetworkKind", "network_of", "provider_network"),
+    "read": ("read_nccl_log",),
+}
+"""Names by module; all others are in `model`."""
+
 
 def __getattr__(name: str) -> Any:
-    for home in ("model", "networks", "log", "read") if name in __all__ else ():
-        module = import_module(f".{home}", __name__)
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "model")
+    return getattr(import_module(f"{__name__}.{home}"), name)

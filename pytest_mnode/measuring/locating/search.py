@@ -265,7 +265,8 @@ class _Search:
             tried = self._times_tried[pair] >= REPEATS
             if not (tried or is_confirmed(self._rates, rail, sender, receiver)):
                 ways, rails = found.get(pair, ([], ()))
-                ways += [] if (sender, receiver) in ways else [(sender, receiver)]
+                if (sender, receiver) not in ways:
+                    ways = [*ways, (sender, receiver)]
                 found[pair] = ways, tuple(sorted({*rails, rail}))
         return found
 

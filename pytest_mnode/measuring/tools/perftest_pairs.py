@@ -133,24 +133,27 @@ def _too_noisy(found: Iterable[PairResult], promise: Promise) -> bool:
 def _each_once(
     pairs: Mapping[int, Generator[None, None, PairResult]], promise: Promise
 ) -> dict[int, PairResult]:
-    """Results of all pairs: bandwidths measured together, latencies one after the other.
-
-    Pairs that are measured together are polled in turn, so that a hanging pair delays no other.
-    """
+    """Results of all pairs: bandwidths measured together, latencies one after the other."""
     together = isinstance(promise, RdmaBandwidthPromise)
-    results: dict[int, PairResult] = {}
     try:
-        for turn in [pairs] if together else [{place: pairs[place]} for place in pairs]:
-            while waiting := turn.keys() - results:
-                for place in sorted(waiting):
-                    try:
-                        next(pairs[place])
-                    except StopIteration as end:
-                        results[place] = end.value
-                time.sleep(_POLL_S)
+        if together:
+            return _over(pairs)
+        return {place: _over({place: pair})[place] for place, pair in pairs.items()}
     finally:
         for pair in pairs.values():
             pair.close()
+
+
+def _over(pairs: Mapping[int, Generator[None, None, PairResult]]) -> dict[int, PairResult]:
+    """Results of pairs, polled in turn so that a hanging pair does not delay others."""
+    results: dict[int, PairResult] = {}
+    while waiting := pairs.keys() - results:
+        for place in sorted(waiting):
+            try:
+                next(pairs[place])
+            except StopIteration as end:
+                results[place] = end.value
+        time.sleep(_POLL_S)
     return {place: results[place] for place in pairs}
 
 

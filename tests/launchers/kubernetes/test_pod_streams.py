@@ -14,6 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from pytest_mnode.launchers.kubernetes.api import Api
 from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
+from pytest_mnode.launchers.kubernetes.streams import connected
 
 LIMIT_S = 30.0
 
@@ -68,3 +69,18 @@ def test_a_half_open_connection_is_not_alive(limit_s: float) -> None:
     with watched(reads=False) as streams:
         assert not streams.answers(limit_s)
         assert not streams.away  # as far as the connection is known
+
+
+def test_a_connection_that_the_server_has_already_closed_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its transport has no socket by then, on which options could be set."""
+    closed = SimpleNamespace(transport=SimpleNamespace(get_extra_info=lambda _: None))
+
+    async def connect(*_: Any, **__: Any) -> Any:
+        return closed
+
+    monkeypatch.setattr("websockets.asyncio.client.connect", connect)
+    api: Any = SimpleNamespace(host="http://server", tls=None, headers=dict)
+    found: Any = asyncio.run(connected(api, "/log", ()))
+    assert found is closed

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 from pytest_mnode import measurement
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.measurement import Bound, Measurement
 from pytest_mnode.spec import Spec
+from pytest_mnode.spec.inventory import Network
 from pytest_mnode.spec.preflight import PreflightCriterion
 
 V = TypeVar("V")
+N = TypeVar("N", bound=Network)
 Edge = tuple[int, int]
 """Indices of a sending and a receiving node."""
 Direction = Literal["both ways", "sending", "receiving"]
@@ -157,6 +160,23 @@ def own_edges(me: NodeSurvey, found: Mapping[Edge, V], blamed: Blame) -> dict[Ed
         for edge in sorted(found)
         if me.index in edge and is_judged(me, blamed, edge)
     }
+
+
+def rarest_first(
+    survey: Survey, node: NodeSurvey, network: N, faults_of: Callable[[NodeSurvey, N], list[str]]
+) -> list[str]:
+    """A node's faults on a network, those of fewest nodes first.
+
+    Spare ports, such as the second ones of cards, have no cable on any node.
+    """
+    return sorted(faults_of(node, network), key=_counts(survey, network, faults_of).__getitem__)
+
+
+@lru_cache(maxsize=8)
+def _counts(
+    survey: Survey, network: N, faults_of: Callable[[NodeSurvey, N], list[str]]
+) -> Counter[str]:
+    return Counter(text for node in survey.nodes for text in faults_of(node, network))
 
 
 def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) -> str:

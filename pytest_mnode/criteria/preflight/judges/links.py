@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from functools import lru_cache
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
-from pytest_mnode.criteria.preflight.judges.common import Subject, listed, promises, why_unread
+from pytest_mnode.criteria.preflight.judges.common import (
+    Subject,
+    listed,
+    promises,
+    rarest_first,
+    why_unread,
+)
 from pytest_mnode.machine.netdev import Interface, Kind, physical_below, rate_mbits_s
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Measurement, at_least, equals
@@ -180,19 +184,11 @@ def link_faults(node: NodeSurvey, network: Network) -> list[str]:
     return faults
 
 
-@lru_cache(maxsize=4)
-def _usual_faults(survey: Survey, network: Network) -> Counter[str]:
-    return Counter(text for node in survey.nodes for text in link_faults(node, network))
-
-
 def broken_links(survey: Survey, node: NodeSurvey, network: Network) -> list[str]:
-    """Faults of a node's links, those of fewest nodes first; [] if it has the promised number.
-
-    Spare ports, such as the second ones of cards, have no cable on any node.
-    """
+    """Faults of a node's links, those of fewest nodes first; [] if it has the promised number."""
     if len(_up(node, network)) >= _promised_count(network):
         return []
-    return sorted(link_faults(node, network), key=_usual_faults(survey, network).__getitem__)
+    return rarest_first(survey, node, network, link_faults)
 
 
 def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
@@ -14,6 +12,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     listed,
     no_answer,
     promises,
+    rarest_first,
     why_unread,
 )
 from pytest_mnode.criteria.preflight.judges.links import by_wire, ports
@@ -40,7 +39,7 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     active = [port for port in there if faults[port.name] == ""]
     working = len(by_wire(me, active))
     unreadable = [port for port, fault in faults.items() if fault is None]
-    inactive = _inactive(survey, me, spec.fabric)
+    inactive = rarest_first(survey, me, spec.fabric, _faults)
     if working < count <= working + len(unreadable):
         why = f"{name}: {listed(unreadable)} does not report its state or protocol"
         found = [subject.unknown(why)]
@@ -55,16 +54,6 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 def _faults(node: NodeSurvey, fabric: Fabric) -> list[str]:
     faults = ((port.name, _fault(port, fabric.protocol)) for port in ports(node, fabric))
     return [f"{port} {fault}" for port, fault in faults if fault]
-
-
-@lru_cache(maxsize=4)
-def _usual_faults(survey: Survey, fabric: Fabric) -> Counter[str]:
-    return Counter(text for node in survey.nodes for text in _faults(node, fabric))
-
-
-def _inactive(survey: Survey, me: NodeSurvey, fabric: Fabric) -> list[str]:
-    """Ports with a fault; last those that are spare, because they have it on most nodes."""
-    return sorted(_faults(me, fabric), key=_usual_faults(survey, fabric).__getitem__)
 
 
 def _fault(port: Port, wanted: str | None) -> str | None:
@@ -168,7 +157,7 @@ def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     problems = {one.device: f"{one.name} {one.problem}".rstrip() for one in machine.verbs or ()}
     opened = {one.device for one in machine.verbs or () if not one.problem}
     there = [p for p in ports(me, spec.fabric) if not _fault(p, spec.fabric.protocol)]
-    inactive = _inactive(survey, me, spec.fabric)
+    inactive = rarest_first(survey, me, spec.fabric, _faults)
     unopened = sorted({port.device for port in there} - opened)
     words = [
         f"{one} ({problems.get(one, 'the kernel has no uverbs device for it')})" for one in unopened
