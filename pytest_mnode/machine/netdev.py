@@ -80,11 +80,16 @@ class Interface:
         return None
 
     @property
-    def usable_address(self) -> str | None:
-        """The first address that other nodes can reach without a zone; IPv4 first."""
+    def usable_addresses(self) -> tuple[str, ...]:
+        """Addresses that other nodes can reach without a zone; IPv4 first."""
         parsed = [ipaddress.ip_address(one.partition("%")[0]) for one in self.addresses]
         fit = [one for one in parsed if not one.is_link_local and not one.is_unspecified]
-        return next((str(one) for one in sorted(fit, key=lambda one: one.version)), None)
+        return tuple(str(one) for one in sorted(fit, key=lambda one: one.version))
+
+    @property
+    def usable_address(self) -> str | None:
+        """The first of its usable addresses."""
+        return next(iter(self.usable_addresses), None)
 
     @property
     def parent(self) -> str | None:

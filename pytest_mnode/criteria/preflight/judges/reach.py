@@ -202,10 +202,11 @@ def _peers_on(
             why = f"it and {listed(connected)} have {why}"  # one part of a split network
         problems = {edges.problems[e] for o in partners for e in both(me, o) if e in edges.problems}
         note = "; ".join(sorted(problems)[:2])
-        why += _same_address(survey, me, network)
+        why = "; ".join([why, *_same_addresses(survey, me, network)])
         return subject(len(partners)).measured(len(reached), f"{me.name}: {why}", note)
     partners = [o for o in healthy if edges.was_tried(me, o)]
-    lost = [o for o in partners if edges.is_lost(me, o)]
+    taken = _taken(survey, me, network)
+    lost = [o for o in partners if edges.is_lost(me, o) or o.name in taken]
     notes = [f"without {o.name}, which is at fault" for o in others if o.index in found.nodes]
     notes += [
         f"{o.name} was not tried: {_why_untried(o, key)}"
@@ -215,10 +216,11 @@ def _peers_on(
     notes += [edges.problems[e] for o in lost for e in both(me, o) if e in edges.problems][:2]
     if not partners:
         return subject(len(others)).unknown("; ".join(notes))
-    culprit = listed([path_between(me, o, edges.failed) for o in lost])
-    culprit += _same_address(survey, me, network) if lost else ""
+    paths = [path_between(me, o, edges.failed) for o in lost if edges.is_lost(me, o)]
+    culprits = [listed(paths)] if paths else []
+    culprits += _same_addresses(survey, me, network) if lost else []
     return subject(len(partners)).measured(
-        len(partners) - len(lost), culprit or None, "; ".join(notes)
+        len(partners) - len(lost), "; ".join(culprits) or None, "; ".join(notes)
     )
 
 
@@ -236,18 +238,32 @@ def _lacking(survey: Survey, me: NodeSurvey, key: str) -> list[str]:
     return sorted(usual - names[me.index])
 
 
-def _same_address(survey: Survey, me: NodeSurvey, network: Network) -> str:
-    """Text of nodes that share an address with this node, so that each gets the other's packets."""
+def _same_addresses(survey: Survey, me: NodeSurvey, network: Network) -> list[str]:
+    """Texts of nodes that share an address with this one, so that each gets the other's packets."""
 
     def addresses(node: NodeSurvey) -> set[str]:
-        return {a for one in own(node, network) for a in (*one.addresses, one.address) if a}
+        links = {one.address for one in own(node, network) if one.address}
+        return links | _ip_addresses(node, network)
 
-    found = ""
+    found = []
     for other in survey.others(me):
         if both := sorted(addresses(me) & addresses(other)):
             one, two = sorted((me, other), key=lambda node: node.index)
-            found += f"; {one.name} and {two.name} both have {listed(both)}"
+            found.append(f"{one.name} and {two.name} both have {listed(both)}")
     return found
+
+
+def _taken(survey: Survey, me: NodeSurvey, network: Network) -> set[str]:
+    """Nodes with an IP address of this node: a path that worked may have led to the other one.
+
+    MAC addresses do not count: interfaces of one machine may share theirs (ipvlan) safely.
+    """
+    mine = set() if survey.on_loopback else _ip_addresses(me, network)
+    return {other.name for other in survey.others(me) if mine & _ip_addresses(other, network)}
+
+
+def _ip_addresses(node: NodeSurvey, network: Network) -> set[str]:
+    return {address for one in own(node, network) for address in one.usable_addresses}
 
 
 def _why_untried(node: NodeSurvey, key: str) -> str:

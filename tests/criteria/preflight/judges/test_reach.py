@@ -91,20 +91,35 @@ def test_directions_and_paths_are_distinguished(spec: Spec) -> None:
 def test_an_address_used_by_two_nodes_is_named(
     spec: Spec, changes: dict[str, Any], both: str
 ) -> None:
-    """Only if paths fail: interfaces of one machine may share a MAC address (ipvlan) safely."""
+    """A MAC address only if paths fail: interfaces of one machine may share it (ipvlan) safely."""
     survey = healthy()
     for index in (1, 3):
         interfaces = survey.nodes[index].machine.interfaces or ()
         fabric, control = interfaces
         survey = with_facts(survey, index, interfaces=(replace(fabric, **changes), control))
-    assert culprits(reach.peers, survey, spec) == {}
-    cause = f"; gpu1 and gpu3 both have {both}"
+    cause = f"gpu1 and gpu3 both have {both}"
+    named = dict.fromkeys(("gpu1", "gpu3"), cause) if "addresses" in changes else {}
+    assert culprits(reach.peers, survey, spec) == named
     assert culprits(reach.peers, cut(survey, [(1, 3), (3, 1)]), spec) == dict.fromkeys(
-        ("gpu1", "gpu3"), "path between gpu1 and gpu3" + cause
+        ("gpu1", "gpu3"), f"path between gpu1 and gpu3; {cause}"
     )
     [deaf] = culprits(reach.peers, cut(survey, [(n, 3) for n in range(3)]), spec).values()
     assert deaf.startswith("gpu3: it sends but cannot receive")
     assert deaf.endswith(cause)
+
+
+def test_addresses_of_links_and_of_one_machine_may_be_the_same(spec: Spec) -> None:
+    for address, on_loopback in (("fe80::1", False), ("10.2.0.9", True)):
+        survey = healthy()
+        for index in (1, 3):
+            interfaces = survey.nodes[index].machine.interfaces or ()
+            fabric, control = interfaces
+            same = replace(fabric, addresses=(*fabric.addresses, address))
+            survey = with_facts(survey, index, interfaces=(same, control))
+        if on_loopback:
+            nodes = tuple(replace(node, address="127.0.0.1") for node in survey.nodes)
+            survey = replace(survey, nodes=nodes)
+        assert culprits(reach.peers, survey, spec) == {}
 
 
 def test_a_link_without_a_carrier_is_the_cause_of_lost_paths(spec: Spec) -> None:
