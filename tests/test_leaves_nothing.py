@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.acceptance.certified import ACCEPTANCE
 from tests.inner import clean_env, command, need_rack, write_files
 
 TESTS = """
@@ -77,7 +79,7 @@ class Watched:
         )
 
     def wait_until_busy(self, programs: int) -> None:
-        self._until(lambda: len(list(self.directory.glob("busy*"))) == programs, 60, "all are busy")
+        self.until(lambda: len(list(self.directory.glob("busy*"))) == programs, 60, "all are busy")
 
     def alive(self) -> list[str]:
         found = []
@@ -97,9 +99,9 @@ class Watched:
         return [*self.alive(), *files, *(interfaces() - self.interfaces)]
 
     def expect_nothing_left(self) -> None:
-        self._until(lambda: not self.left(), GONE_LIMIT_S, "nothing is left", self.left)
+        self.until(lambda: not self.left(), GONE_LIMIT_S, "nothing is left", self.left)
 
-    def _until(
+    def until(
         self,
         condition: Callable[[], bool],
         limit_s: float,
@@ -152,6 +154,24 @@ def test_a_run_killed_with_ranks_and_a_job_leaves_nothing(tmp_path: Path, launch
     try:
         run.wait_until_busy(4)
         assert len(run.alive()) > 5
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.communicate(timeout=30)
+        run.expect_nothing_left()
+    finally:
+        run.end()
+
+
+def test_a_run_killed_while_it_measures_training_steps_leaves_nothing(tmp_path: Path) -> None:
+    need_rack()
+    suite = str(ACCEPTANCE / "test_scaling.py")
+    run = Watched(tmp_path, "--mnode-nodes=2", "--mnode-launcher=rack", suite)
+
+    def trains() -> bool:
+        found = itertools.chain.from_iterable(names for _, _, names in os.walk(run.temporary))
+        return any(name.startswith("rank") and name.endswith(".jsonl") for name in found)
+
+    try:
+        run.until(trains, 60, "records of steps are there")
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.communicate(timeout=30)
         run.expect_nothing_left()

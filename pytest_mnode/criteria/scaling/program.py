@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,8 @@ def train(plan: Plan, world: World) -> JobTimings | None:
     """
     config = JobConfig(directory=".", device=plan.training["device"])
     device = device_of(config, world.local_rank)
-    with tempfile.TemporaryDirectory(prefix="mnode-scaling-") as directory:
+    # A rank that is killed removes nothing: its files go with the temporary directory of the run.
+    with tempfile.TemporaryDirectory(prefix="scaling-", dir=get_temp_dir()) as directory:
         return Program(plan, world, device, directory).run()
 
 
