@@ -54,7 +54,9 @@ def failures_of(outcome: Outcome, reports: Reports) -> list[Failure]:
 def sorted_failures(failures: list[Failure]) -> list[Failure]:
     """Culprits first, then victims, each by time; if all are victims, the first is the culprit."""
     if failures and all(g.victim for g in failures):
-        min(failures, key=lambda g: g.time).victim = False
+        first = min(failures, key=lambda g: g.time)
+        named = next((cause.peer for cause in causes(first.text) if cause.peer), None)
+        first.victim, first.lost_peer = False, f"its peer {named}" if named else "a peer"
     return sorted(failures, key=lambda g: (g.victim, g.time))
 
 

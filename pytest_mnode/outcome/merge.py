@@ -159,9 +159,10 @@ def _reported_in(failure: Failure) -> Phase:
 
 
 def _culprit(outcome: Outcome, first: Failure) -> str | None:
-    """Ranks and nodes of the first failure; None if it happened to all ranks."""
-    everywhere = len(first.ranks) == len(outcome.states)
-    return None if everywhere else outcome.places(first.ranks)
+    """Ranks of the first failure and the peer that they lost; None if it happened to all ranks."""
+    if len(first.ranks) == len(outcome.states):
+        return None
+    return " or ".join(filter(None, [outcome.places(first.ranks), first.lost_peer]))
 
 
 def _time(outcome: Outcome, merged: list[pytest.TestReport], blamed: str | None) -> None:

@@ -178,6 +178,8 @@ class Failure:
     victim: bool = False
     in_phase: bool = False
     """Whether ranks themselves reported it in this phase; in teardown, after a test that passed."""
+    lost_peer: str = ""
+    """The peer that the ranks lost if no failure explains why, such as "its peer 10.0.0.7"."""
 
 
 def signature(text: str) -> str:

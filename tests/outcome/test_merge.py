@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.certificate.node_states import blamed
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
 from pytest_mnode.outcome.raised import raised_in
@@ -163,6 +164,19 @@ def test_among_victims_alone_the_first_in_time_is_the_culprit(ranks: Ranks) -> N
     for rank, at in ((0, 3.0), (1, 2.0), (2, 1.0), (3, 4.0)):
         ranks.say(rank, report("call", "failed", f"{LOST} number {rank}"), at=at)
     assert ranks.failure().startswith("[rank 2 of 4 on node2: first]\nRuntimeError")
+
+
+@pytest.mark.parametrize(
+    ("lost", "peer"),
+    [(f"{LOST} [10.0.0.4]:99", "its peer 10.0.0.4"), (LOST, "a peer")],
+)
+def test_a_peer_whose_loss_nothing_explains_may_be_the_culprit(
+    ranks: Ranks, lost: str, peer: str
+) -> None:
+    ranks.say(0, report("call", "failed", lost), at=1.0)
+    culprit = getattr(ranks.merged()["call"], "mnode_culprit", None)
+    assert culprit == f"rank 0 of 4 on node0 or {peer}"
+    assert blamed(culprit, NODES) == (set(), [{"node0"}])
 
 
 def test_failures_are_in_order_of_time(ranks: Ranks) -> None:
