@@ -123,7 +123,21 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     (
         Severity.FAULT,
         r"nvme (?P<device>nvme\d+): (?:controller is down|Device not ready"
-        r"|Removing after probe failure|Disabling device after reset failure)",
+        r"|Removing after probe failure|Disabling device after reset failure"
+        r"|I/O .* timeout, (?:reset|disable) controller)",
+    ),
+    # Virtual media (sd) and empty drives (sr) have errors too, and disks refuse discards.
+    (
+        Severity.FAULT,
+        r"(?:blk_update_request: |print_req_error: )?(?:critical medium|I/O(?= error, dev nvme))"
+        r" error, dev (?P<device>(?!sr|fd)\w+), sector (?!.*\((?:DISCARD|WRITE_ZEROES)\))",
+    ),
+    (Severity.FAULT, r"md/\w+:(?P<device>\w+): Disk failure on "),
+    (Severity.FAULT, r"(?:EXT4-fs|BTRFS) (?:error|critical) \(device (?P<device>[\w-]+)"),
+    (
+        Severity.FAULT,
+        r"XFS \((?P<device>\S+)\): (?:Metadata (?:corruption|CRC error)|Internal error|Corruption"
+        r"|.*log I/O error|.*[Ss]hutting down filesystem)",
     ),
     (
         Severity.FAULT,
