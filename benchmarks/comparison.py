@@ -71,31 +71,32 @@ def _page(contenders: Sequence[peers.Peer], rows: Sequence[Sequence[str]], limit
     head = ("in a test of two ranks", *(peer.name for peer in contenders))
     return f"""# What different test tools report of a failing rank
 
-Written by `python -m benchmarks.comparison` on {time.strftime("%Y-%m-%d", time.gmtime())}; run it
-to write it again. {_versions()}, {os.cpu_count()} cores.
+Written by `python -m benchmarks.comparison` on {time.strftime("%Y-%m-%d", time.gmtime())}; run this
+command to write the page again. {_versions()}, {os.cpu_count()} cores.
 
 Rank 1 has one fault in the first of two tests; the second test is trivial. Each cell is one run
-with two ranks and gloo on loopback. Every tool that takes a limit for a test was given
-{limit_s:.0f} s; a run that went on for {HARD_LIMIT_FACTOR * limit_s:.0f} s was killed.
+with two ranks and gloo on loopback. Every tool that accepts a time limit per test got a limit of
+{limit_s:.0f} s. A run that had not ended after {HARD_LIMIT_FACTOR * limit_s:.0f} s was killed.
 
 {table.markdown(head, rows)}
 
 How to read a cell:
 
-- the outcome of the faulty test by its reports, and the seconds from the fault to the report.
-  "no report" means that no pytest process reported the test at all. Where every rank runs
-  a pytest of its own (`torchrun -m pytest`, pytest-mpi), one failed report of any of them counts,
-  then one skipped; a rank that died without a report is not in the outcome;
-- the first rank that the text of the failure names, not counting source lines. The fault is
-  always in rank 1;
+- the outcome of the faulty test in its reports, and the seconds from the fault to the report.
+  "no report" means that no pytest process reported the test. If every rank runs its own pytest
+  (`torchrun -m pytest`, pytest-mpi), the outcome is failed if any of them reports a failure,
+  otherwise skipped if any of them reports a skip. A rank that died without a report does not
+  count;
+- if the outcome is failed, the first rank that the text of the failure names, except in source
+  lines. The fault is always in rank 1;
 - the outcome of the next, trivial test, or that it did not run;
 - the exit code of the run, or that it did not end;
-- processes that outlived the run, if any.
+- the number of processes that were left running after the run, if any.
 
 torch's MultiProcessTestCase and MultiProcContinuousTest are in `torch.testing._internal` and need
 `expecttest`; pytest-mpi needs `mpi4py` and an `mpirun`. The programs are in
-[`benchmarks/programs`](../benchmarks/programs), the reading of reports in
-[`benchmarks/judge.py`](../benchmarks/judge.py).
+[`benchmarks/programs`](../benchmarks/programs). [`benchmarks/judge.py`](../benchmarks/judge.py)
+reads the reports.
 """
 
 

@@ -27,7 +27,7 @@ PAGE = peers.ROOT / "docs" / "existing-suites.md"
 HEADING = "## torch's own suite, test by test\n"
 RANKS = NODES = 2
 LIMIT_S = 90
-"""Time limit of a faulty test in both ways; torch's runner includes the start of processes."""
+"""Time limit of a faulty test with both; torch's runner includes the start of processes."""
 TESTS = (
     *("get_rank", "get_backend", "Backend_enum_class", "destroy_group", "get_rank_size_group"),
     *("barrier", "barrier_full_group", "broadcast", "reduce_sum", "reduce_full_group_max"),
@@ -98,18 +98,20 @@ def section(tests: int) -> str:
         for name, what in FAULTS.items()
     ]
     return f"""{HEADING}
-Written by `python -m benchmarks.torch_suite` on {time.strftime("%Y-%m-%d", time.gmtime())}; run it
-to write it again. torch {importlib.metadata.version("torch")}, {os.cpu_count()} cores, load
-{load:.1f} before the first test and {os.getloadavg()[0]:.1f} after the last.
+Written by `python -m benchmarks.torch_suite` on {time.strftime("%Y-%m-%d", time.gmtime())}; run
+this command to write the section again. torch {importlib.metadata.version("torch")},
+{os.cpu_count()} cores, load {load:.1f} before the first test and {os.getloadavg()[0]:.1f} after the
+last.
 
 Tests of `torch.testing._internal.distributed.distributed_test`, each run once by torch's own runner
 and once in a world of {RANKS} ranks on {NODES} nodes, with gloo. Seconds are those
-of pytest's junit. {alike} of {len(names)} end alike.
+of pytest's junit. {alike} of {len(names)} have the same outcome in both. torch's
+runner spends most of its time on the start of its processes, each of which imports torch.
 
 {table.markdown(("test", "torch's runner", "s", "in a world", "s"), rows)}
 
-The same tests with a fault in rank 1: how they end, and the beginning of the report. The limit of a
-test is {LIMIT_S} s in both ways.
+The same tests with a fault in rank 1: their outcome, and the beginning of the report. The limit of
+a test is {LIMIT_S} s in both.
 
 {table.markdown(("test and fault", "torch's runner", "in a world"), faults)}
 """

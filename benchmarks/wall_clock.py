@@ -102,12 +102,12 @@ def without_section(page: str) -> tuple[str, str]:
 
 def section(found: Sequence[Times], machine: str) -> str:
     return f"""{HEADING}
-Written by `python -m benchmarks.wall_clock` on {time.strftime("%Y-%m-%d", time.gmtime())}; run it
-to write it again. {machine}.
+Written by `python -m benchmarks.wall_clock` on {time.strftime("%Y-%m-%d", time.gmtime())}; run this
+command to write the section again. {machine}.
 
-Seconds from the start of the command to its end, of one trivial test and of 200. A trivial test is
-one all-reduce of one element. Every command runs the same body in {RANKS} ranks on one machine,
-with gloo on loopback. They take turns, and a first run of each is not counted.
+Times are from the start of a command to its end, with one trivial test and with 200. A trivial
+test is one all-reduce of one element. Every command runs the same body in {RANKS} ranks on one
+machine, with gloo on loopback. The commands take turns, and the first run of each is not counted.
 
 {table.markdown(*_table(found))}
 """
@@ -124,8 +124,8 @@ def main() -> None:
         f"{name} {importlib.metadata.version(name)}" for name in ("torch", "pytest", "pytest-mnode")
     )
     machine = (
-        f"Python {platform.python_version()}, {versions}, {os.cpu_count()} cores; load of the "
-        f"machine before the first run {load:.1f}, after the last {os.getloadavg()[0]:.1f}"
+        f"Python {platform.python_version()}, {versions}, {os.cpu_count()} cores; load average "
+        f"of the machine {load:.1f} before the first run, {os.getloadavg()[0]:.1f} after the last"
     )
     text = section(found, machine)
     before, _ = without_section(options.output.read_text())
