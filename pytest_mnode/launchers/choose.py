@@ -92,13 +92,14 @@ def _unused(settings: Settings, in_job: bool, spec: Spec) -> str | None:
     """
     wanted, file, args = settings.launcher, settings.hostfile, settings.slurm_args
     kubernetes = kubernetes_of(settings).given
-    if kubernetes and (wanted not in ("auto", "kubernetes") or in_job or file is not None):
-        return f"{kubernetes}: other nodes are used; give --mnode-launcher=kubernetes"
-    if file is not None and wanted in ("rack", "local", "slurm"):
+    if file is not None and wanted in ("rack", "local", "slurm", "kubernetes"):
         return (
             f"--mnode-hostfile={file}: --mnode-launcher={wanted} uses other nodes; leave one of "
             "them out, or give --mnode-launcher=ssh"
         )
+    by_auto = wanted == "auto" and not in_job and file is None
+    if kubernetes and wanted != "kubernetes" and not by_auto:
+        return f"{kubernetes}: other nodes are used; give --mnode-launcher=kubernetes"
     if not args or wanted == "slurm" or (wanted == "auto" and in_job):
         return None
     to_gangs = spec.criteria.gang is not None  # gang jobs use `args` with any launcher

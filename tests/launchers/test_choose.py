@@ -10,7 +10,7 @@ import pytest
 from pytest_mnode.controller import pool
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
-from pytest_mnode.launchers.choose import choose
+from pytest_mnode.launchers.choose import _unused, choose
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
@@ -136,11 +136,30 @@ def test_slurm_arguments_of_an_allocation_that_is_not_requested(
 
 
 @pytest.mark.usefixtures("_outside_slurm", "_rack")
-@pytest.mark.parametrize("wanted", ["rack", "local", "slurm"])
+@pytest.mark.parametrize("wanted", ["rack", "local", "slurm", "kubernetes"])
 def test_a_hostfile_with_a_launcher_that_ignores_it_is_refused(tmp_path: Path, wanted: str) -> None:
     message = f"^--mnode-hostfile=.*hosts: --mnode-launcher={wanted} uses other nodes; leave one"
     with pytest.raises(UsageError, match=message):
         choose(_hosts(wanted, tmp_path, 2), 2, SPEC, [str(tmp_path)], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "job", "hostfile", "refused"),
+    [
+        ("auto", "", False, False),
+        ("auto", "17", False, True),
+        ("auto", "", True, True),
+        ("kubernetes", "17", False, False),
+        ("rack", "", False, True),
+    ],
+)
+def test_options_of_kubernetes_whose_nodes_would_not_be_used_are_refused(
+    tmp_path: Path, wanted: str, job: str, hostfile: bool, refused: bool
+) -> None:
+    settings = _hosts(wanted, tmp_path, 2) if hostfile else Settings(launcher=wanted)
+    found = _unused(replace(settings, k8s_image="train:3"), bool(job), SPEC)
+    message = "--mnode-k8s-image=train:3: other nodes are used; give --mnode-launcher=kubernetes"
+    assert found == (message if refused else None)
 
 
 @pytest.mark.usefixtures("_outside_slurm", "_rack")
