@@ -180,6 +180,25 @@ def test_the_logged_gid_is_judged_by_its_type(index: int, version: str) -> None:
     assert ("connections use GID 0, which is RoCE v1" in proof.culprit) is (index == 0)
 
 
+@pytest.mark.parametrize("index", [0, 3])
+def test_gids_of_merged_devices_are_judged(index: int) -> None:
+    """Lines on connections number the adapters, not the merged devices."""
+
+    def merged(rank: int, text: str) -> str:
+        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        each = [f"[{n}] mlx5_{n}:1/RoCE" for n in range(RAILS)]
+        pairs = [f"[{n}]={{{each[2 * n]}, {each[2 * n + 1]}}}" for n in range(RAILS // 2)]
+        text = re.sub(r"Using \[0\].* \[RO\]", f"Using {' '.join(pairs)} [RO]", text)
+        text = re.sub(r"NET/IB/(\d)", lambda found: f"NET/IB/{int(found[1]) // 2}", text)
+        return (
+            f"{text}{who}NET/IB: NCCL Dev 0 IbDev {rank % RAILS} Port 1 qpn 9 GID {index} (0/1)\n"
+        )
+
+    proof = judged("roce", rewritten("roce", healthy("roce"), merged))
+    assert proof.cases == ({Case.GID_TYPE} if index == 0 else set())
+    assert ("which is RoCE v1 on mlx5_5:1, promised v2" in proof.culprit) is (index == 0)
+
+
 def test_containers_with_the_same_name_are_distinguished() -> None:
     def text(rank: int) -> str:
         over = {"net": "Socket", "devices": ["mgmt0"]} if rank // RAILS == 1 else {}
