@@ -362,6 +362,23 @@ def test_efa_without_the_requested_plugin() -> None:
     assert "its network plugin aws-ofi could not be initialised" in judged("efa", facts).culprit
 
 
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        ("NET/IB : No device found.", "NCCL says no device found, though there is mlx5_0, "),
+        ("Failed to open libibverbs.so[.1]", "NCCL says libibverbs could not be opened"),
+        ("NET/Plugin: Could not find: rail libnccl-net-rail.so.", "its network plugin rail could"),
+        ("", "its network IB could not be initialised"),
+    ],
+)
+def test_why_the_network_of_nccl_itself_failed(before: str, why: str) -> None:
+    """NCCL says since 2.27 that its IB failed, whatever the reason."""
+    how = {"before": before, "after": "Failed to initialize NET plugin IB"}
+    facts = fallen_back("infiniband", healthy("infiniband"), "birch1", "mgmt0", **how)
+    logged = judged("infiniband", facts).text(Verdict.FAIL, ProofFact.LOGGED)
+    assert f"over NET/Socket (mgmt0) instead of infiniband: {why}" in logged
+
+
 def _ucx(rank: int, *configs: str, old: bool = False) -> str:
     """Lines of UCX_LOG_LEVEL=info of the process of `log_text`."""
     where = "ep_cfg[{}]: " if old else "ucp_context_0 inter-node cfg#{} "
