@@ -46,6 +46,7 @@ PEER = re.compile(
     r"\b(?:peer|from|to|address) (?P<nccl>[^\s<>]+)<\d+>|"
     r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]\s]+)\]|"
     r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
+    r"\bconnect\(\) to (?P<ompi>[\d.]+|[\da-f:]+) failed|"
     r"\(rank (?P<rank>\d+)\)|\bipv4:(?P<grpc>[\d.]+):\d+|connect to \((?P<store>[^,()]+), "
 )
 _REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
