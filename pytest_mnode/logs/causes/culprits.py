@@ -21,7 +21,8 @@ _PREFIX = re.compile(
     r"(?P<compose>[\w.-]+) +\| )"
 )
 RANK = re.compile(
-    r"\b[rR]ank:? (?P<torch>\d{1,7})\]|\bprocess rank (?P<mpi>\d+) with PID|"
+    r"\b[rR]ank:? (?P<torch>\d{1,7})\]|\[(?P<own>\d+)\] is setting up NCCL|"
+    r"\bprocess rank (?P<mpi>\d+) with PID|"
     r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
     r"\(rank (?P<mpich>\d+) in comm |\]\[\[\d+,\d+\],(?P<ompi>\d+)\]"
 )
