@@ -23,11 +23,11 @@ _PREFIX = re.compile(
 RANK = re.compile(
     r"\b[rR]ank:? (?P<torch>\d{1,7})\]|\[(?P<own>\d+)\] is setting up NCCL|"
     r"\bprocess rank (?P<mpi>\d+) with PID|"
-    r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
+    r"error: [\w.,[\]-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
     r"\(rank (?P<mpich>\d+) in comm |\]\[\[\d+,\d+\],(?P<ompi>\d+)\]"
 )
 HOST = re.compile(
-    r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
+    r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.,[\]-]+): tasks? [\d,-]+: |"
     r"\[(?P<ucx>(?!LINE:|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
     # With NODE FAILURE, another node has failed than the one that prints the line.
     r"\[(?P<mpich>[\w.-]+)\] - Abort\(|\[(?P<ompi>[\w.-]+)\]\[\[\d+,\d+\],\d+\]|"
@@ -71,7 +71,9 @@ def first(pattern: re.Pattern[str], text: str) -> str | None:
 
 def unredacted(name: str | None) -> str | None:
     """A name without brackets; None if it was redacted."""
-    return None if name is None or _REDACTED.fullmatch(name.strip("[]")) else name.strip("[]()")
+    if name is None or _REDACTED.fullmatch(name.strip("[]")):
+        return None
+    return name if "[" in name[1:] else name.strip("[]()")  # Slurm's elm[5-6] keeps its brackets
 
 
 def rank_numbers(text: str) -> tuple[int, ...]:
