@@ -16,14 +16,14 @@ SYSTEM_FILE = "/etc/nccl.conf"
 def settings_in(text: str) -> dict[str, str]:
     """NAME=value of each line of an nccl.conf, without lines that begin with #.
 
-    NCCL takes the name literally: a blank before or after it makes the line ineffective. A #
-    after the value is part of the value. Source: NCCL, src/misc/param.cc, setEnvFile.
+    NCCL takes both literally: a blank before or after the name makes the line ineffective, and one
+    after the value, like a #, is part of the value. Source: NCCL, src/misc/param.cc, setEnvFile.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, sign, value = line.partition("=")
         if sign and re.fullmatch(r"\w+", name):
-            found.setdefault(name, value.strip())
+            found.setdefault(name, value)
     return found
 
 

@@ -7,11 +7,13 @@ error or a #wrong column, with one or two blocks of results are all read. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_mnode.logs.lines import began_in_tmp, number, plain_lines, whole
+from pytest_mnode.logs.lines import began_in_tmp, plain_lines
+from pytest_mnode.logs.nccl_tests_rows import NcclTestsRow, Table, Timing, heading
+
+__all__ = ["NcclTest", "NcclTestsRow", "Timing", "read_nccl_tests"]
 
 _OURS = re.compile(
     r"#\s*(?=(?:size|bytes|Rank|nThread)\s"
@@ -38,34 +40,6 @@ _EXIT = re.compile(
     r"(?:.*[\s:>])?(?:mpirun|prterun|srun|slurmstepd|MPI_ABORT)\b.*|.*\bexited with\b.*"
 )
 """Lines of launchers about ranks that exit with a status, as ranks do after wrong results."""
-_SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
-_NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|N/A)", re.IGNORECASE)
-_TIMES = ("time", "cputime")
-_DAY_AND_TIME = re.compile(r"(?<=\s)(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)$", re.ASCII)
-_RANK_IN_A_ROW = re.compile(r"(?<=[\w.])\[\d{1,6}\](?=\s)", re.ASCII)
-"""A row is written in parts, and mpiexec -prepend-rank puts the rank before each part."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Results of one block of a row; None if the table has N/A.
-
-    busbw_gbytes_s: in 10^9 bytes per second. wrong: number of wrong values; None if results were
-    not checked. deviation: largest deviation of a value, in versions that print it instead.
-    """
-
-    busbw_gbytes_s: float | None
-    wrong: int | None
-    deviation: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NcclTestsRow:
-    """Results of one message size. in_place is None if the table has only one block."""
-
-    size_bytes: int
-    out_of_place: Timing
-    in_place: Timing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +132,7 @@ class _Reader:
     def _begin(self) -> None:
         self._test = NcclTest()
         self._rows: dict[tuple[str, ...], NcclTestsRow] = {}
-        self._columns: tuple[str, ...] = ()
+        self._table = Table()
         self._devices: dict[tuple[str, ...], None] = {}
         self._faults: dict[str, None] = {}
         self._exits: dict[str, None] = {}
@@ -202,12 +176,12 @@ class _Reader:
             self._devices[match[1], match[2] or "0", match[3], match[4]] = None
         elif facts := _facts_of(text):
             self._note(**facts)
-        elif columns := _heading(text):
+        elif columns := heading(text):
             if self._test.closed:
                 self._end()
             self._anything = True
-            self._columns = columns
-        elif row := _row_of(text, self._columns):
+            self._table = Table(columns)
+        elif row := self._table.read(text):
             self._anything = True
             self._rows.update([row])  # a scheduler may print a line twice
         elif _FAULT.fullmatch(text) and not began_in_tmp(text):
@@ -217,7 +191,7 @@ class _Reader:
 
     def _begun(self) -> bool:
         """Whether a line of the test itself was read, not only lines above it."""
-        return bool(self._rows or self._devices or self._columns or self._faults)
+        return bool(self._rows or self._devices or self._table.columns or self._faults)
 
     def _note(self, **facts: Any) -> None:
         self._anything = True
@@ -235,61 +209,3 @@ def _facts_of(line: str) -> dict[str, Any]:
     if (match := _ITERATIONS.search(line)) and "minBytes" in line:
         return {"validated": match[2] != "0"}
     return {}
-
-
-def _heading(line: str) -> tuple[str, ...]:
-    """Column names of a table's heading; empty for any other line."""
-    names = [_SAME_COLUMN.get(name, name) for name in line.replace("#wrong", " #wrong ").split()]
-    if names[0] == "#":
-        del names[0]
-    times = sum(names.count(name) for name in _TIMES)
-    whole_blocks = times and all(names.count(name) == times for name in ("algbw", "busbw"))
-    return tuple(names) if names[:3] == ["size", "count", "type"] and whole_blocks else ()
-
-
-def _row_of(line: str, columns: Sequence[str]) -> tuple[tuple[str, ...], NcclTestsRow] | None:
-    """Cells and row of a table with these columns; None if the line is not a complete row of it.
-
-    Its cells are the last of the line, because schedulers and collectors put words before them.
-    """
-    # rccl-tests marks errors past its bound with an asterisk.
-    line = _DAY_AND_TIME.sub(r"\1T\2", line.replace("*", ""))
-    cells = _RANK_IN_A_ROW.sub("", line).split()
-    if len(cells) == len(columns) - 1 and "redop" in columns:
-        # Some versions leave the operation of a collective that reduces nothing blank.
-        columns = [name for name in columns if name != "redop"]
-    cells = cells[max(0, len(cells) - len(columns)) :]
-    if not columns or len(cells) != len(columns) or not all(map(_fits, columns, cells)):
-        return None
-    size_bytes, count = int(cells[0]), int(dict(zip(columns, cells, strict=True)).get("count", 0))
-    blocks = list(_blocks(columns, cells))
-    if blocks[0] is None or (count and size_bytes % count):
-        return None
-    in_place = blocks[1] if len(blocks) > 1 else None
-    return tuple(cells), NcclTestsRow(size_bytes, blocks[0], in_place)
-
-
-def _fits(column: str, cell: str) -> bool:
-    """Whether a cell fits its column; with a cell lost or added, the following ones do not."""
-    if column in ("size", "count"):
-        return cell.isascii() and cell.isdigit()
-    if column == "timestamp":
-        return True
-    is_number = number(cell) is not None or _NO_NUMBER.fullmatch(cell) is not None
-    return is_number != (column in ("type", "redop")) and not cell.startswith("#")
-
-
-def _blocks(columns: Sequence[str], cells: Sequence[str]) -> Iterator[Timing | None]:
-    """The results of each block; None for a block without a time."""
-    starts = [i for i, name in enumerate(columns) if name in _TIMES]
-    for start, end in zip(starts, [*starts[1:], len(columns)], strict=True):
-        block = dict(zip(columns[start:end], cells[start:end], strict=True))
-        if number(cells[start]) is None:
-            yield None
-            continue
-        busbw = number(block["busbw"])
-        yield Timing(
-            busbw if busbw is not None and busbw >= 0 else None,
-            whole(block.get("#wrong", "")),
-            number(block.get("error", "")),
-        )

@@ -203,6 +203,22 @@ def test_a_retry_is_not_a_failure(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("event", "recovered"),
+    [
+        ("Got async error event: client reregistration", None),
+        ("Got non-fatal async event: port active(9)", None),
+        ("Got non-fatal async event: GID table change(18)", None),
+        ("Got non-fatal async event: port error(10)", False),
+        ("async fatal event on QP (qpn 71): local work queue catastrophic error(1)", False),
+    ],
+)
+def test_after_an_event_of_a_port_nccl_may_continue(event: str, recovered: bool | None) -> None:
+    warn = f"birch7:311:340 [1] transport/net_ib.cc:209 NCCL WARN NET/IB : mlx5_0:1 {event}\n"
+    (warning,) = read_nccl_log(warn).warnings
+    assert warning.recovered is recovered
+
+
+@pytest.mark.parametrize(
     ("trail", "gave_up"),
     [
         ("transport/net.cc:1298 -> 6", True),

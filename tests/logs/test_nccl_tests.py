@@ -352,6 +352,31 @@ def test_a_row_whose_cells_do_not_match_their_columns_is_ignored(before: str, af
     assert found.wrong == 0
 
 
+LOG = "hall3-0:4100:4171 [0] NCCL INFO Connected all trees\n"
+
+
+@pytest.mark.parametrize("prefix", ["", "0: ", "[1,0]<stdout>:"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("-1   141.70", f"-1{LOG}{LOG}   141.70"),
+        ("-1   141.70", f"-1[2026-01-02 03:04:05] {LOG}   141.70"),
+        ("-1   141.70", "-1\nhall3-0:4100:4171 [0] net.cc:7 NCCL WARN retrying\n   141.70"),
+        ("0   140.02", f"0{LOG}   140.02"),
+        ("-1   141.70   59.20   88.80      0", f"-1{LOG}  141.70   59.20   88.80      0{LOG}"),
+        ("89.86      0\n", f"89.86      0{LOG}"),
+    ],
+)
+def test_a_row_that_the_log_of_nccl_interrupts_is_read(
+    before: str, after: str, prefix: str
+) -> None:
+    """NCCL connects its ranks while the first sizes of an algorithm run."""
+    assert before in CURRENT
+    text = CURRENT.replace(before, after)
+    assert one("".join(f"{prefix}{line}\n" for line in text.splitlines())) == one(CURRENT)
+    assert one(text.replace("59.91", "")).rows == one(CURRENT).rows[:1]
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [("algbw   busbw #wrong     time", "algbw   #wrong     time"), ("   count      type", "")],

@@ -53,13 +53,16 @@ def _reasons(
     if efa and plugin.lower() == "none":
         yield Case.NET_CHOSEN, f"NCCL_NET_PLUGIN={plugin}"
     uses = (use for use in log.networks if own is None or use.process == own.process)
-    failed = [use.name for use in uses if use.failed]
-    if failed:
-        yield Case.SOCKETS, f"its network plugin {', '.join(failed)} could not be initialised"
+    failed = dict.fromkeys(use.name for use in uses if use.failed)
+    # NCCL's own IB fails because of what is missing below.
+    if plugins := [name for name in failed if name != "IB"]:
+        yield Case.SOCKETS, f"its network plugin {', '.join(plugins)} could not be initialised"
     for none in log.no_device:
         if own is None or none.process == own.process:
             there = f", though there is {', '.join(node.devices)}" if node.devices else ""
             yield Case.NO_DEVICE, f"NCCL says {none.absence}{there}"
+    if failed:
+        yield Case.SOCKETS, f"its network {', '.join(failed)} could not be initialised"
     if efa and not providers:
         yield Case.SOCKETS, "its log shows no libfabric plugin"
 

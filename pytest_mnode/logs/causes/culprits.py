@@ -8,8 +8,11 @@ import re
 _PREFIX = re.compile(
     r"(?:\s|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?|"
     r"\w{3} \w{3} +\d+ [\d:]{8} \d{4}|\d\d:\d\d:\d\d[\d.,]*|"
-    r"stdout F |stderr F |\[(?:\d+,)?(?P<mpi>\d+)\]<std\w+>:|(?P<srun>\d{1,6}): |"
-    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[default\d+\]:|[\w.-]+/\d+ (?=\[default)|"
+    r"stdout F |stderr F |(?P<srun>\d{1,6}): |"
+    # Open MPI 4 and 5 (with its job's name, and host and pid), and SageMaker's mpirun.
+    r"(?:\[(?:[\w.@-]+,)?(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\](?:\[[\w.:-]+\])?)?<std\w+>:|"
+    # Torchrun prints the name of a role, which is "default" if none is given.
+    r"\[[rR]ank ?(?P<torch>\d+)\]:?|\[[a-z]+\d+\]:|[\w.-]+/\d+ (?=\[[a-z]+\d+\]:)|"
     r"\((?:raylet|(?:\w+ |[\w-]+, rank=\d+, )?pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
     r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
     r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
@@ -18,15 +21,17 @@ _PREFIX = re.compile(
     r"(?P<compose>[\w.-]+) +\| )"
 )
 RANK = re.compile(
-    r"\b[rR]ank:? (?P<torch>\d{1,7})\]|\bprocess rank (?P<mpi>\d+) with PID|"
-    r"error: [\w.-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
-    r"\(rank (?P<mpich>\d+) in comm "
+    r"\b[rR]ank:? (?P<torch>\d{1,7})\]|\[(?P<own>\d+)\] is setting up NCCL|"
+    r"\bprocess rank (?P<mpi>\d+) with PID|"
+    r"error: [\w.,[\]-]+: tasks? (?P<srun>[\d,-]+): |on rank (?P<abort>\d+)\b|"
+    r"\(rank (?P<mpich>\d+) in comm |\]\[\[\d+,\d+\],(?P<ompi>\d+)\]"
 )
 HOST = re.compile(
-    r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.-]+): tasks? [\d,-]+: |"
+    r"\bon node (?P<mpi>(?!\d+ \(rank)[\w.-]+)|error: (?P<srun>[\w.,[\]-]+): tasks? [\d,-]+: |"
     r"\[(?P<ucx>(?!LINE:|[\w.-]+\.(?:cc?|cpp|h|py):)[A-Za-z][\w.-]*):\d+(?: ?:\d+(?::\d+)?)?\]|"
     # With NODE FAILURE, another node has failed than the one that prints the line.
-    r"\[(?P<mpich>[\w.-]+)\] - Abort\(|(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) (?!.*NODE FAILURE)|"
+    r"\[(?P<mpich>[\w.-]+)\] - Abort\(|\[(?P<ompi>[\w.-]+)\]\[\[\d+,\d+\],\d+\]|"
+    r"(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) (?!.*NODE FAILURE)|"
     r"\bslurmstepd-(?P<slurm>[\w.-]+): |\bkubelet, (?P<kubelet>[\w.-]+)"
 )
 WHO = re.compile(
@@ -42,6 +47,7 @@ PEER = re.compile(
     r"\b(?:peer|from|to|address) (?P<nccl>[^\s<>]+)<\d+>|"
     r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]\s]+)\]|"
     r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
+    r"\bconnect\(\) to (?P<ompi>[\d.]+|[\da-f:]+) failed|"
     r"\(rank (?P<rank>\d+)\)|\bipv4:(?P<grpc>[\d.]+):\d+|connect to \((?P<store>[^,()]+), "
 )
 _REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
@@ -65,7 +71,9 @@ def first(pattern: re.Pattern[str], text: str) -> str | None:
 
 def unredacted(name: str | None) -> str | None:
     """A name without brackets; None if it was redacted."""
-    return None if name is None or _REDACTED.fullmatch(name.strip("[]")) else name.strip("[]()")
+    if name is None or _REDACTED.fullmatch(name.strip("[]")):
+        return None
+    return name if "[" in name[1:] else name.strip("[]()")  # Slurm's elm[5-6] keeps its brackets
 
 
 def rank_numbers(text: str) -> tuple[int, ...]:

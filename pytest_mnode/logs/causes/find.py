@@ -258,7 +258,8 @@ class _Finder:
         who = WHO.search(line)
         labels = (prefix.get(key) for key in ("torch", "mpi", "srun"))
         of_prefix = next(filter(None, labels), self._block.get("rank"))
-        named = groups.get("rank") or first(RANK, body) or of_prefix
+        # Torch's prefix has the rank in the world, its message that in a process group.
+        named = groups.get("rank") or prefix.get("torch") or first(RANK, body) or of_prefix
         ranks = rank_numbers(f"{named or ''},{groups.get('other', '')}")
         if not ranks and who is not None and who.groups() in self._ranks:
             ranks = (self._ranks[who.groups()][0],)

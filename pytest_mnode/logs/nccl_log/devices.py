@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pytest_mnode.logs.nccl_log.model import (
     Absence,
@@ -92,15 +93,17 @@ def _listed_devices(
     merged = any(item["group"] is not None for item in items)
     for position, item in enumerate(items):
         if item["group"] is not None:
-            parts = [part["name"] for part in _ITEM.finditer(item["group"]) if part["name"]]
+            own = [part for part in _ITEM.finditer(item["group"]) if part["name"]]
         else:
-            parts = [item["name"]]
+            own = [item]
+        parts = [part["name"] for part in own]
         if is_cut and item is items[-1] and item.end() == len(listed.rstrip()):
             parts = [_certain_part(part, using["network"]) for part in parts]
         index = position if merged else int(item["index"])
         device = _device(process, using["network"], index, [part.rstrip(",") for part in parts])
         if device is not None:
-            yield device
+            numbers = tuple(int(part["index"]) for part in own) if merged else ()
+            yield replace(device, numbers=numbers)
 
 
 def list_is_cut(message: str) -> bool:

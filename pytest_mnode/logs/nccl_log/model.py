@@ -121,7 +121,7 @@ class NcclDevice:
     network: `IB`, `Socket`, or the plugin that printed the line. index: number in
     `Channel.device`; None if the line only names the device (SHARP). name: for a device that merges
     several adapters, their names joined by `+`. link_layer: `IB`, `RoCE`, or as printed; None for
-    sockets.
+    sockets. numbers: of its adapters, if they differ from the index.
     """
 
     process: NcclProcess
@@ -129,6 +129,7 @@ class NcclDevice:
     index: int | None
     name: str
     link_layer: str | None = None
+    numbers: tuple[int, ...] = ()
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -182,8 +183,8 @@ class NoDevice:
 class NcclGid:
     """Addresses of an RDMA connection. IPv4-mapped ones belong to RoCE, `fe80::…` are link-local.
 
-    device_index: if the line only numbers the device. index: of the GID in its port's table.
-    error: why the connection failed, as printed; None if the line shows no failure.
+    device_index: number of the adapter, if the line does not name it. index: of the GID in its
+    port's table. error: why the connection failed, as printed; None if the line shows no failure.
     """
 
     process: NcclProcess

@@ -149,6 +149,7 @@ class _Reader:
             if fact.network and fact.device is not None and fact.device_name:
                 key = (fact.process, fact.network, fact.device)
                 self.devices.setdefault(key, NcclDevice(*key, fact.device_name))
+        adapters = self._adapters()
         return NcclLog(
             versions=tuple(self.versions),
             ranks=ranks_of(comms, channels, tuple(self.processes)),
@@ -159,7 +160,12 @@ class _Reader:
             gpu_direct=self._of(GpuDirect),
             settings=self._of(NcclSetting),
             no_device=self._of(NoDevice),
-            gids=tuple(dict.fromkeys(map(self._with_device_name, self._of(NcclGid)))),
+            gids=tuple(
+                dict.fromkeys(
+                    replace(gid, device=gid.device or adapters.get((gid.process, gid.device_index)))
+                    for gid in self._of(NcclGid)
+                )
+            ),
             warnings=self.warnings.all(),
             truncated=tuple(self._truncated(text, head_is_cut=head_is_cut)),
             unknown_lines=tuple(self.unknown),
@@ -192,11 +198,16 @@ class _Reader:
         self.cut = None
         return channels
 
-    def _with_device_name(self, gid: NcclGid) -> NcclGid:
-        """The GID with the name of a device that its line only numbers."""
-        device = self.devices.get((gid.process, "IB", gid.device_index))
-        numbered = gid.device_index is not None and device is not None
-        return replace(gid, device=device.name) if numbered and device else gid
+    def _adapters(self) -> dict[tuple[NcclProcess, int | None], str]:
+        """Names of verbs adapters by their number, also of those that a merged device has."""
+        found: dict[tuple[NcclProcess, int | None], str] = {}
+        for (process, network, index), device in self.devices.items():
+            numbers = device.numbers or ((index,) if len(device.members) == 1 else ())
+            if network == "IB":
+                found.update(
+                    ((process, n), m) for n, m in zip(numbers, device.members, strict=False)
+                )
+        return found
 
     def _truncated(self, text: Text, *, head_is_cut: bool) -> list[str]:
         found = []

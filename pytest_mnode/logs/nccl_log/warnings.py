@@ -15,8 +15,10 @@ _ERROR_PASSED_ON = re.compile(
     re.ASCII,
 )
 _RETRIES = re.compile(r"\bretrying\b", re.IGNORECASE)
+# NCCL calls events of a port after which it continues "async error event" or "non-fatal".
 _GAVE_UP = re.compile(
-    r"\babort|async(?:hronous)? error|unhandled|timed out|time-?out|\bfatal\b|catastrophic|"
+    r"\babort|async(?:hronous)? error\b(?! event)|unhandled|timed out|time-?out|"
+    r"(?<!non-)\bfatal\b|catastrophic|"
     r"\bport error\b|Got completion (?:from peer|with)|Call to ibv_\w+ failed|Duplicate GPU|"
     r"network .{1,80} not found|no socket interface",
     re.IGNORECASE,

@@ -145,6 +145,8 @@ def test_an_interface_made_since_then_has_counted_from_0(tmp_path: Path) -> None
 
 def test_settings_in() -> None:
     assert settings_in("# NCCL_A=1\nNCCL_B==eth0\n\nNCCL_C\n=x\n") == {"NCCL_B": "=eth0"}
+    # No device has such a name, so NCCL falls back to sockets.
+    assert settings_in("NCCL_IB_HCA=mlx5_0 \n") == {"NCCL_IB_HCA": "mlx5_0 "}
 
 
 def test_log_of_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

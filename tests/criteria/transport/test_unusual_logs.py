@@ -180,6 +180,25 @@ def test_the_logged_gid_is_judged_by_its_type(index: int, version: str) -> None:
     assert ("connections use GID 0, which is RoCE v1" in proof.culprit) is (index == 0)
 
 
+@pytest.mark.parametrize("index", [0, 3])
+def test_gids_of_merged_devices_are_judged(index: int) -> None:
+    """Lines on connections number the adapters, not the merged devices."""
+
+    def merged(rank: int, text: str) -> str:
+        who = text.splitlines()[-1].partition("NCCL INFO")[0] + "NCCL INFO "
+        each = [f"[{n}] mlx5_{n}:1/RoCE" for n in range(RAILS)]
+        pairs = [f"[{n}]={{{each[2 * n]}, {each[2 * n + 1]}}}" for n in range(RAILS // 2)]
+        text = re.sub(r"Using \[0\].* \[RO\]", f"Using {' '.join(pairs)} [RO]", text)
+        text = re.sub(r"NET/IB/(\d)", lambda found: f"NET/IB/{int(found[1]) // 2}", text)
+        return (
+            f"{text}{who}NET/IB: NCCL Dev 0 IbDev {rank % RAILS} Port 1 qpn 9 GID {index} (0/1)\n"
+        )
+
+    proof = judged("roce", rewritten("roce", healthy("roce"), merged))
+    assert proof.cases == ({Case.GID_TYPE} if index == 0 else set())
+    assert ("which is RoCE v1 on mlx5_5:1, promised v2" in proof.culprit) is (index == 0)
+
+
 def test_containers_with_the_same_name_are_distinguished() -> None:
     def text(rank: int) -> str:
         over = {"net": "Socket", "devices": ["mgmt0"]} if rank // RAILS == 1 else {}
@@ -341,6 +360,23 @@ def test_efa_without_the_requested_plugin() -> None:
     before = "NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so."
     facts = fallen_back("efa", healthy("efa"), None, "mgmt0", before=before)
     assert "its network plugin aws-ofi could not be initialised" in judged("efa", facts).culprit
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        ("NET/IB : No device found.", "NCCL says no device found, though there is mlx5_0, "),
+        ("Failed to open libibverbs.so[.1]", "NCCL says libibverbs could not be opened"),
+        ("NET/Plugin: Could not find: rail libnccl-net-rail.so.", "its network plugin rail could"),
+        ("", "its network IB could not be initialised"),
+    ],
+)
+def test_why_the_network_of_nccl_itself_failed(before: str, why: str) -> None:
+    """NCCL says since 2.27 that its IB failed, whatever the reason."""
+    how = {"before": before, "after": "Failed to initialize NET plugin IB"}
+    facts = fallen_back("infiniband", healthy("infiniband"), "birch1", "mgmt0", **how)
+    logged = judged("infiniband", facts).text(Verdict.FAIL, ProofFact.LOGGED)
+    assert f"over NET/Socket (mgmt0) instead of infiniband: {why}" in logged
 
 
 def _ucx(rank: int, *configs: str, old: bool = False) -> str:

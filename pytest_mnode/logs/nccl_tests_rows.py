@@ -1,0 +1,137 @@
+"""Rows of the tables of nccl-tests. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from pytest_mnode.logs.lines import number, whole
+
+_SAME_COLUMN = {"bytes": "size", "N": "count", "op": "redop", "res": "error"}
+_NO_NUMBER = re.compile(r"[+-]?(?:nan|inf|N/A)", re.IGNORECASE)
+_TIMES = ("time", "cputime")
+_DAY_AND_TIME = re.compile(r"(?<=\s)(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)$", re.ASCII)
+_RANK_IN_A_ROW = re.compile(r"(?<=[\w.])\[\d{1,6}\](?=\s)", re.ASCII)
+"""A row is written in parts, and mpiexec -prepend-rank puts the rank before each part."""
+_NCCL_LOG = re.compile(
+    r"(?:\[[^\[\]]{0,60}\](?:<\w+>:)? ?)?[A-Za-z][\w.-]{0,255}:\d+:\d+ \[-?\d+\] "
+    r".*?NCCL (?:INFO|WARN).*"
+)
+_BEGUN = re.compile(r"(?<!\S)\d+\s+\d+\s+[a-z]\w*\s.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Results of one block of a row; None if the table has N/A.
+
+    busbw_gbytes_s: in 10^9 bytes per second. wrong: number of wrong values; None if results were
+    not checked. deviation: largest deviation of a value, in versions that print it instead.
+    """
+
+    busbw_gbytes_s: float | None
+    wrong: int | None
+    deviation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NcclTestsRow:
+    """Results of one message size. in_place is None if the table has only one block."""
+
+    size_bytes: int
+    out_of_place: Timing
+    in_place: Timing | None = None
+
+
+@dataclass(slots=True)
+class Table:
+    """A table with these columns.
+
+    part: cells of a row whose end is missing. nccl-tests writes the beginning of a row, then runs,
+    then writes each block of results, and NCCL may write its log between these parts.
+    """
+
+    columns: tuple[str, ...] = ()
+    part: list[str] = field(default_factory=list)
+
+    def read(self, line: str) -> tuple[tuple[str, ...], NcclTestsRow] | None:
+        """Cells and row that end with this line; None if no row does."""
+        if not self.columns:
+            return None
+        line = _NCCL_LOG.sub("", line) if "NCCL" in line else line
+        if row := _row_of(line, self.columns):
+            self.part = []
+            return row
+        if begun := _BEGUN.search(line):
+            self.part = begun[0].split()
+        elif len(self.part) in _starts(self.columns):
+            self.part += reversed([*takewhile(_is_number, reversed(line.split()))])
+            return _row_of(" ".join(self.part), self.columns)
+        return None
+
+
+def heading(line: str) -> tuple[str, ...]:
+    """Column names of a table's heading; empty for any other line."""
+    names = [_SAME_COLUMN.get(name, name) for name in line.replace("#wrong", " #wrong ").split()]
+    if names[0] == "#":
+        del names[0]
+    times = sum(names.count(name) for name in _TIMES)
+    whole_blocks = times and all(names.count(name) == times for name in ("algbw", "busbw"))
+    return tuple(names) if names[:3] == ["size", "count", "type"] and whole_blocks else ()
+
+
+def _row_of(line: str, columns: Sequence[str]) -> tuple[tuple[str, ...], NcclTestsRow] | None:
+    """Cells and row of a table with these columns; None if the line is not a complete row of it.
+
+    Its cells are the last of the line, because schedulers and collectors put words before them.
+    """
+    # rccl-tests marks errors past its bound with an asterisk.
+    line = _DAY_AND_TIME.sub(r"\1T\2", line.replace("*", ""))
+    cells = _RANK_IN_A_ROW.sub("", line).split()
+    if len(cells) == len(columns) - 1 and "redop" in columns:
+        # Some versions leave the operation of a collective that reduces nothing blank.
+        columns = [name for name in columns if name != "redop"]
+    cells = cells[max(0, len(cells) - len(columns)) :]
+    if not columns or len(cells) != len(columns) or not all(map(_fits, columns, cells)):
+        return None
+    size_bytes, count = int(cells[0]), int(dict(zip(columns, cells, strict=True)).get("count", 0))
+    blocks = list(_blocks(columns, cells))
+    if blocks[0] is None or (count and size_bytes % count):
+        return None
+    in_place = blocks[1] if len(blocks) > 1 else None
+    return tuple(cells), NcclTestsRow(size_bytes, blocks[0], in_place)
+
+
+def _fits(column: str, cell: str) -> bool:
+    """Whether a cell fits its column; with a cell lost or added, the following ones do not."""
+    if column in ("size", "count"):
+        return cell.isascii() and cell.isdigit()
+    if column == "timestamp":
+        return True
+    return _is_number(cell) != (column in ("type", "redop")) and not cell.startswith("#")
+
+
+def _is_number(cell: str) -> bool:
+    return number(cell) is not None or _NO_NUMBER.fullmatch(cell) is not None
+
+
+def _starts(columns: Sequence[str]) -> list[int]:
+    """Positions at which blocks of results begin."""
+    return [i for i, name in enumerate(columns) if name in _TIMES]
+
+
+def _blocks(columns: Sequence[str], cells: Sequence[str]) -> Iterator[Timing | None]:
+    """The results of each block; None for a block without a time."""
+    starts = _starts(columns)
+    for start, end in zip(starts, [*starts[1:], len(columns)], strict=True):
+        block = dict(zip(columns[start:end], cells[start:end], strict=True))
+        if number(cells[start]) is None:
+            yield None
+            continue
+        busbw = number(block["busbw"])
+        yield Timing(
+            busbw if busbw is not None and busbw >= 0 else None,
+            whole(block.get("#wrong", "")),
+            number(block.get("error", "")),
+        )
