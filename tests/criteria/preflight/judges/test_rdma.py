@@ -10,6 +10,7 @@ import pytest
 
 from pytest_mnode.criteria.preflight.answers import LastFacts, Survey
 from pytest_mnode.criteria.preflight.judges import rdma
+from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import Gid, Port, read_rdma
 from pytest_mnode.machine.verbs import VerbsDevice
 from tests.criteria.preflight.made import (
@@ -221,3 +222,11 @@ def test_gpudirect(tmp_path: Path, promise: str, change: dict[str, Any], words: 
     found = with_facts(survey, 1, software=replace(SOFTWARE, **change))
     [culprit] = culprits(rdma.gpudirect, found, spec).values()
     assert words in culprit
+
+
+def test_gpudirect_of_other_makers_is_not_known(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{gpudirect: either}")
+    mi300x = PciFunction(address="0000:05:00.0", kind="1200", vendor="1002")
+    amd = replace(SOFTWARE, driver=None, driver_is_open=False)
+    survey = with_facts(healthy(2), 1, software=amd, pci=PciTree(functions=(mi300x,)))
+    assert verdicts(rdma.gpudirect, survey, spec) == {"gpu1": "inconclusive"}
