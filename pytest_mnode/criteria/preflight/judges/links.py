@@ -230,10 +230,10 @@ def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None
         if sockets and not network.has_interface(port.device):
             continue
         of_port = [i for i in there if port.device in node.machine.rdma_devices_of(i.name)]
-        # The port of a bond's device shows the rate of one of the bond's NICs.
-        of_bond = [rate_mbits_s(one, known) for one in of_port if one.kind is Kind.BOND]
-        of_nic = None if port.rate_gbits_s is None else port.rate_gbits_s * 1e3
-        rates[port.name] = next(filter(None, of_bond), of_nic)
+        # The bond itself is judged, and its ports may show the rate of one of its NICs.
+        if any(one.kind is Kind.BOND and rates.get(one.name) for one in of_port):
+            continue
+        rates[port.name] = node.machine.port_rate_mbits_s(port)
         # The port carries the traffic; its interface may report no speed.
         for one in of_port:
             if rates.get(one.name) is None:
