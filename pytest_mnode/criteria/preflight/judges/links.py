@@ -146,10 +146,7 @@ def _up(node: NodeSurvey, network: Network) -> list[str]:
 
 
 def _fits(port: Port, network: Network) -> bool:
-    """Whether a port has the link layer of a network: mlx5_* matches Ethernet and InfiniBand."""
-    wanted = network.protocol if isinstance(network, Fabric) else None
-    kinds = [layer == "InfiniBand" for layer in (wanted, port.link_layer) if layer]
-    return len(set(kinds)) < 2
+    return port.may_carry(network.protocol if isinstance(network, Fabric) else None)
 
 
 def link_faults(node: NodeSurvey, network: Network) -> list[str]:
