@@ -182,7 +182,7 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     after = {port.name: port for device in me.last.rdma or () for port in device.ports}
     risen: dict[str, int] = {}
     unknown: list[str] = []
-    there = ports(me, spec.fabric)
+    there = [one for one in ports(me, spec.fabric) if one.may_carry(spec.fabric.protocol)]
     for port in there:
         rises = error_increases(port, after.get(port.name))
         if not rises:

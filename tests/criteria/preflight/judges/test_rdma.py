@@ -233,10 +233,11 @@ def test_gpudirect_of_other_makers_is_not_known(tmp_path: Path) -> None:
 
 
 def test_ethernet_ports_are_no_links_of_an_infiniband_fabric(tmp_path: Path) -> None:
-    promised = "{interfaces: {}, speed: {}, mtu: {networks: [fabric]}}"
+    promised = "{interfaces: {}, speed: {}, mtu: {networks: [fabric]}, rdma: {errors_at_most: 0}}"
     spec = spec_of(tmp_path, promised, "infiniband", '"mlx5_*"', nics=2)
     second, storage = (rdma_port(device=f"mlx5_{n}") for n in (1, 2))
-    storage = replace(storage, link_layer="Ethernet", rate_gbits_s=25.0)
+    storage = replace(storage, link_layer="Ethernet", rate_gbits_s=25.0, counters=None)
+    storage = replace(storage, hw_counters=None)
     _, eth0 = healthy(1).nodes[0].machine.interfaces or ()
     found = {"gpu0": "gpu0 mlx5_0:1 is INIT, mlx5_2:1 is Ethernet"}
     for first, broken in ((IB, {}), (replace(IB, state="INIT"), found)):
@@ -247,3 +248,5 @@ def test_ethernet_ports_are_no_links_of_an_infiniband_fabric(tmp_path: Path) -> 
         assert culprits(links.interfaces, survey, spec) == broken
         assert culprits(links.speed, survey, spec) == {}
         assert culprits(links.interface_mtu, survey, spec) == {}
+        survey = with_node(survey, 0, last=LastFacts((), devices))
+        assert verdicts(rdma.rdma_errors, survey, spec) == {}
