@@ -248,9 +248,9 @@ def test_interfaces_that_management_names_are_counted_by_name(tmp_path: Path) ->
     spec_of(tmp_path, "{interfaces: {}}")
     page.write_text(page.read_text().replace("[eth0]", "[eth0, eth0.10, eth1]"))
     vlan = interface("eth0.10", "10.3.0.1", kind=Kind.VIRTUAL)
+    usual, port = healthy(1).nodes[0].machine.interfaces or (), interface("eth1", "", master="eth0")
     for up, found in ((True, {}), (False, {"gpu0": "gpu0 eth0.10 has no carrier"})):
-        there = (interface("eth1", "", master="eth0"), replace(vlan, carrier=up))
-        there += healthy(1).nodes[0].machine.interfaces or ()
+        there = (*usual, port, replace(vlan, carrier=up))
         survey = with_facts(healthy(1), 0, interfaces=there)
         assert culprits(links.interfaces, survey, load_spec(page)) == found
 
