@@ -20,7 +20,13 @@ from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.cpus import Cpus, read_cpus
 from pytest_mnode.machine.limits import Limits, read_limits
 from pytest_mnode.machine.mounts import Mount, read_mounts
-from pytest_mnode.machine.netdev import Interface, read_interfaces, with_addresses
+from pytest_mnode.machine.netdev import (
+    Interface,
+    Kind,
+    rate_mbits_s,
+    read_interfaces,
+    with_addresses,
+)
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.nvml import Accelerator, read_nvml
 from pytest_mnode.machine.pci import PciTree, read_pci
@@ -125,6 +131,19 @@ class Machine:
     def rdma_devices_of(self, interface: str) -> tuple[str, ...]:
         """Names of the RDMA devices that an interface belongs to."""
         return tuple(device.name for device in self.rdma or () if interface in device.netdevs)
+
+    def port_rate_mbits_s(self, port: Port) -> float | None:
+        """Rate of an RDMA port: that of the bond if the port stands for all of its NICs.
+
+        Such a port (mlx5_bond_0) itself shows the rate of one NIC. If each NIC has a device of its
+        own, the port has the rate of its NIC.
+        """
+        device, known = self.device(port.device), self.by_name
+        for name in device.netdevs if device else ():
+            bonded = name in known and known[name].kind is Kind.BOND
+            if bonded and len(self.rdma_devices_of(name)) == 1:
+                return rate_mbits_s(known[name], known)
+        return None if port.rate_gbits_s is None else port.rate_gbits_s * 1e3
 
     def matching(self, patterns: Collection[str]) -> list[Interface]:
         """Interfaces for which a shell pattern matches their name or that of their RDMA device."""

@@ -101,10 +101,17 @@ class Interface:
 def rate_mbits_s(interface: Interface, known: Mapping[str, Interface]) -> float | None:
     """Rate of an interface's queue, else speed of its hardware; None if neither is known.
 
-    known: all interfaces by name.
+    A bridge itself reports the speed of its fastest port, which may be a veth: only ports with
+    hardware count, unless they are down. known: all interfaces by name.
     """
-    hardware = rests_on_hardware(interface, known)
-    return interface.shaped_mbits_s or (interface.speed_mbits_s if hardware else None)
+    if interface.shaped_mbits_s or not rests_on_hardware(interface, known):
+        return interface.shaped_mbits_s
+    if interface.kind is not Kind.BRIDGE:
+        return interface.speed_mbits_s
+    ports = (known[name] for name in interface.slaves if name in known)
+    real = (port for port in ports if port.up is not False and rests_on_hardware(port, known))
+    rates = [rate_mbits_s(port, known) for port in real]
+    return None if None in rates else max((rate for rate in rates if rate), default=None)
 
 
 def rests_on_hardware(interface: Interface, known: Mapping[str, Interface]) -> bool:

@@ -75,6 +75,14 @@ class Port:
             return "EFA" if self.node_type in ("unspecified", None) else None
         return _ON_ETHERNET.get(self.node_type or "") if self.link_layer == "Ethernet" else None
 
+    def may_carry(self, protocol: str | None) -> bool:
+        """Whether its link layer allows a protocol: mlx5_* matches InfiniBand and Ethernet ports.
+
+        True if either is unknown.
+        """
+        kinds = {layer == "InfiniBand" for layer in (protocol, self.link_layer) if layer}
+        return len(kinds) < 2
+
     @property
     def gid_types(self) -> tuple[str, ...]:
         """Its GID types, each once: IB, RoCE v1, RoCE v2, iWARP; `UNKNOWN_GID` if unknown.

@@ -14,7 +14,7 @@ from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.machine.limits import Limits, read_limits
 from pytest_mnode.machine.model import PARTS, Machine, parse_active_mtus
 from tests.recorded import NAMES, Recorded
-from tests.trees import Tree, gpu_server
+from tests.trees import NIC, Tree, gpu_server
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -31,6 +31,32 @@ def test_a_server_with_accelerators_goes_to_json_and_back(tmp_path: Path) -> Non
     assert decode(Machine, encode(machine)) == machine
     assert len(machine.pci.accelerators) == 8
     assert [port.name for port in machine.ports][:2] == ["mlx5_0:1", "mlx5_1:1"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "speed", "rate"),
+    [
+        (["mlx5_bond_0"], 200_000, 200_000),
+        (["mlx5_bond_0"], -1, None),
+        (["bnxt_re0", "bnxt_re1"], 200_000, 100_000),  # each has the rate of its own NIC
+    ],
+)
+def test_a_port_that_stands_for_a_bond_has_its_rate(
+    devices: list[str], speed: int, rate: float | None, tmp_path: Path
+) -> None:
+    tree = Tree(tmp_path)
+    for i in (0, 1):
+        path = f"pci0000:00/0000:00:0{i + 1}.0"
+        tree.pci(path, NIC, "0x15b3")
+        tree.interface(f"ens{i}", path, speed=100_000)
+    tree.interface("bond0", speed=speed)
+    tree.write("sys/devices/virtual/net/bond0/bonding/slaves", "ens0 ens1")
+    for i, name in enumerate(devices):
+        gids = [("0000:0000:0000:0000:0000:ffff:0a02:0001", "RoCE v2", "bond0")]
+        on = f"pci0000:00/0000:00:0{i + 1}.0"
+        tree.rdma(name, on, gids=gids, link_layer="Ethernet", rate="100 Gb/sec (4X EDR)")
+    machine = Machine.read(tree.root)
+    assert {machine.port_rate_mbits_s(port) for port in machine.ports} == {rate}
 
 
 def test_what_is_not_a_machine_is_refused() -> None:

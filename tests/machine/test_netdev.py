@@ -13,6 +13,7 @@ from pytest_mnode.machine.netdev import (
     Interface,
     Kind,
     physical_below,
+    rate_mbits_s,
     read_interfaces,
     rests_on_hardware,
     with_addresses,
@@ -134,9 +135,9 @@ def test_speeds_are_accepted_only_for_interfaces_on_hardware(tmp_path: Path) -> 
         tree.link(
             f"sys/devices/virtual/net/{name}/lower_{lower}", f"sys/devices/virtual/net/{lower}"
         )
-    tree.interface("veth0", speed=10000)
+    tree.interface("veth0", speed=400000)
     for name, ports in (("br0", ("ens1", "veth0")), ("br1", ("veth0",)), ("bond1", ())):
-        tree.interface(name, speed=10000)
+        tree.interface(name, speed=400000)
         tree.write(f"sys/devices/virtual/net/{name}/brport", "")
         for port in ports:
             tree.write(f"sys/devices/virtual/net/{name}/brif/{port}/port_no", "0x1")
@@ -146,6 +147,8 @@ def test_speeds_are_accepted_only_for_interfaces_on_hardware(tmp_path: Path) -> 
     known = _interfaces(tree.root)
     real = {name for name, one in known.items() if rests_on_hardware(one, known)}
     assert real == {"ens0", "ens1", "bond0", "bond0.100", "vxlan7", "br0"}
+    rates = {name: rate_mbits_s(one, known) for name, one in known.items()}
+    assert rates == dict.fromkeys(known) | dict.fromkeys(real, 100000) | {"bond0": 200000}
     assert {name: physical_below(one, known) for name, one in known.items()} == {
         "ens0": ("ens0",),
         "ens1": ("ens1",),

@@ -187,7 +187,9 @@ def fabric_nics(machine: Machine, used: Sequence[str], spec: Spec) -> tuple[str,
     if any(":" in name for name in used) or (not used and fabric.kind != "ethernet"):
         devices = machine.rdma or ()
         wanted = [d for d in devices if any(map(fabric.has_interface, (d.name, *d.netdevs)))]
-        return tuple(p.name for d in wanted for p in d.ports if p.active is not False)
+        ports = (port for device in wanted for port in device.ports)
+        fit = (port for port in ports if port.may_carry(fabric.protocol))
+        return tuple(port.name for port in fit if port.active is not False)
     interfaces = machine.interfaces or ()
     return tuple(i.name for i in interfaces if fabric.has_interface(i.name) and i.up is not False)
 

@@ -27,6 +27,7 @@ _LOSSES = ("rx_dropped", "tx_dropped", "rx_missed_errors", "rx_fifo_errors", "Re
 _PACKETS = (
     *("OutSegs", "tx_packets", "rx_packets", "port_xmit_packets", "port_rcv_packets"),
     *("sent_pkts", "rcvd_pkts", "tx_pkts", "rx_pkts", "tx_rdma_ucast_pkts", "rx_rdma_ucast_pkts"),
+    *("ip4OutPkts", "ip4InPkts", "ip6OutPkts", "ip6InPkts"),  # irdma
 )
 
 
@@ -181,7 +182,10 @@ def _counted(port: _Port, counter: str) -> tuple[str, int | None]:
 
 
 def _lost(port: _Port) -> tuple[str, float | None] | None:
-    """Percentage of a port's packets that were lost or retransmitted; None without counters."""
+    """Percentage of a port's packets that were lost or retransmitted; None without counters.
+
+    Losses among an unknown number of packets have no known share.
+    """
     rises = [
         by
         for counter, by in port.rises.items()
@@ -193,6 +197,9 @@ def _lost(port: _Port) -> tuple[str, float | None] | None:
     if None in rises:
         return f"{port.node} {port.name} losses", None
     lost = sum(by for by in rises if by)
-    packets = sum(port.rises.get(counter) or 0 for counter in _PACKETS)
+    carried = [port.rises[counter] for counter in _PACKETS if counter in port.rises]
+    if lost and (not carried or None in carried):
+        return f"{port.node} {port.name} lost {lost} of an unknown number of packets", None
+    packets = sum(by for by in carried if by)
     text = f"{port.node} {port.name} lost {lost} of {packets} packets"
     return text, 100 * lost / max(packets, FEWEST_PACKETS)

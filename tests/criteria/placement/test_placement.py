@@ -442,6 +442,7 @@ def test_nics_of_an_rdma_fabric_are_its_ports_even_if_usage_is_unknown(
     server: Machine,
 ) -> None:
     spec = load_spec(default_spec_path())
-    changes = {"kind": "roce", "interfaces": ("mlx5_2", "mlx5_3")}
-    spec = spec.model_copy(update={"fabric": spec.fabric.model_copy(update=changes)})
-    assert fabric_nics(server, (), spec) == ("mlx5_2:1", "mlx5_3:1")
+    for kind, found in (("infiniband", ("mlx5_2:1", "mlx5_3:1")), ("roce", ())):
+        changes = {"kind": kind, "interfaces": ("mlx5_2", "mlx5_3")}
+        spec = spec.model_copy(update={"fabric": spec.fabric.model_copy(update=changes)})
+        assert fabric_nics(server, (), spec) == found

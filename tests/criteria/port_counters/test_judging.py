@@ -131,6 +131,13 @@ def test_a_counter_that_wraps_does_not_hide_the_others() -> None:
     assert roce(first, dict.fromkeys(first, 0))["errors"] == "inconclusive"
 
 
+def test_losses_have_no_share_of_an_unknown_number_of_packets() -> None:
+    first, last = ({"rxVlanErrors": 0, "tcpRetransSegs": n} for n in (3, 503))
+    assert [roce(first, one)["packets lost"] for one in (first, last)] == ["pass", "inconclusive"]
+    irdma = roce(first | {"ip4OutPkts": 5}, last | {"ip4OutPkts": PACKETS})
+    assert irdma["packets lost"] == "pass"
+
+
 @pytest.mark.parametrize(
     ("kind", "port", "counter"),
     [

@@ -12,7 +12,7 @@ from pytest_mnode import measurement
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.measurement import Bound, Measurement
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.inventory import Network
+from pytest_mnode.spec.inventory import Fabric, Management, Network
 from pytest_mnode.spec.preflight import PreflightCriterion
 
 V = TypeVar("V")
@@ -45,6 +45,23 @@ class Subject:
 def promises(spec: Spec) -> PreflightCriterion:
     """The spec's promises of preflight; an empty criterion if the spec has no preflight."""
     return spec.criteria.preflight or PreflightCriterion.model_validate({})
+
+
+def networks_of(spec: Spec) -> dict[str, Network]:
+    """The networks of a spec by their key."""
+    found: dict[str, Network] = {"fabric": spec.fabric}
+    return found | ({"management": spec.management} if spec.management else {})
+
+
+def mtus_of(spec: Spec) -> dict[str, tuple[Network, int]]:
+    """Networks whose MTU is promised, with that MTU in bytes, by key."""
+    promise = promises(spec).mtu
+    found: dict[str, tuple[Network, int]] = {}
+    for key in promise.networks if promise else ():
+        network = networks_of(spec).get(key)
+        if isinstance(network, Fabric | Management) and network.mtu_bytes is not None:
+            found[key] = (network, network.mtu_bytes)
+    return found
 
 
 def no_answer(node: NodeSurvey) -> str:

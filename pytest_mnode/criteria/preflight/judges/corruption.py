@@ -16,13 +16,14 @@ from pytest_mnode.criteria.preflight.judges.common import (
     edge_in_words,
     is_judged,
     listed,
+    networks_of,
     no_answer,
     own_edges,
     path_between,
     paths_to_blame,
     promises,
 )
-from pytest_mnode.criteria.preflight.judges.links import networks_of, no_links
+from pytest_mnode.criteria.preflight.judges.links import no_links
 from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network

@@ -8,6 +8,8 @@ from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
     Subject,
     listed,
+    mtus_of,
+    networks_of,
     promises,
     rarest_first,
     why_unread,
@@ -16,27 +18,10 @@ from pytest_mnode.machine.netdev import Interface, Kind, physical_below, rate_mb
 from pytest_mnode.machine.rdma import Port
 from pytest_mnode.measurement import Measurement, at_least, equals
 from pytest_mnode.spec import Spec
-from pytest_mnode.spec.inventory import Fabric, Management, Network
+from pytest_mnode.spec.inventory import Fabric, Network
 from pytest_mnode.spec.quantity import RATE
 
 _PATTERN = frozenset("*?[")
-
-
-def networks_of(spec: Spec) -> dict[str, Network]:
-    """The networks of a spec by their key."""
-    found: dict[str, Network] = {"fabric": spec.fabric}
-    return found | ({"management": spec.management} if spec.management else {})
-
-
-def mtus_of(spec: Spec) -> dict[str, tuple[Network, int]]:
-    """Networks whose MTU is promised, with that MTU in bytes, by key."""
-    promise = promises(spec).mtu
-    found: dict[str, tuple[Network, int]] = {}
-    for key in promise.networks if promise else ():
-        network = networks_of(spec).get(key)
-        if isinstance(network, Fabric | Management) and network.mtu_bytes is not None:
-            found[key] = (network, network.mtu_bytes)
-    return found
 
 
 def interfaces(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
@@ -145,16 +130,23 @@ def _links(node: NodeSurvey, network: Network) -> tuple[list[Interface], list[Po
 def _up(node: NodeSurvey, network: Network) -> list[str]:
     """Links that are up, without ports of another one, and without VLANs beside their interface.
 
-    A virtual machine's NIC may have a virtual function as its port (hv_netvsc).
+    A virtual machine's NIC may have a virtual function as its port (hv_netvsc). Interfaces that the
+    spec counts by name are each a link, even VLANs of one bond.
     """
     links, bare = _links(node, network)
     known, names = node.machine.by_name, {one.name for one in links}
+    named = () if isinstance(network, Fabric) else network.interfaces
     wires: dict[tuple[str, ...], str] = {}
     for one in links:
-        if one.up and one.master not in names:
-            wires.setdefault(physical_below(one, known) or (one.name,), one.name)
-    active = by_wire(node, (port for port in bare if port.state == "ACTIVE"))
-    return [*wires.values(), *(port.name for port in active)]
+        if one.up and (one.name in named or one.master not in names):
+            below = () if one.name in named else physical_below(one, known)
+            wires.setdefault(below or (one.name,), one.name)
+    fit = (port for port in bare if port.state == "ACTIVE" and _fits(port, network))
+    return [*wires.values(), *(port.name for port in by_wire(node, fit))]
+
+
+def _fits(port: Port, network: Network) -> bool:
+    return port.may_carry(network.protocol if isinstance(network, Fabric) else None)
 
 
 def link_faults(node: NodeSurvey, network: Network) -> list[str]:
@@ -181,7 +173,8 @@ def link_faults(node: NodeSurvey, network: Network) -> list[str]:
         # A card with two ports may have a cable in only one of them.
         if all(port.state not in ("ACTIVE", None) for port in of_device):
             faults += [f"{port.name} is {port.state}" for port in of_device]
-    return faults
+    unfit = (port for port in bare if not _fits(port, network))
+    return faults + [f"{port.name} is {port.link_layer}" for port in unfit]
 
 
 def broken_links(survey: Survey, node: NodeSurvey, network: Network) -> list[str]:
@@ -229,13 +222,15 @@ def _rates_mbits_s(node: NodeSurvey, network: Network) -> dict[str, float | None
     sockets = not isinstance(network, Fabric) or network.kind == "ethernet"
     for port in ports(node, network):
         # TCP has the rate of the interface, whatever the rate of RDMA.
-        if port.state != "ACTIVE" or (sockets and not network.has_interface(port.device)):
+        if port.state != "ACTIVE" or not _fits(port, network):
+            continue
+        if sockets and not network.has_interface(port.device):
             continue
         of_port = [i for i in there if port.device in node.machine.rdma_devices_of(i.name)]
-        # The port of a bond's device shows the rate of one of the bond's NICs.
+        # The bond itself is judged, and its ports may show the rate of one of its NICs.
         if any(one.kind is Kind.BOND and rates.get(one.name) for one in of_port):
             continue
-        rates[port.name] = None if port.rate_gbits_s is None else port.rate_gbits_s * 1e3
+        rates[port.name] = node.machine.port_rate_mbits_s(port)
         # The port carries the traffic; its interface may report no speed.
         for one in of_port:
             if rates.get(one.name) is None:
@@ -276,7 +271,14 @@ def _in_use(node: NodeSurvey, network: Network) -> list[Interface]:
 
     Left out are spare ones that are down, and those that only carry the packets of a VLAN.
     """
-    there, known = own(node, network), node.machine.by_name
+    unfit = {port.device for port in node.machine.ports if not _fits(port, network)}
+    there = [
+        one
+        for one in own(node, network)
+        if network.has_interface(one.name)
+        or unfit.isdisjoint(node.machine.rdma_devices_of(one.name))
+    ]
+    known = node.machine.by_name
     below = {n for one in there if one.usable_address for n in physical_below(one, known)}
     carrying = (
         one

@@ -80,7 +80,7 @@ def _shared(survey: Survey, me: NodeSurvey) -> list[Measurement]:
     if survey.on_loopback:
         return []
     subject = Subject("other nodes with the same host name", "", equals(0), "unique host names")
-    if me.machine.hostname is None:
+    if not me.machine.hostname:
         return [subject.unknown(why_unread(me, "hostname"))]
     same = _by_hostname(survey)[_name(me.machine.hostname)]
     others = listed([node.name for node in same if node is not me])

@@ -12,11 +12,12 @@ from pytest_mnode.criteria.preflight.judges.common import (
     blame,
     edge_in_words,
     listed,
+    mtus_of,
     no_answer,
     own_edges,
     paths_to_blame,
 )
-from pytest_mnode.criteria.preflight.judges.links import mtus_of, wrong_mtu
+from pytest_mnode.criteria.preflight.judges.links import wrong_mtu
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec import Spec
 

@@ -182,7 +182,7 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     after = {port.name: port for device in me.last.rdma or () for port in device.ports}
     risen: dict[str, int] = {}
     unknown: list[str] = []
-    there = ports(me, spec.fabric)
+    there = [one for one in ports(me, spec.fabric) if one.may_carry(spec.fabric.protocol)]
     for port in there:
         rises = error_increases(port, after.get(port.name))
         if not rises:
@@ -211,6 +211,10 @@ def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     software = me.machine.software
     if software is None:
         return [subject.unknown(why_unread(me, "software"))]
+    makers = {one.maker: one.is_nvidia for one in me.machine.pci.accelerators}
+    if makers and not any(makers.values()):
+        why = f"the methods of accelerators of {listed([*makers])} are not known"
+        return [subject.unknown(f"{name}: {why}")]
     has = {"peermem": software.peermem is not None, "dma-buf": software.driver_is_open}
     wanted = tuple(has) if promise == "either" else (promise,)
     there = [method for method in wanted if has[method]]

@@ -15,12 +15,13 @@ from pytest_mnode.criteria.preflight.judges.common import (
     Subject,
     blame,
     listed,
+    networks_of,
     no_answer,
     path_between,
     promises,
     why_unread,
 )
-from pytest_mnode.criteria.preflight.judges.links import broken_links, networks_of, no_links, own
+from pytest_mnode.criteria.preflight.judges.links import broken_links, no_links, own
 from pytest_mnode.criteria.preflight.judges.matrix import Matrix, both, matrix
 from pytest_mnode.machine.netdev import plain
 from pytest_mnode.measurement import Measurement, equals

@@ -9,11 +9,11 @@ from pytest_mnode.criteria.preflight.judges.common import (
     Subject,
     difference,
     listed,
+    networks_of,
     no_answer,
     promises,
     why_unread,
 )
-from pytest_mnode.criteria.preflight.judges.links import networks_of
 from pytest_mnode.criteria.preflight.orders import SHM
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import NOT_THERE, UNREADABLE

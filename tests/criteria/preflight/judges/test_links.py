@@ -12,7 +12,7 @@ from pytest_mnode.machine.netdev import Interface, Kind
 from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import RdmaDevice
 from pytest_mnode.machine.verbs import VerbsDevice
-from pytest_mnode.spec import Spec
+from pytest_mnode.spec import Spec, load_spec
 from tests.criteria.preflight.made import (
     ANY,
     IB,
@@ -170,10 +170,11 @@ def test_the_rate_of_a_software_rdma_port_is_not_the_rate_of_its_link(tmp_path: 
     assert set(verdicts(links.speed, survey, roce).values()) == {"fail"}
 
 
-def test_the_speed_of_a_bond_is_that_of_all_its_nics(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "{speed: {}}", "roce", "bond0")
+@pytest.mark.parametrize(("named", "slow"), [("bond0", "bond0"), ("mlx5_bond_0", "mlx5_bond_0:1")])
+def test_the_speed_of_a_bond_is_that_of_all_its_nics(named: str, slow: str, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{speed: {}}", "roce", named)
     nic = interface("fab0", "", master="bond0", pci_address=PHYSICAL)
-    for speed, found in ((400_000, {}), (200_000, {"gpu0": "gpu0 bond0 (200000 Mbit/s)"})):
+    for speed, found in ((400_000, {}), (200_000, {"gpu0": f"gpu0 {slow} (200000 Mbit/s)"})):
         bond = interface("bond0", "10.2.0.1", kind=Kind.BOND, speed_mbits_s=speed, slaves=("fab0",))
         port = rdma_port("RoCE", device="mlx5_bond_0", rate_gbits_s=200.0)
         survey = everywhere(healthy(1), port, interfaces=(bond, nic))
@@ -240,6 +241,18 @@ def test_what_shares_the_wire_of_a_nic_is_not_a_second_nic(
         there = (first, shares, other, control)
         survey = with_facts(healthy(1), 0, interfaces=there, pci=ON_PCI)
         assert verdicts(links.interfaces, survey, spec) == found
+
+
+def test_interfaces_that_management_names_are_counted_by_name(tmp_path: Path) -> None:
+    page = tmp_path / "spec.yaml"
+    spec_of(tmp_path, "{interfaces: {}}")
+    page.write_text(page.read_text().replace("[eth0]", "[eth0, eth0.10, eth1]"))
+    vlan = interface("eth0.10", "10.3.0.1", kind=Kind.VIRTUAL)
+    usual, port = healthy(1).nodes[0].machine.interfaces or (), interface("eth1", "", master="eth0")
+    for up, found in ((True, {}), (False, {"gpu0": "gpu0 eth0.10 has no carrier"})):
+        there = (*usual, port, replace(vlan, carrier=up))
+        survey = with_facts(healthy(1), 0, interfaces=there)
+        assert culprits(links.interfaces, survey, load_spec(page)) == found
 
 
 def test_the_port_of_a_virtual_function_does_not_stand_for_one_that_is_down(tmp_path: Path) -> None:

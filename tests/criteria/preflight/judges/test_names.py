@@ -103,6 +103,7 @@ def test_names_with_and_without_domains(
         (["gpu0", "gpu1", "gpu0", "gpu3"], {"gpu2": "gpu2: its host name gpu0"}),
         (["gpu0", "img", "img", "gpu3"], {f"gpu{i}": f"gpu{i}: its host name img" for i in (1, 2)}),
         (["gpu0.hall", "gpu1", "gpu0.annex", "gpu3"], {}),
+        (["gpu0", "gpu1", "", "gpu3"], {}),
     ],
 )
 def test_two_nodes_with_the_same_host_name(

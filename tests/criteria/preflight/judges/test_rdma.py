@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_mnode.criteria.preflight.answers import LastFacts, Survey
-from pytest_mnode.criteria.preflight.judges import rdma
+from pytest_mnode.criteria.preflight.judges import links, rdma
+from pytest_mnode.machine.pci import PciFunction, PciTree
 from pytest_mnode.machine.rdma import Gid, Port, read_rdma
 from pytest_mnode.machine.verbs import VerbsDevice
 from tests.criteria.preflight.made import (
@@ -221,3 +222,31 @@ def test_gpudirect(tmp_path: Path, promise: str, change: dict[str, Any], words: 
     found = with_facts(survey, 1, software=replace(SOFTWARE, **change))
     [culprit] = culprits(rdma.gpudirect, found, spec).values()
     assert words in culprit
+
+
+def test_gpudirect_of_other_makers_is_not_known(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{gpudirect: either}")
+    mi300x = PciFunction(address="0000:05:00.0", kind="1200", vendor="1002")
+    amd = replace(SOFTWARE, driver=None, driver_is_open=False)
+    survey = with_facts(healthy(2), 1, software=amd, pci=PciTree(functions=(mi300x,)))
+    assert verdicts(rdma.gpudirect, survey, spec) == {"gpu1": "inconclusive"}
+
+
+def test_ethernet_ports_are_no_links_of_an_infiniband_fabric(tmp_path: Path) -> None:
+    promised = "{interfaces: {}, speed: {}, mtu: {networks: [fabric]}, rdma: {errors_at_most: 0}}"
+    spec = spec_of(tmp_path, promised, "infiniband", '"mlx5_*"', nics=2)
+    second, storage = (rdma_port(device=f"mlx5_{n}") for n in (1, 2))
+    storage = replace(storage, link_layer="Ethernet", rate_gbits_s=25.0, counters=None)
+    storage = replace(storage, hw_counters=None)
+    _, eth0 = healthy(1).nodes[0].machine.interfaces or ()
+    found = {"gpu0": "gpu0 mlx5_0:1 is INIT, mlx5_2:1 is Ethernet"}
+    for first, broken in ((IB, {}), (replace(IB, state="INIT"), found)):
+        devices = (*devices_of(first, second), rdma_device(storage, netdevs=("eno5",)))
+        there = (interface("ib0", "10.2.0.1"), interface("eno5", "10.4.0.1", mtu_bytes=1500), eth0)
+        devices = (replace(devices[0], netdevs=("ib0",)), *devices[1:])
+        survey = with_facts(healthy(1), 0, rdma=devices, interfaces=there)
+        assert culprits(links.interfaces, survey, spec) == broken
+        assert culprits(links.speed, survey, spec) == {}
+        assert culprits(links.interface_mtu, survey, spec) == {}
+        survey = with_node(survey, 0, last=LastFacts((), devices))
+        assert verdicts(rdma.rdma_errors, survey, spec) == {}
