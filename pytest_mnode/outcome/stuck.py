@@ -44,7 +44,7 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     # If ranks were stopped because another rank failed, that rank is the culprit, even if its error
     # looks like a lost peer.
     after = not (outcome.timed_out or outcome.deadlocked or outcome.stalled)
-    if not absent and not (left and waiting):
+    if not (after or absent or (left and waiting)):
         # Nobody knows which rank owes them the message, but the others wait for these ranks.
         absent, paired = paired, []
     waits_for_it = explained or after or bool(absent or left)

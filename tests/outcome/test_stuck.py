@@ -66,6 +66,8 @@ def test_a_rank_waits_for_a_message() -> None:
     first, others = stuck_failures(of, explained=False)
     assert (first.ranks, first.victim, others.ranks, others.victim) == ([2], False, [0, 1], True)
     assert "waits in recv at t.py:8 in f, but ranks 0-1 in barrier" in first.line
+    of.timed_out = ""  # another rank has failed
+    assert all(failure.victim for failure in stuck_failures(of, explained=False))
 
 
 def test_a_rank_waits_for_a_collective_on_its_device() -> None:
