@@ -68,7 +68,9 @@ class Conductor(RankTalk):
         self._unanswered: set[str] = set()
         """Nodes that have not answered the last poll."""
         self._ended: set[int] = set()
-        """Ranks that had ended the test before the last poll."""
+        """Ranks that had ended the current phase before the last poll."""
+        self._settled: Settled = _never
+        """Whether a rank has ended the current phase."""
         self._running: set[int] = set()
         """Ranks that ran or waited for a core at the last poll."""
 
@@ -137,7 +139,7 @@ class Conductor(RankTalk):
 
     def _wait(self, settled: Settled, limit_s: float, phase: str) -> None:
         """Wait until all live ranks are settled, or until the limit or the grace period ends."""
-        deadline = self._now() + limit_s
+        deadline, self._settled = self._now() + limit_s, settled
         self._poll_at, self._poll_s = self._now() + POLL_S, POLL_S
         self._moved_at = self._now()
         self._still_limit_s = self._still_s if phase == "call" else math.inf
@@ -212,7 +214,7 @@ class Conductor(RankTalk):
         still_at = self._moved_at + self._still_limit_s
         self._poll_at = now + self._poll_s if now >= still_at else min(now + self._poll_s, still_at)
         self._poll_s = min(2 * self._poll_s, MOST_POLL_S)
-        self._ended = self.outcome.finished_body
+        self._ended = {r for r in self.outcome.finished_body if self._settled(self.states[r])}
         self._unanswered = {s.node for s in self.states.values() if not s.lost}
         self._running.clear()
         self._poll_id = next(self.client.ordinals)

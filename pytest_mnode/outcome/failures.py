@@ -10,6 +10,7 @@ import math
 import re
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pytest_mnode.logs.causes import ENDINGS, causes, is_peer_lost
 from pytest_mnode.measurement import listed
@@ -63,6 +64,9 @@ def sorted_failures(failures: list[Failure]) -> list[Failure]:
 def different_calls(outcome: Outcome, others: list[Failure]) -> list[Failure]:
     """Failure of the ranks whose calls differ; ranks that raised in a call become its victims."""
     calls = outcome.calls
+    for rank in {rank for g in others if g.victim for rank in g.ranks} & calls.keys():
+        if calls[rank] and calls[rank][-1].state == RAISED:  # it waited until it lost its peers
+            calls[rank] = [*calls[rank][:-1], replace(calls[rank][-1], state=LIMITED)]
     found = difference(calls, outcome.ended, still=outcome.still)
     if found is None or not (others or any(s.stuck_in for s in outcome.states.values())):
         return []

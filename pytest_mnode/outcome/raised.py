@@ -13,6 +13,8 @@ from pytest_mnode.outcome.stacks import is_hidden, is_torchs
 from pytest_mnode.protocol.rank_files import NCCL_SECTION
 
 _LINE_CHARS = 2000
+_UNEXPECTED = ("[XPASS(strict)]", "Unexpected success")
+"""How pytest and unittest begin the report of a pass that the test's mark does not expect."""
 Reports = dict[int, dict[str, pytest.TestReport]]
 """The ranks' own reports, by rank and phase."""
 
@@ -31,7 +33,7 @@ def raised(outcome: Outcome, reports: Reports) -> list[Failure]:
     for when in PHASES:
         failed = {r: p[when] for r, p in sorted(reports.items()) if when in p and p[when].failed}
         if xfailed:  # another rank did fail, as the mark expects of the test
-            failed = {r: f for r, f in failed.items() if "[XPASS(strict)]" not in str(f.longrepr)}
+            failed = {r: f for r, f in failed.items() if not f.longreprtext.startswith(_UNEXPECTED)}
         times = {rank: outcome.states[rank].at.get(when, 0.0) for rank in failed}
         failures += raised_in(when, failed, times)
     return _each_place_once(failures)
@@ -93,8 +95,9 @@ def _shortened(text: str) -> str:
 
 
 def _places(report: pytest.TestReport) -> list[str]:
+    """Where the error passed; empty if the report does not show it, as with --tb=native."""
     entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", None) or []
-    return [str(getattr(entry, "reprfileloc", "")) for entry in entries]
+    return [str(place) for entry in entries if (place := getattr(entry, "reprfileloc", None))]
 
 
 def _key(report: pytest.TestReport, victim_text: str | None) -> str:

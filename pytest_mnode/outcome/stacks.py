@@ -19,6 +19,10 @@ WAIT = "work.wait()"
 _IMPORT = "<frozen importlib."
 _C10D = "torch/distributed/distributed_c10d.py"
 _FUNCTIONAL = "torch/distributed/_functional_collectives.py"
+_DDP = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
+"""Files whose functions call collectives of DistributedDataParallel in C++, which has no frames."""
+POINT_TO_POINT = ("recv", "recv_object_list", "send", "send_object_list")
+"""Calls that wait for one other rank, not for all ranks of a group."""
 _RECORDER = "/pytest_mnode/rank/recorder.py"
 """File whose frames are between the test and every collective."""
 _REPORTS = "pytest_runtest_makereport"
@@ -106,7 +110,7 @@ def is_torchs(file: str) -> bool:
 
 def is_pythons(file: str) -> bool:
     """Whether this file is one of Python's own modules: Debian installs others in dist-packages."""
-    return "/lib/python3" in file and "-packages/" not in file
+    return ("/lib/python3" in file and "-packages/" not in file) or file.startswith(_IMPORT)
 
 
 def parse(text: str) -> list[Thread]:
@@ -155,6 +159,8 @@ def where(thread: Thread | None) -> Where:
             collective = frame.function if not frame.function.startswith("_") else collective
         elif path.endswith(_FUNCTIONAL) and frame.function == "wait_tensor":
             collective = WAIT
+        elif frame is thread.frames[0] and path.endswith(_DDP):
+            collective = "collective of DistributedDataParallel"
         if is_torchs(path):
             torch_frame = frame
             continue
@@ -207,6 +213,8 @@ def tidy(text: str) -> str:
             if kept and kept[-1] != "  …":
                 kept.append("  …")
             continue
+        if match and match[1].startswith(_IMPORT):  # a long import has hundreds of them
+            continue
         if not line.startswith("Extension modules: "):
             kept.append(line)
     return "\n".join(kept).strip()
@@ -228,9 +236,8 @@ def _tells(thread: str) -> bool:
     NCCL's watchdog imports such modules to print Python stacks when a collective has failed.
     """
     files = [match[1] for match in map(_FRAME.match, thread.splitlines()) if match]
-    imports = [file.startswith(_IMPORT) for file in files]
-    own = (is_torchs(file) or is_pythons(file) for file in files)
-    return not any(imports) or not all(map(bool.__or__, imports, own))
+    imports = any(file.startswith(_IMPORT) for file in files)
+    return not imports or not all(is_torchs(file) or is_pythons(file) for file in files)
 
 
 def without_native_frames(text: str) -> str:

@@ -10,7 +10,14 @@ from dataclasses import replace
 from pytest_mnode.outcome.calls import unjoined
 from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text, waiting_text
 from pytest_mnode.outcome.outcome import Failure, Outcome, RankState
-from pytest_mnode.outcome.stacks import WAIT, Where, tidy, where_of_dump, without_native_frames
+from pytest_mnode.outcome.stacks import (
+    POINT_TO_POINT,
+    WAIT,
+    Where,
+    tidy,
+    where_of_dump,
+    without_native_frames,
+)
 
 _IDENT = re.compile(r"0x[0-9a-fA-F]+")
 _LAST = 1e300
@@ -26,7 +33,8 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     for rank, call in unjoined(outcome.calls).items():
         if rank in at and at[rank].collective is None:
             at[rank] = replace(at[rank], collective=call.op, begun_at=call.place)
-    waiting = [rank for rank in at if at[rank].collective]
+    paired = [rank for rank in at if at[rank].collective in POINT_TO_POINT]
+    waiting = [rank for rank in at if at[rank].collective and rank not in paired]
     absent = [rank for rank in at if not at[rank].collective]
     left = [] if explained else _left(outcome)
     failures: list[Failure] = []
@@ -36,12 +44,18 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     # If ranks were stopped because another rank failed, that rank is the culprit, even if its error
     # looks like a lost peer.
     after = not (outcome.timed_out or outcome.deadlocked or outcome.stalled)
+    if not (after or absent or (left and waiting)):
+        # Nobody knows which rank owes them the message, but the others wait for these ranks.
+        absent, paired = paired, []
     waits_for_it = explained or after or bool(absent or left)
-    for ranks, victims in ((absent, explained), (waiting, waits_for_it)):
+    for ranks, victims in ((absent, explained), ([*waiting, *paired], waits_for_it)):
         by_place: dict[str, list[int]] = {}
         for rank in ranks:
             by_place.setdefault(f"{at[rank].collective} {at[rank]}", []).append(rank)
-        failures += [_failure(outcome, same, at, waiting, victims) for same in by_place.values()]
+        failures += [
+            _failure(outcome, same, at, waiting, left=left, victim=victims)
+            for same in by_place.values()
+        ]
     return failures
 
 
@@ -67,6 +81,8 @@ def _failure(
     ranks: list[int],
     at: dict[int, Where],
     waiting: list[int],
+    *,
+    left: list[int],
     victim: bool,
 ) -> Failure:
     state, here = outcome.states[ranks[0]], at[ranks[0]]
@@ -78,7 +94,7 @@ def _failure(
         limit = "stopped, because the calls of the ranks differ"
     else:
         limit = f"stopped {outcome.grace_s:g} s after the first failure"
-    others = _elsewhere(at, waiting, here)
+    others = _elsewhere(at, waiting, left, here)
     if not state.stack:
         line = f"{limit}, and no stack could be read" + (f": {state.state}" if state.state else "")
     elif here.collective:
@@ -97,13 +113,17 @@ def _failure(
     return Failure(ranks, state.stuck_in, line, text=text, time=_LAST, victim=victim)
 
 
-def _elsewhere(at: dict[int, Where], waiting: Sequence[int], here: Where) -> str:
-    """Text of the ranks that wait in another collective than `here`."""
+def _elsewhere(
+    at: dict[int, Where], waiting: Sequence[int], left: Sequence[int], here: Where
+) -> str:
+    """Text of the ranks that wait in another collective than `here`, or do not answer it."""
     by_collective: dict[str, list[int]] = {}
     for rank in waiting:
         by_collective.setdefault(str(at[rank].collective), []).append(rank)
     by_collective.pop(str(here.collective), None)
     parts = [f"{ranks_text(ranks)} in {name}" for name, ranks in by_collective.items()]
+    if left and here.collective in POINT_TO_POINT:
+        parts.append(f"{ranks_text(left)} ended the test")
     return f"but {', '.join(parts)}" if parts else ""
 
 

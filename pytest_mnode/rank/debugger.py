@@ -72,7 +72,7 @@ class Debugger:
         rank = self._rank
         if self._saved is not None:
             return True
-        if os.getpid() != rank.pid or self._refused_in == rank.ordinal:
+        if rank.is_child or self._refused_in == rank.ordinal:
             return False
         rank.groups.wait_longer()
         rank.tell(AskDebugger(rank.world.rank, rank.ordinal))

@@ -36,6 +36,7 @@ def begin(order: AgentOrder, launch: Launch, elastic_pid: int, by_torch: bool) -
     by_torch: the elastic agent has already bound the rank to CPUs.
     """
     processes.die_with_parent(elastic_pid)
+    os.setpgid(0, 0)  # a test that signals its process group must not end the agent
     processes.set_name(f"mnode-rank{os.environ['RANK']}")
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # the fork inherited the launcher's handlers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from os import getpid  # a test may replace os.getpid
 from typing import Any, NoReturn
 
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch
@@ -36,7 +37,7 @@ class Rank:
     def __init__(self, order: AgentOrder, launch: Launch, world: World) -> None:
         self.launch = launch
         self.world = world
-        self.pid = os.getpid()
+        self.pid = getpid()
         self.groups = GroupKeeper(world, launch.backend, launch.accelerators)
         name = f"rank/{launch.world.id}/{world.rank}"
         self.line = Line(name, order.endpoint, Keys(**order.keys))
@@ -48,22 +49,27 @@ class Rank:
         self.calls = Recorder(self.files.calls, world.size)
         self._contract = {name: os.environ[name] for name in _CONTRACT if name in os.environ}
 
+    @property
+    def is_child(self) -> bool:
+        """Whether this process is a child that a test forked from the rank."""
+        return getpid() != self.pid
+
     def tell(self, message: Any) -> None:
         """Send a message to the client that gave the last order."""
-        if os.getpid() != self.pid:
+        if self.is_child:
             self.child_left("the code that forked it")
         self.line.send(self.reply_to, message)
 
     def say_progress(self, text: str, done: int | None, total: int | None) -> None:
         """Send a test's progress to the client that runs it."""
-        if os.getpid() == self.pid:
+        if not self.is_child:
             self.line.send(
                 self.reply_to, RankProgress(self.world.rank, self.ordinal, text, done, total)
             )
 
     def child_left(self, what: str) -> NoReturn:
         """End a child that a test forked, because it must not send messages to the controller."""
-        text = f"a forked child (pid {os.getpid()}) left {what}; it must end by os._exit"
+        text = f"a forked child (pid {getpid()}) left {what}; it must end by os._exit"
         self.progress.leave_note(text)
         os._exit(1)
 

@@ -16,6 +16,7 @@ import mmap
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -35,7 +36,7 @@ from pytest_mnode.outcome.call_record import (
     SLOT_BYTES,
     SLOTS,
 )
-from pytest_mnode.outcome.stacks import is_pythons, is_torchs
+from pytest_mnode.outcome.stacks import is_hidden, is_pythons, is_torchs
 
 _COLLECTIVES = {
     "all_gather": "tensor_list",
@@ -62,7 +63,7 @@ _COLLECTIVES = {
 """Recorded functions, and the argument that must be equal in all ranks of the group."""
 _LIST_ITEMS = 16
 """How many tensors of a list are recorded."""
-_GROUP_CHARS, _ARGUMENT_BYTES, _PLACE_BYTES = 200, 120, 60
+_GROUP_CHARS, _ARGUMENT_BYTES, _PLACE_BYTES = 200, 120, 120
 """Room in a slot for these texts, beside numbers and names."""
 _SHORT_S = 600.0
 """NCCL's default timeout, the shortest default; a test may expect a shorter timeout to expire."""
@@ -104,7 +105,8 @@ class Recorder:
         key, short = self._group(group or dist.group.WORLD)
         limited = short or (op == "monitored_barrier" and named.get("timeout") is not None)
         mode = "async_op" if named.get("async_op") else ""
-        words, place = _fit(_arguments(op, named), _ARGUMENT_BYTES), _fit(_place(), _PLACE_BYTES)
+        words = _fit(_arguments(op, named), _ARGUMENT_BYTES)
+        place = _fit(_place() + _handled(), _PLACE_BYTES)
         with self._lock:
             number = self._number = self._number + 1
             seq = self._counts[key] = self._counts.get(key, 0) + 1
@@ -254,3 +256,17 @@ def _place() -> str:
             return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return f"thread {threading.current_thread().name}"
+
+
+def _handled() -> str:
+    """The error that made the rank call this, in an except or finally block; "" without one."""
+    error = sys.exception()
+    if error is None:
+        return ""
+    code = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    if not code or is_hidden(code[0][0]):
+        return ""
+    own = [at for at in code if not is_torchs(at[0]) and not is_pythons(at[0])]
+    file, line = (own or code)[-1]
+    text = traceback.format_exception_only(error)[-1].partition("\n")[0].replace(SEPARATOR, " ")
+    return f", after {file.rpartition('/')[2]}:{line} raised {text}"

@@ -6,7 +6,6 @@ between its body and its teardown until the controller has received messages fro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -232,7 +231,7 @@ class RankSession:
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        if self.rank is not None and os.getpid() != self.rank.pid:
+        if self.rank is not None and self.rank.is_child:
             how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
             self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
         if self.rank is not None and call.excinfo is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
-import os
 import sys
 import tempfile
 import types
@@ -124,7 +123,7 @@ class Suites:
             type(parent)._run(*place, None, fake_pg=fake_group)
 
     def _run_body(self, child: Any, name: str, pipe: Any) -> None:
-        if os.getpid() != self._rank.pid:
+        if self._rank.is_child:
             self._run_test(child, name, pipe)
             return
         child._outcome = self._parent._outcome  # subtests are reported there

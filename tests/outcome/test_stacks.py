@@ -66,6 +66,16 @@ def test_a_tensor_that_waits_for_its_collective_waits_in_it() -> None:
     assert where_of_rank(parse(waits)).collective == WAIT
 
 
+def test_ddp_calls_its_collectives_in_c() -> None:
+    ddp = C10D.replace("distributed/distributed_c10d", "nn/parallel/distributed")
+    layer = (ddp.replace("parallel/distributed", "modules/module"), 1789, "_call_impl")
+    test = ("/work/test_a.py", 7, "test_a")
+    waits = where_of_rank(parse(dump((ddp, 1775, "_pre_forward"), (ddp, 1886, "forward"), test)))
+    assert waits.collective == "collective of DistributedDataParallel"
+    computes = where_of_rank(parse(dump(layer, (ddp, 1886, "forward"), test)))
+    assert computes.collective is None
+
+
 @pytest.mark.parametrize("frame", ["  <no Python frame>", "  <tstate is freed>", "  ...", "", "\0"])
 def test_lines_that_are_no_frame_are_skipped(frame: str) -> None:
     first, second = parse(f"Thread 0x1 (most recent call first):\n{frame}\n\n{WAITING}")
@@ -227,6 +237,13 @@ NCCL_WATCHDOG = dump(
     (f"{TORCH}/__init__.py", 2879, "__getattr__"),
     head="Thread 0x00007f02",
 )
+
+
+def test_a_long_import_is_at_the_line_that_began_it() -> None:
+    begins = ("/work/test_a.py", 7, "test_a")
+    imports = dump((C10D, 1, "<module>"), *[(IMPORTLIB, 241, "_load")] * 9, begins)
+    assert str(where_of_rank(parse(imports))) == "test_a.py:7 in test_a"
+    assert "importlib" not in tidy(imports)
 
 
 def test_a_thread_in_which_torch_imports_itself_is_left_out() -> None:

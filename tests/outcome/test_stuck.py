@@ -12,6 +12,7 @@ from pytest_mnode.protocol.rank_messages import TornDown
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
 TORCH = f'  File "{distributed_c10d.__file__}", line 1 in barrier'
+RECV = TORCH.replace("barrier", "recv")
 
 
 def stack(line: int, ident: int = 1) -> str:
@@ -48,6 +49,25 @@ def test_one_rank_waits() -> None:
     of.states[1].stack = stack(8).replace("\n", f"\n{TORCH}\n", 1)
     absent = stuck_failures(of, explained=False)[0]
     assert "did not enter the barrier (t.py:8) that rank 1 waits in; it is at t.py:7" in absent.line
+
+
+def test_a_rank_waits_for_a_message() -> None:
+    """The ranks that ended the test, or are in a collective, need not be those that owe it."""
+    of = outcome(3)
+    of.timed_out = of.states[0].stuck_in = "call"
+    of.states[0].stack = stack(8).replace("\n", f"\n{RECV}\n", 1)
+    of.states[1].body_done = of.states[2].body_done = True
+    (waits,) = stuck_failures(of, explained=False)
+    assert (waits.ranks, waits.victim) == ([0], False)
+    assert "waits in recv at t.py:8 in f, but ranks 1-2 ended the test" in waits.line
+    for state in of.states.values():
+        state.stuck_in, state.stack = "call", stack(9).replace("\n", f"\n{TORCH}\n", 1)
+    of.states[2].stack = stack(8).replace("\n", f"\n{RECV}\n", 1)
+    first, others = stuck_failures(of, explained=False)
+    assert (first.ranks, first.victim, others.ranks, others.victim) == ([2], False, [0, 1], True)
+    assert "waits in recv at t.py:8 in f, but ranks 0-1 in barrier" in first.line
+    of.timed_out = ""  # another rank has failed
+    assert all(failure.victim for failure in stuck_failures(of, explained=False))
 
 
 def test_a_rank_waits_for_a_collective_on_its_device() -> None:

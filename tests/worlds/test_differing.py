@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.scenario import Scenario, run_scenario
@@ -53,9 +55,18 @@ def test_the_differing_rank_is_reported_first(
     assert others in case.message.splitlines()[0]
 
 
-def test_a_rank_that_left(ran: Scenario) -> None:
-    assert ran["one_less"].message.startswith(
+@pytest.mark.parametrize("name", ["one_less", "left_before_a_timeout", "left_in_teardown"])
+def test_a_rank_that_left(ran: Scenario, name: str) -> None:
+    assert ran[name].message.startswith(
         "rank 3 of 4 on local3: left the test without entering the barrier (test_differing.py:"
+    )
+
+
+def test_the_error_that_a_call_hides_is_reported(ran: Scenario) -> None:
+    line = ran["error_hidden_by_a_barrier"].message.partition("\n")[0]
+    assert line.startswith("rank 3 of 4 on local3: called barrier as call 1 of the default group (")
+    assert re.search(
+        r"after test_differing.py:\d+ raised ValueError: shard 17 is bad\), where", line
     )
 
 

@@ -33,6 +33,7 @@ def test_nothing_passed(ran: Scenario) -> None:
         ("abort", 2, "killed by SIGABRT, in the test"),
         ("sigkill", 3, "killed by SIGKILL (not by pytest-mnode), peak memory "),
         ("sigterm", 3, "killed by SIGTERM, in the test"),
+        ("sigterm_to_its_group", 3, "killed by SIGTERM, in the test"),
         ("silent_exit_after_last_collective", 1, "exited with code 0, in the test"),
         ("sigkill_after_last_collective", 1, "killed by SIGKILL (not by pytest-mnode)"),
         ("exit_in_teardown", 1, "exited with code 3, in teardown"),

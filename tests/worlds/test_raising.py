@@ -77,6 +77,14 @@ def test_two_groups(ran: Scenario) -> None:
     assert case.text.count("Error: ") == 2
 
 
+def test_errors_whose_places_are_not_shown_are_not_at_the_same_place(ran: Scenario) -> None:
+    groups = ran["groups_of_errors"]
+    assert "ValueError: shard 0" in groups.part("rank 0 of 4")
+    assert "OSError: shard 2" in groups.part("rank 1 of 4")
+    assert "loss 1.5" in ran["errors_without_a_place"].part("rank 3 of 4")
+    assert "at the same place" not in groups.text + ran["errors_without_a_place"].text
+
+
 def test_skip_on_all(ran: Scenario) -> None:
     assert ran["skip_on_all"].outcome == "skipped"
     assert "no such device" in ran["skip_on_all"].message

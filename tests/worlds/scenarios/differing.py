@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -70,6 +70,36 @@ def test_reduce_op(rank: int, process_group: Any) -> None:
 
 def test_one_less(rank: int, process_group: Any) -> None:
     if rank != 3:
+        dist.barrier()
+
+
+def test_left_before_a_timeout(rank: int, process_group: Any) -> None:
+    short = dist.new_group(timeout=timedelta(seconds=1))
+    if rank != 3:
+        dist.barrier(group=short)
+
+
+@pytest.fixture
+def barrier_at_the_end(rank: int, process_group: Any) -> Iterator[None]:
+    yield
+    if rank != 3:
+        dist.barrier()
+
+
+def test_left_in_teardown(barrier_at_the_end: None) -> None:
+    pass
+
+
+def read_shard(rank: int) -> None:
+    if rank == 3:
+        raise ValueError("shard 17 is bad")
+
+
+def test_error_hidden_by_a_barrier(rank: int, process_group: Any) -> None:
+    try:
+        read_shard(rank)
+        dist.all_reduce(torch.ones(2))
+    finally:
         dist.barrier()
 
 

@@ -71,6 +71,12 @@ def test_sigterm(rank: int) -> None:
         time.sleep(5)
 
 
+def test_sigterm_to_its_group(rank: int) -> None:
+    if rank == 3:
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(5)
+
+
 def test_out_of_memory(rank: int, process_group: Any) -> None:
     if rank == 1:
         print("about to out_of_memory")

@@ -200,7 +200,8 @@ def test_forked_child_ends_well(rank: int) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_changed_surroundings(rank: int, tmp_path: Any) -> None:
+def test_changed_surroundings(rank: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 17)
     os.chdir(tmp_path)
     os.environ["RANK"] = "17"
     os.environ.pop("WORLD_SIZE")

@@ -68,6 +68,17 @@ def test_two_groups(rank: int) -> None:
     raise OverflowError("even")
 
 
+def test_groups_of_errors(rank: int) -> None:
+    if rank == 0:
+        raise ExceptionGroup("two workers", [ValueError("shard 0"), KeyError("shard 1")])
+    if rank == 1:
+        raise ExceptionGroup("one worker", [OSError("shard 2")])
+
+
+def test_errors_without_a_place(rank: int) -> None:
+    pytest.fail(f"loss {rank / 2}", pytrace=False)
+
+
 def test_skip_on_all(rank: int) -> None:
     pytest.skip("no such device")
 
