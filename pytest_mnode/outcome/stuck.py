@@ -19,7 +19,8 @@ from pytest_mnode.outcome.stacks import (
     without_native_frames,
 )
 
-_IDENT = re.compile(r"0x[0-9a-fA-F]+")
+_OF_ONE_PROCESS = re.compile(r"(?:(?:Current thread|Thread) )?0x[0-9a-fA-F]+")
+"""What differs between equal stacks; the thread that got the signal is the current one."""
 _LAST = 1e300
 """Time of a failure that has not ended: later than all others."""
 
@@ -130,7 +131,7 @@ def _elsewhere(
 def stacks_of(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """Stacks headed by their ranks, equal ones merged."""
     texts = ((rank, _tidied(outcome.states[rank].stack or "none")) for rank in ranks)
-    return _equal_once("stack", "stacks", texts, lambda text: _IDENT.sub("", text))
+    return _equal_once("stack", "stacks", texts, lambda text: _OF_ONE_PROCESS.sub("", text))
 
 
 def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:

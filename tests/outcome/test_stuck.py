@@ -7,7 +7,7 @@ from torch.distributed import distributed_c10d
 from pytest_mnode.outcome.call_record import PENDING, SEPARATOR
 from pytest_mnode.outcome.describe import MOST_SHOWN
 from pytest_mnode.outcome.outcome import Outcome, RankState
-from pytest_mnode.outcome.stuck import awaited, stuck_failures, whereabouts
+from pytest_mnode.outcome.stuck import awaited, stacks_of, stuck_failures, whereabouts
 from pytest_mnode.protocol.rank_messages import TornDown
 from pytest_mnode.protocol.world import Shape, WorldInfo
 
@@ -49,6 +49,14 @@ def test_one_rank_waits() -> None:
     of.states[1].stack = stack(8).replace("\n", f"\n{TORCH}\n", 1)
     absent = stuck_failures(of, explained=False)[0]
     assert "did not enter the barrier (t.py:8) that rank 1 waits in; it is at t.py:7" in absent.line
+
+
+def test_equal_stacks_are_shown_once_whatever_thread_got_the_signal() -> None:
+    of = outcome(3)
+    of.states[1].stack = stack(7, 5).replace("Current thread", "Thread")
+    assert [text.partition("\n")[0] for text in stacks_of(of, [0, 1, 2])] == ["stack of ranks 0-2:"]
+    of.states[1].stack = stack(8, 5)
+    assert len(stacks_of(of, [0, 1, 2])) == 2
 
 
 def test_a_rank_waits_for_a_message() -> None:
