@@ -259,8 +259,20 @@ def _taken(survey: Survey, me: NodeSurvey, network: Network) -> set[str]:
 
     MAC addresses do not count: interfaces of one machine may share theirs (ipvlan) safely.
     """
-    mine = set() if survey.on_loopback else _ip_addresses(me, network)
-    return {other.name for other in survey.others(me) if mine & _ip_addresses(other, network)}
+    if survey.on_loopback:
+        return set()
+    owners = _owners(survey, network)
+    return {name for one in _ip_addresses(me, network) for name in owners[one]} - {me.name}
+
+
+@lru_cache(maxsize=4)
+def _owners(survey: Survey, network: Network) -> dict[str, set[str]]:
+    """Names of the nodes that have each IP address."""
+    found: dict[str, set[str]] = {}
+    for node in survey.nodes:
+        for address in _ip_addresses(node, network):
+            found.setdefault(address, set()).add(node.name)
+    return found
 
 
 def _ip_addresses(node: NodeSurvey, network: Network) -> set[str]:
