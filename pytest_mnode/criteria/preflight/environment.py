@@ -36,8 +36,11 @@ _TORCHRUN_PRIVATE = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING"})
 _COMMON = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _HCA = "NCCL_IB_HCA"
-_OF_NODE = (*_INTERFACES, _HCA, "NCCL_IB_GID_INDEX", "UCX_NET_DEVICES")
+_HOST = "NCCL_HOSTID"
+_OF_NODE = (*_INTERFACES, _HCA, "NCCL_IB_GID_INDEX", "UCX_NET_DEVICES", _HOST)
 """Nodes may name and number their devices differently."""
+_OF_RANK = ("NCCL_DEBUG_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "UCX_LOG_FILE")
+"""Files that each rank writes for itself; this package gives each rank an NCCL_DEBUG_FILE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +197,16 @@ def overrides(
         if variable in allowed or f"{variable}={value}" in allowed:
             continue
         costs = cost(variable, value, spec.fabric.kind, mine[0].nccl)
-        # Nodes that share one machine have no interface but lo.
-        if variable in _INTERFACES and not (value == "lo" and _on_loopback(mine)):
+        # Nodes that share one machine have no interface but lo, and need identities of their own.
+        if variable == _HOST and _on_loopback(mine):
+            costs = None
+        if variable in _INTERFACES and not (value.removeprefix("=") == "lo" and _on_loopback(mine)):
             costs = "not the fabric's interface" if _not_fabric(variable, value, spec) else None
         if costs is not None:
             found[f"{variable}={value}"] = f"{variable}={value}{origin} ({costs})"
     variables = {variable for rank in ranks for variable in rank.settings}
-    for variable in sorted(
-        variables - set(allowed) - {costly.partition("=")[0] for costly in found}
-    ):
+    variables -= {*allowed, *_OF_RANK, *(costly.partition("=")[0] for costly in found)}
+    for variable in sorted(variables):
         if text := _differs(ranks, variable, name):
             found[variable] = text
     harmless = sorted({f"{k}={v}" for k, v, _ in settings} - found.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pytest_mnode.logs.nccl_files import settings_of_files
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.verbs import VerbsDevice
 from pytest_mnode.measurement import Measurement
+from pytest_mnode.rank import loop
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import devices_of, rdma_port, spec_of
 
@@ -198,6 +200,36 @@ def test_a_node_whose_settings_differ_from_the_majority_fails(
     }
     assert [one.verdict for one in found.values()] == ["pass", "pass", "fail"]
     assert found["gpu2"].culprit == f"gpu2: NCCL_DEBUG is {text}"
+
+
+def test_the_log_of_nccl_that_each_rank_gets_is_no_difference(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = []
+    for rank in _ranks():
+        with monkeypatch.context() as patch:
+            for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
+                patch.setenv(name, "")
+                patch.delenv(name)
+            loop._have_nccl_log(Path(f"/logs/rank{rank.number}.nccl.log"))
+            found = environment.environment_of(os.environ, rank.number, rank.node)
+        logs = {k: v for k, v in found.settings.items() if k.startswith("NCCL_DEBUG")}
+        assert len(logs) == 3
+        ranks.append(replace(rank, settings={**rank.settings, **logs}))
+    for node in ("gpu0", "gpu1"):
+        assert _one(environment.overrides(ranks, spec, node)).verdict == "pass"
+
+
+def test_nodes_of_one_machine_have_identities_of_their_own(spec: Spec) -> None:
+    apart = [
+        replace(rank, settings=settings, variables=variables)
+        for rank in _ranks()
+        for variables in [{**rank.variables, "MASTER_ADDR": "127.0.0.1"}]
+        for settings in [{"NCCL_HOSTID": (rank.node, ""), "NCCL_SOCKET_IFNAME": ("=lo", "")}]
+    ]
+    assert _one(environment.overrides(apart, spec, "gpu0")).verdict == "pass"
+    alike = [replace(rank, settings={"NCCL_HOSTID": ("one", "")}) for rank in _ranks()]
+    assert "another identity of the host" in _one(environment.overrides(alike, spec, "gpu0")).note
 
 
 def test_gid_indexes_may_differ_by_node(tmp_path: Path) -> None:
