@@ -25,6 +25,7 @@ POINT_TO_POINT = ("recv", "recv_object_list", "send", "send_object_list")
 """Calls that wait for one other rank, not for all ranks of a group."""
 _RECORDER = "/pytest_mnode/rank/recorder.py"
 """File whose frames are between the test and every collective."""
+_COUNTS = "/pytest_mnode/rank/operation_counts.py"
 _REPORTS = "pytest_runtest_makereport"
 _FINISHES = "finish_device"
 """Function of rank.device_work that waits for the device."""
@@ -160,7 +161,7 @@ def where(thread: Thread | None) -> Where:
         elif path.endswith(_FUNCTIONAL) and frame.function == "wait_tensor":
             collective = WAIT
         elif frame is thread.frames[0] and path.endswith(_DDP):
-            collective = "collective of DistributedDataParallel"
+            collective = "a collective of DistributedDataParallel"
         if is_torchs(path):
             torch_frame = frame
             continue
@@ -231,13 +232,19 @@ def _threads_of(text: str) -> list[str]:
 
 
 def _tells(thread: str) -> bool:
-    """Whether a thread of a dump helps the reader; not if torch only imports modules of its own.
+    """Whether a thread of a dump helps the reader.
 
-    NCCL's watchdog imports such modules to print Python stacks when a collective has failed.
+    Not if it is in C++ only, or counts operations. Not if torch itself imports its modules and what
+    they need: NCCL's watchdog does so, to print Python stacks when a collective has failed.
     """
     files = [match[1] for match in map(_FRAME.match, thread.splitlines()) if match]
+    if any(file.endswith(_COUNTS) for file in files):
+        return False
+    if not files:
+        return not thread.startswith("Thread ")
+    installed = all("-packages/" in file or is_pythons(file) for file in files)
     imports = any(file.startswith(_IMPORT) for file in files)
-    return not imports or not all(is_torchs(file) or is_pythons(file) for file in files)
+    return not (imports and is_torchs(files[-1]) and installed)
 
 
 def without_native_frames(text: str) -> str:

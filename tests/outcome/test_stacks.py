@@ -71,7 +71,7 @@ def test_ddp_calls_its_collectives_in_c() -> None:
     layer = (ddp.replace("parallel/distributed", "modules/module"), 1789, "_call_impl")
     test = ("/work/test_a.py", 7, "test_a")
     waits = where_of_rank(parse(dump((ddp, 1775, "_pre_forward"), (ddp, 1886, "forward"), test)))
-    assert waits.collective == "collective of DistributedDataParallel"
+    assert waits.collective == "a collective of DistributedDataParallel"
     computes = where_of_rank(parse(dump(layer, (ddp, 1886, "forward"), test)))
     assert computes.collective is None
 
@@ -248,8 +248,17 @@ def test_a_long_import_is_at_the_line_that_began_it() -> None:
 
 def test_a_thread_in_which_torch_imports_itself_is_left_out() -> None:
     assert tidy(f"{NCCL_WATCHDOG}\n{WAITING}") == tidy(WAITING)
+    sympy = f'  File "{TORCH.removesuffix("torch")}sympy/core/expr.py", line 4188 in <module>\n'
+    heading, _, frames = NCCL_WATCHDOG.partition("\n")
+    assert tidy(f"{heading}\n{sympy}{frames}\n{WAITING}") == tidy(WAITING)
     users = NCCL_WATCHDOG + '  File "/work/loader.py", line 3 in load\n'
     assert "loader.py" in tidy(f"{users}\n{WAITING}")
+
+
+def test_a_thread_without_python_frames_is_left_out() -> None:
+    empty = "  <no Python frame>\n"
+    assert tidy(f"{dump(head='Thread 0x00007f02')}{empty}\n{WAITING}") == tidy(WAITING)
+    assert empty.strip() in tidy(f"{dump()}{empty}")
 
 
 def test_a_rank_that_waits_for_its_device_after_the_body() -> None:
