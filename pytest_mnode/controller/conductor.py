@@ -19,7 +19,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.hearing import waited_for
 from pytest_mnode.controller.rank_talk import RankTalk, Settled
-from pytest_mnode.outcome.calls import absent, is_deadlock
+from pytest_mnode.outcome.calls import absent, ahead, is_deadlock
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited
 from pytest_mnode.protocol.agent_messages import StackTexts
@@ -230,7 +230,8 @@ class Conductor(RankTalk):
         self._compare()
         calls = self.outcome.calls
         self._absent = absent(calls) if self.outcome.still else set()
-        if self._grace_end is None and is_deadlock(calls, self._ended):
+        left = any(behind & self._ended for _, behind in ahead(self.outcome.counts).values())
+        if self._grace_end is None and (left or is_deadlock(calls, self._ended)):
             if self.outcome.still:
                 self.outcome.deadlocked, self._grace_end = True, now
             else:

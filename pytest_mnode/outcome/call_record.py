@@ -11,6 +11,8 @@ from pathlib import Path
 SLOTS = 128
 """Number of calls kept for each rank."""
 SLOT_BYTES = 512
+COUNT_SLOTS = 8
+"""Slots after those of the calls, one per process group: how many operations it has begun."""
 SEPARATOR = "\x1f"
 INSIDE, LIMITED, PENDING, RETURNED, RAISED = "i", "l", "p", "r", "x"
 """PENDING: the call returned, but the collective may go on, as on a device or with async_op.
@@ -92,3 +94,9 @@ def parse(text: str) -> list[Call]:
             state, number, seq, group, op, mode, arguments, place = words
             found.append(Call(int(number), int(seq), group, op, arguments, place, state, mode))
     return sorted(found, key=lambda call: call.number)
+
+
+def parse_counts(text: str) -> dict[str, int]:
+    """By group, how many operations it has begun in this rank, if the record says so."""
+    lines = (line.split(SEPARATOR) for line in text.split("\n"))
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}

@@ -22,6 +22,8 @@ _SHOWN = 3
 
 Calls = Mapping[int, Sequence["Call"]]
 """Calls by rank, oldest first."""
+Counts = Mapping[int, Mapping[str, int]]
+"""By rank and group, how many operations the rank has begun in it."""
 _Numbers = Mapping[str, int]
 """By group: number of the first call whose error the test caught. Later calls do not match."""
 
@@ -81,6 +83,17 @@ def unjoined(calls: Calls) -> dict[int, Call]:
                 call = next(c for c in calls[rank] if (c.group, c.seq) == (group, seq))
                 if rank not in found or call.number < found[rank].number:
                     found[rank] = call
+    return found
+
+
+def ahead(counts: Counts) -> dict[int, tuple[str, set[int]]]:
+    """By rank ahead of others, which has begun more operations of a group: the group, and those."""
+    found: dict[int, tuple[str, set[int]]] = {}
+    for group in sorted({group for of in counts.values() for group in of}):
+        begun = {rank: of[group] for rank, of in counts.items() if group in of}
+        least = min(begun.values())
+        behind = {rank for rank, number in begun.items() if number == least}
+        found |= dict.fromkeys(begun.keys() - behind - found.keys(), (group, behind))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from pytest_mnode.outcome import describe
-from pytest_mnode.outcome.call_record import Call, parse
+from pytest_mnode.outcome.call_record import Call, parse, parse_counts
 from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_messages import PhaseReport, Returned, TornDown
 from pytest_mnode.protocol.world import WorldInfo
@@ -147,6 +147,11 @@ class Outcome:
         read = {r: s.calls for r, s in self.states.items() if s.calls is not None}
         parsed = {text: parse(text) for text in set(read.values())}  # many ranks have equal records
         return {rank: parsed[text] for rank, text in read.items()}
+
+    @property
+    def counts(self) -> dict[int, dict[str, int]]:
+        """How many operations of each group each rank has begun; empty where none are counted."""
+        return {r: parse_counts(s.calls) for r, s in self.states.items() if s.calls is not None}
 
     @property
     def ended(self) -> set[int]:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from pytest_mnode.outcome.calls import unjoined
+from pytest_mnode.outcome.call_record import group_text
+from pytest_mnode.outcome.calls import ahead, unjoined
 from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text, waiting_text
 from pytest_mnode.outcome.outcome import Failure, Outcome, RankState
 from pytest_mnode.outcome.stacks import (
@@ -34,6 +35,9 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     for rank, call in unjoined(outcome.calls).items():
         if rank in at and at[rank].collective is None:
             at[rank] = replace(at[rank], collective=call.op, begun_at=call.place)
+    for rank, (group, _) in ahead(outcome.counts).items():
+        if rank in at and at[rank].collective is None:
+            at[rank] = replace(at[rank], collective=f"a collective of {group_text(group)}")
     paired = [rank for rank in at if at[rank].collective in POINT_TO_POINT]
     waiting = [rank for rank in at if at[rank].collective and rank not in paired]
     absent = [rank for rank in at if not at[rank].collective]
@@ -62,19 +66,20 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
 
 def _left(outcome: Outcome) -> list[int]:
     """Ranks that ended the body of a test that others still wait in."""
-    if not outcome.timed_out:
+    if not (outcome.timed_out or outcome.deadlocked):
         return []
     return [r for r, s in outcome.states.items() if s.body_done and not s.stuck_in and not s.gone]
 
 
 def _awaited_call(at: dict[int, Where], waiting: Sequence[int]) -> str:
     first = at[waiting[0]]
-    place = first.begun_at or (first.frame.place if first.frame else "no frame of the test")
-    return f"the {_name(first)} ({place}) that {waiting_text(waiting)} in"
+    place = first.begun_at or (first.frame.place if first.frame else "")
+    at_place = f" ({place})" if place else ""
+    return f"the {_name(first)}{at_place} that {waiting_text(waiting)} in"
 
 
 def _name(where: Where) -> str:
-    return "collective" if where.collective == WAIT else str(where.collective)
+    return "collective" if where.collective == WAIT else str(where.collective).removeprefix("a ")
 
 
 def _failure(

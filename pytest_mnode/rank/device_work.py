@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.rank import operation_counts
+
 
 class DeviceWork:
     """Plugin of a rank's pytest session."""
@@ -32,6 +34,7 @@ def finish_device() -> None:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return
+    operation_counts.record()  # exact before this rank says that it has ended the body
     failed = ""
     try:
         torch.cuda.synchronize()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mnode import processes
+from pytest_mnode.rank.operation_counts import OPERATION_COUNTS
 from pytest_mnode.rank.process_group import LAST_GROUP
 
 HOST_MEMORY_LIMIT_BYTES = 256 * 2**20
@@ -27,7 +28,7 @@ _SHOWN = 80
 """Most characters shown of a command."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HELPER_THREADS = (
-    *(LAST_GROUP, "tqdm_monitor", "InductorSubproc", "fsspecIO"),
+    *(LAST_GROUP, OPERATION_COUNTS, "tqdm_monitor", "InductorSubproc", "fsspecIO"),
     *("asyncio_*", "AnyIO worker thread"),  # of an event loop, which a plugin may keep
 )
 _HELPER_MODULES = ("loky.", "joblib.externals.loky.")

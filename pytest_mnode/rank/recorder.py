@@ -2,8 +2,8 @@
 
 The file can be read when the rank cannot answer: while it hangs, holds the GIL or is dead.
 Only the public names of `torch.distributed` are wrapped, not the functions that its own modules
-call, so that a collective is recorded once. Point-to-point calls are not recorded, and neither are
-collectives that C++ starts (DistributedDataParallel, functional collectives).
+call, so that a collective is recorded once. Point-to-point calls are not recorded. Collectives that
+C++ starts (DistributedDataParallel, functional collectives) are only counted: see operation_counts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.outcome.call_record import (
+    COUNT_SLOTS,
     INSIDE,
     LIMITED,
     PENDING,
@@ -79,20 +80,21 @@ class Recorder:
         """size: ranks of the world. Nothing is recorded if the default group has another size:
         then ranks may have made several default groups, each for some of the ranks."""
         with path.open("w+b") as file:
-            file.truncate(SLOTS * SLOT_BYTES)
-            self._map = mmap.mmap(file.fileno(), SLOTS * SLOT_BYTES)
+            file.truncate((SLOTS + COUNT_SLOTS) * SLOT_BYTES)
+            self._map = mmap.mmap(file.fileno(), (SLOTS + COUNT_SLOTS) * SLOT_BYTES)
         self._lock = threading.Lock()
         self._size = size
         self._groups: dict[tuple[int, str], tuple[str, bool]] = {}
         self._counts: dict[str, int] = {}
+        self._counted: list[str] = []
         self._number = 0
         os.register_at_fork(after_in_child=self.stop)  # a child's calls are not this rank's
 
     def begin(self) -> None:
         """Delete the calls of the previous test, and start recording."""
-        if self._number:
+        if self._number or self._counted:
             self._map[:] = bytes(len(self._map))
-        self._groups, self._counts, self._number = {}, {}, 0
+        self._groups, self._counts, self._counted, self._number = {}, {}, [], 0
         Recorder.current = self
 
     def enter(self, op: str, named: Mapping[str, Any]) -> int | None:
@@ -111,10 +113,7 @@ class Recorder:
             number = self._number = self._number + 1
             seq = self._counts[key] = self._counts.get(key, 0) + 1
         state = LIMITED if limited else INSIDE
-        line = SEPARATOR.join((state, str(number), str(seq), key, op, mode, words, place))
-        data = line.encode(errors="replace")[:SLOT_BYTES]
-        start = number % SLOTS * SLOT_BYTES
-        self._map[start : start + SLOT_BYTES] = data.ljust(SLOT_BYTES, b"\0")
+        self._write(number % SLOTS, state, str(number), str(seq), key, op, mode, words, place)
         return number
 
     def leave(self, number: int, state: str) -> None:
@@ -123,6 +122,21 @@ class Recorder:
         limited = state == PENDING and self._map[at] == ord(LIMITED)
         if self._number - number < SLOTS and not limited:
             self._map[at] = ord(state)
+
+    def count(self, group: Any, operations: int) -> None:
+        """Record how many operations a group has begun, of the first COUNT_SLOTS groups."""
+        if dist.get_world_size() != self._size:
+            return
+        key, _ = self._group(group)
+        with self._lock:
+            if key not in self._counted and len(self._counted) < COUNT_SLOTS:
+                self._counted.append(key)
+        if key in self._counted:
+            self._write(SLOTS + self._counted.index(key), key, str(operations))
+
+    def _write(self, slot: int, *words: str) -> None:
+        data = SEPARATOR.join(words).encode(errors="replace")[:SLOT_BYTES]
+        self._map[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES] = data.ljust(SLOT_BYTES, b"\0")
 
     def stop(self) -> None:
         """Stop until the next test, because calls after an error do not follow the test's order."""

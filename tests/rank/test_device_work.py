@@ -89,3 +89,60 @@ def test_a_rank_that_waits_for_its_device_shows_its_last_call(tmp_path: Path) ->
     assert "rank 1 of 2 on local1: first]\nleft the test without entering the all_reduce" in left
     assert "waits for the all_reduce of test_it.py:" in left
     assert "at the end of the body, where it waits for its device" in left
+
+
+def test_a_rank_that_left_a_collective_of_cpp_is_named(tmp_path: Path) -> None:
+    """No call is recorded and no stack shows it; only the group counts it, as with
+    DistributedDataParallel on NCCL. A sleep stands for the wait for the device."""
+    write_files(
+        tmp_path,
+        test_it="""
+            import time
+
+            import pytest
+            import torch
+
+            from pytest_mnode.rank import operation_counts
+
+
+            @pytest.fixture
+            def counted(process_group):
+                operation_counts.start()
+
+
+            def begin(group):
+                return group.allreduce([torch.ones(1)])
+
+
+            def test_all_call(counted, process_group):
+                for _ in range(3):
+                    begin(process_group).wait()
+                time.sleep(0.6)
+
+
+            @pytest.mark.mnode(timeout=30)
+            def test_left(counted, process_group, rank, monkeypatch):
+                monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+                monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+                if rank == 0:
+                    kept = begin(process_group)
+                    time.sleep(60)
+
+
+            @pytest.mark.mnode(timeout=2)
+            def test_absent(counted, process_group, rank):
+                if rank == 1:
+                    time.sleep(60)
+                kept = begin(process_group)
+                time.sleep(60)
+        """,
+    )
+    run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
+    left, absent = (run.cases()[name].findtext("failure") for name in ("test_left", "test_absent"))
+    assert run.outcomes()["test_all_call"] == "passed"
+    assert "rank 1 of 2 on local1: first]\nleft the test without entering the " in str(left)
+    assert "the collective of the default group (test_it.py:" in str(left)
+    assert ") that rank 0 waits in" in str(left)
+    assert "waits in a collective of the default group at test_it.py:" in str(left)
+    assert "rank 1 of 2 on local1: first]\nno end within 2 s: did not enter the " in str(absent)
+    assert "operation_counts" not in f"{left}{absent}"
