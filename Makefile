@@ -5,6 +5,7 @@
 # make test-engines  tests with a real Slurm and real sshd, and the whole suite on the rack
 # make machines      make the image of virtual machines from Debian packages, once
 # make test-machines tests on virtual machines with soft-RoCE and two NUMA nodes
+# make test-gpu      tests of ranks on a GPU, which two nodes of this machine share
 # make bench         times against other ways to run distributed tests
 # make lint          put right what the tools can, then format
 # make clean         remove the environment and everything built
@@ -27,12 +28,13 @@ ENGINES := tests/engines
 RED := tests/acceptance
 WHOLE := tests/engines/test_rack_whole.py
 MACHINES := tests/machines
+GPU := tests/gpu
 
 # Tests start some thousand interpreters: each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: certify test test-red engines test-engines machines test-machines lint bench clean environment
+.PHONY: certify test test-red engines test-engines machines test-machines test-gpu lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
@@ -41,7 +43,7 @@ test: environment
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) --ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES)
+	$(PYTEST) --ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES) --ignore=$(GPU)
 
 # A quarter of the time of all tests: each of these runs the acceptance suite, or files of it.
 # Two at a time: rates and step times are measured.
@@ -64,6 +66,10 @@ machines: environment
 # One process: all tests share two machines, which are as busy as this one is fast.
 test-machines: environment
 	$(BIN)/python -m pytest $(MACHINES) --durations=12
+
+# One process: two nodes share the first GPU, and rates are measured.
+test-gpu: environment
+	$(BIN)/python -m pytest $(GPU)
 
 lint: environment
 	$(BIN)/ruff check --fix .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,8 @@ def certify(
     report = directory / "report"
     what = [str(ACCEPTANCE / file) for file in files] or [str(ACCEPTANCE)]
     arguments = ("--mnode-nodes=4", *what, f"--mnode-report={report}", *args)
-    more = {"PYTHONPATH": str(directory), **(env or {})}
+    path = os.pathsep.join(filter(None, (str(directory), os.environ.get("PYTHONPATH"))))
+    more = {"PYTHONPATH": path, **(env or {})}
     page = report / "certificate.json"
     for _ in range(_RUNS):
         page.unlink(missing_ok=True)
