@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.outcome.call_record import (
@@ -38,32 +39,8 @@ from pytest_mnode.outcome.call_record import (
     SLOTS,
 )
 from pytest_mnode.outcome.stacks import is_hidden, is_pythons, is_torchs
+from pytest_mnode.rank.call_arguments import COLLECTIVES, arguments
 
-_COLLECTIVES = {
-    "all_gather": "tensor_list",
-    "all_gather_into_tensor": "input_tensor",
-    "all_gather_object": "",
-    "all_gather_single": "input_tensor",
-    "all_reduce": "tensor",
-    "all_to_all": "input_tensor_list",
-    "all_to_all_single": "input",
-    "barrier": "",
-    "broadcast": "tensor",
-    "broadcast_object_list": "object_list",
-    "gather": "tensor",
-    "gather_object": "",
-    "monitored_barrier": "",
-    "new_group": "",
-    "reduce": "tensor",
-    "reduce_scatter": "input_list",
-    "reduce_scatter_single": "input",
-    "reduce_scatter_tensor": "input",
-    "scatter": "tensor",
-    "scatter_object_list": "",
-}
-"""Recorded functions, and the argument that must be equal in all ranks of the group."""
-_LIST_ITEMS = 16
-"""How many tensors of a list are recorded."""
 _GROUP_CHARS, _ARGUMENT_BYTES, _PLACE_BYTES = 200, 120, 120
 """Room in a slot for these texts, beside numbers and names."""
 _SHORT_S = 600.0
@@ -86,13 +63,13 @@ class Recorder:
         self._size = size
         self._groups: dict[tuple[int, str], tuple[str, bool]] = {}
         self._counts: dict[str, int] = {}
-        self._counted: list[str] = []
+        self._counted: list[str] | None = []
         self._number = 0
         os.register_at_fork(after_in_child=self.stop)  # a child's calls are not this rank's
 
     def begin(self) -> None:
         """Delete the calls of the previous test, and start recording."""
-        if self._number or self._counted:
+        if self._number or self._counted != []:
             self._map[:] = bytes(len(self._map))
         self._groups, self._counts, self._counted, self._number = {}, {}, [], 0
         Recorder.current = self
@@ -107,7 +84,7 @@ class Recorder:
         key, short = self._group(group or dist.group.WORLD)
         limited = short or (op == "monitored_barrier" and named.get("timeout") is not None)
         mode = "async_op" if named.get("async_op") else ""
-        words = _fit(_arguments(op, named), _ARGUMENT_BYTES)
+        words = _fit(arguments(op, named), _ARGUMENT_BYTES)
         place = _fit(_place() + _handled(), _PLACE_BYTES)
         with self._lock:
             number = self._number = self._number + 1
@@ -129,10 +106,21 @@ class Recorder:
             return
         key, _ = self._group(group)
         with self._lock:
-            if key not in self._counted and len(self._counted) < COUNT_SLOTS:
-                self._counted.append(key)
-        if key in self._counted:
-            self._write(SLOTS + self._counted.index(key), key, str(operations))
+            counted = self._counted
+            if counted is not None and key not in counted and len(counted) < COUNT_SLOTS:
+                counted.append(key)
+            if counted is not None and key in counted:
+                self._write(SLOTS + counted.index(key), key, str(operations))
+
+    def leave_counts(self) -> None:
+        """Record no counts until the next test.
+
+        NCCL counts a batch of sends and receives as a collective, and ranks need not make equal
+        numbers of them. Source: torch, ProcessGroupNCCL::startCoalescing.
+        """
+        with self._lock:
+            self._counted = None
+            self._map[SLOTS * SLOT_BYTES :] = bytes(COUNT_SLOTS * SLOT_BYTES)
 
     def _write(self, slot: int, *words: str) -> None:
         data = SEPARATOR.join(words).encode(errors="replace")[:SLOT_BYTES]
@@ -169,9 +157,23 @@ def _fit(text: str, most_bytes: int) -> str:
 
 def install() -> None:
     """Wrap the public functions, before the test modules import any of them by name."""
-    for name in _COLLECTIVES:  # older torch lacks some of the names
+    for name in COLLECTIVES:  # older torch lacks some of the names
         if hasattr(dist, name):
             setattr(dist, name, _recorded(name, getattr(dist, name)))
+    # torch's own functions for objects call it by the second name.
+    dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = _uncounted(dist.batch_isend_irecv)
+
+
+def _uncounted(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if (recorder := Recorder.current) is not None:
+            recorder.leave_counts()
+        return function(*args, **kwargs)
+
+    call.__module__ = "torch.distributed"  # where pickle finds it
+    return call
 
 
 def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,60 +207,9 @@ def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_complete(name: str, named: Mapping[str, Any]) -> bool:
     """Whether the collective has ended when the call returns: only on CPUs, without async_op."""
-    value = named.get(_COLLECTIVES[name])
+    value = named.get(COLLECTIVES[name])
     first = value[0] if isinstance(value, list | tuple) and value else value
     return not named.get("async_op") and getattr(first, "is_cpu", True)
-
-
-def _arguments(op: str, named: Mapping[str, Any]) -> str:
-    """The arguments that must be equal in all ranks, as text; "(here …)" may differ."""
-    words = []
-    if op == "new_group":
-        ranks = named.get("ranks")
-        return "of all ranks" if ranks is None else f"of ranks {format_cpulist(ranks)}"
-    if (value := named.get(_COLLECTIVES[op])) is not None:
-        words.append(f"of {_values(op, value)}")
-    if "reduce" in op:
-        reduce_op = named.get("op", dist.ReduceOp.SUM)
-        kind = getattr(reduce_op, "op", reduce_op)  # an operation with a factor has `op`
-        words.append(f"with {getattr(kind, 'name', kind)}")
-    if op in ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list"):
-        words.append(f"from rank {_root(named, 'src')}")
-    elif op in ("reduce", "gather", "gather_object"):
-        words.append(f"to rank {_root(named, 'dst')}")
-    return " ".join(words)
-
-
-def _values(op: str, value: Any) -> str:
-    if op == "broadcast_object_list":
-        return f"{len(value)} objects"
-    if op.startswith("all_to_all"):  # the number of elements may differ between ranks
-        tensors = value if isinstance(value, list | tuple) else [value]
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
-        return f"{dtype} (here {' '.join(map(_tensor, tensors[:_LIST_ITEMS]))})"
-    if isinstance(value, list | tuple):
-        texts = list(dict.fromkeys(_tensor(tensor) for tensor in value[:_LIST_ITEMS]))
-        return f"{len(value)} × {texts[0]}" if len(texts) == 1 else f"{len(value)}: {texts}"
-    return _tensor(value)
-
-
-def _tensor(tensor: torch.Tensor) -> str:
-    return _tensor_text(tensor.shape, tensor.dtype)
-
-
-@functools.lru_cache
-def _tensor_text(shape: torch.Size, dtype: torch.dtype) -> str:
-    return f"[{','.join(map(str, shape))}] {str(dtype).removeprefix('torch.')}"
-
-
-def _root(named: Mapping[str, Any], name: str) -> int:
-    """The root's rank in the world, from either argument; 0 if none was given, as in torch."""
-    in_group = named.get(f"group_{name}")
-    if in_group is None:
-        return int(named.get(name) or 0)
-    group = named.get("group") or dist.group.WORLD
-    assert group is not None
-    return int(dist.get_global_rank(group, in_group))
 
 
 def _place() -> str:

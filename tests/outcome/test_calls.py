@@ -228,7 +228,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.rank.recorder import Recorder, _arguments
+from pytest_mnode.rank.call_arguments import arguments
+from pytest_mnode.rank.recorder import Recorder
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 short = dist.new_group([0], timeout=timedelta(seconds=3))
@@ -247,13 +248,13 @@ other = Recorder(Path(sys.argv[2]), 4)
 other.begin()
 assert other.enter("barrier", {}) is None
 splits = {"input": torch.ones(4), "output_split_sizes": [1, 3]}
-assert "(here" in _arguments("all_to_all_single", splits)
+assert "(here" in arguments("all_to_all_single", splits)
 double = dist._make_nccl_premul_sum(2.0)
-print(_arguments("all_reduce", {"tensor": ones, "op": double}))
+print(arguments("all_reduce", {"tensor": ones, "op": double}))
 """
 
 
-def test_recorded_arguments(tmp_path: Path) -> None:
+def test_recordedarguments(tmp_path: Path) -> None:
     """Also of a group with a short timeout, of long lists and many ranks, and of other sizes."""
     argv = [sys.executable, "-c", RECORDED, str(tmp_path / "one"), str(tmp_path / "other")]
     ran = subprocess.run(argv, check=False, capture_output=True, text=True)

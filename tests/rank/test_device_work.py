@@ -101,6 +101,7 @@ def test_a_rank_that_left_a_collective_of_cpp_is_named(tmp_path: Path) -> None:
 
             import pytest
             import torch
+            import torch.distributed as dist
 
             from pytest_mnode.rank import operation_counts
 
@@ -108,6 +109,9 @@ def test_a_rank_that_left_a_collective_of_cpp_is_named(tmp_path: Path) -> None:
             @pytest.fixture
             def counted(process_group):
                 operation_counts.start()
+
+
+            kept = []
 
 
             def begin(group):
@@ -129,6 +133,16 @@ def test_a_rank_that_left_a_collective_of_cpp_is_named(tmp_path: Path) -> None:
                     time.sleep(60)
 
 
+            def test_a_batch_is_sent(counted, process_group, rank):
+                # NCCL counts a batch as if it were a collective, and only one rank makes it.
+                if rank == 0:
+                    kept.append(begin(process_group))
+                    dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 1)])
+                    time.sleep(4)
+                else:
+                    dist.recv(torch.ones(1), 0)
+
+
             @pytest.mark.mnode(timeout=2)
             def test_absent(counted, process_group, rank):
                 if rank == 1:
@@ -139,7 +153,7 @@ def test_a_rank_that_left_a_collective_of_cpp_is_named(tmp_path: Path) -> None:
     )
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
     left, absent = (run.cases()[name].findtext("failure") for name in ("test_left", "test_absent"))
-    assert run.outcomes()["test_all_call"] == "passed"
+    assert run.outcomes()["test_all_call"] == run.outcomes()["test_a_batch_is_sent"] == "passed"
     assert "rank 1 of 2 on local1: first]\nleft the test without entering the " in str(left)
     assert "the collective of the default group (test_it.py:" in str(left)
     assert ") that rank 0 waits in" in str(left)
