@@ -32,6 +32,8 @@ class Console:
         self._running = ""
         self._awaited: Callable[[], str] = str
         self._asked = False
+        self._unfinished = ""
+        """What the debugged rank wrote after its last line end, such as its prompt."""
         self.line: LiveLine | None = None
         """The live line, shown while nothing else writes to the terminal."""
         self._stderr = None if sys.__stderr__ is None else os.dup(sys.__stderr__.fileno())
@@ -97,9 +99,24 @@ class Console:
             self._write(lines)
             return
         with self.uncaptured():
+            self._write_of_debugger("\n" if self._unfinished else "")
             for line in lines:
                 terminal.write_line(line)
             terminal.flush()
+            self._write_of_debugger(self._unfinished)
+
+    def show_debugger(self, text: str) -> None:
+        """Write what the debugged rank wrote to its terminal; pytest must not capture now."""
+        self._write_of_debugger(text)
+        self._unfinished = (self._unfinished + text).rpartition("\n")[2]
+
+    def leave_debugger(self) -> None:
+        """The rank has given the terminal back: its unfinished line is not shown again."""
+        self._unfinished = ""
+
+    def _write_of_debugger(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
     @contextlib.contextmanager
     def uncaptured(self, with_input: bool = False) -> Iterator[None]:

@@ -74,15 +74,18 @@ class DebuggerSession:
         self._chosen = ask.rank
         with console.uncaptured(with_input=True), Keyboard() as keyboard:
             self._asks_again = True
-            while self._asks_again:
-                self._asks_again = False
-                quits = self._talk(ask, hear, keyboard)
+            try:
+                while self._asks_again:
+                    self._asks_again = False
+                    quits = self._talk(ask, hear, keyboard, console)
+            finally:
+                console.leave_debugger()
         return quits
 
     def _answer(self, ask: AskDebugger, answer: DebuggerAnswer) -> None:
         self._client.tell_rank(self._world, ask.rank, answer)
 
-    def _talk(self, ask: AskDebugger, hear: Hear, keyboard: Keyboard) -> bool:
+    def _talk(self, ask: AskDebugger, hear: Hear, keyboard: Keyboard, console: Console) -> bool:
         place = self._world.node_of(ask.rank), self._world.id, ask.rank
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._client.tell(OpenTerminal(*place, keyboard.size))
@@ -104,8 +107,7 @@ class DebuggerSession:
                     self._answer(ask, DebuggerAnswer(reads, writes, keyboard.term))
                 case TerminalOutput(data=data):
                     keyboard.heard_of_rank()
-                    sys.stdout.write(decode(data))
-                    sys.stdout.flush()
+                    console.show_debugger(decode(data))
                 case DebuggerLeft(quit=quits):
                     self._client.tell(CloseTerminal(*place))
                     limit = time.monotonic() + _ANSWER_LIMIT_S

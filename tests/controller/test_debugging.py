@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -59,6 +61,12 @@ class Stage:
 
     def show(self, lines: list[str]) -> None:
         self.shown += lines
+
+    def show_debugger(self, text: str) -> None:
+        sys.stdout.write(text)
+
+    def leave_debugger(self) -> None:
+        self.shown.append("left")
 
     @contextlib.contextmanager
     def uncaptured(self, with_input: bool) -> Iterator[None]:
@@ -172,3 +180,32 @@ def test_a_rank_that_ends_closes_its_session() -> None:
     stage = Stage(OPENED, TerminalClosed("w1", 1), death)
     assert not stage.session.attach(ASK, stage.hear)
     assert stage.heard == [death]
+
+
+def test_lines_of_other_ranks_come_before_the_unfinished_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such as the prompt, or a line that pdb writes without its end at first."""
+    plugins = {"terminalreporter": SimpleNamespace(write_line=print, flush=lambda: None)}
+    config: Any = SimpleNamespace(
+        pluginmanager=SimpleNamespace(getplugin=plugins.get), workerinput={}
+    )
+    console = Console(config, None)
+    try:
+        console.show_debugger("> test_it.py(5)\n-> for step in range(3):")
+        console.show(["[rank 0 local0] step 0"])
+        console.show_debugger("\n(Pdb rank 1) p ")
+        console.show(["[rank 0 local0] step 1", "[rank 0 local0] step 2"])
+        console.show_debugger("1\n1\n")
+        console.show(["[rank 0 local0] step 3"])
+        console.show_debugger("(Pdb rank 1) ")
+        console.leave_debugger()
+        console.show(["[rank 0 local0] step 4"])
+    finally:
+        console.close()
+    loop, prompt = "-> for step in range(3):", "(Pdb rank 1) p "
+    assert capsys.readouterr().out.splitlines() == [
+        *("> test_it.py(5)", loop, "[rank 0 local0] step 0", loop),
+        *(prompt, "[rank 0 local0] step 1", "[rank 0 local0] step 2", f"{prompt}1", "1"),
+        *("[rank 0 local0] step 3", "(Pdb rank 1) [rank 0 local0] step 4"),
+    ]
