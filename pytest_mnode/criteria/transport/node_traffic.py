@@ -99,8 +99,26 @@ class NodeTraffic:
         return next(owners, None)
 
     def fabric_ports(self, spec: Spec) -> list[Port]:
-        """RDMA ports of the fabric."""
-        return [port for port in self.machine.ports if spec.fabric.has_interface(port.device)]
+        """RDMA ports of the fabric: the spec names their device or its interface.
+
+        If a pattern (mlx5_*) names more ports than the fabric has, those of another link layer do
+        not count: beside an InfiniBand fabric, storage is often on Ethernet ports.
+        """
+        named, fabric = self._named_ports(spec), spec.fabric
+        if len(named) <= fabric.nics_per_node:
+            return named
+        return [port for port in named if port.may_carry(fabric.protocol)]
+
+    def _named_ports(self, spec: Spec) -> list[Port]:
+        has = spec.fabric.has_interface
+        return [p for p in self.machine.ports if any(map(has, (p.device, *self.netdevs_of(p))))]
+
+    def is_named(self, name: str, spec: Spec) -> bool:
+        """Whether the spec names a NIC (mlx5_0, mlx5_0:1, eth0), or the interface of a device."""
+        device = name.partition(":")[0]
+        return spec.fabric.has_interface(device) or any(
+            port.device == device for port in self._named_ports(spec)
+        )
 
     def why_not_taken(self, chosen: Selection) -> str:
         """Why a list of RDMA devices takes no port that is up, in words; "" if it takes one."""
@@ -121,10 +139,11 @@ class NodeTraffic:
             if self.machine.rdma is None:
                 return None
             several = {p.device for p in self.machine.ports if p.number > 1}
+            ours = {port.name for port in self.fabric_ports(spec)}
             return [
                 self._carrier(p.name, p.name if p.device in several else p.device, state_of(p))
                 for p in self.machine.ports
-                if spec.fabric.has_interface(p.device) is of_fabric
+                if (p.name in ours) is of_fabric
             ]
         if self.machine.interfaces is None:
             return None
