@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.machine.counters import estimated_port_bytes, increases, port_bytes, port_packets
+from pytest_mnode.machine.fabric_nics import fabric_ports, named_ports
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind, plain
 from pytest_mnode.machine.rdma import Port
@@ -99,26 +100,15 @@ class NodeTraffic:
         return next(owners, None)
 
     def fabric_ports(self, spec: Spec) -> list[Port]:
-        """RDMA ports of the fabric: the spec names their device or its interface.
-
-        If a pattern (mlx5_*) names more ports than the fabric has, those of another link layer do
-        not count: beside an InfiniBand fabric, storage is often on Ethernet ports.
-        """
-        named, fabric = self._named_ports(spec), spec.fabric
-        if len(named) <= fabric.nics_per_node:
-            return named
-        return [port for port in named if port.may_carry(fabric.protocol)]
-
-    def _named_ports(self, spec: Spec) -> list[Port]:
-        has = spec.fabric.has_interface
-        return [p for p in self.machine.ports if any(map(has, (p.device, *self.netdevs_of(p))))]
+        """RDMA ports of the fabric."""
+        fabric, devices = spec.fabric, self.machine.rdma or ()
+        return fabric_ports(fabric.interfaces, fabric.nics_per_node, fabric.protocol, devices)
 
     def is_named(self, name: str, spec: Spec) -> bool:
         """Whether the spec names a NIC (mlx5_0, mlx5_0:1, eth0), or the interface of a device."""
-        device = name.partition(":")[0]
-        return spec.fabric.has_interface(device) or any(
-            port.device == device for port in self._named_ports(spec)
-        )
+        nic = name.partition(":")[0]
+        ports = named_ports(spec.fabric.interfaces, self.machine.rdma or ())
+        return spec.fabric.has_interface(nic) or any(port.device == nic for port in ports)
 
     def why_not_taken(self, chosen: Selection) -> str:
         """Why a list of RDMA devices takes no port that is up, in words; "" if it takes one."""
