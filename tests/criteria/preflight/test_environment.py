@@ -220,6 +220,15 @@ def test_the_log_of_nccl_that_each_rank_gets_is_no_difference(
         assert _one(environment.overrides(ranks, spec, node)).verdict == "pass"
 
 
+@pytest.mark.parametrize(
+    "name", ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "UCX_LOG_FILE"]
+)
+def test_files_that_a_node_writes_for_itself_are_no_difference(spec: Spec, name: str) -> None:
+    ranks = [replace(rank, settings={name: (f"/logs/{rank.node}.", "")}) for rank in _ranks()]
+    for node in ("gpu0", "gpu1"):
+        assert _one(environment.overrides(ranks, spec, node)).verdict == "pass"
+
+
 def test_nodes_of_one_machine_have_identities_of_their_own(spec: Spec) -> None:
     apart = [
         replace(rank, settings=settings, variables=variables)
