@@ -46,7 +46,8 @@ def named_ports(patterns: Sequence[str], devices: Sequence[RdmaDevice]) -> list[
         port
         for device in devices
         for port in device.ports
-        for names in [(device.name, *(port.netdevs or device.netdevs))]
+        for own in [port.netdevs if len(device.ports) > 1 else ()]
+        for names in [(device.name, *(own or device.netdevs))]
         if any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
     ]
 
