@@ -1,4 +1,4 @@
-"""NICs near which ranks without an accelerator are placed, and the NUMA node of each."""
+"""NICs that the fabric's patterns name: RDMA ports, and the NICs near which ranks are placed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pytest_mnode.machine.netdev import Interface, physical_below, read_interfaces
-from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
+from pytest_mnode.machine.rdma import Port, RdmaDevice, read_rdma
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,30 @@ def fabric_nics(
         below = dict.fromkeys(n for i in known if named(i) for n in physical_below(known[i], known))
         places = {name: known[name].numa_node for name in below}
     return tuple(FabricNic(name, at) for name, at in places.items())
+
+
+def named_ports(patterns: Sequence[str], devices: Sequence[RdmaDevice]) -> list[Port]:
+    """RDMA ports whose device or interface matches a pattern of `fabric.interfaces`."""
+    return [
+        port
+        for device in devices
+        for port in device.ports
+        for own in [port.netdevs if len(device.ports) > 1 else ()]
+        for names in [(device.name, *(own or device.netdevs))]
+        if any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    ]
+
+
+def fabric_ports(
+    patterns: Sequence[str], nics: int, protocol: str | None, devices: Sequence[RdmaDevice]
+) -> list[Port]:
+    """RDMA ports of a fabric that has `nics` NICs per node and this protocol.
+
+    If a pattern (mlx5_*) names more ports than the fabric has, those of another link layer do not
+    count: beside an InfiniBand fabric, storage is often on Ethernet ports.
+    """
+    named = named_ports(patterns, devices)
+    return named if len(named) <= nics else [one for one in named if one.may_carry(protocol)]
 
 
 def nic_of_rank(

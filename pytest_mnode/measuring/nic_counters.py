@@ -78,6 +78,12 @@ def nics_of_this_rank(world: World, device: torch.device) -> tuple[tuple[str, ..
     return carriers(carried)
 
 
+def nics_by_rank(world: World, device: torch.device) -> list[tuple[str, ...] | None]:
+    """`nics_of_this_rank` of each rank, the same on all; None if not known."""
+    nics, _ = nics_of_this_rank(world, device)
+    return list(gathered(nics))
+
+
 def carriers(carried: Mapping[str, int]) -> tuple[tuple[str, ...] | None, str]:
     """RDMA ports, else interfaces, that carried at least a tenth of it; or None, and why."""
     busy = sorted(

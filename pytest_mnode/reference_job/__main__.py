@@ -17,7 +17,7 @@ from typing import Any
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.processes import made_to_stay
 from pytest_mnode.reference_job import EXIT_PREEMPTED
-from pytest_mnode.reference_job.config import CUBLAS, REPEATABLE, JobConfig
+from pytest_mnode.reference_job.config import JobConfig
 
 USAGE = "usage: python -m pytest_mnode.reference_job CONFIG.json, started by torchrun"
 
@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(USAGE)
     config = JobConfig.read(argv[0])
     stop = Stop()
-    os.environ.setdefault(CUBLAS, REPEATABLE)
+    for name, value in config.settings.items():
+        os.environ.setdefault(name, value)
 
     with made_to_stay():
         import torch

@@ -17,6 +17,9 @@ DEVICES = ("auto", "accelerator", "cpu")
 CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 """cuBLAS reads this variable when it starts; without it torch refuses deterministic products.
 Source: cuBLAS library documentation, "Results Reproducibility"."""
+ALGORITHM, RING = "NCCL_ALGO", "Ring"
+"""NCCL reads this variable when it creates a communicator. A ring sums in the same order in each
+call; switches that reduce (NVLS) do not. Source: NVIDIA/nccl, issue 1497."""
 
 _MOST = (1 << 63) - 1
 _LEAST = {
@@ -76,6 +79,11 @@ class JobConfig:
     hold_checkpoint: int | None = None
     deterministic: bool = True
     pause_s: float = 0.0
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Variables that libraries read when they start; those that the user set stay."""
+        return {CUBLAS: REPEATABLE} | ({ALGORITHM: RING} if self.deterministic else {})
 
     def __post_init__(self) -> None:
         for field in fields(self):

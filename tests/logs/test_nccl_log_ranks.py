@@ -96,6 +96,28 @@ def test_an_address_used_again_is_another_communicator() -> None:
     assert (only.rank, only.size, only.complete) == (0, 4, True)
 
 
+def test_channels_of_a_group_are_not_those_of_the_world_that_has_its_address_later() -> None:
+    who = "fir2:7:8 [0] NCCL INFO "
+    group = "comm 0xa1 rank 0 nranks 2 cudaDev 0 busId 1000"
+    world = "ncclCommInitRank comm 0xa1 rank 2 nranks 4 cudaDev 0 commId 0x11"
+    lines = [
+        f"ncclCommSplit {group} parent 0x1 splitCount 1 color 5 key 0- Init START",
+        "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
+        f"ncclCommSplit {group} parent 0x1 splitCount 1 color 5 key 0- Init COMPLETE",
+        f"{group} - Destroy COMPLETE",
+        f"{world} - Init START",
+        "Channel 00/0 : 2[0] -> 0[0] [send] via NET/IB/0",
+        f"{world} - Init COMPLETE",
+        "Channel 01/0 : 2[0] -> 0[0] [send] via NET/IB/0",
+        "Channel 02/0 : 2[0] -> 0[0] [send] via NET/IB/0 comm 0xa1 nRanks 04",  # RCCL
+    ]
+    log = read_nccl_log("".join(f"{who}{line}\n" for line in lines))
+    (only,) = log.ranks
+    assert [(comm.address, comm.size) for comm in only.comms] == [("0xa1", 2), ("0xa1#2", 4)]
+    assert [channel.comm for channel in log.channels] == ["0xa1", *["0xa1#2"] * 3]
+    assert (only.rank, only.size) == (2, 4)
+
+
 def test_channels_connected_later_belong_to_the_only_communicator_they_fit() -> None:
     who = "fir1:7:8 [0] NCCL INFO "
     comms = [

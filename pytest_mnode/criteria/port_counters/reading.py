@@ -1,7 +1,7 @@
 """The program that reads the counters of a node's fabric ports, and prints one line of JSON.
 
-`python -m pytest_mnode.criteria.port_counters.reading PATTERN …`, patterns as in
-`fabric.interfaces`.
+`python -m pytest_mnode.criteria.port_counters.reading [--of=NICS:PROTOCOL] PATTERN …`, patterns as
+in `fabric.interfaces`; NICS of a node, and their RDMA protocol, as in `fabric_ports`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mnode.machine import netdev, rdma, sysfs
 from pytest_mnode.machine.encoding import encode
+from pytest_mnode.machine.fabric_nics import fabric_ports, named_ports
+
+if TYPE_CHECKING:
+    from pytest_mnode.spec.inventory import Fabric
 
 Counters = dict[str, int | None]
 """Counters of one port by the kernel's names; None for one that cannot be read."""
 CARRIER = "carrier_changes"
+_OF = "--of="
 TCP = "TCP"
 """The pseudo port that counts the node's TCP segments over all interfaces."""
+
+
+def arguments_of(fabric: Fabric) -> list[str]:
+    """The program's arguments for the ports of a fabric."""
+    return [f"{_OF}{fabric.nics_per_node}:{fabric.protocol or ''}", *fabric.interfaces]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +44,33 @@ class PortReading:
     ports: dict[str, Counters]
 
 
-def read(patterns: Sequence[str], root: Path = Path("/")) -> PortReading:
+def read(
+    patterns: Sequence[str],
+    root: Path = Path("/"),
+    *,
+    nics: int | None = None,
+    protocol: str | None = None,
+) -> PortReading:
     """Counters of interfaces and RDMA devices that match a pattern, and of the devices below them.
 
-    A pattern that names an interface also names its RDMA device, and the reverse. These two
+    A pattern that names an interface also names its RDMA device, and the reverse. nics, protocol:
+    of the fabric, see `fabric_ports`; None if all ports that match are of the fabric. These two
     parts of a machine are read by their own readers: this program starts twice per criterion on
     every node, and the model of a whole machine would take most of the time of a start.
     """
 
-    def named(*names: str) -> bool:
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    def named(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
 
     known = {one.name: one for one in netdev.read_interfaces(root) or ()}
-    devices = [one for one in rdma.read_rdma(root) or () if named(one.name, *one.netdevs)]
+    there = rdma.read_rdma(root) or ()
+    of_fabric = (
+        named_ports(patterns, there)
+        if nics is None
+        else fabric_ports(patterns, nics, protocol, there)
+    )
+    found = {port.device for port in of_fabric}
+    devices = [one for one in there if one.name in found]
     fabric = {name for name in known if named(name)} | {n for d in devices for n in d.netdevs}
     for name in fabric & known.keys():
         fabric = fabric.union(netdev.physical_below(known[name], known))
@@ -82,5 +107,13 @@ def _tcp(root: Path) -> Counters:
     return found
 
 
+def main(arguments: Sequence[str]) -> None:
+    """Print the counters of this machine."""
+    of = [word.removeprefix(_OF).partition(":") for word in arguments if word.startswith(_OF)]
+    patterns = [word for word in arguments if not word.startswith(_OF)]
+    nics, protocol = (int(of[0][0]), of[0][2] or None) if of else (None, None)
+    print(encode(read(patterns, nics=nics, protocol=protocol)))
+
+
 if __name__ == "__main__":
-    print(encode(read(sys.argv[1:])))
+    main(sys.argv[1:])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_mnode.criteria.port_counters.judging import PortReadings, judge
-from pytest_mnode.criteria.port_counters.reading import PortReading
+from pytest_mnode.criteria.port_counters.reading import PortReading, arguments_of
 from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
@@ -95,14 +95,14 @@ class PortWatch:
     def _read(self) -> PortReadings:
         try:
             nodes = self._run.all_nodes()
-            return read_ports(nodes, self._run.spec.fabric.interfaces)
+            return read_ports(nodes, self._run.spec.fabric)
         except MnodeError as error:
             return dict.fromkeys(self._before or ("all nodes",), str(error).partition("\n")[0])
 
 
-def read_ports(nodes: Nodes, patterns: tuple[str, ...]) -> PortReadings:
+def read_ports(nodes: Nodes, fabric: Fabric) -> PortReadings:
     """The counters of all nodes, read at the same time."""
-    argv = [nodes.python, *PROGRAM, *patterns]
+    argv = [nodes.python, *PROGRAM, *arguments_of(fabric)]
     results = nodes.run(argv, timeout=LIMIT_S, env=search_path(nodes.python))
     return {result.node: _reading(result) for result in results}
 

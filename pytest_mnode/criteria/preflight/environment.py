@@ -39,8 +39,11 @@ _HCA = "NCCL_IB_HCA"
 _HOST = "NCCL_HOSTID"
 _OF_NODE = (*_INTERFACES, _HCA, "NCCL_IB_GID_INDEX", "UCX_NET_DEVICES", _HOST)
 """Nodes may name and number their devices differently."""
-_OF_RANK = ("NCCL_DEBUG_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "UCX_LOG_FILE")
-"""Files that each rank writes for itself; this package gives each rank an NCCL_DEBUG_FILE."""
+_OF_RANK = (
+    *("NCCL_DEBUG_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "UCX_LOG_FILE"),
+    *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
+)
+"""Files that a rank or a node writes for itself; this package gives ranks an NCCL_DEBUG_FILE."""
 
 
 @dataclass(frozen=True, slots=True)

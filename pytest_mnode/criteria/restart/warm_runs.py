@@ -5,16 +5,17 @@ The controller drives these runs. Only the functions that run in ranks import to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.criteria.restart.comparing import Parameters
 from pytest_mnode.errors import RankError
 from pytest_mnode.rank.world import World
-from pytest_mnode.reference_job.config import JobConfig
+from pytest_mnode.reference_job.config import ALGORITHM, JobConfig
 
 if TYPE_CHECKING:
     from pytest_mnode.cluster import Cluster
@@ -67,8 +68,8 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
     from pytest_mnode.reference_job.randomness import repeatable
     from pytest_mnode.reference_job.trainer import Trainer
 
-    with repeatable(config.deterministic):
-        trainer = Trainer(config, world, device_of(config, world.local_rank))
+    with repeatable(config.deterministic), _group(config, world) as group:
+        trainer = Trainer(config, world, device_of(config, world.local_rank), group=group)
         trainer.resume()
         while trainer.finished_steps < (until or config.steps):
             trainer.step()
@@ -78,6 +79,21 @@ def train(config: JobConfig, until: int | None = None, *, world: World) -> dict[
         values = _whole(trainer.model) if world.rank == 0 or config.parallel == "fsdp2" else {}
         trainer.close()
     return values if world.rank == 0 else None
+
+
+@contextlib.contextmanager
+def _group(config: JobConfig, world: World) -> Iterator[Any]:
+    """The group to train over: None, the default group, or on NCCL one whose sums repeat."""
+    import torch.distributed as dist
+
+    from pytest_mnode.measuring.algorithms import RING, Algorithm, group_for
+    from pytest_mnode.reference_job.device import device_of
+
+    unset = set(config.settings) - os.environ.keys()
+    pinned = ALGORITHM in unset and dist.is_initialized() and dist.get_backend() == "nccl"
+    ring = Algorithm(RING, pinned, True, f"{ALGORITHM}={config.settings.get(ALGORITHM)}")
+    with group_for(ring, device_of(config, world.local_rank)) as group:
+        yield group
 
 
 def final_parameters(config: JobConfig, *, world: World) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class RankChannels:
         yield from self._carried(self.log) if self.channels else self._chosen(self.log, self.own)
         if any((c.network or "").upper().startswith("UCX") for c in self.channels):
             configs = [one for one in self.log.ucx if one.process == self.own.process]
-            yield from ucx_off_fabric(configs, self.spec, self.rank)
+            yield from ucx_off_fabric(configs, self.spec, self.rank, self.node)
         yield from self._gids(self.log, self.own)
         yield from self._warned(self.log, self.own)
 
@@ -246,7 +246,7 @@ def _networks(channels: Sequence[Channel]) -> str:
 
 
 def ucx_off_fabric(
-    configs: Sequence[UcxConfig], spec: Spec, rank: RankTransport
+    configs: Sequence[UcxConfig], spec: Spec, rank: RankTransport, node: NodeTraffic
 ) -> Iterator[Remark]:
     """Remarks on UCX where it reaches other nodes over another network than the fabric."""
     about = About(ProofFact.LOGGED, rank.node, rank.rank)
@@ -264,7 +264,7 @@ def ucx_off_fabric(
             yield about.fail(Case.SOCKETS, f"{text}: {reason}", fallback=True)
             continue
         used = config.tcp if kind == "ethernet" else config.rdma
-        wrong = [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]
+        wrong = [name for name in used if not node.is_named(name, spec)]
         if wrong:
             case = Case.WRONG_INTERFACE if len(wrong) == len(used) else Case.STRAY_RAIL
             text = f"UCX runs over {', '.join(wrong)}, not over the fabric ({fabric})"

@@ -79,7 +79,7 @@ def _rails(
         yield about.inconclusive(Case.UNREADABLE, "the log does not name the devices of channels")
     if unnamed or not used:
         return
-    if stray := [n for n in used if not spec.fabric.has_interface(n.partition(":")[0])]:
+    if stray := [name for name in used if not node.is_named(name, spec)]:
         fabric = ", ".join(spec.fabric.interfaces)
         text = f"channels run over {', '.join(stray)}, not of the fabric ({fabric})"
         yield about.fail(Case.STRAY_RAIL, text)
@@ -201,4 +201,4 @@ def _over_ucx(facts: Evidence, spec: Spec) -> Iterator[Remark]:
             )
             about = About(ProofFact.LOGGED, rank.node, rank.rank)
             yield about.inconclusive(Case.UNKNOWN_NETWORK, text)
-        yield from ucx_off_fabric(configs, spec, rank)
+        yield from ucx_off_fabric(configs, spec, rank, facts.node(rank.node))

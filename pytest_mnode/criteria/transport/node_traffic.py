@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.machine.counters import estimated_port_bytes, increases, port_bytes, port_packets
+from pytest_mnode.machine.fabric_nics import fabric_ports, named_ports
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Kind, plain
 from pytest_mnode.machine.rdma import Port
@@ -100,7 +101,14 @@ class NodeTraffic:
 
     def fabric_ports(self, spec: Spec) -> list[Port]:
         """RDMA ports of the fabric."""
-        return [port for port in self.machine.ports if spec.fabric.has_interface(port.device)]
+        fabric, devices = spec.fabric, self.machine.rdma or ()
+        return fabric_ports(fabric.interfaces, fabric.nics_per_node, fabric.protocol, devices)
+
+    def is_named(self, name: str, spec: Spec) -> bool:
+        """Whether the spec names a NIC (mlx5_0, mlx5_0:1, eth0), or the interface of a device."""
+        nic = name.partition(":")[0]
+        ports = named_ports(spec.fabric.interfaces, self.machine.rdma or ())
+        return spec.fabric.has_interface(nic) or any(port.device == nic for port in ports)
 
     def why_not_taken(self, chosen: Selection) -> str:
         """Why a list of RDMA devices takes no port that is up, in words; "" if it takes one."""
@@ -121,10 +129,11 @@ class NodeTraffic:
             if self.machine.rdma is None:
                 return None
             several = {p.device for p in self.machine.ports if p.number > 1}
+            ours = {port.name for port in self.fabric_ports(spec)}
             return [
                 self._carrier(p.name, p.name if p.device in several else p.device, state_of(p))
                 for p in self.machine.ports
-                if spec.fabric.has_interface(p.device) is of_fabric
+                if (p.name in ours) is of_fabric
             ]
         if self.machine.interfaces is None:
             return None

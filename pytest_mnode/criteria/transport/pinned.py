@@ -124,9 +124,9 @@ def _network(one: _Rank) -> Iterator[Remark]:
 
 
 def _devices(one: _Rank) -> Iterator[Remark]:
-    variable, fabric = "NCCL_IB_HCA", one.spec.fabric
+    variable, spec = "NCCL_IB_HCA", one.spec
     written = one.value(variable)
-    if not written or fabric.kind == "efa":
+    if not written or spec.fabric.kind == "efa":
         return
     if one.node.machine.rdma is None:
         text = (
@@ -137,15 +137,15 @@ def _devices(one: _Rank) -> Iterator[Remark]:
     chosen = Selection.of(written)
     there = [p for p in one.node.machine.ports if p.active is not False]
     taken = {p.device for p in there if chosen.takes(p.device, p.number)}
-    ours = {p.device for p in there if fabric.has_interface(p.device)}
+    ours = {p.device for p in one.node.fabric_ports(spec) if p.active is not False}
     if why := one.node.why_not_taken(chosen):
         yield one.blame(Case.NO_DEVICE, variable, why)
         return
     if left_out := sorted(ours - taken):
         text = f"leaves out {', '.join(left_out)} of the fabric{chosen.doubt}"
         yield one.blame(Case.RAIL_DOWN, variable, text)
-    if stray := sorted(taken - ours):
-        text = f"takes {', '.join(stray)}, not of {_fabric(one.spec)}"
+    if stray := sorted(name for name in taken if not one.node.is_named(name, spec)):
+        text = f"takes {', '.join(stray)}, not of {_fabric(spec)}"
         yield one.blame(Case.STRAY_RAIL, variable, text)
 
 
@@ -243,7 +243,7 @@ def _others(one: _Rank) -> Iterator[Remark]:
     devices = one.value("UCX_NET_DEVICES")
     if devices and devices.strip().lower() != "all":
         names = [name.strip().partition(":")[0] for name in devices.split(",")]
-        if wrong := [name for name in names if not one.spec.fabric.has_interface(name)]:
+        if wrong := [name for name in names if not one.node.is_named(name, one.spec)]:
             yield one.note(f"{one.shown('UCX_NET_DEVICES')}: {', '.join(wrong)} for UCX")
     transports = {part.strip() for part in (one.value("UCX_TLS") or "").lower().split(",")}
     rdma_transports = {"all", "ib", "rc", "dc", "rc_x"}

@@ -84,8 +84,9 @@ class Channel:
 class Comm:
     """A communicator as one rank logs it.
 
-    address: `0x…`, unique within its process. id: `commId`, the same in all ranks; None before
-    NCCL 2.15. complete: a line says `Init COMPLETE`.
+    address: `0x…`, and `0x…#2` for the second at that address, so that it is unique within its
+    process. id: `commId`, the same in all ranks; None before NCCL 2.15, and for one that was split
+    off another one. complete: a line says `Init COMPLETE`.
     """
 
     process: NcclProcess

@@ -23,8 +23,9 @@ class Comms:
     """Communicators read so far, and the one that each thread is creating."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[NcclProcess, str, str | None], Comm] = {}
-        self._current: dict[tuple[NcclProcess, str], tuple[NcclProcess, str, str | None]] = {}
+        self._all: dict[tuple[NcclProcess, str], Comm] = {}
+        self._at: dict[tuple[NcclProcess, str], list[tuple[NcclProcess, str]]] = {}
+        self._begun: dict[tuple[NcclProcess, str], tuple[NcclProcess, str]] = {}
         self._creating: dict[tuple[NcclProcess, int | None], str] = {}
 
     def read(self, line: Message) -> str | None:
@@ -38,8 +39,10 @@ class Comms:
         if not line.whole and not line.message.endswith((" START", " COMPLETE")):
             return ""
         device, comm_id = _DEVICE.search(found["rest"]), _ID.search(found["rest"])
-        key = self._key(line, found["address"], comm_id and comm_id[1])
-        known = self._all.get(key) or Comm(line.process, found["address"])
+        rest = found["rest"].rstrip()
+        starts = rest.endswith("Init START")
+        key = self._key(line, found["address"], comm_id and comm_id[1], starts)
+        known = self._all.get(key) or Comm(*key)
         comm = replace(
             known,
             id=comm_id[1] if comm_id else known.id,
@@ -49,8 +52,7 @@ class Comms:
         )
         self._all[key] = comm
         thread = (line.process, line.thread)
-        rest = found["rest"].rstrip()
-        if rest.endswith("Init START"):
+        if starts:
             self._creating[thread] = comm.address
             return "START"
         if rest.endswith("Init COMPLETE"):
@@ -63,16 +65,30 @@ class Comms:
         return ""
 
     def _key(
-        self, line: Message, address: str, comm_id: str | None
-    ) -> tuple[NcclProcess, str, str | None]:
+        self, line: Message, address: str, comm_id: str | None, starts: bool
+    ) -> tuple[NcclProcess, str]:
         """The communicator at `address`; a new one if the address is reused."""
-        place = (line.process, address)
-        current = self._current.get(place)
-        known = self._all[current].id if current else None
-        if current is None or (comm_id and known and comm_id != known):
-            current = (line.process, address, comm_id)
-            self._current[place] = current
-        return current
+        used = self._at.setdefault((line.process, address), [])
+        known = self._all[used[-1]] if used else None
+        begun = self._begun.get((line.process, line.message)) if starts else None
+        if begun is not None:  # a line printed twice
+            used.remove(begun)
+            used.append(begun)
+        elif (
+            known is None
+            or (comm_id and known.id and comm_id != known.id)
+            # One that is split off another one has no id.
+            or (starts and known.complete and not (comm_id and known.id))
+        ):
+            used.append((line.process, f"{address}#{len(used) + 1}" if used else address))
+        if starts:
+            self._begun[line.process, line.message] = used[-1]
+        return used[-1]
+
+    def named(self, process: NcclProcess, address: str) -> str:
+        """The address of the communicator that is at `address` now."""
+        used = self._at.get((process, address))
+        return used[-1][1] if used else address
 
     def created_by(self, line: Message) -> str | None:
         """Address of the communicator that the thread of `line` is creating."""
@@ -83,16 +99,19 @@ class Comms:
 
 
 def fitting(channel: Channel, comms: Sequence[Comm]) -> str | None:
-    """The only communicator of the channel's process (`comms`) that the channel can belong to."""
+    """The only communicator of the channel's process (`comms`) that the channel can belong to.
+
+    Of those at one address, the last.
+    """
     peer = channel.sender if channel.rank == channel.receiver else channel.receiver
     fit = {
-        comm.address
+        comm.address.partition("#")[0]: comm.address
         for comm in comms
         if comm.rank in (None, channel.rank)
         and (comm.size is None or peer is None or peer < comm.size)
         and (comm.cuda_device is None or channel.cuda_device in (None, comm.cuda_device))
     }
-    return fit.pop() if len(fit) == 1 else None
+    return fit.popitem()[1] if len(fit) == 1 else None
 
 
 def ranks_of(

@@ -104,7 +104,9 @@ class _Reader:
     def _channel(self, line: Message, comm: str | None) -> bool:
         channel = read_channel(line)
         if channel is not None:
-            self.channels[channel if channel.comm else replace(channel, comm=comm)] = None
+            if channel.comm:
+                comm = self.comms.named(channel.process, channel.comm)
+            self.channels[replace(channel, comm=comm)] = None
             return True
         if line.level == "INFO" and line.whole and is_unreadable_channel(line.message):
             self.unknown[line.message[: 2 * _SHOWN]] = None

@@ -74,6 +74,11 @@ class Diagnosis:
     unsteady_mbits_s: tuple[float, float] | None = None
     groups: tuple[tuple[int, ...], ...] = ()
 
+    def of_some_rails(self, count: int) -> bool:
+        """Whether a fault is on some of the `count` rails, and not on all of them."""
+        nodes, paths = (one.rails for one in self.nodes), (one.rails for one in self.paths)
+        return any(0 < len(rails) < count for rails in (*nodes, *paths, self.too_slow_rails))
+
     @property
     def nobody(self) -> bool:
         """Whether no fault was found, not even an unconfirmed one."""

@@ -23,6 +23,7 @@ from pytest_mnode.measuring.locating.wording import (
     slowest_link,
     unmeasured_paths,
 )
+from pytest_mnode.measuring.nic_counters import nics_by_rank
 from pytest_mnode.measuring.traffic import SentByNode, off_fabric
 from pytest_mnode.path_rates import PathRates
 from pytest_mnode.progress import progress
@@ -143,6 +144,10 @@ def find_slow_links(
     steps = _one_pair(rates) if nothing_on_it else search(rates, every_path=every_path, day=day)
     report = _printing(names) if world.rank == 0 else lambda *_: None
     effort = run(steps, pairs.measure, budget_s, report)
+    if diagnose(rates).of_some_rails(rails.count):
+        nics = nics_by_rank(world, device)
+        ranks = [[rails.rank(node, r) for node in range(rates.nodes)] for r in rates.each_rail]
+        names = names.as_used([[nics[rank] for rank in of_rail] for of_rail in ranks])
     found = conclude(
         rates,
         names,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -35,7 +35,10 @@ class Names:
 
     @classmethod
     def of(cls, nodes: Sequence[str], spec: Spec, rails: int) -> Self:
-        """Names from the spec: a rail has the names of its NICs if listed there, else a number."""
+        """Names from the spec: a rail has the names of its NICs if listed there, else a number.
+
+        The list's order need not be that of the accelerators: see `as_used`.
+        """
         nics = spec.fabric.interfaces
         each = len(nics) // rails
         listed = 0 < len(nics) == rails * each and not any(_WILD & set(name) for name in nics)
@@ -52,6 +55,20 @@ class Names:
             ),
             management.line_rate_mbits_s if management else None,
         )
+
+    def as_used(self, nics: Sequence[Sequence[tuple[str, ...] | None]]) -> Names:
+        """These names, with the NICs that the ranks of each rail use.
+
+        nics: by rail, interfaces or RDMA ports of its rank on each node; None if not known. A rail
+        has a number if its ranks use different NICs, and keeps its name if none is known.
+        """
+        rails = []
+        for rail, used in enumerate(nics):
+            names = {tuple(nic.partition(":")[0] for nic in one) for one in used if one is not None}
+            found = names.pop() if len(names) == 1 else None
+            number = f"{self.interfaces} rail {rail}"
+            rails.append("+".join(found) if found else number if names else self.rails[rail])
+        return replace(self, rails=tuple(rails))
 
     def on(self, rails: Sequence[int]) -> str:
         """Names of the NICs of `rails`."""

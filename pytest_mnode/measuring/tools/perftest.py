@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.detection import Detection, smallest_excess, smallest_loss
 from pytest_mnode.machine.cpus import format_cpulist
+from pytest_mnode.machine.encoding import decode
+from pytest_mnode.machine.fabric_nics import fabric_ports
+from pytest_mnode.machine.model import Machine
 from pytest_mnode.measurement import (
     Bound,
     Measurement,
@@ -24,19 +27,22 @@ from pytest_mnode.spec.quantity import RATE
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
+    from pytest_mnode.machine.rdma import RdmaDevice
     from pytest_mnode.spec.inventory import Fabric
 
 DEFAULT = WriteBandwidthPromise.model_validate({})
 """Settings if the spec has none: the program is on every node's PATH."""
+_READ_LIMIT_S = 60.0
+"""Limit of a node's answer: the first interpreter from a file server may be slow."""
 _FEW = 0.05
 """Share of a program's memory that may be elsewhere: library pages that others wrote to."""
 
 
-def judge_devices(devices: Mapping[str, Sequence[str]], fabric: Fabric) -> list[Measurement]:
+def judge_devices(devices: Mapping[str, Sequence[RdmaDevice]], fabric: Fabric) -> list[Measurement]:
     """One measurement per node: its number of fabric devices, without which no pair is measured."""
     found = []
     for node, names in of_fabric(devices, fabric).items():
-        others = [name for name in devices[node] if name not in names]
+        others = [one.name for one in devices[node] if one.name not in names]
         there = ", ".join(names) or f"no RDMA device of the fabric ({', '.join(fabric.interfaces)})"
         also = f"; outside of the fabric it has {', '.join(others)}" if others else ""
         found.append(
@@ -140,23 +146,28 @@ def _off(placed: ToolPlacement) -> Iterator[str]:
         yield placed.problem
 
 
-def devices_of(cluster: Nodes) -> dict[str, tuple[str, ...]]:
+def devices_of(cluster: Nodes) -> dict[str, tuple[RdmaDevice, ...]]:
     """RDMA devices by node; () if a node has none."""
-    listed = cluster.run(["ls", "-1", "/sys/class/infiniband"], timeout=30)
-    return {
-        found.node: tuple(sorted(found.stdout.split() if found.ok else (), key=_by_number))
-        for found in listed
+    argv = [cluster.python, "-P", "-m", "pytest_mnode.machine", "rdma"]
+    answers = cluster.run(argv, timeout=_READ_LIMIT_S, env=search_path(cluster.python))
+    return {answer.node: _devices_in(answer.stdout) for answer in answers}
+
+
+def _devices_in(answer: str) -> tuple[RdmaDevice, ...]:
+    """The devices in a node's answer; other output of its shell is ignored."""
+    line = next((one for one in answer.splitlines() if one.startswith("{")), "")
+    try:
+        return decode(Machine, line).rdma or ()
+    except ValueError:
+        return ()
+
+
+def of_fabric(
+    devices: Mapping[str, Sequence[RdmaDevice]], fabric: Fabric
+) -> dict[str, tuple[str, ...]]:
+    """Names of the RDMA devices of the fabric, by node."""
+    found = {
+        node: fabric_ports(fabric.interfaces, fabric.nics_per_node, fabric.protocol, there)
+        for node, there in devices.items()
     }
-
-
-def of_fabric(devices: Mapping[str, Sequence[str]], fabric: Fabric) -> dict[str, tuple[str, ...]]:
-    """RDMA devices of the fabric, by node."""
-    return {
-        node: tuple(name for name in names if fabric.has_interface(name))
-        for node, names in devices.items()
-    }
-
-
-def _by_number(name: str) -> list[tuple[str, int]]:
-    """Sort key that places mlx5_10 after mlx5_9."""
-    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
+    return {node: tuple(dict.fromkeys(p.device for p in ports)) for node, ports in found.items()}

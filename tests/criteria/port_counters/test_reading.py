@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pytest_mnode.criteria.port_counters import reading
 from pytest_mnode.criteria.port_counters.reading import PortReading, read
-from tests.trees import MELLANOX, NIC, Tree
+from pytest_mnode.machine.encoding import decode
+from pytest_mnode.spec import default_spec_path, load_spec
+from tests.trees import IB_NIC, MELLANOX, NIC, Tree
 
 ON = "pci0000:10/0000:10:01.0"
 
@@ -44,6 +48,21 @@ def test_an_interface_includes_its_rdma_device_and_vice_versa(tree: Tree, patter
     assert reading.ports["mlx5_2:1"] == {"symbol_error": 1, "out_of_sequence": 2, "broken": None}
     assert reading.ports["TCP"] == {"OutSegs": 500, "RetransSegs": 6, "TCPOFOQueue": 7}
     assert reading.boot.startswith("b-1 ")
+
+
+def test_ethernet_ports_beside_an_infiniband_fabric_are_left_out(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree.write(f"sys/devices/{ON}/infiniband/mlx5_2/ports/1/link_layer", "Ethernet")
+    rail = "pci0000:20/0000:20:01.0"
+    tree.pci(rail, IB_NIC, MELLANOX)
+    tree.rdma("mlx5_0", rail, {"symbol_error": 0}, link_layer="InfiniBand")
+    assert ports(read(["mlx5_*"], tree.root)) == {"mlx5_0:1", "mlx5_2:1", "eth2"}
+    monkeypatch.setattr(reading, "read", partial(read, root=tree.root))
+    page = {"kind": "infiniband", "interfaces": ("mlx5_*",), "nics_per_node": 1}
+    fabric = load_spec(default_spec_path()).fabric.model_copy(update=page)
+    reading.main(reading.arguments_of(fabric))
+    assert ports(decode(PortReading, capsys.readouterr().out)) == {"mlx5_0:1"}
 
 
 def test_links_of_a_bond_are_read_too(tree: Tree) -> None:

@@ -15,7 +15,7 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.verbs import VerbsDevice
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.rank import loop
-from pytest_mnode.spec import Spec
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from tests.criteria.preflight.made import devices_of, rdma_port, spec_of
 
 
@@ -220,6 +220,15 @@ def test_the_log_of_nccl_that_each_rank_gets_is_no_difference(
         assert _one(environment.overrides(ranks, spec, node)).verdict == "pass"
 
 
+@pytest.mark.parametrize(
+    "name", ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "UCX_LOG_FILE"]
+)
+def test_files_that_a_node_writes_for_itself_are_no_difference(spec: Spec, name: str) -> None:
+    ranks = [replace(rank, settings={name: (f"/logs/{rank.node}.", "")}) for rank in _ranks()]
+    for node in ("gpu0", "gpu1"):
+        assert _one(environment.overrides(ranks, spec, node)).verdict == "pass"
+
+
 def test_nodes_of_one_machine_have_identities_of_their_own(spec: Spec) -> None:
     apart = [
         replace(rank, settings=settings, variables=variables)
@@ -230,6 +239,29 @@ def test_nodes_of_one_machine_have_identities_of_their_own(spec: Spec) -> None:
     assert _one(environment.overrides(apart, spec, "gpu0")).verdict == "pass"
     alike = [replace(rank, settings={"NCCL_HOSTID": ("one", "")}) for rank in _ranks()]
     assert "another identity of the host" in _one(environment.overrides(alike, spec, "gpu0")).note
+
+
+@pytest.mark.parametrize(
+    ("profile", "image"),
+    [
+        ("a100-ib", "NCCL_TOPO_FILE=/opt/microsoft/ndv4/topo.xml\n"),
+        ("h100-ib", "NCCL_TOPO_FILE=/opt/microsoft/ndv5/topo.xml\nNCCL_IGNORE_CPU_AFFINITY=1\n"),
+    ],
+)
+def test_a_profile_allows_what_the_image_of_its_system_sets(
+    profile: str, image: str, tmp_path: Path
+) -> None:
+    """Source: Azure, azhpc-images, customizations/ndv4.sh and ndv5.sh."""
+    conf = tmp_path / "etc/nccl.conf"
+    conf.parent.mkdir()
+    conf.write_text(f"NCCL_IB_PCI_RELAXED_ORDERING=1\n{image}")
+    files = settings_of_files({}, tmp_path)
+    ranks = [
+        environment.environment_of(rank.variables, rank.number, rank.node, files, "2.27.5")
+        for rank in _ranks()
+    ]
+    spec = load_spec(default_spec_path().with_name(f"{profile}.yaml"))
+    assert _one(environment.overrides(ranks, spec, "gpu0")).verdict == "pass"
 
 
 def test_gid_indexes_may_differ_by_node(tmp_path: Path) -> None:

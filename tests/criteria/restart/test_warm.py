@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pytest_mnode.criteria.restart import warm_runs
+from pytest_mnode.measuring import algorithms
 from pytest_mnode.rank.world import World
 from pytest_mnode.reference_job import device
 from pytest_mnode.reference_job.config import JobConfig
@@ -35,7 +39,7 @@ def test_a_deterministic_run_is_so_on_accelerators(
         finished_steps = 9
         model: Any = torch.nn.Linear(1, 1)
 
-        def __init__(self, *_: Any) -> None:
+        def __init__(self, *_: Any, **__: Any) -> None:
             note("made")
 
         def resume(self) -> None:
@@ -55,3 +59,54 @@ def test_a_deterministic_run_is_so_on_accelerators(
     assert seen[0][0] == "device"
     assert os.environ.get(NAME) == set_before
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "backend", "set_before", "pinned"),
+    [
+        (True, "nccl", None, True),
+        (True, "nccl", "Tree", False),
+        (False, "nccl", None, False),
+        (True, "gloo", None, False),
+    ],
+)
+def test_a_deterministic_run_on_nccl_sums_in_rings(  # noqa: PLR0917
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deterministic: bool,
+    backend: str,
+    set_before: str | None,
+    pinned: bool,
+) -> None:
+    """Reductions in switches (NVLS) would differ from call to call."""
+    from pytest_mnode.reference_job import trainer
+
+    used: list[Any] = []
+
+    class Trained:
+        finished_steps = 9
+        model: Any = torch.nn.Linear(1, 1)
+
+        def __init__(self, *_: Any, group: Any) -> None:
+            used.append(group)
+
+        def resume(self) -> None: ...
+
+        end = close = resume
+
+    @contextlib.contextmanager
+    def group_for(algorithm: algorithms.Algorithm, _: Any) -> Iterator[Any]:
+        yield "ring" if algorithm.pinned else None
+
+    monkeypatch.setattr(device, "device_of", lambda *_: None)
+    monkeypatch.setattr(trainer, "Trainer", Trained)
+    monkeypatch.setattr(algorithms, "group_for", group_for)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    if set_before:
+        monkeypatch.setenv("NCCL_ALGO", set_before)
+    config = replace(JobConfig(str(tmp_path)), steps=9, deterministic=deterministic)
+    assert config.settings.get("NCCL_ALGO") == ("Ring" if deterministic else None)
+    warm_runs.train(config, world=ALONE)
+    assert used == ["ring" if pinned else None]

@@ -26,9 +26,9 @@ DEVICES = {"infiniband": "mlx5_{}", "roce": "mlx5_{}", "efa": "rdmap{}s0", "ethe
 LAYERS = {"infiniband": "IB", "roce": "RoCE"}
 
 
-def spec_of(kind: str, *, gpudirect: bool = True) -> Spec:
+def spec_of(kind: str, *, gpudirect: bool = True, interfaces: str = "") -> Spec:
     """A spec that promises eight rails of this kind."""
-    pattern = {"efa": "rdmap*", "ethernet": "eth[1-8]"}.get(kind, "mlx5_[0-7]")
+    pattern = interfaces or {"efa": "rdmap*", "ethernet": "eth[1-8]"}.get(kind, "mlx5_[0-7]")
     fabric: dict[str, Any] = {
         "kind": kind,
         "interfaces": [pattern],

@@ -33,6 +33,7 @@ from tests.criteria.transport.compose import (
 )
 
 NODES = ("birch0", "birch1", "birch2")
+RAIL_NAMES = [device("infiniband", rail) for rail in range(RAILS)]
 
 
 def no_devices(node: NodeTraffic) -> NodeTraffic:
@@ -317,6 +318,40 @@ def test_a_rail_on_the_wrong_nic() -> None:
     logged = proof.text(Verdict.FAIL, ProofFact.LOGGED)
     assert "birch1: channels run over mlx5_8, not of the fabric (mlx5_[0-7])" in logged
     assert "birch1: mlx5_8 sent" in proof.text(Verdict.FAIL, ProofFact.QUIET)
+
+
+@pytest.mark.parametrize("setting", [{}, {"NCCL_IB_HCA": "=" + ",".join(RAIL_NAMES)}])
+def test_ethernet_ports_that_a_pattern_also_names_are_not_of_an_infiniband_fabric(
+    setting: dict[str, str],
+) -> None:
+    facts = with_env(healthy("infiniband"), **setting)
+    storage = (rdma("mlx5_8", "roce", netdevs=("ens8",)), interface("ens8"))
+    facts = with_nics(facts, None, *storage)
+    quiet = carried(facts, None, {"mlx5_8": 0, "ens8": 20_000})
+    assert judged("infiniband", quiet, interfaces="mlx5_*").culprit == ""
+    busy = carried(facts, "birch1", {"mlx5_8": moved("infiniband", facts), "ens8": 20_000})
+    assert "birch1: mlx5_8 sent" in judged("infiniband", busy, interfaces="mlx5_*").culprit
+
+
+def test_a_port_that_came_up_as_ethernet_is_named_where_no_other_port_is() -> None:
+    facts = ports_of(
+        healthy("infiniband"),
+        "birch1",
+        lambda port: replace(port, link_layer="Ethernet") if port.device == "mlx5_3" else port,
+    )
+    proof = judged("infiniband", facts, interfaces="mlx5_*")
+    assert "birch1: protocol of mlx5_3:1 is RoCE, promised is InfiniBand" in proof.culprit
+
+
+@pytest.mark.parametrize(("kind", "names"), [("roce", "ens[0-7]"), ("infiniband", "ib[0-7]")])
+def test_a_spec_may_name_the_interfaces_of_rdma_devices(kind: str, names: str) -> None:
+    facts = healthy(kind)
+    assert judged(kind, facts, interfaces=names).culprit == ""
+    down = carried(facts, "birch2", {device(kind, 5): 0})
+    assert "mlx5_5 sent 0% of its share" in judged(kind, down, interfaces=names).culprit
+    six = names.replace("7", "5")
+    logged = judged(kind, facts, interfaces=six).text(Verdict.FAIL, ProofFact.LOGGED)
+    assert f"all nodes: channels run over mlx5_6, mlx5_7, not of the fabric ({six})" in logged
 
 
 @pytest.mark.parametrize("kind", ["infiniband", "roce", "efa"])

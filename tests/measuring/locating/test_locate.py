@@ -26,11 +26,20 @@ SPEC = load_spec(default_spec_path())
 
 
 class Nodes:
-    """Ranks on simulated nodes: `rate` gives the rate of a pair; records the tried pairs."""
+    """Ranks on simulated nodes: `rate` gives the rate of a pair; records the tried pairs.
 
-    def __init__(self, rate: Callable[[set[int]], float], seconds_each: float = 0.0) -> None:
+    slow_rails: those with these rates; 190 on the others; None for all.
+    """
+
+    def __init__(
+        self,
+        rate: Callable[[set[int]], float],
+        seconds_each: float = 0.0,
+        slow_rails: set[int] | None = None,
+    ) -> None:
         self.rate = rate
         self.seconds_each = seconds_each
+        self.slow_rails = slow_rails
         self.tried: list[tuple[int, int]] = []
         self.rounds = 0
 
@@ -44,9 +53,11 @@ class Nodes:
         self.rounds += 1
         self.tried += [(flow.sender, flow.receiver) for flow in step.flows]
         readings = tuple(
-            Reading(f.sender, f.receiver, rail, self.rate({f.sender, f.receiver}), step.alone)
+            Reading(f.sender, f.receiver, rail, rate, step.alone)
             for f in step.flows
             for rail in f.rails
+            for slow in [self.slow_rails is None or rail in self.slow_rails]
+            for rate in [self.rate({f.sender, f.receiver}) if slow else 190]
         )
         return MeasuredRound(readings, self.rounds * self.seconds_each)
 
@@ -302,6 +313,29 @@ def test_a_rail_carries_the_sum_of_its_nics(
     slow = Nodes(lambda pair: line_mbits_s * rate_of_line)
     found = _searched(monkeypatch, slow, spec=spec, ranks=ranks, slow_below_mbits_s=85_000.0)
     assert found.faults == (0 if rate_of_line > 0.85 else min(nics, ranks))
+
+
+@pytest.mark.parametrize(
+    ("used", "culprit"),
+    [
+        ([("mlx5_1:1",), ("mlx5_0:1",)] * 4, "node2 mlx5_0"),
+        ([("mlx5_0:1",), ("mlx5_1:1",)] * 4, "node2 mlx5_1"),
+        ([None, None] * 4, "node2 mlx5_1"),
+        ([("mlx5_0:1",), ("mlx5_1:1",), *[("mlx5_1:1",), ("mlx5_0:1",)] * 3], "node2 mlx5_0+mlx5"),
+    ],
+)
+def test_a_slow_rail_is_the_nic_that_its_ranks_use(
+    monkeypatch: pytest.MonkeyPatch, used: list[tuple[str, ...] | None], culprit: str
+) -> None:
+    """A rank uses the NIC nearest to its accelerator, whatever the order in the spec."""
+    fabric = SPEC.fabric.model_copy(
+        update={"nics_per_node": 2, "interfaces": ("mlx5_0", "mlx5_1"), "line_rate_bits_s": 200e6}
+    )
+    spec = SPEC.model_copy(update={"fabric": fabric})
+    monkeypatch.setattr(module, "nics_by_rank", lambda *_: used)
+    nodes = Nodes(lambda pair: 48 if 2 in pair else 190, slow_rails={1})
+    found = _searched(monkeypatch, nodes, spec=spec, ranks=2)
+    assert str(found.culprit).startswith(culprit)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_mnode.launchers.nodes import Nodes
+from pytest_mnode.machine.encoding import encode
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.rdma import Port, RdmaDevice
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.inventory import Fabric
 
@@ -24,12 +27,19 @@ def _no_launcher(request: object) -> None:
     raise AssertionError(f"the launcher is not asked for {request}")
 
 
+def device(name: str, link_layer: str = "Ethernet", netdev: str = "") -> RdmaDevice:
+    """An RDMA device with one port."""
+    port = Port(device=name, number=1, link_layer=link_layer, node_type="CA")
+    return RdmaDevice(name=name, ports=(port,), netdevs=(netdev,) if netdev else ())
+
+
 class Local(Nodes):
     """Three nodes that differ by NODE in the environment, and by `root`."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(_no_launcher, ("n0", "n1", "n2"))
         self.directory = directory
+        self.devices = tuple(map(device, ("mlx5_9", "mlx5_10", "mlx5_bond0")))
 
     def root(self, node: str) -> Path:
         """Directory that a node sees as /."""
@@ -38,8 +48,8 @@ class Local(Nodes):
     def commands(
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None
     ) -> list[list[str]]:
-        if argv[0] == "ls":
-            argv = ["printf", "mlx5_10\\nmlx5_9\\nmlx5_bond0\\n"]
+        if list(argv[3:]) == ["pytest_mnode.machine", "rdma"]:
+            argv = ["echo", f"a greeting\n{encode(Machine(rdma=self.devices))}"]
         path = f"PATH={self.directory}:{os.environ['PATH']}"
         return [
             ["env", path, f"DIR={self.directory}", f"NODE={name}", *self._on(name, argv)]

@@ -21,7 +21,7 @@ from pytest_mnode.measuring.tools.beside_nic import ToolPlacement, cuda_argument
 from pytest_mnode.measuring.tools.perftest_pairs import PairResult, run_pairs
 from pytest_mnode.spec.fabric import WriteBandwidthPromise, WriteLatencyPromise
 from pytest_mnode.spec.inventory import Fabric
-from tests.measuring.tools.local import Local, fabric_of, program
+from tests.measuring.tools.local import Local, device, fabric_of, program
 from tests.recorded import Recorded
 from tests.trees import MELLANOX, NIC, Tree, gpu_address, gpu_server
 
@@ -109,6 +109,17 @@ def test_devices_are_those_of_the_fabric_in_their_order(nodes: Local, fabric: Fa
     assert of_fabric(nodes, fabric)["n1"] == ("mlx5_9", "mlx5_10")
 
 
+def test_ethernet_ports_beside_an_infiniband_fabric_are_not_measured(
+    nodes: Local, fabric: Fabric
+) -> None:
+    rails = (device("mlx5_0", "InfiniBand", "ib0"), device("mlx5_1", "InfiniBand", "ib1"))
+    nodes.devices = (*rails, device("mlx5_2", netdev="eno5"))
+    page = {"kind": "infiniband", "interfaces": ("mlx5_*",), "nics_per_node": 2}
+    assert of_fabric(nodes, fabric.model_copy(update=page))["n1"] == ("mlx5_0", "mlx5_1")
+    by_interface = fabric.model_copy(update={**page, "interfaces": ("ib*",)})
+    assert of_fabric(nodes, by_interface)["n1"] == ("mlx5_0", "mlx5_1")
+
+
 def test_a_device_outside_of_the_fabric_is_named(nodes: Local, fabric: Fabric) -> None:
     other = fabric.model_copy(update={"interfaces": ("mlx6_*",)})
     found = {m.culprit for m in perftest.judge_devices(perftest.devices_of(nodes), other)}
@@ -121,7 +132,8 @@ def test_each_pair_and_rail_is_judged_and_named(nodes: Local, fabric: Fabric) ->
     (nodes.directory / "rate-n2-mlx5_10").write_text("down")
     devices = {**of_fabric(nodes, fabric), "n0": ("mlx5_9",)}
     promise = write_bandwidth()
-    found = perftest.judge_devices(devices, fabric.model_copy(update={"nics_per_node": 2}))
+    there = {**perftest.devices_of(nodes), "n0": (device("mlx5_9"),)}
+    found = perftest.judge_devices(there, fabric.model_copy(update={"nics_per_node": 2}))
     assert [(m.culprit, m.verdict) for m in found][:2] == [
         ("n0 has mlx5_9", Verdict.FAIL),
         (None, Verdict.PASS),
