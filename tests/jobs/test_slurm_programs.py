@@ -61,8 +61,6 @@ def cancelled(programs: Path) -> int:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_PAUSE_S", "_LONGEST_PAUSE_S"):
         monkeypatch.setattr(queue_cleanup, name, 0.01)
-    for name in ("SOON_S", "LIMIT_S"):
-        monkeypatch.setattr(queue_cleanup, name, 1.0)
     monkeypatch.setattr(queue_cleanup, "_LATE_S", 0.5)
 
 
@@ -128,8 +126,12 @@ def test_the_users_own_filters_hide_no_job(programs: Path, monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("text", ["exit 1", "echo 12 RUNNING"])
-def test_an_unreachable_scheduler_is_tried_again(programs: Path, text: str) -> None:
+def test_an_unreachable_scheduler_is_tried_again(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     """Until the limit; the directory is removed in any case."""
+    for name in ("SOON_S", "LIMIT_S"):
+        monkeypatch.setattr(queue_cleanup, name, 2.0)
     program(programs, "squeue", f"#!/bin/sh\n{text}\n")
     directory = programs / "beats"
     directory.mkdir()
