@@ -157,7 +157,7 @@ WRONG = """
         return jobs
 
     def lose_sight(engine, slurm):
-        engine._slurm = Slurm(timeout_s=0.001)
+        engine._slurm = Slurm(timeout_s=0)
         threading.Timer(6.0, setattr, [engine, "_slurm", slurm]).start()
 
     def lose_heartbeats(self):
@@ -211,7 +211,7 @@ def test_half_gangs_and_other_faults_are_found(slurm: SlurmOnRack, tmp_path: Pat
     unseen = large["nodes held by two jobs at once"]
     assert unseen["verdict"] == "inconclusive", output
     assert unseen["note"].startswith("too large: the scheduler gave no answer for "), unseen
-    assert ": squeue: no answer in 0.001 s" in unseen["note"], unseen
+    assert ": squeue: no answer in 0 s" in unseen["note"], unseen
 
     assert found[LOSS][0] == "not promised"
     assert "NOT certified: gang failed (filled 1: B held " in output
