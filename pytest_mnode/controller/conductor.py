@@ -230,8 +230,7 @@ class Conductor(RankTalk):
         self._compare()
         calls = self.outcome.calls
         self._absent = absent(calls) if self.outcome.still else set()
-        left = any(behind & self._ended for _, behind in ahead(self.outcome.counts).values())
-        if self._grace_end is None and (left or is_deadlock(calls, self._ended)):
+        if self._grace_end is None and (is_deadlock(calls, self._ended) or self._left_by_counts()):
             if self.outcome.still:
                 self.outcome.deadlocked, self._grace_end = True, now
             else:
@@ -240,6 +239,10 @@ class Conductor(RankTalk):
         overdue = self.outcome.still and known and now - self._moved_at >= self._still_limit_s
         if self._grace_end is None and overdue:
             self.outcome.stalled, self._grace_end = True, now
+
+    def _left_by_counts(self) -> bool:
+        """Whether a rank that ended has begun fewer operations of a group than another rank."""
+        return any(behind & self._ended for _, behind in ahead(self.outcome.counts).values())
 
     def _compare(self) -> None:
         """Note whether no rank made a call since the last comparison."""

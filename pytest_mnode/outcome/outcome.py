@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_messages import PhaseReport, Returned, TornDown
 from pytest_mnode.protocol.world import WorldInfo
 
+_Read = TypeVar("_Read")
 Phase = Literal["setup", "call", "teardown"]
 PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 _OF_A_RANK = re.compile(
@@ -144,14 +145,17 @@ class Outcome:
     @property
     def calls(self) -> dict[int, list[Call]]:
         """The collectives of each rank whose record is known, oldest first."""
-        read = {r: s.calls for r, s in self.states.items() if s.calls is not None}
-        parsed = {text: parse(text) for text in set(read.values())}  # many ranks have equal records
-        return {rank: parsed[text] for rank, text in read.items()}
+        return self._of_records(parse)
 
     @property
     def counts(self) -> dict[int, dict[str, int]]:
         """How many operations of each group each rank has begun; empty where none are counted."""
-        return {r: parse_counts(s.calls) for r, s in self.states.items() if s.calls is not None}
+        return self._of_records(parse_counts)
+
+    def _of_records(self, reader: Callable[[str], _Read]) -> dict[int, _Read]:
+        read = {r: s.calls for r, s in self.states.items() if s.calls is not None}
+        found = {text: reader(text) for text in set(read.values())}  # many ranks have equal records
+        return {rank: found[text] for rank, text in read.items()}
 
     @property
     def ended(self) -> set[int]:
