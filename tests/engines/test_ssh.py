@@ -45,7 +45,9 @@ APART = """
         assert not cluster.share_files
         done = cluster.launch([__file__]).wait(100)
         assert done.ok, done
-        assert [text.strip() for text in done.output.values()] == ["rank 0", "rank 1"]
+        # The torchrun that ends last may warn that the other one's store is gone.
+        for rank, text in enumerate(done.output.values()):
+            assert text.splitlines().count(f"rank {rank}") == 1, done.output
 
     def test_commands(cluster):
         # More at once than this sshd takes on one connection: others make their own.
