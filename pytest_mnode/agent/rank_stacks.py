@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pytest_mnode import processes
+from pytest_mnode.machine.tcp import tcp_state
 from pytest_mnode.machine.threads import native_frames, threads_text
 from pytest_mnode.outcome import call_record
 from pytest_mnode.protocol.agent_messages import Launch, StackTexts, TakeStacks
@@ -51,6 +52,7 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
         places=places,
         calls=records,
         kernel={rank: threads_text(pid) for rank, pid in pids.items()},
+        tcp={rank: tcp_state(pid) for rank, pid in pids.items()},
     )
 
 

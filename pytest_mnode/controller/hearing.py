@@ -95,6 +95,7 @@ class Hearing:
             state.output = message.outputs.get(rank, "")
             state.state = message.states.get(rank, "")
             state.kernel = message.kernel.get(rank, "")
+            state.tcp = message.tcp.get(rank, state.tcp)
         for rank, progress in message.places.items():
             if progress.ordinal == self.ordinal and progress.phase != "setup":
                 self._passed_setup(states[rank])

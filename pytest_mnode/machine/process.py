@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -126,6 +127,16 @@ def _threads(folder: Path) -> tuple[Thread, ...] | None:
         last_cpu = stat.last_cpu if stat else None
         found.append(Thread(int(path.name), status.name, status.cpus, last_cpu))
     return tuple(found) or None
+
+
+def descriptors(process: Path) -> dict[int, str]:
+    """The file or socket of each open descriptor of a process, given by its folder in /proc."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for path in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found[int(path.name)] = str(path.readlink())
+    return found
 
 
 def parse_numa_maps(text: str) -> tuple[Area, ...]:

@@ -15,10 +15,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
-from pytest_mnode.machine import sysfs
-from pytest_mnode.machine.netdev import plain
+from pytest_mnode.machine import sysfs, tcp
+from pytest_mnode.machine.process import descriptors
 
 # Name: number on x86_64, number on aarch64, and an explanation if the name is not enough.
 _CALLS: dict[str, tuple[int, int, str]] = {
@@ -78,7 +76,7 @@ def threads_text(pid: int, proc: Path = Path("/proc")) -> str:
     tasks: list[Path] = []
     with contextlib.suppress(OSError):
         tasks = sorted((proc / str(pid) / "task").iterdir(), key=lambda task: int(task.name))
-    files = _files(proc / str(pid)) | _connections(pid)
+    files = descriptors(proc / str(pid)) | _connections(pid, proc)
     lines = []
     for task in tasks:
         name = f"thread {sysfs.text(task / 'comm') or task.name}" + (
@@ -149,39 +147,9 @@ def syscall_text(text: str, files: Mapping[int, str]) -> str:
     return f"in {name} on descriptor {fd}, {files.get(fd, 'unknown')}" if fd is not None else name
 
 
-def _files(process: Path) -> dict[int, str]:
-    found: dict[int, str] = {}
-    with contextlib.suppress(OSError):
-        for path in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                found[int(path.name)] = str(path.readlink())
-    return found
-
-
-def established() -> tuple[tuple[tuple[str, int], tuple[str, int]], ...] | None:
-    """((address, port), (peer's address, its port)) of each TCP connection of this process.
-
-    None if they cannot be read. IPv4 addresses in IPv6 sockets are returned as IPv4.
-    """
-    try:
-        found = psutil.Process().net_connections(kind="tcp")
-    except (psutil.Error, OSError):
-        return None
-    return tuple(
-        ((plain(c.laddr.ip), c.laddr.port), (plain(c.raddr.ip), c.raddr.port))
-        for c in found
-        if c.status == psutil.CONN_ESTABLISHED and c.laddr and c.raddr
-    )
-
-
-def _connections(pid: int) -> dict[int, str]:
+def _connections(pid: int, proc: Path) -> dict[int, str]:
     """TCP connections by descriptor."""
-    try:
-        found = psutil.Process(pid).net_connections(kind="tcp")
-    except (psutil.Error, OSError):
-        return {}
     return {
-        c.fd: f"TCP {plain(c.laddr.ip)}:{c.laddr.port} → {plain(c.raddr.ip)}:{c.raddr.port}"
-        for c in found
-        if c.laddr and c.raddr
+        one.descriptor: f"TCP {tcp.text(one.local)} → {tcp.text(one.remote)}"
+        for one in tcp.connections(pid, proc)
     }

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 import pytest
 
+from pytest_mnode.machine.tcp import TcpState
 from pytest_mnode.outcome import describe
 from pytest_mnode.outcome.call_record import Call, parse, parse_counts
 from pytest_mnode.protocol.agent_messages import Death
@@ -50,6 +51,7 @@ class RankState:
     output: str = ""
     state: str = ""
     kernel: str = ""
+    tcp: TcpState = field(default_factory=TcpState)
     native: str = ""
     stuck_in: str = ""
     calls: str | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from pytest_mnode.measurement import listed
 from pytest_mnode.outcome.call_record import group_text
 from pytest_mnode.outcome.calls import ahead, unjoined
 from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text, waiting_text
@@ -19,6 +20,7 @@ from pytest_mnode.outcome.stacks import (
     where_of_dump,
     without_native_frames,
 )
+from pytest_mnode.outcome.unanswered import suspects, unanswered
 
 _OF_ONE_PROCESS = re.compile(r"(?:(?:Current thread|Thread) )?0x[0-9a-fA-F]+")
 """What differs between equal stacks; the thread that got the signal is the current one."""
@@ -38,11 +40,14 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
     for rank, (group, _) in ahead(outcome.counts).items():
         if rank in at and at[rank].collective is None:
             at[rank] = replace(at[rank], collective=f"a collective of {group_text(group)}")
-    paired = [rank for rank in at if at[rank].collective in POINT_TO_POINT]
-    waiting = [rank for rank in at if at[rank].collective and rank not in paired]
-    absent = [rank for rank in at if not at[rank].collective]
+    failures = [] if explained else _cut_off(outcome, at)
+    cut_off = [rank for failure in failures for rank in failure.ranks]
+    explained = explained or bool(cut_off)
+    others = [rank for rank in at if rank not in cut_off]
+    paired = [rank for rank in others if at[rank].collective in POINT_TO_POINT]
+    waiting = [rank for rank in others if at[rank].collective and rank not in paired]
+    absent = [rank for rank in others if not at[rank].collective]
     left = [] if explained else _left(outcome)
-    failures: list[Failure] = []
     if left and waiting:
         line = f"left the test without entering {_awaited_call(at, waiting)}"
         failures.append(Failure(left, "call", line, text=line, time=_LAST))
@@ -62,6 +67,20 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
             for same in by_place.values()
         ]
     return failures
+
+
+def _cut_off(outcome: Outcome, at: Mapping[int, Where]) -> list[Failure]:
+    """Failure of the stuck ranks on nodes that do not answer each other; none if all answer."""
+    found = unanswered(outcome)
+    nodes = suspects(found)
+    ranks = [rank for rank in at if outcome.states[rank].node in nodes]
+    if not ranks:
+        return []
+    state, here = outcome.states[ranks[0]], at[ranks[0]]
+    doing = _waits(here) if here.collective else f"it is at {here}"
+    line = f"{_limit(outcome)}: {listed(map(str, found))}; {doing}"
+    text = "\n\n".join([line, *stacks_of(outcome, ranks)])
+    return [Failure(ranks, state.stuck_in, line, text=text, time=_LAST)]
 
 
 def _left(outcome: Outcome) -> list[int]:
@@ -92,22 +111,12 @@ def _failure(
     victim: bool,
 ) -> Failure:
     state, here = outcome.states[ranks[0]], at[ranks[0]]
-    if outcome.stalled:
-        limit = f"no rank made a call of torch.distributed for {outcome.limit_s:.3g} s"
-    elif outcome.timed_out:
-        limit = f"no end within {outcome.limit_s:g} s"
-    elif outcome.deadlocked:
-        limit = "stopped, because the calls of the ranks differ"
-    else:
-        limit = f"stopped {outcome.grace_s:g} s after the first failure"
+    limit = _limit(outcome)
     others = _elsewhere(at, waiting, left, here)
     if not state.stack:
         line = f"{limit}, and no stack could be read" + (f": {state.state}" if state.state else "")
     elif here.collective:
-        what = "" if here.collective == WAIT else f"in {here.collective} "
-        if here.begun_at is not None:
-            what = f"for the {here.collective} of {here.begun_at} "
-        line = f"{limit}: waits {what}at {here}" + (f", {others}" if others else "")
+        line = f"{limit}: {_waits(here)}" + (f", {others}" if others else "")
     elif waiting:
         line = f"{limit}: did not enter {_awaited_call(at, waiting)}; it is at {here}"
     else:
@@ -117,6 +126,23 @@ def _failure(
         line += f"; its {state.kernel.partition(chr(10))[0]}"
     text = "\n\n".join([line, *stacks_of(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
     return Failure(ranks, state.stuck_in, line, text=text, time=_LAST, victim=victim)
+
+
+def _limit(outcome: Outcome) -> str:
+    """Why stuck ranks were ended."""
+    if outcome.stalled:
+        return f"no rank made a call of torch.distributed for {outcome.limit_s:.3g} s"
+    if outcome.timed_out:
+        return f"no end within {outcome.limit_s:g} s"
+    if outcome.deadlocked:
+        return "stopped, because the calls of the ranks differ"
+    return f"stopped {outcome.grace_s:g} s after the first failure"
+
+
+def _waits(here: Where) -> str:
+    if here.begun_at is not None:
+        return f"waits for the {here.collective} of {here.begun_at} at {here}"
+    return f"waits {'' if here.collective == WAIT else f'in {here.collective} '}at {here}"
 
 
 def _elsewhere(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pytest_mnode.machine.cgroup import OomKills
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
+from pytest_mnode.machine.tcp import TcpState
 from pytest_mnode.protocol.world import WorldInfo
 
 
@@ -190,8 +191,9 @@ class StackTexts:
     outputs: end of what the test had printed; states: why there is no stack, if known;
     places: the test and phase that each rank was in, which may be ahead of the rank's reports;
     calls: each rank's record of collectives, for call_record.parse; kernel: where each rank's
-    threads are in the kernel; native: C stacks; poll_id: as in the TakeStacks that this answers;
-    running: ranks that run or wait for a core, only in the answer to a poll.
+    threads are in the kernel; tcp: peers of each rank that do not answer; native: C stacks;
+    poll_id: as in the TakeStacks that this answers; running: ranks that run or wait for a core,
+    only in the answer to a poll.
     """
 
     node: str
@@ -202,6 +204,7 @@ class StackTexts:
     places: dict[int, Progress] = field(default_factory=dict)
     calls: dict[int, str] = field(default_factory=dict)
     kernel: dict[int, str] = field(default_factory=dict)
+    tcp: dict[int, TcpState] = field(default_factory=dict)
     native: dict[int, str] = field(default_factory=dict)
     poll_id: int | None = None
     running: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.distributed import distributed_c10d
 
+from pytest_mnode.machine.tcp import TcpState
 from pytest_mnode.outcome.call_record import PENDING, SEPARATOR
 from pytest_mnode.outcome.describe import MOST_SHOWN
 from pytest_mnode.outcome.outcome import Outcome, RankState
@@ -94,6 +95,49 @@ def test_a_rank_waits_for_a_collective_on_its_device() -> None:
     assert waits.line == "no end within 0 s: waits for the all_reduce of t.py:6 at t.py:7 in f"
     of.states[0].calls = of.states[1].calls
     assert len(stuck_failures(of, explained=False)) == 1
+
+
+def cut_off(size: int, **silent: str) -> Outcome:
+    """All ranks wait in a barrier. silent: nodes that do not answer a rank, by rank."""
+    of = outcome(size)
+    of.timed_out = "call"
+    for rank, state in of.states.items():
+        state.stuck_in, state.stack = "call", stack(8).replace("\n", f"\n{TORCH}\n", 1)
+        peers = silent.get(f"rank{rank}", "").split()
+        state.tcp = TcpState(
+            tuple((f"10.0.0.{peer}", 5000) for peer in peers), (f"10.0.0.{rank}", "172.17.0.1")
+        )
+    return of
+
+
+def test_ranks_whose_nodes_do_not_answer_are_named_first() -> None:
+    first, others = stuck_failures(cut_off(4, rank2="0"), explained=False)
+    assert (first.ranks, first.victim, others.ranks, others.victim) == ([0, 2], False, [1, 3], True)
+    assert first.line == (
+        "no end within 0 s: rank 2 on node2 gets no TCP answer from 10.0.0.0:5000 on node0; "
+        "waits in barrier at t.py:8 in f"
+    )
+
+
+def test_the_one_node_that_all_lost_connections_have_in_common_is_named() -> None:
+    first, others = stuck_failures(cut_off(4, rank0="1", rank1="2 3"), explained=False)
+    assert (first.ranks, others.ranks) == ([1], [0, 2, 3])
+    assert "rank 0 on node0 gets no TCP answer from 10.0.0.1:5000 on node1; rank 1 on" in first.line
+    several = stuck_failures(cut_off(4, rank0="1", rank2="3"), explained=False)
+    assert [failure.ranks for failure in several] == [[0, 1, 2, 3]]
+
+
+def test_an_address_of_several_nodes_names_them() -> None:
+    of = cut_off(2)
+    of.states[0].tcp = TcpState((("172.17.0.1", 7),), ("172.17.0.1",))
+    first, *_ = stuck_failures(of, explained=False)
+    assert "rank 0 on node0 gets no TCP answer from 172.17.0.1:7 on node0,node1; " in first.line
+
+
+def test_lost_connections_blame_no_node_if_another_failure_or_machine_explains_them() -> None:
+    assert all(f.victim for f in stuck_failures(cut_off(4, rank2="0"), explained=True))
+    [waits] = stuck_failures(cut_off(4, rank2="77"), explained=False)
+    assert waits.line == "no end within 0 s: waits in barrier at t.py:8 in f"
 
 
 def test_the_text_is_bounded() -> None:
