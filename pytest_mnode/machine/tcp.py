@@ -80,9 +80,10 @@ def connections(pid: int | str = "self", proc: Path = Path("/proc")) -> list[Con
     process = proc / str(pid)
     by_socket = {file: descriptor for descriptor, file in descriptors(process).items()}
     lines = [
-        line.split()
+        words
         for table in ("tcp", "tcp6")
         for line in (sysfs.text(process / "net" / table) or "").splitlines()[1:]
+        if len(words := line.split()) > 9
     ]
     return [
         Connection(

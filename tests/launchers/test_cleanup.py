@@ -155,6 +155,17 @@ def test_the_cleanup_daemon_is_killed(
     assert controller.poll() is None
 
 
+def test_controller_and_daemon_are_terminated_at_once(
+    start: Start, tag: str, run_dir: Path
+) -> None:
+    controller, keeper = start("sleep")
+    os.kill(keeper, signal.SIGTERM)
+    controller.terminate()
+    controller.wait(HANGS_S)
+    await_none(tag)
+    assert not run_dir.exists()
+
+
 def test_the_racks_first_process_is_killed(start: Start, tag: str, run_dir: Path) -> None:
     controller, keeper = start("sleep")
     (inside,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()

@@ -4,7 +4,8 @@ Run by its path, without site-packages. FD is a connected packet socket, PID is 
 Packets are JSON objects. The controller sends orders: a first key that names the order, and its
 arguments (see `Daemon.obey`). The daemon sends events: {"of": task name, …}. When the controller
 ends, or closes the socket without the order `close`, the daemon ends all tasks and removes the
-directories of the order `remove`. After SIGTERM it leaves directories to the controller.
+directories of the order `remove`. After SIGTERM it leaves directories to the controller, if that
+lives on.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ PACKET_BYTES = 1 << 18
 IDLE_S = 0.2
 STILL_WRITING_S = 6.0
 """Time until a node notices that its connection ended, and stops writing to a shared directory."""
+_TOGETHER_S = 2.0
+"""A service or job that is stopped sends SIGTERM to the controller and to this process at once."""
 
 
 class Task(Protocol):
@@ -124,13 +127,15 @@ class Daemon:
         with contextlib.suppress(OSError):
             self.channel.send(json.dumps({"of": name, **event}).encode())
 
-    def end(self) -> None:
+    def end(self, controller: int | None) -> None:
         """End all tasks; remove directories, unless SIGTERM left them to the controller."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt this
         for task in self.tasks.values():
             task.end()
         if self.terminated:
-            return
+            self.channel.close()  # a controller that lives learns of the end now
+            if controller is None or not select.select([controller], [], [], _TOGETHER_S)[0]:
+                return
         on_nodes = any(task.on_nodes for task in self.tasks.values())
         again = time.monotonic() + (STILL_WRITING_S if on_nodes and not self.closed else 0.0)
         while True:
@@ -152,7 +157,7 @@ def main(fd: str, pid: str) -> None:
     try:
         daemon.serve(controller)
     finally:
-        daemon.end()
+        daemon.end(controller)
 
 
 if __name__ == "__main__":
