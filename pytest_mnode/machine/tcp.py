@@ -20,7 +20,7 @@ from pytest_mnode.machine.process import descriptors
 
 Endpoint = tuple[str, int]
 """Address and port. An IPv4 address in an IPv6 socket is given as IPv4."""
-ESTABLISHED, SYN_SENT, LISTEN = 1, 2, 10
+ESTABLISHED, SYN_SENT = 1, 2
 _RETRANSMISSION = 1
 """Its timer: something was sent and is not acknowledged."""
 _SILENT_AFTER = {SYN_SENT: 1, ESTABLISHED: 3}
@@ -76,7 +76,7 @@ def text(endpoint: Endpoint) -> str:
 
 
 def connections(pid: int | str = "self", proc: Path = Path("/proc")) -> list[Connection]:
-    """Connections of a process; none if they cannot be read. Sockets that listen are left out."""
+    """Connections of a process, without sockets that have no other end; none if unreadable."""
     process = proc / str(pid)
     by_socket = {file: descriptor for descriptor, file in descriptors(process).items()}
     lines = [
@@ -94,7 +94,7 @@ def connections(pid: int | str = "self", proc: Path = Path("/proc")) -> list[Con
             int(sent_again, 16) if int(timer[:2], 16) == _RETRANSMISSION else 0,
         )
         for _, local, remote, state, _, timer, sent_again, _, _, inode, *_ in lines
-        if f"socket:[{inode}]" in by_socket and int(state, 16) != LISTEN
+        if f"socket:[{inode}]" in by_socket and _endpoint(remote)[1]
     ]
 
 

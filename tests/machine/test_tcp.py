@@ -78,7 +78,7 @@ def test_ends_that_do_not_answer(tmp_path: Path) -> None:
         row(("10.78.0.2", 5004), 1, 103, **timer, again=2),  # some packets were lost
         row(("10.78.0.2", 5005), 1, 104, timer=2, again=9),  # idle, asked whether it lives
         row(("10.78.0.2", 5006), 1, 999, **timer, again=9),  # of another process
-        row(("0.0.0.0", 0), 10, 105),
+        row(("0.0.0.0", 0), 10, 105),  # it listens
     ]
     tcp6 = [
         row(("fd78::1", 5007), 1, 106, **timer, again=15),
@@ -95,7 +95,8 @@ def test_ends_that_do_not_answer(tmp_path: Path) -> None:
 
 
 def test_a_connection_is_given_with_its_descriptor(tmp_path: Path) -> None:
-    proc = composed(tmp_path, [row(("10.78.0.1", 5001), 1, 100), row(("0.0.0.0", 0), 10, 101)], [])
+    without = [row(("0.0.0.0", 0), state, inode) for state, inode in ((7, 101), (10, 102))]
+    proc = composed(tmp_path, [row(("10.78.0.1", 5001), 1, 100), *without], [])
     [one] = connections(7, proc)
     assert one == Connection(3, ("10.78.0.3", 4000), ("10.78.0.1", 5001), ESTABLISHED, 0)
 
