@@ -24,7 +24,7 @@ class Unanswered:
 
     def __str__(self) -> str:
         peer = f"{tcp.text(self.peer)} on {listed(self.peer_nodes, 3, ',')}"
-        return f"rank {self.rank} on {self.node} gets no TCP answer from {peer}"
+        return f"rank {self.rank} on {self.node} gets no TCP acknowledgement from {peer}"
 
 
 def unanswered(outcome: Outcome) -> list[Unanswered]:
