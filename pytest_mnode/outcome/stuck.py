@@ -41,7 +41,7 @@ def stuck_failures(outcome: Outcome, explained: bool) -> list[Failure]:
         if rank in at and at[rank].collective is None:
             at[rank] = replace(at[rank], collective=f"a collective of {group_text(group)}")
     failures = [] if explained else _cut_off(outcome, at)
-    cut_off = [rank for failure in failures for rank in failure.ranks]
+    cut_off = {rank for failure in failures for rank in failure.ranks}
     explained = explained or bool(cut_off)
     others = [rank for rank in at if rank not in cut_off]
     paired = [rank for rank in others if at[rank].collective in POINT_TO_POINT]
