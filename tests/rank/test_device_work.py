@@ -137,7 +137,8 @@ def test_a_rank_that_left_a_collective_of_cpp_is_named(tmp_path: Path) -> None:
                 # NCCL counts a batch as if it were a collective, and only one rank makes it.
                 if rank == 0:
                     kept.append(begin(process_group))
-                    dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 1)])
+                    [sent] = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 1)])
+                    sent.wait()
                     time.sleep(4)
                 else:
                     dist.recv(torch.ones(1), 0)
@@ -153,7 +154,8 @@ def test_a_rank_that_left_a_collective_of_cpp_is_named(tmp_path: Path) -> None:
     )
     run = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
     left, absent = (run.cases()[name].findtext("failure") for name in ("test_left", "test_absent"))
-    assert run.outcomes()["test_all_call"] == run.outcomes()["test_a_batch_is_sent"] == "passed"
+    found = run.outcomes()
+    assert found["test_all_call"] == found["test_a_batch_is_sent"] == "passed", run.output
     assert "rank 1 of 2 on local1: first]\nleft the test without entering the " in str(left)
     assert "the collective of the default group (test_it.py:" in str(left)
     assert ") that rank 0 waits in" in str(left)
