@@ -79,7 +79,7 @@ def _cut_off(outcome: Outcome, at: Mapping[int, Where]) -> list[Failure]:
     state, here = outcome.states[ranks[0]], at[ranks[0]]
     doing = _waits(here) if here.collective else f"it is at {here}"
     line = f"{_limit(outcome)}: {listed(map(str, found))}; {doing}"
-    text = "\n\n".join([line, *stacks_of(outcome, ranks)])
+    text = "\n\n".join([line, *stacks_of(outcome, ranks), *_outputs(outcome, ranks)])
     return [Failure(ranks, state.stuck_in, line, text=text, time=_LAST)]
 
 

@@ -112,7 +112,10 @@ def cut_off(size: int, **silent: str) -> Outcome:
 
 
 def test_ranks_whose_nodes_do_not_answer_are_named_first() -> None:
-    first, others = stuck_failures(cut_off(4, rank2="0"), explained=False)
+    of = cut_off(4, rank2="0")
+    of.states[2].output = "step 7\n"
+    first, others = stuck_failures(of, explained=False)
+    assert first.text.endswith("end of the output of rank 2:\nstep 7")
     assert (first.ranks, first.victim, others.ranks, others.victim) == ([0, 2], False, [1, 3], True)
     assert first.line == (
         f"no end within 0 s: rank 2 on node2 {NO_ANSWER} 10.0.0.0:5000 on node0; "

@@ -142,7 +142,7 @@ def test_gang_schedulers_keep_gangs_whole(
     waited = filled["filled 1: B: waiting"]
     assert waited["value"] > 0  # it waits for 3 s, less the time until it is first seen
     assert waiting in waited["note"], output
-    assert filled["filled 1: B: 3 of 3 ranks ran"]["value"] == pytest.approx(4, abs=3)
+    assert 2 < filled["filled 1: B: 3 of 3 ranks ran"]["value"] < 6, output
     large = found[OVERSIZE][1]["gangs larger than the cluster without a refusal or a reason"]
     assert large["note"].startswith("waits: "), large
 
