@@ -52,15 +52,18 @@ class Connection:
 @dataclass(frozen=True)
 class TcpState:
     """TCP of a process. silent: the other ends that do not answer; addresses: of its network
-    namespace, without loopback."""
+    namespace and of its connections, which may have lost theirs, without loopback."""
 
     silent: tuple[Endpoint, ...] = ()
     addresses: tuple[str, ...] = ()
 
 
 def tcp_state(pid: int, proc: Path = Path("/proc")) -> TcpState:
-    silent = {one.remote for one in connections(pid, proc) if one.silent}
-    return TcpState(tuple(sorted(silent)), tuple(_addresses(proc / str(pid) / "net")))
+    found = connections(pid, proc)
+    silent = {one.remote for one in found if one.silent}
+    own = dict.fromkeys([*_addresses(proc / str(pid) / "net"), *(one.local[0] for one in found)])
+    addresses = tuple(one for one in own if not ipaddress.ip_address(one).is_loopback)
+    return TcpState(tuple(sorted(silent)), addresses)
 
 
 def established() -> tuple[tuple[Endpoint, Endpoint], ...] | None:
@@ -107,7 +110,6 @@ def _endpoint(text: str) -> Endpoint:
 
 
 def _addresses(net: Path) -> Iterator[str]:
-    found = dict.fromkeys(_LOCAL.findall(sysfs.text(net / "fib_trie") or ""))
+    yield from _LOCAL.findall(sysfs.text(net / "fib_trie") or "")
     for line in (sysfs.text(net / "if_inet6") or "").splitlines():
-        found[str(ipaddress.ip_address(bytes.fromhex(line.split()[0])))] = None
-    return (one for one in found if not ipaddress.ip_address(one).is_loopback)
+        yield str(ipaddress.ip_address(bytes.fromhex(line.split()[0])))

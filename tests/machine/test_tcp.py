@@ -94,6 +94,12 @@ def test_ends_that_do_not_answer(tmp_path: Path) -> None:
     assert state.addresses == ("10.78.0.3", "fd78::3")
 
 
+def test_the_address_of_a_connection_that_the_node_has_lost(tmp_path: Path) -> None:
+    proc = composed(tmp_path, [row(("10.78.0.1", 5001), 1, 100)], [])
+    (proc / "7/net/fib_trie").write_text("")
+    assert set(tcp_state(7, proc).addresses) == {"10.78.0.3", "fd78::3"}
+
+
 def test_a_connection_is_given_with_its_descriptor(tmp_path: Path) -> None:
     without = [row(("0.0.0.0", 0), state, inode) for state, inode in ((7, 101), (10, 102))]
     proc = composed(tmp_path, [row(("10.78.0.1", 5001), 1, 100), *without], [])
