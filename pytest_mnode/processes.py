@@ -42,8 +42,10 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Pids of the direct children of all threads of `pid`; empty if it is gone."""
+    """Pids of the direct children of all threads of `pid`; empty if it is gone, or unknown (0)."""
     found: list[int] = []
+    if pid <= 0:  # 0 is also the parent that /proc gives for init and kernel threads
+        return found
     with contextlib.suppress(OSError):
         if not _CHILDREN.exists():
             pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208

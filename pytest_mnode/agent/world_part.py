@@ -40,8 +40,10 @@ class WorldPart:
         meanwhile.
         """
         in_time = time.monotonic() < self.end_by
-        if self.pid == 0 and in_time:
-            return False
+        if self.pid == 0:  # nothing is known to be below it; the launcher ends with its pipe
+            if not in_time:
+                self.pipe.close()
+            return not in_time
         # On a node with namespaces the first process only enters them; its child is the launcher.
         launchers = [self.pid, *(processes.children(self.pid) if self.enters else [])]
         below = [

@@ -22,7 +22,7 @@ from hypothesis.database import ExampleDatabase
 from hypothesis.errors import FailedHealthCheck, StopTest, UnsatisfiedAssumption
 
 from pytest_mnode.outcome.describe import ranks_text
-from pytest_mnode.rank.votes import FOREVER_S, Ballot, Decision, Kind, Votes, decide
+from pytest_mnode.rank.votes import FOREVER_S, Ballot, Decision, Kind, Votes, as_sent, decide
 
 LATE_S = 3.0
 """How long a rank whose example failed waits for the votes of others, which may wait for it."""
@@ -156,10 +156,15 @@ class Examples:
             raise EndError(own or FailedElsewhereError())
         limit_s = FOREVER_S if own is None and ballot.kind is not Kind.ENDED else LATE_S
         try:
-            decision: Decision = self._votes.agree(ballot, decide, limit_s)
+            answer = self._votes.agree(
+                as_sent(ballot),
+                lambda ballots: as_sent(decide([Ballot.received(one) for one in ballots])),
+                limit_s,
+            )
         except TimeoutError:
             self._over = True
             raise
+        decision = Decision.received(answer)
         self._over = bool(decision.ended) or decision.differ
         if self._over and ballot.kind is not Kind.ENDED:
             raise EndError(self._why_over(decision, own, call))

@@ -1,11 +1,15 @@
-"""Votes among ranks: each gives a ballot, and all get the same answer, over the world's store."""
+"""Votes among ranks: each gives a ballot, and all get the same answer, over the world's store.
+
+Ballots and answers are JSON: every user of the machine can write to the store, and what it holds
+must not be able to run code in a rank.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import pickle
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -34,23 +38,24 @@ class Votes:
     def agree(
         self, ballot: Any, decide: Callable[[Sequence[Any]], Any], limit_s: float = FOREVER_S
     ) -> Any:
-        """The result of `decide`, called in one rank with all ballots by rank; ballots are pickled.
+        """The result of `decide`, called in one rank with all ballots by rank.
 
-        Raises TimeoutError if not all ranks voted within the limit.
+        Ballots and results are values of JSON. Raises TimeoutError if not all ranks voted within
+        the limit.
         """
         self._count += 1
         answer, limit = self._answer(self._count), timedelta(seconds=limit_s)
         if self._rank and self._count == 1:
             # If rank 0 has not begun this test yet, it will first count the keys in the store.
             self._wait(self._ballot(0), limit)
-        self._store.set(self._ballot(self._rank), pickle.dumps(ballot))
+        self._store.set(self._ballot(self._rank), json.dumps(ballot))
         if self._store.add(f"{self._name}/count", 1) == self._size * self._count:
             ballots = self._store.multi_get([self._ballot(rank) for rank in range(self._size)])
-            self._store.set(answer, pickle.dumps(decide([pickle.loads(b) for b in ballots])))
+            self._store.set(answer, json.dumps(decide([json.loads(b) for b in ballots])))
         self._wait(answer, limit)
         if self._rank == 0 and self._count > 1:  # all ranks voted again, so all have read it
             self._store.delete_key(self._answer(self._count - 1))
-        return pickle.loads(self._store.get(answer))
+        return json.loads(self._store.get(answer))
 
     def close(self) -> None:
         """Delete all keys from the store, when no rank votes any more."""
@@ -129,6 +134,11 @@ class Ballot:
     values: tuple[bytes, ...] = ()
     well: bool = True
 
+    @classmethod
+    def received(cls, sent: Any) -> Ballot:
+        """The inverse of `as_sent`."""
+        return cls(**{**sent, **_common(sent)})
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -145,6 +155,22 @@ class Decision:
     values: tuple[bytes, ...] = ()
     ended: tuple[int, ...] = ()
     well: bool = True
+
+    @classmethod
+    def received(cls, sent: Any) -> Decision:
+        """The inverse of `as_sent`."""
+        ranks = {name: tuple(sent[name]) for name in ("failed", "ended")}
+        return cls(**{**sent, **_common(sent), **ranks})
+
+
+def as_sent(vote: Ballot | Decision) -> dict[str, Any]:
+    """Its form in a vote."""
+    return {**asdict(vote), "values": [value.hex() for value in vote.values]}
+
+
+def _common(sent: Any) -> dict[str, Any]:
+    values = tuple(bytes.fromhex(value) for value in sent["values"])
+    return {"kind": Kind(sent["kind"]), "values": values}
 
 
 def decide(ballots: Sequence[Ballot]) -> Decision:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.agent.world_part import WorldPart
 
 
+@pytest.mark.parametrize("kernel_lists_children", [True, False])
 @pytest.mark.parametrize("enters", [True, False])
 def test_a_part_whose_fork_was_never_reported_ends_without_a_signal(
-    monkeypatch: pytest.MonkeyPatch, *, enters: bool
+    monkeypatch: pytest.MonkeyPatch, *, enters: bool, kernel_lists_children: bool
 ) -> None:
-    """Its pid is 0, which kill() takes for the agent's own process group."""
+    """Its pid is 0: for kill() the agent's own process group, in /proc the parent of init."""
     signalled: list[tuple[int, int]] = []
+    if not kernel_lists_children:
+        monkeypatch.setattr(processes, "_CHILDREN", Path("/nonexistent"))
     monkeypatch.setattr(os, "kill", lambda *sent: signalled.append(sent))
     ours, theirs = Pipe.pair()
     part = WorldPart(cast(Any, None), ours, enters)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_mnode.rank.examples import _OneDatabase
-from pytest_mnode.rank.votes import Ballot, Kind, decide
+from pytest_mnode.rank.votes import Ballot, Decision, Kind, as_sent, decide
 
 
 @pytest.mark.parametrize(
@@ -56,3 +58,14 @@ def test_rank_0_alone_reads_and_writes_the_database() -> None:
     assert set(real.fetch(b"key")) == set(first.fetch(b"key")) == {b"value"}
     assert not set(own.fetch(b"key"))
     assert not set(other.fetch(b"key"))
+
+
+@pytest.mark.parametrize(
+    "vote",
+    [
+        Ballot(Kind.FETCHES, drawn="key", values=(b"", b"\0\xff")),
+        Decision(Kind.FAILED, failed=(0, 3), origin="0: E a.py:1", ended=(1,), well=False),
+    ],
+)
+def test_votes_are_sent_whole(vote: Ballot | Decision) -> None:
+    assert type(vote).received(json.loads(json.dumps(as_sent(vote)))) == vote
