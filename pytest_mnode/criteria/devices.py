@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_mnode.detection import smallest_share_wrong
@@ -62,15 +62,18 @@ def judge_rates(found: Comparison) -> list[Measurement]:
     bound, unknown = found.bound, [row for row in found.rows if row.rate is None]
     slowest = min((row.rate for row in found.rows if row.rate is not None), default=None)
     note = "; ".join(f"{row.name}: {row.why}" for row in unknown[:4])
+    undecided = _undecided(found, bound) if bound and not bound.slow else ""
     measurements = [
         Measurement(
             f"{found.name}, slowest rank",
-            slowest if bound else None,
+            slowest if bound and not undecided else None,
             found.unit,
             at_least(bound.limit if bound else 0.0),
             bound.source if bound else "at_least_fraction × the median of ranks",
             _slow_ranks(found, bound) if bound else None,
-            note or (found.how if bound else "a single rank has no other rank to be compared with"),
+            note
+            or undecided
+            or (found.how if bound else "a single rank has no other rank to be compared with"),
             detection=found.detection,
         )
     ]
@@ -93,13 +96,38 @@ def judge_rates(found: Comparison) -> list[Measurement]:
 
 
 def _slow_ranks(found: Comparison, bound: PeerBound) -> str | None:
+    return "; ".join(_named(found, bound, bound.slow)) or None
+
+
+def _undecided(found: Comparison, bound: PeerBound) -> str:
+    """Why the ranks cannot judge each other, and what would; "" if they can.
+
+    A promised floor that all ranks reach shows that not most of them are slow.
+    """
+    floored = found.floor is not None and all((row.rate or 0) >= found.floor for row in found.rows)
+    if bound.odd and not floored:
+        odd = listed(_named(found, bound, bound.odd))
+        return (
+            f"most ranks are slow, or these are of another kind; an absolute floor decides: {odd}"
+        )
+    if bound.unsure:
+        unsure = listed(_named(found, bound, bound.unsure))
+        return (
+            f"{len(found.rows)} ranks cannot tell a slow rank from the spread of healthy ones; "
+            f"compare more ranks, or promise less and an absolute floor: {unsure}"
+        )
+    return ""
+
+
+def _named(found: Comparison, bound: PeerBound, ranks: Sequence[int]) -> list[str]:
+    """Rank, rate, what it is compared with, and why it is slow."""
     other = f"{'fastest' if bound.most_are_slow else 'median'} {bound.reference:.4g}"
 
     def named(row: RankRate) -> str:
         why = f": {row.why}" if row.why else ""
         return f"{row.name} ({row.rate or 0.0:.4g} {found.unit}, {other}){why}"
 
-    return "; ".join(named(found.rows[index]) for index in bound.slow) or None
+    return [named(found.rows[index]) for index in ranks]
 
 
 def _floor(

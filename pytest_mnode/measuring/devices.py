@@ -210,7 +210,8 @@ def _rounds(
         everybody = [row[0] for row in by_rank([median(best)], device)]
         if len(everybody) < 2:
             break
-        turns = peer_bound(everybody, promise.at_least_fraction, promise.at_most_spreads).slow
+        bound = peer_bound(everybody, promise.at_least_fraction, promise.at_most_spreads)
+        turns = (*bound.slow, *bound.unsure)
         if not turns:
             break
     return best, total(tuple(stretches))

@@ -19,8 +19,8 @@ class RankPromise(Page):
 
     at_least_fraction: Annotated[Fraction, Field(le=1)]
     """Fraction of the median of all ranks (of an even number, the upper of the middle two) that
-    each rank reaches. If the median itself falls as far short of the fastest rank, most ranks are
-    slow: it is then a fraction of the fastest."""
+    each rank reaches, or what the spread of healthy ranks explains. If some ranks are far faster
+    than the median, most ranks may be slow, and only an absolute floor decides."""
     at_most_spreads: Positive | None = None
     """No rank is further below the median than this many times the spread: 1.4826 × the median
     deviation, at least 1 % of the median. From eight ranks on; fewer do not show what is usual."""

@@ -73,6 +73,39 @@ def test_if_most_ranks_are_slow_they_are_compared_with_the_fastest() -> None:
     )
 
 
+def compared(*rates: float, fraction: float = 0.95, floor: float | None = None) -> Measurement:
+    rows = tuple(RankRate(f"rank {i}", rate, "") for i, rate in enumerate(rates))
+    promise = MatmulPromise(at_least_fraction=fraction, dtypes=("float32",))
+    return judge_rates(Comparison("matmul", "GFLOP/s", promise, floor, rows, "how"))[0]
+
+
+def test_few_ranks_that_differ_little_are_inconclusive() -> None:
+    found = compared(100, 94)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.note == (
+        "2 ranks cannot tell a slow rank from the spread of healthy ones; compare more ranks, or "
+        "promise less and an absolute floor: rank 1 (94 GFLOP/s, median 100)"
+    )
+    assert compared(100, 94, fraction=0.9).verdict is Verdict.PASS
+    assert compared(100, 80).verdict is Verdict.FAIL
+
+
+def test_few_fast_ranks_are_judged_by_the_floor_alone() -> None:
+    rates = [100.0] * 30 + [150.0, 151.0]
+    found = compared(*rates)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.note == (
+        "most ranks are slow, or these are of another kind; an absolute floor decides: "
+        "rank 31 (151 GFLOP/s, median 100); rank 30 (150 GFLOP/s, median 100)"
+    )
+    assert compared(*rates, floor=95).verdict is Verdict.PASS
+    assert compared(*rates, floor=110).verdict is Verdict.INCONCLUSIVE
+
+
+def test_one_fast_gpu_of_many_turns_no_other_red() -> None:
+    assert compared(*[100.0] * 127, 106.0).verdict is Verdict.PASS
+
+
 @pytest.mark.parametrize(
     ("rates", "note"),
     [

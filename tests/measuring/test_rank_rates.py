@@ -83,8 +83,10 @@ def test_the_fastest_is_never_slow_and_the_slow_are_below_the_peer_bound(
     rates: list[float], fraction: float
 ) -> None:
     found = peer_bound(rates, fraction, 6)
-    assert rates.index(max(rates)) not in found.slow or len(set(rates)) == 1
-    assert all((rate < found.limit) == (i in found.slow) for i, rate in enumerate(rates))
+    below = {*found.slow, *found.unsure}
+    assert rates.index(max(rates)) not in below or len(set(rates)) == 1
+    assert all((rate < found.limit) == (i in below) for i, rate in enumerate(rates))
+    assert not set(found.slow) & set(found.unsure)
 
 
 def test_no_rank_of_many_healthy_ones_is_accused() -> None:
@@ -92,6 +94,90 @@ def test_no_rank_of_many_healthy_ones_is_accused() -> None:
         noise = random.Random(seed)
         rates = [noise.gauss(100, 2) for _ in range(noise.choice([2, 3, 4, 16, 256]))]
         assert peer_bound(rates, 0.85, spreads=7).slow == (), seed
+
+
+COUNTS = (2, 3, 4, 5, 8, 16, 31, 64, 128, 256, 1024)
+PER_CENT = (0.1, 0.5, 1.0, 2.0, 3.0)
+
+
+def healthy(noise: random.Random, count: int, per_cent: float) -> list[float]:
+    return [noise.gauss(100, per_cent) for _ in range(count)]
+
+
+@pytest.mark.parametrize("fraction", [0.9, 0.95, 0.98])
+def test_healthy_ranks_of_any_number_and_spread_are_hardly_ever_called_slow(
+    fraction: float,
+) -> None:
+    """At most 2 of 1,000 comparisons: `FALSE_ALARM` each by the ranks' and by the known spread."""
+    noise = random.Random(28)
+    draws = [(n, sd) for n in COUNTS for sd in PER_CENT for _ in range(max(4, 1200 // n))]
+    found = [peer_bound(healthy(noise, *draw), fraction) for draw in draws]
+    alarms = sum(bool(one.slow) for one in found)
+    assert alarms <= 0.002 * len(draws) + 3 * (0.002 * len(draws)) ** 0.5, (alarms, len(draws))
+    many = [one for (n, _), one in zip(draws, found, strict=True) if n >= 128]
+    assert sum(bool(one.unsure or one.odd) for one in many) <= 0.02 * len(many)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("per_cent", PER_CENT[:4])
+def test_slow_ranks_of_any_number_are_found(count: int, per_cent: float) -> None:
+    """One, two, few, or just under half: all of them, and none of the others."""
+    noise = random.Random(count)
+    for slow in {1, 2, min(5, count // 3), (count - 1) // 2}:
+        if not 0 < slow <= count / 2:
+            continue
+        rates = healthy(noise, count, per_cent)
+        rates[:slow] = [0.75 * rate for rate in rates[:slow]]
+        assert set(peer_bound(rates, 0.95).slow) == set(range(slow))
+
+
+@pytest.mark.parametrize("count", [16, 31, 64, 128, 1024])
+def test_small_losses_are_found_among_ranks_with_a_narrow_spread(count: int) -> None:
+    noise = random.Random(count)
+    rates = [91.0, *healthy(noise, count - 1, 0.5)]
+    assert peer_bound(rates, 0.95).slow == (0,)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8, 128, 1024])
+@pytest.mark.parametrize("fast", [106.0, 112.0])
+def test_one_fast_rank_makes_no_other_slow(count: int, fast: float) -> None:
+    rates = [*healthy(random.Random(count), count - 1, 0.5), fast]
+    found = peer_bound(rates, 0.95)
+    assert found.slow == ()
+    assert not found.most_are_slow
+    assert not (found.unsure or found.odd) or count < 8
+
+
+def test_few_ranks_that_are_far_faster_are_odd_or_most_are_slow() -> None:
+    found = peer_bound([100.0] * 120 + [140.0, 141.0], 0.95)
+    assert (found.slow, found.odd) == ((), (121, 120))
+    assert peer_bound([100.0] * 3 + [140.0], 0.95).odd == (3,)
+    assert peer_bound([100.0] * 127 + [140.0], 0.95).odd == ()
+    assert peer_bound([100.0] * 127 + [240.0], 0.95).odd == (127,)
+    assert peer_bound([90.0] * 90 + [100.0] * 38, 0.95).odd == tuple(range(90, 128))
+
+
+def test_many_fast_ranks_show_that_most_are_slow() -> None:
+    found = peer_bound([60.0] * 90 + [100.0] * 38, 0.95)
+    assert found.most_are_slow
+    assert found.slow == tuple(range(90))
+    assert "the median of the 38 fastest ranks, because most are slow" in found.source
+
+
+def test_half_of_the_ranks_slow_is_no_spread_of_healthy_ones() -> None:
+    rates = [90.0] * 64 + [100.0] * 64
+    found = peer_bound(rates, 0.95)
+    assert {*found.slow, *found.unsure} == set(range(64))
+
+
+def test_the_spread_of_many_ranks_is_in_the_source() -> None:
+    rates = [100 + 6 * (i % 21 - 10) / 10 for i in range(126)]
+    found = peer_bound(rates, 0.95)
+    assert (found.slow, found.unsure) == ((), ())
+    assert found.limit < 94
+    assert "at_least_fraction 0.95 × 100, the median of 126 ranks, or less by their spread" in (
+        found.source
+    )
 
 
 @pytest.mark.parametrize(
