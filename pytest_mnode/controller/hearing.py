@@ -113,7 +113,7 @@ class Hearing:
             self._on_failure()
 
     def _report(self, state: RankState, report: PhaseReport, now: float) -> None:
-        failed = report.outcome == "failed"
+        failed = report.outcome == "failed" and not report.unexpected_pass
         if failed:
             state.failed_at = state.failed_at or now
         if report.partial:  # the test continues, so this starts no grace period

@@ -25,7 +25,13 @@ from pytest_mnode.outcome.outcome import (
     collected,
     signature,
 )
-from pytest_mnode.outcome.raised import Reports, is_skipped, is_xfailed, raised
+from pytest_mnode.outcome.raised import (
+    Reports,
+    is_skipped,
+    is_xfailed,
+    raised,
+    unexpected_passes,
+)
 from pytest_mnode.outcome.stacks import tidy, without_native_frames
 from pytest_mnode.outcome.stuck import stuck_failures
 
@@ -40,16 +46,19 @@ def failures_of(outcome: Outcome, reports: Reports) -> list[Failure]:
         *_problems(outcome),
         *_silent(outcome),
     ]
-    xfailed = any(is_xfailed(r) for phases in reports.values() for r in phases.values())
-    explained = any(not g.victim for g in failures) or (xfailed and not outcome.timed_out)
+    xfailed = {when for phases in reports.values() for when, r in phases.items() if is_xfailed(r)}
+    explained = any(not g.victim for g in failures) or (bool(xfailed) and not outcome.timed_out)
     differs = [] if xfailed else different_calls(outcome, failures)
     failures += [
         *differs,
         *stuck_failures(outcome, explained or bool(differs)),
     ]
-    if xfailed and all(g.victim for g in failures):
-        return []  # one rank failed as the mark expects, the others because of it
-    return sorted_failures(failures or _leaks(outcome))
+    of_test = xfailed - {"teardown"}  # as in pytest, teardown alone does not fulfil the mark
+    if xfailed and all(g.victim and (of_test or g.when == "teardown") for g in failures):
+        failures = []  # one rank failed as the mark expects, the others because of it
+    if not of_test and all(g.when == "teardown" for g in failures):
+        failures += unexpected_passes(outcome, reports)
+    return sorted_failures(failures or ([] if xfailed else _leaks(outcome)))
 
 
 def sorted_failures(failures: list[Failure]) -> list[Failure]:

@@ -24,6 +24,8 @@ _OF_A_RANK = re.compile(
     r"0x[0-9a-fA-F]+|rank\d+(?=[/.])|\b(?:rank|local_rank)=\d+|\bnode='[^']*'|\bRank \d+"
 )
 """Parts of a text that differ between ranks with the same failure."""
+_UNEXPECTED = ("[XPASS(strict)]", "Unexpected success")
+"""How pytest and unittest begin the report of a pass that the test's mark does not expect."""
 
 
 @dataclass(slots=True)
@@ -163,7 +165,11 @@ class Outcome:
     def ended(self) -> set[int]:
         """Ranks that ended the body of the test, or the function, neither failed nor skipped."""
         reports = {rank: self.states[rank].reports.values() for rank in self.finished_body}
-        return {r for r, sent in reports.items() if all(one.outcome == "passed" for one in sent)}
+        return {
+            rank
+            for rank, sent in reports.items()
+            if all(one.outcome == "passed" or one.unexpected_pass for one in sent)
+        }
 
     @property
     def finished_body(self) -> set[int]:
@@ -191,6 +197,11 @@ class Failure:
     """Whether ranks themselves reported it in this phase; in teardown, after a test that passed."""
     lost_peer: str = ""
     """The peer that the ranks lost if no failure explains why, such as "its peer 10.0.0.7"."""
+
+
+def is_unexpected_pass(report: pytest.TestReport) -> bool:
+    """Whether a body that its mark expects to fail passed: no failure of its rank."""
+    return report.when == "call" and report.longreprtext.startswith(_UNEXPECTED)
 
 
 def signature(text: str) -> str:

@@ -8,13 +8,18 @@ from pathlib import PurePath
 import pytest
 
 from pytest_mnode.logs.causes import Cause, causes, is_peer_lost
-from pytest_mnode.outcome.outcome import PHASES, Failure, Outcome, collected, signature
+from pytest_mnode.outcome.outcome import (
+    PHASES,
+    Failure,
+    Outcome,
+    collected,
+    is_unexpected_pass,
+    signature,
+)
 from pytest_mnode.outcome.stacks import is_hidden, is_torchs
 from pytest_mnode.protocol.rank_files import NCCL_SECTION
 
 _LINE_CHARS = 2000
-_UNEXPECTED = ("[XPASS(strict)]", "Unexpected success")
-"""How pytest and unittest begin the report of a pass that the test's mark does not expect."""
 Reports = dict[int, dict[str, pytest.TestReport]]
 """The ranks' own reports, by rank and phase."""
 
@@ -28,15 +33,27 @@ def is_skipped(report: pytest.TestReport) -> bool:
 
 
 def raised(outcome: Outcome, reports: Reports) -> list[Failure]:
-    xfailed = any(is_xfailed(r) for phases in reports.values() for r in phases.values())
     failures: list[Failure] = []
     for when in PHASES:
-        failed = {r: p[when] for r, p in sorted(reports.items()) if when in p and p[when].failed}
-        if xfailed:  # another rank did fail, as the mark expects of the test
-            failed = {r: f for r, f in failed.items() if not f.longreprtext.startswith(_UNEXPECTED)}
-        times = {rank: outcome.states[rank].at.get(when, 0.0) for rank in failed}
-        failures += raised_in(when, failed, times)
+        failures += _raised_in(when, outcome, reports, unexpected=False)
     return _each_place_once(failures)
+
+
+def unexpected_passes(outcome: Outcome, reports: Reports) -> list[Failure]:
+    """Failures of ranks whose body passed, although its mark, a strict one, expects no pass."""
+    return _raised_in("call", outcome, reports, unexpected=True)
+
+
+def _raised_in(when: str, outcome: Outcome, reports: Reports, *, unexpected: bool) -> list[Failure]:
+    failed = {
+        rank: report
+        for rank, phases in sorted(reports.items())
+        if (report := phases.get(when)) is not None
+        and report.failed
+        and is_unexpected_pass(report) == unexpected
+    }
+    times = {rank: outcome.states[rank].at.get(when, 0.0) for rank in failed}
+    return raised_in(when, failed, times)
 
 
 def raised_in(

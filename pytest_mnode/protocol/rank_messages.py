@@ -23,7 +23,7 @@ class PhaseReport:
     """A pytest report as pytest serialises it; for a plain pass only its TIMES.
 
     partial: an additional report, such as a subtest's, and not pytest's own report of setup, call
-    or teardown.
+    or teardown. unexpected_pass: the outcome is failed, because the body passed against its mark.
     """
 
     rank: int
@@ -32,6 +32,7 @@ class PhaseReport:
     outcome: str
     data: dict[str, Any]
     partial: bool = False
+    unexpected_pass: bool = False
 
 
 @dataclass(frozen=True)

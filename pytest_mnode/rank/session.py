@@ -15,6 +15,7 @@ import pytest
 
 from pytest_mnode.measure import charts_kept_by, kept_by
 from pytest_mnode.other_plugins import give_rank_hooks, one_protocol
+from pytest_mnode.outcome.outcome import is_unexpected_pass
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.rank_files import size
 from pytest_mnode.protocol.rank_messages import (
@@ -264,9 +265,10 @@ class RankSession:
         if partial or not (data := reports.times_of_plain_pass(report)):
             data = reports.serialised(report, self.config, self.rank, self._nccl_start, keep_in)
         place = (self.rank.world.rank, self.order.ordinal)
-        message = PhaseReport(*place, when, report.outcome, data, partial)
+        unexpected = report.failed and is_unexpected_pass(report)
+        message = PhaseReport(*place, when, report.outcome, data, partial, unexpected)
         if not partial:
-            self._reported[when] = report.outcome
+            self._reported[when] = "passed" if unexpected else report.outcome
         # Sent before the body, which may be long: others may wait for a rank that failed or
         # skipped, and output of the setup must be shown if the body hangs.
         if partial or (when == "setup" and (report.sections or not report.passed)):
