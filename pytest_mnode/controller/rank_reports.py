@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +19,7 @@ from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.outcome.added import recorded_by_all
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import PHASES, Outcome
+from pytest_mnode.outcome.stacks import is_hidden
 from pytest_mnode.protocol.rank_messages import TIMES, PhaseReport
 from pytest_mnode.report_record import describe
 
@@ -94,16 +97,34 @@ class RankReports:
 def _measured_later(
     failed: pytest.TestReport, later: Callable[[], list[Measurement]]
 ) -> list[Measurement]:
-    """Measurements in place of the ranks'; their culprits become culprits of the failure."""
+    """Measurements in place of the ranks'; their culprits become culprits of the failure.
+
+    Whatever the user's function raises or returns, the failure of the ranks stays the finding.
+    """
     try:
-        found = later()
-    except MnodeError as error:
-        failed.sections.append((_LATER, str(error)))
+        found: object = later()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text = str(error) if isinstance(error, MnodeError) else _raised(error)
+        failed.sections.append((_LATER, text))
+        return []
+    if not (isinstance(found, list | tuple) and all(isinstance(m, Measurement) for m in found)):
+        text = f"on_failure returned {found!r:.200}; accepted: a list of measurements"
+        failed.sections.append((_LATER, text))
         return []
     failed.sections.append((_LATER, "\n".join(map(str, found))))
     if culprits := [m.culprit for m in found if m.verdict is not Verdict.PASS and m.culprit]:
         failed.mnode_culprit = ", ".join(culprits)  # type: ignore[attr-defined]
-    return found
+    return list(found)
+
+
+def _raised(error: BaseException) -> str:
+    """One line for an error of the user's function, with the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((one for one in reversed(frames) if not is_hidden(one.filename)), frames[-1])
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return f"on_failure raised {text} ({Path(last.filename).name}:{last.lineno}, in {last.name})"
 
 
 class Warner:

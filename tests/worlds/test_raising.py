@@ -172,6 +172,24 @@ def test_measurements_of_on_failure(ran: Scenario) -> None:
     assert "no node can be asked" in ran["nobody_to_ask"].shown
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (
+            "no_tool",
+            "on_failure raised FileNotFoundError: ping: command not found (test_raising.py:",
+        ),
+        ("asking_fails", "on_failure raised Failed: no path can be tried (test_raising.py:"),
+        ("nothing_returned", "on_failure returned None; accepted: a list of measurements"),
+    ],
+)
+def test_a_broken_on_failure_hides_no_finding(ran: Scenario, name: str, why: str) -> None:
+    case = ran[name]
+    assert case.outcome == "failure"
+    assert case.message.startswith("rank 1 of 4 on local1: assert 1 != 1")
+    assert why in case.shown.partition("Measured after the ranks had failed")[2]
+
+
 def test_measurements_made_before_a_failure_are_kept(ran: Scenario) -> None:
     measured = ran.run.properties("test_measured_first")["mnode.measurement"]
     assert json.loads(measured)["name"] == "found paths"

@@ -236,6 +236,33 @@ def test_nobody_to_ask(rank: int) -> None:
     assert rank != 1
 
 
+def without_its_tool(nodes: Nodes, spec: Spec) -> list[Measurement]:
+    raise FileNotFoundError("ping: command not found")
+
+
+def fails_itself(nodes: Nodes, spec: Spec) -> list[Measurement]:
+    pytest.fail("no path can be tried")
+
+
+def measures_nothing(nodes: Nodes, spec: Spec) -> None:
+    pass
+
+
+@pytest.mark.mnode(on_failure=without_its_tool)
+def test_no_tool(rank: int) -> None:
+    assert rank != 1
+
+
+@pytest.mark.mnode(on_failure=fails_itself)
+def test_asking_fails(rank: int) -> None:
+    assert rank != 1
+
+
+@pytest.mark.mnode(on_failure=measures_nothing)
+def test_nothing_returned(rank: int) -> None:
+    assert rank != 1
+
+
 class OpaqueWarning(UserWarning):
     pass
 
