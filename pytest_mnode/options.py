@@ -90,8 +90,8 @@ OPTIONS = {  # by field of Settings
     "launcher": Option(
         "launcher", "auto|local|rack|ssh|slurm|kubernetes",
         "how commands reach the nodes; auto: slurm inside an allocation, ssh with a hostfile, "
-        "kubernetes with a context or inside a pod, else the rack, or plain processes (local) "
-        "where namespaces are not allowed",
+        "kubernetes with a --mnode-k8s option, else the rack, or plain processes (local) where "
+        "namespaces are not allowed",
         option_texts.choice(LAUNCHERS), initial="auto",
     ),
     "hostfile": Option(

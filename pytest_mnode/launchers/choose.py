@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import Host, read_hostfile
-from pytest_mnode.launchers.kubernetes.api import in_pod
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
@@ -40,8 +39,12 @@ def by_ssh(wanted: str, hostfile: Path | None) -> bool:
 
 
 def by_kubernetes(wanted: str, options: KubernetesOptions) -> bool:
-    """Whether the run's nodes are pods, if neither Slurm nor a hostfile provides them."""
-    return wanted == "kubernetes" or (wanted == "auto" and bool(options.given or in_pod()))
+    """Whether the run's nodes are pods, if neither Slurm nor a hostfile provides them.
+
+    Only an option chooses Kubernetes: the pod of a CI runner has a service account too, and its
+    runs are not meant to create pods.
+    """
+    return wanted == "kubernetes" or (wanted == "auto" and options.given is not None)
 
 
 def hosts_on(path: Path, on: Sequence[str] = ()) -> tuple[Host, ...]:
@@ -71,7 +74,7 @@ def choose(
         why = "requested" if wanted == "ssh" else f"hostfile {settings.hostfile}"
         return _ssh(settings, nodes, spec, remote), why
     if by_kubernetes(wanted, kubernetes):
-        why = kubernetes.given or "inside of a pod" if wanted == "auto" else "requested"
+        why = str(kubernetes.given) if wanted == "auto" else "requested"
         return _kubernetes(settings, nodes, spec, remote), why
     if wanted == "local":
         return Local(nodes), "requested"

@@ -11,6 +11,7 @@ from pytest_mnode.controller import pool
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers import slurm
 from pytest_mnode.launchers.choose import _unused, choose
+from pytest_mnode.launchers.kubernetes import api
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
@@ -160,6 +161,22 @@ def test_options_of_kubernetes_whose_nodes_would_not_be_used_are_refused(
     found = _unused(replace(settings, k8s_image="train:3"), bool(job), SPEC)
     message = "--mnode-k8s-image=train:3: other nodes are used; give --mnode-launcher=kubernetes"
     assert found == (message if refused else None)
+
+
+@pytest.mark.usefixtures("_outside_slurm", "_rack")
+def test_only_an_option_makes_pods_not_the_pod_that_pytest_runs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod of a CI runner has a service account too."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setattr(api, "IN_POD", tmp_path)
+    launcher, reason = choose(Settings(), 2, SPEC, [str(tmp_path)], tmp_path)
+    assert (launcher.name, reason) == ("rack", "no cluster was named")
+    given = Settings(k8s_image="train:3")
+    assert choose(given, 2, SPEC, [str(tmp_path)], tmp_path)[1] == "--mnode-k8s-image=train:3"
+    given = Settings(launcher="kubernetes", k8s_image="train:3")
+    assert choose(given, 2, SPEC, [str(tmp_path)], tmp_path)[1] == "requested"
 
 
 @pytest.mark.usefixtures("_outside_slurm", "_rack")

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
+from urllib.request import getproxies
 
 from pytest_mnode.errors import ClusterError, UsageError
 
 IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_S = 20.0
 _MOST_WARNINGS = 3
+_REFUSED = re.compile(r"\bis forbidden\b|\bdenied the request\b|\bis invalid\b")
+"""Refusals of pods that a controller tries to create: quota, LimitRange, PodSecurity, webhooks."""
+_JOB_FAILED = ("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "PodFailurePolicy")
+"""Reasons of a Job that creates no pods any more."""
 WATCH_S = 300.0
 """Time after which the server ends a watch, which is then started again."""
 KEEPALIVE = (
@@ -78,10 +87,16 @@ class Api:
         self.namespace = namespace or found
         self.tls = self._tls()
         """None if the server has no TLS; made once, because that reads all authorities."""
+        self.tls_name: str | None = (self._settings.tls_server_name or None) if self.tls else None
+        """The name that the server's certificate has; None for the one in its URL."""
+        self.proxy = self._proxy()
+        """URL of the proxy to the server, for requests and for streams; None without one."""
         options: dict[str, Any] = {"ssl_context": self.tls} if self.tls else {}
+        options |= {"server_hostname": self.tls_name} if self.tls_name else {}
         defaults = urllib3.connection.HTTPConnection.default_socket_options
         options["socket_options"] = [*defaults, *KEEPALIVE]
-        self._pool = urllib3.PoolManager(maxsize=4, retries=False, **options)
+        manager = urllib3.PoolManager if self.proxy is None else _through(self.proxy)
+        self._pool = manager(maxsize=4, retries=False, **options)
 
     @property
     def host(self) -> str:
@@ -99,6 +114,17 @@ class Api:
         if self._settings.cert_file:
             found.load_cert_chain(self._settings.cert_file, self._settings.key_file)
         return found
+
+    def _proxy(self) -> str | None:
+        """`proxy-url` of the kubeconfig, else that of the environment, as kubectl uses them."""
+        from kubernetes.client.rest import should_bypass_proxies
+
+        found = self._settings.proxy
+        if not found:
+            return None
+        by_env = found in getproxies().values()  # NO_PROXY is for these only
+        passed_by = by_env and should_bypass_proxies(self.host, self._settings.no_proxy or "")
+        return None if passed_by else str(found)
 
     def headers(self) -> dict[str, str]:
         """Headers with credentials, which are renewed when they expire."""
@@ -181,17 +207,61 @@ class Api:
         return response
 
 
-def warnings_about(api: Api, name: str) -> list[str]:
-    """The last warnings about an object, such as a quota that is used up, and about objects made
-    for it: the Job of a JobSet has its name and more."""
-    query = {"fieldSelector": "type=Warning,involvedObject.kind!=Pod"}
+@dataclass(frozen=True, slots=True)
+class Warnings:
+    """The last warnings about an object. final: whether waiting does not mend one of them."""
+
+    texts: tuple[str, ...] = ()
+    final: bool = False
+
+
+def warnings_about(api: Api, name: str) -> Warnings:
+    """Warnings about an object, such as a quota that is used up, and about objects made for it: the
+    Job of a JobSet has its name and more."""
+    found = _events(api, "type=Warning,involvedObject.kind!=Pod")
+    ours = [item for item in found if name in (item["involvedObject"].get("name") or "")]
+    texts = tuple(dict.fromkeys(_text(item) for item in ours))
+    return Warnings(texts[-_MOST_WARNINGS:], any(_is_final(item) for item in ours))
+
+
+def _is_final(event: Mapping[str, Any]) -> bool:
+    reason = event.get("reason")
+    refused = reason == "FailedCreate" and _REFUSED.search(_text(event)) is not None
+    return refused or reason in _JOB_FAILED
+
+
+def pod_events(api: Api, names: Container[str]) -> dict[str, PodEvent]:
+    """The last event of each of these pods, by its name."""
+    last: dict[str, PodEvent] = {}
+    for item in sorted(_events(api, "involvedObject.kind=Pod"), key=_time):
+        if (name := item["involvedObject"].get("name")) in names:
+            last[name] = PodEvent(str(item.get("reason") or ""), _text(item))
+    return last
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    """An event about a pod: the kubelet's or scheduler's reason, such as Pulling, and its text."""
+
+    reason: str
+    text: str
+
+
+def _events(api: Api, which: str) -> list[Mapping[str, Any]]:
     try:
-        items = api.request("GET", api.path("events"), query=query)["items"]
+        found = api.request("GET", api.path("events"), query={"fieldSelector": which})["items"]
     except ApiError:  # reading events may not be allowed
         return []
-    ours = [item for item in items if name in (item["involvedObject"].get("name") or "")]
-    texts = [" ".join(str(item.get("message", "")).split()) for item in ours]
-    return list(dict.fromkeys(texts))[-_MOST_WARNINGS:]
+    return list(found)
+
+
+def _text(event: Mapping[str, Any]) -> str:
+    return " ".join(str(event.get("message", "")).split())
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    """Time of the last occurrence, as ISO text."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def _broken_off() -> tuple[type[Exception], ...]:
@@ -219,6 +289,22 @@ def _lines(response: Any) -> Iterator[bytes]:
     for chunk in response.stream(None):
         *whole, data = (data + chunk).split(b"\n")
         yield from (line for line in whole if line)
+
+
+def _through(proxy: str) -> Any:
+    """Maker of a connection pool through a proxy. Raises UsageError."""
+    import urllib3
+
+    if not proxy.lower().startswith("socks"):
+        return partial(urllib3.ProxyManager, proxy)
+    if any(find_spec(package) is None for package in ("socks", "python_socks")):
+        raise UsageError(
+            f"Kubernetes: proxy {proxy} needs the Python packages PySocks and python-socks: pip "
+            "install PySocks 'python-socks[asyncio]'"
+        )
+    from urllib3.contrib.socks import SOCKSProxyManager
+
+    return partial(SOCKSProxyManager, proxy)
 
 
 def _namespace_of(context: str) -> str:

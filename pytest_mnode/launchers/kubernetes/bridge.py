@@ -5,8 +5,8 @@ SIGTERM. SOCKET appears once the object exists; if the program ends before that,
 standard error is the reason. Commands connect to SOCKET with their standard streams
 (remote.bridged), and so does the launcher, whose first line is {"events": true}. The launcher gets
 lines of JSON: {"owner": …}, a reference to the object; and changes of pods: {"pods": {host:
-{"node", "address", "pod"}}}, {"problem": …}, {"lost": host, "why": …}, {"back": host, …}. The reply
-to its request {"relay": port} is {"relays": {host: port}}.
+{"node", "address", "pod"}}}, {"problem": …}, {"waiting": text}, {"lost": host, "why": …},
+{"back": host, …}. The reply to its request {"relay": port} is {"relays": {host: port}}.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from typing import Any
 
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.kubernetes import pod_relay
-from pytest_mnode.launchers.kubernetes.api import Api, ApiError, warnings_about
+from pytest_mnode.launchers.kubernetes.api import (
+    Api,
+    ApiError,
+    PodEvent,
+    Warnings,
+    pod_events,
+    warnings_about,
+)
 from pytest_mnode.launchers.kubernetes.manifest import GROUPS, PodsOfRun, pods_of_run
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
@@ -38,6 +45,12 @@ from pytest_mnode.launchers.kubernetes.streams import LOST, STDERR, Descriptors,
 DELETE_S = 6.0
 AGAIN_S = 1.0
 LOOK_S = 1.0
+EVENTS_S = 5.0
+"""Seconds between two readings of events."""
+PULL_S = 1800.0
+"""Longest time beyond `wait_s` in which pods may pull their images."""
+PULLING = "Pulling"
+"""The kubelet's reason while it pulls an image; the next event of the pod has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +83,7 @@ class Bridge:
         self.run: PodsOfRun = pods_of_run(
             settings.manifest, settings.run_id, settings.nodes, settings.wait
         )
-        self.pods = RunPods(settings.nodes)
+        self.pods = RunPods(settings.nodes, replaced=self.run.replaces)
         self.owner: dict[str, str] = {}
         self._listener: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,16 +161,34 @@ class Bridge:
             self.tell({"failed": {f"{self.run.kind} {self.run.name}": str(error)}})
 
     async def give_up_when_late(self) -> None:
-        """Report why pods do not run: at once if waiting does not help, else after `wait_s`."""
-        end = time.monotonic() + self.settings.wait_s
+        """Report why pods do not run: at once if waiting does not help, else after `wait_s`, or
+        after the images are pulled."""
+        began = looked = time.monotonic()
         while not self.pods.up:
             await asyncio.sleep(LOOK_S)
-            if self.pods.up or (time.monotonic() < end and not self.pods.hopeless()):
+            now = time.monotonic()
+            late, hopeless = now - began > self.settings.wait_s, bool(self.pods.hopeless())
+            due = now - looked > EVENTS_S and (late or self.pods.missing)
+            if self.pods.up or not (hopeless or due):
                 continue
-            events = await asyncio.to_thread(warnings_about, self.api, self.run.name)
+            looked = now
+            warnings, events = await asyncio.to_thread(self._read_events)
+            pulling = [n for n, event in events.items() if event.reason == PULLING]
+            in_time = not late or (pulling and now - began < self.settings.wait_s + PULL_S)
+            if self.pods.up or (in_time and not hopeless and not warnings.final):
+                if late:
+                    self.tell({"waiting": f"{pulling[0]}: {events[pulling[0]].text}"})
+                continue
             what = f"{self.run.kind} {self.run.name}"
-            self.tell({"failed": self.pods.why_not_up(what, events)})
+            last = {name: event.text for name, event in events.items()}
+            self.tell({"failed": self.pods.why_not_up(what, warnings.texts, last, now - began)})
             return
+
+    def _read_events(self) -> tuple[Warnings, dict[str, PodEvent]]:
+        """Events of the run's object, and of its pods that do not run."""
+        names = {pod.name for pod in self.pods.waiting()}
+        pods = pod_events(self.api, names) if names else {}
+        return warnings_about(self.api, self.run.name), pods
 
     # Connections.
 

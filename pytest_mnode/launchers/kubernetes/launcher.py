@@ -17,7 +17,7 @@ from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.cleanup.client import Connections
 from pytest_mnode.launchers.kubernetes import pod_wait
 from pytest_mnode.launchers.kubernetes.api import in_pod
-from pytest_mnode.launchers.kubernetes.bridge import BridgeSettings
+from pytest_mnode.launchers.kubernetes.bridge import PULL_S, BridgeSettings
 from pytest_mnode.launchers.kubernetes.manifest import keep_on
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
@@ -26,6 +26,7 @@ from pytest_mnode.launchers.node import Node, count
 from pytest_mnode.launchers.remote import bootstrap
 from pytest_mnode.launchers.remote.launcher import POWERED_OFF, RemoteLauncher, RemoteOptions
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
+from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
 
 SILENCE_S = 120.0
@@ -146,7 +147,7 @@ class Kubernetes(RemoteLauncher):
             python=self.python,
             wait=[
                 *(self.python, "-I", "-S", "-c", text, alive),
-                *(f"{self._options.wait_s + SILENCE_S:g}", f"{SILENCE_S:g}"),
+                *(f"{self._options.wait_s + PULL_S + SILENCE_S:g}", f"{SILENCE_S:g}"),
             ],
             wait_s=self._options.wait_s,
             alive=alive,
@@ -170,7 +171,7 @@ class Kubernetes(RemoteLauncher):
 
     def _await_pods(self, events: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
         assert self._events is not None
-        end = time.monotonic() + self._options.wait_s + _SLACK_S
+        end = time.monotonic() + self._options.wait_s + PULL_S + _SLACK_S
         self._events.settimeout(self._options.wait_s + _SLACK_S)
         problem = ""
         try:
@@ -186,6 +187,8 @@ class Kubernetes(RemoteLauncher):
                         raise unusable_nodes(reasons, self._count, self.name)
                     case {"problem": why}:
                         problem = f": {why}"
+                    case {"waiting": text}:
+                        progress(f"pods are not up yet: {text}")
                 if time.monotonic() > end:
                     break
         except TimeoutError:

@@ -54,6 +54,12 @@ class PodsOfRun:
     def name(self) -> str:
         return str(self.manifest["metadata"]["name"])
 
+    @property
+    def replaces(self) -> bool:
+        """Whether a pod that ends is replaced by another one, as Jobs do."""
+        jobs = [self.manifest, *(one["template"] for one in _replicated(self.manifest))]
+        return any(int(job["spec"].get("backoffLimit", 0)) > 0 for job in jobs)
+
 
 def default_template(image: str, resources: Mapping[str, str]) -> Manifest:
     """The template of a node's pod, if the user gives no manifest."""
@@ -210,6 +216,11 @@ def keep_on(given: Mapping[str, Any], names: Sequence[str]) -> Manifest:
     for template in templates:
         only_on(template["spec"].setdefault("affinity", {}), names)
     return manifest
+
+
+def _replicated(manifest: Mapping[str, Any]) -> list[Manifest]:
+    """The Jobs of a JobSet; [] for other kinds."""
+    return manifest["spec"].get("replicatedJobs", []) if manifest["kind"] == "JobSet" else []
 
 
 def _set_count(manifest: Manifest, nodes: int) -> None:

@@ -28,12 +28,13 @@ class PodRelay:
     """Connections by number, each with the data that waits to be sent to it."""
 
     def __init__(self, alive: str, port: int) -> None:
-        self.alive = alive
+        self.alive, self.touched = alive, -1.0
+        self.touch()
         self.listener = socket.create_server(("127.0.0.1", port))
         self.to_run, self.from_run = bytearray(), bytearray()
         self.connections: dict[int, socket.socket] = {}
         self.waiting: dict[int, bytearray] = {}
-        self.made, self.touched = 0, -1.0
+        self.made = 0
         os.set_blocking(1, False)
         self.send(0, str(self.listener.getsockname()[1]).encode())
 
@@ -87,8 +88,15 @@ class PodRelay:
         if time.monotonic() < self.touched + 1.0:
             return
         self.touched = time.monotonic()
-        with open(self.alive, "a"):  # noqa: PTH123  pathlib would cost its import
-            os.utime(self.alive)
+        try:
+            with open(self.alive, "a"):  # noqa: PTH123  pathlib would cost its import
+                os.utime(self.alive)
+        except OSError as error:
+            folder = os.path.dirname(self.alive)  # noqa: PTH120
+            sys.exit(
+                f"cannot write {self.alive}: {error.strerror}; mount a writable volume, such as an "
+                f"emptyDir, at {folder}"
+            )
 
     def accept(self) -> None:
         connection, _ = self.listener.accept()

@@ -33,8 +33,12 @@ class Relay:
         await asyncio.wait(both, timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
         opening.cancel()
         if not self._open.is_set():
-            last = self._errors.decode(errors="replace").strip().rpartition("\n")[2]
-            raise OSError(last or f"its Python opened no port within {OPEN_S:g} s")
+            raise OSError(self.last_error or f"its Python opened no port within {OPEN_S:g} s")
+
+    @property
+    def last_error(self) -> str:
+        """The last line that the pod's program printed as an error; "" if there is none."""
+        return self._errors.decode(errors="replace").strip().rpartition("\n")[2]
 
     async def read(self) -> bytes:
         """See Streams: data of local connections, else a sign of life."""

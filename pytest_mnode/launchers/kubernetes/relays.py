@@ -98,7 +98,8 @@ class Relays:
         if why:
             return why
         await self._look(pod)  # if the pod ends, that is the reason, and the watch may be late
-        return f"its program ended with status {code}"
+        said = f": {relay.last_error}" if relay.last_error else ""
+        return f"its program ended with status {code}{said}"
 
 
 def _done(tried: asyncio.Future[None]) -> None:

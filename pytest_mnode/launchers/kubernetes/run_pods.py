@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,9 @@ from pytest_mnode.launchers.kubernetes.pods import DELETED, PodState
 
 Event = dict[str, Any]
 """A message to the launcher; see bridge."""
+OPTION = "--mnode-k8s-wait"
+_MOST_ENDED = 3
+"""Pods of one node that may end before the others run; a Job waits longer after each."""
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -18,14 +22,18 @@ class RunPods:
     """State of a run's pods, which the watch updates; each update returns the events to report.
 
     hosts: the pod of each node of the run, by the node's number in commands. seen: all pods of the
-    run, by name. up: whether all pods have run at the same time.
+    run, by name. up: whether all pods have run at the same time. replaced: whether a pod that ends
+    is replaced.
     """
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, *, replaced: bool = True) -> None:
         self.hosts: dict[str, PodState] = {}
         self.seen: dict[str, PodState] = {}
         self.up = False
         self._nodes = nodes
+        self._replaced = replaced
+        self._ended: dict[str, PodState] = {}
+        """Pods that ended before all ran, by uid; their objects may be gone."""
 
     def listed(self, pods: Sequence[PodState]) -> list[Event]:
         """Update the state from a list of all existing pods."""
@@ -40,6 +48,8 @@ class RunPods:
         else:
             self.seen[pod.name] = pod
         if not self.up:
+            if pod.over and pod.over != DELETED:
+                self._ended[pod.uid] = pod
             return self._settle()
         events = []
         host = next((h for h, known in self.hosts.items() if known.name == pod.name), None)
@@ -59,25 +69,44 @@ class RunPods:
     def event(self) -> Event:
         return {"pods": {host: shown(pod) for host, pod in self.hosts.items()}}
 
-    def hopeless(self) -> list[PodState]:
-        """Pods that will not run, however long the run waits."""
-        return [pod for pod in self.seen.values() if pod.hopeless or pod.over]
+    @property
+    def missing(self) -> int:
+        """Number of pods that do not exist, or are over."""
+        return self._nodes - sum(not pod.over for pod in self.seen.values())
 
-    def why_not_up(self, what: str, events: Iterable[str]) -> dict[str, str]:
-        """Reasons by pod; the object `what` has the reason of pods that were not created."""
+    def waiting(self) -> list[PodState]:
+        """Pods that do not run yet."""
+        return [pod for pod in self.seen.values() if not (pod.ready or pod.over)]
+
+    def hopeless(self) -> list[PodState]:
+        """Pods that will not run, however long the run waits.
+
+        A pod that ended counts if nothing replaces it, if those of its node or index ended several
+        times, or if as many as the run has nodes ended.
+        """
+        ended = list(self._ended.values())
+        times = Counter(_place(pod) for pod in ended)
+        if self._replaced and len(ended) < max(2, self._nodes):
+            ended = [pod for pod in ended if times[_place(pod)] >= _MOST_ENDED]
+        return [*(pod for pod in self.seen.values() if pod.hopeless and not pod.over), *ended]
+
+    def why_not_up(
+        self, what: str, warnings: Iterable[str], of_pods: Mapping[str, str], waited_s: float
+    ) -> dict[str, str]:
+        """Reasons by pod; the object `what` has the reason of pods that were not created.
+
+        warnings: about the object. of_pods: the last event of each pod, by its name.
+        """
         hopeless = self.hopeless()
+        late = f"after {waited_s:.0f} s; raise {OPTION}"
         reasons = {
-            pod.name: pod.over
-            or pod.problem
-            or "it does not run yet, and Kubernetes gives no reason"
-            for pod in (hopeless or self.seen.values())
-            if not pod.ready
+            pod.name: pod.over or pod.problem or f"{_doing(pod, of_pods.get(pod.name, ''))} {late}"
+            for pod in (hopeless or [*self._ended.values(), *self.waiting()])
         }
-        missing = self._nodes - len(self.seen)
-        if missing > 0 and not hopeless:
-            why = "; ".join(events) or "Kubernetes gives no reason"
-            were = "pod was" if missing == 1 else "pods were"
-            reasons[what] = f"{missing} {were} not created: {why}"
+        if self.missing > 0 and not hopeless:
+            why = "; ".join(warnings) or f"Kubernetes gives no reason {late}"
+            were = "pod was" if self.missing == 1 else "pods were"
+            reasons[what] = f"{self.missing} {were} not created: {why}"
         return reasons
 
     def _settle(self) -> list[Event]:
@@ -103,6 +132,17 @@ class RunPods:
             self.hosts[host] = pod
             return [{"back": host, **shown(pod)}]
         return []
+
+
+def _place(pod: PodState) -> int | str:
+    return pod.node if pod.index is None else pod.index
+
+
+def _doing(pod: PodState, event: str) -> str:
+    """What a pod without a problem waits for."""
+    if not pod.node:
+        return f"it has no node yet{event and f' ({event})'}"
+    return f"its container is being created ({event or 'image pull?'})"
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:

@@ -43,7 +43,7 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
     Raises ApiError with the server's reason.
     """
     from websockets.asyncio.client import connect
-    from websockets.exceptions import InvalidHandshake, InvalidStatus
+    from websockets.exceptions import InvalidHandshake, InvalidProxy, InvalidStatus
 
     turns = _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
     try:
@@ -52,6 +52,8 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
                 f"{api.host}{path}".replace("http", "ws", 1),
                 subprotocols=protocols or None,  # type: ignore[arg-type]
                 ssl=api.tls,
+                server_hostname=api.tls_name,
+                proxy=api.proxy,
                 additional_headers=await asyncio.to_thread(api.headers),
                 open_timeout=CONNECT_S,
                 ping_interval=None,  # the relayed data has heartbeats of its own
@@ -67,7 +69,7 @@ async def connected(api: Api, path: str, protocols: Sequence[str]) -> ClientConn
     except InvalidStatus as error:
         status = error.response.status_code
         raise ApiError(status, refusal(status, bytes(error.response.body or b""))) from None
-    except (InvalidHandshake, OSError, TimeoutError) as error:
+    except (InvalidHandshake, InvalidProxy, OSError, TimeoutError) as error:
         reason = str(error) or f"no answer within {CONNECT_S:g} s"
         raise ApiError(0, f"{api.host} was not reached: {reason}") from None
 

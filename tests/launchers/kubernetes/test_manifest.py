@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.kubernetes.api import warnings_about
+from pytest_mnode.launchers.kubernetes.api import Warnings, warnings_about
 from pytest_mnode.launchers.kubernetes.manifest import (
     RUN_LABEL,
     default_template,
@@ -124,7 +124,37 @@ def test_warnings_about_objects_that_were_made_for_the_run() -> None:
             return {"items": items}
 
     found = warnings_about(Answers(), run.name)  # type: ignore[arg-type]
-    assert found == ["about mnode-r1", "about mnode-r1-node-0"]
+    assert found == Warnings(("about mnode-r1", "about mnode-r1-node-0"))
+
+
+def jobset(template: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "spec": {"replicatedJobs": [{"name": "w", "template": template}]},
+    }
+
+
+VOLCANO = {
+    "apiVersion": "batch.volcano.sh/v1alpha1",
+    "kind": "Job",
+    "spec": {"tasks": [{"name": "w", "replicas": 1, "template": {"spec": pod()}}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "replaces"),
+    [
+        ({"kind": "Pod", "spec": pod()}, True),
+        (job({"spec": pod()}), True),
+        (job({"spec": pod()}, backoffLimit=0), False),
+        (jobset({"spec": {"template": {"spec": pod()}}}), True),
+        (jobset({"spec": {"template": {"spec": pod()}, "backoffLimit": 0}}), False),
+        (VOLCANO, False),
+    ],
+)
+def test_whether_pods_that_end_are_replaced(given: dict[str, Any], replaces: bool) -> None:
+    assert pods_of_run(given, "r1", 3, WAIT).replaces is replaces
 
 
 def test_the_users_manifest_is_not_changed() -> None:

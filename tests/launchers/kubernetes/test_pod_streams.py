@@ -48,7 +48,7 @@ def watched(*, reads: bool) -> Iterator[PodStreams]:
     api: Any = Api.__new__(Api)
     host = f"http://127.0.0.1:{ports[0]}"
     api._settings = SimpleNamespace(host=host, auth_settings=dict)
-    api.namespace, api.tls = "default", None
+    api.namespace, api.tls, api.tls_name, api.proxy = "default", None, None, None
     streams = Nothing(api, "run=1")
     try:
         yield streams
@@ -81,6 +81,8 @@ def test_a_connection_that_the_server_has_already_closed_can_be_read(
         return closed
 
     monkeypatch.setattr("websockets.asyncio.client.connect", connect)
-    api: Any = SimpleNamespace(host="http://server", tls=None, headers=dict)
+    api: Any = SimpleNamespace(
+        host="http://server", tls=None, tls_name=None, proxy=None, headers=dict
+    )
     found: Any = asyncio.run(connected(api, "/log", ()))
     assert found is closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
@@ -92,3 +93,13 @@ def test_a_pod_whose_python_fails_is_reported() -> None:
         return ""
 
     assert asyncio.run(opened()) == "OSError: address in use"
+
+
+def test_a_pod_whose_file_system_is_read_only_says_so() -> None:
+    argv = pod_relay.argv(sys.executable, "/proc/mnode-alive")
+    done = subprocess.run(
+        [*argv, "0"], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("cannot write /proc/mnode-alive: ")
+    assert done.stderr.endswith("; mount a writable volume, such as an emptyDir, at /proc\n")

@@ -13,7 +13,7 @@ from pytest_mnode.launchers.kubernetes.pod_relay import HEADER
 from pytest_mnode.launchers.kubernetes.pods import PodState
 from pytest_mnode.launchers.kubernetes.relays import Relays
 from pytest_mnode.launchers.kubernetes.run_pods import RunPods
-from pytest_mnode.launchers.kubernetes.streams import STDOUT, Streams
+from pytest_mnode.launchers.kubernetes.streams import STDERR, STDOUT, Streams
 
 POD = PodState("pod-a", "a.0", 0, "node0", "10.0.0.1", True, "", False, "")
 EVICTED = "its pod was disrupted: Eviction API: evicting"
@@ -26,6 +26,7 @@ class Killed:
     async def run(self, streams: Streams) -> tuple[int, str]:
         await streams.write(STDOUT, HEADER.pack(0, 4) + b"4000")
         await asyncio.sleep(0)
+        await streams.write(STDERR, b"Traceback:\nOSError: no space left\n")
         return 137, ""
 
 
@@ -67,7 +68,11 @@ def reported(pod_now: PodState) -> list[dict[str, Any]]:
     ("pod_now", "why"),
     [
         (replace(POD, ready=False, over=EVICTED), EVICTED),
-        (POD, "its pod cannot reach this machine: its program ended with status 137"),
+        (
+            POD,
+            "its pod cannot reach this machine: its program ended with status 137: "
+            "OSError: no space left",
+        ),
     ],
     ids=["evicted", "as before"],
 )

@@ -80,8 +80,61 @@ def test_a_restarted_container_is_lost_and_available_again() -> None:
 def test_reasons_why_pods_do_not_run() -> None:
     pods = RunPods(3)
     pods.heard(pod("a", "", ready=False, problem="no GPU"))
-    assert pods.why_not_up("Job j", ["exceeded quota"]) == {
+    assert pods.why_not_up("Job j", ["exceeded quota"], {}, 9.0) == {
         "a": "no GPU", "Job j": "2 pods were not created: exceeded quota",
     }  # fmt: skip
     pods.heard(pod("b", "n1", ready=False, problem="no image", hopeless=True))
-    assert pods.why_not_up("Job j", []) == {"b": "no image"}
+    assert pods.why_not_up("Job j", [], {}, 9.0) == {"b": "no image"}
+
+
+def test_what_a_pod_without_a_problem_waits_for_and_the_option() -> None:
+    pods = RunPods(4)
+    pods.heard(pod("a", "n1", ready=False))
+    pods.heard(pod("b", "n2", ready=False))
+    pods.heard(pod("c", "", ready=False))
+    late = "after 300 s; raise --mnode-k8s-wait"
+    assert pods.why_not_up("Job j", [], {"a": 'Pulling image "big"'}, 300.4) == {
+        "a": f'its container is being created (Pulling image "big") {late}',
+        "b": f"its container is being created (image pull?) {late}",
+        "c": f"it has no node yet {late}",
+        "Job j": f"1 pod was not created: Kubernetes gives no reason {late}",
+    }
+
+
+def ended(name: str, index: int | None, node: str = "n1") -> PodState:
+    return pod(name, node, index=index, ready=False, over="its container ended with status 1")
+
+
+def test_a_pod_that_its_job_replaces_does_not_end_the_start() -> None:
+    pods = RunPods(3)
+    for name in ("a", "b"):
+        pods.heard(pod(name, f"n{name}", index="ab".index(name)))
+    pods.heard(ended("c", 2))
+    assert pods.hopeless() == []
+    assert pods.missing == 1
+    [event] = pods.heard(pod("d", "n4", index=2))
+    assert sorted(at["pod"] for at in event["pods"].values()) == ["a", "b", "d"]
+
+
+def test_a_node_whose_pods_end_again_and_again_is_hopeless_though_their_objects_are_gone() -> None:
+    pods = RunPods(9)
+    for number in range(3):
+        assert pods.hopeless() == []
+        pods.heard(ended(f"c{number}", 2))
+        pods.heard(ended(f"c{number}", 2), deleted=True)
+    whys = pods.why_not_up("Job j", [], {}, 40.0)
+    assert whys == dict.fromkeys(("c0", "c1", "c2"), "its container ended with status 1")
+
+
+def test_as_many_ended_pods_as_nodes_are_hopeless() -> None:
+    pods = RunPods(3)
+    for number in range(3):
+        assert pods.hopeless() == []
+        pods.heard(ended(f"c{number}", number))
+    assert len(pods.hopeless()) == 3
+
+
+def test_an_ended_pod_that_nothing_replaces_is_hopeless() -> None:
+    pods = RunPods(3, replaced=False)
+    pods.heard(ended("a", None))
+    assert [one.name for one in pods.hopeless()] == ["a"]

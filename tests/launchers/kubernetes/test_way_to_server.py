@@ -1,0 +1,135 @@
+"""The way to the API server that a kubeconfig names: its proxy, and the name of its certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.config import kube_config
+
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.streams import connected
+
+PATH = "/api/v1/namespaces/default/pods"
+LIMIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+class Server:
+    """Keeps how each connection begins, or the name that its TLS asks for, and ends it."""
+
+    def __init__(self, *, tls: bool = False) -> None:
+        self.heard: list[str | None] = []
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
+        if self._tls:
+            self._tls.sni_callback = lambda _, name, __: self.heard.append(name)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(LIMIT_S)
+                try:
+                    if self._tls:
+                        self._tls.wrap_socket(connection, server_side=True)
+                    line = connection.makefile("rb").readline().decode().strip()
+                    self.heard.append(line.rpartition(" ")[0])
+                except OSError:  # it has no certificate
+                    continue
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(LIMIT_S)
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    made: list[Server] = []
+    yield made
+    for server in made:
+        server.close()
+
+
+def api_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **cluster: str) -> Api:
+    config: dict[str, Any] = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+        "current-context": "c",
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    return Api()
+
+
+def both_ways(api: Api) -> None:
+    """One request, and one stream; both fail."""
+    with pytest.raises(ApiError):
+        api.request("GET", PATH)
+    with pytest.raises(ApiError):
+        asyncio.run(asyncio.wait_for(connected(api, PATH, ()), LIMIT_S))
+
+
+def test_requests_and_streams_use_the_proxy_of_the_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server]
+) -> None:
+    proxy = Server()
+    servers.append(proxy)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "api.invalid")
+    url = {"server": "https://api.invalid:6443", "proxy-url": f"http://{proxy.address}"}
+    both_ways(api_of(tmp_path, monkeypatch, **url))
+    assert proxy.heard == ["CONNECT api.invalid:6443"] * 2
+
+
+@pytest.mark.parametrize("passed_by", [False, True])
+def test_requests_and_streams_use_the_proxy_of_the_environment_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server], passed_by: bool
+) -> None:
+    proxy, server = Server(), Server(tls=True)
+    servers += [proxy, server]
+    monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy.address}")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1" if passed_by else "other.invalid")
+    both_ways(api_of(tmp_path, monkeypatch, server=f"https://{server.address}"))
+    to_proxy = [] if passed_by else [f"CONNECT {server.address}"] * 2
+    assert proxy.heard == to_proxy
+
+
+def test_the_servers_certificate_has_the_name_of_the_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server]
+) -> None:
+    server = Server(tls=True)
+    servers.append(server)
+    given = {"server": f"https://{server.address}", "tls-server-name": "api.lab.example"}
+    both_ways(api_of(tmp_path, monkeypatch, **given))
+    assert server.heard == ["api.lab.example"] * 2
+
+
+def test_a_proxy_that_needs_other_packages_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"server": "https://api.invalid:6443", "proxy-url": "socks5://127.0.0.1:1080"}
+    with pytest.raises(UsageError, match=r"socks5://127.0.0.1:1080 needs .* PySocks and python"):
+        api_of(tmp_path, monkeypatch, **given)
