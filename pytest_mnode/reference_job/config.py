@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.reference_job.checkpoint.shared import VISIBLE_S
 
 PARALLEL = ("ddp", "fsdp2")
 DTYPES = ("float32", "bfloat16")
@@ -29,6 +30,7 @@ _LEAST = {
     "bucket_bytes": 1,
     "dropout": 0.0,
     "meet_s": 0.1,
+    "visible_s": 0.1,
 }
 
 
@@ -48,7 +50,8 @@ class JobConfig:
     directory: of the run; `records/` and `checkpoints/` are made in it.
     checkpoint_every: steps between checkpoints; 0 for none. keep: number of complete ones to keep.
     reshard: whether a checkpoint of another number of ranks is accepted.
-    meet_s: how long ranks wait for each other at the start.
+    meet_s: how long ranks wait for each other at the start. visible_s: how long they look for a
+    file that another rank wrote.
     hold_checkpoint: step whose checkpoint is held open while it is written, so that a kill hits it.
     pause_s: sleep after every step, outside the measured time.
     """
@@ -76,6 +79,7 @@ class JobConfig:
     keep: int = 2
     reshard: bool = False
     meet_s: float = 60.0
+    visible_s: float = VISIBLE_S
     hold_checkpoint: int | None = None
     deterministic: bool = True
     pause_s: float = 0.0

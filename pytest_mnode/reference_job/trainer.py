@@ -85,7 +85,7 @@ class Trainer:
         self.records = RecordFile(config.records, self.rank, self.ranks, world.node, stored)
         self.store: Store | None = None
         if config.checkpoint_every:
-            self.store = Store(config.checkpoints, keep=config.keep)
+            self.store = Store(config.checkpoints, keep=config.keep, settle_s=config.visible_s)
 
     def step(self) -> StepRecord:
         """Do one optimiser step, record it, and save the checkpoint that is due after it.

@@ -41,6 +41,9 @@ class RestartCriterion(Criterion):
     """
     checkpoint_within_s: Seconds | None = Field(None, alias="checkpoint_within")
     """Time limit of a checkpoint of the job."""
+    visible_within_s: Seconds = Field(60.0, alias="visible_within")
+    """Time limit until all nodes see a file that one of them wrote to the shared directory: a file
+    server may show it up to a minute late."""
     grace_s: Seconds = Field(30.0, alias="grace")
     """Time that a preempted job is given to save, before it is killed."""
     back_within_s: Seconds = Field(120.0, alias="back_within")

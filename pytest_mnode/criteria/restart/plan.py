@@ -150,6 +150,7 @@ def config_for(promise: RestartCriterion, batch: int, device: str = "auto") -> J
         checkpoint_every=CHECKPOINT_EVERY,
         keep=3,
         reshard=promise.resharded_tolerance is not None,
+        visible_s=promise.visible_within_s,
         pause_s=promise.pause_s,
         deterministic=promise.tolerance == 0,
     )

@@ -30,8 +30,8 @@ closed."""
 class RefusedError(Exception):
     """A checkpoint cannot be used; the text is the reason, one line.
 
-    usable: it can be used by a job of its world size, or once all ranks see it. partially_loaded:
-    some of it is in the state already.
+    usable: it can be used by a job of its world size. partially_loaded: some of it is in the state
+    already.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Found:
     """A checkpoint, or the remains of one.
 
     reason: why it may not be used, in one line; None if it is complete. usable: it is whole, and
-    may be used by a job of its world size, or once all ranks see it.
+    may be used by a job of its world size.
     """
 
     path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from pytest_mnode.reference_job.checkpoint.layout import (
     wrong_files,
 )
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError, one_line
+from pytest_mnode.reference_job.checkpoint.shared import Place
 
 OWN = "own_by_rank"
 """The key of a saved state under which each rank keeps its private part."""
@@ -87,28 +89,52 @@ def _seen_by_any(directory: Path, ranks: Ranks) -> list[Path]:
 
 
 def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
-    """The manifest that all ranks see. Raises RefusedError if they do not see the same one.
+    """The manifest that all ranks see. Raises RefusedError if it is damaged.
 
-    Checks again, for `settle_s`, while some ranks see it and others do not.
+    Checks again, for `settle_s`, while some ranks see it and others do not. Raises CheckpointError
+    if that lasts, or soon if they surely look at different directories: to go on from an older
+    one would lose the steps since then.
     """
     end = time.monotonic() + settle_s
+    apart: list[str] | None = None
     while True:
+        with contextlib.suppress(OSError):
+            list_names(path.parent)  # makes a network file system look again
         found = examine(path)
         proof = seal(found.manifest.text()) if found.manifest else None
         seen = ranks.gather((found.reason or "", proof, time.monotonic() >= end))
         bad = [reason for reason, _, _ in seen]
         whole = {proof for reason, proof, _ in seen if not reason}
-        if len(whole) + any(bad) == 1 or seen[0][2]:
+        if len(whole) + any(bad) == 1:
             break
+        if seen[0][2] or any(apart or ()):
+            break
+        if apart is None:  # it may have been mounted only now, so they look once more
+            apart = _not_shared(path.parent, ranks, [not one for one in bad].index(True))
         time.sleep(_LOOK_AGAIN_S)
     if not any(bad):
         other = f"its manifest is not the one that rank 0 on {ranks.nodes[0]} sees: {STALE}"
         bad = ["" if proof == seen[0][1] else other for _, proof, _ in seen]
+    if whole and any(bad):
+        others = apart or [""] * ranks.size
+        bad = [
+            f"{why} ({other})" if why and other else why
+            for why, other in zip(bad, others, strict=True)
+        ]
+        raise CheckpointError(
+            f"{path} is whole, but not for all ranks: {ranks.by_rank(bad)}. "
+            "An older one would lose its steps"
+        )
     if any(bad):
-        alike = len(set(bad)) == 1
-        raise RefusedError(bad[0] if alike else ranks.by_rank(bad), usable=bool(whole))
+        raise RefusedError(bad[0] if len(set(bad)) == 1 else ranks.by_rank(bad))
     assert found.manifest is not None
     return found.manifest
+
+
+def _not_shared(directory: Path, ranks: Ranks, first: int) -> list[str]:
+    """By rank, why its directory is surely not that of rank `first`; "" if it may be."""
+    places = ranks.gather(Place.of(directory))
+    return [place.surely_not(places[first]) for place in places]
 
 
 def _check_digests(path: Path, manifest: Manifest, ranks: Ranks) -> None:

@@ -39,9 +39,8 @@ from pytest_mnode.reference_job.checkpoint.layout import (
 )
 from pytest_mnode.reference_job.checkpoint.loading import OWN, plain
 from pytest_mnode.reference_job.checkpoint.ranks import Ranks, StageError
+from pytest_mnode.reference_job.checkpoint.shared import Place
 
-SETTLE_S = 5.0
-"""Limit until all ranks see a directory that rank 0 made: NFS caches the absence of names."""
 _LOOK_AGAIN_S = 0.1
 
 
@@ -71,6 +70,7 @@ def save(
     own: Any,
     before_commit: Callable[[Path], object],
     keep: int,
+    settle_s: float,
     damaged: Collection[str],
 ) -> Saved:
     """See Store.save. damaged: names of older checkpoints that are known to be damaged."""
@@ -98,7 +98,9 @@ def save(
         name, notes = ranks.run_on_first(lambda: _begin(directory, step), error_text)
         partial, path = directory / (name + PARTIAL), directory / name
         written = [partial, path]
-        ranks.run(lambda: plain_state.update(_prepare(partial, state, ranks)), error_text)
+        places = ranks.gather(Place.of(directory))
+        wait_s = 0.0 if places[ranks.rank].surely_not(places[0]) else settle_s
+        ranks.run(lambda: plain_state.update(_prepare(partial, state, ranks, wait_s)), error_text)
         if own is not None:
             plain_state[OWN] = {str(ranks.rank): (own,)}
         files, write_s = _write_shards(plain_state, partial, ranks)
@@ -158,17 +160,19 @@ def _begin(directory: Path, step: int) -> tuple[str, list[str]]:
     return name, notes
 
 
-def _prepare(partial: Path, state: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
-    """The plain state. Raises CheckpointError if this rank does not see the directory.
+def _prepare(partial: Path, state: dict[str, Any], ranks: Ranks, wait_s: float) -> dict[str, Any]:
+    """The plain state. Raises CheckpointError if this rank does not see the directory in time.
 
     An object's own state_dict() may fail on one rank, and torch would leave the others waiting.
     """
-    end = time.monotonic() + SETTLE_S
+    end = time.monotonic() + wait_s
     while not partial.is_dir():
-        if time.monotonic() > end:
+        if time.monotonic() >= end:
+            late = f", or shows it after {wait_s:g} s" if wait_s else ""
             raise CheckpointError(
                 f"{partial.parent} is not the directory that rank 0 sees on {ranks.nodes[0]} "
-                f"({free_text(partial.parent)} in it); checkpoints need one that all nodes share"
+                f"({free_text(partial.parent)} in it){late}; "
+                "checkpoints need one that all nodes share"
             )
         with contextlib.suppress(OSError):
             list(partial.parent.iterdir())  # makes a network file system look again

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.reference_job.checkpoint.layout import Found, survey
+from pytest_mnode.reference_job.checkpoint.shared import VISIBLE_S
 
 if TYPE_CHECKING:
     from pytest_mnode.rank.world import World
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
 class Store:
     """The checkpoints below a directory that all ranks share; `keep` complete ones are kept.
 
-    settle_s: how long ranks that see a checkpoint differently check again before they refuse it: a
-    network file system may lag by some seconds.
+    settle_s: how long ranks look again for what another rank wrote: a file server may show it late.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], keep: int = 2, *, settle_s: float = 3.0
+        self, directory: str | os.PathLike[str], keep: int = 2, *, settle_s: float = VISIBLE_S
     ) -> None:
         if keep < 1:
             raise UsageError(f"keep={keep}: at least the newest checkpoint is kept")
@@ -70,6 +70,7 @@ class Store:
             own=own,
             before_commit=before_commit,
             keep=self.keep,
+            settle_s=self.settle_s,
             damaged=[one.path.name for one in self.refused if not one.usable],
         )
 
@@ -84,8 +85,8 @@ class Store:
         None if there was nothing to load, or nothing whole; `refused` has the reasons.
 
         Raises CheckpointError with the same text on all ranks if the store cannot be listed, if a
-        whole checkpoint lacks a part of the state, or if the only whole ones are of another world
-        size or not seen by all ranks: to start anew would lose them.
+        whole checkpoint lacks a part of the state or is not seen by all ranks within `settle_s`, or
+        if the only whole ones are of another world size: to go on without them would lose steps.
         """
         from pytest_mnode.reference_job.checkpoint.loading import load
         from pytest_mnode.reference_job.checkpoint.ranks import Ranks

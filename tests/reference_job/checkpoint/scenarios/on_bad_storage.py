@@ -17,7 +17,6 @@ from tests.reference_job.checkpoint.saves import load, refused_on_all, save
 if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch.distributed as dist
 
-    from pytest_mnode.reference_job.checkpoint import saving
 
 HERE = Path(__file__).parent
 
@@ -71,10 +70,7 @@ def test_the_first_node_cannot_write(world: World, process_group: Any) -> None:
     the_old_one_is_there(store, world)
 
 
-def test_a_node_with_a_full_disk_of_its_own(
-    world: World, process_group: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saving, "SETTLE_S", 0.3)
+def test_a_node_with_a_full_disk_of_its_own(world: World, process_group: Any) -> None:
     store = Store(HERE / "own")
     text = refused_on_all(store, world, 2)
     assert (
