@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from re import _constants, _parser  # type: ignore[attr-defined]
@@ -11,9 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_mnode.logs.causes import causes, first_cause, is_peer_lost
-from pytest_mnode.logs.causes.find import is_worth_reading
-from pytest_mnode.logs.causes.table import KnownCause, known_causes
+from pytest_mnode.logs.causes import Cause, causes, first_cause, is_peer_lost
+from pytest_mnode.logs.causes.table import KnownCause, candidates, known_causes, rules
 
 TABLE = known_causes()
 
@@ -126,10 +127,20 @@ def _literals(parsed: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.name)
-def test_the_prefilter_skips_no_matching_line(kind: KnownCause) -> None:
-    for pattern in kind.patterns:
-        for text in _literals(_parser.parse(pattern.pattern)):
-            assert is_worth_reading(text), f"{text!r} needs a word in find.py's list"
+def test_the_words_of_a_pattern_are_in_every_line_that_it_matches(kind: KnownCause) -> None:
+    for rule in (one for one in rules() if one.kind.name == kind.name):
+        for text in _literals(_parser.parse(rule.pattern.pattern)):
+            assert rule in candidates(text), f"{rule.words} are not in {text!r}"
+            assert rule in candidates(text.upper())
+
+
+def test_nearly_all_patterns_have_words_that_ordinary_lines_lack() -> None:
+    """Otherwise every line is searched for them, which takes most of the time."""
+    weak = []
+    for rule in rules():
+        if max((min(map(len, words)) for words in rule.words), default=0) < 3:
+            weak.append(rule.pattern.pattern)
+    assert weak == []
 
 
 def test_the_rank_in_torchruns_summary_differs_from_later_lines() -> None:
@@ -268,7 +279,8 @@ def test_the_rank_that_is_behind_in_a_collective() -> None:
     none = causes(dump.format(-1) + waits)[0]
     assert (none.culprit, str(none.detail)[:23]) == ("rank 3", "enqueued no work, while")
     assert causes(waits + dump.format(1580))[0].name == "collective timed out"
-    assert causes(dump.format(1579)) == []
+    [heard] = causes(dump.format(1579))
+    assert (heard.name, heard.culprit) == ("collective timed out", "rank 1")
     restarted = waits + watchdog(3, 1580, 1580) + dump.format(12)
     assert causes(restarted)[0].name == "collective timed out"
 
@@ -282,6 +294,150 @@ def test_the_rank_that_is_behind_in_a_collective() -> None:
         watchdog(2, 90, 90, "2 PG GUID 4(mesh_tp)"),
     ]
     assert {one.name for one in causes("".join(mesh))} == {"collective timed out"}
+
+
+def test_a_rank_whose_group_was_not_printed_is_compared() -> None:
+    work = (
+        "[Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6, OpType={1}, "
+        "NumelIn=8, NumelOut=8, Timeout(ms)=1000) ran for 1001 milliseconds before timing out.\n"
+    )
+    group = (
+        "[PG ID 0 PG GUID {1} Rank {0}] Timeout at NCCL work: 6, last enqueued NCCL work: 6, last "
+        "completed NCCL work: 5.\n"
+    )
+    named = [work.format(r, "ALLREDUCE") + group.format(r, "0(default_pg)") for r in (0, 1)]
+    [cause] = causes("".join([*named, work.format(2, "BROADCAST")]))
+    assert (cause.name, cause.culprit) == ("ranks' collectives differ", "rank 2")
+    [cause] = causes("".join([*named, work.format(2, "ALLREDUCE")]))
+    assert (cause.name, cause.culprit) == ("collective timed out", "ranks 0-2")
+    # It may belong to either of two groups that wait in a collective of this number.
+    other = [work.format(r, "BROADCAST") + group.format(r, "9(dp)") for r in (3, 4)]
+    found = causes("".join([*named, *other, work.format(2, "BROADCAST")]))
+    assert {one.name for one in found} == {"collective timed out"}
+
+
+RAS = """\
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         4         8        32        32   RUNNING  MISMATCH
+
+Errors
+======
+
+{0}
+Warnings
+========
+
+{1}"""
+UNEVEN = """\
+#0-0 (fa93daea854b060b) MISMATCH
+  Communicator ranks have different AllGather operation counts
+  30 ranks have launched up to operation 640
+  2 ranks have launched up to operation {}
+  Rank 12 -- GPU 4 managed by process 32302 on node 10.0.0.4
+  Rank 13 -- GPU 5 managed by process 32303 on node 10.0.0.4
+
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "7: ", "[1,11]<stdout>:"])
+def test_ranks_that_are_behind_in_nccls_ras(prefix: str) -> None:
+    def first_of(text: str) -> Cause:
+        return causes("".join(f"{prefix}{line}\n" for line in text.splitlines()))[0]
+
+    behind = first_of(RAS.format("", UNEVEN.format(639)))
+    assert (behind.name, behind.culprit) == ("rank did not join", "ranks 12-13 on 10.0.0.4")
+    assert behind.detail == "launched 639 AllGather, others 640"
+    # Of the 30 that are behind, RAS names none.
+    ahead = first_of(RAS.format("", UNEVEN.format(641)))
+    assert (ahead.name, ahead.ranks) == ("ranks' collectives differ", ())
+    one = (
+        "#1-0 (fa93) MISMATCH\n  Communicator ranks have different Broadcast operation counts\n"
+        "  7 ranks have launched up to operation 3\n"
+        "  Rank 6 has not launched any operations -- GPU 2 managed by process 8 on node 10.0.0.6\n"
+    )
+    late = first_of(RAS.format("", one))
+    assert (late.culprit, late.detail) == ("rank 6 on 10.0.0.6", "launched no Broadcast, others 3")
+
+
+def test_ranks_that_nccls_ras_does_not_reach() -> None:
+    errors = """\
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 60004 on node 10.0.0.3 managing GPU 0
+
+DEAD
+  1 job process is considered dead (unreachable via the RAS network)
+  Process 60009 on node 10.0.0.5 managing GPUs 0,1
+
+#0-0 (b3398875b8b2a063) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 1 -- GPU 0 managed by process 60004 on node 10.0.0.3
+
+#0-0 (b3398875b8b2a063) ERROR
+  Asynchronous error on 1 rank
+  Rank 5 reported Internal error -- GPU 1 managed by process 7 on node 10.0.0.6
+"""
+    found = {(one.name, one.culprit) for one in causes(RAS.format(errors, ""))}
+    assert found == {
+        ("rank lost", "rank 1 on 10.0.0.3"),
+        ("rank lost", "10.0.0.3"),
+        ("rank lost", "10.0.0.5"),
+        ("NCCL failed", "rank 5 on 10.0.0.6"),
+    }
+    assert is_peer_lost(RAS.format(errors, ""))
+
+
+def ras_json(counts: Sequence[int], missing: int | None = None, error: int = 0) -> str:
+    def rank(number: int) -> dict[str, Any]:
+        return {"rank": number, "host": f"elm{number}", "pid": 7, "cuda_dev": 0, "nvml_dev": 0}
+
+    ranks = [
+        rank(number)
+        | {"status": {"init_state": 0, "async_error": error}, "collective_counts": {"Reduce": n}}
+        for number, n in enumerate(counts)
+    ]
+    lost = {"status": {"unresponsive": True, "considered_dead": True}}
+    comm = {
+        "hash": "0x4e",
+        "size": 4,
+        "ranks": ranks,
+        "missing_ranks": [] if missing is None else [rank(missing) | lost],
+    }
+    return json.dumps({"nccl_version": "2.28.9", "communicators": [comm]}, indent=2)
+
+
+def test_nccls_ras_as_json() -> None:
+    assert causes(ras_json([4, 4])) == []
+    [behind] = causes(f"$ ncclras -f json\n{ras_json([4, 4, 3])}\nOK\n")
+    assert (behind.name, behind.culprit) == ("rank did not join", "rank 2 on elm2")
+    # NCCL 2.28 leaves out a comma before the state of a missing rank.
+    lost = ras_json([4, 4], missing=2).replace('"nvml_dev": 0,', '"nvml_dev": 0')
+    [gone] = causes(lost)
+    assert (gone.name, gone.culprit) == ("rank lost", "rank 2 on elm2")
+    failed = causes(ras_json([4, 4], error=6))
+    assert {(one.name, one.detail) for one in failed} == {
+        ("NCCL failed", "remote process exited or network error")
+    }
+    for text in (lost[:-90], '{"communicators": [{}], "missing_ranks": 1}'):
+        assert causes(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed: Bad address", "peermem"),
+        ("ibv_reg_mr failed: Cannot allocate memory", "if it is unlimited"),
+        ("libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.", "LimitMEMLOCK"),
+        ("error obtaining device attributes for mlx5_1 errno says No space left", "in a version"),
+        ("Call to ibv_open_device failed with error Operation not permitted", "/dev/infiniband"),
+        ("mkdir(/sys/fs/cgroup/memory/job_12): No space left on device", "/proc/cgroups"),
+        ("The server socket has failed to bind to [::]:23456 (errno: 98 - EADDRINUSE)", "23456"),
+        ("Failed status 12: wr_id 0 syndrom 0x81", "acknowledged"),
+    ],
+)
+def test_the_call_and_its_errno_decide_what_is_advised(text: str, words: str) -> None:
+    assert words in causes(text)[0].text
 
 
 def test_the_node_that_failed_is_not_the_one_that_reports_it() -> None:

@@ -88,6 +88,7 @@ class Collectives:
         groups: dict[_Group, list[_Work]] = {}
         for work in self.works.values():
             groups.setdefault((work.group, work.guid), []).append(work)
+        _join(groups)
         for (group, guid), works in groups.items():
             together = [work for work in works if work.op not in _OF_PAIRS]
             if group is not None and together:
@@ -103,6 +104,27 @@ class Collectives:
                 ranks = tuple(sorted(_odd(alike) if differ else {work.rank for work in alike}))
                 detail = texts if differ else alike[0].text
                 yield Cause(known_cause(name), alike[0].line, ranks=ranks, detail=detail)
+
+
+def _join(groups: dict[_Group, list[_Work]]) -> None:
+    """Move each work without a group into the only one that it can belong to.
+
+    The line with the group is missing where a rank ended before it printed all.
+    """
+    named = {name: works for name, works in groups.items() if name != (None, None)}
+    for work in groups.get((None, None), [])[:]:
+        fit = [
+            name
+            for name, works in named.items()
+            if any(one.seq == work.seq for one in works)
+            and all((one.rank, one.seq) != (work.rank, work.seq) for one in works)
+        ]
+        if len(fit) == 1 and work.seq is not None:
+            work.group, work.guid = fit[0]
+            named[fit[0]].append(work)
+            groups[None, None].remove(work)
+    if (None, None) in groups and not groups[None, None]:
+        del groups[None, None]
 
 
 def _behind(works: list[_Work], enqueued: dict[int, tuple[int, str]]) -> Iterator[Cause]:

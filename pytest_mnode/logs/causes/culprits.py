@@ -46,9 +46,16 @@ DEVICE = re.compile(
 PEER = re.compile(
     r"\b(?:peer|from|to|address) (?P<nccl>[^\s<>]+)<\d+>|"
     r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]\s]+)\]|"
+    r"connect to (?:any network address of )?\((?P<store>[^,()]+), \d|"
+    r"connect to \[?(?P<c10d>[\w.:-]*?[\w.-])\]?:\d+ \(errno|"
+    r"\bdial tcp \[?(?P<go>[\w.:-]*?[\w.-])\]?:\d+: |"
     r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
     r"\bconnect\(\) to (?P<ompi>[\d.]+|[\da-f:]+) failed|"
-    r"\(rank (?P<rank>\d+)\)|\bipv4:(?P<grpc>[\d.]+):\d+|connect to \((?P<store>[^,()]+), "
+    r"\(rank (?P<rank>\d+)\)|\bipv4:(?P<grpc>[\d.]+):\d+"
+)
+PORT = re.compile(
+    r"\([^\s,()]+, (\d{1,5})\)|\]:(\d{1,5})\b|[\w.-]:(\d{1,5})(?: \(errno|: )|<(\d{1,5})>|"
+    r"\bport[ :=]{1,3}(\d{1,5})\b"
 )
 _REDACTED = re.compile(r"[xX*.#:?]*|<.*>|none|redacted|\.\.\.", re.IGNORECASE)
 

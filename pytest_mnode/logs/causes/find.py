@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from pytest_mnode.logs.causes.collectives import Collectives
 from pytest_mnode.logs.causes.culprits import (
     DEVICE,
     HOST,
     PEER,
+    PORT,
     RANK,
     WHO,
     first,
@@ -18,43 +20,30 @@ from pytest_mnode.logs.causes.culprits import (
     split_prefix,
     unredacted,
 )
-from pytest_mnode.logs.causes.table import Cause, KnownCause, in_order_of_matching, known_cause
+from pytest_mnode.logs.causes.ras import LINE as RAS_LINE
+from pytest_mnode.logs.causes.ras import Ras, causes_in_json
+from pytest_mnode.logs.causes.table import Cause, KnownCause, Rule, candidates, known_cause
 from pytest_mnode.logs.lines import began_in_tmp
 from pytest_mnode.logs.nccl_log.gids import connection_failure, read_gid
 from pytest_mnode.logs.nccl_log.model import NOBODY
 from pytest_mnode.logs.nccl_log.text import plain_text
 
 _LONGEST = 1000
+_NUMBER = re.compile(r"\d+", re.ASCII)
 
-# Every line that matches a pattern of the table contains one of these, in lower or upper case;
-# other lines are skipped. Words of usual output, such as "loss" and "rank", are not among them.
-_WORDS = (
-    "fail|error|exception|oom|alloc|kill|lost|limit|preempt|xid|ecc|driver|device|gpu|mismatch|"
-    "differ|instead of|space|quota|stale|unable|cannot|can't|too many|event|down|timeout|"
-    "timed out|not found|could not|interface|family|resolve|known|in use|eaddr|unreach|route|"
-    "retr|connect|unresponsive|denied|permitted|fault|sig|closed|reset|pipe|recvd|abort|terminat|"
-    "exit|cancelled|wait|read-only|warn|collective|available|evict|pull|low on|horovod|not ready|"
-    "host:|sandbox|crashloop|bounds|unexpected pos|dead|completion|invalid|owner|returned|symbol|"
-    "module named|munge|credential|prolog|pressure|not set|corrupt|certificate|skew|respond|"
-    "blocked|unschedulable|component:|task:|(reqnode|(qos|(assoc|(badcons|(jobheld|out_of_me|"
-    "rendezvous, but|no matches for|status_| bit|-bit|imex|not built with|mpi/|*** |ncclinternal|"
-    "ncclremote|ncclsystem|ncclunhandled|err0|nvlink|notfound|protection|remote |fi_cq|sharp |"
-    "not valid|return code|state_dict|watchdog|process has died|node has died|fatal|enroot-|"
-    "no runtime|nvidia-container-cli|free(): |munmap|illegal|enospc|curl: (|fabric manager|"
-    "fabricmanager|initialized|notready|not_ready|no address|lookup |servname|unauthorized|"
-    "numpy 1|memlock|net/ofi|output empty|toolchain|compatibility|peer access|peer mapping|"
-    "to bind to|more processes|transport|opened in|libfabric|update_node|has crashed|"
-    "configuration is|execve|function was|appear to be|times out|zero bytes|identification|"
-    "reachable|wrong |no name!|user exists|finite|mount.nfs|brokenprocess|type_fabric|gid table|"
-    "breakpoint|found nan|found inf|is nan|is inf|became|init.cc|group.cc|checked in|"
-    "missing ranks|subset of|barrier|of memory|memory on|shared memory|locked memory"
+_RETRIES = re.compile(r"\bretrying\b|\bwillRetry=1\b", re.IGNORECASE)
+_SERIES = re.compile(
+    r"\b(?:retry(?:ing)?|attempt|try)\b[\s:#(]{0,3}(?P<number>\d{1,6})(?:/| of )(?P<of>\d{1,6})\b|"
+    r"\bRetry\(total=(?P<left>\d{1,6})\b",
+    re.IGNORECASE,
 )
-_WORTH = tuple(_WORDS.split("|"))
+"""The number of a try and of all tries, or the number of those that are left."""
 _HARMLESS = re.compile(
-    r"(?i:\bretrying\b)|\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
+    r"\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
     r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$|"
-    r"(?i:\b(?:install|regist)\w*\b.*SIGTERM|SIGTERM\b.*\b(?:install|regist))|"
+    r"\b(?i:install|regist|set(?:ting)? ?up|add|trap|ignor)\w*\b.*\bSIG[A-Z]{3,}|"
+    r"\bSIG[A-Z]{3,}\b.*\b(?i:install|regist|handler|ignored)|"
     r"Using the loopback address as fallback|"
     # Of the processes of a node, one gets the port of NCCL's RAS.
     r"\bras/\w+\.cc:\d+.* Call to bind failed"
@@ -91,7 +80,12 @@ _RETRIED = (
 """Causes after which Kubernetes retries: they no longer apply once the pod starts."""
 _EVENT_OF = re.compile(r"\bpod/([\w.-]+)")
 _CONNECTED = re.compile(r"NCCL INFO .*(?:Init COMPLETE|Connected all)")
-_CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)")
+_CONNECTING = re.compile(r"NCCL WARN .*(?:ocket|[Cc]onnect)|retrying \(")
+_STEP_WAITS = re.compile(r"srun: Job (?:(?P<waits>\d+) )?step creation \w+ disabled")
+_STEP_CREATED = re.compile(r"srun: Step created for (?:StepId=|job )(?P<job>\d+)")
+_TESTED = re.compile(r"\bDual-port +: .*\bDevice +: (\w+)")
+_FAILED_STATUS = re.compile(r"\bFailed status \d")
+"""perftest names the device above its table, and the status of a failed request below it."""
 _SUMMARY = re.compile(
     r"(?:^|[\s\]:])(?<!Remote )"
     r"(?P<key>time|[Hh]ost|rank|exitcode|error_file|traceback|Framework|Component)\s*: +"
@@ -104,13 +98,15 @@ def causes(text: str | bytes) -> list[Cause]:
     """All causes in `text`, in the order of the table: root causes first."""
     finder = _Finder()
     before = ""
-    for whole in plain_text(text).lines:
+    lines = plain_text(text).lines
+    for whole in lines:
         line = whole[:_LONGEST].rstrip()
         if line != before:
             finder.read(line)
         before = line
     # Of causes with equal weight, the one with more known parts of the culprit comes first.
-    return sorted(finder.all(), key=lambda cause: (cause.order, -cause.known))
+    found = [*finder.all(), *causes_in_json("\n".join(lines))]
+    return sorted(found, key=lambda cause: (cause.order, -cause.known))
 
 
 def first_cause(texts: Mapping[str, str]) -> Cause | None:
@@ -133,10 +129,33 @@ def is_peer_lost(text: str) -> bool:
     return bool(found) and (not found[0].root or found[0].name == "rank did not join")
 
 
-def is_worth_reading(line: str) -> bool:
-    """Whether a pattern of the table may match the line."""
-    small = line.lower()
-    return any(word in small for word in _WORTH)
+_TELLING = (
+    *(_COMM, _CONNECTED, _STEP_CREATED, _LISTED, _SUMMARY, _NAMED, _ASSIGNED, _DESCRIBED, _STARTED),
+    _TESTED,
+    *(_RETRIES, RAS_LINE, re.compile("atchdog| work")),
+)
+
+
+@lru_cache(maxsize=4096)
+def _hints(shape: str) -> tuple[bool, tuple[Rule, ...]]:
+    """Whether the finder learns from a line, and the rules that may match it.
+
+    shape: the line with all numbers replaced: those of all steps have one shape.
+    """
+    return any(pattern.search(shape) for pattern in _TELLING), candidates(shape)
+
+
+def _is_last_try(line: str) -> bool:
+    """Whether the line reports the last of several tries."""
+    series = _SERIES.search(line)
+    if series is None:
+        return False
+    return series["left"] == "0" or series["of"] == series["number"] is not None
+
+
+def _is_retried(line: str) -> bool:
+    """Whether the line reports a failure after which there is another try."""
+    return "retry" in line.lower() and bool(_RETRIES.search(line)) and not _is_last_try(line)
 
 
 class _Finder:
@@ -145,6 +164,7 @@ class _Finder:
     def __init__(self) -> None:
         self._found: dict[tuple[str, ...], Cause] = {}
         self._collectives = Collectives()
+        self._ras = Ras()
         # The rank of an NCCL process in its largest communicator, and the size of that.
         self._ranks: dict[tuple[str | None, ...], tuple[int, int]] = {}
         # Rank and host of the process that the next line is about, from the lines before it.
@@ -152,6 +172,7 @@ class _Finder:
         self._later_failures = False
         # Line about a name that was not resolved, which is a cause once the client gives up.
         self._unresolved = ""
+        self._tested = ""
         # Nodes of Kubernetes by pod, in the order of the events that name them.
         self._nodes: dict[str, str] = {}
         # Keys of the causes found before the description of the current pod.
@@ -159,37 +180,61 @@ class _Finder:
 
     def read(self, line: str) -> None:
         """Read one line; most contain no cause."""
-        self._learn_rank(line)
-        if _CONNECTED.search(line):
-            self._drop_warnings(line)
-        if (listed := _LISTED.search(line)) is not None:
-            self._later_failures = listed["first"] is None
-        self._learn_block(line)
-        self._learn_pod(line)
-        listed_later = self._later_failures and "exitcode" in self._block
-        if listed_later or not is_worth_reading(line) or _HARMLESS.search(line):
-            return
-        if began_in_tmp(line):
-            return
-        if _UNRESOLVED.search(line):  # torch tries again
-            self._unresolved = line
+        tells, rules = _hints(_NUMBER.sub("0", line))
+        if tells:
+            self._learn(line)
+        elif self._block and not _BLOCK_GOES_ON.search(line):
+            self._block = {}
+        if not rules or (self._later_failures and "exitcode" in self._block):
             return
         if self._unresolved and _GAVE_UP.search(line):
             line, self._unresolved = self._unresolved, ""
+            _, rules = _hints(_NUMBER.sub("0", line))
+        elif _UNRESOLVED.search(line):  # torch tries again
+            self._unresolved = line
+            return
+        cause = self._cause_of(line, rules)
+        if cause is None or _HARMLESS.search(line) or began_in_tmp(line):
+            return
+        if _is_retried(line) and not _STEP_WAITS.search(line):
+            return
+        self._keep(cause)
+
+    def _keep(self, cause: Cause) -> None:
+        parts = (cause.host, cause.device, cause.peer, cause.detail)
+        key = (cause.name, *(part or "" for part in parts))
+        known = self._found.setdefault(key, cause)
+        ranks = tuple(sorted({*known.ranks, *cause.ranks}))
+        self._found[key] = replace(known, ranks=ranks)
+
+    def _learn(self, line: str) -> None:
+        """Keep what the line tells about later ones, and drop causes that it shows to be over."""
+        self._learn_rank(line)
+        if _CONNECTED.search(line) or ("NCCL" in line and _is_retried(line)):
+            self._drop_warnings(line)
+        if (created := _STEP_CREATED.search(line)) is not None:
+            self._drop_waiting(created["job"])
+        if (listed := _LISTED.search(line)) is not None:
+            self._later_failures = listed["first"] is None
+        self._tested = first(_TESTED, line) or self._tested
+        self._learn_block(line)
+        self._learn_pod(line)
         self._collectives.read(line)
-        cause = self._cause_of(line)
-        if cause is not None:
-            parts = (cause.host, cause.device, cause.peer, cause.detail)
-            key = (cause.name, *(part or "" for part in parts))
-            known = self._found.setdefault(key, cause)
-            ranks = tuple(sorted({*known.ranks, *cause.ranks}))
-            self._found[key] = replace(known, ranks=ranks)
+        if RAS_LINE.search(line):
+            self._ras.read(line, split_prefix(line)[1])
 
     def all(self) -> list[Cause]:
         """All causes; those of all ranks' watchdogs together replace those of single lines."""
+        for cause in self._ras.causes():
+            self._keep(cause)
         together = list(self._collectives.causes())
-        single = "collective timed out" if together else None
-        return [*(cause for cause in self._found.values() if cause.name != single), *together]
+        read = {work.rank for work in self._collectives.works.values()}
+        own = (
+            cause
+            for cause in self._found.values()
+            if cause.name != "collective timed out" or not read.issuperset(cause.ranks) or not read
+        )
+        return [*own, *together]
 
     def _learn_rank(self, line: str) -> None:
         comm = _COMM.search(line) if "nranks" in line or "nRanks" in line else None
@@ -235,15 +280,22 @@ class _Finder:
             if earlier and who.group("host", "pid") == earlier.group("host", "pid"):
                 del self._found[key]
 
-    def _cause_of(self, line: str) -> Cause | None:
+    def _drop_waiting(self, job: str) -> None:
+        """Drop the wait of a job's step that was created meanwhile."""
+        for key, cause in list(self._found.items()):
+            waits = _STEP_WAITS.search(cause.line)
+            if waits is not None and waits["waits"] in (None, job):
+                del self._found[key]
+
+    def _cause_of(self, line: str, rules: Sequence[Rule]) -> Cause | None:
         prefix, body = split_prefix(line)
-        is_info = _INFO.search(body) is not None
-        for kind in in_order_of_matching():
-            if is_info and not kind.in_info:
+        # NCCL prints its last try to connect as INFO too.
+        is_info = _INFO.search(body) is not None and not _is_last_try(body)
+        for rule in rules:
+            if is_info and not rule.kind.in_info:
                 continue
-            for pattern in kind.patterns:
-                if (match := pattern.search(body)) is not None:
-                    return self._cause(kind, match, line.strip(), prefix)
+            if (match := rule.pattern.search(body)) is not None:
+                return self._cause(rule.kind, match, line.strip(), prefix)
         return None
 
     def _cause(
@@ -253,6 +305,8 @@ class _Finder:
         groups = {name: value for name, value in match.groupdict().items() if value}
         gid = read_gid(NOBODY, body) if "modify_qp" in body or "completion" in body else None
         name = connection_failure(gid) if gid is not None and "modify_qp" in body else None
+        if groups.get("joined") and int(groups["joined"]) > int(groups["world"]):
+            name = "store used by another run"
         if name is not None:
             kind = known_cause(name)
         who = WHO.search(line)
@@ -268,16 +322,24 @@ class _Finder:
         host = host or next(filter(None, labels), self._block.get("host"))
         host = host or self._node_of_pod(body)
         peer = groups.get("peer") or first(PEER, body)
-        detail = groups.get("detail", "").strip() or None
+        details = (groups[name] for name in sorted(groups) if name.startswith("detail"))
+        detail = next(details, "").strip() or None
+        if groups.get("joined"):
+            # The rank in this line is the one that waited.
+            ranks, detail = (), f"{groups['joined']} of {groups['world']} ranks joined"
+        port = groups.get("port") or (first(PORT, body) if peer else None)
+        if port and not detail:
+            detail = f"port {port}"
         if gid is not None and gid.local and gid.remote:
             detail = f"{gid.error or 'failed'}, {gid.local} to {gid.remote}"
             peer = peer or gid.remote
+        tested = self._tested if _FAILED_STATUS.search(body) else None
         return Cause(
             kind,
             line,
             ranks=ranks,
             host=unredacted(host),
-            device=unredacted(groups.get("device") or first(DEVICE, body)),
+            device=unredacted(groups.get("device") or first(DEVICE, body) or tested),
             peer=unredacted(peer),
             detail=detail,
         )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from pytest_mnode.logs.causes.words import Words, words_of
 from pytest_mnode.machine.cpus import format_cpulist
 
 _SHOWN = 300
@@ -15,7 +18,11 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class KnownCause:
-    """One entry of the table. order: its position; smaller is weightier."""
+    """One entry of the table. order: its position; smaller is weightier.
+
+    otherwise: patterns that count only in a line without a match of any `patterns`. cases: the same
+    cause with meanings and remedies of their own, which come before it.
+    """
 
     order: int
     name: str
@@ -23,8 +30,18 @@ class KnownCause:
     meaning: str
     remedy: str
     patterns: tuple[re.Pattern[str], ...]
+    otherwise: tuple[re.Pattern[str], ...] = ()
+    cases: tuple[KnownCause, ...] = ()
     in_info: bool = False
-    unless_other: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pattern of a cause, and the words that every line has that it matches."""
+
+    kind: KnownCause
+    pattern: re.Pattern[str]
+    words: Words
 
 
 @cache
@@ -33,28 +50,45 @@ def known_causes() -> tuple[KnownCause, ...]:
     data = tomllib.loads(Path(__file__).with_name("known.toml").read_text("utf-8"))
     fragments = data["fragments"]
 
-    def compiled(pattern: str) -> re.Pattern[str]:
-        return re.compile(re.sub(r"%(\w+)%", lambda found: fragments[found[1]], pattern))
+    def compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+        whole = (re.sub(r"%(\w+)%", lambda found: fragments[found[1]], one) for one in patterns)
+        return tuple(map(re.compile, whole))
 
-    return tuple(
-        KnownCause(
+    def known(order: int, name: str, entry: Mapping[str, Any]) -> KnownCause:
+        return KnownCause(
             order=order,
             name=name,
             root=entry.get("root", True),
             meaning=entry["meaning"],
             remedy=entry["remedy"],
-            patterns=tuple(map(compiled, entry.get("patterns", ()))),
+            patterns=compiled(entry.get("patterns", ())),
+            otherwise=compiled(entry.get("otherwise", ())),
+            cases=tuple(known(order, name, case) for case in entry.get("cases", ())),
             in_info=entry.get("in_info", False),
-            unless_other=entry.get("unless_other", False),
         )
-        for order, (name, entry) in enumerate(data["causes"].items())
-    )
+
+    return tuple(known(order, *item) for order, item in enumerate(data["causes"].items()))
 
 
 @cache
-def in_order_of_matching() -> tuple[KnownCause, ...]:
-    """All known causes; those that match only lines without another cause come last."""
-    return tuple(sorted(known_causes(), key=lambda cause: cause.unless_other))
+def rules() -> tuple[Rule, ...]:
+    """All patterns in the order in which they are tried."""
+    kinds = [one for kind in known_causes() for one in (*kind.cases, kind)]
+    specific = [(kind, pattern) for kind in kinds for pattern in kind.patterns]
+    general = [(kind, pattern) for kind in kinds for pattern in kind.otherwise]
+    return tuple(Rule(kind, pattern, words_of(pattern)) for kind, pattern in (*specific, *general))
+
+
+@cache
+def _all_words() -> tuple[str, ...]:
+    return tuple({word for rule in rules() for words in rule.words for word in words})
+
+
+def candidates(line: str) -> tuple[Rule, ...]:
+    """Rules whose words the line has, in their order; most lines have none."""
+    small = line.lower()
+    missing = {word for word in _all_words() if word not in small}
+    return tuple(rule for rule in rules() if not any(words <= missing for words in rule.words))
 
 
 def known_cause(name: str) -> KnownCause:
