@@ -21,7 +21,7 @@ import pytest
 from _pytest._io import TerminalWriter
 
 from pytest_mnode import processes
-from pytest_mnode.logs.causes.table import in_order_of_matching
+from pytest_mnode.logs.causes.table import candidates
 from pytest_mnode.other_plugins import other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.hub_messages import Collect
@@ -66,7 +66,7 @@ def prepare() -> None:
     process_group.install()
     shared_test.install()
     _share_torch_handler()
-    in_order_of_matching()  # cached here: others would wait while a rank that failed computes it
+    candidates("")  # its rules are cached here: others would wait while a rank that failed computes it
 
 
 def _share_torch_handler() -> None:
