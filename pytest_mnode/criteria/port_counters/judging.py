@@ -18,6 +18,7 @@ from pytest_mnode.machine.counters import (
 )
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.spec.inventory import Fabric
+from pytest_mnode.spec.quantity import DURATION
 
 PortReadings = Mapping[str, PortReading | str]
 """Readings by node; a str says why a node could not be read."""
@@ -104,6 +105,36 @@ def judge(
             )
         )
     return measurements
+
+
+def clock_steps(
+    before: PortReadings, after: PortReadings, skew_s: float, *, restarted: Collection[str] = ()
+) -> Measurement:
+    """The largest step of a node's clock between two readings.
+
+    Preflight compares clocks once. A step later in the run breaks the order of logs, expiry of
+    leases and time limits just as a skew does, so that it has the same bound.
+    """
+    steps, unread = dict[str, float](), list[str]()
+    for node in (node for node in before if node not in restarted):
+        one, two = before[node], after.get(node, "not read")
+        if isinstance(one, str) or isinstance(two, str):
+            unread.append(f"{node}: {one if isinstance(one, str) else two}")
+        elif one.boot != two.boot or one.clock_s is None or two.clock_s is None:
+            unread.append(f"{node}: its clock cannot be compared")
+        else:
+            steps[node] = 1e3 * (two.clock_s - one.clock_s)
+    worst = max(steps, key=lambda node: abs(steps[node]), default="")
+    broken = [node for node, step in steps.items() if abs(step) > 1e3 * skew_s]
+    return Measurement(
+        "clock step, worst node",
+        abs(steps[worst]) if broken or (worst and not unread) else None,
+        "ms",
+        at_most(1e3 * skew_s),
+        f"preflight.clocks.skew {DURATION.text(round(skew_s, 9))}",
+        listed([f"{node} clock" for node in broken]) or None,
+        listed([*(f"{node} {steps[node]:+.4g} ms" for node in broken), *unread]),
+    )
 
 
 def _to_blame(broken: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The program that reads the counters of a node's fabric ports, and prints one line of JSON.
+"""The program that reads counters of a node's fabric ports, and its clock, as one line of JSON.
 
 `python -m pytest_mnode.criteria.port_counters.reading [--of=NICS:PROTOCOL] PATTERN …`, patterns as
 in `fabric.interfaces`; NICS of a node, and their RDMA protocol, as in `fabric_ports`.
@@ -7,6 +7,7 @@ in `fabric.interfaces`; NICS of a node, and their RDMA protocol, as in `fabric_p
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -37,11 +38,13 @@ def arguments_of(fabric: Fabric) -> list[str]:
 class PortReading:
     """Counters of one node by port: an interface (fab0) or an RDMA port (mlx5_0:1), and `TCP`.
 
-    boot: an identifier that changes when the node is restarted.
+    boot: an identifier that changes when the node is restarted. clock_s: the wall clock less the
+    time since boot, which changes only where the clock is stepped; None if not known.
     """
 
     boot: str
     ports: dict[str, Counters]
+    clock_s: float | None = None
 
 
 def read(
@@ -79,7 +82,16 @@ def read(
     if tcp := _tcp(root):
         ports[TCP] = tcp
     boot = f"{sysfs.boot_id(root)} {sysfs.target_name(root / 'proc/self/ns/net')}"
-    return PortReading(boot, ports)
+    return PortReading(boot, ports, _clock(root))
+
+
+def _clock(root: Path) -> float | None:
+    """From a file, since programs that fake the wall clock fake the system call for this as well.
+
+    Slewing (NTP, PTP) changes both clocks alike, so that the difference shows steps only.
+    """
+    uptime = (sysfs.text(root / "proc/uptime") or "").split()
+    return time.time() - float(uptime[0]) if uptime else None
 
 
 def _of_interface(one: netdev.Interface) -> Counters:

@@ -1,4 +1,4 @@
-"""Reads the counters of all nodes before the first test of a criterion, and again for its last.
+"""Reads counters and clocks of all nodes before the first test of a criterion, and for its last.
 
 Tests between two judged criteria, such as those of a criterion that is not promised, count too: if
 counters of links rise there, the next criterion reports it. Kills there are not recorded, so
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.judging import PortReadings, judge
+from pytest_mnode.criteria.port_counters.judging import PortReadings, clock_steps, judge
 from pytest_mnode.criteria.port_counters.reading import PortReading, arguments_of
 from pytest_mnode.criteria.preflight.survey import search_path
 from pytest_mnode.errors import MnodeError
@@ -73,6 +73,9 @@ class PortWatch:
         after, off = self._read(), sorted(self._run.switched_off)
         before, fabric = self._before, self._run.spec.fabric
         found = judge(before, after, fabric, kills=kills or self._shared, restarted=off)
+        preflight = self._run.spec.criteria.preflight
+        if preflight is not None and preflight.clocks is not None:
+            found.append(clock_steps(before, after, preflight.clocks.skew_s, restarted=off))
         if not self._shared:
             found += self._links_between(fabric)
             self._before = self._judged = after

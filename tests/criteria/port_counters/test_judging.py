@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.port_counters.judging import PortReadings, judge
+from pytest_mnode.criteria.port_counters.judging import PortReadings, clock_steps, judge
 from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.inventory import Fabric
@@ -298,3 +298,30 @@ def test_infiniband_without_interfaces_is_judged_by_its_own_counters() -> None:
     quiet = PortReading("a", only)
     measurements = judge({"gpu0": quiet}, {"gpu0": quiet}, fabric())
     assert {m.name: str(m.verdict) for m in measurements} == {ERRORS: "pass", LOST: "pass"}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "verdict", "culprit"),
+    [
+        (0.0, "pass", None),
+        (0.04, "pass", None),
+        (-3.0, "fail", "b clock"),
+        (3.0, "fail", "b clock"),
+    ],
+)
+def test_a_clock_that_was_stepped_is_named(step_s: float, verdict: str, culprit: str) -> None:
+    before: PortReadings = {node: PortReading("1", {}, 100.0) for node in "abc"}
+    after: PortReadings = {**before, "b": PortReading("1", {}, 100.0 + step_s)}
+    one = clock_steps(before, after, 0.05)
+    assert (str(one.verdict), one.culprit) == (verdict, culprit)
+
+
+@pytest.mark.parametrize(
+    "odd", [PortReading("2", {}, 100.0), PortReading("1", {}), "its counters were not read"]
+)
+def test_a_clock_that_cannot_be_compared_is_inconclusive(odd: PortReading | str) -> None:
+    before: PortReadings = {node: PortReading("1", {}, 100.0) for node in "ab"}
+    one = clock_steps(before, {**before, "b": odd}, 0.05)
+    assert str(one.verdict) == "inconclusive"
+    assert "b: its c" in one.note
+    assert clock_steps(before, {**before, "b": odd}, 0.05, restarted=["b"]).passed

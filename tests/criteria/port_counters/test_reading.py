@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 
@@ -71,3 +72,10 @@ def test_links_of_a_bond_are_read_too(tree: Tree) -> None:
 
 def test_a_node_without_fabric_ports_has_no_reading(tmp_path: Path) -> None:
     assert read(["fab0"], tmp_path).ports == {}
+
+
+def test_the_clock_is_compared_with_the_time_since_boot(tree: Tree) -> None:
+    assert read(["eth2"], tree.root).clock_s is None
+    tree.write("proc/uptime", "5000.25 9000.00")
+    clock_s = read(["eth2"], tree.root).clock_s
+    assert clock_s == pytest.approx(time.time() - 5000.25, abs=60)

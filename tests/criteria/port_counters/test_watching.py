@@ -24,7 +24,10 @@ class Run:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, files: Sequence[str]) -> None:
         self.switched_off: set[str] = set()
-        self.spec = SimpleNamespace(fabric=fabric("roce", interfaces=["eth1"]))
+        clocks = SimpleNamespace(clocks=SimpleNamespace(skew_s=0.05))
+        criteria = SimpleNamespace(preflight=clocks)
+        self.spec = SimpleNamespace(fabric=fabric("roce", interfaces=["eth1"]), criteria=criteria)
+        self.clock_s = 7.0
         self.counters: dict[str, Counters] = {
             node: {"carrier_changes": 3, "req_cqe_error": 0} for node in ("n0", "n1")
         }
@@ -47,6 +50,7 @@ class Run:
                     "eth1": {"carrier_changes": c["carrier_changes"]},
                     "rxe0:1": {"req_cqe_error": c["req_cqe_error"]},
                 },
+                self.clock_s,
             )
             for node, c in ((node, dict(counters)) for node, counters in self.counters.items())
         }
@@ -112,4 +116,15 @@ def test_a_node_that_was_switched_off_is_not_compared(
     run.during("b-watched.py", carrier_changes=2)
     run.switched_off.add("n1")
     run.during("c-watched.py")
+    assert run.failed(run.watch.measurements()) == []
+
+
+def test_a_clock_that_is_stepped_during_a_criterion_fails_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, ["a-watched.py", "b-watched.py"])
+    run.during("a-watched.py")
+    run.clock_s -= 3
+    assert run.failed(run.watch.measurements()) == [(False, "n0 clock; n1 clock")]
+    run.during("b-watched.py")
     assert run.failed(run.watch.measurements()) == []
