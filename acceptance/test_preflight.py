@@ -180,6 +180,12 @@ def test_disks_have_room(ask: NodeJudgement) -> None:
     ask("preflight.disk", system.disk)
 
 
+@stops_all
+def test_temporary_files_can_be_written(ask: NodeJudgement) -> None:
+    """Can a process on this node write to its directory of temporary files?"""
+    ask("preflight.environment", system.temporary)
+
+
 # Last, because it needs ranks: by now it is known whether they can meet.
 @stops_all
 def test_ranks_find_their_environment(ask: NodeJudgement) -> None:

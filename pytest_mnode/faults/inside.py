@@ -117,6 +117,14 @@ def sysctl(name: str) -> None:
     path.write_bytes(sys.stdin.buffer.read())
 
 
+def offloads(interface: str, value: str) -> None:
+    """Set tso, gso and gro of an interface to "0" or "1"."""
+    from pytest_mnode.machine.netdev import ethtool
+
+    for set_command in (0x1F, 0x24, 0x2C):
+        ethtool(interface, set_command, int(value))
+
+
 def unmount(path: str) -> None:
     """Unmount the uppermost mount at `path`."""
     namespaces.unmount(path)
@@ -151,7 +159,7 @@ ACTS = {
     act.__name__: act
     for act in (
         *(replace, edit, write, remove, read_only),
-        *(full, resize, add, sysctl, unmount, neighbour),
+        *(full, resize, add, sysctl, offloads, unmount, neighbour),
     )
 }
 

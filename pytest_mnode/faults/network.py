@@ -8,7 +8,16 @@ from pathlib import Path
 
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.faults.registry import Undo, fault, number, size, whole, word
-from pytest_mnode.faults.tools import all_undone, at_switch, on_node, program, running, undone_once
+from pytest_mnode.faults.tools import (
+    all_undone,
+    at_switch,
+    inside,
+    on_node,
+    program,
+    running,
+    undone_inside,
+    undone_once,
+)
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import (
@@ -184,6 +193,14 @@ def refused_route(rack: Rack, source: Node, target: Node, link: str | None) -> U
         on_node(rack, source, [*words, "del", "blackhole", address])
 
     return undone_once(rack, undo, on=source)
+
+
+@fault(LINK)
+def no_offloads(rack: Rack, node: Node, link: str | None) -> Undo:
+    """A node cuts and joins the segments of a link one by one: tso, gso and gro are off."""
+    name = link or rack.plan.fabric.name
+    inside(rack, node, "offloads", name, "0")
+    return undone_inside(rack, node, "offloads", name, "1")
 
 
 @fault(whole("BYTES", "100 less than the link's MTU", least=68, most=9216), LINK)

@@ -23,9 +23,9 @@ from pytest_mnode.machine.mounts import Mount, read_mounts
 from pytest_mnode.machine.netdev import (
     Interface,
     Kind,
+    live,
     rate_mbits_s,
     read_interfaces,
-    with_addresses,
 )
 from pytest_mnode.machine.numa import Numa, read_numa
 from pytest_mnode.machine.nvml import Accelerator, read_nvml
@@ -165,7 +165,7 @@ def _shm_bytes(_: Path) -> int:
 
 def _interfaces(root: Path) -> tuple[Interface, ...]:
     found = _listed("/sys/class/net", read_interfaces(root))
-    return with_addresses(found) if root == _LIVE else found
+    return live(found) if root == _LIVE else found
 
 
 def _listed(folder: str, found: T | None) -> T:

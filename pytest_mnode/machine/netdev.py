@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import ipaddress
+import socket
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -20,6 +24,18 @@ _ERRORS = (
     *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_frame_errors"),
     *("rx_missed_errors", "rx_fifo_errors", "tx_carrier_errors", "tx_aborted_errors", "collisions"),
 )
+
+_SIOCETHTOOL = 0x8946
+_OFFLOADS = {
+    "rx-checksum": (0x14, 1),
+    "tx-checksum": (0x16, 1),
+    "scatter-gather": (0x18, 1),
+    "tso": (0x1E, 1),
+    "gso": (0x23, 1),
+    "gro": (0x2B, 1),
+    "lro": (0x25, 1 << 15),
+}
+"""Commands of ethtool, and the bit of their answer that is set if the offload is on."""
 
 
 class Kind(StrEnum):
@@ -44,7 +60,8 @@ class Interface:
     went since the interface was created. address: MAC, of 20 bytes on IPoIB. slaves: interfaces
     below it, also the ports of a bridge. errors: counters of errors and drops by the kernel's
     names, only those that can be read. addresses: IPv4 and IPv6; shaped_mbits_s: rate of its egress
-    queue (tbf); both only of a live machine: see `with_addresses`.
+    queue (tbf); offloads: whether the NIC or the kernel joins and cuts segments and computes
+    checksums, only those that can be read; all three only of a live machine: see `live`.
     """
 
     name: str
@@ -67,6 +84,7 @@ class Interface:
     carrier_changes: int | None = None
     addresses: tuple[str, ...] = ()
     shaped_mbits_s: float | None = None
+    offloads: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def up(self) -> bool | None:
@@ -166,16 +184,39 @@ def read_interfaces(root: Path = Path("/")) -> tuple[Interface, ...] | None:
     return tuple(_interface(path, root) for path in sysfs.entries(folder) if path.is_dir())
 
 
-def with_addresses(found: Iterable[Interface]) -> tuple[Interface, ...]:
-    """The same interfaces with addresses and shaped rates, known only on a live machine."""
+def live(found: Iterable[Interface]) -> tuple[Interface, ...]:
+    """The same interfaces with addresses, shaped rates and offloads, known on a live machine."""
     addresses = _addresses()
     shaped: Mapping[str, float] = {}
     with contextlib.suppress(OSError):
         shaped = shaped_mbits_s()
     return tuple(
-        replace(one, addresses=addresses.get(one.name, ()), shaped_mbits_s=shaped.get(one.name))
+        replace(
+            one,
+            addresses=addresses.get(one.name, ()),
+            shaped_mbits_s=shaped.get(one.name),
+            offloads=_offloads(one.name),
+        )
         for one in found
     )
+
+
+def _offloads(name: str) -> dict[str, bool]:
+    """Offloads of an interface. Source: Linux, include/uapi/linux/ethtool.h."""
+    found: dict[str, bool] = {}
+    for offload, (command, bit) in _OFFLOADS.items():
+        with contextlib.suppress(OSError):  # not every kind of interface answers
+            found[offload] = bool(ethtool(name, command) & bit)
+    return found
+
+
+def ethtool(name: str, command: int, value: int = 0) -> int:
+    """Ask an interface for the value of an ethtool command, or set it. Raises OSError."""
+    data = ctypes.create_string_buffer(struct.pack("=II", command, value), 8)
+    request = struct.pack("16sP16x", name.encode(), ctypes.addressof(data))
+    with socket.socket(AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+    return int(struct.unpack("=II", data.raw)[1])
 
 
 def plain(address: str) -> str:

@@ -80,7 +80,7 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
         f"low_nofile:node1,low_memlock:node0,other_package:node3:numpy,"
         f"read_only_path:node1:{base}/checkpoints,full_disk:node3:{base}/scratch,"
         f"other_code:node2:{base}/datasets/part1.bin,link_down:node3,wrong_hosts:node1:node1,"
-        "small_buffers:node2"
+        "small_buffers:node2,no_offloads:node3"
     )
     env = {"NCCL_ALGO": "Ring", "GLOO_SOCKET_IFNAME": "mgmt0"}
     found = _preflight(tmp_path, faults, spec, env=env)
@@ -95,6 +95,7 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
         "test_full_size_packets_pass[node1]",
         "test_clocks_agree[node2]",
         "test_nodes_are_the_same[node2-sysctl]",
+        "test_nodes_are_the_same[node3-sysctl]",
         "test_nodes_are_the_same[node3-packages]",
         "test_storage_can_be_used[node1]",
         "test_storage_can_be_used[node3]",
@@ -211,3 +212,11 @@ def test_a_wire_that_changes_payloads_stops_tests_that_need_ranks(tmp_path: Path
     assert found.culprits("test_payloads_arrive_unchanged[node2]") == {culprit}
     [case] = found.done.criterion("mesh")["cases"]
     assert (case["verdict"], culprit in case["message"]) == ("inconclusive", True)
+
+
+def test_a_node_that_cannot_write_temporary_files_is_the_one_failure(tmp_path: Path) -> None:
+    found = _preflight(tmp_path, "read_only_path:node2:/tmp", files=("test_mesh.py",))
+    assert found.failed() == {"test_temporary_files_can_be_written[node2]"}
+    culprits = found.culprits("test_temporary_files_can_be_written[node2]")
+    assert culprits == {"node2 /tmp: read-only file system"}
+    assert "mesh inconclusive (not run: preflight failed (node2 /tmp" in found.done.run.output

@@ -12,11 +12,11 @@ import pytest
 from pytest_mnode.machine.netdev import (
     Interface,
     Kind,
+    live,
     physical_below,
     rate_mbits_s,
     read_interfaces,
     rests_on_hardware,
-    with_addresses,
 )
 from tests.recorded import NAMES, Recorded
 from tests.trees import NIC, Tree, gpu_server
@@ -177,5 +177,13 @@ def test_addresses_with_labels_belong_to_their_interface(monkeypatch: pytest.Mon
 
     listing = {"eth0": [address("10.1.0.1")], "eth0:1": [address("10.9.0.1")], "ib0": []}
     monkeypatch.setattr("psutil.net_if_addrs", lambda: listing)
-    found = with_addresses(Interface(name=name, kind=Kind.PHYSICAL) for name in ("eth0", "ib0"))
+    found = live(Interface(name=name, kind=Kind.PHYSICAL) for name in ("eth0", "ib0"))
     assert [one.addresses for one in found] == [("10.1.0.1", "10.9.0.1"), ()]
+
+
+def test_offloads_are_those_that_the_kernel_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.net_if_addrs", dict)
+    [loopback, absent] = live(Interface(name=n, kind=Kind.LOOPBACK) for n in ("lo", "absent0"))
+    assert loopback.offloads["gso"] is True
+    assert "tso" in loopback.offloads
+    assert absent.offloads == {}

@@ -29,7 +29,7 @@ def visit(
 
     Raises nothing: every failure is a problem in words.
     """
-    path = Path(directory.path)
+    path = Path(directory.path or temporary())
     size = free = None
     problem = write_problem = ""
     samples: tuple[Sample, ...] = ()
@@ -55,11 +55,11 @@ def visit(
             token = left
         except OSError as error:
             write_problem, refused = _error_text(error), error.errno in _REFUSALS
-    mount = _mount(directory.path)
+    mount = _mount(str(path))
     of_network = mount is not None and mount.of_network
     return DirectoryFacts(
         key=directory.key,
-        path=directory.path,
+        path=str(path),
         problem=problem,
         write_problem=write_problem,
         file_system=None if mount is None else str(mount),
@@ -69,6 +69,13 @@ def visit(
         samples=samples,
         refuses_root=refused and os.geteuid() == 0 and of_network,
     )
+
+
+def temporary() -> str:
+    """TMPDIR, or /tmp. Unlike `tempfile`, it takes no other directory where this one is unusable:
+    compilers, NCCL and data loaders do not either.
+    """
+    return os.environ.get("TMPDIR") or "/tmp"
 
 
 def _mount(path: str) -> Mount | None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 CONTROL_LIMIT_S = 2.0
 SHM = "/dev/shm"
+TEMPORARY = "temporary files"
+"""Key of the directory where a node's processes put temporary files: its path is the node's."""
 STORED: tuple[Literal["datasets", "checkpoints", "scratch"], ...]
 STORED = ("datasets", "checkpoints", "scratch")
 _PARTS = (
@@ -25,7 +27,10 @@ _PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory to inspect. key: spec key, such as "datasets", or the path."""
+    """A directory to inspect. key: spec key, such as "datasets", or the path.
+
+    path: "" for the node's own directory of temporary files.
+    """
 
     key: str
     path: str
@@ -119,7 +124,7 @@ def look_order(
 
 def directories_of(promise: PreflightCriterion, spec: Spec) -> list[Directory]:
     """/dev/shm, and the directories that the spec makes promises about."""
-    found = [Directory(SHM, SHM)]
+    found = [Directory(SHM, SHM), Directory(TEMPORARY, "", writable=True)]
     found += [Directory(f"disk {disk.path}", disk.path) for disk in promise.disk or ()]
     if promise.storage is None or spec.storage is None:
         return found

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.criteria.preflight import directories
+from pytest_mnode.criteria.preflight.answers import Token
 from pytest_mnode.criteria.preflight.orders import Directory
 
 
@@ -29,3 +30,16 @@ def test_recent_files_are_kept_if_clocks_differ(
         ".mnode-preflight-fresh-1",
         Path(found.token.path).name,
     ]
+
+
+def test_temporary_files_are_written_where_programs_of_the_node_put_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Directory("temporary files", "", writable=True)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    left: list[Token] = []
+    found = directories.visit(order, "run", 0, left.append)
+    assert (found.path, found.write_problem, found.token) == (str(tmp_path), "", left[0])
+    assert list(tmp_path.iterdir()) == [Path(left[0].path)]
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    assert directories.visit(order, "run", 0, left.append).problem == "not there"

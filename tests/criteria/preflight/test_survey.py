@@ -213,7 +213,8 @@ def test_storage_paths_are_surveyed_only_if_a_test_requests_them(
     surveyed = spec_to_survey(spec, items)
     assert surveyed.criteria.preflight is not None
     looked_at = {one.key for one in directories_of(surveyed.criteria.preflight, surveyed)}
-    assert looked_at == {"/dev/shm", "disk /tmp", *["datasets", "checkpoints"] * asked}
+    own = {"/dev/shm", "temporary files", "disk /tmp"}
+    assert looked_at == {*own, *["datasets", "checkpoints"] * asked}
 
 
 def test_the_storage_tests_request_the_survey_of_paths() -> None:

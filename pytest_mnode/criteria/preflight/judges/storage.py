@@ -40,11 +40,12 @@ def usable(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         uses = ("read", "written to") if key in promise.writable else ("read",)
         for use in uses:
             subject = Subject(f"{key} can be {use}", "", equals(1), f"storage.{key} {path}")
-            found.append(_usable(me, key, use, subject))
+            found.append(can_be_used(me, key, use, subject))
     return found
 
 
-def _usable(me: NodeSurvey, key: str, use: str, subject: Subject) -> Measurement:
+def can_be_used(me: NodeSurvey, key: str, use: str, subject: Subject) -> Measurement:
+    """Whether a node's directory can be "read" or "written to"."""
     one = me.directory(key)
     if one is None:
         return subject.unknown(no_answer(me))

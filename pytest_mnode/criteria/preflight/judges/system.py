@@ -14,7 +14,8 @@ from pytest_mnode.criteria.preflight.judges.common import (
     promises,
     why_unread,
 )
-from pytest_mnode.criteria.preflight.orders import SHM
+from pytest_mnode.criteria.preflight.judges.storage import can_be_used
+from pytest_mnode.criteria.preflight.orders import SHM, TEMPORARY
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import NOT_THERE, UNREADABLE
 from pytest_mnode.measurement import Measurement, at_least, equals
@@ -93,10 +94,15 @@ def items_of(node: NodeSurvey, spec: Spec, part: Part) -> Mapping[str, str] | No
 
 
 def _settings(machine: Machine, settings: Mapping[str, str], spec: Spec) -> Mapping[str, str]:
-    """Settings without those of interfaces that are on no network of the spec."""
+    """Settings and offloads, without those of interfaces that are on no network of the spec."""
     networks = networks_of(spec).values()
-    ours = {one.name for network in networks for one in machine.matching(network.interfaces)}
-    return {
+    ours = {one.name: one for net in networks for one in machine.matching(net.interfaces)}
+    offloads = {
+        f"{name} {offload}": "enabled" if is_on else "disabled"
+        for name, one in ours.items()
+        for offload, is_on in one.offloads.items()
+    }
+    return offloads | {
         name: value
         for name, value in settings.items()
         if not name.startswith(_OF_INTERFACE)
@@ -130,6 +136,15 @@ def disk(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         subject = Subject(f"{one.path} free", "B", at_least(one.free_bytes), source)
         found.append(_room(survey.node(name), f"disk {one.path}", "free_bytes", subject))
     return found
+
+
+def temporary(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
+    """Whether a process of this node can write temporary files, without which no rank starts."""
+    if promises(spec).environment is None:
+        return []
+    source = "TMPDIR of the node, or /tmp: torch, compilers and data loaders write there"
+    subject = Subject("temporary files can be written", "", equals(1), source)
+    return [can_be_used(survey.node(name), TEMPORARY, "written to", subject)]
 
 
 def _room(me: NodeSurvey, key: str, attribute: str, subject: Subject) -> Measurement:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.criteria.preflight.answers import Sample, Survey, Token, TokenSeen
-from pytest_mnode.criteria.preflight.judges import storage
+from pytest_mnode.criteria.preflight.judges import storage, system
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     asked,
@@ -62,6 +62,21 @@ def test_a_path_that_cannot_be_used_fails(stored: Spec) -> None:
     closed = _with_directory(_stored(), 1, "checkpoints", write_problem="read-only file system")
     assert culprits(storage.usable, closed, stored) == {"gpu1": "gpu1 /ckpt: read-only file system"}
     assert verdicts(storage.shared, gone, stored) == {"gpu2": "inconclusive"}
+
+
+def test_a_node_that_cannot_write_temporary_files_is_named(tmp_path: Path) -> None:
+    spec, survey = spec_of(tmp_path, "{environment: {}}"), _stored()
+    for index in range(4):
+        facts = survey.nodes[index].facts
+        assert facts is not None
+        places = (*facts.directories, directory("temporary files", "/scratch/tmp"))
+        survey = with_facts(survey, index, directories=places)
+    assert verdicts(system.temporary, survey, spec) == {}
+    why = "read-only file system"
+    closed = _with_directory(survey, 2, "temporary files", write_problem=why)
+    assert culprits(system.temporary, closed, spec) == {"gpu2": f"gpu2 /scratch/tmp: {why}"}
+    gone = _with_directory(survey, 1, "temporary files", problem="not there")
+    assert culprits(system.temporary, gone, spec) == {"gpu1": "gpu1 /scratch/tmp: not there"}
 
 
 def test_a_path_that_does_not_answer_in_time_is_inconclusive(stored: Spec) -> None:

@@ -136,6 +136,20 @@ def test_a_kernel_setting_hidden_on_a_node_is_no_difference(
     assert sorted(odd) == (["gpu1"] if nodes > 2 else ["gpu0", "gpu1"])  # no majority
 
 
+def test_an_offload_of_one_node_that_is_off_is_a_difference(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "{same: [sysctl]}")
+    survey = healthy(3)
+    for index in range(3):
+        links = tuple(
+            replace(one, offloads={"tso": index != 1, "gro": True})
+            for one in survey.nodes[index].machine.interfaces or ()
+        )
+        survey = with_facts(survey, index, interfaces=links)
+    assert culprits(_same("sysctl"), survey, spec) == {"gpu1": "gpu1 sysctl"}
+    [odd] = asked(_same("sysctl"), survey, spec)["gpu1"]
+    assert "tso disabled, enabled on 2 of 3 nodes" in odd.note
+
+
 def test_free_space_and_limits(tmp_path: Path) -> None:
     spec = spec_of(
         tmp_path,
