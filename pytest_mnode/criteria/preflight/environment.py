@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -30,7 +30,17 @@ _TORCHRUN = (
     *("GROUP_RANK", "GROUP_WORLD_SIZE"),
 )
 _SETTINGS = re.compile(r"(NCCL|GLOO|TORCH_NCCL|TORCH_DISTRIBUTED|FI|UCX|OFI_NCCL)_[A-Z0-9_]+")
-_SETTING_TOO = frozenset({"CUDA_LAUNCH_BLOCKING"})
+_SETTING_TOO = frozenset(
+    (
+        *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE"),
+        *("CUBLAS_WORKSPACE_CONFIG", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "PYTHONHASHSEED"),
+        *("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
+        *("MKL_NUM_THREADS", "MKL_CBWR", "OPENBLAS_NUM_THREADS"),
+    )
+)
+"""Variables of the device and of mathematical libraries, which decide speed and the last digits."""
+_TORCH = "torch."
+"""Begin of the names of torch's own settings."""
 _TORCHRUN_PRIVATE = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING"})
 """Settings that torchrun itself makes."""
 _COMMON = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -71,7 +81,35 @@ def read_environment(*, world: World) -> RankEnvironment:
         nccl = nccl_version()
     files = nccl_files.settings_of_files(os.environ)
     found = environment_of(os.environ, world.rank, world.node, files, nccl)
-    return replace(found, hcas=hcas_of(Machine.read(parts=("rdma", "verbs"))))
+    return replace(
+        found,
+        settings={**found.settings, **torch_settings()},
+        hcas=hcas_of(Machine.read(parts=("rdma", "verbs"))),
+    )
+
+
+def torch_settings() -> dict[str, tuple[str, str]]:
+    """Settings of this rank's torch that change speed or the last digits of results.
+
+    A node's own start-up code (sitecustomize, a wrapper) sets them without any variable.
+    """
+    import torch
+
+    cudnn = torch.backends.cudnn
+    readers: dict[str, Callable[[], object]] = {
+        "num_threads": torch.get_num_threads,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "default_dtype": torch.get_default_dtype,
+        "cudnn.deterministic": lambda: cudnn.deterministic,
+        "cudnn.benchmark": lambda: cudnn.benchmark,
+        "cudnn.allow_tf32": lambda: cudnn.allow_tf32,
+        "float32_matmul_precision": torch.get_float32_matmul_precision,
+    }
+    found: dict[str, tuple[str, str]] = {}
+    for name, read in readers.items():
+        with contextlib.suppress(RuntimeError):  # set by torch's newer interface of precision
+            found[f"{_TORCH}{name}"] = (str(read()), "")
+    return found
 
 
 def hcas_of(machine: Machine) -> tuple[str, ...] | None:
@@ -212,7 +250,9 @@ def overrides(
     for variable in sorted(variables):
         if text := _differs(ranks, variable, name):
             found[variable] = text
-    harmless = sorted({f"{k}={v}" for k, v, _ in settings} - found.keys())
+    harmless = sorted(
+        {f"{k}={v}" for k, v, _ in settings if not k.startswith(_TORCH)} - found.keys()
+    )
     note = listed(list(found.values()))
     if harmless:
         note = "; ".join(filter(None, [note, f"also set: {listed(harmless)}"]))

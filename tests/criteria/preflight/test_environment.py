@@ -202,6 +202,37 @@ def test_a_node_whose_settings_differ_from_the_majority_fails(
     assert found["gpu2"].culprit == f"gpu2: NCCL_DEBUG is {text}"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "usual"),
+    [
+        ("OMP_NUM_THREADS", "7", "1"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", ":16:8"),
+        ("torch.deterministic_algorithms", "True", "False"),
+        ("torch.num_threads", "2", "16"),
+    ],
+)
+def test_a_node_that_computes_with_other_settings_is_named(
+    tmp_path: Path, name: str, value: str, usual: str
+) -> None:
+    """Losses then differ on all ranks after a restart, without anything that names the node."""
+    spec = spec_of(tmp_path, "{environment: {}}")
+    ranks = [
+        replace(rank, node=f"gpu{i}", settings={name: (value if i == 1 else usual, "")})
+        for i, rank in enumerate(_ranks()[:3])
+    ]
+    named = [_one(environment.overrides(ranks, spec, f"gpu{i}")) for i in range(3)]
+    assert [m.passed for m in named] == [True, False, True]
+    assert f"{name} is {value}, {usual} on 2 of 3 nodes" in named[1].note
+    allowed = spec_of(tmp_path, f"{{environment: {{allowed: [{name}]}}}}")
+    assert _one(environment.overrides(ranks, allowed, "gpu1")).passed
+
+
+def test_torch_settings_of_a_rank_are_read() -> None:
+    found = environment.torch_settings()
+    assert found["torch.num_threads"][0].isdecimal()
+    assert found["torch.deterministic_algorithms"] == ("False", "")
+
+
 def test_the_log_of_nccl_that_each_rank_gets_is_no_difference(
     spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
