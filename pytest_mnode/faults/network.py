@@ -182,6 +182,16 @@ def one_way(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
     return at_switch(rack, [f'iifname "{ports[0]}" oifname "{ports[1]}" ether type ip drop'])
 
 
+@fault(word("LINK", "the management network", "the name of a link", str.isalnum), nodes=2)
+def few_connections(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
+    """The first node opens one TCP connection a minute to the second; further attempts vanish."""
+    name = link or rack.plan.management.name
+    ports = rack.switch_port(source, name), rack.switch_port(target, name)
+    opening = "tcp flags & (syn | ack) == syn limit rate over 1/minute burst 1 packets drop"
+    path = f'iifname "{ports[0]}" oifname "{ports[1]}" ether type ip'
+    return at_switch(rack, [f"{path} {opening}"])
+
+
 @fault(LINK, nodes=2)
 def refused_route(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
     """The first node has a blackhole route to the second."""

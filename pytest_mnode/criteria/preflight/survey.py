@@ -24,6 +24,7 @@ from pytest_mnode.criteria.preflight.answers import (
     Survey,
 )
 from pytest_mnode.criteria.preflight.orders import PayloadOrder, look_order, probe_order
+from pytest_mnode.criteria.preflight.tcp import CONNECTIONS
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
@@ -92,7 +93,8 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
             r.index: (r.address, r.answers["look"]) for r in running if "look" in r.answers
         }
         probe = probe_order(promise, spec, look_answers)
-        limit_s = max(probe.connect_limit_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
+        connecting_s = CONNECTIONS * probe.connect_limit_s
+        limit_s = max(connecting_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
         _exchange(running, "probe", [probe] * len(running), PathFacts, limit_s)
         if promise.payload is not None:
             promised = promise.payload

@@ -22,6 +22,8 @@ REFUSED = "refused: nothing listens there, or a firewall rejects it"
 NO_ANSWER = "no answer"
 _MAX_CONNECTING = 256
 """Connections tried at the same time, because a process may be limited to 1024 open files."""
+CONNECTIONS = 3
+"""A rank opens one to every peer. A rate limit or a full table lets the first ones pass."""
 _RESOLVE_LIMIT_S = 2.0
 _MAPPED = "::ffff:"
 _PMTU = struct.Struct("=60xI")
@@ -102,7 +104,10 @@ def paired(mine: Sequence[Rail], theirs: Sequence[Rail]) -> tuple[tuple[Rail, Ra
 async def connect_all(
     order: ProbeOrder, pairs: Sequence[RailPair]
 ) -> tuple[tuple[Connection, ...], Connection | None]:
-    """One connection per pair of rails, and one to the master; None if the order has no master."""
+    """Connections of each pair of rails, and to the master; None if the order has no master.
+
+    Each is opened `CONNECTIONS` times, one after another: the first that fails is the answer.
+    """
     limit_s = order.connect_limit_s
     slots = asyncio.Semaphore(_MAX_CONNECTING)
 
@@ -110,14 +115,28 @@ async def connect_all(
         attempt = Connection(pair.peer.index, pair.network, pair.mine.interface, None, "")
         address, port = pair.theirs.address, pair.theirs.tcp_port
         async with slots:
-            return await _connect(attempt, address, port, pair.mine.address, limit_s)
+            return await _connect_often(attempt, address, port, pair.mine.address, limit_s)
 
     tried = [one(pair) for pair in pairs]
     if order.master is None:
         return tuple(await asyncio.gather(*tried)), None
-    first = _connect(Connection(0, "control", "", None, ""), *order.master, "", limit_s)
+    first = _connect_often(Connection(0, "control", "", None, ""), *order.master, "", limit_s)
     met, *rest = await asyncio.gather(first, *tried)
     return tuple(rest), met
+
+
+async def _connect_often(
+    attempt: Connection, address: str, port: int, source: str, limit_s: float
+) -> Connection:
+    first = await _connect(attempt, address, port, source, limit_s)
+    made = first
+    for number in range(2, CONNECTIONS + 1):
+        if made.took_s is None:
+            break
+        made = await _connect(attempt, address, port, source, limit_s)
+        if made.took_s is None:
+            return replace(made, problem=f"{made.problem} (connection {number} of {CONNECTIONS})")
+    return first
 
 
 async def _connect(

@@ -7,13 +7,14 @@ import errno
 import os
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from pytest_mnode.criteria.preflight import directories, payloads
+from pytest_mnode.criteria.preflight import directories, payloads, tcp
 from pytest_mnode.criteria.preflight.answers import Connection, Rail, Received, Token
 from pytest_mnode.criteria.preflight.datagrams import PathProber, UdpProbe, open_socket
 from pytest_mnode.criteria.preflight.orders import Directory, Peer, ProbeOrder
@@ -91,6 +92,21 @@ def test_an_invalid_name_is_not_found(name: str) -> None:
     first, *_ = asyncio.run(look_up_all(order))
     assert (first.what, first.found) == (name, ())
     assert first.problem
+
+
+def test_a_path_that_opens_one_connection_only_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([0.01, None])
+
+    async def limited(attempt: Connection, *_: object) -> Connection:
+        took_s = next(answers)
+        return replace(attempt, took_s=took_s, problem="" if took_s else "no answer within 1 s")
+
+    monkeypatch.setattr(tcp, "_connect", limited)
+    rail = Rail("", "127.0.0.1", 1, 1)
+    pair = RailPair(Peer(1, "other", "", 1, 1, {}), "fabric", rail, rail)
+    [met], _ = asyncio.run(connect_all(ProbeOrder((), (), {}, None, 1.0, None), [pair]))
+    assert met.took_s is None
+    assert met.problem == "no answer within 1 s (connection 2 of 3)"
 
 
 def test_a_lookup_that_hangs_delays_no_other_answer(monkeypatch: pytest.MonkeyPatch) -> None:
