@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,7 @@ from pytest_mnode.criteria.preflight.answers import (
     PayloadFacts,
     Survey,
 )
+from pytest_mnode.criteria.preflight.judges.corruption import is_corrupter_unclear
 from pytest_mnode.criteria.preflight.orders import PayloadOrder, look_order, probe_order
 from pytest_mnode.criteria.preflight.tcp import CONNECTIONS
 from pytest_mnode.errors import MnodeError
@@ -35,11 +36,14 @@ from pytest_mnode.progress import progress
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
     from pytest_mnode.spec import Spec
+    from pytest_mnode.spec.preflight import PreflightCriterion
 
 T = TypeVar("T")
 LOOK_LIMIT_S = REPORT_LIMIT_S
 """Time from the start of the commands: shells and interpreters may start slowly."""
 END_LIMIT_S = 10.0
+_PAYLOAD_ROUNDS = 4
+"""Of a link that changes a byte now and then, one round may show a single path only."""
 _PAYLOAD_SHARE = 0.8
 """Share of the line rate at which payloads are sent."""
 PROBE_SLACK_S = 15.0
@@ -96,14 +100,38 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
         connecting_s = CONNECTIONS * probe.connect_limit_s
         limit_s = max(connecting_s, 3 * (probe.look_up_within_s or 0)) + PROBE_SLACK_S
         _exchange(running, "probe", [probe] * len(running), PathFacts, limit_s)
-        if promise.payload is not None:
-            promised = promise.payload
-            # Packets beyond the line rate would be dropped, and counted as losses of the link.
-            rate = _PAYLOAD_SHARE * spec.fabric.line_rate_mbits_s * 1e6 / 8
-            payload = PayloadOrder(promised.networks, promised.size_bytes, promised.within_s, rate)
-            limit_s = promised.within_s + PROBE_SLACK_S
-            _exchange(running, "payload", [payload] * len(running), PayloadFacts, limit_s)
-        _exchange(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
+        payload = _payload_order(promise, spec)
+        for _ in range(_PAYLOAD_ROUNDS):
+            if payload is not None:
+                _send_payloads(running, payload)
+            _exchange(running, "end", [None] * len(running), LastFacts, END_LIMIT_S)
+            found = _surveyed(nodes, running, unreachable)
+            if payload is None or not is_corrupter_unclear(found, payload):
+                break
+    return found
+
+
+def _payload_order(promise: PreflightCriterion, spec: Spec) -> PayloadOrder | None:
+    if (promised := promise.payload) is None:
+        return None
+    # Packets beyond the line rate would be dropped, and counted as losses of the link.
+    rate = _PAYLOAD_SHARE * spec.fabric.line_rate_mbits_s * 1e6 / 8
+    return PayloadOrder(promised.networks, promised.size_bytes, promised.within_s, rate)
+
+
+def _send_payloads(running: Sequence[_Running], order: PayloadOrder) -> None:
+    """Send payloads on all paths; the answer of a node has those of earlier rounds as well."""
+    before = {r.index: r.answers.pop("payload", PayloadFacts(())) for r in running}
+    limit_s = order.limit_s + PROBE_SLACK_S
+    _exchange(running, "payload", [order] * len(running), PayloadFacts, limit_s)
+    for one in running:
+        if (now := one.answers.get("payload")) is not None:
+            one.answers["payload"] = PayloadFacts((*before[one.index].sent, *now.sent))
+
+
+def _surveyed(
+    nodes: Nodes, running: Sequence[_Running], unreachable: Mapping[str, NodeSurvey]
+) -> Survey:
     answered = {
         r.name: NodeSurvey(
             r.index,
@@ -117,8 +145,7 @@ def survey(nodes: Nodes, spec: Spec, code: Sequence[str]) -> Survey:
         )
         for r in running
     }
-    found = tuple((unreachable | answered)[name] for name in nodes.nodes)
-    return Survey(found)
+    return Survey(tuple((unreachable | answered)[name] for name in nodes.nodes))
 
 
 def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> _Running:

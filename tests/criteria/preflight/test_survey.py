@@ -101,6 +101,25 @@ def test_surveys_report_their_nodes_and_leave_nothing(spec: Spec) -> None:
     assert [p.name for p in Path(str(spec.storage.datasets)).iterdir()] == ["part.bin"]
 
 
+@pytest.mark.parametrize(("unclear", "rounds"), [([False], 1), ([True, False], 2), ([True] * 9, 4)])
+def test_payloads_are_sent_again_until_the_corrupter_is_clear(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch, unclear: list[bool], rounds: int
+) -> None:
+    answers = iter(unclear)
+    monkeypatch.setattr(conduct, "is_corrupter_unclear", lambda *_: next(answers))
+    found = conduct.survey(Here(2), spec, [])
+    assert spec.criteria.preflight is not None
+    assert spec.criteria.preflight.payload is not None
+    for node in found.nodes:
+        assert node.problem == ""
+        assert node.payloads is not None
+        assert node.last is not None
+        assert [sent.problem for sent in node.payloads.sent] == [""] * rounds
+        sizes = [one.size_bytes for one in node.last.received]
+        assert sizes == [spec.criteria.preflight.payload.size_bytes] * rounds
+    assert verdicts(corruption.payload, found, spec) == {}
+
+
 def test_the_other_nodes_go_on_without_a_silent_node(
     spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     promises,
 )
 from pytest_mnode.criteria.preflight.judges.links import no_links
+from pytest_mnode.criteria.preflight.orders import PayloadOrder
 from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network
@@ -88,6 +89,12 @@ def _payload(
         return subject.unknown(why, paths_to_blame(survey, lost))
     total = sum(one.size_bytes for edge, one in mine.items() if edge not in late)
     return subject.measured(0, note="; ".join([f"of {total} B", *notes]))
+
+
+def is_corrupter_unclear(survey: Survey, order: PayloadOrder) -> bool:
+    """Whether payloads were changed on paths that no node at fault explains."""
+    arrived = (_arrived(survey, key, order.size_bytes) for key in order.networks)
+    return any(corrupt.paths for _, corrupt, _ in arrived)
 
 
 def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
