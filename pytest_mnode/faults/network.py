@@ -205,6 +205,20 @@ def refused_route(rack: Rack, source: Node, target: Node, link: str | None) -> U
     return undone_once(rack, undo, on=source)
 
 
+@fault(nodes=2)
+def other_route(rack: Rack, source: Node, target: Node) -> Undo:
+    """The first node's route to the second's fabric address leads to the management network."""
+    address = rack.plan.address(rack.nodes.index(target), rack.plan.fabric.name)
+    words = [program("ip", "iproute2"), "route"]
+    way = [address, "dev", rack.plan.management.name]
+    on_node(rack, source, [*words, "add", *way])
+
+    def undo() -> None:
+        on_node(rack, source, [*words, "del", *way])
+
+    return undone_once(rack, undo, on=source)
+
+
 @fault(LINK)
 def no_offloads(rack: Rack, node: Node, link: str | None) -> Undo:
     """A node cuts and joins the segments of a link one by one: tso, gso and gro are off."""

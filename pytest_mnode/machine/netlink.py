@@ -40,6 +40,25 @@ def dumped(request: int, body: bytes) -> Iterator[bytes]:
             yield data
 
 
+def answered(request: int, body: bytes) -> list[tuple[int, bytes]]:
+    """Messages of the kernel's answer to a request for one entry. Raises OSError, as `dumped`."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+        netlink.settimeout(_LIMIT_S)
+        header = _HEADER.pack(_HEADER.size + len(body), request, _NLM_F_REQUEST, 1, 0)
+        netlink.sendall(header + body)
+        found = messages(netlink.recv(1 << 17))
+    for kind, last in found:
+        if kind == _ERROR and len(last) >= 4:
+            status = -_STATUS.unpack_from(last)[0]
+            raise OSError(status, os.strerror(status), "netlink")
+    return found
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    """An attribute of a request, padded to four bytes."""
+    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
+
+
 def messages(data: bytes) -> list[tuple[int, bytes]]:
     """Type and body of each message in a packet; one of `_ENDS` is the last of an answer."""
     found: list[tuple[int, bytes]] = []

@@ -214,6 +214,28 @@ def test_a_wire_that_changes_payloads_stops_tests_that_need_ranks(tmp_path: Path
     assert (case["verdict"], culprit in case["message"]) == ("inconclusive", True)
 
 
+def test_a_route_over_another_network_is_named_and_no_firewall(tmp_path: Path) -> None:
+    found = _preflight(tmp_path, "other_route:node1+node3", "-k", "reached")
+    assert found.failed() == {"test_every_node_is_reached[node1]"}, found.done.run.output
+    assert found.culprits("test_every_node_is_reached[node1]") == {
+        "node1: its route to node3 leaves by mgmt0, not by fab0 (ip route get 10.78.0.4)"
+    }
+
+
+def test_a_path_that_opens_one_connection_a_minute_is_named(tmp_path: Path) -> None:
+    found = _preflight(tmp_path, "few_connections:node1+node2", "-k", "reached")
+    ends = {f"test_every_node_is_reached[node{index}]" for index in (1, 2)}
+    assert found.failed() == ends, found.done.run.output
+    for end in ends:
+        assert found.culprits(end) == {"path from node1 to node2 (one way)"}
+
+
+def test_a_node_that_changes_a_byte_now_and_then_is_named(tmp_path: Path) -> None:
+    """One round of payloads shows a single path or none."""
+    found = _preflight(tmp_path, "corrupt_payload:node2:6 MiB", "-k", "payloads")
+    assert found.failed() == {"test_payloads_arrive_unchanged[node2]"}, found.done.run.output
+
+
 def test_a_node_that_cannot_write_temporary_files_is_the_one_failure(tmp_path: Path) -> None:
     found = _preflight(tmp_path, "read_only_path:node2:/tmp", files=("test_mesh.py",))
     assert found.failed() == {"test_temporary_files_can_be_written[node2]"}

@@ -87,7 +87,8 @@ class Connection:
     """Attempt at a TCP connection: `took_s` to connect, or the `problem` that prevented it.
 
     rail: our own interface; "" for the control address. largest_bytes: the largest IP packet that
-    the kernel sends on the connection; None if the kernel does not report it.
+    the kernel sends on the connection; None if the kernel does not report it. leaves_by: interface
+    that the node's routes choose for its packets; None if not known.
     """
 
     to: int
@@ -96,6 +97,7 @@ class Connection:
     took_s: float | None
     problem: str
     largest_bytes: int | None = None
+    leaves_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from pytest_mnode.criteria.preflight.answers import Connection, LookUp, Rail
 from pytest_mnode.criteria.preflight.orders import Peer, ProbeOrder
+from pytest_mnode.machine.routes import leaves_by
 from pytest_mnode.protocol.address import family_of
 
 REFUSED = "refused: nothing listens there, or a firewall rejects it"
@@ -168,7 +169,13 @@ async def _connect(
         except OSError as error:
             problem = error_text(error)
         largest_bytes = None if took_s is None else _largest_packet(sock)
-    return replace(attempt, took_s=took_s, problem=problem, largest_bytes=largest_bytes)
+    return replace(
+        attempt,
+        took_s=took_s,
+        problem=problem,
+        largest_bytes=largest_bytes,
+        leaves_by=leaves_by(address, source) if source else None,
+    )
 
 
 def _largest_packet(sock: socket.socket) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from statistics import median_low
 
-from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
+from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Survey
 from pytest_mnode.criteria.preflight.judges.common import (
     Blame,
     Subject,
@@ -23,6 +23,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
 )
 from pytest_mnode.criteria.preflight.judges.links import broken_links, no_links, own
 from pytest_mnode.criteria.preflight.judges.matrix import Matrix, both, matrix
+from pytest_mnode.criteria.preflight.tcp import paired
 from pytest_mnode.machine.netdev import plain
 from pytest_mnode.measurement import Measurement, equals
 from pytest_mnode.spec import Spec
@@ -119,7 +120,10 @@ def faulty(survey: Survey, network: Network, edges: Matrix) -> dict[int, str]:
                 text
                 for one in (node.paths.connections if node.paths else ())
                 if one.took_s is None
-                for text in _refusals(node, survey.nodes[one.to], network, one.problem)
+                for text in (
+                    *_refusals(node, survey.nodes[one.to], network, one.problem),
+                    *_astray(node, survey.nodes[one.to], network, one),
+                )
             ]
             or _unrouted(node, network)
         )
@@ -145,6 +149,23 @@ def _refusals(me: NodeSurvey, other: NodeSurvey, network: Network, problem: str)
         for one in me.machine.refusals or ()
         if any(one.explains(plain(address), problem) for address in addresses)
     ]
+
+
+def _astray(me: NodeSurvey, other: NodeSurvey, network: Network, failed: Connection) -> list[str]:
+    """Fault if this node's route for a connection that failed leads to another network.
+
+    Several interfaces of one network may share its routes.
+    """
+    rails = {one.name for one in own(me, network)}
+    out = failed.leaves_by
+    if failed.rail not in rails or out is None or out in rails:
+        return []
+    ours, theirs = (
+        node.facts.rails.get(failed.network, ()) if node.facts else () for node in (me, other)
+    )
+    there = [rail.address for one, rail in paired(ours, theirs) if one.interface == failed.rail]
+    check = f" (ip route get {there[0]})" if there else ""
+    return [f"its route to {other.name} leaves by {out}, not by {failed.rail}{check}"]
 
 
 @lru_cache(maxsize=4)

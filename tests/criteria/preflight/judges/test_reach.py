@@ -12,7 +12,7 @@ import pytest
 
 from pytest_mnode.criteria.preflight.answers import Connection, NodeSurvey, Rail, Survey
 from pytest_mnode.criteria.preflight.judges import links, reach
-from pytest_mnode.machine.routes import Refusal
+from pytest_mnode.machine.routes import Refusal, leaves_by
 from pytest_mnode.spec import Spec
 from tests.criteria.preflight.made import (
     ANY,
@@ -48,6 +48,23 @@ def test_a_configured_route_that_refuses_a_peer_is_named(spec: Spec) -> None:
     assert culprits(reach.peers, lost, spec) == {
         "gpu1": f"gpu1: blackhole route to 10.2.0.4/32 ({undo})"
     }
+
+
+def test_a_route_over_another_network_is_named(spec: Spec) -> None:
+    lost = cut(healthy(), [(1, 3)])
+    lost = with_path_facts(
+        lost,
+        1,
+        connections=lambda c: replace(c, leaves_by="eth0" if c.took_s is None else "fab0"),
+    )
+    [(node, culprit)] = culprits(reach.peers, lost, spec).items()
+    assert node == "gpu1"
+    assert culprit.startswith("gpu1: its route to gpu3 leaves by eth0, not by fab0 (ip route get ")
+
+
+def test_the_interface_of_a_route_is_the_kernels() -> None:
+    assert leaves_by("127.0.0.1", "127.0.0.1") == "lo"
+    assert leaves_by("127.0.0.1", "203.0.113.9") is None, "no address of this machine"
 
 
 def test_a_node_that_is_cut_off_is_named_once(spec: Spec) -> None:
