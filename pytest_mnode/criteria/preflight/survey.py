@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -130,7 +130,7 @@ def _send_payloads(running: Sequence[_Running], order: PayloadOrder) -> None:
 
 
 def _surveyed(
-    nodes: Nodes, running: Sequence[_Running], unreachable: Mapping[str, NodeSurvey]
+    nodes: Nodes, running: Sequence[_Running], unreachable: dict[str, NodeSurvey]
 ) -> Survey:
     answered = {
         r.name: NodeSurvey(
