@@ -1,7 +1,8 @@
 """Host lists, such as Slurm's `node[01-16,20],login`, and hostfiles in Open MPI's format.
 
 All functions but `read_hostfile` are pure. A line of a hostfile names a host or a list of hosts,
-such as `node[01-16] slots=8`; `#` starts a comment.
+such as `node[01-16] slots=8`, and the port of its sshd if that is another one than ssh's own, as
+`host:2222` or `host port=2222`; `#` starts a comment.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
@@ -19,11 +20,22 @@ MOST_HOSTS = 65_536
 _PART = re.compile(r"\[([^][]*)\]|([^][,\s]+)")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,9})([^0-9]*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-ACCEPTED = "accepted: host, user@host or node[01-16], then slots=N"
+ACCEPTED = "accepted: host, user@host or node[01-16], then slots=N, port=N"
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _BLANKS = re.compile(r"\s*=\s*")
+_KEYS = {
+    **dict.fromkeys(("slots",), "slots"),
+    **dict.fromkeys(("max_slots", "slots_max"), "most"),
+    **dict.fromkeys(("user", "username", "user_name"), "user"),
+    "port": "port",
+}
+"""Keys of a line, as Open MPI names them, and their meaning."""
+_MOST_SLOTS = 128
+"""After a colon, up to this number may be MPICH's slots, and a larger number is a port."""
+_SSH = 22
+_IN_BRACKETS = re.compile(r"\[([^][]*)\](?::([0-9]+))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -134,16 +146,31 @@ class Host:
     """One host of a hostfile.
 
     name: host name for ssh. slots: number of ranks; None if not given. line: first line, from 1.
+    port: of its sshd; None to let ssh choose.
     """
 
     name: str
     slots: int | None
     line: int
     user: str = ""
+    port: int | None = None
 
     @property
     def target(self) -> str:
-        """Destination for ssh: `host` or `user@host`."""
+        """The host as in the hostfile: `host`, `user@host` or `user@host:port`."""
+        if self.port is None:
+            return self._destination
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return f"{self.user}@{name}:{self.port}" if self.user else f"{name}:{self.port}"
+
+    @property
+    def ssh_arguments(self) -> tuple[str, ...]:
+        """The last arguments of ssh before a command: the port, and the destination."""
+        port = () if self.port is None else ("-p", str(self.port))
+        return (*port, "--", self._destination)
+
+    @property
+    def _destination(self) -> str:
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
@@ -166,23 +193,21 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
     because PBS names a host once per slot. Raises UsageError that names `where`, the line, the text
     and the accepted form.
     """
-    found: dict[str, Host] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        words = _BLANKS.sub("=", line.partition("#")[0]).split()
+    found: dict[tuple[str, int | None], Host] = {}
+    for number, read in enumerate(text.splitlines(), 1):
+        words = _BLANKS.sub("=", read.partition("#")[0]).split()
         if not words:
             continue
         place = f"{where}:{number}"
-        slots = _slots(words[1:], place)
-        user, at, hosts = words[0].rpartition("@")
-        if at and not _USER.fullmatch(user):
-            raise UsageError(f"{place}: {words[0]}: {user!r} is not a user name; {ACCEPTED}")
-        for name in _expanded(hosts, place):
-            before = found.get(name)
+        line = _values(words[1:], place)
+        slots = line.slots
+        for name, user, port in _named(words[0], line, place):
+            before = found.get((name, port))
             if before is None:
-                found[name] = Host(name, slots, number, user)
+                found[name, port] = Host(name, slots, number, user, port)
             else:
                 total = (before.slots or 1) + (slots or 1)
-                found[name] = Host(name, total, before.line, before.user or user)
+                found[name, port] = Host(name, total, before.line, before.user or user, port)
     if not found:
         raise UsageError(f"{where}: names no host; {ACCEPTED}")
     return tuple(found.values())
@@ -195,23 +220,69 @@ def slots_of(hosts: Iterable[Host]) -> int | None:
     return min(known) if known and len(known) == len(slots) else None
 
 
-def _expanded(hosts: str, place: str) -> tuple[str, ...]:
-    if _is_address(hosts[1:-1]) and hosts == f"[{hosts[1:-1]}]":
-        return (hosts[1:-1],)
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What a line says after its hosts."""
+
+    slots: int | None = None
+    user: str = ""
+    port: int | None = None
+
+
+def _named(word: str, line: _Values, place: str) -> list[tuple[str, str, int | None]]:
+    """Name, user and port of each host of a line. word: its hosts, such as `user@a:2222,b`."""
+    found: list[tuple[str, str, int | None]] = []
+    user = line.user
+    try:
+        items = _split(word.removeprefix("ssh://"))
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+    for item in items:
+        own, at, hosts = item.rpartition("@")
+        if at and not _USER.fullmatch(own):
+            raise UsageError(f"{place}: {word}: {own!r} is not a user name; {ACCEPTED}")
+        user = own or user
+        for name, port in _expanded(hosts, line, place):
+            if port and line.port and port != line.port:
+                raise UsageError(f"{place}: {word}: two ports, {port} and port={line.port}")
+            found.append((name, user, port or line.port))
+    return found
+
+
+def _expanded(hosts: str, line: _Values, place: str) -> list[tuple[str, int | None]]:
+    """Each host and the port after its colon."""
+    bracketed = _IN_BRACKETS.fullmatch(hosts)
+    if bracketed and _is_address(bracketed[1]):
+        return [(bracketed[1], _port(bracketed[2], place) if bracketed[2] else None)]
     try:
         names = expand(hosts)
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
-    for name in names:
-        host, colon, count = name.rpartition(":")
-        odd = bool(colon) and not _is_address(name)
-        if odd and _HOST.fullmatch(host) and _NUMBER.fullmatch(count):  # MPICH's slots, or a port
-            raise UsageError(
-                f"{place}: {name}: ':{count}' is not read here; write {host} slots={count}"
-            )
-        if odd or not _HOST.fullmatch(name):
-            raise UsageError(f"{place}: {name!r} is not a host name; {ACCEPTED}")
-    return names
+    return [_with_port(name, line, place) for name in names]
+
+
+def _with_port(name: str, line: _Values, place: str) -> tuple[str, int | None]:
+    host, colon, number = name.rpartition(":")
+    if not colon or _is_address(name):
+        host, number = name, ""
+    if not _HOST.fullmatch(host) or (":" in host and not _is_address(host)):
+        raise UsageError(f"{place}: {name!r} is not a host name; {ACCEPTED}")
+    if not number:
+        return host, None
+    if not _NUMBER.fullmatch(number):
+        raise UsageError(f"{place}: {name!r} is not a host name; {ACCEPTED}")
+    if int(number) <= _MOST_SLOTS and int(number) != _SSH and line.slots is None:
+        raise UsageError(
+            f"{place}: {name}: ':{number}' is not read here; write {host} slots={number}, or "
+            f"port={number}"
+        )
+    return host, _port(number, place)
+
+
+def _port(number: str, place: str) -> int:
+    if not (_NUMBER.fullmatch(number) and 1 <= int(number) <= 65535):
+        raise UsageError(f"{place}: port {_cut(number)}: accepted: a port, 1 to 65535")
+    return int(number)
 
 
 def _is_address(name: str) -> bool:
@@ -222,15 +293,24 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _slots(words: list[str], place: str) -> int | None:
-    slots: int | None = None
+def _values(words: list[str], place: str) -> _Values:
+    """What `key=value` words say. Raises UsageError."""
+    found = _Values()
     for word in words:
         key, _, value = word.partition("=")
-        if key.replace("-", "_") not in ("slots", "max_slots"):
-            raise UsageError(f"{place}: {word}: {ACCEPTED}")
-        if not (_NUMBER.fullmatch(value) and 1 <= int(value) <= 65536):
-            shown = word if len(word) <= 60 else f"{word[:57]}…"
-            raise UsageError(f"{place}: {shown}: accepted: a whole number of 1 or more")
-        if key == "slots":
-            slots = int(value)
-    return slots
+        match _KEYS.get(key.replace("-", "_")):
+            case "slots" | "most" as meaning:
+                if not (_NUMBER.fullmatch(value) and 1 <= int(value) <= 65536):
+                    raise UsageError(
+                        f"{place}: {_cut(word)}: accepted: a whole number of 1 or more"
+                    )
+                found = replace(found, slots=int(value)) if meaning == "slots" else found
+            case "port":
+                found = replace(found, port=_port(value, place))
+            case "user":
+                if not _USER.fullmatch(value):
+                    raise UsageError(f"{place}: {_cut(word)}: {value!r} is not a user name")
+                found = replace(found, user=value)
+            case _:
+                raise UsageError(f"{place}: {word}: {ACCEPTED}")
+    return found

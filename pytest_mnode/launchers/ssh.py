@@ -61,7 +61,8 @@ class Ssh(RemoteLauncher):
         daemon_pid = self._connections.start(sorted({*remove, self._socket_dir}))
         command = self._ssh.command
         self._write_config(
-            daemon_pid, {t: command(t, self._socket(t), self.python) for t in self._hosts}
+            daemon_pid,
+            {t: command(h.host, self._socket(t), self.python) for t, h in self._hosts.items()},
         )
         problems = self._connect(list(self._hosts), CONNECT_S + 5.0)
         reports, more = self._reports([t for t in self._hosts if t not in problems])
@@ -81,7 +82,10 @@ class Ssh(RemoteLauncher):
 
     def _connect(self, targets: Sequence[str], limit_s: float) -> dict[str, str]:
         """Open connections and wait for them; reasons of the failed ones, by host."""
-        masters = {t: (self._ssh.master(t, self._socket(t)), self._socket(t)) for t in targets}
+        masters = {
+            t: (self._ssh.master(self._hosts[t].host, self._socket(t)), self._socket(t))
+            for t in targets
+        }
         problems = self._connections.connect(masters, limit_s)
         with self._lock:
             for target in targets:

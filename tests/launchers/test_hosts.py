@@ -115,6 +115,46 @@ def test_the_user_and_line_of_a_host() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("n:2222", ["n:2222"]),
+        ("n:222\n", ["n:222"]),
+        ("n:22", ["n:22"]),
+        ("n:8 slots=4", ["n:8"]),
+        ("n port=222 slots=4", ["n:222"]),
+        ("n slots=4 port = 222", ["n:222"]),
+        ("root@10.0.0.1:2222 slots=8\nroot@10.0.0.2:2222 slots=8",
+         ["root@10.0.0.1:2222", "root@10.0.0.2:2222"]),
+        ("[2001:db8::1]:2222", ["[2001:db8::1]:2222"]),
+        ("ops@[2001:db8::1]:8", ["ops@[2001:db8::1]:8"]),
+        ("2001:db8::1 port=2222", ["[2001:db8::1]:2222"]),
+        ("ssh://ops@n:2222", ["ops@n:2222"]),
+        ("n[1-2]:2222 slots=8", ["n1:2222", "n2:2222"]),
+        ("ops@n[1-2] port=2222", ["ops@n1:2222", "ops@n2:2222"]),
+        ("a:2222,b:2223,[::1]:2224", ["a:2222", "b:2223", "[::1]:2224"]),
+        ("ops@a,b", ["ops@a", "ops@b"]),
+        ("n:2222\nn:2223\nn:2222", ["n:2222", "n:2223"]),  # two containers of one machine
+        ("n user=ops\nm username=eve port=222", ["ops@n", "eve@m:222"]),
+        ("n", ["n"]),
+    ],
+)  # fmt: skip
+def test_the_port_of_a_host(text: str, expected: list[str]) -> None:
+    assert [host.target for host in parse_hosts(text, "hosts")] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("root@10.0.0.1:2222", ("-p", "2222", "--", "root@10.0.0.1")),
+        ("[::1]:222", ("-p", "222", "--", "::1")),
+        ("n", ("--", "n")),
+    ],
+)
+def test_ssh_gets_the_port(text: str, arguments: tuple[str, ...]) -> None:
+    assert parse_hosts(text, "hosts")[0].ssh_arguments == arguments
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "hosts: names no host; accepted: host, user@host or node[01-16], then slots=N"),
@@ -133,7 +173,14 @@ def test_the_user_and_line_of_a_host() -> None:
         ("node1:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
         ("node[1-2]:8", "hosts:1: node1:8: ':8' is not read here; write node1 slots=8"),
         ("10.0.0.1:4", "hosts:1: 10.0.0.1:4: ':4' is not read here; write 10.0.0.1 slots=4"),
-        ("[::1]:4", "hosts:1: hosts '[::1]:4': [::1]: accepted: numbers and ranges"),
+        ("[::1]:0", "hosts:1: port 0: accepted: a port, 1 to 65535"),
+        ("[x::1]:4", "hosts:1: hosts '[x::1]:4': [x::1]: accepted: numbers and ranges"),
+        ("node1 port=0", "hosts:1: port 0: accepted: a port, 1 to 65535"),
+        ("node1:65536", "hosts:1: port 65536: accepted: a port, 1 to 65535"),
+        ("node1 port=ssh", "hosts:1: port ssh: accepted: a port, 1 to 65535"),
+        ("node1:2222 port=222", "hosts:1: node1:2222: two ports, 2222 and port=222"),
+        ("node1 user=a;b", "hosts:1: user=a;b: 'a;b' is not a user name"),
+        ("a:b:2222", "hosts:1: 'a:b:2222' is not a host name"),
         ("node1:eth0", "hosts:1: 'node1:eth0' is not a host name"),
         ("node1 slots=" + "9" * 5000, "hosts:1: slots=" + "9" * 51 + "…: accepted: a whole number"),
         ("n[" + "9" * 5000 + "]", "hosts:1: hosts 'n[9999"),

@@ -113,6 +113,17 @@ def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.M
         assert "BatchMode=yes" in words
 
 
+def test_ssh_uses_the_port_of_the_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    program(tmp_path, STAYS.format(log=log), monkeypatch)
+    launcher = made(tmp_path, "me@n1:2222\nn2 port=222")
+    with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used") as raised:
+        launcher.start()
+    assert "  me@n1:2222: " in str(raised.value)
+    ports = {line.partition(" -p ")[2].split()[0] for line in log.read_text().splitlines()}
+    assert ports == {"2222", "222"}
+
+
 def test_a_launcher_has_no_nodes_before_its_start(tmp_path: Path) -> None:
     launcher = made(tmp_path)
     with pytest.raises(UsageError, match="ssh: no node 'n1'"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.hosts import Host
 from pytest_mnode.launchers.remote import bootstrap
 
 SSH_COMMAND = "MNODE_SSH_COMMAND"
@@ -49,15 +50,15 @@ class OpenSsh:
             )
         return cls(tuple(words))
 
-    def master(self, target: str, socket: str) -> list[str]:
+    def master(self, host: Host, socket: str) -> list[str]:
         """Command that holds a connection, and makes this socket when the connection is up."""
-        return [*self.words, *_ALWAYS, *_MASTER, *_control(socket), "--", target]
+        return [*self.words, *_ALWAYS, *_MASTER, *_control(socket), *host.ssh_arguments]
 
-    def command(self, target: str, socket: str, python: str) -> list[str]:
+    def command(self, host: Host, socket: str, python: str) -> list[str]:
         """Command that starts remote_exec in the host's Python, over an open connection."""
         remote = shlex.join([python, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
         over = ("-o", "ControlMaster=no", *_control(socket))
-        return [*self.words, *_ALWAYS, *over, "--", target, f"exec {remote}"]
+        return [*self.words, *_ALWAYS, *over, *host.ssh_arguments, f"exec {remote}"]
 
 
 def _control(socket: str) -> tuple[str, str]:
