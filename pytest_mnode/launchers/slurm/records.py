@@ -11,11 +11,15 @@ from pytest_mnode.launchers.hosts import expand
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z/:_]*)=")
 _FREE = {
-    ("NodeName", "Reason"): {"Comment", "Extra", "InstanceId", "InstanceType", "ResumeAfterTime"},
-    ("JobId", "JobName"): {"UserId", "GroupId", "JobState"},
+    ("NodeName", "Reason"): {
+        *("Comment", "Extra", "InstanceId", "InstanceType", "ResumeAfterTime", "ReservationName"),
+    },
+    ("JobId", "JobName"): {"HetJobIdSet", "UserId", "GroupId", "JobState"},
 }
 """Keys of free text, which may contain `=`, with the first key of their record; and the keys that
 may come next."""
+_SIGNED = re.compile(r"\[[^][\s]+@[^][\s]+\]\s*\Z")
+"""The end of a node's reason: who gave it, and when."""
 _NOTHING = {"", "(null)", "none", "n/a", "unknown", "none assigned", "nan", "infinite"}
 
 
@@ -44,7 +48,7 @@ def _keys(first_key: str, line: str) -> list[re.Match[str]]:
     found: list[re.Match[str]] = []
     after: set[str] | None = None
     for match in _KEY.finditer(line):
-        if after is None or match[1] in after:
+        if after is None or match[1] in after or _SIGNED.search(line, 0, match.start()):
             found.append(match)
             after = _FREE.get((first_key, match[1]))
     return found

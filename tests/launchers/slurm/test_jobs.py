@@ -79,6 +79,15 @@ def test_a_name_may_have_words_that_look_like_fields() -> None:
     assert (job.name, job.user) == ("sweep LR=0.1 Nodes=2", "ada")
 
 
+def test_a_component_of_a_heterogeneous_job() -> None:
+    (job,) = jobs_from_text(
+        "JobId=301 HetJobId=300 HetJobOffset=1 JobName=pretrain\n   HetJobIdSet=300-301\n"
+        "   UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A\n"
+        "   JobState=RUNNING Reason=None NodeList=gpu[01-02] TRES=cpu=16,node=2,gres/gpu=16\n"
+    )
+    assert (job.job_id, job.name, job.user, job.gpus) == (301, "pretrain", "ann", 16)
+
+
 @pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error: x\n", "12 RUNNING\n"])
 def test_text_without_a_job_is_an_error(text: str) -> None:
     with pytest.raises(ClusterError) as error:

@@ -180,6 +180,10 @@ def test_node_states_in_which_an_allocation_continues(state: str, up: bool) -> N
          "NHC: check_fs_size: /scratch Size=10T below Min=20T"),
         ("bad fan [root@2026-11-21T10:00:00] Comment=swap Size=2 Extra=x", "bad fan"),
         ("bad fan [root@2026-11-21T10:00:00] InstanceId=i-1 InstanceType=p5", "bad fan"),
+        ("bad fan [root@2026-11-21T10:00:00] ReservationName=maint_1", "bad fan"),
+        ("bad fan ReservationName=maint_1", "bad fan"),
+        ("bad fan [root@2026-11-21T10:00:00] KeyOfALaterVersion=1", "bad fan"),
+        ("State=[x] Size=2 [root@2026-11-21T10:00:00] ReservationName=m", "State=[x] Size=2"),
     ],
 )  # fmt: skip
 def test_a_reason_may_have_words_that_look_like_fields(after: str, reason: str) -> None:
