@@ -139,8 +139,12 @@ _LOSS = re.compile(
 )
 # A queue pair flushes its pending requests whenever it is closed. A multicast that a switch sends
 # back to its origin is counted as a relay error. soft-RoCE counts answers that it handles a little
-# later.
-_ORDERLY = re.compile(r".*cqe_flush_error|port_rcv_switch_relay_errors|ack_deferred")
+# later. EFA and hns count commands of programs that the driver refused, such as an object too many.
+_ORDERLY = re.compile(
+    r".*cqe_flush_error|port_rcv_switch_relay_errors|ack_deferred"
+    r"|cmds_err|mmap_err(?:_cnt)?|(?:alloc|create|reg)_(?:pd|qp|cq|srq|mr|ah|ucontext)_err"
+    r"|(?:qp|cq|srq|ah|mr|xrcd|uctx)_(?:create|modify|alloc|reg|rereg)_err_cnt"
+)
 _ERROR = re.compile(
     r".*(?:err|drop|discard|exceed|downed|recovery|overrun|violation|fail|unresponsive"
     r"|impaired|timeout|integrity|icrc|invalid|mismatch|no_perm|oflow|unsup|unaligned|trunc|noroute"

@@ -22,9 +22,8 @@ _SLOWED = {
     0x20: "SwThermalSlowdown",
     0x40: "HwThermalSlowdown",
     0x80: "HwPowerBrakeSlowdown",
-    0x200: "BoardLimit",
-    0x400: "Reliability",
 }
+"""NVML's reasons. Source: nvml.h, nvmlClocksEventReasons."""
 _USUAL_UNDER_LOAD = ("SwPowerCap", "SyncBoost")
 """A device at its power limit, and devices whose clocks are coupled: no fault by themselves."""
 SAMPLE_EVERY_S = 0.02

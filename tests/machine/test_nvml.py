@@ -104,6 +104,7 @@ def test_a_lost_device_is_listed_without_values() -> None:
         (0x0, ()),
         (0x4 | 0x2, ("SwPowerCap",)),
         (0x8 | 0x40, ("HwSlowdown", "HwThermalSlowdown")),
+        (0x200 | 0x400, ("0x200", "0x400")),  # NVML has no such reasons
         (0x10000, ("0x10000",)),
     ],
 )

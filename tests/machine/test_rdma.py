@@ -360,6 +360,18 @@ def test_any_text_is_read(text: str) -> None:
         ("port_xmit_wait", CounterMeaning.CONGESTION),
         ("resp_cqe_flush_error", CounterMeaning.OTHER),
         ("ack_deferred", CounterMeaning.OTHER),
+        *(  # commands that EFA's driver refused, and hns's
+            (name, CounterMeaning.OTHER)
+            for name in ("cmds_err", "no_completion_cmds", "alloc_pd_err", "create_qp_err")
+        ),
+        *((name, CounterMeaning.OTHER) for name in ("create_cq_err", "reg_mr_err", "mmap_err")),
+        *((name, CounterMeaning.OTHER) for name in ("alloc_ucontext_err", "create_ah_err")),
+        *((name, CounterMeaning.OTHER) for name in ("qp_create_err_cnt", "mr_rereg_err_cnt")),
+        *((name, CounterMeaning.ERROR) for name in ("rdma_read_wr_err", "rdma_write_wr_err")),
+        *(
+            (name, CounterMeaning.ERROR)
+            for name in ("res_tx_pci_err", "unresponsive_remote_events")
+        ),
         ("rx_write_requests", CounterMeaning.OTHER),
         ("port_xmit_data", CounterMeaning.OTHER),
         ("multicast_xmit_packets", CounterMeaning.OTHER),
