@@ -20,6 +20,7 @@ RUN: pytest.StashKey[Any] = pytest.StashKey()
 
 LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm", "kubernetes")
 REUSE = ("warm", "group", "fresh")
+UNEQUAL_CALLS = ("fail", "allow")
 NUMA_BIND = ("auto", "none", "node", "exclusive")
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
@@ -61,6 +62,7 @@ class Settings:
     faults: str = ""
     may_leave: tuple[str, ...] = ()
     debug_rank: int | None = None
+    unequal_calls: str = "fail"
 
     @property
     def certifies(self) -> bool:
@@ -215,6 +217,11 @@ OPTIONS = {  # by field of Settings
         "what tests in ranks may leave behind: threads by name, child processes by command, such "
         "as 'courier-*'; memory; alarm",
         option_texts.patterns, see="#what-a-test-leaves-behind",
+    ),
+    "unequal_calls": Option(
+        "unequal-calls", "fail|allow",
+        "a test that passes in all ranks although their calls of torch.distributed differ",
+        option_texts.choice(UNEQUAL_CALLS), initial="fail", see="#calls-that-differ",
     ),
     "debug_rank": Option(
         "debug-rank", "RANK",

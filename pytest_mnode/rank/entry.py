@@ -66,7 +66,9 @@ def prepare() -> None:
     process_group.install()
     shared_test.install()
     _share_torch_handler()
-    candidates("")  # its rules are cached here: others would wait while a rank that failed computes it
+    candidates(
+        ""
+    )  # its rules are cached here: others would wait while a rank that failed computes it
 
 
 def _share_torch_handler() -> None:
