@@ -6,7 +6,8 @@ pytest run imports this module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class Settings:
     numa_bind: str = "auto"
     faults: str = ""
     may_leave: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
     debug_rank: int | None = None
     unequal_calls: str = "fail"
 
@@ -222,6 +224,12 @@ OPTIONS = {  # by field of Settings
         "unequal-calls", "fail|allow",
         "a test that passes in all ranks although their calls of torch.distributed differ",
         option_texts.choice(UNEQUAL_CALLS), initial="fail", see="#calls-that-differ",
+    ),
+    "env": Option(
+        "env", "NAME[=VALUE] …",
+        "variables of all programs on nodes, such as 'NCCL_DEBUG=INFO HF_*'; a name or a pattern "
+        "without a value passes variables of pytest's own environment",
+        option_texts.variables, see="#environment",
     ),
     "debug_rank": Option(
         "debug-rank", "RANK",

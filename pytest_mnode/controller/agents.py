@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.protocol.agent_messages import AgentOrder, NodeEntry
 from pytest_mnode.protocol.channel import Keys
@@ -30,6 +29,12 @@ _FIRST_WORD_S = 60.0
 _MOST_CHARS = 300
 _OF_COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 """Make coverage.py measure any Python. Removed: agents are not user code, and ranks start it."""
+_DEFAULTS = {
+    # As under torchrun: a rank shares its machine with others unless the user says otherwise.
+    "OMP_NUM_THREADS": "1",
+    # Counting devices through CUDA itself would initialize it and break it in forked ranks.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +135,9 @@ class Agents:
             command = self.launcher.agent_command(argv)
         else:
             [command] = self.launcher.commands(self.nodes[number], argv)
-        env = {**node_env(), "PYTHONUNBUFFERED": "1", RUN: self._own_id}
+        env = self.launcher.env.command({"PYTHONUNBUFFERED": "1", RUN: self._own_id}, _DEFAULTS)
         for name in _OF_COVERAGE:
             env.pop(name, None)
-        # As under torchrun: a rank shares its machine with others unless the user says otherwise.
-        env.setdefault("OMP_NUM_THREADS", "1")
-        # Counting devices through CUDA itself would initialize it and break it in forked ranks.
-        env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         order = self._order(number, incarnation)
         log = agent_log(self.place_of_run.log_dir, number, incarnation)
         with log.open("ab") as file:

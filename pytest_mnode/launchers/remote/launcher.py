@@ -12,6 +12,7 @@ from typing import Any
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers import power
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.remote import bootstrap, node_report, remote_proxy
 from pytest_mnode.launchers.remote.check_distinct import check_distinct
 from pytest_mnode.launchers.remote.node_report import NodeReport, node_from_report
@@ -42,6 +43,7 @@ class RemoteLauncher(Launcher):
     """Nodes that are other machines, each reached by its host: its name in ssh or Slurm."""
 
     shared_kernel = False
+    env = RunEnv(remote=True)
 
     def __init__(self, spec: Spec, remote: RemoteOptions) -> None:
         self.python = remote.python or sys.executable
@@ -159,7 +161,7 @@ class RemoteLauncher(Launcher):
         directory = str(Path.cwd())
         argv = node_report.argv(self.python, token, directory)
         commands = {host: self._proxy_command(host, argv) for host in hosts}
-        return collect_reports(commands, directory, self._run_dir)
+        return collect_reports(commands, directory, self._run_dir, self.env.command())
 
     def _take(
         self, reports: Mapping[str, NodeReport], addresses: Mapping[str, str], what: str

@@ -1,9 +1,10 @@
 """Local process that represents a command on a node: `remote_proxy.py CONFIG HOST COMMAND…`.
 
 Run by its path, without site-packages. CONFIG is a file with a command for each node
-(bootstrap.config). The command gets the caller's environment, working directory and standard
-streams over the connection, never in an argument list. The exit status is the command's, or 128 +
-signal; 255, with one line on standard error, if the node was not reached or the connection lost.
+(bootstrap.config). The command gets its variables (launchers.node_env), the caller's working
+directory and standard streams over the connection, never in an argument list. The exit status is
+the command's, or 128 + signal; 255, with one line on standard error, if the node was not reached or
+the connection lost.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{node}: {error.filename} on this machine: {error.strerror}\n")
         return LOST
     bootstrap.give_back_files(settings.get("open_files"))
-    first = bootstrap.source() + bootstrap.order(node, argv)
+    first = bootstrap.source() + bootstrap.order(node, argv, settings["daemon"])
     bridge = settings.get("bridge")
     running = Bridged(bridge, node, command) if bridge else child.start(command, PIPE, PIPE, PIPE)
     proxy = RemoteProxy(running, daemon, first)

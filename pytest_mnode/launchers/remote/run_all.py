@@ -104,7 +104,10 @@ def _kill_all(programs: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def collect_reports(
-    commands: Mapping[str, list[str]], directory: str, run_dir: str
+    commands: Mapping[str, list[str]],
+    directory: str,
+    run_dir: str,
+    env: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, node_report.NodeReport], dict[str, str]]:
     """Run node_report.argv's commands: reports by node, and reasons of the unusable nodes."""
     ours, reports, problems = node_report.here(), {}, {}
@@ -112,7 +115,7 @@ def collect_reports(
     outcomes = [
         outcome
         for first in range(0, len(some), REPORTS_AT_ONCE)
-        for outcome in run_all(some[first : first + REPORTS_AT_ONCE], run_dir=run_dir)
+        for outcome in run_all(some[first : first + REPORTS_AT_ONCE], run_dir=run_dir, env=env)
     ]
     for outcome in outcomes:
         report = node_report.read(outcome.stdout)

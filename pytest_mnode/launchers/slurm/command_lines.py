@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.launchers.node_env import is_passed
 from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState, gpus_to_request, shortage
 
@@ -96,12 +98,23 @@ def hopeless(job: JobState | None, nodes: Iterable[NodeState], wanted: int) -> s
 def step_command(job_id: int, node: str, argv: Sequence[str]) -> list[str]:
     """srun command that runs `argv` once on a node, with all of its resources, beside other steps.
 
-    The step has srun's standard streams, and srun's environment with Slurm's variables added.
+    The step has srun's standard streams. Of srun's environment it has what nodes get of pytest's,
+    and PATH, because a step has no variables of its own but those of Slurm and of a TaskProlog.
     """
+    exported = [
+        "PATH",
+        *(name for name, value in sorted(os.environ.items()) if is_passed(name, value)),
+    ]
     unset = [word for name in NOT_FOR_SRUN for word in ("-u", name)]
     options = [
         *(f"--jobid={job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={node}"),
-        *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
+        *(
+            "--overlap",
+            "--mem=0",
+            "--cpu-bind=none",
+            "--mpi=none",
+            f"--export={','.join(exported)}",
+        ),
         *("--kill-on-bad-exit=0", "--no-kill", "--job-name=pytest-mnode", "--quiet"),
         # Without it, output that is not a whole line, such as a heartbeat, stays on the node.
         "--unbuffered",
