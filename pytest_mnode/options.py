@@ -47,6 +47,7 @@ class Settings:
     k8s_template: Path | None = None
     k8s_image: str = ""
     k8s_wait_s: float = 300.0
+    start_limit_s: float = 60.0
     python: str = ""
     shared_dir: Path | None = None
     discover: Path | None = None
@@ -135,6 +136,12 @@ OPTIONS = {  # by field of Settings
         "k8s-wait", "SECONDS",
         "how long pods may take until they run, images and queues included",
         option_texts.seconds, initial="300", see="kubernetes.md",
+    ),
+    "start_limit_s": Option(
+        "start-limit", "SECONDS",
+        "how long a node of ssh, slurm and kubernetes may take to start a command: Slurm's Prolog, "
+        "the login, and Python from storage that is slow at the first access",
+        option_texts.seconds, initial="60", see="slurm.md#slow-starts",
     ),
     "python": Option(
         "python", "PATH",

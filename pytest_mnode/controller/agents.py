@@ -24,8 +24,8 @@ from pytest_mnode.protocol.rank_files import agent_log
 from pytest_mnode.protocol.world import RUN
 
 _STOP_LIMIT_S = 10.0
-_FIRST_WORD_S = 60.0
-"""Limit for an agent on another machine to start its interpreter and connect to the hub."""
+_FIRST_WORD_S = 30.0
+"""Time for an agent on another machine to connect to the hub, once its node has started it."""
 _MOST_CHARS = 300
 _OF_COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 """Make coverage.py measure any Python. Removed: agents are not user code, and ranks start it."""
@@ -203,10 +203,11 @@ class Agents:
         now, found = self.clock.now(), {}
         for number, agent in enumerate(self._agents):
             remote = not self.launcher.shared_kernel
-            limit = _FIRST_WORD_S if remote and not agent.known else limit_s
+            first = remote and not agent.known
+            limit = self.launcher.start_limit_s + _FIRST_WORD_S if first else limit_s
             if now - agent.heard > limit:
                 found[number] = f"no message for {limit:.0f} s"
-                if remote and not agent.known:
+                if first:
                     endpoint = self.place_of_run.endpoints[self.nodes[number][0].name]
                     found[number] += f"; check that no firewall blocks {endpoint} on this machine"
         return found

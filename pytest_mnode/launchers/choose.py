@@ -76,7 +76,9 @@ def _choose(
     if (unused := _unused(settings, job is not None, spec)) is not None:
         raise UsageError(unused)
     run_dir = cleanup_dirs[0] if cleanup_dirs else ""
-    remote = RemoteOptions(run_dir, root, settings.shared_dir, settings.python)
+    remote = RemoteOptions(
+        run_dir, root, settings.shared_dir, settings.python, settings.start_limit_s
+    )
     if by_slurm(wanted):
         why = f"inside of job {job}" if job else "requested"
         return _slurm(settings, nodes, spec, remote), why

@@ -91,6 +91,8 @@ class Launcher:
     """Known after `start`."""
     shared_kernel: bool
     """Whether all nodes run on this kernel: one agent serves them all, and all files are shared."""
+    start_limit_s = 60.0
+    """How long a node may take to start a command."""
     python: str = sys.executable
     """Path of the Python that runs this package's programs on nodes."""
     shared_dir: Path | None = None

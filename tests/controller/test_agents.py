@@ -109,7 +109,8 @@ def test_an_ended_agent_reports_its_reason(opened: Agents, how: str) -> None:
 def test_a_silent_agent_names_the_endpoint_to_check(
     opened: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "_FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(agents, "_FIRST_WORD_S", 0.03)
+    opened.launcher.start_limit_s = 0.02
     opened.heard(0)
     time.sleep(0.1)
     assert opened.silent(60.0) == {

@@ -89,16 +89,22 @@ def as_sent(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
-def config(daemon: int | None, commands: Mapping[str, Sequence[str]], bridge: str = "") -> str:
+def config(
+    daemon: int | None,
+    commands: Mapping[str, Sequence[str]],
+    bridge: str = "",
+    **start: object,
+) -> str:
     """Text of remote_proxy's CONFIG, made before the run raises its limit of open files.
 
     daemon: pid of the cleanup daemon; the run ends with it. commands: by host, the local command
     that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node.
-    bridge: path of its socket; "" if there is none.
+    bridge: path of its socket; "" if there is none. start: start_s and late of RemoteProxy, if
+    they are not its own.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = {"daemon": daemon, "commands": dict(commands), "open_files": soft, "bridge": bridge}
-    return json.dumps(found)
+    return json.dumps({**found, **start})
 
 
 def order(node: str, argv: Sequence[str], daemon: int | None) -> bytes:
