@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pytest_mnode.cluster import Cluster, RankWorld
+    from pytest_mnode.culprit import Culprit
     from pytest_mnode.jobs import Job, JobResult, LaunchedJob, RunningJob
     from pytest_mnode.launchers.node import CommandResult
     from pytest_mnode.measure import Measure
@@ -27,6 +28,7 @@ __all__ = [
     "Bound",
     "Cluster",
     "CommandResult",
+    "Culprit",
     "Curve",
     "Job",
     "JobResult",
@@ -44,6 +46,7 @@ __all__ = [
 
 _HOMES = {
     "cluster": ("Cluster", "RankWorld"),
+    "culprit": ("Culprit",),
     "jobs": ("Job", "JobResult", "LaunchedJob", "RunningJob"),
     "launchers.node": ("CommandResult",),
     "measure": ("Measure",),

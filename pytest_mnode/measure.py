@@ -9,8 +9,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from pytest_mnode.charts import Chart
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
-from pytest_mnode.measurement import Bound, Measurement, Verdict
+from pytest_mnode.measurement import Bound, Measurement, Verdict, all_of
 from pytest_mnode.measurement import at_least as _at_least
 from pytest_mnode.measurement import at_most as _at_most
 from pytest_mnode.measurement import equals as _equals
@@ -48,7 +49,9 @@ class Measure:
 
         value: None if it could not be measured, which is inconclusive and never passes.
         at_least, at_most, equals: at most one of them, in `unit`, widened by `tolerance`.
-        source: where the bound comes from. culprit: node, NIC or rank to blame if it is broken.
+        source: where the bound comes from. culprit: node, NIC or rank to blame if it is broken. A
+        plain text other than nodes' names makes all nodes of the test suspect; give their names in
+        a `Culprit`.
         detection: the smallest fault that it would have shown; see `detection.smallest_loss`.
         Raises TypeError for more than one bound and for a value that is not a number, and
         ValueError for a bound that cannot be judged.
@@ -59,7 +62,7 @@ class Measure:
             unit=unit,
             expected=_bound(at_least, at_most, equals, tolerance),
             source=source,
-            culprit=culprit,
+            culprit=None if culprit is None else Culprit.of(culprit),
             note=note,
             where=self._where,
             detection=detection,
@@ -128,7 +131,8 @@ def judged(measurements: list[Measurement], verdict: Verdict) -> str:
 def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
     """The worst measurement of all ranks for each name; its `where` names the rank.
 
-    `where` names all ranks if all of them measured the same.
+    `where` names all ranks if all of them measured the same. Its culprit is that of all ranks whose
+    value is as bad, and those that could not measure beside a failure are suspect.
     """
     best: dict[str, Measurement] = {}
     met: dict[str, list[Measurement]] = {}
@@ -137,7 +141,7 @@ def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
             other = best.get(measurement.name)
             if other is None or _worse(measurement, other):
                 best[measurement.name] = measurement
-            met.setdefault(measurement.name, []).append(replace(measurement, where=""))
+            met.setdefault(measurement.name, []).append(measurement)
     return [_of_all(worst, met[name], len(by_rank)) for name, worst in best.items()]
 
 
@@ -147,8 +151,17 @@ def charts_of(by_rank: Iterable[Iterable[Chart]]) -> list[Chart]:
 
 
 def _of_all(worst: Measurement, met: list[Measurement], ranks: int) -> Measurement:
-    agreed = ranks > 1 and len(met) == ranks and all(m == met[0] for m in met)
-    return replace(worst, where=f"all {ranks} ranks") if agreed else worst
+    plain = [replace(m, where="") for m in met]
+    if ranks > 1 and len(met) == ranks and all(m == plain[0] for m in plain):
+        return replace(worst, where=f"all {ranks} ranks")
+    if worst.verdict not in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+        return worst
+    bad = [m for m in (worst, *met) if m.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)]
+    if not any(m.culprit for m in bad):
+        return worst
+    culprits = [(m.verdict, m.culprit or Culprit("")) for m in bad]
+    named = [c if verdict is worst.verdict else c.suspected for verdict, c in culprits]
+    return replace(worst, culprit=all_of(named))
 
 
 def _worse(one: Measurement, other: Measurement) -> bool:

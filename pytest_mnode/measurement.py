@@ -9,6 +9,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Literal, Self
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
 
 
@@ -109,7 +110,8 @@ class Measurement:
     value: None (or not finite) if it could not be measured: inconclusive, never a pass.
     expected: None for a value that is only recorded, not judged.
     source: where the bound comes from, such as "fabric.line_rate_mbit_s 200 × 0.85".
-    culprit: node, NIC, rank or setting to blame if the bound is broken; dropped if it holds.
+    culprit: node, NIC, rank or setting to blame if the bound is broken; dropped if it holds. The
+    nodes of a plain text are not known.
     note: why a value is missing, or anything a reader should know.
     where: who measured it, such as "rank 0 on node0"; empty for the controller.
     detection: the smallest fault that it would have shown; None if not known.
@@ -122,7 +124,7 @@ class Measurement:
     unit: str
     expected: Bound | None = None
     source: str = ""
-    culprit: str | None = None
+    culprit: Culprit | None = None
     note: str = ""
     where: str = ""
     detection: Detection | None = None
@@ -130,8 +132,9 @@ class Measurement:
     def __post_init__(self) -> None:
         if self.value is not None:
             object.__setattr__(self, "value", _number(f"measurement {self.name!r}", self.value))
-        if self.verdict is Verdict.PASS:
-            object.__setattr__(self, "culprit", None)
+        if self.culprit is not None:
+            culprit = None if self.verdict is Verdict.PASS else Culprit.of(self.culprit)
+            object.__setattr__(self, "culprit", culprit)
 
     @classmethod
     def unknown(
@@ -142,7 +145,7 @@ class Measurement:
         unit: str = "",
         expected: Bound | None = None,
         source: str = "",
-        culprit: str | None = None,
+        culprit: Culprit | None = None,
     ) -> Self:
         """A value that could not be measured: inconclusive, with the reason.
 
@@ -154,7 +157,7 @@ class Measurement:
     def none_allowed(
         cls,
         name: str,
-        culprits: Iterable[str],
+        culprits: Iterable[Culprit],
         source: str,
         *,
         count: int | None = None,
@@ -163,6 +166,7 @@ class Measurement:
     ) -> Self:
         """A count that must be zero: the number of `culprits`, or `count` if given.
 
+        The words name the first culprits; the nodes are those of all.
         unsure: why the real count may be higher; a count of zero is then inconclusive.
         """
         named = list(culprits)
@@ -170,7 +174,7 @@ class Measurement:
         note = "; ".join(filter(None, [unsure, note]))
         if unsure and not (value or named):
             return cls.unknown(name, note, source=source)
-        return cls(name, value, "", equals(0), source, listed(named) or None, note)
+        return cls(name, value, "", equals(0), source, all_of(named), note)
 
     @property
     def known(self) -> float | None:
@@ -234,6 +238,14 @@ def listed(texts: Iterable[str], most: int = 4, separator: str = "; ") -> str:
     every = list(dict.fromkeys(texts))
     more = [f"and {len(every) - most} more"] if len(every) > most else []
     return separator.join([*every[:most], *more])
+
+
+def all_of(
+    culprits: Iterable[Culprit | None], most: int = 4, separator: str = "; "
+) -> Culprit | None:
+    """All culprits as one, with the words of the first `most`; None without any."""
+    every = [one for one in culprits if one is not None]
+    return Culprit.merged(listed(filter(None, every), most, separator), every) if every else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import (
     _FACTORS,
     _OF_THREE_ROUNDS,
@@ -169,7 +170,9 @@ def test_a_value_too_noisy_for_its_bound_is_inconclusive() -> None:
     values = [90.0, 110.0, 100.0, 100.0, 101.0]
     detection = smallest_loss(values, 85.0, 0.05)
     assert detection is not None
-    one = Measurement("busbw", 100.0, "GB/s", at_least(85.0), detection=detection, culprit="nobody")
+    one = Measurement(
+        "busbw", 100.0, "GB/s", at_least(85.0), detection=detection, culprit=Culprit("nobody")
+    )
     assert one.verdict is Verdict.INCONCLUSIVE
     assert detection.doubt == (
         "too noisy: medians of 5 repeats differ by up to 9.87 %, and the bound tolerates a loss of "

@@ -27,6 +27,7 @@ FLOORS = (
     {"measure", "table"},
     {
         "charts",
+        "culprit",
         "detection",
         "errors",
         "installed",

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mnode.certificate.results import measurements_from_json, measurements_to_json
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import (
     Bound,
     Measurement,
@@ -150,7 +151,13 @@ def test_only_a_finite_value_within_its_bound_passes(
 
 def test_the_text_of_a_failed_measurement_has_all_its_facts() -> None:
     measurement = Measurement(
-        "busbw", 48.125, "Mbit/s", at_least(170, 5), "line 200 × 0.85", "node2 fab0", where="rank 0"
+        "busbw",
+        48.125,
+        "Mbit/s",
+        at_least(170, 5),
+        "line 200 × 0.85",
+        Culprit("node2 fab0", "node2"),
+        where="rank 0",
     )
     assert str(measurement) == (
         "busbw: 48.125 Mbit/s, expected at least 170 Mbit/s (tolerance 5), source line 200 × 0.85, "
@@ -162,11 +169,13 @@ def test_the_text_of_a_failed_measurement_has_all_its_facts() -> None:
     ("measurement", "text"),
     [
         (
-            Measurement("errors", 0, "", at_most(0), culprit="node2"),
+            Measurement("errors", 0, "", at_most(0), culprit=Culprit("node2")),
             "errors: 0, expected at most 0 (tolerance 0), source not given, margin +0",
         ),
         (
-            Measurement("skew", None, "ms", at_most(1), "spec", note="no clock", culprit="node2"),
+            Measurement(
+                "skew", None, "ms", at_most(1), "spec", note="no clock", culprit=Culprit("node2")
+            ),
             "skew: not measured, expected at most 1 ms (tolerance 0), source spec, no clock, "
             "culprit node2",
         ),
@@ -222,7 +231,9 @@ def test_an_edited_verdict_is_judged_anew() -> None:
 
 @pytest.mark.parametrize(("value", "culprit"), [(5, None), (3, "node2 fab0"), (None, "node2 fab0")])
 def test_a_passed_measurement_has_no_culprit(value: float | None, culprit: str | None) -> None:
-    measured = Measurement("rate", value, "GB/s", at_least(4), "spec", "node2 fab0")
+    measured = Measurement(
+        "rate", value, "GB/s", at_least(4), "spec", Culprit("node2 fab0", "node2")
+    )
     [data] = measurements_to_json([measured])
     assert (measured.culprit, data["culprit"]) == (culprit, culprit)
     assert ("node2" in str(measured)) is (culprit is not None)
@@ -237,8 +248,9 @@ def test_a_value_that_could_not_be_measured_never_passes() -> None:
 
 def test_a_count_that_must_be_zero_names_the_first_and_counts_the_rest() -> None:
     found = Measurement.none_allowed(
-        "lost batches", [f"rank {i}" for i in range(6)], "exactly once"
+        "lost batches", [Culprit(f"rank {i}", f"node{i}") for i in range(6)], "exactly once"
     )
     assert (found.value, found.verdict) == (6, Verdict.FAIL)
     assert found.culprit == "rank 0; rank 1; rank 2; rank 3; and 2 more"
+    assert found.culprit.nodes == {f"node{i}" for i in range(6)}  # all of them
     assert Measurement.none_allowed("lost batches", [], "exactly once").passed

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.table import measurement_table
 
 MEASURED = [
     Measurement("busbw", 180, "Mbit/s", at_least(170), where="rank 0"),
     Measurement("busbw", 180, "Mbit/s", at_least(170), where="rank 1"),
-    Measurement("busbw", 48, "Mbit/s", at_least(170), culprit="node2 fab0"),
+    Measurement("busbw", 48, "Mbit/s", at_least(170), culprit=Culprit("node2 fab0", "node2")),
     Measurement.unknown("clock offset", "node1: no answer in 10 s", unit="s"),
     Measurement("latency", 3, "us"),
 ]

@@ -25,7 +25,7 @@ def measurement_properties(measurements: Sequence[Measurement]) -> list[tuple[st
     return [
         (
             PROPERTY,
-            json.dumps({k: v for k, v in data.items() if v not in (None, "")}),
+            json.dumps({k: v for k, v in data.items() if v not in (None, "", [])}),
         )
         for data in measurements_to_json(measurements)
     ]

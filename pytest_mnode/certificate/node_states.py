@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
@@ -10,17 +9,14 @@ from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, PathCovera
 from pytest_mnode.certificate.results import CaseResult, CriterionResult, CriterionVerdict
 from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.text import first_line
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.hosts import expand
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
 
 _NEVER = "no run has tested it"
 _WORSE = (State.PASSED, State.NOT_TESTED, State.SUSPECT, State.FAILED)
-_ASIDE = re.compile(r"\([^()]*\)")
-_WORD = re.compile(r"(?<![A-Za-z0-9_/])[A-Za-z0-9_][A-Za-z0-9_.:-]*")
-"""A word; no part of a path such as /scratch/node1, which may be a directory of another node."""
-_UNSURE = re.compile(
-    r"suspected, not confirmed|no reading of| or |[→↔]|\bbetween\b|\bfrom\b.*\bto\b"
-)
 
 
 def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
@@ -98,8 +94,8 @@ def _blamed_in(run: RunFacts, criteria: Sequence[CriterionResult]) -> dict[str, 
         name
         for _, case in unmet
         if case.verdict is CriterionVerdict.FAIL
-        for culprit in _culprits(case)
-        for name in blamed(culprit, run.nodes)[0]
+        for culprit in _culprits(case, run.nodes)
+        for name in culprit.nodes.intersection(run.nodes)
     }
     found: dict[str, tuple[State, str]] = {}
     for criterion, case in unmet:
@@ -117,29 +113,39 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
     if case.stopped:
         return dict.fromkeys(took_part, State.NOT_TESTED)
     named = State.FAILED if case.verdict is CriterionVerdict.FAIL else State.SUSPECT
-    found: list[tuple[State, set[str]]] = []
+    found: list[tuple[State, Collection[str]]] = []
 
-    def blame(culprit: str | None, state: State) -> bool:
-        """Record the state of the nodes that `culprit` names; returns whether there are any."""
-        sure, paths = blamed(culprit, names)
-        found.append((state, sure))
-        found.extend((State.NOT_TESTED if n & failed else State.SUSPECT, n) for n in paths)
-        return bool(sure or paths)
+    def blame(culprit: Culprit, state: State) -> None:
+        found.append((state, culprit.nodes & set(names)))
+        for group in culprit.either:
+            ends = (group & set(names)) or took_part
+            explained = bool(group & failed)
+            found.append((State.NOT_TESTED if explained else State.SUSPECT, ends - culprit.nodes))
 
-    for culprit in _culprits(case):
-        if not blame(culprit, named):
-            found.append((State.SUSPECT, took_part))
+    for culprit in _culprits(case, names):
+        blame(culprit, named)
     for one in case.measurements if case.verdict is CriterionVerdict.FAIL else ():
-        if one.verdict is Verdict.INCONCLUSIVE and one.culprit:  # not measured is not passed either
-            blame(one.culprit, State.SUSPECT)
+        if one.verdict is Verdict.INCONCLUSIVE:  # not measured is not passed either
+            blame(_with_nodes(one.culprit or Culprit(""), names).suspected, State.SUSPECT)
     found.sort(key=lambda one: _WORSE.index(one[0]))
     return {name: state for state, nodes in found for name in nodes}
 
 
-def _culprits(case: CaseResult) -> list[str | None]:
+def _culprits(case: CaseResult, names: Collection[str]) -> list[Culprit]:
     """Culprits of the measurements that decided a case; the case's own if none decided."""
     bad = [m.culprit for m in case.measurements if m.verdict == case.verdict.value]
-    return [culprit or case.culprit for culprit in bad or [None]]
+    return [_with_nodes(one or case.own_culprit or Culprit(""), names) for one in bad or [None]]
+
+
+def _with_nodes(culprit: Culprit, names: Collection[str]) -> Culprit:
+    """The culprit; one without nodes that is a node's name, or a list of them, gets these."""
+    if culprit.nodes or any(culprit.either):
+        return culprit
+    try:
+        listed = expand(culprit)
+    except UsageError:
+        return culprit
+    return Culprit(culprit, listed) if set(listed) <= set(names) else culprit
 
 
 def _rails(rates: PathRates, node: str, date: datetime) -> Iterator[RailCoverage]:
@@ -150,30 +156,3 @@ def _rails(rates: PathRates, node: str, date: datetime) -> Iterator[RailCoverage
     for name, letter, rate in zip(rates.rails, letters, mbits, strict=True):
         known = None if rate == NOT_MEASURED else float(rate)
         yield RailCoverage(name, BY_LETTER[letter], known, date)
-
-
-def blamed(culprit: str | None, names: Collection[str]) -> tuple[set[str], list[set[str]]]:
-    """Nodes to blame, and sets of nodes of which one may be to blame, such as the two ends of a
-    path.
-
-    Text in brackets, or after a node and a colon, is evidence ("alone with node0") and blames
-    nobody.
-    """
-    sure: set[str] = set()
-    unsure: list[set[str]] = []
-    text = culprit or ""
-    while (bare := _ASIDE.sub("", text)) != text:
-        text = bare
-    for clause in text.split(";"):
-        first, *others = clause.split(": ")
-        heads = [first, *(part.rpartition(", ")[2] for part in others[:-1])]
-        for part in [head for head in heads if _named(head, names)] or [clause]:
-            if _UNSURE.search(part):
-                unsure += [_named(path, names) for path in part.split(", ")]
-            else:
-                sure |= _named(part, names)
-    return sure, [left for nodes in unsure if (left := nodes - sure)]
-
-
-def _named(text: str, names: Collection[str]) -> set[str]:
-    return {word.rstrip(".:") for word in _WORD.findall(text)}.intersection(names)

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter, computed_field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    PlainSerializer,
+    TypeAdapter,
+    computed_field,
+)
 from pydantic.dataclasses import dataclass
 
 from pytest_mnode.certificate.text import Recorded, first_line, one_line
 from pytest_mnode.charts import Chart
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Bound, Measurement, Verdict
@@ -62,7 +73,11 @@ class DetectionRecord(BaseModel):
 
 
 class MeasurementRecord(BaseModel):
-    """A measurement in JSON, with its verdict and margin."""
+    """A measurement in JSON, with its verdict and margin.
+
+    culprit_nodes: all nodes to blame for sure. culprit_either: lists of nodes of which one may be
+    to blame; an empty list stands for all nodes that took part. `culprit` may name fewer.
+    """
 
     model_config = ConfigDict(from_attributes=True, title="Measurement")
 
@@ -72,6 +87,8 @@ class MeasurementRecord(BaseModel):
     expected: Bound | None
     source: str
     culprit: str | None
+    culprit_nodes: tuple[str, ...] = ()
+    culprit_either: tuple[tuple[str, ...], ...] = ()
     note: str
     where: str
     detection: DetectionRecord | None
@@ -84,15 +101,39 @@ class MeasurementRecord(BaseModel):
         if measurement.value is not None and not math.isfinite(measurement.value):
             note = "; ".join(filter(None, [measurement.note, f"measured {measurement.value}"]))
             measurement = replace(measurement, value=None, note=note)
-        return cls.model_validate(measurement)
+        record = cls.model_validate(measurement)
+        culprit = measurement.culprit
+        return record if culprit is None else record.model_copy(update=culprit.record)
 
 
-_MEASUREMENTS = TypeAdapter(list[Measurement])
+@plain_dataclass(frozen=True, slots=True)
+class _ReadMeasurement(Measurement):
+    """A measurement as JSON has it. Older certificates have no nodes of culprits."""
+
+    culprit_nodes: tuple[str, ...] = ()
+    culprit_either: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def whole(self) -> Measurement:
+        values = {one.name: getattr(self, one.name) for one in fields(Measurement)}
+        if self.culprit is not None:
+            values["culprit"] = Culprit(self.culprit, self.culprit_nodes, self.culprit_either)
+        return Measurement(**values)
+
+
+def _read(given: Measurement) -> Measurement:
+    return given.whole if isinstance(given, _ReadMeasurement) else given
+
+
 RecordedChart = Annotated[Chart, Field(discriminator="kind")]
 _CHARTS = TypeAdapter(list[RecordedChart])
 RecordedMeasurement = Annotated[
-    Measurement, PlainSerializer(MeasurementRecord.of, return_type=MeasurementRecord)
+    Measurement,
+    GetPydanticSchema(lambda _, handler: handler(_ReadMeasurement | Measurement)),
+    AfterValidator(_read),
+    PlainSerializer(MeasurementRecord.of, return_type=MeasurementRecord),
 ]
+_MEASUREMENTS = TypeAdapter(list[RecordedMeasurement])
 
 
 def measurements_to_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
@@ -121,7 +162,8 @@ class CaseResult:
     """The result of one test.
 
     test: node id. question: first line of its docstring. message: why it did not pass.
-    culprit: the culprit if no measurement names one. nodes: where it ran.
+    culprit: the culprit if no measurement names one; its nodes are as in
+    `MeasurementRecord`. nodes: where it ran.
     charts: curves, matrices, timelines and so on; recorded, never judged. paths: rates of all
     paths, which the certificate writes only in its coverage. facts: installed versions and settings
     of nodes, which the certificate writes only in `installed`. promises: keys of the spec that it
@@ -141,6 +183,8 @@ class CaseResult:
     facts: Annotated[tuple[Fact, ...], Field(exclude=True)] = ()
     promises: tuple[str, ...] = ()
     recorded: tuple[Recorded, ...] = ()
+    culprit_nodes: tuple[str, ...] = ()
+    culprit_either: tuple[tuple[str, ...], ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -154,6 +198,13 @@ class CaseResult:
         if self.outcome == "not promised":
             return CriterionVerdict.NOT_PROMISED
         return CriterionVerdict.PASS if self.outcome == "passed" else CriterionVerdict.INCONCLUSIVE
+
+    @property
+    def own_culprit(self) -> Culprit | None:
+        """The culprit of the test itself, which counts if no measurement has one."""
+        if self.culprit is None:
+            return None
+        return Culprit(self.culprit, self.culprit_nodes, self.culprit_either)
 
     @property
     def stopped(self) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pytest_mnode.culprit import Culprit
+
 T = TypeVar("T", bound=Hashable)
 _SHOWN = 4
 
@@ -21,17 +23,24 @@ class At:
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.node}"
 
+    def culprit(self, text: str, *, sure: bool = True) -> Culprit:
+        """This rank as a culprit. text: follows its name. sure: False if others may be it too."""
+        words = f"{self}{text}"
+        return Culprit(words, self.node) if sure else Culprit(words, either=[[self.node]])
 
-def texts_by_who(given: Iterable[tuple[object, str]], ranks: int) -> list[str]:
-    """Equal texts merged, such as "all 8 ranks: 3 of 4".
+
+def texts_by_who(given: Iterable[tuple[At, str]], ranks: int) -> list[Culprit]:
+    """Equal texts merged, such as "all 8 ranks: 3 of 4"; what all have is no node's.
 
     given: (who, text), where each who is one of `ranks` ranks.
     """
-    together: dict[str, dict[str, None]] = {}
+    together: dict[str, dict[At, None]] = {}
     for who, text in given:
-        together.setdefault(text, {}).setdefault(str(who))
+        together.setdefault(text, {}).setdefault(who)
     return [
-        f"{f'all {ranks} ranks' if 1 < len(who) == ranks else _first(list(who), _SHOWN)}: {text}"
+        Culprit(f"all {ranks} ranks: {text}")
+        if 1 < len(who) == ranks
+        else Culprit(f"{_first(list(who), _SHOWN)}: {text}", {at.node for at in who})
         for text, who in together.items()
     ]
 

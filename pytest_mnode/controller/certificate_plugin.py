@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class _Case:
     outcome: Outcome = "passed"
     message: str = ""
-    culprit: str | None = None
+    culprit: dict[str, Any] = field(default_factory=dict)
     duration_s: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
     phases: set[str] = field(default_factory=set)
@@ -92,7 +92,7 @@ class CertificatePlugin:
         outcome = _outcome(report)
         if _SEVERITY[outcome] > _SEVERITY[case.outcome]:
             case.outcome, case.message = outcome, fit(_message(report))
-            case.culprit = getattr(report, "mnode_culprit", None)
+            case.culprit = getattr(report, "mnode_culprit", {})
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -277,7 +277,7 @@ def _result(test: str, case: _Case) -> CaseResult:
         question=case.facts.get("question", ""),
         outcome="error" if case.cut_off else case.outcome,
         message=CUT_OFF if case.cut_off else case.message,
-        culprit=case.culprit,
+        **case.culprit,
         measurements=measurements_from_json(case.facts.get("measurements", ())),
         charts=tuple(
             one for one in charts if not isinstance(one, PathRates | Installed | RequestedKeys)

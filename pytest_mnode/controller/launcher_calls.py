@@ -80,5 +80,4 @@ class LauncherCalls:
             python=launcher.python,
             allocation=launcher.job_id,
             pods=launcher.pods,
-            env=launcher.env,
         )

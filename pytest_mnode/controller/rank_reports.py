@@ -15,7 +15,7 @@ import pytest
 from pytest_mnode.controller import suite_properties
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.measure import charts_of, summed_up
-from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.measurement import Measurement, Verdict, all_of
 from pytest_mnode.outcome.added import recorded_by_all
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import PHASES, Outcome
@@ -114,8 +114,9 @@ def _measured_later(
         failed.sections.append((_LATER, text))
         return []
     failed.sections.append((_LATER, "\n".join(map(str, found))))
-    if culprits := [m.culprit for m in found if m.verdict is not Verdict.PASS and m.culprit]:
-        failed.mnode_culprit = ", ".join(culprits)  # type: ignore[attr-defined]
+    culprit = all_of((m.culprit for m in found if m.verdict is not Verdict.PASS), separator=", ")
+    if culprit is not None:
+        failed.mnode_culprit = culprit.record  # type: ignore[attr-defined]
     return list(found)
 
 

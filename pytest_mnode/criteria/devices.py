@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_share_wrong
 from pytest_mnode.machine.nvml import Load
-from pytest_mnode.measurement import Measurement, at_least, at_most, equals, listed
+from pytest_mnode.measurement import Measurement, all_of, at_least, at_most, equals, listed
 from pytest_mnode.measuring.rank_rates import Comparison, PeerBound, RankRate
 from pytest_mnode.spec.devices import MatmulPromise
 
 if TYPE_CHECKING:
     from pytest_mnode.measuring.results_of_ranks import SameSteps
 
+_MOST_NAMED = 16
 LARGEST_CHECKED = 2048
 """Largest size of a checked product: a check costs the host as much as the device gains."""
 
 
 def judge_products(dtype: str, size: int, wrong: Mapping[str, int | None]) -> list[Measurement]:
     """Whether products are right. wrong: wrong rows by rank, from `measuring.wrong_products`."""
-    bad = [f"{rank} ({count})" for rank, count in wrong.items() if count]
+    bad = [_rank(rank, f"({count})") for rank, count in wrong.items() if count]
+    every = all_of(bad, _MOST_NAMED, ", ")
     failed = [rank for rank, count in wrong.items() if count is None]
     return [
         Measurement.none_allowed(
             f"matmul {dtype}, wrong rows",
-            [", ".join(bad)] if bad else [],
+            [every] if every else [],
             f"whole numbers, {size} × {size}, exact in {dtype}",
             count=sum(count or 0 for count in wrong.values()),
             unsure=f"could not be computed by {', '.join(failed)}" if failed else "",
@@ -38,7 +41,7 @@ def judge_steps(found: SameSteps) -> list[Measurement]:
     wrong, disagreeing = found.wrong, found.unresolved
     failed = [f"{row.name}: {row.why}" for row in found.rows if row.why]
     each = max((len(row.models) for row in found.rows), default=0)
-    culprits = [f"{name} ({count} of {each})" for name, count in wrong.items()]
+    culprits = [_rank(name, f"({count} of {each})") for name, count in wrong.items()]
     alone = [row.name for row in found.rows if len(set(row.models)) == 1]
     note = f"{each} models of {found.steps} steps on each rank"
     if alone:
@@ -50,7 +53,7 @@ def judge_steps(found: SameSteps) -> list[Measurement]:
             "",
             equals(0),
             "steps of one seed are equal bit by bit on devices of one kind",
-            listed([*culprits, *disagreeing]) or None,
+            all_of([*culprits, *disagreeing]),
             f"could not be computed by {listed(failed)}" if failed else note,
             detection=smallest_share_wrong(each * found.steps),
         )
@@ -95,8 +98,13 @@ def judge_rates(found: Comparison) -> list[Measurement]:
     return measurements
 
 
-def _slow_ranks(found: Comparison, bound: PeerBound) -> str | None:
-    return "; ".join(_named(found, bound, bound.slow)) or None
+def _rank(name: str, text: str) -> Culprit:
+    """A rank, by the name that has its node, with a text."""
+    return Culprit.merged(f"{name} {text}", [name])
+
+
+def _slow_ranks(found: Comparison, bound: PeerBound) -> Culprit | None:
+    return all_of(_named(found, bound, bound.slow), _MOST_NAMED)
 
 
 def _undecided(found: Comparison, bound: PeerBound) -> str:
@@ -119,13 +127,13 @@ def _undecided(found: Comparison, bound: PeerBound) -> str:
     return ""
 
 
-def _named(found: Comparison, bound: PeerBound, ranks: Sequence[int]) -> list[str]:
+def _named(found: Comparison, bound: PeerBound, ranks: Sequence[int]) -> list[Culprit]:
     """Rank, rate, what it is compared with, and why it is slow."""
     other = f"{'fastest' if bound.most_are_slow else 'median'} {bound.reference:.4g}"
 
-    def named(row: RankRate) -> str:
+    def named(row: RankRate) -> Culprit:
         why = f": {row.why}" if row.why else ""
-        return f"{row.name} ({row.rate or 0.0:.4g} {found.unit}, {other}){why}"
+        return _rank(row.name, f"({row.rate or 0.0:.4g} {found.unit}, {other}){why}")
 
     return [named(found.rows[index]) for index in ranks]
 
@@ -139,14 +147,16 @@ def _floor(
 ) -> Measurement:
     """The rate of the slowest rank, judged only if a floor is promised."""
     known = {rank: rate for rank, rate in rates.items() if rate is not None}
-    low = [f"{n} ({rate:.4g} {found.unit})" for n, rate in known.items() if rate < (floor or 0)]
+    low = [
+        _rank(n, f"({rate:.4g} {found.unit})") for n, rate in known.items() if rate < (floor or 0)
+    ]
     return Measurement(
         f"{name}, slowest rank against its floor" if floor else f"{name}, slowest rank",
         min(known.values()) if known and len(known) == len(rates) else None,
         found.unit,
         None if floor is None else at_least(floor),
         f"promised rate of each rank, {how}" if floor else "",
-        "; ".join(low) or None,
+        all_of(low, _MOST_NAMED),
         how,
     )
 
@@ -156,7 +166,9 @@ def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> lis
     most, least = promise.slowed_at_most_fraction, promise.at_least_sm_clock_mhz
     shares = {rank: load.share_slowed for rank, load in loads.items()}
     known = [share for share in shares.values() if share is not None]
-    held = [f"{rank} ({loads[rank]})" for rank, share in shares.items() if (share or 0) > most]
+    held = [
+        _rank(rank, f"({loads[rank]})") for rank, share in shares.items() if (share or 0) > most
+    ]
     mute = [rank for rank, share in shares.items() if share is None]
     measurements = [
         Measurement(
@@ -165,14 +177,14 @@ def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> lis
             "%",
             at_most(100 * most),
             f"matmul.slowed_at_most_fraction {most:g}",
-            "; ".join(held) or None,
+            all_of(held, _MOST_NAMED),
             f"NVML reports no throttling data for {', '.join(mute)}" if mute else "",
         )
     ]
     if least is None:
         return measurements
     clocks = {rank: load.sm_clock_mhz for rank, load in loads.items() if load.sm_clock_mhz}
-    slow = [f"{rank} ({clock:g} MHz)" for rank, clock in clocks.items() if clock < least]
+    slow = [_rank(rank, f"({clock:g} MHz)") for rank, clock in clocks.items() if clock < least]
     return [
         *measurements,
         Measurement(
@@ -181,7 +193,7 @@ def _clocks(name: str, loads: Mapping[str, Load], promise: MatmulPromise) -> lis
             "MHz",
             at_least(least),
             "matmul.at_least_sm_clock_mhz",
-            "; ".join(slow) or None,
+            all_of(slow, _MOST_NAMED),
         ),
     ]
 
@@ -190,7 +202,7 @@ def _pcie(name: str, loads: Mapping[str, Load]) -> Measurement:
     """GPUs whose PCIe link under load is below the generation of card and slot."""
     read = {rank: (x.pcie_generation, x.full_pcie_generation) for rank, x in loads.items()}
     slow = [
-        f"{rank} (PCIe {now} of {full})"
+        _rank(rank, f"(PCIe {now} of {full})")
         for rank, (now, full) in read.items()
         if now and full and now < full
     ]

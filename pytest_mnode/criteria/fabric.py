@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_loss, smallest_share_wrong
-from pytest_mnode.measurement import Curve, Measurement, at_most, equals
+from pytest_mnode.measurement import Curve, Measurement, at_most, equals, listed
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
 from pytest_mnode.measuring.naming import culprit_of
-from pytest_mnode.measuring.traffic import off_fabric
+from pytest_mnode.measuring.traffic import nodes_off_fabric, off_fabric
 from pytest_mnode.spec.bandwidth import busbw_formula
 from pytest_mnode.spec.quantity import SIZE
 
@@ -84,7 +85,7 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             f"each pair, alone, carries {found.bound_mbits_s:.4g} Mbit/s (at_least_fraction "
             "less tolerance_fraction × fabric.line_rate of the NICs of a rank), or "
             f"{STANDS_OUT:g} of the rate of the fast pairs",
-            found.culprit or found.silent or found.cut_off or None,
+            found.culprit or found.silent or (Culprit(found.cut_off) if found.cut_off else None),
             f"{found}; {found.effort}",
         ),
         Measurement(
@@ -168,8 +169,10 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
                 "GB/s",
                 at_most(ceiling, _PAST_PHYSICS * ceiling),
                 f"fabric.line_rate of all NICs of a node; {formula}",
-                "the clock, fabric.line_rate or fabric.nics_per_node of the spec, or a "
-                "path that is not the fabric",
+                Culprit(
+                    "the clock, fabric.line_rate or fabric.nics_per_node of the spec, or a path "
+                    "that is not the fabric"
+                ),
                 one.algorithm.note,
             )
         )
@@ -182,6 +185,11 @@ def _judge_traffic(found: Busbw) -> Measurement:
     senders = [node for node in found.traffic if node.least_bytes]
     shares = [node.share(fabric) for node in senders]
     past = [100 * (1 - share) for share in shares if share is not None]
+    over = nodes_off_fabric(senders, fabric, _MOST_PAST_PERCENT / 100)
+    culprit = found.culprit or off_fabric(found.traffic, fabric)
+    if over:
+        each = Culprit(f"{listed(over)} sent over other networks", over)
+        culprit = Culprit.merged(culprit or each, [culprit, each])
     judged = fabric.kind == "ethernet"  # not every RDMA port counts bytes
     return Measurement(
         "bytes sent on other networks, by the node that sent most",
@@ -189,7 +197,7 @@ def _judge_traffic(found: Busbw) -> Measurement:
         "%",
         at_most(_MOST_PAST_PERCENT) if judged else None,
         "fabric.interfaces: busbw measures the fabric only if the bytes went over it",
-        found.culprit or off_fabric(found.traffic, fabric),
+        culprit,
         ", ".join(f"{node.node} mostly {node.carrier}" for node in senders),
     )
 

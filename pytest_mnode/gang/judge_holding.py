@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.engine import Phase
 from pytest_mnode.gang.timeline import BLIND_S, Gang, State, Stretch, by_status, stretches
 from pytest_mnode.gang.window import KEY, Window, counted
@@ -48,7 +49,7 @@ def parts_held(window: Window, promise: GangCriterion) -> Measurement:
             value = None
         over = [pair for pair in parts if pair[0].at_least_s > settle_s > 0]
         blamed = sorted(over or parts, key=lambda pair: pair[0].shown_s, reverse=True)
-        culprit = listed(_part(window, gang, one) for one, gang in blamed)
+        culprit = Culprit(listed(_part(window, gang, one) for one, gang in blamed))
     return Measurement(PARTS, value, "s", at_most(settle_s), source, culprit, note)
 
 
@@ -97,7 +98,7 @@ def left_in_the_queue(window: Window) -> list[Measurement]:
         unknown = f"{window.title}: the scheduler did not list its nodes"
     elif window.taken:
         unknown = f"{window.title}: others use {listed(window.taken)}"
-    nodes = [f"{window.title}: {node}" for node in window.not_free or ()]
+    nodes = [Culprit(f"{window.title}: {node}", node) for node in window.not_free or ()]
     return [counted(_LEFT, left, source, silent), counted(NOT_BACK, nodes, source, unknown)]
 
 

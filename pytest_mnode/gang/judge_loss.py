@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.heartbeats import clock_note
 from pytest_mnode.gang.timeline import Gang, Sighting, State
 from pytest_mnode.gang.window import KEY, Window, counted, unless_others
@@ -47,9 +48,9 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
         late = waited > limit
         state = seen[-1].state.value if seen else "not seen"
         note = f"{who}: still {state} {waited:.1f} s (after {lost.node} died)"
-        culprit = f"{who} (after {lost.node} died)"
+        culprit = Culprit(f"{who} (after {lost.node} died)")
         return [
-            Measurement(OFF, waited if late else None, "s", bound, within, note, note),
+            Measurement(OFF, waited if late else None, "s", bound, within, culprit, note),
             Measurement(FATE, 1 if late else None, "", equals(0), source, culprit, note),
         ]
     beats = [beat for beat in window.beats(gang, restarts) if beat.at_s > lost.at_s]
@@ -58,11 +59,16 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
     last_beat = max((beat.at_s for beat in beats), default=lost.at_s)
     off_s = max(left, min(last_beat, left + promise.clock_skew_s)) - lost.at_s
     late_ranks = dict.fromkeys(
-        f"{who}: rank {b.rank} on {b.node}" for b in beats if b.at_s > left + promise.clock_skew_s
+        Culprit(f"{who}: rank {b.rank} on {b.node}", b.node)
+        for b in beats
+        if b.at_s > left + promise.clock_skew_s
     )
     whole = "all ranks of a gang are terminated"
     outlived = counted(OLD, late_ranks, whole, unknown and f"{window.title}: {unknown}")
-    judged = [Measurement(OFF, off_s, "s", bound, within, f"{who} (on {lost.node})"), outlived]
+    judged = [
+        Measurement(OFF, off_s, "s", bound, within, Culprit(f"{who} (on {lost.node})")),
+        outlived,
+    ]
     fate, known = _fate(window, gang, restarts)
     note = f"{who} ({lost.node} dead: {fate})"
     accepted = ("requeued", "cancelled") if promise.node_loss == "either" else (promise.node_loss,)
@@ -84,7 +90,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
             value = waited if waited > limit else None
         else:
             value = again_s - left if fate == "requeued" else None
-        back = Measurement(AGAIN, value, "s", bound, within, who, note)
+        back = Measurement(AGAIN, value, "s", bound, within, Culprit(who), note)
         judged += unless_others(window, [back])
     return judged
 

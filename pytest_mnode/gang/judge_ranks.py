@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.engine import Heartbeat
 from pytest_mnode.gang.heartbeats import (
     Presence,
@@ -37,8 +38,8 @@ def ranks_out_of_time(
     that `clock_skew` or the time between two observations explains does not count. A rank on a node
     in `off`, whose clock differs by more (see `clocks_off`), is inconclusive.
     """
-    early: list[str] = []
-    late: list[str] = []
+    early: list[Culprit] = []
+    late: list[Culprit] = []
     unknown = _unreadable(window)
     dark = blind_gaps(window.observations, window.began_s)
     for gang in window.gangs:
@@ -61,7 +62,8 @@ def ranks_out_of_time(
             how = f"{len(outside)} heartbeats" if len(outside) > 1 else "1 heartbeat"
             when = "before it was submitted" if now is None else f"while it was {_was(now, gang)}"
             text = f"{window.who(gang)}: rank {rank} on {node}, {how} {when}"
-            (late if over else early).append(text)
+            named = Culprit(text, node)  # it is the scheduler that starts a rank too early
+            late.append(named) if over else early.append(named.suspected)
     source = f"{_WHOLE_ONLY} (tolerance: {KEY}.clock_skew {promise.clock_skew_s:g} s)"
     return [counted(WAITING, early, source, unknown), counted(AFTER, late, source, unknown)]
 
@@ -95,11 +97,11 @@ def ranks_elsewhere(window: Window) -> Measurement:
         held = {(seen.restarts, node) for seen in window.seen(gang) for node in seen.nodes}
         known = {restarts for restarts, _ in held}
         wrong += [
-            f"{window.who(gang)}: rank {rank} on {node}"
+            Culprit(f"{window.who(gang)}: rank {rank} on {node}", either=[[node]])
             for _, restarts, rank, node in by_rank(window.beats(gang))
             if restarts in known and (restarts, node) not in held
         ]
-        wrong += [f"{window.who(gang)}: {text}" for text in _on_one_node(window, gang)]
+        wrong += [Culprit(f"{window.who(gang)}: {text}") for text in _on_one_node(window, gang)]
     return counted(ELSEWHERE, wrong, "each rank has a node of its own, which its gang holds")
 
 
@@ -132,7 +134,7 @@ def ranks_alone(
     or its heartbeats may be lost. lost_at: starts that lost a node, and when; later times of these
     are left out. off: see `clocks_off`.
     """
-    worst, culprit = 0.0, None
+    worst, culprit = 0.0, ""
     unknown = _unreadable(window)
     for gang in window.real:
         starts = {beat.restarts for beat in window.beats(gang)} | {
@@ -158,9 +160,9 @@ def ranks_alone(
                     )
     bound, source = at_most(promise.together_s), f"{KEY}.together"
     if worst > promise.together_s:
-        return Measurement(ALONE, worst, "s", bound, source, culprit)
+        return Measurement(ALONE, worst, "s", bound, source, Culprit(culprit))
     value = None if unknown else worst
-    return Measurement(ALONE, value, "s", bound, source, note=unknown or culprit or "")
+    return Measurement(ALONE, value, "s", bound, source, note=unknown or culprit)
 
 
 def _partial(ranks: Sequence[RankSpan], size: int) -> list[Presence]:

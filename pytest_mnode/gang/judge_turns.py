@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.engine import Observation
 from pytest_mnode.gang.timeline import Gang, Sighting, State
 from pytest_mnode.gang.window import (
@@ -145,7 +146,7 @@ def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Meas
         why = window.problem or never.note or note
         never = Measurement(NEVER, None, "", never.expected, _TURNS, never.culprit, why)
     bound, source = at_most(promise.next_within_s), f"{KEY}.next_within"
-    start = Measurement(NEXT, value, "s", bound, source, window.who(second), note)
+    start = Measurement(NEXT, value, "s", bound, source, Culprit(window.who(second)), note)
     return [tried, *unless_others(window, [never, start])]
 
 

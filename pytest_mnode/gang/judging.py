@@ -12,7 +12,7 @@ from pytest_mnode.gang.judge_oversize import judged_oversize
 from pytest_mnode.gang.judge_turns import Round
 from pytest_mnode.gang.timeline import Gang, State
 from pytest_mnode.gang.window import SMALL, Window, worst
-from pytest_mnode.measurement import Measurement, Relation, Verdict, listed
+from pytest_mnode.measurement import Measurement, Relation, Verdict, all_of, listed
 from pytest_mnode.spec.gang import GangCriterion
 
 _NO_START = "it did not start in this round"
@@ -97,10 +97,10 @@ def _sum(some: Sequence[Measurement]) -> Measurement:
     """The sum of counts; a failure in one round outweighs an unknown count in another."""
     total = sum(one.value or 0 for one in some)
     unknown = not total and any(one.verdict is Verdict.INCONCLUSIVE for one in some)
-    culprits = listed(one.culprit for one in some if one.culprit)
+    culprit = all_of(one.culprit for one in some)
     notes = listed(one.note for one in some if one.note)
     value = None if unknown else total
-    return replace(some[0], value=value, culprit=culprits or None, note=notes)
+    return replace(some[0], value=value, culprit=culprit, note=notes)
 
 
 def _recorded(windows: Sequence[Window]) -> list[Measurement]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.engine import Heartbeat, Observation
 from pytest_mnode.gang.timeline import (
     Gang,
@@ -138,7 +139,7 @@ def counted(
 ) -> Measurement:
     """Measurement of a count that must be 0. Culprits are a failure in any case; without culprits,
     a reason in `unknown` makes the count inconclusive."""
-    named = list(culprits)
+    named = [Culprit.of(one) for one in culprits]
     if unknown and not named:
         return Measurement.unknown(name, unknown, source=source)
     return Measurement.none_allowed(name, named, source, note=note)

@@ -8,6 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
 from pytest_mnode.jobs import job_processes
 from pytest_mnode.jobs.job import Job, JobEvent, JobResult
@@ -85,14 +86,18 @@ class LaunchedJob(ABC):
         found = job_processes.pids(self._places, [node], self._id, wanted)
         return list(found.get(node, ()))
 
-    def alive(self, known: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+    def alive(self, known: Mapping[str, Sequence[tuple[int, float]]]) -> list[Culprit]:
         """Processes of `known` that still run, as "pid 7 on node1"; a lost node has none.
 
         known: (pid, a time it ran at) by node. Raises ClusterError.
         """
         there = job_processes.living(self._places, known)
         found = job_processes.alive(self._places, {node: known[node] for node in there})
-        return [f"pid {pid} on {node}" for node, some in found.items() for pid in sorted(some)]
+        return [
+            Culprit(f"pid {pid} on {node}", node)
+            for node, some in found.items()
+            for pid in sorted(some)
+        ]
 
     @abstractmethod
     def output(self, node: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Bound
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, group_for
 from pytest_mnode.measuring.collectives import COLLECTIVES
@@ -79,7 +80,7 @@ class Busbw:
     backend: str
     sweeps: tuple[AlgorithmSweep, ...]
     traffic: tuple[SentByNode, ...]
-    culprit: str | None = None
+    culprit: Culprit | None = None
     attempt: int = 1
 
 
@@ -93,9 +94,21 @@ class KnownCulprit:
 
     nodes: tuple[str, ...]
     instead: str | None
-    culprit: str
+    culprit: Culprit
     collective: str
     at_s: float
+
+    @classmethod
+    def read(cls, text: str) -> KnownCulprit:
+        """From a file's text. Raises ValueError, TypeError or KeyError if it is not one's."""
+        kept = json.loads(text)
+        nodes, either = kept.pop("culprit_nodes"), kept.pop("culprit_either")
+        culprit = Culprit(kept.pop("culprit"), nodes, either)
+        return cls(**{**kept, "nodes": tuple(kept["nodes"]), "culprit": culprit})
+
+    def text(self) -> str:
+        """The text of its file."""
+        return json.dumps({**asdict(self), **self.culprit.record})
 
     def explains(self, nodes: tuple[str, ...], instead: str | None, now_s: float) -> bool:
         """Whether this culprit may replace a search now, with these nodes and this traffic."""
@@ -121,18 +134,17 @@ class KnownCulprits:
         dist.broadcast_object_list(known, src=0)
         return known[0]
 
-    def keep(self, world: World, instead: str | None, culprit: str, collective: str) -> None:
+    def keep(self, world: World, instead: str | None, culprit: Culprit, collective: str) -> None:
         """Keep a culprit. If its file cannot be written, the next sweep searches again."""
         known = KnownCulprit(world.nodes, instead, culprit, collective, self._clock())
         if world.rank == 0:
             with contextlib.suppress(OSError):
-                self._path.write_text(json.dumps(asdict(known)))
+                self._path.write_text(known.text())
 
     def _read(self, world: World, instead: str | None) -> KnownCulprit | None:
         try:
-            kept = json.loads(self._path.read_text())
-            known = KnownCulprit(**{**kept, "nodes": tuple(kept["nodes"])})
-        except (OSError, ValueError, TypeError, KeyError):
+            known = KnownCulprit.read(self._path.read_text())
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
         return known if known.explains(world.nodes, instead, self._clock()) else None
 
@@ -217,7 +229,7 @@ def _culprit(
     budget_s: float,
     *,
     known: KnownCulprits | None,
-) -> tuple[str, bool]:
+) -> tuple[Culprit, bool]:
     """The culprit, found now or before in this run, or why there is none; and whether there is one.
 
     All ranks call this.
@@ -232,7 +244,7 @@ def _culprit(
     links = find_slow_links(
         world, spec, found.traffic, slow_below_mbits_s, device, budget_s=budget_s
     )
-    culprit = str(links) if links.culprit is not None else ""
+    culprit = links.summary if links.culprit is not None else None
     if links.faults == 0:  # a node may be slow in collectives although its pairs are fast
         fabric = spec.criteria.fabric
         promise = (fabric.all_reduce_busbw if fabric else None) or promise
@@ -246,4 +258,4 @@ def _culprit(
     # A search without a culprit is not kept: it cannot explain a fault that came later.
     if known is not None and culprit:
         known.keep(world, instead, culprit, short.sweep.measured.collective.value)
-    return culprit or str(links), bool(culprit)
+    return culprit or links.summary, bool(culprit)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_mnode.measurement import listed
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import all_of
 from pytest_mnode.measuring.checked_calls import votes
 from pytest_mnode.measuring.naming import culprit_of, rank_name
 from pytest_mnode.measuring.ranks import by_rank
@@ -38,7 +39,7 @@ class Exchange:
         return self.world.size * (self.world.size - 1) - len(self.wrong)
 
     @property
-    def culprit(self) -> str | None:
+    def culprit(self) -> Culprit | None:
         """The rank common to all wrong messages, else those messages; None if none is wrong."""
         if not self.wrong:
             return None
@@ -46,7 +47,10 @@ class Exchange:
         if len(self.wrong) > 1 and len(common) == 1:
             return rank_name(self.world, common.pop())
         name = functools.partial(rank_name, self.world)
-        return listed((f"{name(a)} → {name(b)}" for a, b in self.wrong), separator=", ")
+        paths = (
+            Culprit.one_of(f"{name(a)} → {name(b)}", [name(a), name(b)]) for a, b in self.wrong
+        )
+        return all_of(paths, separator=", ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Sums:
         return None if self.by_rank is None else sum(self.by_rank)
 
     @property
-    def culprit(self) -> str | None:
+    def culprit(self) -> Culprit | None:
         """The rank whose result, or whose values in all results, are wrong; None if none is."""
         receivers = [rank for rank, count in enumerate(self.by_rank or ()) if count]
         return culprit_of(self.world, receivers, self.senders)

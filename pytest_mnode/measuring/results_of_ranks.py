@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measuring.naming import rank_name
 from pytest_mnode.measuring.ranks import by_rank, gathered
 from pytest_mnode.rank.world import World
@@ -61,14 +62,14 @@ class SameSteps:
         return dict(found)
 
     @property
-    def unresolved(self) -> tuple[str, ...]:
+    def unresolved(self) -> tuple[Culprit, ...]:
         """Ranks that disagree, where neither a majority nor another model shows which is wrong."""
         found = []
         for model in range(len(self.rows)):
             votes = self._votes(model)
             count = max(Counter(votes.values()).values(), default=0)
             if 2 * count <= len(votes) and not set(votes) & set(self.wrong):
-                found.append(" or ".join(sorted(votes)))
+                found.append(Culprit.one_of(" or ".join(sorted(votes)), votes))
         return tuple(dict.fromkeys(found))
 
     def _votes(self, model: int) -> dict[str, str]:

@@ -10,8 +10,10 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.netdev import Interface, read_interfaces
 from pytest_mnode.machine.rdma import RdmaDevice, read_rdma
+from pytest_mnode.measurement import listed
 from pytest_mnode.spec.inventory import Network
 
 LowerDevices = Mapping[str, Sequence[str]]
@@ -77,14 +79,24 @@ class SentByNode:
         return bool(self.least_bytes) and sent >= self.least_bytes / 2
 
 
-def off_fabric(traffic: Sequence[SentByNode], network: Network) -> str | None:
-    """Nodes and the interfaces they used instead of `network`, in words; None if none did."""
+def off_fabric(traffic: Sequence[SentByNode], network: Network) -> Culprit | None:
+    """Nodes and the interfaces they used instead of `network`; None if none did."""
     instead = {t.node: name for t in traffic if (name := t.off_fabric(network))}
     if not instead:
         return None
-    who = "all nodes" if len(instead) == len(traffic) else ", ".join(instead)
+    of_all = len(instead) == len(traffic)
+    who = "all nodes" if of_all else listed(instead, 16, ", ")
     over = ", ".join(dict.fromkeys(instead.values()))
-    return f"{who} sent over {over} instead of {'+'.join(network.interfaces)}"
+    words = f"{who} sent over {over} instead of {'+'.join(network.interfaces)}"
+    return Culprit(words, () if of_all else instead)
+
+
+def nodes_off_fabric(traffic: Sequence[SentByNode], network: Network, most: float) -> list[str]:
+    """Nodes that sent more than the share `most` (0 to 1) elsewhere; [] if all did, because then
+    it is no node's own fault."""
+    shares = {one.node: one.share(network) for one in traffic}
+    over = [node for node, share in shares.items() if share is not None and 1 - share > most]
+    return [] if len(over) == len(traffic) else over
 
 
 def lower_devices_here() -> LowerDevices:

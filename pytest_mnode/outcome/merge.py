@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.logs.causes import is_peer_lost
-from pytest_mnode.measurement import listed
+from pytest_mnode.measurement import Verdict, listed
 from pytest_mnode.outcome.added import ADDED, OF_EVERY_REPORT, added, recorded_by_all
 from pytest_mnode.outcome.describe import MOST_SHOWN, ranks_text
 from pytest_mnode.outcome.failures import (
@@ -76,7 +77,7 @@ def merge(
                 outcome, failures, lambda rank: _fine(outcome, rank)
             )
             report.sections = _sections(have, {r for g in failures for r in g.ranks})
-            report.mnode_culprit = _culprit(outcome, failures[0])  # type: ignore[attr-defined]
+            _blame(report, outcome, failures)
             report.mnode_hung = bool(outcome.timed_out)  # type: ignore[attr-defined]
         elif have and blamed in (None, "teardown"):
             _take_over(report, have)
@@ -142,8 +143,7 @@ def _one_partial(
     failures = sorted(raised_in(str(report.when), failed, times), key=lambda g: (g.victim, g.time))
     report.longrepr = _repr(outcome, failures, fine)  # type: ignore[assignment]
     report.sections = _sections(have, set(failed))
-    if not failures[0].victim:  # a victim's culprit is in the test's own report
-        report.mnode_culprit = _culprit(outcome, failures[0])  # type: ignore[attr-defined]
+    _blame(report, outcome, failures)
     return report
 
 
@@ -158,11 +158,35 @@ def _reported_in(failure: Failure) -> Phase:
     return failure.when  # type: ignore[return-value]
 
 
-def _culprit(outcome: Outcome, first: Failure) -> str | None:
-    """Ranks of the first failure and the peer that they lost; None if it happened to all ranks."""
-    if len(first.ranks) == len(outcome.states):
-        return None
-    return " or ".join(filter(None, [outcome.places(first.ranks), first.lost_peer]))
+def _blame(report: pytest.TestReport, outcome: Outcome, failures: Sequence[Failure]) -> None:
+    """Note on a report the culprit of the failures that no measurement explains, if there is one.
+
+    Its words name the ranks of the first, and the peer that they lost. The ranks of later failures
+    that are not caused by the first may have causes of their own. If all ranks failed, any may be
+    the culprit. A victim's culprit is in the test's own report.
+    """
+    own = [one for one in failures if not one.victim and not _measured(outcome, one)]
+    if not own or len({rank for one in own for rank in one.ranks}) == len(outcome.states):
+        return
+    first, *later = ({outcome.nodes[rank] for rank in one.ranks} for one in own)
+    may_be = [[name] for nodes in later for name in nodes]
+    words = " or ".join(filter(None, [outcome.places(own[0].ranks), own[0].lost_peer]))
+    if own[0].lost_peer:
+        culprit = Culprit(words, either=[()])
+    elif own[0].of_a_pair:
+        culprit = Culprit(words, either=[first, *may_be])
+    else:
+        culprit = Culprit(words, first, may_be)
+    report.mnode_culprit = culprit.record  # type: ignore[attr-defined]
+
+
+def _measured(outcome: Outcome, failure: Failure) -> bool:
+    """Whether its ranks broke a bound of a measurement that names a culprit."""
+    ended = [outcome.states[rank].torn_down for rank in failure.ranks]
+    return all(
+        end is not None and any(m.verdict is Verdict.FAIL and m.culprit for m in end.measurements)
+        for end in ended
+    )
 
 
 def _time(outcome: Outcome, merged: list[pytest.TestReport], blamed: str | None) -> None:

@@ -80,7 +80,7 @@ def _cut_off(outcome: Outcome, at: Mapping[int, Where]) -> list[Failure]:
     doing = _waits(here) if here.collective else f"it is at {here}"
     line = f"{_limit(outcome)}: {listed(map(str, found))}; {doing}"
     text = "\n\n".join([line, *stacks_of(outcome, ranks), *_outputs(outcome, ranks)])
-    return [Failure(ranks, state.stuck_in, line, text=text, time=_LAST)]
+    return [Failure(ranks, state.stuck_in, line, text=text, time=_LAST, of_a_pair=len(nodes) > 1)]
 
 
 def _left(outcome: Outcome) -> list[int]:

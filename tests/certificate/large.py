@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pytest_mnode.certificate import CaseResult, Certificate, build_certificate
 from pytest_mnode.charts import Bars, Lines, Moment, Part, Series, Span, Timeline
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least, at_most
 from pytest_mnode.path_rates import PathRates
 from tests.certificate.conftest import FACTS
@@ -38,7 +39,8 @@ def composed(nodes: int = 512, questions: int = 30, *, slow: bool = True) -> Cer
         for q in range(questions)
         for n, name in enumerate(names)
     ]
-    culprit = f"{names[SLOW % nodes]} mlx5_3 tx (171 Gbit/s, alone with {names[0]})"
+    slowest = names[SLOW % nodes]
+    culprit = Culprit(f"{slowest} mlx5_3 tx (171 Gbit/s, alone with {names[0]})", slowest)
     sizes = [1 << n for n in range(20, 35)]
     rates = [LINE_GBYTES_S * size / (size + 5e7) * (0.6 if slow else 1.0) for size in sizes]
     points = tuple(

@@ -13,13 +13,14 @@ from pydantic import TypeAdapter
 
 from pytest_mnode.certificate import CaseResult, Certificate, CriterionResult, criterion_name
 from pytest_mnode.certificate.certificate import certificate_json
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least, at_most, equals
 from tests.certificate.conftest import certify
 
 READER: TypeAdapter[Certificate] = TypeAdapter(Certificate)
 
-FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", "node1")
-SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2 fab0")
+FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", Culprit("node1"))
+SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2 fab0", "node2"))
 UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), "spec", note="no counter")
 RECORDED = Measurement("latency", 3, "us")
 
@@ -172,7 +173,9 @@ def test_a_passed_measurement_does_not_hide_a_failed_test() -> None:
 
 
 def test_culprits_are_named_once_and_only_for_the_deciding_verdict() -> None:
-    other = Measurement("busbw", 50, "Mbit/s", at_least(170), "spec", "node3 fab0")
+    other = Measurement(
+        "busbw", 50, "Mbit/s", at_least(170), "spec", Culprit("node3 fab0", "node3")
+    )
     cases = (
         case("fabric", "passed", FAST, SLOW),
         case("fabric", "failed", SLOW, other, culprit="switch"),
@@ -186,7 +189,10 @@ def test_culprits_are_named_once_and_only_for_the_deciding_verdict() -> None:
 
 
 def test_a_long_list_of_culprits_is_not_cut() -> None:
-    slow = [Measurement("bw", 1, "", at_least(2), culprit=f"node{i} fab0") for i in range(30)]
+    slow = [
+        Measurement("bw", 1, "", at_least(2), culprit=Culprit(f"node{i} fab0", f"node{i}"))
+        for i in range(30)
+    ]
     (reason,) = certify(case("fabric", "passed", *slow), promised=["fabric"]).reasons
     assert reason.endswith("node28 fab0, node29 fab0)")
 

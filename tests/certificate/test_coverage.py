@@ -12,6 +12,7 @@ from pytest_mnode.certificate.certificate import certificate_json
 from pytest_mnode.certificate.coverage import StateCounts
 from pytest_mnode.certificate.files import parse_certificate
 from pytest_mnode.certificate.summary import certificate_line
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.path_rates import PathRates
 from tests.certificate.conftest import certify
@@ -21,7 +22,7 @@ PASSED = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed")
 
 
 def failed(culprit: str) -> CaseResult:
-    slow = Measurement("rate", 48, "Mbit/s", at_least(170), "spec", culprit)
+    slow = Measurement("rate", 48, "Mbit/s", at_least(170), "spec", Culprit.of(culprit))
     return replace(PASSED, outcome="failed", measurements=(slow,))
 
 

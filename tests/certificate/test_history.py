@@ -19,6 +19,7 @@ from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import page_text
 from pytest_mnode.certificate.run_facts import SpecFacts
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.installed import Fact
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
@@ -29,7 +30,7 @@ SPEC = SpecFacts("rack", "rack.yaml", "1f" * 32)
 
 def night(day: int, rate: float | None, culprit: str = "node2") -> Certificate:
     """A run whose only rate has a bound of 100 or more."""
-    measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", culprit)
+    measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", Culprit.of(culprit))
     return named(day, measured, Measurement("nodes", 4, ""), cluster_nodes=4)
 
 
@@ -159,7 +160,7 @@ def test_two_earlier_runs_give_no_spread(tmp_path: Path) -> None:
 
 def test_repeatedly_failing_nodes_are_listed(tmp_path: Path) -> None:
     for day, (rate, culprit) in enumerate(
-        [(50, "node2"), (190, ""), (60, "node1"), (40, "node2 fab0")]
+        [(50, "node2"), (190, ""), (60, "node1"), (40, Culprit("node2 fab0", "node2"))]
     ):
         keep(tmp_path, night(day, rate, culprit))
     certificate = after(tmp_path, night(4, 190))
@@ -176,7 +177,7 @@ def test_runs_of_a_node_count_even_without_a_pass(
     tmp_path: Path,
 ) -> None:
     def run(day: int, rate: float) -> Certificate:
-        measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", "node2")
+        measured = Measurement("rate", rate, "MB/s", at_least(100), "spec", Culprit("node2"))
         promised = ["mesh", "fabric"]  # a criterion that does not run: no node passes it
         return named(day, measured, of="test_it[node2]", promised=promised)
 

@@ -12,12 +12,15 @@ import pytest
 from pytest_mnode.certificate import CaseResult, Certificate, measurement_properties
 from pytest_mnode.certificate.junit import junit_text
 from pytest_mnode.certificate.text import LONGEST, first_line, fit
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
 
 TEST = "acceptance/test_fabric.py::test_all_reduce[4]"
 FAST = Measurement("busbw", 180, "Mbit/s", at_least(170, 5), "spec", where="rank 0")
-SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170, 5), "line × 0.85", "node2 fab0")
+SLOW = Measurement(
+    "busbw", 48, "Mbit/s", at_least(170, 5), "line × 0.85", Culprit("node2 fab0", "node2")
+)
 UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
 RECORDED = Measurement("latency", 3, "us")
 
@@ -161,7 +164,9 @@ FIT = r"red \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff " + "]]> <&\"' é 雪 end"
 
 
 def test_any_text_survives() -> None:
-    hostile = Measurement(HOSTILE, 1, HOSTILE, at_least(2), HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    hostile = Measurement(
+        HOSTILE, 1, HOSTILE, at_least(2), HOSTILE, Culprit(HOSTILE), HOSTILE, HOSTILE
+    )
     certificate = certify(
         CaseResult(f"acceptance/test_fabric.py::{HOSTILE}", HOSTILE, "failed", HOSTILE, HOSTILE),
         CaseResult(TEST, HOSTILE, "passed", measurements=(hostile,)),

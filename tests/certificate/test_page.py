@@ -30,6 +30,7 @@ from pytest_mnode.charts import (
     Span,
     Timeline,
 )
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least
 from pytest_mnode.path_rates import PathRates
 from tests.certificate.conftest import certify
@@ -91,8 +92,10 @@ def hostile() -> Page:
         HOSTILE,
         HOSTILE,
         (
-            Measurement(HOSTILE, 1, HOSTILE, at_least(2), HOSTILE, HOSTILE, HOSTILE, HOSTILE),
-            Measurement(HOSTILE, 3, HOSTILE, at_least(2), HOSTILE, "", HOSTILE, HOSTILE),
+            Measurement(
+                HOSTILE, 1, HOSTILE, at_least(2), HOSTILE, Culprit(HOSTILE), HOSTILE, HOSTILE
+            ),
+            Measurement(HOSTILE, 3, HOSTILE, at_least(2), HOSTILE, Culprit(""), HOSTILE, HOSTILE),
         ),
         charts=charts(HOSTILE),
     )
@@ -152,14 +155,18 @@ def test_the_page_has_every_measurement_culprit_and_reason() -> None:
             "failed" if n == 7 else "passed",
             "node7 is late" if n == 7 else "",
             measurements=(
-                Measurement("skew", n + 0.25, "ms", at_least(5 if n == 7 else -9), "spec", "node7"),
+                Measurement(
+                    "skew", n + 0.25, "ms", at_least(5 if n == 7 else -9), "spec", Culprit("node7")
+                ),
                 Measurement(f"offset of node{n}", n * 1.5, "ms", note=f"by ptp{n}", where=f"me{n}"),
             ),
         )
         for n in range(60)
     ]
     cases[7] = CaseResult(**{**vars(cases[7]), "culprit": "ptp of node7"})
-    unknown = Measurement.unknown("busbw", "no counter", unit="GB/s", culprit="node3 mlx5_0")
+    unknown = Measurement.unknown(
+        "busbw", "no counter", unit="GB/s", culprit=Culprit("node3 mlx5_0", "node3")
+    )
     certificate = certify(
         *cases,
         CaseResult("acceptance/test_fabric.py::test_it", "Is it?", "passed", "", None, (unknown,)),
@@ -200,7 +207,9 @@ def test_nodes_and_paths_have_their_state() -> None:
         ("f", "p", "p"),
         ("92", "184", "186"),
     )
-    slow = Measurement("busbw", 92, "Mbit/s", at_least(170), "spec", "node0 fab0 tx")
+    slow = Measurement(
+        "busbw", 92, "Mbit/s", at_least(170), "spec", Culprit("node0 fab0 tx", "node0")
+    )
     case = CaseResult("test_fabric.py::test", "?", "failed", measurements=(slow,), paths=(rates,))
     certificate = certify(case, promised=["fabric"], nodes=rates.nodes, cluster_nodes=5)
     page = Page(page_text(certificate))

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.prometheus import prometheus_text
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
 
@@ -26,7 +27,9 @@ def samples(certificate: Certificate) -> Samples:
 
 @pytest.fixture
 def found() -> Samples:
-    slow = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2", where='rank "0"\n')
+    slow = Measurement(
+        "busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2"), where='rank "0"\n'
+    )
     unknown = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
     case = CaseResult("t/test_fabric.py::test_it", "?", "failed", measurements=(slow, unknown))
     good = CaseResult("t/test_mesh.py::test_it", "?", "passed")

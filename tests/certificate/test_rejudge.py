@@ -12,6 +12,7 @@ import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.rejudge import facts_of, rejudge_certificate
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
@@ -24,7 +25,7 @@ PROMISE = "fabric.all_reduce_busbw"
 
 def busbw(value: float) -> Measurement:
     """A busbw bound of 85 % of the rack's 0.025 GB/s."""
-    return Measurement("busbw", value, "GB/s", at_least(0.02125), SOURCE, "node2")
+    return Measurement("busbw", value, "GB/s", at_least(0.02125), SOURCE, Culprit("node2"))
 
 
 RIGHT = Measurement("#wrong", 0, "", equals(0), "whole numbers, sent or added up, are exact")
@@ -168,7 +169,9 @@ def test_a_change_of_other_keys_changes_nothing(edited: Any) -> None:
 
 
 def test_a_bound_of_zero_may_become_larger(edited: Any) -> None:
-    errors = Measurement("errors", 2, "", at_most(0), "fabric.errors_at_most 0", "node1 fab0")
+    errors = Measurement(
+        "errors", 2, "", at_most(0), "fabric.errors_at_most 0", Culprit("node1 fab0", "node1")
+    )
     for allowed, verdict in ((3, "pass"), (1, "fail")):
         other = edited(at("fabric", "errors_at_most", value=allowed))
         found, undecided = rejudge_certificate(night(errors, promise="fabric"), *other)

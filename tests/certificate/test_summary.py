@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from pytest_mnode.certificate import CaseResult, summary_lines
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection, smallest_share_wrong
 from pytest_mnode.measurement import Measurement, at_least, equals
 from tests.certificate.conftest import certify
 
-FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", "node1")
-SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2")
+FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", Culprit("node1"))
+SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2"))
 UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
 
 
@@ -106,7 +107,9 @@ def test_the_first_line_and_the_last_are_the_certificate(
 
 
 def test_a_culprit_of_two_lines_or_with_colours_is_one_plain_line() -> None:
-    odd = Measurement("rate", 1, "", at_least(2), culprit="node2\nand \x1b[31mnode3\x1b[2J")
+    odd = Measurement(
+        "rate", 1, "", at_least(2), culprit=Culprit("node2\nand \x1b[31mnode3\x1b[2J", "node2")
+    )
     lines = summary_lines(certify(case("fabric", "failed", odd), promised=["fabric"]))
     assert lines[0].startswith("NOT certified: fabric failed (node2 and node3); passed: ")
     assert not any("\x1b" in line or "\n" in line for line in lines)
@@ -118,7 +121,7 @@ def test_emulated_hardware_is_printed_before_the_verdict() -> None:
 
 
 def test_a_passing_criterion_shows_its_smallest_margin_without_a_culprit() -> None:
-    tight = Measurement("gather busbw", 171, "Mbit/s", at_least(170), culprit="node3")
+    tight = Measurement("gather busbw", 171, "Mbit/s", at_least(170), culprit=Culprit("node3"))
     lines = summary_lines(certify(case("fabric", "passed", FAST, tight), case("fabric")))
     assert re.split(r"\s{2,}", lines[3]) == [
         "fabric",
@@ -138,7 +141,7 @@ def test_criteria_without_a_margin_show_their_number_of_tests() -> None:
 def test_a_narrow_terminal_cuts_nothing(width: int) -> None:
     name = "all_reduce busbw on the plateau from 1 MB to 64 MB"
     culprit = "node2 fab0 tx (48 Mbit/s, alone with node0 or node3; other nodes 191)"
-    slow = Measurement(name, 48, "Mbit/s", at_least(170), "spec", culprit)
+    slow = Measurement(name, 48, "Mbit/s", at_least(170), "spec", Culprit.of(culprit))
     failed = case("mesh", "failed", message="a" * 90)
     printed = summary_lines(certify(case("fabric", "passed", slow), failed), width)
     [heading, *table] = printed[2:-3]

@@ -11,11 +11,14 @@ import yaml
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.certificate.rejudge import facts_of
 from pytest_mnode.commands import main
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import default_spec_path, load_spec
 from tests.certificate.conftest import certify
 
-SKEW = Measurement("skew", 0.02, "s", at_most(0.05), "preflight.clocks.skew 50 ms", "node1")
+SKEW = Measurement(
+    "skew", 0.02, "s", at_most(0.05), "preflight.clocks.skew 50 ms", Culprit("node1")
+)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def report(tmp_path: Path) -> Path:
     names = tuple(f"node{i:02d}" for i in range(19))
     cases = [
         CaseResult(TEST, "?", "failed", culprit="node03"),
-        CaseResult(TEST, "?", "failed", culprit="node17 fab0 tx (48 Mbit/s, alone with node01)"),
+        CaseResult(TEST, "?", "failed", culprit="node17 fab0 tx", culprit_nodes=("node17",)),
         CaseResult(TEST, "?", "error", culprit="node05"),
     ]
     write_report(

@@ -10,13 +10,14 @@ import pytest
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.charts import Lines, Series
 from pytest_mnode.commands import main
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    measured = (Measurement("busbw", 1, "GB/s", at_least(2), "spec", "node2"),)
+    measured = (Measurement("busbw", 1, "GB/s", at_least(2), "spec", Culprit("node2")),)
     lines = Lines("Scaling", "nodes", "efficiency", (Series("weak", ((1, 1.0), (2, 0.9))),))
     case = CaseResult("test_mesh.py::test", "?", "failed", "slow", None, measured, charts=(lines,))
     write_report(tmp_path, certify(case, promised=["mesh"]))

@@ -12,10 +12,11 @@ import pytest
 from pytest_mnode.certificate import CaseResult, write_report
 from pytest_mnode.commands import main
 from pytest_mnode.commands.ssh_keygen import sign
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
 
-SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", "node2")
+SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2"))
 
 
 @pytest.fixture(scope="module")

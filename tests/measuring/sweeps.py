@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from pytest_mnode.criteria.fabric import judge_busbw
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of
 from pytest_mnode.measuring.busbw import AlgorithmSweep, Busbw
@@ -45,7 +46,14 @@ def judged(
     line = busbw_at_line_rate("all_reduce", SPEC.fabric, 4, 1, "gloo")
     found = Sweep(COLLECTIVES["all_reduce"], 4, tuple(rows), tuple(unmeasured))
     swept = AlgorithmSweep(algorithm, found, PROMISE, line)
-    return Busbw(SPEC, WORLD, "gloo", (swept,), tuple(traffic), culprit)
+    return Busbw(
+        SPEC,
+        WORLD,
+        "gloo",
+        (swept,),
+        tuple(traffic),
+        None if culprit is None else Culprit.of(culprit),
+    )
 
 
 def recorded(found: Busbw) -> dict[str, Measurement]:

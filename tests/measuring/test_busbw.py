@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measuring import busbw as module
 from pytest_mnode.measuring.busbw import KnownCulprit, KnownCulprits
 from pytest_mnode.measuring.locating.locate import Effort
@@ -36,7 +37,7 @@ class _Known:
     def explaining(self, world: World, instead: str | None) -> KnownCulprit | None:
         return self.kept[-1] if self.kept else None
 
-    def keep(self, world: World, instead: str | None, culprit: str, collective: str) -> None:
+    def keep(self, world: World, instead: str | None, culprit: Culprit, collective: str) -> None:
         self.kept.append(KnownCulprit(world.nodes, instead, culprit, collective, 0.0))
 
 
@@ -45,6 +46,10 @@ class _Found:
 
     def __init__(self, culprit: str | None) -> None:
         self.culprit = culprit
+
+    @property
+    def summary(self) -> Culprit:
+        return Culprit(str(self))
 
     effort = Effort()
 
@@ -150,7 +155,9 @@ def _world(nodes: tuple[str, ...] = NODES, rank: int = 0) -> World:
 def test_a_known_culprit_explains_the_same_nodes_for_a_while(
     tmp_path: Path, nodes: tuple[str, ...], instead: str | None, age_s: float, explains: bool
 ) -> None:
-    KnownCulprits(tmp_path, lambda: 1000.0).keep(_world(), None, "node1 fab0", "all_reduce")
+    KnownCulprits(tmp_path, lambda: 1000.0).keep(
+        _world(), None, Culprit("node1 fab0", "node1"), "all_reduce"
+    )
     found = KnownCulprits(tmp_path, lambda: 1000.0 + age_s).explaining(_world(nodes), instead)
     assert (found is not None) is explains
     if found is not None:
@@ -159,9 +166,9 @@ def test_a_known_culprit_explains_the_same_nodes_for_a_while(
 
 def test_only_rank_0_keeps_and_reads(tmp_path: Path) -> None:
     known = KnownCulprits(tmp_path)
-    known.keep(_world(rank=1), None, "node1 fab0", "all_reduce")
+    known.keep(_world(rank=1), None, Culprit("node1 fab0", "node1"), "all_reduce")
     assert list(tmp_path.iterdir()) == []
-    known.keep(_world(), None, "node1 fab0", "all_reduce")
+    known.keep(_world(), None, Culprit("node1 fab0", "node1"), "all_reduce")
     assert known.explaining(_world(rank=1), None) is None  # other ranks get it from rank 0
 
 
@@ -173,5 +180,5 @@ def test_an_unreadable_culprit_is_searched_again(tmp_path: Path, text: str) -> N
 
 def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     known = KnownCulprits(tmp_path / "missing")
-    known.keep(_world(), None, "node1 fab0", "all_reduce")
+    known.keep(_world(), None, Culprit("node1 fab0", "node1"), "all_reduce")
     assert known.explaining(_world(), None) is None

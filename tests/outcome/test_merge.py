@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.certificate.node_states import blamed
 from pytest_mnode.outcome.merge import merge
 from pytest_mnode.outcome.outcome import Outcome, RankState, signature
 from pytest_mnode.outcome.raised import raised_in
@@ -174,9 +173,24 @@ def test_a_peer_whose_loss_nothing_explains_may_be_the_culprit(
     ranks: Ranks, lost: str, peer: str
 ) -> None:
     ranks.say(0, report("call", "failed", lost), at=1.0)
-    culprit = getattr(ranks.merged()["call"], "mnode_culprit", None)
-    assert culprit == f"rank 0 of 4 on node0 or {peer}"
-    assert blamed(culprit, NODES) == (set(), [{"node0"}])
+    assert vars(ranks.merged()["call"])["mnode_culprit"] == {
+        "culprit": f"rank 0 of 4 on node0 or {peer}",
+        "culprit_nodes": (),
+        "culprit_either": ((),),  # nobody knows which of the nodes is the peer
+    }
+
+
+def test_ranks_that_fail_of_causes_of_their_own_are_all_in_the_culprit(ranks: Ranks) -> None:
+    ranks.say(3, report("call", "failed", "ValueError: late"), at=9.0)
+    ranks.say(1, report("call", "failed", "KeyError: early"), at=1.0)
+    assert vars(ranks.merged()["call"])["mnode_culprit"] == {
+        "culprit": "rank 1 of 4 on node1",
+        "culprit_nodes": ("node1",),
+        "culprit_either": (("node3",),),
+    }
+    for rank in (0, 2):
+        ranks.say(rank, report("call", "failed", f"IndexError: {'ab'[rank // 2]}"), at=2.0)
+    assert not hasattr(ranks.merged()["call"], "mnode_culprit")
 
 
 def test_failures_are_in_order_of_time(ranks: Ranks) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_mnode.checks.judged import At, texts_by_who, unlike_most
-from pytest_mnode.measurement import Measurement, equals, listed
+from pytest_mnode.measurement import Measurement, all_of, equals
 
 _KEPT = "gradients of earlier steps are in it: zero_grad"
 _SHARE = 1e-6
@@ -47,7 +47,7 @@ def judge_batches(
     ranks = len(seen)
     expected = local * ranks * accumulation
     uneven = [
-        f"{at}: {number} step{'' if number == 1 else 's'}{others}"
+        at.culprit(f": {number} step{'' if number == 1 else 's'}{others}", sure=bool(others))
         for at, number, others in unlike_most((at, len(steps)) for at, steps in seen)
     ]
     in_order = [] if uneven else list(zip(*(steps for _, steps in seen), strict=True))
@@ -99,7 +99,7 @@ def judge_batches(
             "samples",
             equals(expected),
             f"{local} samples × {ranks} ranks × {accumulation} micro-batches",
-            listed(texts_by_who(wrong_sizes, ranks)) or None,
+            all_of(texts_by_who(wrong_sizes, ranks)),
             unseen or f"{len(in_order)} steps seen",
         ),
         Measurement.none_allowed(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pytest_mnode.checks.judged import At, texts_by_who, unlike_most
 from pytest_mnode.criteria.preflight.directories import visit
 from pytest_mnode.criteria.preflight.orders import Directory
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, listed
 
 SEED = 20
@@ -61,15 +62,16 @@ def judge_distinct(label: str, draws: Sequence[Digests]) -> Measurement:
     )
 
 
-def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> str:
-    """Text of who draws the same: "all 8 ranks: worker 0, the same from torch, dropout"."""
+def _shared(who: Sequence[tuple[At, str]], kinds: Sequence[str], ranks: int) -> Culprit:
+    """Who draws the same: "all 8 ranks: worker 0, the same from torch, dropout"."""
     what = f"the same from {', '.join(kinds)}"
     [worker, *others] = {worker for _, worker in who}
     if others:
         places = [f"{at}, {worker}" if worker else str(at) for at, worker in who]
-        return f"{listed(places)}: {what}"
+        return Culprit(f"{listed(places)}: {what}", either=[{at.node for at, _ in who}])
     text = f"{worker}, {what}" if worker else what
-    return "".join(texts_by_who([(at, text) for at, _ in who], ranks))
+    [same] = texts_by_who([(at, text) for at, _ in who], ranks)
+    return same
 
 
 def judge_reproduced(label: str, first: Sequence[Digests], again: Sequence[Digests]) -> Measurement:
@@ -116,7 +118,7 @@ def _between(
 
 def _drawn_wrong(
     name: str,
-    culprits: Sequence[str],
+    culprits: Sequence[Culprit],
     source: str,
     count: int,
     drawn: tuple[Sequence[tuple[At, str]], int, Sequence[str]],
@@ -152,9 +154,11 @@ def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
     able = [one for one in read if not one.problem]
     names = sorted({name for one in able for name in one.digests})
     texts = [
-        f"{at} reads {name} as {digest}"
+        at.culprit(f" reads {name} as {digest}", sure=bool(others))
         for name in names
-        for at, digest, _ in unlike_most((one.at, one.digests.get(name, _ABSENT)) for one in able)
+        for at, digest, others in unlike_most(
+            (one.at, one.digests.get(name, _ABSENT)) for one in able
+        )
     ]
     unsure = ""
     if not names or len(able) < 2:
@@ -165,7 +169,7 @@ def judge_files(label: str, read: Sequence[Digests]) -> list[Measurement]:
     return [
         Measurement.none_allowed(
             f"{label}: ranks that cannot read it",
-            [f"{one.at}: {one.problem}" for one in read if one.problem],
+            [one.at.culprit(f": {one.problem}") for one in read if one.problem],
             source,
         ),
         Measurement.none_allowed(

@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import lgamma, log
 
 from pytest_mnode.checks.judged import At, numbered, texts_by_who, unlike_most
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, listed
 
 NEGLIGIBLE = 1e-9
@@ -67,7 +68,7 @@ def judge_shards(
     missing = [index for index in range(samples) if not counts[index]]
     extra = counts.total() - len(counts)
     uneven = [
-        f"{at} read {length}{others}"
+        at.culprit(f" read {length}{others}", sure=bool(others))
         for at, length, others in unlike_most((one.at, len(one.indices)) for one in readings)
     ]
     sizes = {len(one.indices) for one in readings}
@@ -77,14 +78,16 @@ def judge_shards(
     causes = [*_causes(readings), *uneven, *_strayed(readings, expected or [])]
     absent = max(0, len(missing) - left_out) if readings else 0
     twice = max(0, extra - padding)
-    foreign = [f"{r.at} read {i}" for r in readings for i in r.indices if not 0 <= i < samples]
+    foreign = [
+        r.at.culprit(f" read {i}") for r in readings for i in r.indices if not 0 <= i < samples
+    ]
     inside = f"indices 0 to {samples - 1}"
     nothing = "" if counts else "no rank read anything"
     equal = "to have equal shards"
     return [
         Measurement.none_allowed(
             f"{label}: samples that reached no rank",
-            [*causes, f"{numbered('sample', missing)} reached no rank"] if absent else [],
+            [*causes, Culprit(f"{numbered('sample', missing)} reached no rank")] if absent else [],
             f"{samples} samples, of which {left_out} may be left out",
             count=absent,
             unsure=nothing or ("" if samples else "there is no sample that could be missing"),
@@ -111,33 +114,34 @@ def _samples(readings: Iterable[Reading]) -> Counter[int]:
     return Counter(index for one in readings for index in one.indices)
 
 
-def _causes(readings: Sequence[Reading]) -> Iterator[str]:
+def _causes(readings: Sequence[Reading]) -> Iterator[Culprit]:
     """Samplers with a wrong rank, number of ranks, seed or epoch."""
     for one in readings:
         if one.sampler.rank not in (None, one.at.rank):
-            yield f"{one.at} has the sampler of rank {one.sampler.rank}"
+            yield one.at.culprit(f" has the sampler of rank {one.sampler.rank}")
         ranks = one.sampler.num_replicas
         if ranks not in (None, len(readings)):
-            yield f"{one.at} shards for {ranks} ranks, and there are {len(readings)}"
+            yield one.at.culprit(f" shards for {ranks} ranks, and there are {len(readings)}")
     for what in ("seed", "epoch"):
         values = [(one.at, getattr(one.sampler, what)) for one in readings]
         for at, value, others in unlike_most(values, ", most ranks by {}"):
-            yield f"{at} shuffles by {what} {value}{others}"
+            yield at.culprit(f" shuffles by {what} {value}{others}", sure=bool(others))
 
 
-def _strayed(readings: Sequence[Reading], expected: Sequence[Sequence[int]]) -> Iterator[str]:
+def _strayed(readings: Sequence[Reading], expected: Sequence[Sequence[int]]) -> Iterator[Culprit]:
     """Ranks that read other samples than they should have."""
     for one in readings if expected else ():
         own = Counter(expected[one.at.rank] if one.at.rank < len(expected) else ())
         got = Counter(one.indices)
         if lacks := list((own - got).elements()):
             which = numbered("sample", lacks)
-            yield f"{one.at} lacks {len(lacks)} of its {own.total()} samples, {which}"
+            yield one.at.culprit(f" lacks {len(lacks)} of its {own.total()} samples, {which}")
         elif more := list((got - own).elements()):
-            yield f"{one.at} read {len(more)} that are not its own, {numbered('sample', more)}"
+            which = numbered("sample", more)
+            yield one.at.culprit(f" read {len(more)} that are not its own, {which}")
 
 
-def _overlaps(readings: Sequence[Reading]) -> list[str]:
+def _overlaps(readings: Sequence[Reading]) -> list[Culprit]:
     """Pairs of ranks that read the same samples, largest overlaps first.
 
     Of more than two readers of a sample, each is paired with the next.
@@ -151,11 +155,17 @@ def _overlaps(readings: Sequence[Reading]) -> list[str]:
         for pair in pairwise(readers[index]):
             both[pair].append(index)
     overlaps = [
-        (len(shared), f"{one} and {other} both read {numbered('sample', shared)}")
+        (
+            len(shared),
+            Culprit(
+                f"{one} and {other} both read {numbered('sample', shared)}",
+                either=[{one.node, other.node}],
+            ),
+        )
         for (one, other), shared in both.items()
     ]
     overlaps += [
-        (twice, f"{one.at} read samples more than once")
+        (twice, one.at.culprit(" read samples more than once"))
         for one in readings
         if (twice := len(one.indices) - len(set(one.indices)))
     ]
@@ -254,14 +264,14 @@ def judge_again(label: str, first: Sequence[Reading], again: Sequence[Reading]) 
     for rank, at in ats.items():
         before, then = (run.get(rank) for run in runs)
         if before is None:
-            differing.append(f"{at} read the second time only")
+            differing.append(at.culprit(" read the second time only"))
         elif then is None:
-            differing.append(f"{at} did not read again")
+            differing.append(at.culprit(" did not read again"))
         elif then != before:
             pairs = enumerate(zip(before, then, strict=False))
             text = f"{len(then)} samples, and {len(before)} before"
             texts = (f"sample {b} at place {i}, and {a} before" for i, (a, b) in pairs if a != b)
-            differing.append(f"{at} read {next(texts, text)}")
+            differing.append(at.culprit(f" read {next(texts, text)}"))
         elif not then:
             nothing.append(f"{at} read nothing")
     return Measurement.none_allowed(
@@ -282,11 +292,12 @@ def judge_resumed(
     """
     want, got = _samples(whole), _samples((*before, *after))
     lost, twice = list((want - got).elements()), list((got - want).elements())
-    texts = [f"{numbered('sample', lost)} lost"] if lost else []
+    texts = [Culprit(f"{numbered('sample', lost)} lost")] if lost else []
     if twice:
-        readers = [str(one.at) for one in after if not set(twice).isdisjoint(one.indices)]
-        who = listed(readers) or "nobody after it"
-        texts.append(f"{numbered('sample', twice)} read again by {who}")
+        readers = [one.at for one in after if not set(twice).isdisjoint(one.indices)]
+        who = listed(map(str, readers)) or "nobody after it"
+        words = f"{numbered('sample', twice)} read again by {who}"
+        texts.append(Culprit(words, {at.node for at in readers}))
     sides = (("without a cut", whole), ("before the cut", before), ("after the cut", after))
     judged = want and after  # else lost and repeated samples are unknown
     return Measurement.none_allowed(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.checks.judged import At, numbered, texts_by_who
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, listed
 
 Expected = Mapping[str, Sequence[Sequence[int]]]
@@ -96,9 +97,9 @@ def judge_members(
     strangers, misplaced = [], []
     for name, facts, ours, has in _compared(gathered, expected):
         if text := _wrong_members(name, ours, has):
-            strangers.append(f"{facts.at} {text}")
+            strangers.append(facts.at.culprit(f" {text}"))
         elif ours is not None and has is not None and (text := _wrong_place(name, ours, has)):
-            misplaced.append(f"{facts.at} {text}")
+            misplaced.append(facts.at.culprit(f" {text}"))
     unsure = "; ".join(_not_asked(gathered, expected))
     return [
         Measurement.none_allowed(
@@ -172,6 +173,7 @@ def judge_inside_node(
     namesakes: dict[str, list[RankGroups]] = {}
     for facts in gathered:
         namesakes.setdefault(facts.host, []).append(facts)
+    nodes = {facts.at.rank: facts.at.node for facts in gathered}
     hosts = {facts.at.rank: _host(facts, namesakes[facts.host]) for facts in gathered}
     groups = {
         name: sorted({one.groups[name].declared for one in gathered if name in one.groups})
@@ -182,7 +184,8 @@ def judge_inside_node(
     for name, group in every:
         spanned = list(dict.fromkeys(filter(None, map(hosts.get, group))))
         if len(spanned) > 1:
-            broken.append(f"{name} {_shown(group)} spans {', '.join(spanned)}")
+            words = f"{name} {_shown(group)} spans {', '.join(spanned)}"
+            broken.append(Culprit(words, either=[{nodes[rank] for rank in group if rank in nodes}]))
     absent = [name for name in asked if not groups[name]]
     unknown = {rank for _, group in every for rank in group if hosts.get(rank) is None}
     unsure = []
@@ -226,7 +229,11 @@ def judge_collectives(
         unsure.append("no collective was run")
     return Measurement.none_allowed(
         name,
-        [f"{at}: {one.collective} in {one.group}: {one.first}" for at, one in results if one.wrong],
+        [
+            at.culprit(f": {one.collective} in {one.group}: {one.first}")
+            for at, one in results
+            if one.wrong
+        ],
         "sums of whole numbers are exact, and copies are equal",
         count=sum(one.wrong for _, one in results),
         unsure="; ".join(unsure),

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_mnode.criteria.launching.reports import RankReport, by_node
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.spec.quantity import shown
 
 CANARY = "MNODE_CANARY"
@@ -91,7 +92,7 @@ def not_reported(reports: Sequence[RankReport], facts: Collection[str]) -> str:
     return "; ".join(lines)
 
 
-def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
+def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[Culprit]:
     """Variables of the submitting environment that ranks see, the canary first.
 
     If a profile adds variables, they may have the same names, so that only the canary proves a
@@ -112,19 +113,22 @@ def leaked(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
     return [text for _, text in sorted(found, key=lambda pair: pair[0])]
 
 
-def missing_ranks(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
+def missing_ranks(expected: Expected, reports: Sequence[RankReport]) -> list[Culprit]:
     """Nodes on which fewer or more ranks reported than the job has there."""
     reported = Counter(report.node for report in reports)
     found = []
     for node in (*expected.nodes, *sorted(set(reported) - set(expected.nodes))):
         due = expected.per_node if node in expected.nodes else 0
         if reported[node] != due:
-            found.append(f"{node}: {reported[node]} of {due} ranks reported")
+            found.append(Culprit(f"{node}: {reported[node]} of {due} ranks reported", node))
     return found
 
 
-def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
-    """Ranks that did not meet all the others, or got a wrong sum over them."""
+def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[Culprit]:
+    """Ranks that did not meet all the others, or got a wrong sum over them.
+
+    None of them is to blame for sure: all others miss a rank that fails.
+    """
     size = expected.size
     found = []
     for report in reports:
@@ -138,11 +142,11 @@ def not_met(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
             what = f"a wrong sum over all ranks: {met.total}, from ranks {list(met.ranks)}"
         else:
             continue
-        found.append(report.fault(what))
+        found.append(report.fault(what).suspected)
     return found
 
 
-def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def wrong_devices(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """Ranks that see neither all accelerators of their node nor one of their own.
 
     More accelerators than the job requested are no fault: few sites hide those of other jobs.
@@ -188,7 +192,7 @@ def more_visible(expected: Expected, reports: Sequence[RankReport]) -> list[str]
     ]
 
 
-def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def wrong_parallel(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """Megatron's parallel sizes that do not divide the ranks, or split tensor groups over nodes."""
     for report in reports:
         sizes = {}

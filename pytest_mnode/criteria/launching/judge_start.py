@@ -13,8 +13,9 @@ from pytest_mnode.criteria.launching.contract import (
 )
 from pytest_mnode.criteria.launching.starting import Started
 from pytest_mnode.criteria.launching.variables import FACTS, wrong_variables
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.launchers.remote.check_distinct import is_loopback
-from pytest_mnode.measurement import Measurement, at_most, equals, listed
+from pytest_mnode.measurement import Measurement, all_of, at_most, equals, listed
 from pytest_mnode.spec.launch import StartPromise
 
 _SHOWN = 6
@@ -56,7 +57,7 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
     what, expected, outcome = started.what, started.expected, started.outcome
     all_ranks, reports, waits = equals(expected.size), outcome.reports, outcome.waits
 
-    def ranks(did: str, value: int | None, source: str, others: Sequence[str]) -> Measurement:
+    def ranks(did: str, value: int | None, source: str, others: Sequence[Culprit]) -> Measurement:
         name, note = f"{what}: ranks that {did}", _several(others)
         return Measurement(name, value, "", all_ranks, source, _first(others), note)
 
@@ -65,7 +66,7 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
     source = f"{len(expected.nodes)} nodes × {expected.per_node}"
     met = len(reports) - len(alone) if reports else None
     judged = [
-        ranks("reported", all_or_known, source, [waits] if waits else missing),
+        ranks("reported", all_or_known, source, [Culprit(waits)] if waits else missing),
         ranks("met all others", met, "a sum over all ranks", alone),
     ]
     sizes = [report.met.size for report in reports if report.met]
@@ -83,7 +84,10 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
             )
         )
     # If one node fails, others often wait for it until the limit.
-    failed = [f"{node} (exit {code})" for node, code in outcome.codes.items() if code]
+    codes = {node: code for node, code in outcome.codes.items() if code}
+    failed = [Culprit(f"{node} (exit {code})", node) for node, code in codes.items()]
+    if len(codes) == len(outcome.codes):  # the failure of one may end the others
+        failed = [one.suspected for one in failed]
     overdue = "" if waits else ", ".join(started.overdue)
     judged.append(
         Measurement(
@@ -92,7 +96,7 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
             "",
             equals(0),
             key,
-            ", ".join(failed) or started.late,
+            all_of(failed, _SHOWN, ", ") or started.late,
             f"not finished at the time limit on {overdue}" if overdue else "",
         )
     )
@@ -100,7 +104,7 @@ def _judged_ranks(started: Started, key: str) -> list[Measurement]:
 
 
 def _counted(
-    name: str, found: Sequence[str], source: str, *, unread: str, notes: Sequence[str] = ()
+    name: str, found: Sequence[Culprit], source: str, *, unread: str, notes: Sequence[str] = ()
 ) -> Measurement:
     """Number of faults. unread: facts that ranks did not report; faults found all the same count.
 
@@ -111,8 +115,9 @@ def _counted(
     return Measurement(name, value, "", equals(0), source, _first(found), note)
 
 
-def _first(found: Sequence[str]) -> str | None:
-    return found[0] if found else None
+def _first(found: Sequence[Culprit]) -> Culprit | None:
+    """The words of the first, with the nodes of all."""
+    return Culprit.merged(found[0], found) if found else None
 
 
 def _several(found: Sequence[str]) -> str:
@@ -143,7 +148,7 @@ def judged_place(
         "",
         equals(len(requested_nodes)),
         f"placed on {', '.join(requested_nodes)}",
-        ", ".join(strange or missing) or None,
+        all_of((Culprit(node, node) for node in strange or missing), _SHOWN, ", "),
     )
     placed = started.submitted.nodes
     first = placed[0] if set(placed) == set(requested_nodes) else requested_nodes[0]
@@ -157,7 +162,9 @@ def judged_place(
         "",
         equals(started.expected.size),
         f"{first} is at {addresses[first]}",
-        ", ".join(f"MASTER_ADDR={a} ({others.get(a, 'no node')})" for a in wrong) or None,
+        all_of(
+            (Culprit(f"MASTER_ADDR={a} ({others.get(a, 'no node')})") for a in wrong), _SHOWN, ", "
+        ),
     )
     return [nodes, master]
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.launching.store_clients import barrier
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.measurement import Measurement, at_least, at_most
 from pytest_mnode.spec import Spec
@@ -124,7 +125,10 @@ def judged_ranks(
             f"the promised number needs {-(-promise.ranks // devices)} nodes"
         )
     source = f"criteria.launch.rendezvous.ranks {promise.ranks}"
-    culprit = f"rank {without[0].rank} on {without[0].node}" if without else None
+    culprit = None
+    if without:  # one of them keeps the others from meeting
+        words = f"rank {without[0].rank} on {without[0].node}"
+        culprit = Culprit(words, either=[{one.node for one in without}])
     return Measurement(f"{name}: ranks", value, "", at_least(promise.ranks), source, culprit, note)
 
 
@@ -135,10 +139,10 @@ def judged_times(
     slow = slow_rank(times)
     failed = [one for one in times if one.init_s is None]
     last = max(times, key=lambda one: one.init_s or 0.0)
-    culprit = f"no single rank; rank {last.rank} on {last.node} was the last"
+    culprit = Culprit(f"no single rank; rank {last.rank} on {last.node} was the last")
     if slow:
         alone = f"{slow.connect_s:.2f} s to connect to the store alone"
-        culprit = f"{slow.node} (rank {slow.rank}: {alone})"
+        culprit = Culprit(f"{slow.node} (rank {slow.rank}: {alone})", slow.node)
     connects = [one.connect_s for one in times]
     bound, source = at_most(promise.within_s), _within(promise)
     return [

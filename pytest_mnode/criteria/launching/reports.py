@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_mnode.culprit import Culprit
+
 _KEYS: Mapping[str, type] = {"contract": dict, "names": list, "arguments": list, "interfaces": list}
 """Keys that a line must have, with their types; a judge needs to know which are missing."""
 _NEVER_EMPTY = ("names", "interfaces")
@@ -58,10 +60,10 @@ class RankReport:
     def rank(self) -> int | None:
         return self.number("RANK")
 
-    def fault(self, what: str) -> str:
+    def fault(self, what: str) -> Culprit:
         """A line about this rank, such as "node1 rank 3: WORLD_SIZE=6, must be 8"."""
         rank = f" rank {self.rank}" if self.rank is not None else ""
-        return f"{self.node}{rank}: {what}"
+        return Culprit(f"{self.node}{rank}: {what}", self.node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from pytest_mnode.criteria.launching.direct import Direct
 from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
 from pytest_mnode.criteria.launching.paths import Outcome, SubmissionPath, Submitted
 from pytest_mnode.criteria.launching.reports import RankReport
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.launch import NO_SHARED_DIR
 from pytest_mnode.logs.causes import first_cause
-from pytest_mnode.measurement import Measurement, equals
+from pytest_mnode.measurement import Measurement, equals, listed
 from pytest_mnode.progress import progress
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.launch import StartPromise
@@ -46,9 +47,15 @@ class Started:
         return [node for node, code in self.outcome.codes.items() if code is None]
 
     @property
-    def late(self) -> str | None:
-        """Culprit of a job that has not ended: its queue, else overdue nodes; None if it ended."""
-        return self.outcome.waits or ", ".join(self.overdue) or None
+    def late(self) -> Culprit | None:
+        """Culprit of a job that has not ended: its queue, else overdue nodes; None if it ended.
+
+        Nodes may be overdue because they wait for one of them.
+        """
+        if self.outcome.waits:
+            return Culprit(self.outcome.waits)
+        overdue = self.overdue
+        return Culprit(listed(overdue, 16, ", "), either=[overdue]) if overdue else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -181,9 +188,10 @@ def judged_image(
 ) -> Measurement:
     """Ranks in the image, whose root file system differs from their node's. roots: by node."""
     outside = [
-        f"rank {r.rank} on {r.node}"
+        Culprit(f"rank {r.rank} on {r.node}", r.node)
         for r in reports
         if not r.root or r.root == roots.get(r.node, r.root)
     ]
     value = len(reports) - len(outside) if reports else None
-    return Measurement(_IN_IMAGE, value, "", equals(size), source, outside[0] if outside else None)
+    culprit = Culprit.merged(outside[0], outside) if outside else None
+    return Measurement(_IN_IMAGE, value, "", equals(size), source, culprit)

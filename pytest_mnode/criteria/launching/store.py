@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.launching.rendezvous import first_error, stands_out
 from pytest_mnode.criteria.launching.store_clients import RankClients, run_clients
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.measurement import Measurement, at_most, equals, listed
+from pytest_mnode.measurement import Measurement, all_of, at_most, equals, listed
 from pytest_mnode.progress import progress
 from pytest_mnode.spec.launch import StorePromise
 
@@ -98,7 +99,7 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
         )
     ranks = [rank for one in loads for rank in one.ranks]
     unread = not ranks or any(one.errors for one in loads)
-    wrong = [f"rank {rank.rank} on {rank.node}" for rank in ranks if rank.wrong]
+    wrong = [Culprit(f"rank {r.rank} on {r.node}", r.node) for r in ranks if r.wrong]
     return [
         *judged,
         Measurement(
@@ -107,18 +108,20 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
             "",
             equals(0),
             "each client reads its neighbour's key",
-            ", ".join(wrong) or None,
+            all_of(wrong, 16, ", "),
         ),
     ]
 
 
-def _slowest(one: StoreLoad, last: RankClients) -> str:
+def _slowest(one: StoreLoad, last: RankClients) -> Culprit:
     """The node with slow name look-ups or much later clients; else the rank of the last client."""
     names = max(one.ranks, key=lambda rank: rank.look_up_s or 0.0)
     if (names.look_up_s or 0.0) > _LONG_LOOK_UP * (last.passed_s or 0.0):
-        return f"{names.node} (looking up the store's address took {names.look_up_s:.1f} s)"
+        why = f"looking up the store's address took {names.look_up_s:.1f} s"
+        return Culprit(f"{names.node} ({why})", names.node)
     times = {rank: rank.connected_s for rank in one.ranks if rank.connected_s is not None}
     slowest = max(times, key=lambda rank: times[rank])
     if stands_out(list(times.values())):
-        return f"{slowest.node} (clients of rank {slowest.rank}: {times[slowest]:.2f} s to connect)"
-    return f"{last.node} (clients of rank {last.rank} last)"
+        why = f"clients of rank {slowest.rank}: {times[slowest]:.2f} s to connect"
+        return Culprit(f"{slowest.node} ({why})", slowest.node)
+    return Culprit(f"{last.node} (clients of rank {last.rank} last)")

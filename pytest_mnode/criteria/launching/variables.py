@@ -12,6 +12,7 @@ from pytest_mnode.criteria.launching.contract import (
     wrong_parallel,
 )
 from pytest_mnode.criteria.launching.reports import RankReport, by_node
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.spec.quantity import shown
 
@@ -26,11 +27,11 @@ _NUMBERS = (
 _LAST_PORT = 65535
 
 
-def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[str]:
+def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[Culprit]:
     """Faults of variables, devices and arguments. A rank that did not report its variables is left
     out, because `not_reported` names it."""
     read = [report for report in reports if "contract" not in report.missing]
-    checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[str]]] = (
+    checks: Sequence[Callable[[Expected, Sequence[RankReport]], Iterator[Culprit]]] = (
         _absent,
         _not_numbers,
         _numbers,
@@ -46,7 +47,7 @@ def wrong_variables(expected: Expected, reports: Sequence[RankReport]) -> list[s
     return [text for check in checks for text in check(expected, read)]
 
 
-def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     for report in reports:
         for name in REQUIRED[expected.style]:
             text = report.contract.get(name)
@@ -56,7 +57,7 @@ def _absent(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                 yield report.fault(f"{name}={shown(text)} is not a number")
 
 
-def _not_numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _not_numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """Optional variables must be numbers too, and MASTER_PORT must be in the range of ports."""
     for report in reports:
         for name in _NUMBERS:
@@ -69,7 +70,7 @@ def _not_numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[
             yield report.fault(f"MASTER_PORT={port} is not a port (1 to {_LAST_PORT})")
 
 
-def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """Numbers of ranks and nodes must be right; nodes are numbered in the order of the job."""
     sizes = {
         "WORLD_SIZE": expected.size,
@@ -89,7 +90,7 @@ def _numbers(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]
                 yield report.fault(f"{name}={value}, must be {wanted}")
 
 
-def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """RANK must be 0 to n-1, each once; of two equal ones, the one on the wrong node is wrong."""
     if not REQUIRED[expected.style]:
         return
@@ -111,10 +112,10 @@ def _ranks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
     missing = sorted(set(range(expected.size)) - set(nodes_of))
     if missing and len(reports) >= expected.size:
         node = expected.nodes[missing[0] // expected.per_node]
-        yield f"{node}: no rank has RANK={format_cpulist(missing)}"
+        yield Culprit(f"{node}: no rank has RANK={format_cpulist(missing)}", node)
 
 
-def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """LOCAL_RANK must count the ranks of a node from 0, in the order of RANK."""
     for there in by_node(reports).values():
         met = Counter(report.number("LOCAL_RANK") for report in there)
@@ -134,7 +135,7 @@ def _locals(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                     yield report.fault(f"LOCAL_RANK={local}, must be {right} for RANK={rank}")
 
 
-def _blocks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _blocks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """Each node must have a block of consecutive ranks, in the order of the job's nodes."""
     times = Counter(report.rank for report in reports)
     for report in reports:
@@ -147,7 +148,7 @@ def _blocks(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
                 yield report.fault(f"RANK={rank} belongs to {own}")
 
 
-def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _master(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """MASTER_ADDR and MASTER_PORT must be the same in all ranks, and of the first node alone."""
     first, common = expected.nodes[0], {}
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -189,7 +190,7 @@ def _is_first(node: str, expected: Expected) -> bool:
     return hosts.get(node, node) == hosts.get(first, first)
 
 
-def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     """The scheduler's numbers of a task must agree with those that the user's script made of them.
 
     In torchrun's style the task is torchrun itself, so its numbers count nodes.
@@ -204,7 +205,7 @@ def _scheduler(expected: Expected, reports: Sequence[RankReport]) -> Iterator[st
                 yield report.fault(f"{name}={made}, but {fact}={given}")
 
 
-def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[str]:
+def _pins(expected: Expected, reports: Sequence[RankReport]) -> Iterator[Culprit]:
     for report in reports:
         for name, right in expected.pins.get(report.node, {}).items():
             value = report.contract.get(name)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.spec import Spec
 
@@ -28,6 +29,7 @@ def judge_copies(rates: Sequence[CopyRates], spec: Spec) -> list[Measurement]:
     unknown = [f"{one.rank}: {one.why}" for one in rates if one.ratio is None]
     known = [(one.ratio, one) for one in rates if one.ratio is not None]
     ratio, worst = min(known, key=lambda pair: pair[0], default=(None, None))
+    low = [one.rank for one_ratio, one in known if one_ratio < criterion.copy_near_over_far]
     note = "; ".join(unknown[:4])
     if worst is not None and not note:
         note = f"{worst.rank}: {worst.where}"
@@ -38,7 +40,7 @@ def judge_copies(rates: Sequence[CopyRates], spec: Spec) -> list[Measurement]:
             "",
             at_least(criterion.copy_near_over_far),
             "numa.copy_near_over_far",
-            worst.rank if worst else None,
+            Culprit.merged(worst.rank, low) if worst else None,
             note,
         ),
         *(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.process import Thread
 from pytest_mnode.measurement import Bound, Measurement, Verdict, at_most, equals
 
@@ -90,7 +91,7 @@ class RankPlacement:
             unit=question.unit,
             expected=bound or at_most(0),
             source=question.source,
-            culprit=f"{self.name}: {blamed} ({found}; expected {expected})",
+            culprit=Culprit(f"{self.name}: {blamed} ({found}; expected {expected})", self.node),
             note=f"{self.name}: {why}",
             where=self.name,
         )
@@ -103,7 +104,7 @@ def over_ranks(question: Question, answers: Sequence[Measurement]) -> Measuremen
     """
     wrong = [one for one in answers if one.verdict is Verdict.FAIL]
     unknown = [one for one in answers if one.verdict is Verdict.INCONCLUSIVE]
-    culprits = [one.culprit or "" for one in wrong]
+    culprits = [one.culprit for one in wrong if one.culprit]
     more = [f"and {len(wrong) - _NAMED} more ranks"] if len(wrong) > _NAMED else []
     note = "; ".join(one.note for one in (wrong or unknown)[:_NAMED])
     if question is Question.MEMORY:
@@ -118,6 +119,6 @@ def over_ranks(question: Question, answers: Sequence[Measurement]) -> Measuremen
         unit,
         bound,
         question.source,
-        "; ".join([*culprits[:_NAMED], *more]) or None,
+        Culprit.merged("; ".join([*culprits[:_NAMED], *more]), culprits) if culprits else None,
         note,
     )

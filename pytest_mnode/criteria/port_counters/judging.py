@@ -1,7 +1,4 @@
-"""Judges how counters of fabric ports rose between two readings. Pure.
-
-A row maps a port and counter, in words, to a value; None if the value is not known.
-"""
+"""Judges how counters of fabric ports rose between two readings. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.counters import (
     CounterMeaning,
     counter_increases,
@@ -16,7 +14,7 @@ from pytest_mnode.machine.counters import (
     in_use,
     meaning,
 )
-from pytest_mnode.measurement import Measurement, at_most, listed
+from pytest_mnode.measurement import Measurement, all_of, at_most, listed
 from pytest_mnode.spec.inventory import Fabric
 from pytest_mnode.spec.quantity import DURATION
 
@@ -36,13 +34,30 @@ _BROKEN_BEFORE = "port_rcv_remote_physical_errors"
 """Packets that a switch marked as broken. Source: InfiniBand Architecture Specification 1.4."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Port:
     """Increases of the counters of one port; None if not known."""
 
     node: str
     name: str
     rises: Mapping[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one port counted. counter: "" for several. value: None if it is not known."""
+
+    port: _Port
+    text: str
+    value: float | None
+    counter: str = ""
+
+    @property
+    def culprit(self) -> Culprit:
+        """The port; or, if a switch had marked the packets as broken, a link before it."""
+        if self.counter == _BROKEN_BEFORE:
+            return Culprit(f"a link between a sender and {self.text}")
+        return Culprit(self.text, self.port.node)
 
 
 def judge(
@@ -64,18 +79,19 @@ def judge(
         found = _ports(node, before[node], after.get(node, "not read"), fabric)
         unread += [f"{node}: {found}"] if isinstance(found, str) else []
         ports += [] if isinstance(found, str) else found
-    carriers = dict(_counted(port, CARRIER) for port in ports if CARRIER in port.rises)
-    errors = dict(
+    carriers = [_counted(port, CARRIER) for port in ports if CARRIER in port.rises]
+    errors = [
         _counted(port, counter)
         for port in ports
         for counter in port.rises
         if _means(counter) is CounterMeaning.ERROR
         and not (kills and ":" in port.name and not counts_the_link(counter))
-    )
-    lost = {} if kills else dict(row for port in ports if (row := _lost(port)))
+    ]
+    lost = [] if kills else [row for port in ports if (row := _lost(port))]
     notes = [f"{node} was switched off on purpose and is not compared" for node in restarted]
     notes += ["jobs were killed on purpose: only counters of links are judged"] if kills else []
-    measurements, culprit = list[Measurement](), ""
+    measurements = list[Measurement]()
+    culprit: Culprit | None = None
     for name, key, rows in (
         ("carrier changes", "carrier_changes_at_most", carriers),
         ("errors", "errors_at_most", errors),
@@ -85,23 +101,22 @@ def judge(
             continue  # this fabric has no such counter: InfiniBand has no carrier
         promised = getattr(fabric, key)
         unit, limit = ("%", 100 * promised) if key == "lost_at_most_fraction" else ("", promised)
-        known = {text: value for text, value in rows.items() if value is not None}
-        unknown = [f"{text} cannot be compared" for text in rows if text not in known]
-        broken = [text for text, value in known.items() if value > limit]
-        worst = max(known, key=known.__getitem__, default="")
+        known = {row: row.value for row in rows if row.value is not None}
+        unknown = [f"{row.text} cannot be compared" for row in rows if row.value is None]
+        broken = [row for row, value in known.items() if value > limit]
+        worst = max(known, key=known.__getitem__, default=None)
         # A port that loses packets beside a broken port is its victim.
         if broken and not (culprit and rows is lost):
-            named = listed(_to_blame([text for text in broken if f" {TCP} " not in text]))
-            culprit = named or _tcp_path(ports)
+            culprit = _to_blame(broken) or _tcp_path(ports)
         measurements.append(
             Measurement(
                 f"{name}, worst fabric port",
-                known[worst] if broken or (worst and not unread and not unknown) else None,
+                known[worst] if worst and (broken or not (unread or unknown)) else None,
                 unit,
                 at_most(limit),
                 f"fabric.{key} {promised:g}",
                 culprit,
-                listed([*notes, *unread, *unknown, *([worst] if worst else [])]),
+                listed([*notes, *unread, *unknown, *([worst.text] if worst else [])]),
             )
         )
     return measurements
@@ -132,18 +147,20 @@ def clock_steps(
         "ms",
         at_most(1e3 * skew_s),
         f"preflight.clocks.skew {DURATION.text(round(skew_s, 9))}",
-        listed([f"{node} clock" for node in broken]) or None,
+        all_of(Culprit(f"{node} clock", node) for node in broken),
         listed([*(f"{node} {steps[node]:+.4g} ms" for node in broken), *unread]),
     )
 
 
-def _to_blame(broken: Sequence[str]) -> list[str]:
-    """The ports to blame: not those that received what a link farther away had broken."""
-    near = [text for text in broken if _BROKEN_BEFORE not in text]
-    return near or [f"a link between a sender and {text}" for text in broken]
+def _to_blame(broken: Sequence[_Row]) -> Culprit | None:
+    """The ports to blame: not those that received what a link farther away had broken. None if
+    only TCP, which is no port, has lost packets."""
+    ports = [row for row in broken if row.port.name != TCP]
+    near = [row for row in ports if row.counter != _BROKEN_BEFORE]
+    return all_of(row.culprit for row in near or ports)
 
 
-def _tcp_path(ports: Sequence[_Port]) -> str:
+def _tcp_path(ports: Sequence[_Port]) -> Culprit:
     """Node or path where TCP lost most: senders count retransmissions, receivers reordering.
 
     A node that is both has a bad link; otherwise the path between two nodes is bad.
@@ -157,8 +174,10 @@ def _tcp_path(ports: Sequence[_Port]) -> str:
     senders, receivers = most("RetransSegs"), most("TCPOFOQueue")
     both = [node for node in senders if node in receivers]
     if both or not receivers:
-        return f"TCP of {', '.join(both or senders)}"
-    return f"path from {', '.join(senders)} to {', '.join(receivers)} (TCP)"
+        named = both or senders
+        return Culprit(f"TCP of {listed(named, separator=', ')}", named)
+    ends = [listed(some, separator=", ") for some in (senders, receivers)]
+    return Culprit(f"path from {ends[0]} to {ends[1]} (TCP)", either=[[*senders, *receivers]])
 
 
 def _ports(
@@ -207,12 +226,13 @@ def _means(counter: str) -> CounterMeaning:
     return CounterMeaning.LOSS if counter in _LOSSES else meaning(counter)
 
 
-def _counted(port: _Port, counter: str) -> tuple[str, int | None]:
+def _counted(port: _Port, counter: str) -> _Row:
     by = port.rises[counter]
-    return f"{port.node} {port.name} {counter}" + ("" if by is None else f" +{by}"), by
+    text = f"{port.node} {port.name} {counter}" + ("" if by is None else f" +{by}")
+    return _Row(port, text, by, counter)
 
 
-def _lost(port: _Port) -> tuple[str, float | None] | None:
+def _lost(port: _Port) -> _Row | None:
     """Percentage of a port's packets that were lost or retransmitted; None without counters.
 
     Losses among an unknown number of packets have no known share.
@@ -226,11 +246,12 @@ def _lost(port: _Port) -> tuple[str, float | None] | None:
     if not rises:
         return None
     if None in rises:
-        return f"{port.node} {port.name} losses", None
+        return _Row(port, f"{port.node} {port.name} losses", None)
     lost = sum(by for by in rises if by)
     carried = [port.rises[counter] for counter in _PACKETS if counter in port.rises]
     if lost and (not carried or None in carried):
-        return f"{port.node} {port.name} lost {lost} of an unknown number of packets", None
+        text = f"{port.node} {port.name} lost {lost} of an unknown number of packets"
+        return _Row(port, text, None)
     packets = sum(by for by in carried if by)
     text = f"{port.node} {port.name} lost {lost} of {packets} packets"
-    return text, 100 * lost / max(packets, FEWEST_PACKETS)
+    return _Row(port, text, 100 * lost / max(packets, FEWEST_PACKETS))

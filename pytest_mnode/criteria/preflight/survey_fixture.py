@@ -12,6 +12,7 @@ from pytest_mnode.cluster import NodesOfRun, nodes_of_run
 from pytest_mnode.criteria.preflight.answers import Survey
 from pytest_mnode.criteria.preflight.environment import RankEnvironment, read_environment
 from pytest_mnode.criteria.preflight.installed import installed
+from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.criteria.preflight.survey import survey
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import fixture_names
@@ -84,7 +85,7 @@ class NodeJudgement:
     def _record(self, key: str, found: list[Measurement]) -> None:
         if not found:
             not_promised(f"{key} does not cover this check")
-        self._measure.record(found)
+        self._measure.record([of_node(self._node, one) for one in found])
 
     @property
     def _run(self) -> NodesOfRun:

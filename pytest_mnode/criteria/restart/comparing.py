@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from pytest_mnode.criteria.restart.history import Effective, Incarnation
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most, listed
 from pytest_mnode.reference_job.records import EndRecord, StepRecord
 
@@ -42,20 +43,20 @@ class Tolerance:
 
     def differences(
         self, one: Mapping[int, StepRecord], other: Mapping[int, StepRecord]
-    ) -> Iterator[str]:
+    ) -> Iterator[Culprit]:
         """Differences in one step of two runs, one line per rank and number."""
         for rank in sorted(one.keys() & other.keys()):
             a, b = one[rank], other[rank]
             where = f"rank {rank} on {b.node}"
             if not self.accepts(a.loss, b.loss):
-                yield f"{where}: loss {b.loss!r} instead of {a.loss!r}"
+                yield Culprit(f"{where}: loss {b.loss!r} instead of {a.loss!r}", b.node)
             if a.lr != b.lr:
-                yield f"{where}: learning rate {b.lr!r} instead of {a.lr!r}"
+                yield Culprit(f"{where}: learning rate {b.lr!r} instead of {a.lr!r}", b.node)
             if self.same_ranks and a.world_size == b.world_size:
                 if a.samples != b.samples:
-                    yield f"{where}: other samples"
+                    yield Culprit(f"{where}: other samples", b.node)
                 if a.rng != b.rng:
-                    yield f"{where}: other random states"
+                    yield Culprit(f"{where}: other random states", b.node)
 
 
 def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> list[Measurement]:
@@ -68,17 +69,23 @@ def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> li
         shown: Callable[[StepRecord], object] | None = None,
         distance: str = "",
     ) -> Measurement:
-        first: dict[int, str] = {}
+        first: dict[int, Culprit] = {}
         count = 0
         for rank, a, b in pairs:
             if not equal(a, b):
                 count += 1
                 how = f": {shown(b)!r} instead of {shown(a)!r}" if shown else ""
-                first.setdefault(rank, f"rank {rank} on {b.node} from step {b.step} on{how}")
+                words = f"rank {rank} on {b.node} from step {b.step} on{how}"
+                first.setdefault(rank, Culprit(words, b.node))
         note = f"of {len(pairs)} steps and ranks{distance}" if pairs else ""
         unsure = "" if pairs else "no step that both runs did"
         return Measurement.none_allowed(
-            name, first.values(), tolerance.source, count=count, unsure=unsure, note=note
+            name,
+            unless_all(first, {rank for rank, *_ in pairs}),
+            tolerance.source,
+            count=count,
+            unsure=unsure,
+            note=note,
         )
 
     farthest = max((_relative_distance(a.loss, b.loss) for _, a, b in pairs), default=0.0)
@@ -124,9 +131,8 @@ def _other_samples(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> Me
         )
         if one != other:
             new = sorted(set(other) - set(one))
-            wrong.append(
-                f"step {step}: samples {new[:4] or 'missing'} that the other run did not use"
-            )
+            words = f"step {step}: samples {new[:4] or 'missing'} that the other run did not use"
+            wrong.append(Culprit(words))
     return Measurement.none_allowed("steps with other samples", wrong, tolerance.source)
 
 
@@ -135,9 +141,9 @@ def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) ->
 
     With a tolerance, or another number of ranks, digests say nothing: only ends are counted.
     """
-    missing = [f"rank {rank}" for rank in range(cut.size) if _end(cut, rank) is None]
+    missing = {rank: Culprit(f"rank {rank}") for rank in range(cut.size) if not _end(cut, rank)}
     source = tolerance.source
-    found = [Measurement.none_allowed("ranks that did not finish", missing, source)]
+    found = [Measurement.none_allowed("ranks that did not finish", missing.values(), source)]
     if not tolerance.exact:
         return found
     ends = [(rank, _end(whole, rank), _end(cut, rank)) for rank in range(cut.size)]
@@ -151,13 +157,20 @@ def compared_ends(whole: Incarnation, cut: Incarnation, tolerance: Tolerance) ->
             why = "no rank finished in both runs"
             found.append(Measurement.unknown(name, why, source=source))
             continue
-        wrong = [
-            f"rank {rank} on {b.node}"
+        wrong = {
+            rank: Culprit(f"rank {rank} on {b.node}", b.node)
             for rank, a, b in both
             if getattr(a, field) != getattr(b, field)
-        ]
-        found.append(Measurement.none_allowed(name, wrong, source))
+        }
+        found.append(Measurement.none_allowed(name, unless_all(wrong, range(cut.size)), source))
     return found
+
+
+def unless_all(wrong: Mapping[int, Culprit], ranks: Collection[int]) -> list[Culprit]:
+    """Ranks whose numbers are wrong; if those of all ranks are, nobody knows whose came first."""
+    if len(wrong) == len(ranks) > 1:
+        return [Culprit(str(one)) for one in wrong.values()]
+    return list(wrong.values())
 
 
 def _end(incarnation: Incarnation, rank: int) -> EndRecord | None:
@@ -197,7 +210,7 @@ def samples_not_seen_once(
     wrong += [f"epoch {epoch}: beyond the end of the run" for epoch in sorted(seen)]
     return Measurement.none_allowed(
         "samples not seen exactly once",
-        wrong,
+        map(Culprit, wrong),
         f"{finished} whole epochs of {samples} samples and {left} more, over all ranks",
     )
 
@@ -222,9 +235,11 @@ def compared_parameters(one: Parameters, other: Parameters, tolerance: Tolerance
     if odd:
         # A difference from NaN or infinity has no size: it counts as 1.0, the whole value.
         note = f"not finite: {listed(odd)}"
-        return Measurement(name, 1.0, "", bound, source, odd[0], note)
+        return Measurement(name, 1.0, "", bound, source, Culprit(odd[0]), note)
     largest = max((float(np.abs(value).max(initial=0.0)) for value in one.values()), default=0.0)
     distance = {key: float(np.abs(one[key] - other[key]).max(initial=0.0)) for key in one}
     worst = max(distance, key=lambda key: distance[key])
     note = f"relative to {largest:.4g}, the largest of all; in {worst}"
-    return Measurement(name, distance[worst] / (largest or 1.0), "", bound, source, worst, note)
+    return Measurement(
+        name, distance[worst] / (largest or 1.0), "", bound, source, Culprit(worst), note
+    )

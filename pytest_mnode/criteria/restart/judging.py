@@ -23,6 +23,7 @@ from pytest_mnode.criteria.restart.resuming import (
     judge_kill,
     judge_loading,
 )
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most, listed
 
 _STANDS_OUT = 2.0
@@ -104,7 +105,8 @@ def checkpoint_costs(whole: History, expected: int, within_s: float | None) -> l
     usual_s = median_low(record.write_s for record, _ in alike)
     alone = slowest.write_s > _STANDS_OUT * usual_s
     who = f"rank {slowest.rank} on {node} wrote for" if alone else "all ranks alike: they wrote for"
-    culprit = f"{who} {slowest.write_s:.3g} s, step {longest.step}"
+    words = f"{who} {slowest.write_s:.3g} s, step {longest.step}"
+    culprit = Culprit(words, [node] if alone else [])
     return [
         Measurement(name, longest.seconds, "s", bound, source if bound else "", culprit, note),
         Measurement("size of a checkpoint", largest / 1e6, "MB", note="all files of all ranks"),
@@ -166,15 +168,17 @@ def _steps_not_done_once(cut: History, last: int) -> Measurement:
     double = [f"step {step}: done {n} times" for step, n in sorted(times.items()) if n > 1]
     wrong = [*missing, *double, *lacking]
     note = f"steps {first} to {last} over {len(cut.incarnations)} starts"
-    return Measurement.none_allowed("steps missing or done twice", wrong, EVERY_STEP, note=note)
+    return Measurement.none_allowed(
+        "steps missing or done twice", map(Culprit, wrong), EVERY_STEP, note=note
+    )
 
 
 def _wrong_ends(cut: History, steps: int) -> Measurement:
     """Steps beyond the last one, and ranks that ended with another number of steps."""
-    beyond = [f"step {one.step} of {steps}" for one in cut.effective() if one.step > steps]
+    beyond = [Culprit(f"step {one.step} of {steps}") for one in cut.effective() if one.step > steps]
     ends = {rank: own.end for rank, own in cut.incarnations[-1].by_rank.items()}
     others = [
-        f"rank {rank} on {end.node} ended with {end.steps} of {steps} steps"
+        Culprit(f"rank {rank} on {end.node} ended with {end.steps} of {steps} steps", end.node)
         for rank, end in ends.items()
         if end is not None and not end.preempted and end.steps != steps
     ]
@@ -186,7 +190,7 @@ def _redone_differently(cut: History, tolerance: Tolerance) -> Measurement:
     """Steps that were done again with another result than the first time."""
     curve, redone = cut.curve(), cut.redone()
     differ = [
-        f"step {one.step}: {text}"
+        Culprit.merged(f"step {one.step}: {text}", [text])
         for one in redone
         if one.step in curve
         for text in tolerance.differences(one.by_rank, curve[one.step])

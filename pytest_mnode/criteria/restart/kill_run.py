@@ -14,6 +14,7 @@ from pytest_mnode.criteria.restart import run_files
 from pytest_mnode.criteria.restart.history import History, Incarnation
 from pytest_mnode.criteria.restart.plan import KILL_AFTER, Plan
 from pytest_mnode.criteria.restart.resuming import KillReport
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import ClusterError, MnodeError, TimeLimitError
 from pytest_mnode.jobs import JobEvent, JobResult, LaunchedJob
 from pytest_mnode.jobs.torchrun import last_line
@@ -181,7 +182,7 @@ class KillRun:
         return run_files.read_history(self.cluster, node, self.directory, self.into)
 
 
-def _alive(job: LaunchedJob, killed: Incarnation) -> list[str] | None:
+def _alive(job: LaunchedJob, killed: Incarnation) -> list[Culprit] | None:
     """Processes of a killed incarnation that still run, none on a lost node; None if not known."""
     try:
         return job.alive(killed.processes)

@@ -16,6 +16,7 @@ from pytest_mnode.criteria.restart.plan import (
     terms_of,
 )
 from pytest_mnode.criteria.restart.resuming import completed
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import RankError
 from pytest_mnode.measurement import Measurement
 from pytest_mnode.progress import progress
@@ -102,7 +103,7 @@ def judge_other_sizes(
                 culprit = f"the resume: it continued from step {loaded}, and step {saved} was saved"
                 lost = Measurement.none_allowed(
                     "steps lost",
-                    [culprit],
+                    [Culprit(culprit)],
                     tolerance.source,
                     count=abs(saved - loaded),
                     note=f"from {saved}",
@@ -118,5 +119,5 @@ def _continued(final: Parameters | RankError, expected: Parameters | RankError) 
     if isinstance(expected, RankError):
         why = f"the run to compare with failed: {warm_runs.last_line(expected)}"
         return Measurement.unknown(_DID_NOT_CONTINUE, why, source=_SOURCE)
-    failed = [warm_runs.last_line(final)] if isinstance(final, RankError) else []
+    failed = [Culprit(warm_runs.last_line(final))] if isinstance(final, RankError) else []
     return Measurement.none_allowed(_DID_NOT_CONTINUE, failed, _SOURCE)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.criteria.restart.history import History, Incarnation
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals, listed
 
 EVERY_STEP = "a resumed run does each step once, from the newest complete checkpoint on"
@@ -58,7 +59,7 @@ class KillReport:
     incarnation: int = 0
     incarnations: int | None = None
     listing: StoreListing | None = None
-    alive: Sequence[str] | None = None
+    alive: Sequence[Culprit] | None = None
     came_back: bool | None = False
     ended_how: str = ""
     preempted: bool = False
@@ -76,11 +77,13 @@ def came_back(cut: History, kill: KillReport, not_comparable: str = "") -> Measu
     started = len(cut.incarnations)
     if not_comparable or kill.came_back is None:
         return Measurement.unknown(name, not_comparable or kill.ended_how, source=source)
-    culprits = []
+    culprits = list[Culprit]()
     if started < 2:
-        culprits = [f"no rank trained again after {kill.what}; {kill.ended_how}".rstrip("; ")]
+        words = f"no rank trained again after {kill.what}; {kill.ended_how}".rstrip("; ")
+        culprits = [Culprit(words)]
     elif not kill.came_back:
-        culprits = [f"started again after {kill.what}, and did not continue: {kill.ended_how}"]
+        words = f"started again after {kill.what}, and did not continue: {kill.ended_how}"
+        culprits = [Culprit(words)]
     more = f", at the start number {started - 1} after it" if started > 2 else ""
     note = "" if culprits else "; ".join([f"after {kill.what}{more}", *kill.notes])
     return Measurement.none_allowed(name, culprits, source, note=note)
@@ -98,7 +101,7 @@ def judge_kill(cut: History, kill: KillReport) -> Iterator[Measurement]:
     if kill.preempted:
         source = "a job that is asked to end saves and ends within the grace time"
         name = "nodes where the job was killed after the grace time"
-        yield Measurement.none_allowed(name, kill.late, source)
+        yield Measurement.none_allowed(name, [Culprit(node, node) for node in kill.late], source)
     if kill.in_writing is not None:
         unfinished = kill.listing.unfinished if kill.listing is not None else ()
         hit = any(step == kill.in_writing for step, _ in unfinished)
@@ -126,9 +129,13 @@ def judge_loading(cut: History, kill: KillReport, began: float | None) -> Iterat
     killed, resumed = cut.incarnations[0], cut.incarnations[1]
     yield _lost_steps(killed, resumed, kill)
     loaded = {rank: own.start.loaded for rank, own in resumed.by_rank.items()}
+    rank_0 = resumed.by_rank.get(0)
     others = [
-        f"rank {rank} on {own.start.node} loaded {_shown(own.start.loaded)}, "
-        f"rank 0 {_shown(loaded.get(0))}"
+        Culprit(
+            f"rank {rank} on {own.start.node} loaded {_shown(own.start.loaded)}, "
+            f"rank 0 {_shown(loaded.get(0))}",
+            either=[{own.start.node, *((rank_0.start.node,) if rank_0 else ())}],
+        )
         for rank, own in resumed.by_rank.items()
         if own.start.loaded != loaded.get(0)
     ]
@@ -156,7 +163,9 @@ def _lost_steps(killed: Incarnation, resumed: Incarnation, kill: KillReport) -> 
     )
     again = max(0, killed.last_step - resumed.loaded)
     note = f"loaded {loaded}; {again} steps done again"
-    return Measurement.none_allowed(name, [culprit], EVERY_STEP, count=abs(lost), note=note)
+    return Measurement.none_allowed(
+        name, [Culprit(culprit)], EVERY_STEP, count=abs(lost), note=note
+    )
 
 
 def completed(incarnation: Incarnation) -> set[int]:
@@ -176,7 +185,7 @@ def _age_of_checkpoint(resumed: Incarnation, began: float | None) -> Measurement
         why = "nothing was loaded" if began is not None else "rank 0 recorded no start time"
         return Measurement.unknown(name, why, unit="s", expected=at_least(0), source=source)
     culprit = f"{_shown(resumed.loaded)}, which is older than the run"
-    return Measurement(name, min(times) - began, "s", at_least(0), source, culprit)
+    return Measurement(name, min(times) - began, "s", at_least(0), source, Culprit(culprit))
 
 
 def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Measurement:
@@ -215,7 +224,7 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
         "s",
         None if within_s is None else at_most(within_s),
         "" if within_s is None else "criteria.restart.within",
-        f"the recovery from {kill.what}",
+        Culprit(f"the recovery from {kill.what}"),
         note,
     )
 

@@ -14,6 +14,7 @@ from statistics import median
 from pytest_mnode.criteria.scaling.attribution import Attribution, RankMeans
 from pytest_mnode.criteria.scaling.network import CollectiveBaseline
 from pytest_mnode.criteria.scaling.timings import PARTS
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.spec.scaling import ScalingCriterion
 
 NETWORK, FABRIC, OVERLAP, COMMUNICATION = "network", "fabric", "overlap", "communication"
@@ -51,13 +52,13 @@ class Cause:
     kind: str
     seconds: float
     text: str
-    culprit: str | None = None
+    culprit: Culprit | None = None
 
 
 def causes_of(
     found: Attribution,
     baseline: CollectiveBaseline | None,
-    off_fabric: tuple[str, str | None] | None,
+    off_fabric: tuple[str, Culprit | None] | None,
     promise: ScalingCriterion,
 ) -> tuple[Cause, ...]:
     """The causes of the loss on `found.count` nodes, largest first.
@@ -80,8 +81,17 @@ def causes_of(
 
 def describe(causes: Sequence[Cause], lost_s: float) -> str:
     """The causes that are worth listing, in words, largest first."""
-    worth = [c for i, c in enumerate(causes) if not i or c.seconds >= _LISTED_FROM * lost_s]
-    return "; ".join(cause.text for cause in worth)
+    return "; ".join(cause.text for cause in _worth_listing(causes, lost_s))
+
+
+def to_blame(causes: Sequence[Cause], lost_s: float) -> list[Culprit | None]:
+    """Culprits of these causes: of the largest, and of the others those that are known nodes."""
+    largest, *others = _worth_listing(causes, lost_s)
+    return [largest.culprit, *(c.culprit for c in others if c.culprit and c.culprit.nodes)]
+
+
+def _worth_listing(causes: Sequence[Cause], lost_s: float) -> list[Cause]:
+    return [c for i, c in enumerate(causes) if not i or c.seconds >= _LISTED_FROM * lost_s]
 
 
 def explained(causes: Sequence[Cause], allowed: Sequence[str], lost_s: float) -> float:
@@ -121,7 +131,7 @@ def _computing(found: Attribution, lost_s: float) -> Iterator[Cause]:
         common_s,
         f"all ranks compute {_times(usual, alone_s)} as long as one node alone: "
         f"{_ms(common_s)} more",
-        "all nodes",
+        Culprit("all nodes"),
     )
     if slow_ranks is not None:
         straggler_s = min(rank_specific_s, slow_ranks.seconds - usual - as_alone_s)
@@ -148,7 +158,7 @@ def _own_part(found: Attribution, part: str, lost_s: float, ideal_s: float) -> C
         return Cause(REST, lost_s, text)
     if slow_ranks is None:
         text = f"{part} takes {_ms(ideal_s + lost_s)} per step, on one node {_ms(ideal_s)}"
-        return Cause(part, lost_s, text, "all nodes" if lost_s > 0 else None)
+        return Cause(part, lost_s, text, Culprit("all nodes") if lost_s > 0 else None)
     one, many, what = _OWN[part]
     verb = f"{many} up to" if slow_ranks.several else one
     text = f"{slow_ranks.label} {verb} {_ms(slow_ranks.seconds)} per step {what}"
@@ -160,7 +170,7 @@ def _communicating(
     found: Attribution,
     lost_s: float,
     baseline: CollectiveBaseline | None,
-    off_fabric: tuple[str, str | None] | None,
+    off_fabric: tuple[str, Culprit | None] | None,
     promise: ScalingCriterion,
 ) -> Iterator[Cause]:
     """Exposed communication: on the wrong network, slow, needed by the fabric, or beyond that."""
@@ -178,23 +188,23 @@ def _communicating(
     at = f"{baseline.line_fraction:.0%} of line rate"
     if baseline.line_fraction < promise.fabric_fraction:
         text = f"all-reduce exposed {_ms(lost_s)} per step: fabric at {at}{hid}"
-        yield Cause(FABRIC, lost_s, text, "the fabric")
+        yield Cause(FABRIC, lost_s, text, Culprit("the fabric"))
         return
     allowed_s = baseline.exposed_s(found.backward_s)
     more_s = lost_s - allowed_s
     if more_s <= 0:
         text = f"{exposed}{hid}; fabric at {at}, which allows {_ms(allowed_s)}"
-        yield Cause(COMMUNICATION, lost_s, text, "the job")
+        yield Cause(COMMUNICATION, lost_s, text, Culprit("the job"))
         return
     text = f"collectives alone need {_ms(allowed_s)} per step that nothing hides"
-    yield Cause(COMMUNICATION, allowed_s, text, "the job")
+    yield Cause(COMMUNICATION, allowed_s, text, Culprit("the job"))
     sent_s, hidden_s = found.sent_s or 0.0, found.hidden_s
     if hidden_s is not None and hidden_s < _HIDDEN * min(sent_s, found.backward_s):
         text = (
             f"collectives are not overlapped: {hidden:.0%} of communication is hidden, "
             f"{_ms(lost_s)} per step exposed, where the fabric allows {_ms(allowed_s)}"
         )
-        yield Cause(OVERLAP, more_s, text, "the job")
+        yield Cause(OVERLAP, more_s, text, Culprit("the job"))
         return
     text = f"{exposed}{hid}; {_ms(more_s)} more than the fabric allows at {at}"
     yield Cause(CONTENTION, more_s, text, None)
@@ -214,14 +224,14 @@ class SlowRanks:
     """Slow ranks, or nodes of which all ranks are slow. seconds: of the slowest rank. usual_s: of
     the others."""
 
-    names: tuple[str, ...]
+    names: tuple[Culprit, ...]
     seconds: float
     usual_s: float
 
     @property
-    def label(self) -> str:
+    def label(self) -> Culprit:
         *most, last = self.names
-        return f"{', '.join(most)} and {last}" if most else last
+        return Culprit.merged(f"{', '.join(most)} and {last}" if most else last, self.names)
 
     @property
     def several(self) -> bool:
@@ -253,7 +263,9 @@ def slow(
     late = {rank.rank for rank in slow_ranks}
     on_time = {rank.node for rank in ranks if rank.rank not in late}
     names = dict.fromkeys(
-        f"rank {rank.rank} on {rank.node}" if rank.node in on_time else rank.node
+        Culprit(
+            f"rank {rank.rank} on {rank.node}" if rank.node in on_time else rank.node, rank.node
+        )
         for rank in slow_ranks
     )
     return SlowRanks(tuple(names), max(map(of, slow_ranks)), usual)

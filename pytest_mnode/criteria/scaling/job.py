@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.scaling.judge import ScalingResult, judge
 from pytest_mnode.criteria.scaling.plan import Plan
 from pytest_mnode.criteria.scaling.timings import JobTimings
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.scaling import ScalingCriterion
@@ -70,23 +71,27 @@ def _train(plan: Plan, *, world: World) -> JobTimings | None:
     return train(plan, world)
 
 
-def _slow_links(cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_s: float) -> str:
-    """Slow links between pairs of nodes, in words; or why they could not be located."""
+def _slow_links(
+    cluster: Cluster, spec: Spec, promise: ScalingCriterion, budget_s: float
+) -> Culprit:
+    """Slow links between pairs of nodes, or why they could not be located."""
     mbits_s = promise.fabric_fraction * spec.fabric.line_rate_mbits_s
     timeout = budget_s + 60.0
     try:
         with cluster.world() as world:
-            return str(world.run(_locate, spec, mbits_s, budget_s, timeout=timeout, group=True)[0])
+            every = world.run(_locate, spec, mbits_s, budget_s, timeout=timeout, group=True)
+            return Culprit.of(every[0])
     except MnodeError as error:
-        return f"not located: {str(error).partition(chr(10))[0]}"
+        return Culprit(f"not located: {str(error).partition(chr(10))[0]}")
 
 
-def _locate(spec: Spec, slow_below_mbits_s: float, budget_s: float, *, world: World) -> str:
-    """In ranks: the slow links, in words."""
+def _locate(spec: Spec, slow_below_mbits_s: float, budget_s: float, *, world: World) -> Culprit:
+    """In ranks: the slow links."""
     from pytest_mnode.measuring.locating.locate import find_slow_links
     from pytest_mnode.reference_job.config import JobConfig, device_for
     from pytest_mnode.reference_job.device import device_of
 
     config = JobConfig(directory=".", device=device_for(spec.accelerators.per_node))
     device = device_of(config, world.local_rank)
-    return str(find_slow_links(world, spec, (), slow_below_mbits_s, device, budget_s=budget_s))
+    links = find_slow_links(world, spec, (), slow_below_mbits_s, device, budget_s=budget_s)
+    return links.summary

@@ -13,6 +13,7 @@ from pytest_mnode.criteria.scaling.causes import (
     causes_of,
     describe,
     explained,
+    to_blame,
 )
 from pytest_mnode.criteria.scaling.efficiency import Throughput, throughputs
 from pytest_mnode.criteria.scaling.network import (
@@ -23,6 +24,7 @@ from pytest_mnode.criteria.scaling.network import (
 )
 from pytest_mnode.criteria.scaling.plan import Plan, nodes
 from pytest_mnode.criteria.scaling.timings import JobTimings
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least, at_most
 from pytest_mnode.measuring.traffic import SentByNode
 from pytest_mnode.spec import Spec
@@ -85,7 +87,7 @@ class CountResult:
 
 @dataclass(frozen=True, slots=True)
 class ScalingResult:
-    """The result of a scaling job. slow_links: in words; None if they were not searched."""
+    """The result of a scaling job. slow_links: None if they were not searched."""
 
     spec: Spec
     promise: ScalingCriterion
@@ -93,7 +95,7 @@ class ScalingResult:
     timings: JobTimings
     counts: tuple[CountResult, ...]
     sent: tuple[SentByNode, ...]
-    slow_links: str | None = None
+    slow_links: Culprit | None = None
 
     @property
     def missing(self) -> dict[int, str]:
@@ -143,9 +145,6 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
         ]
         if row.count == 1:
             continue
-        culprit = one.description
-        if found.slow_links and any(cause.kind == FABRIC for cause in one.causes):
-            culprit = f"{culprit}; {found.slow_links}"
         measurements.append(
             Measurement(
                 f"efficiency, {count}",
@@ -153,7 +152,7 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
                 "",
                 at_least(one.bound),
                 one.source,
-                culprit or None,
+                _culprit(one, found.slow_links),
                 "; ".join(filter(None, (one.unknown_why, _interval(found, one), how))),
                 detection=None if one.unknown_why else row.detection(one.bound, found.promise),
             )
@@ -163,6 +162,17 @@ def judge_efficiency(found: ScalingResult) -> list[Measurement]:
         name, source = f"efficiency, {nodes(number)}", f"{_KEY}.at_least_efficiency {full:g}"
         measurements.append(Measurement.unknown(name, why, expected=at_least(full), source=source))
     return measurements
+
+
+def _culprit(one: CountResult, slow_links: Culprit | None) -> Culprit | None:
+    """The causes in words, with the nodes of these and of the slow links behind a slow fabric."""
+    if not one.description:
+        return None
+    blamed = to_blame(one.causes, one.row.lost_s)
+    if slow_links is None or all(cause.kind != FABRIC for cause in one.causes):
+        return Culprit.merged(one.description, blamed)
+    rest = blamed[1:] if one.causes[0].kind == FABRIC else blamed
+    return Culprit.merged(f"{one.description}; {slow_links}", [slow_links, *rest])
 
 
 def judge_parts(found: ScalingResult) -> list[Measurement]:
@@ -179,7 +189,10 @@ def judge_parts(found: ScalingResult) -> list[Measurement]:
                 unit,
                 bound,
                 source,
-                f"rank {worst.rank} on {worst.node}",
+                Culprit(
+                    f"rank {worst.rank} on {worst.node}",
+                    {rank.node for rank in one.parts.ranks if rank.missed > most} | {worst.node},
+                ),
                 f"rank {worst.rank} of {len(one.parts.ranks)}, whose parts miss its step most",
             )
         )

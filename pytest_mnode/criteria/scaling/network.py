@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_mnode.criteria.scaling.timings import GroupSteps, JobTimings
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most
-from pytest_mnode.measuring.traffic import LowerDevices, SentByNode, off_fabric
+from pytest_mnode.measuring.traffic import LowerDevices, SentByNode, nodes_off_fabric, off_fabric
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s, ring_at_line_rate
 from pytest_mnode.spec.inventory import Network
@@ -79,8 +80,10 @@ def sent_in_steps(trained: Sequence[GroupSteps], timings: JobTimings) -> tuple[S
     )
 
 
-def off_fabric_nics(fabric: Network, sent: Sequence[SentByNode]) -> tuple[str, str | None] | None:
-    """The NICs that carried the bytes instead of the fabric, and the culprit, in words; None if
+def off_fabric_nics(
+    fabric: Network, sent: Sequence[SentByNode]
+) -> tuple[str, Culprit | None] | None:
+    """The NICs that carried the bytes instead of the fabric, in words, and the culprit; None if
     there are none, or if counters do not show the bytes that each node had to send."""
     if any(one.share(fabric) is None for one in sent):
         return None
@@ -109,7 +112,8 @@ def judge_network(
         worst = max(elsewhere, key=lambda node: elsewhere[node])
         fraction = elsewhere[worst]
         over = f"other NICs than {'+'.join(fabric.interfaces)}"
-        culprit = off_fabric(sent, fabric) or f"{worst} sent {fraction:.0%} over {over}"
+        words = off_fabric(sent, fabric) or f"{worst} sent {fraction:.0%} over {over}"
+        culprit = Culprit(words, nodes_off_fabric(sent, fabric, most))
     elif elsewhere:
         note = f"no counter of {', '.join(unseen)} shows the bytes that it had to send: {note}"
     else:

@@ -10,7 +10,8 @@ from pytest_mnode.criteria.transport.evidence import Evidence, is_rdma
 from pytest_mnode.criteria.transport.expected import ExpectedBytes, expected_bytes
 from pytest_mnode.criteria.transport.node_traffic import Carrier, NodeTraffic
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
-from pytest_mnode.measurement import Measurement, at_least, at_most
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import Measurement, all_of, at_least, at_most
 from pytest_mnode.spec.fabric import TransportPromise
 from pytest_mnode.spec.models import Spec
 
@@ -58,13 +59,15 @@ class ByteCounts:
             ("most", max, at_most(expected.most_bytes / 1e6)),
         ):
             name = choose(counts, key=lambda name: counts[name], default="")
+            wrong = (node for node, count in counts.items() if not bound.holds(count / 1e6))
             yield Measurement(
                 f"transport, bytes on the fabric of the node that sent {word}",
                 counts[name] / 1e6 if counts and len(counts) == len(sent) else None,
                 "MB",
                 bound,
                 expected.source,
-                note=name,
+                all_of((Culprit(node, node) for node in wrong), separator=", "),
+                name,
             )
         for node in self.facts.nodes:
             others = self._others(node)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.measurement import Measurement, Verdict, equals
 
@@ -113,12 +114,21 @@ def measured(fact: ProofFact, remarks: Iterable[Remark], nodes: Sequence[str]) -
     )
 
 
-def in_words(remarks: Iterable[Remark], nodes: Sequence[str]) -> str:
-    """Text of remarks, equal ones once with all their places: "node1, rank 3 on node2: … ; …"."""
+def in_words(remarks: Iterable[Remark], nodes: Sequence[str]) -> Culprit:
+    """Remarks, equal ones once with all their places: "node1, rank 3 on node2: … ; …"."""
     same: dict[tuple[Case, str], list[Remark]] = {}
     for remark in sorted(remarks, key=lambda remark: _ORDER[remark.case]):
         same.setdefault((remark.case, remark.text), []).append(remark)
-    return "; ".join(f"{_places(found, nodes)}{text}" for (_, text), found in same.items())
+    parts = [_placed(found, nodes, text) for (_, text), found in same.items()]
+    return Culprit.merged("; ".join(parts), parts)
+
+
+def _placed(remarks: Sequence[Remark], nodes: Sequence[str], text: str) -> Culprit:
+    """A text with its places. What is said of all nodes blames none of them."""
+    places = _places(remarks, nodes)
+    named = {remark.node for remark in remarks if remark.node is not None}
+    of_all = any(remark.node is None for remark in remarks) or named >= set(nodes)
+    return Culprit(f"{places}{text}", () if of_all else named)
 
 
 def _places(remarks: Sequence[Remark], nodes: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,9 +20,11 @@ from pytest_mnode.jobs.running import RunningJob
 from pytest_mnode.jobs.torchrun import Start
 from pytest_mnode.launchers.kubernetes.api import ApiError
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
+from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.nodes import Nodes
-from pytest_mnode.launchers.remote.bootstrap import sent
+from pytest_mnode.launchers.remote.bootstrap import environment
 from pytest_mnode.launchers.remote.node_report import as_there
+from pytest_mnode.protocol.world import RUN
 
 
 class PodJob(RunningJob):
@@ -96,13 +97,12 @@ class PodJob(RunningJob):
         orders = {}
         for node in nodes:
             argv = start.argv(job, node, addresses[node], f"/tmp/.mnode-{self._id}-ranks")
-            defaults = start.defaults(job, cluster.fabric_interface(node))
-            variables = sent(cluster.env(start.own(job, node), defaults), os.environ)
+            given = {**node_env(), **job.env}
+            env = start.env(job, node, cluster.fabric_interface(node), given)
             orders[node] = Order(
                 as_there(argv, cluster.python, self._run.packages.get(node, "")),
-                variables.env,
+                environment({**node_env(), **env, RUN: cluster.run_id}),
                 str(Path.cwd()),
-                {**variables.defaults, **variables.passed},
             )
         made.order(orders)
 

@@ -17,8 +17,6 @@ from pytest_mnode.measurement import listed
 
 REPORT_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow at the first access."""
-REPORT_S = 30.0
-"""Time for a report, once the node has started its command."""
 REPORTS_AT_ONCE = 64
 """Each report also runs an interpreter on this machine, and too many slow each other down."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
@@ -106,11 +104,7 @@ def _kill_all(programs: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def collect_reports(
-    commands: Mapping[str, list[str]],
-    directory: str,
-    run_dir: str,
-    env: Mapping[str, str] | None = None,
-    limit_s: float = REPORT_LIMIT_S,
+    commands: Mapping[str, list[str]], directory: str, run_dir: str
 ) -> tuple[dict[str, node_report.NodeReport], dict[str, str]]:
     """Run node_report.argv's commands: reports by node, and reasons of the unusable nodes."""
     ours, reports, problems = node_report.here(), {}, {}
@@ -118,14 +112,12 @@ def collect_reports(
     outcomes = [
         outcome
         for first in range(0, len(some), REPORTS_AT_ONCE)
-        for outcome in run_all(
-            some[first : first + REPORTS_AT_ONCE], limit_s=limit_s, run_dir=run_dir, env=env
-        )
+        for outcome in run_all(some[first : first + REPORTS_AT_ONCE], run_dir=run_dir)
     ]
     for outcome in outcomes:
         report = node_report.read(outcome.stdout)
         if report is None:
-            problems[outcome.node] = why_no_report(outcome, limit_s)
+            problems[outcome.node] = why_no_report(outcome, REPORT_LIMIT_S)
         elif (wrong := node_report.problem(report, ours, directory)) is not None:
             problems[outcome.node] = wrong
         else:

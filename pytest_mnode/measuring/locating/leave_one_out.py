@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measuring.ranks import by_rank, elapsed_s
 from pytest_mnode.rank.world import World
 from pytest_mnode.spec.bandwidth import Collective, busbw_gbytes_s
@@ -68,15 +69,15 @@ def named_by(trials: Iterable[Trial], enough: float) -> tuple[int, Trial] | None
 
 def slow_in_collectives(
     world: World, size_bytes: int, enough_gbytes_s: float, device: torch.device, budget_s: float
-) -> str:
-    """The only node without which all_reduce reaches its rate, in words; "" if there is none.
+) -> Culprit | None:
+    """The only node without which all_reduce reaches its rate; None if there is none.
 
     enough_gbytes_s: promised busbw. All ranks call this. No measurement begins after `budget_s`
     seconds.
     """
     nodes = len(world.nodes)
     if not FEWEST_NODES <= nodes <= MOST_NODES:
-        return ""
+        return None
     buffer = torch.zeros(max(1, size_bytes // 4), dtype=torch.float32, device=device)
     started_s = time.monotonic()
 
@@ -110,10 +111,11 @@ def slow_in_collectives(
 
     found = named_by(trials(), enough_gbytes_s)
     if found is None:
-        return ""
+        return None
     node, best = found
     name = world.nodes[node]
-    return (
+    words = (
         f"{name}, slow only in collectives: every pair of nodes keeps the rate, and so does "
         f"all_reduce without {name} ({best.without[node]:.4g} GB/s; with it {best.whole:.4g})"
     )
+    return Culprit(words, name)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import all_of
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, diagnose
 from pytest_mnode.measuring.locating.pairs import MeasuredRound, Pairs, Rails, chunk_bytes
 from pytest_mnode.measuring.locating.path_table import path_rates
@@ -50,9 +52,9 @@ class Effort:
 class SlowLinks:
     """Culprits of a slow fabric; the same on every rank.
 
-    culprit: all culprits in words; None without one. slowest: the slowest link with its rate.
+    culprit: all culprits; None without one. slowest: the slowest link with its rate.
     cut_off: what did not fit into the budget; empty if all did. silent: links that gave no
-    reading, in words. all_slow: whether all pairs are below the bound, which is no fault if the
+    reading. all_slow: whether all pairs are below the bound, which is no fault if the
     collective reached it. bound_mbits_s: rate that a link must carry. paths: number of ordered
     pairs of nodes. unmeasured: why some paths or NICs were not measured, with counts; empty if all
     were. every_path: whether all paths had to be measured. corrupt_paths: number of paths that
@@ -61,23 +63,28 @@ class SlowLinks:
     """
 
     diagnosis: Diagnosis
-    culprit: str | None
+    culprit: Culprit | None
     slowest: str
     cut_off: str
     effort: Effort
     all_slow: bool = False
-    silent: str = ""
+    silent: Culprit | None = None
     bound_mbits_s: float = 0.0
     paths: int = 0
     paths_measured: int = 0
     unmeasured: str = ""
     every_path: bool = True
     corrupt_paths: int = 0
-    corrupter: str | None = None
+    corrupter: Culprit | None = None
     rates: PathRates | None = None
 
+    @property
+    def summary(self) -> Culprit:
+        """What was found, or why nothing was, with the nodes of the culprit and of silent links."""
+        return Culprit.merged(str(self), [self.culprit, self.silent])
+
     def __str__(self) -> str:
-        found = self.unsteady or self.culprit
+        found: str | None = self.unsteady or self.culprit
         if not found and not self.silent:
             found = self._nobody if self.slowest else "no pair of nodes could be tried"
         return "; ".join(filter(None, (found, self.silent, self.cut_off)))
@@ -136,7 +143,7 @@ def find_slow_links(
     rates = Rates(len(world.nodes), rails.count, slow_below_mbits_s * rails.nics_each)
     names = Names.of(world.nodes, spec, rails.count)
     if len(world.nodes) < 2:
-        return conclude(rates, names, None, Effort(), "")
+        return conclude(rates, names, None, Effort(), None)
     nothing_on_it = bool(traffic) and all(node.off_fabric(fabric) for node in traffic)
     # If no traffic is on the fabric, further pairs show nothing new.
     pairs = Pairs(rails, chunk_bytes(fabric.line_rate_mbits_s * rails.nics_each), device)
@@ -153,7 +160,7 @@ def find_slow_links(
         names,
         None if effort.complete else budget_s,
         effort,
-        off_fabric(traffic, fabric) or "",
+        off_fabric(traffic, fabric),
         outliers_only=outliers_only,
         every_path=every_path,
     )
@@ -192,7 +199,7 @@ def conclude(
     names: Names,
     spent_budget_s: float | None,
     effort: Effort,
-    instead: str,
+    instead: Culprit | None,
     *,
     outliers_only: bool = False,
     every_path: bool = True,
@@ -200,7 +207,7 @@ def conclude(
     """The diagnosis of these rates, with its wording.
 
     spent_budget_s: the budget if it was spent, else None. instead: which interfaces carried the
-    traffic instead of the fabric, in words; "" if none did.
+    traffic instead of the fabric; None if none did.
     """
     found = diagnose(rates)
     all_slow = outliers_only and bool(rates.too_slow_rails)
@@ -210,7 +217,7 @@ def conclude(
         found = replace(found, too_slow_rails=(), paths=slower)
     return SlowLinks(
         diagnosis=found,
-        culprit="; ".join(filter(None, (instead, culprits(found, names)))) or None,
+        culprit=all_of((instead, culprits(found, names))),
         slowest=slowest_link(rates, names),
         cut_off="" if spent_budget_s is None else cut_off(rates, spent_budget_s),
         effort=effort,
@@ -219,7 +226,7 @@ def conclude(
         bound_mbits_s=rates.slow_below_mbits_s,
         paths=rates.nodes * (rates.nodes - 1),
         paths_measured=rates.paths_measured,
-        unmeasured=unmeasured_paths(rates, spent_budget_s, instead, every_path=every_path),
+        unmeasured=unmeasured_paths(rates, spent_budget_s, instead or "", every_path=every_path),
         every_path=every_path,
         corrupt_paths=int(rates.wrong.sum()),
         corrupter=corrupters(rates.wrong, names),

@@ -9,7 +9,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mnode.measurement import listed
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import all_of, listed
 from pytest_mnode.measuring.locating.diagnosis import Diagnosis, SlowNode, SlowPath
 from pytest_mnode.measuring.locating.rates import Rates
 from pytest_mnode.measuring.locating.search import EVERY_PATH_UP_TO
@@ -86,10 +87,10 @@ class Names:
         )
 
 
-def culprits(found: Diagnosis, names: Names) -> str | None:
+def culprits(found: Diagnosis, names: Names) -> Culprit | None:
     """All culprits, confirmed ones first; None without one."""
     paths = found.paths
-    parts = []
+    parts = list[Culprit]()
     if len(names.nodes) == 2:
         parts += [_between(path, names) for path in paths if path.confirmed]
         parts += _suspected(found, names)
@@ -100,10 +101,10 @@ def culprits(found: Diagnosis, names: Names) -> str | None:
         parts += [_apart(found, names)] if found.groups else []
         parts += _paths([p for p in paths if p.confirmed and not found.groups], names)
         parts += _suspected(found, names)
-    return listed(parts, _MOST_NAMED) or None
+    return all_of(parts, _MOST_NAMED)
 
 
-def corrupters(wrong: NDArray[np.bool_], names: Names) -> str | None:
+def corrupters(wrong: NDArray[np.bool_], names: Names) -> Culprit | None:
     """The node that is on all paths that changed data, or those paths; None without one.
 
     wrong: by sender and receiver, whether the path changed data.
@@ -113,19 +114,21 @@ def corrupters(wrong: NDArray[np.bool_], names: Names) -> str | None:
         return None
     common = set(paths[0]).intersection(*paths)
     if len(common) == 1 and len(paths) > 1:
-        return f"{names.nodes[common.pop()]} {names.interfaces}"
-    ends = listed((f"{names.nodes[a]}→{names.nodes[b]}" for a, b in paths), _MOST_NAMED, ", ")
-    return f"the path{'s' * (len(paths) > 1)} {ends}"
+        node = names.nodes[common.pop()]
+        return Culprit(f"{node} {names.interfaces}", node)
+    ends = [(names.nodes[a], names.nodes[b]) for a, b in paths]
+    shown = listed(map("→".join, ends), _MOST_NAMED, ", ")
+    return Culprit(f"the path{'s' * (len(paths) > 1)} {shown}", either=ends)
 
 
-def _too_slow(found: Diagnosis, names: Names) -> list[str]:
+def _too_slow(found: Diagnosis, names: Names) -> list[Culprit]:
     rails = found.too_slow_rails
     if not rails or found.reference_mbits_s is None:
         return []
     whole = len(rails) == len(names.rails)
     what = "the fabric as a whole" if whole else f"{names.on(rails)} of all nodes"
     rate = names.rate(found.slowest_rail_mbits_s or found.reference_mbits_s)
-    return [f"{what}: every pair is slow, e.g. {rate}"]
+    return [Culprit(f"{what}: every pair is slow, e.g. {rate}")]
 
 
 def _where(node: SlowNode, names: Names) -> str:
@@ -135,42 +138,45 @@ def _where(node: SlowNode, names: Names) -> str:
     return f"{names.nodes[node.node]} {names.on(node.rails)}{direction}"
 
 
-def _node(node: SlowNode, names: Names, reference_mbits_s: float) -> str:
-    return (
+def _node(node: SlowNode, names: Names, reference_mbits_s: float) -> Culprit:
+    words = (
         f"{_where(node, names)} ({names.rate(node.mbits_s)}, "
         f"alone with {_any(node.partners, names)}; other nodes {reference_mbits_s:.0f})"
     )
+    return Culprit(words, names.nodes[node.node])
 
 
 def _any(nodes: Iterable[int], names: Names) -> str:
     return " or ".join(names.nodes[node] for node in nodes)
 
 
-def _between(path: SlowPath, names: Names) -> str:
+def _between(path: SlowPath, names: Names) -> Culprit:
     one, other = names.nodes[path.sender], names.nodes[path.receiver]
     if path.both_ways:
         between, way = f"between {one} and {other}", "both ways"
     else:
         between, way = f"from {one} to {other}", "one way"
-    return f"{names.on(path.rails)} {between} ({names.rate(path.mbits_s)}, {way})"
+    words = f"{names.on(path.rails)} {between} ({names.rate(path.mbits_s)}, {way})"
+    return Culprit(words, either=[[one, other]])
 
 
-def _path(path: SlowPath, names: Names) -> str:
+def _path(path: SlowPath, names: Names) -> Culprit:
     arrow = "↔" if path.both_ways else "→"
     rail = "" if len(path.rails) == len(names.rails) else f" {names.on(path.rails)}"
-    ends = f"{names.nodes[path.sender]}{arrow}{names.nodes[path.receiver]}"
-    return f"{ends}{rail} ({names.rate(path.mbits_s)})"
+    ends = names.nodes[path.sender], names.nodes[path.receiver]
+    return Culprit(f"{arrow.join(ends)}{rail} ({names.rate(path.mbits_s)})", either=[ends])
 
 
-def _paths(paths: Sequence[SlowPath], names: Names) -> list[str]:
-    if not paths:
+def _paths(paths: Sequence[SlowPath], names: Names) -> list[Culprit]:
+    every = all_of((_path(path, names) for path in paths), _MOST_NAMED, ", ")
+    if every is None:
         return []
-    every = listed((_path(path, names) for path in paths), _MOST_NAMED, ", ")
     ends = "both nodes are" if len(paths) == 1 else "their nodes are"
-    return [f"the path{'s' * (len(paths) > 1)} {every}: {ends} fast with others"]
+    words = f"the path{'s' * (len(paths) > 1)} {every}: {ends} fast with others"
+    return [Culprit.merged(words, [every])]
 
 
-def _apart(found: Diagnosis, names: Names) -> str:
+def _apart(found: Diagnosis, names: Names) -> Culprit:
     """What joins the groups of nodes that are slow with each other."""
     group_of = {node: i for i, group in enumerate(found.groups) for node in group}
     ways = {(group_of[p.sender], group_of[p.receiver], p.both_ways) for p in found.paths}
@@ -182,45 +188,49 @@ def _apart(found: Diagnosis, names: Names) -> str:
     sure = "" if any(path.confirmed for path in found.paths) else "suspected, not confirmed: "
     rate = names.rate(max(path.mbits_s for path in found.paths))
     on = names.on(sorted({rail for path in found.paths for rail in path.rails}))
-    return (
+    words = (
         f"{sure}the link between parts of the fabric, such as an uplink of a switch: {on} {between}"
         f" ({rate}, {len(found.paths)} paths), which are fast among themselves"
     )
+    return Culprit(words, either=[[names.nodes[node] for node in group_of]])
 
 
-def _suspected(found: Diagnosis, names: Names) -> list[str]:
+def _suspected(found: Diagnosis, names: Names) -> list[Culprit]:
     """Unconfirmed suspects, in one entry of their own."""
-    suspects = []
+    suspects = list[Culprit]()
     for node in found.nodes:
         if not node.confirmed:
             with_whom = _any(node.partners[:4], names) or "no partner known to be healthy"
             rate = names.rate(node.mbits_s)
-            suspects.append(f"{_where(node, names)} ({rate} with {with_whom})")
+            words = f"{_where(node, names)} ({rate} with {with_whom})"
+            suspects.append(Culprit(words, either=[[names.nodes[node.node]]]))
     paths = () if found.groups else found.paths
-    suspects += [f"the path {_path(path, names)}" for path in paths if not path.confirmed]
-    every = listed(suspects, _MOST_NAMED, ", ")
-    return [f"suspected, not confirmed: {every}"] if every else []
+    for slow in (_path(path, names) for path in paths if not path.confirmed):
+        suspects.append(Culprit.merged(f"the path {slow}", [slow]))
+    every = all_of(suspects, _MOST_NAMED, ", ")
+    return [Culprit.merged(f"suspected, not confirmed: {every}", [every])] if every else []
 
 
-def links_without_reading(rates: Rates, names: Names) -> str:
-    """Links without a reading: nodes none of whose links gave one, then other paths; or ""."""
+def links_without_reading(rates: Rates, names: Names) -> Culprit | None:
+    """Links without a reading: nodes none of whose links gave one, then other paths; or None."""
     silent, spoke = rates.silent, np.isfinite(rates.best)
-    missing: list[str] = []
+    missing: list[Culprit] = []
     for rail in rates.each_rail:
         on = f" {names.rails[rail]}" if rates.rails > 1 else ""
         mute = silent[rail].any(axis=1) & ~spoke[rail].any(axis=1)
         deaf = silent[rail].any(axis=0) & ~spoke[rail].any(axis=0)
         if not spoke[rail].any() and silent[rail].any():
-            missing.append(f"any node{on}")
+            missing.append(Culprit(f"any node{on}"))
             continue
         for i, node in enumerate(names.nodes):
             if mute[i] or deaf[i]:
                 way = "" if mute[i] and deaf[i] else " tx" if mute[i] else " rx"
-                missing.append(f"{node}{on}{way}")
+                missing.append(Culprit(f"{node}{on}{way}", either=[[node]]))
         rest = silent[rail] & ~mute[:, None] & ~deaf[None, :]
-        missing += [f"{names.nodes[a]}→{names.nodes[b]}{on}" for a, b in np.argwhere(rest)]
-    every = listed(missing, _MOST_SILENT, ", ")
-    return f"no reading of {every}" if every else ""
+        ends = [(names.nodes[a], names.nodes[b]) for a, b in np.argwhere(rest)]
+        missing += [Culprit(f"{'→'.join(pair)}{on}", either=[pair]) for pair in ends]
+    every = all_of(missing, _MOST_SILENT, ", ")
+    return every and Culprit.merged(f"no reading of {every}", [every])
 
 
 def cut_off(rates: Rates, budget_s: float) -> str:

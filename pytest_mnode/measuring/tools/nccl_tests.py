@@ -156,6 +156,7 @@ def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measureme
     # Reported wrong values count even if the program failed.
     wrong = run.test.wrong if run.test and (run.test.wrong or not run.why) else None
     sizes = run.test.wrong_by_size if run.test else {}
+    why = run.why or ("" if wrong is not None else "results were not checked (-c 0)")
     where = ", ".join(f"{count} of {SIZE.text(size)}" for size, count in sizes.items())
     found.append(
         Measurement(
@@ -164,8 +165,7 @@ def judge(run: NcclRun, fabric: Fabric, promise: BusbwPromise) -> list[Measureme
             "",
             equals(0),
             "as nccl-tests checks results",
-            culprit=f"wrong values: {where or wrong}" if wrong else None,
-            note=run.why or ("" if wrong is not None else "results were not checked (-c 0)"),
+            note="; ".join(filter(None, [f"wrong values: {where}" if where else "", why])),
         )
     )
     return found

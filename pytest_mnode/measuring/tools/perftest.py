@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.preflight.survey import search_path
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection, smallest_excess, smallest_loss
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.machine.encoding import decode
@@ -15,6 +16,7 @@ from pytest_mnode.measurement import (
     Bound,
     Measurement,
     Relation,
+    all_of,
     at_least,
     at_most,
     equals,
@@ -52,7 +54,7 @@ def judge_devices(devices: Mapping[str, Sequence[RdmaDevice]], fabric: Fabric) -
                 "",
                 at_least(fabric.nics_per_node),
                 "fabric.nics_per_node",
-                f"{node} has {there}{also}",
+                Culprit(f"{node} has {there}{also}", node),
             )
         )
     return found
@@ -86,7 +88,7 @@ def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list
     return found if promise.binding == "none" else [*found, _judge_binding(pairs, promise)]
 
 
-def _culprit(pair: PairResult, slow: Sequence[PairResult]) -> str:
+def _culprit(pair: PairResult, slow: Sequence[PairResult]) -> Culprit:
     """The end of a pair that is slow as sender and as receiver, if the other end is not; else both.
 
     slow: all pairs that miss their bound.
@@ -94,7 +96,9 @@ def _culprit(pair: PairResult, slow: Sequence[PairResult]) -> str:
     of_rail = [other for other in slow if other.device == pair.device]
     both_ways = {other.sender for other in of_rail} & {other.receiver for other in of_rail}
     ends = both_ways & {pair.sender, pair.receiver}
-    return f"{ends.pop()} {pair.device} (sends and receives)" if len(ends) == 1 else pair.path
+    if len(ends) == 1:
+        return Culprit(f"{min(ends)} {pair.device} (sends and receives)", ends)
+    return Culprit(pair.path, either=[[pair.sender, pair.receiver]])
 
 
 def _detection(values: Sequence[float], bound: Bound, tolerated: float | None) -> Detection | None:
@@ -107,7 +111,7 @@ def _detection(values: Sequence[float], bound: Bound, tolerated: float | None) -
 
 def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement:
     """Number of programs not near their NIC. Programs that measured nothing do not count."""
-    far, unknown = list[str](), list[str]()
+    far, unknown = list[Culprit](), list[str]()
     ran = [pair for pair in pairs if pair.value is not None]
     for pair in ran:
         for node, side, placed in (
@@ -119,7 +123,8 @@ def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement
                 why = placed.unknown if placed else "the program sent no report"
                 unknown.append(f"{who}: {why}")
             elif words := list(_off(placed)):
-                far.append(f"{who}: {', '.join(words)}; expected beside {placed.place}")
+                text = f"{who}: {', '.join(words)}; expected beside {placed.place}"
+                far.append(Culprit(text, node))
             elif placed.cpus is None or not placed.memory_bytes:
                 unknown.append(f"{who}: its CPUs and memory were not observed")
     return Measurement(
@@ -128,7 +133,7 @@ def _judge_binding(pairs: Sequence[PairResult], promise: Promise) -> Measurement
         "",
         equals(0),
         "fabric: binding nic",
-        listed(far) or None,
+        all_of(far),
         listed(far or unknown) or ("" if ran else "no program measured a value"),
     )
 

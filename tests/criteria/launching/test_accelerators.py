@@ -12,12 +12,13 @@ import pytest
 from pytest_mnode.criteria.launching.contract import more_visible
 from pytest_mnode.criteria.launching.reports import RankReport
 from pytest_mnode.criteria.launching.variables import wrong_variables
+from pytest_mnode.culprit import Culprit
 from tests.criteria.launching.made import but, changed, expected, right
 
 CONTRACT = Path(__file__).parents[3] / "fixtures" / "jobs" / "contract.py"
 
 
-def faults(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
+def faults(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[Culprit]:
     return wrong_variables(expected(style, per_node), reports)
 
 

@@ -9,12 +9,13 @@ import pytest
 from pytest_mnode.criteria.launching.contract import leaked, missing_ranks, not_met, not_reported
 from pytest_mnode.criteria.launching.reports import Met, RankReport
 from pytest_mnode.criteria.launching.variables import wrong_variables
+from pytest_mnode.culprit import Culprit
 from tests.criteria.launching.made import NODES, but, changed, expected, right
 
 STYLES = ("torchrun", "deepspeed", "megatron")
 
 
-def faults(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[str]:
+def faults(reports: list[RankReport], style: str = "torchrun", per_node: int = 2) -> list[Culprit]:
     return wrong_variables(expected(style, per_node), reports)
 
 

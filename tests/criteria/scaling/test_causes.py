@@ -11,6 +11,7 @@ from pytest_mnode.criteria.scaling.causes import Cause, explained
 from pytest_mnode.criteria.scaling.judge import judge
 from pytest_mnode.criteria.scaling.table import table
 from pytest_mnode.criteria.scaling.timings import JobTimings
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Verdict
 from tests.criteria.scaling import made
 
@@ -202,7 +203,7 @@ def test_the_table_shows_emulated_time_and_waiting_ranks() -> None:
     assert "node3 computes 1.4× slower" in text
     located = made.judged(plan, made.timings(plan, line=0.4, needed_s=made.exposed_by(0.1)))
     assert located.falls_short_by_fabric
-    with_who = replace(located, slow_links="node2 fab0 (50 Mbit/s)")
+    with_who = replace(located, slow_links=Culprit("node2 fab0 (50 Mbit/s)", "node2"))
     assert "node2 fab0 (50 Mbit/s)" in str(made.last(with_who).culprit)
     assert "slow links: node2 fab0 (50 Mbit/s)" in table(with_who)
 

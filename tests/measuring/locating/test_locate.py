@@ -356,7 +356,7 @@ def test_nodes_that_change_payloads_are_named(
         Reading(a, b, 0, 95.0, False, (a, b) in changed) for a, b in permutations(range(4), 2)
     )
     names = Names(("node0", "node1", "node2", "node3"), "fab0", ("fab0",), None)
-    links = module.conclude(rates, names, None, module.Effort(), "")
+    links = module.conclude(rates, names, None, module.Effort(), None)
     found = next(m for m in judge_slow_links(links) if m.name == "paths that corrupt the data sent")
     assert (found.value, found.culprit) == (len(changed), culprit)
     assert found.verdict is (Verdict.FAIL if changed else Verdict.PASS)
@@ -400,7 +400,7 @@ def test_links_without_a_reading_never_pass(
         return MeasuredRound(readings, 0.0)
 
     effort = module.run(search(rates), measure, 20.0)
-    found = module.conclude(rates, Names(names, "fab0", ("fab0",), None), None, effort, "")
+    found = module.conclude(rates, Names(names, "fab0", ("fab0",), None), None, effort, None)
     assert found.faults is None
     assert found.silent == silent
     kept = judge_slow_links(found)

@@ -16,6 +16,7 @@ if "torch" in sys.modules:  # for forked ranks; the controller only collects
     import torch
     import torch.distributed as dist
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.measure import Measure
@@ -213,7 +214,7 @@ def test_properties_of_any_kind(rank: int, record_property: Any) -> None:
 
 
 def paths_of(nodes: Nodes, spec: Spec) -> list[Measurement]:
-    return [Measurement("lost paths", 2, "", equals(0), culprit=nodes.nodes[2])]
+    return [Measurement("lost paths", 2, "", equals(0), culprit=Culprit(nodes.nodes[2]))]
 
 
 def unreachable(nodes: Nodes, spec: Spec) -> list[Measurement]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeVar
 
 from pytest_mnode import measurement
 from pytest_mnode.criteria.preflight.answers import NodeSurvey, Survey
-from pytest_mnode.measurement import Bound, Measurement
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import Bound, Measurement, all_of
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Fabric, Management, Network
 from pytest_mnode.spec.preflight import PreflightCriterion
@@ -31,15 +32,25 @@ class Subject:
     bound: Bound
     source: str
 
-    def unknown(self, why: str, culprit: str | None = None) -> Measurement:
+    def unknown(self, why: str, culprit: Culprit | None = None) -> Measurement:
         """Inconclusive measurement of a value that could not be read, with the reason."""
         return Measurement.unknown(
             self.name, why, unit=self.unit, expected=self.bound, source=self.source, culprit=culprit
         )
 
     def measured(self, value: float, culprit: str | None = None, note: str = "") -> Measurement:
-        """Measurement with its value. culprit: to blame if the bound is broken."""
-        return Measurement(self.name, value, self.unit, self.bound, self.source, culprit, note)
+        """Measurement with its value. culprit: to blame if the bound is broken; a plain text is a
+        fault of the node that is judged."""
+        named = None if culprit is None else Culprit.of(culprit)
+        return Measurement(self.name, value, self.unit, self.bound, self.source, named, note)
+
+
+def of_node(name: str, one: Measurement) -> Measurement:
+    """A judge's measurement of a node: a culprit in plain words is this node's."""
+    culprit = one.culprit
+    if culprit is None or culprit.nodes or any(culprit.either):
+        return one
+    return replace(one, culprit=Culprit(culprit, name))
 
 
 def promises(spec: Spec) -> PreflightCriterion:
@@ -83,10 +94,21 @@ def listed(words: Sequence[str], most: int = 4) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference of a node from other nodes: `usual` is their value, `who` names them."""
+    """Difference of a node from other nodes: `usual` is their value, `who` names them.
+
+    tied: whether no value is that of most nodes, so that nobody knows which of them is wrong.
+    """
 
     usual: str
     who: str
+    tied: bool = False
+
+
+def unlike(words: str, name: str, found: Iterable[Difference]) -> Culprit:
+    """The culprit of a node's differences: only a suspect if all of them are ties."""
+    if all(one.tied for one in found):
+        return Culprit(words, either=[[name]])
+    return Culprit(words, name)
 
 
 def difference(values: Mapping[str, str], node: str) -> Difference | None:
@@ -102,7 +124,8 @@ def difference(values: Mapping[str, str], node: str) -> Difference | None:
             return None
         return Difference(usual, f"{count} of {len(values)} nodes")
     others = [name for name, value in values.items() if value != values[node]]
-    return Difference(values[others[0]], f"{listed(others)}, and no majority says who is right")
+    who = f"{listed(others)}, and no majority says who is right"
+    return Difference(values[others[0]], who, tied=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +219,23 @@ def _counts(
     return Counter(text for node in survey.nodes for text in faults_of(node, network))
 
 
-def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) -> str:
-    """Text of the path between two nodes, with the direction if only one fails."""
+def path_between(me: NodeSurvey, other: NodeSurvey, failed: Collection[Edge]) -> Culprit:
+    """The path between two nodes, with the direction if only one fails."""
     out, back = (me.index, other.index) in failed, (other.index, me.index) in failed
     one, two = sorted((me, other), key=lambda node: node.index)
     if out and back:
-        return f"path between {one.name} and {two.name}"
-    source, target = (me, other) if out else (other, me)
-    return f"path from {source.name} to {target.name} (one way)"
+        words = f"path between {one.name} and {two.name}"
+    else:
+        source, target = (me, other) if out else (other, me)
+        words = f"path from {source.name} to {target.name} (one way)"
+    return Culprit(words, either=[[one.name, two.name]])
 
 
-def paths_to_blame(survey: Survey, failed: Collection[Edge]) -> str:
-    """Text of the paths between nodes on which these edges fail."""
+def paths_to_blame(survey: Survey, failed: Collection[Edge]) -> Culprit | None:
+    """The paths between nodes on which these edges fail; None if none does."""
     pairs = dict.fromkeys((min(edge), max(edge)) for edge in sorted(failed))
-    return listed([path_between(survey.nodes[a], survey.nodes[b], failed) for a, b in pairs])
+    paths = (path_between(survey.nodes[a], survey.nodes[b], failed) for a, b in pairs)
+    return all_of(paths, separator=", ")
 
 
 def edge_in_words(survey: Survey, edge: Edge) -> str:

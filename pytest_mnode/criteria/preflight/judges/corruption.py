@@ -25,7 +25,8 @@ from pytest_mnode.criteria.preflight.judges.common import (
 )
 from pytest_mnode.criteria.preflight.judges.links import no_links
 from pytest_mnode.criteria.preflight.orders import PayloadOrder
-from pytest_mnode.measurement import Measurement, at_most, equals
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.measurement import Measurement, all_of, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network
 from pytest_mnode.spec.preflight import Payload
@@ -73,7 +74,8 @@ def _payload(
     notes = [f"without {o.name}, which is judged separately" for o in others]
     if bad := {e: one for e, one in mine.items() if e in wrong}:
         partners = {(set(edge) - {me.index}).pop() for edge in bad}
-        culprit = listed([path_between(me, survey.nodes[p], wrong) for p in sorted(partners)])
+        paths = (path_between(me, survey.nodes[p], wrong) for p in sorted(partners))
+        culprit: str | None = all_of(paths, separator=", ")
         if me.index in corrupt.nodes:
             link = f"{me.name} {'+'.join(network.interfaces)}"
             culprit = f"{link}: its link changes payloads, {corrupt.nodes[me.index]}"
@@ -112,15 +114,15 @@ def payload_paths(survey: Survey, spec: Spec, sent: Payload) -> Measurement:
     lost += [no_answer(node) for node in survey.nodes if node.last is None]
     blamed = corrupt if wrong else lossy
     interfaces = "+".join(spec.fabric.interfaces)
-    names = [f"{survey.nodes[index].name} {interfaces}" for index in sorted(blamed.nodes)]
-    names += [paths_to_blame(survey, blamed.paths)] if blamed.paths else []
+    names = [survey.nodes[index].name for index in sorted(blamed.nodes)]
+    culprits = [Culprit(f"{name} {interfaces}", name) for name in names]
     return Measurement(
         "paths that corrupt the data sent",
         len(wrong) if wrong or (arrived and not lost) else None,
         "",
         equals(0),
         f"payloads arrive unchanged, {SIZE.text(sent.size_bytes)} on each path by TCP",
-        listed(names) or None,
+        all_of([*culprits, paths_to_blame(survey, blamed.paths)], separator=", "),
         listed([f"of {len(arrived)} paths", *lost]),
     )
 

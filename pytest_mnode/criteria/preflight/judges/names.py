@@ -15,6 +15,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     why_unread,
 )
 from pytest_mnode.criteria.preflight.tcp import is_address, look_up_limit_s
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import DURATION
@@ -213,12 +214,14 @@ def _skew(survey: Survey, me: NodeSurvey, subject: Subject) -> Measurement:
     note = f"{me.name} is {side} {middle.name}, known to ± {error_ms:.3g} ms"
     if abs(skew_ms - subject.bound.limit) <= error_ms:
         return subject.unknown(f"{note}: {skew_ms:.4g} ms is too close to the bound to decide")
-    culprit = f"{me.name} clock"
+    culprit = Culprit(f"{me.name} clock", me.name)
     agree = _agreeing(survey, middle, subject.bound.limit / 1e3)
     if len(survey.nodes) == 2:
-        culprit = f"{me.name} or {middle.name}: two clocks cannot show which is right"
+        words = f"{me.name} or {middle.name}: two clocks cannot show which is right"
+        culprit = Culprit(words, either=[[me.name, middle.name]])
     elif 2 * len(agree) <= len(survey.nodes):
-        culprit += f", or those of {listed(agree)}: no majority says which are right"
+        words = f"{culprit}, or those of {listed(agree)}: no majority says which are right"
+        culprit = Culprit(words, either=[[me.name, *agree]])
     return subject.measured(skew_ms, culprit, note)
 
 

@@ -70,11 +70,11 @@ def _path_mtu(
         notes.insert(0, _hole(survey, found[edge], edge, mine[edge]))
     if at_fault:
         link = f"{me.name}: its link to the {key} network, {blamed.nodes[me.index]}"
-        culprit = own_mtu or link
+        culprit: str | None = own_mtu or link
     else:
         holes = [edge for edge, size in mine.items() if size < mtu_bytes]
         culprit = paths_to_blame(survey, holes)
-    return subject.measured(mine[edge], culprit or None, "; ".join(notes))
+    return subject.measured(mine[edge], culprit, "; ".join(notes))
 
 
 def _tcp_mtu(
@@ -104,7 +104,7 @@ def _tcp_mtu(
             f"{me.name}: the kernel reports no MTU for connections to {listed(unreadable)}"
         )
     small = [edge for edge, size in mine.items() if size < mtu_bytes]
-    culprit = paths_to_blame(survey, small) or None
+    culprit: str | None = paths_to_blame(survey, small)
     if me.index in blamed.nodes:
         culprit = own_mtu or f"{me.name}: its routes on the {key} network"
     return subject.measured(mine[edge], culprit, edge_in_words(survey, edge) if small else "")

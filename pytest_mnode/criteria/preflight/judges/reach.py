@@ -24,8 +24,9 @@ from pytest_mnode.criteria.preflight.judges.common import (
 from pytest_mnode.criteria.preflight.judges.links import broken_links, no_links, own
 from pytest_mnode.criteria.preflight.judges.matrix import Matrix, both, matrix
 from pytest_mnode.criteria.preflight.tcp import paired
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.netdev import plain
-from pytest_mnode.measurement import Measurement, equals
+from pytest_mnode.measurement import Measurement, all_of, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Network
 
@@ -80,13 +81,16 @@ def _master(survey: Survey, me: NodeSurvey, subject: Subject, control: Network) 
     if mine is None or (mine.took_s is None and nobody):
         silent = f"{first.name} answers no node and is judged separately"
         why = f"{mine.problem}; {silent}" if mine else "not tried"
-        return subject.unknown(f"{me.name}: {why}", f"path from {me.name} to {first.name}")
+        return subject.unknown(
+            f"{me.name}: {why}",
+            Culprit(f"path from {me.name} to {first.name}", either=[[me.name, first.name]]),
+        )
     if mine.took_s is not None:
         return subject.measured(1, note=f"after {mine.took_s * 1e3:.1f} ms")
     healthy = sorted(tried.keys() - lost.keys())
-    culprit = (
-        f"{me.name} ({listed(healthy)} can connect)" if healthy else f"{me.name} or {first.name}"
-    )
+    culprit: str = f"{me.name} ({listed(healthy)} can connect)"
+    if not healthy:
+        culprit = Culprit(f"{me.name} or {first.name}", either=[[me.name, first.name]])
     if faults := broken_links(survey, me, control) or _refusals(me, first, control, mine.problem):
         culprit = f"{me.name}: {faults[0]}"
     return subject.measured(0, culprit, f"{me.name}: {mine.problem}{_hint((me,), first)}")
@@ -224,8 +228,9 @@ def _peers_on(
             why = f"it and {listed(connected)} have {why}"  # one part of a split network
         problems = {edges.problems[e] for o in partners for e in both(me, o) if e in edges.problems}
         note = "; ".join(sorted(problems)[:2])
-        why = "; ".join([why, *_same_addresses(survey, me, network)])
-        return subject(len(partners)).measured(len(reached), f"{me.name}: {why}", note)
+        own = Culprit(f"{me.name}: {why}", me.name)
+        culprit = all_of([own, *_same_addresses(survey, me, network)])
+        return subject(len(partners)).measured(len(reached), culprit, note)
     partners = [o for o in healthy if edges.was_tried(me, o)]
     taken = _taken(survey, me, network)
     lost = [o for o in partners if edges.is_lost(me, o) or o.name in taken]
@@ -239,10 +244,10 @@ def _peers_on(
     if not partners:
         return subject(len(others)).unknown("; ".join(notes))
     paths = [path_between(me, o, edges.failed) for o in lost if edges.is_lost(me, o)]
-    culprits = [listed(paths)] if paths else []
+    culprits = [all_of(paths, separator=", ")]
     culprits += _same_addresses(survey, me, network) if lost else []
     return subject(len(partners)).measured(
-        len(partners) - len(lost), "; ".join(culprits) or None, "; ".join(notes)
+        len(partners) - len(lost), all_of(culprits), "; ".join(notes)
     )
 
 
@@ -260,8 +265,8 @@ def _lacking(survey: Survey, me: NodeSurvey, key: str) -> list[str]:
     return sorted(usual - names[me.index])
 
 
-def _same_addresses(survey: Survey, me: NodeSurvey, network: Network) -> list[str]:
-    """Texts of nodes that share an address with this one, so that each gets the other's packets."""
+def _same_addresses(survey: Survey, me: NodeSurvey, network: Network) -> list[Culprit]:
+    """Nodes that share an address with this one, so that each gets the other's packets."""
 
     def addresses(node: NodeSurvey) -> set[str]:
         links = {one.address for one in own(node, network) if one.address}
@@ -271,7 +276,8 @@ def _same_addresses(survey: Survey, me: NodeSurvey, network: Network) -> list[st
     for other in survey.others(me):
         if both := sorted(addresses(me) & addresses(other)):
             one, two = sorted((me, other), key=lambda node: node.index)
-            found.append(f"{one.name} and {two.name} both have {listed(both)}")
+            words = f"{one.name} and {two.name} both have {listed(both)}"
+            found.append(Culprit(words, either=[[one.name, two.name]]))
     return found
 
 

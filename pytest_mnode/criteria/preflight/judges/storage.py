@@ -9,6 +9,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     listed,
     no_answer,
     promises,
+    unlike,
 )
 from pytest_mnode.criteria.preflight.orders import STORED
 from pytest_mnode.machine.mounts import LOCAL_FILE_SYSTEMS
@@ -129,7 +130,8 @@ def _same_mount(
             why = "server addresses differ between nodes, and there are no files to compare"
             return subject.unknown(f"{me.name}: {note}, {why}")
         note += "; server addresses differ between nodes; the file sample decides"
-    return subject.measured(odd is not None, f"{me.name} {one.path}", f"{me.name}: {note}")
+    culprit = unlike(f"{me.name} {one.path}", me.name, [odd] if odd else [])
+    return subject.measured(odd is not None, culprit, f"{me.name}: {note}")
 
 
 def _export(mount: str) -> str:
@@ -162,13 +164,14 @@ def sample(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return [subject.unknown("there is no file to compare")]
     if len(digests) < 2:
         return [subject.unknown(f"only {name} can read the datasets")]
-    differing = []
+    differing = {}
     for file in files:
         values = {
             node: samples.get(file, "not among the sampled files")
             for node, samples in digests.items()
         }
         if (odd := difference(values, name)) is not None:
-            differing.append(f"{file}: {values[name]}, {odd.usual} on {odd.who}")
-    note = listed(differing, 2) or f"{len(files)} compared"
-    return [subject.measured(len(differing), f"{name} {path}", f"{name}: {note}")]
+            differing[f"{file}: {values[name]}, {odd.usual} on {odd.who}"] = odd
+    note = listed([*differing], 2) or f"{len(files)} compared"
+    culprit = unlike(f"{name} {path}", name, differing.values())
+    return [subject.measured(len(differing), culprit, f"{name}: {note}")]

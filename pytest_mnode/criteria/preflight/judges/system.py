@@ -12,6 +12,7 @@ from pytest_mnode.criteria.preflight.judges.common import (
     networks_of,
     no_answer,
     promises,
+    unlike,
     why_unread,
 )
 from pytest_mnode.criteria.preflight.judges.storage import can_be_used
@@ -49,7 +50,7 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
         why = alone if any(known.values()) else f"no node has any {part}, or none can be read"
         return [subject.unknown(why)]
     items = sorted({item for mine in known.values() for item in mine})
-    odd, compared = {}, 0
+    odd, found, compared = {}, [], 0
     for item in items:
         values = {
             node: mine.get(item, _NONE)
@@ -59,9 +60,10 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
         if name not in values or len(values) == 1:
             continue
         compared += 1
-        if (unlike := difference(values, name)) is not None:
+        if (other := difference(values, name)) is not None:
             what = "" if item == part else f"{item} "
-            odd[item] = f"{what}{values[name]}, {unlike.usual} on {unlike.who}"
+            odd[item] = f"{what}{values[name]}, {other.usual} on {other.who}"
+            found.append(other)
     unread = [i for i, v in known[name].items() if v.startswith((NOT_THERE, UNREADABLE))]
     if (unread and not odd) or not compared:
         # Equal error texts on all nodes do not prove that the files are equal.
@@ -72,7 +74,8 @@ def same(survey: Survey, spec: Spec, name: str, part: Part) -> list[Measurement]
         note += f"; {len(items) - compared} unreadable here or absent on all other nodes"
     if missing := len(survey.nodes) - len(known):
         note += f"; nothing is known about {missing} nodes"
-    return [subject.measured(len(odd), f"{name} {part}", f"{name}: {note}")]
+    culprit = unlike(f"{name} {part}", name, found)
+    return [subject.measured(len(odd), culprit, f"{name}: {note}")]
 
 
 def items_of(node: NodeSurvey, spec: Spec, part: Part) -> Mapping[str, str] | None:
