@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache, cached_property
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import new_class
 from typing import Any
 
 import pytest
+
+from pytest_mnode.env_reads import READS
 
 RANK_TESTS = "mnode-rank-tests"
 """Name under which our own plugin for tests in ranks is registered."""
@@ -26,6 +28,7 @@ _RANKS_ALONE = "_hypothesis_pytestplugin"
 """Its wrappers run in ranks alone: they need the test's fixtures, which are set up there."""
 _HOOKS = pytest.StashKey[dict[str, Any]]()
 _COLLECTED_ID = pytest.StashKey[str]()
+_COLLECTED_IDS = pytest.StashKey[dict[str, set[str]]]()
 
 
 def note_ids(items: Iterable[pytest.Item]) -> None:
@@ -34,8 +37,19 @@ def note_ids(items: Iterable[pytest.Item]) -> None:
     pytest-xdist does so in its workers with --dist=loadgroup, and conftest.py files do so to show
     letters that pytest escapes.
     """
+    ids: dict[str, set[str]] = {}
     for item in items:
         item.stash[_COLLECTED_ID] = item.nodeid
+        ids.setdefault(str(item.path), set()).add(item.nodeid)
+    for item in items:
+        item.config.stash[_COLLECTED_IDS] = ids
+        break
+
+
+def collected_ids(config: pytest.Config, files: Iterable[Path]) -> dict[str, frozenset[str]]:
+    """Node ids as collected, before any was deselected, of files that read a rank's variables."""
+    ids = config.stash.get(_COLLECTED_IDS, {})
+    return {str(f): frozenset(ids[str(f)]) for f in files if READS.of(f) and str(f) in ids}
 
 
 def collected_id(item: pytest.Item) -> str:

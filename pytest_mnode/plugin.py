@@ -15,6 +15,7 @@ import pytest
 
 from pytest_mnode import marks, options, stop_rules, suites
 from pytest_mnode.controller.narrowing import Narrowing
+from pytest_mnode.env_reads import READS
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     _fabric_ports,
@@ -42,11 +43,32 @@ if TYPE_CHECKING:
 
 SETTINGS = pytest.StashKey[options.Settings]()
 STOP_RULES = pytest.StashKey[stop_rules.StopRules]()
+_SKIPPED = pytest.StashKey[dict[str, list[str]]]()
+"""Files that were skipped at import and the variables of ranks that their import read."""
+_IMPORT_AGAIN = "mnode-import-again"
 _SHOWS = ("collectonly", "setupplan", "showfixtures", "show_fixtures_per_test", "cacheshow")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    READS.start()  # until collection ends, in ranks too
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    if (file := collector.getparent(pytest.Module)) is None:
+        return (yield)
+    with READS.collecting(file.path):
+        report = yield
+    if report.skipped and (names := READS.alone(file.path)):
+        collector.config.stash.setdefault(_SKIPPED, {})[report.nodeid] = names
+    return report
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,7 +91,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.discover is not None:
         _discover_instead(config, settings)
     elif settings.nodes or settings.free_at_most or settings.spec or settings.certifies:
-        _make_run(config)
+        from pytest_mnode.controller.import_again import ImportAgain
+
+        config.pluginmanager.register(ImportAgain(_make_run(config)), _IMPORT_AGAIN)
 
 
 def _check_faults(config: pytest.Config, settings: options.Settings) -> None:
@@ -209,6 +233,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, o
 
 @pytest.hookimpl(tryfirst=True)  # before the terminal reports the collection
 def pytest_collection_finish(session: pytest.Session) -> None:
+    READS.stop()
     config = session.config
     if _follows(config):
         if any(marks.asks_for(item, "spec") for item in session.items):
@@ -283,12 +308,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     run = _run(config)
+    if run is not None and not config.pluginmanager.has_plugin(_IMPORT_AGAIN):
+        for file, names in config.stash.get(_SKIPPED, {}).items():
+            text = f"mnode: {file} was skipped at import, which read {', '.join(names)}"
+            remedy = "give --mnode-nodes, so that it is imported as by a rank"
+            terminalreporter.write_line(f"{text}; {remedy}", yellow=True)
     if run is not None and run.pool is not None:
         for notice in run.pool.hub.worlds.notices:
             terminalreporter.write_line(f"mnode: {notice}", yellow=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    READS.stop()
     if SETTINGS not in config.stash or _follows(config):
         return
     if (run := _run(config)) is not None:

@@ -29,6 +29,7 @@ FLOORS = (
         "charts",
         "culprit",
         "detection",
+        "env_reads",
         "errors",
         "installed",
         "measurement",

@@ -19,6 +19,7 @@ from pytest_mnode import processes
 from pytest_mnode.agent import huge_pages
 from pytest_mnode.agent.forking import fork_launcher
 from pytest_mnode.agent.pipe import Pipe
+from pytest_mnode.env_reads import READS
 from pytest_mnode.machine.own_threads import lost_by_fork
 from pytest_mnode.protocol.agent_messages import (
     AgentOrder,
@@ -70,7 +71,9 @@ class Collector:
             entry.collect(
                 collect,
                 self.order,
-                lambda session: self._serve(entry.rank_main(self.order, session), trial),
+                lambda session: self._serve(
+                    entry.rank_main(self.order, session), trial, collect.files
+                ),
                 lambda text: self.server.send(ForkServerFailed(text)),
                 trial,
             )
@@ -82,10 +85,15 @@ class Collector:
         sys.stderr.flush()
         os._exit(0)
 
-    def _serve(self, rank_main: RankMain, trial: Trial | None) -> None:
+    def _serve(self, rank_main: RankMain, trial: Trial | None, files: frozenset[str]) -> None:
         """Fork for ever; pytest's run loop calls this when all tests are collected."""
+        from pytest_mnode.rank.trial import read_by, starts
+
         if found := lost():
-            self._unfit({} if trial is None else trial.all_files(f"after all imports: {found}"))
+            self._unfit({} if trial is None else trial.all_files(starts("some import", found)))
+        readers = read_by(files, alone=trial is None)
+        if readers or READS.shared:  # of modules that share one, only the first importer is known
+            self._unfit(readers)
         gc.collect()
         gc.freeze()  # a garbage collection in a child would write to, and so copy, every page
         self.server.send(ForkServerReady(trial.found if trial else {}))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_mnode.marks import runs_in_ranks
+from pytest_mnode.other_plugins import collected_ids
 from pytest_mnode.protocol.hub_messages import Collect
 
 
@@ -41,7 +42,13 @@ def collect_order(
         basetemp=str(factory.getbasetemp() / "ranks") if factory else "",
         coverage=coverage,
         ranks=any(map(runs_in_ranks, items)),
+        collected={} if _names_tests(config) else collected_ids(config, files),
     )
+
+
+def _names_tests(config: pytest.Config) -> bool:
+    """Whether the user selected single tests, so that further ones of their files are not meant."""
+    return any("::" in arg for arg in config.args)
 
 
 def _collected_from(file: Path, root: Path, asked: Iterable[Path]) -> Path:

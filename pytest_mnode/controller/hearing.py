@@ -45,9 +45,9 @@ class Hearing:
                 for report in message.reports:
                     self._report(state, report, now)
                 state.torn_down = message
-                if message.problem or message.leaks:
+                if (message.problem and not message.absent) or message.leaks:
                     state.failed_at = state.failed_at or now
-                if message.problem:
+                if message.problem and not message.absent:
                     self._on_failure()
             case Pong():
                 state.pong = True
@@ -122,7 +122,9 @@ class Hearing:
         state.reports[report.when], state.at[report.when] = report, now
         xfailed = report.outcome == "skipped" and "wasxfail" in report.data
         self._reported[report.when] += not (report.when == "setup" and state.past_setup)
-        self._skipped[report.when] += report.outcome == "skipped" and not xfailed
+        self._skipped[report.when] += (
+            report.outcome == "skipped" and not xfailed and not report.apart
+        )
         on_some = 0 < self._skipped[report.when] < self._reported[report.when]
         if failed or xfailed or on_some:
             self._on_failure()

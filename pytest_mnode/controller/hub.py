@@ -168,8 +168,8 @@ class Hub(Exchange):
                 # If the whole node is lost, its launcher will soon report a better reason.
                 self._suspects[name] = self._now() + _SUSPICION_S
                 self.nodes[name].booted = False
-            case Hello(world=name, rank=rank):
-                self.worlds.hello(name, rank)
+            case Hello(world=name, rank=rank, only_here=tests):
+                self.worlds.hello(name, rank, tests)
             case Death() | PartLost():
                 self.worlds.broke(message)
             case StackTexts() | FromTerminal() | LiveOutput():

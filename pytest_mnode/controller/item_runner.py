@@ -15,8 +15,9 @@ from pytest_mnode.controller.session import Run
 from pytest_mnode.controller.shared_tmp import SharedTmp
 from pytest_mnode.errors import MnodeError
 from pytest_mnode.marks import WorldRequest, asks_for
-from pytest_mnode.other_plugins import collected_id
+from pytest_mnode.other_plugins import collected_id, give_controller_hooks
 from pytest_mnode.outcome.describe import death_line
+from pytest_mnode.outcome.failures import left_out
 from pytest_mnode.outcome.outcome import Outcome
 from pytest_mnode.progress import progress
 from pytest_mnode.protocol.agent_messages import Death
@@ -39,6 +40,8 @@ class ItemRunner:
         """Whether the user ended the run from the debugger of the last test."""
         self._last_in: dict[str, str] = {}
         """Node id of the last test in each world."""
+        self._only_in_ranks: dict[str, None] = {}
+        self._given: set[str] = set()
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """Run a test in the ranks that it requests; returns the merged reports."""
@@ -66,7 +69,27 @@ class ItemRunner:
         for state in outcome.states.values():
             for warning in state.torn_down.warnings if state.torn_down else ():
                 self._warner.warn(*warning)
+        for text in left_out(outcome):
+            self._warn(f"{item.name}: {text}", item.nodeid)
         return reports
+
+    def only_in_ranks(self, item: pytest.Item) -> list[pytest.Item]:
+        """Tests of this item's file that only its ranks have, each given once."""
+        need, module = self._run.request_of(item), item.getparent(pytest.Module)
+        shape = {"nodes": need.nodes, "procs_per_node": need.procs_per_node}
+        mark = pytest.mark.mnode(**{name: n for name, n in shape.items() if n is not None})
+        if module is None:
+            return []
+        ids = [i for i in self._only_in_ranks if i.startswith(f"{module.nodeid}::")]
+        tests: list[pytest.Item] = []
+        for nodeid in ids:
+            del self._only_in_ranks[nodeid]
+            self._given.add(nodeid)
+            test = _OnlyInRanks.from_parent(module, name=nodeid.partition("::")[2], nodeid=nodeid)
+            test.add_marker(mark)
+            tests.append(test)
+        give_controller_hooks(tests)
+        return tests
 
     def _conduct(
         self,
@@ -88,6 +111,9 @@ class ItemRunner:
                 progress("starting ranks")
                 world = client.open_world(lease, procs, fresh, held=kept_id, file=file)
                 progress("")
+                self._only_in_ranks |= {
+                    i: None for i in world.only_in_ranks if i not in self._given
+                }
                 limits_s = [run.seconds_of(limit, need) for limit in (need.timeout_s, need.still_s)]
                 conductor = Conductor(client, world, limits_s[0], run.console, limits_s[1])
                 keep_group = need.reuse == "warm" and not world.new_group
@@ -114,5 +140,17 @@ class ItemRunner:
         """Warn of ranks that died after the end of the test that killed them, before the next."""
         nodeid = self._last_in.get(world.id, "")
         for death in deaths:
-            text = f"{death_line(death)} after {nodeid or 'a test'} had ended in it"
-            self._warner.warn(b"", text, str(self._run.config.rootpath), 0, "runtest", nodeid, None)
+            self._warn(f"{death_line(death)} after {nodeid or 'a test'} had ended in it", nodeid)
+
+    def _warn(self, text: str, nodeid: str) -> None:
+        self._warner.warn(b"", text, str(self._run.config.rootpath), 0, "runtest", nodeid, None)
+
+
+class _OnlyInRanks(pytest.Item):
+    """A test that the controller does not have, because its file decides by a rank's variables."""
+
+    def runtest(self) -> None:
+        """Do nothing: the body is in the ranks."""
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name

@@ -45,9 +45,16 @@ class RankTests:
         """When the test began and ended, in seconds since 1970."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, nextitem: pytest.Item | None) -> Generator[None, Any, Any]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, Any, Any]:
         self._next = nextitem
-        return (yield)
+        result = yield
+        if self._runner is not None and (nextitem is None or nextitem.path != item.path):
+            for further in self._runner.only_in_ranks(item):
+                if not (item.session.shouldstop or item.session.shouldfail):
+                    further.ihook.pytest_runtest_protocol(item=further, nextitem=nextitem)
+        return result
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if not in_ranks(item):

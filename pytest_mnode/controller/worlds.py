@@ -103,11 +103,7 @@ class Worlds:
         self._own_imports |= new
         for why in dict.fromkeys(new.values()):
             names = [os.path.relpath(f, rootdir) for f in sorted(new) if new[f] == why]
-            self.notices.append(
-                f"{listed(names, most=_MOST_FILES)}: {why}; forked ranks would not have it, so "
-                "each rank imports these files itself (slower). To fork ranks again, start it in "
-                "a fixture or test, not at import"
-            )
+            self.notices.append(f"{listed(names, most=_MOST_FILES)}: {why}")
 
     def open(self) -> None:
         """Serve the requests for worlds whose nodes are ready."""
@@ -179,12 +175,15 @@ class Worlds:
             for world in idle[: max(0, len(idle) - self.facts.idle_worlds + 1)]:
                 self.stop(world.info.id)
 
-    def hello(self, name: str, rank: int) -> None:
+    def hello(self, name: str, rank: int, only_here: tuple[str, ...] = ()) -> None:
         """Note that a rank has started; after the last one, give the world to its client."""
         world = self.worlds.get(name)
         if world is None:
             return
         world.hello.add(rank)
+        if only_here:
+            tests = dict.fromkeys((*world.info.only_in_ranks, *only_here))
+            world.info = replace(world.info, only_in_ranks=tuple(tests))
         if len(world.hello) == world.info.shape.size and not world.broken:
             world.ready = True
             client, request = world.asked

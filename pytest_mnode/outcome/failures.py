@@ -146,9 +146,9 @@ def lost(outcome: Outcome) -> list[Failure]:
 
 
 def _problems(outcome: Outcome) -> list[Failure]:
-    found = {}
+    found, apart = {}, outcome.apart
     for rank, state in outcome.states.items():
-        if state.torn_down and (text := state.torn_down.problem):
+        if state.torn_down and (text := state.torn_down.problem) and rank not in apart:
             when = "setup" if not state.reports else state.phase
             found[rank] = Failure([rank], when, text.partition("\n")[0], text=text)
     return of_equal_text(outcome, found)
@@ -161,7 +161,7 @@ def _silent(outcome: Outcome) -> list[Failure]:
     ran = any("call" in s.reports for s in outcome.states.values())
     failures = []
     for rank, state in outcome.states.items():
-        if state.gone or state.stuck_in or state.failed_at is not None:
+        if state.absent or state.gone or state.stuck_in or state.failed_at is not None:
             continue
         line = ""
         if state.torn_down is None or not state.pong:
@@ -193,6 +193,19 @@ def _unequal_skips(outcome: Outcome, reports: Reports) -> list[Failure]:
         time = min(outcome.states[r].at.get(when, 0.0) for r in skipped)
         return [Failure(skipped, when, line, text=text, time=time)]
     return []
+
+
+def left_out(outcome: Outcome) -> list[str]:
+    """Which ranks left a test to others by a mark or definition of their own, in one line each."""
+    by_text: dict[str, list[int]] = {}
+    for rank in outcome.apart:
+        state = outcome.states[rank]
+        reasons = (r.data.get("longrepr") for r in state.reports.values() if r.apart)
+        reason = next((str(r[2]) for r in reasons if isinstance(r, tuple | list)), "")
+        skipped = f"skipped it ({reason.removeprefix('Skipped: ')})"
+        by_text.setdefault("does not have it" if state.absent else skipped, []).append(rank)
+    ran = ranks_text([rank for rank in outcome.states if rank not in outcome.apart])
+    return [f"{outcome.places(ranks)} {text}; it ran in {ran}" for text, ranks in by_text.items()]
 
 
 _REMEDIES = {

@@ -46,6 +46,8 @@ def merge(
 
     reports: the ranks' own, by rank and phase. partial: further reports, by rank.
     """
+    apart = outcome.apart
+    reports = {rank: r for rank, r in reports.items() if rank not in apart}
     failures = failures_of(outcome, reports)
     # Victims may be in the phase before: a rank may finish creating a group before the others.
     first = [g for g in failures if not g.victim] or failures
@@ -269,6 +271,8 @@ def _fine(outcome: Outcome, rank: int) -> str:
     state = outcome.states[rank]
     if any(report.outcome == "failed" for _, report in state.partial):
         return "failed in a subtest"
+    if state.absent:
+        return "does not have this test"
     skips = [p for p in state.reports.values() if p.outcome == "skipped"]
     if skips:
         return "failed as expected" if any("wasxfail" in p.data for p in skips) else "skipped"

@@ -61,6 +61,16 @@ class RankState:
     returned: Returned | None = None
 
     @property
+    def absent(self) -> bool:
+        """Whether it does not have this test."""
+        return self.torn_down is not None and self.torn_down.absent
+
+    @property
+    def apart(self) -> bool:
+        """Whether its own variables may have decided that it does not run this test."""
+        return self.absent or any(report.apart for report in self.reports.values())
+
+    @property
     def gone(self) -> bool:
         return self.death is not None or bool(self.lost)
 
@@ -108,6 +118,13 @@ class Outcome:
     def nodes(self) -> dict[int, str]:
         """The node of each rank."""
         return {rank: state.node for rank, state in self.states.items()}
+
+    @property
+    def apart(self) -> list[int]:
+        """Ranks that left this test to the others; none if all did, or if others wait."""
+        ranks = [rank for rank, state in self.states.items() if state.apart]
+        others = [state for state in self.states.values() if not state.apart]
+        return ranks if others and not any(state.stuck_in for state in others) else []
 
     def places(self, ranks: Iterable[int]) -> str:
         """ "ranks 1,5-7 of 8 on node1,node3"."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
@@ -20,7 +20,8 @@ class Collect:
 
     args: pytest's arguments, of which only `files` are collected. options: each pickled, because
     its class may be of a conftest.py. coverage: coverage.py configuration for ranks; "" if they do
-    not measure. ranks: whether some items run in ranks.
+    not measure. ranks: whether some items run in ranks. collected: node ids that the controller
+    collected, by file, of files in which ranks may have further tests.
     """
 
     args: tuple[str, ...]
@@ -34,6 +35,7 @@ class Collect:
     markers: tuple[str, ...] = ()
     coverage: str = ""
     ranks: bool = True
+    collected: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def only(self, files: frozenset[str]) -> Collect:
         """The same configuration, restricted to these files."""

@@ -14,8 +14,11 @@ TIMES = frozenset(("duration", "start", "stop"))
 
 @dataclass(frozen=True)
 class Hello:
+    """only_here: tests for ranks that this rank has and the controller does not have."""
+
     world: str
     rank: int
+    only_here: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class PhaseReport:
 
     partial: an additional report, such as a subtest's, and not pytest's own report of setup, call
     or teardown. unexpected_pass: the outcome is failed, because the body passed against its mark.
+    apart: the outcome is skipped, by a mark that may depend on the rank's own variables.
     """
 
     rank: int
@@ -33,6 +37,7 @@ class PhaseReport:
     data: dict[str, Any]
     partial: bool = False
     unexpected_pass: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class TornDown:
     allure: allure's result of the test, in the form of its own files.
     entered: how many operations of the default process group this rank has entered so far.
     new_group: the store holds keys of destroyed groups, which the next group would find.
+    absent: this rank does not have the test, whose file may decide so by the rank's own variables.
     """
 
     rank: int
@@ -103,6 +109,7 @@ class TornDown:
     suite_properties: tuple[tuple[str, Any], ...] = ()
     coverage: CoverageData | None = None
     allure: dict[str, Any] | None = None
+    absent: bool = False
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class WorldInfo:
     nodes: name of the node of each group rank.
     new_group: the world's next test shares no process group with an earlier test.
     own_imports: each rank imported for itself the test modules that cannot be shared.
+    only_in_ranks: node ids of tests that some of its ranks have and the controller does not have.
     """
 
     id: str
@@ -41,6 +42,7 @@ class WorldInfo:
     new_group: bool = True
     log_dir: str = ""
     own_imports: bool = False
+    only_in_ranks: tuple[str, ...] = ()
 
     def node_of(self, rank: int) -> str:
         return self.nodes[rank // self.shape.procs_per_node]

@@ -89,8 +89,9 @@ def serve(rank: Rank, session: RankSession) -> None:
     """Carry out orders for ever, because the elastic agent's processes are ended from outside."""
     world, node = rank.launch.world.id, rank.launch.node
     missing = rank.groups.missing_accelerators()
-    first = PartLost(node, world, missing) if missing else Hello(world, rank.world.rank)
-    rank.line.send(HUB, first)  # after a PartLost the hub ends this world
+    hello = Hello(world, rank.world.rank, session.only_here())
+    # After a PartLost the hub ends this world.
+    rank.line.send(HUB, PartLost(node, world, missing) if missing else hello)
     while True:
         message = rank.receive()
         match message:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
+from pytest_mnode.env_reads import READS
+from pytest_mnode.marks import runs_in_ranks
 from pytest_mnode.measure import charts_kept_by, kept_by
 from pytest_mnode.other_plugins import give_rank_hooks, one_protocol
 from pytest_mnode.outcome.outcome import is_unexpected_pass
@@ -60,6 +62,7 @@ class RankSession:
         self.debugger: Debugger
         self.live: TextIO | None = None
         self.items: dict[str, pytest.Item] = {}
+        self._collected: dict[str, pytest.Item] = {}
         self.broken: list[str] = []
         self.session: pytest.Session
         self._held: list[PhaseReport] = []
@@ -93,9 +96,9 @@ class RankSession:
         self, items: list[pytest.Item]
     ) -> Generator[None, object, object]:
         # The controller may order any test, by its id before plugins rename it. They may add tests.
-        collected = {item.nodeid: item for item in items}
+        self._collected = {item.nodeid: item for item in items}
         result = yield
-        self.items = {item.nodeid: item for item in items} | collected
+        self.items = {item.nodeid: item for item in items} | self._collected
         return result
 
     @pytest.hookimpl(tryfirst=True)
@@ -204,7 +207,11 @@ class RankSession:
         text = f"{order.nodeid} was collected by the controller but not in the ranks" + (
             broken if self.broken else "; check that its parameters are equal in every process"
         )
-        return TornDown(self.rank.world.rank, order.ordinal, problem=text)
+        rank, file = self.rank, self.config.rootpath / order.nodeid.partition("::")[0]
+        absent, entered = bool(READS.of(file)), rank.groups.entered
+        return TornDown(
+            rank.world.rank, order.ordinal, problem=text, absent=absent, entered=entered
+        )
 
     def end_fixtures(self, order: EndFixtures) -> Returned:
         """Tear down fixtures that live in this rank, between tests."""
@@ -266,7 +273,8 @@ class RankSession:
             data = reports.serialised(report, self.config, self.rank, self._nccl_start, keep_in)
         place = (self.rank.world.rank, self.order.ordinal)
         unexpected = report.failed and is_unexpected_pass(report)
-        message = PhaseReport(*place, when, report.outcome, data, partial, unexpected)
+        apart = report.skipped and self._may_skip_alone(report)
+        message = PhaseReport(*place, when, report.outcome, data, partial, unexpected, apart)
         if not partial:
             self._reported[when] = "passed" if unexpected else report.outcome
         # Sent before the body, which may be long: others may wait for a rank that failed or
@@ -275,6 +283,27 @@ class RankSession:
             self.rank.tell(message)
         else:
             self._held.append(message)
+
+    def _may_skip_alone(self, report: pytest.TestReport) -> bool:
+        """Whether a skip mark, of a file that reads this rank's variables, skipped the test."""
+        item = self.items[self.order.nodeid]
+        test: Any = getattr(item, "obj", None)
+        marked = any(item.get_closest_marker(name) for name in ("skip", "skipif"))
+        of_unittest = getattr(test, "__unittest_skip__", False)
+        by_mark = report.when == "setup" if marked else of_unittest
+        return by_mark and not hasattr(report, "wasxfail") and bool(READS.of(item.path))
+
+    def only_here(self) -> tuple[str, ...]:
+        """Tests for ranks that this rank has, and the controller does not have."""
+        selected = set(self.session.items) if self.collect.collected else set()
+        return tuple(
+            nodeid
+            for nodeid, item in self._collected.items()
+            if item in selected
+            and nodeid not in self.collect.collected.get(str(item.path), (nodeid,))
+            and READS.of(item.path)
+            and runs_in_ranks(item)
+        )
 
     def _finish(self) -> TornDown:
         assert self.rank is not None

@@ -1,8 +1,9 @@
 """Imports each test module in a child first, to find what its import would leave in a process.
 
-Used only after an import made a process unfit for forks, because it takes twice as long. `Trial` is
-a pytest plugin. So is this module: pytest loads it before all conftest.py files, so that it can
-find which of them started threads.
+Also whether the import reads torchrun's variables, which only ranks have. Used only after an import
+made a process unfit for forks, because it takes twice as long. `Trial` is a pytest plugin. So is
+this module: pytest loads it before all conftest.py files, so that it can find which of them started
+threads.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from typing import Any
 import pytest
 
 from pytest_mnode import processes
+from pytest_mnode.env_reads import READS
 from pytest_mnode.protocol.hub_messages import Collect
 
 _UNKNOWN = "a plugin or a conftest.py, when pytest was configured,"
+_SLOWER = "each rank imports these files itself (slower)"
 _running: list[tuple[str, int]] = []
 """Number of running threads after each plugin, or conftest.py by its path, was imported."""
 
@@ -54,13 +57,16 @@ class Trial:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
         """Check the process after plugins and conftest.py files are configured, before modules."""
+        if readers := read_by(self._collect.files):
+            self._unfit(readers)
         if not (lost := self._lost()):
             return
         culprit = self._culprit
         if culprit.endswith("conftest.py"):
             folder = Path(culprit).parent
-            self._unfit(self.all_files(f"{folder.name}/conftest.py starts {lost}", folder))
-        self._unfit(self.all_files(f"{culprit} starts {lost}"))
+            why = starts(f"{folder.name}/conftest.py", lost)
+            self._unfit(self.all_files(why, folder))
+        self._unfit(self.all_files(starts(culprit, lost)))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(
@@ -77,10 +83,11 @@ class Trial:
         pid = os.fork()
         if pid == 0:
             processes.adopt_orphans()  # so that daemons of the import end with this child too
-            with contextlib.suppress(BaseException):  # an error is reported by the import itself
+            # An error is reported by the import itself.
+            with contextlib.suppress(BaseException), READS.collecting(module.path):
                 list(module.collect())
             try:
-                os.write(write, self._lost().encode())
+                os.write(write, self._why(module.path).encode())
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -89,10 +96,40 @@ class Trial:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(write)
         os.set_blocking(read, False)  # a process of the import may still hold the other end
-        lost = ""
+        why = ""
         with contextlib.suppress(BlockingIOError):
-            lost = os.read(read, 1 << 16).decode(errors="replace")
+            why = os.read(read, 1 << 16).decode(errors="replace")
         os.close(read)
         if status:
-            return f"its import ends the process (status {status})"
-        return f"its import starts {lost}" if lost else ""
+            return f"its import ends the process (status {status}); {_SLOWER}"
+        return why
+
+    def _why(self, file: Path) -> str:
+        if lost := self._lost():
+            return starts("its import", lost)
+        return reads(names) if (names := READS.of(file)) else ""
+
+
+def starts(what: str, lost: str) -> str:
+    """Why ranks import files themselves, if `what` starts something that forks would not have."""
+    return (
+        f"{what} starts {lost}; forked ranks would not have it, so {_SLOWER}. To fork ranks again, "
+        "start it in a fixture or test, not at import"
+    )
+
+
+def reads(names: Sequence[str]) -> str:
+    """Why ranks import files themselves, if their collection reads variables of a rank."""
+    return (
+        f"its import reads {', '.join(names)}; only a rank has its own, so {_SLOWER}. To fork "
+        "ranks again, read it in a fixture or test, not at import"
+    )
+
+
+def read_by(files: Iterable[str], *, alone: bool = False) -> dict[str, str]:
+    """Why ranks import these files themselves, for those that read variables of a rank.
+
+    alone: without files that may only depend on a module which reads them.
+    """
+    names = READS.alone if alone else READS.of
+    return {file: reads(found) for file in files if (found := names(Path(file)))}

@@ -27,6 +27,6 @@ def test_daemons_of_an_import_end_with_the_trial(tmp_path: Path) -> None:
 
     lost: Any = lambda: ""  # noqa: E731
     options: Any = None
-    module: Any = SimpleNamespace(collect=collect)
+    module: Any = SimpleNamespace(collect=collect, path=tmp_path)
     assert Trial(lost, options)._tried(module) == ""
     assert not Path("/proc", noted.read_text()).exists()
