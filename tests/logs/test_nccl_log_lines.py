@@ -457,3 +457,31 @@ def test_lines_that_ray_prints_for_repeated_ones() -> None:
     assert log.ranks[0].complete
     assert log.unknown_lines == ()
     assert log.truncated == ("6 lines stand for others, which Ray left out",)
+
+
+@pytest.mark.parametrize(
+    ("via", "transport", "device", "gdr"),
+    [
+        ("NET/IB/3/GDRDMA", "NET", 3, True),
+        ("NET/IB/3", "NET", 3, False),
+        ("NET/AWS Libfabric/1/GDRDMA/Shared", "NET", 1, True),
+        ("NET/IB/3(5)/GDRDMA", "NET", 3, True),
+        ("P2P/direct pointer", "P2P", None, None),
+        ("P2P/CUMEM/read", "P2P", None, None),
+        ("SHM/direct/direct", "SHM", None, None),
+        ("direct shared memory", "SHM", None, None),
+    ],
+)
+@pytest.mark.parametrize(
+    "behind", ["", " step 5 loss 0.31", "\tepoch 3/4", " [2026-02-03 04:05:06] saved", " comm 0xa1"]
+)
+def test_text_behind_a_channel_changes_nothing(
+    via: str, transport: str, device: int | None, gdr: bool | None, behind: str
+) -> None:
+    log = read_nccl_log(
+        f"fir1:7:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via {via}{behind}\n"
+    )
+    [channel] = log.channels
+    assert (channel.transport, channel.device, channel.gdr) == (transport, device, gdr)
+    assert channel.detail == via
+    assert log.unknown_lines == ()

@@ -41,6 +41,23 @@ def test_several_ranks_of_one_process_are_distinguished_by_device() -> None:
     assert [[c.device for c in r.channels] for r in log.ranks] == [[0], [1]]
 
 
+@pytest.mark.parametrize("device", ["[{}] ", "[0] ", ""])
+@pytest.mark.parametrize("comm_id", [" commId 0x9", ""])
+def test_two_ranks_of_one_process_are_two_without_their_devices(device: str, comm_id: str) -> None:
+    text = ""
+    for rank in range(2):
+        who = f"fir1:7:{40 + rank} {device.format(rank)}NCCL INFO "
+        comm = f"ncclCommInitAll comm 0xa{rank} rank {rank} nranks 4{comm_id}"
+        text += (
+            f"{who}{comm} - Init START\n"
+            f"{who}Channel 00/0 : {rank}[{rank}] -> {rank + 2}[0] [send] via NET/IB/{rank}\n"
+            f"{who}{comm} - Init COMPLETE\n"
+        )
+    log = read_nccl_log(text)
+    assert [(r.rank, r.size, r.complete) for r in log.ranks] == [(0, 4, True), (1, 4, True)]
+    assert [[c.device for c in r.channels] for r in log.ranks] == [[0], [1]]
+
+
 def test_one_process_with_several_gpus_is_as_many_ranks_without_lines_of_communicators() -> None:
     log = read_nccl_log(
         "".join(
@@ -222,6 +239,34 @@ def test_a_retry_is_not_a_failure(text: str) -> None:
     for after in ("", f"{WHO}misc/socket.cc:47 -> 3\n"):
         (warning,) = read_nccl_log(warn + after).warnings
         assert warning.recovered is None
+
+
+POLL = (
+    "fir1:7:8 [0] misc/socket.cc:540 NCCL WARN socketPollConnect poll() failed with error "
+    "Connection timed out\n"
+)
+RETRY = (
+    "fir1:7:8 [0] NCCL INFO socketPollConnect: connect to 10.0.0.9<42> returned Connection timed "
+    "out, retrying ({}/34) after sleep for 100 msec\n"
+)
+PASSED_ON = "fir1:7:8 [0] NCCL INFO misc/socket.cc:611 -> 6\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "recovered"),
+    [
+        (POLL, False),
+        (POLL + RETRY.format(1), None),
+        (POLL + PASSED_ON + RETRY.format(1), None),
+        (POLL + RETRY.format(1) + PASSED_ON, False),
+        (POLL + RETRY.format(1).replace("fir1:7", "fir1:9"), False),
+        (POLL + RETRY.format(1) + "fir1:7:8 [0] NCCL INFO Connected all rings\n", True),
+        ("fir1:7:8 [0] x.cc:1 NCCL WARN Duplicate GPU detected\n" + RETRY.format(1), False),
+    ],
+)
+def test_a_connection_that_is_tried_again_has_not_failed(text: str, recovered: bool | None) -> None:
+    (warning,) = read_nccl_log(text).warnings
+    assert warning.recovered is recovered
 
 
 @pytest.mark.parametrize(

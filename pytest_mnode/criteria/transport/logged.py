@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from pytest_mnode.criteria.transport.evidence import Connection, Evidence, RankT
 from pytest_mnode.criteria.transport.node_traffic import NodeTraffic, state_of
 from pytest_mnode.criteria.transport.remarks import About, Case, ProofFact, Remark
 from pytest_mnode.criteria.transport.settings import why_silent
-from pytest_mnode.logs.nccl_log import NetworkKind
+from pytest_mnode.logs.nccl_log import NetworkKind, Transport
 from pytest_mnode.spec.models import Spec
 
 
@@ -21,6 +22,7 @@ def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
     if facts.backend != "nccl":
         return list(_over_ucx(facts, spec))
     found: list[Remark] = []
+    of_all: list[RankChannels] = []
     for node in facts.nodes:
         ranks = [rank for rank in facts.ranks if rank.node == node.name]
         read = [RankChannels(spec, roce_version, node, rank, facts.nccl_version) for rank in ranks]
@@ -28,7 +30,40 @@ def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
             found += one.remarks()
             found += _bypassing_nics(one, facts)
         found += _of_node(node, read, facts, spec)
+        of_all += read
+    found += _unequal_plugins(of_all)
     return _with_unaffected_nodes(found, facts)
+
+
+def _unequal_plugins(ranks: Sequence[RankChannels]) -> Iterator[Remark]:
+    """Ranks whose network plugin is not that of most ranks; all ranks if there is no such one.
+
+    The ends of a connection must have the same plugin: others misread each other, or hang.
+    """
+    plugins = {
+        one.rank.rank: frozenset(
+            channel.network
+            for channel in one.channels
+            if channel.transport is Transport.NET
+            and channel.network
+            and one.log is not None
+            and one.log.kind_of(channel) is NetworkKind.RDMA
+        )
+        for one in ranks
+    }
+    count = Counter(names for names in plugins.values() if names)
+    most = max(count.values(), default=0)
+    usual = [names for names, number in count.items() if number == most]
+    for one in ranks:
+        own = plugins[one.rank.rank]
+        if own and len(count) > 1 and usual != [own]:
+            others = sorted(set().union(*count) - own) or sorted(set().union(*usual))
+            text = (
+                f"network plugin {', '.join(sorted(own))}, on other ranks "
+                f"{', '.join(others)}: install one libnccl-net.so on all nodes, or set "
+                "NCCL_NET_PLUGIN=none on all"
+            )
+            yield one.about.fail(Case.DIFFERS, text)
 
 
 def _of_node(

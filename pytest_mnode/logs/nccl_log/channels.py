@@ -22,15 +22,18 @@ _COLLECTIVE = re.compile(
 )
 _NETWORK = re.compile(
     r"(?P<transport>NET|COLLNET)/(?P<network>[^/]{1,80})/(?P<device>\d{1,5})"
-    r"(?:\((?P<proxy>\d{1,7})\))?(?P<flags>(?:/[A-Za-z][\w()=]{0,40}){0,8})$",
+    r"(?:\((?P<proxy>\d{1,7})\))?(?P<flags>(?:/[A-Za-z][\w()=]{0,40}){0,8})"
+    r"(?P<end>$|\s)",
     re.ASCII,
 )
 _WITHIN_NODE = re.compile(
-    r"(?P<transport>P2P|SHM|NVLS)(?P<kind>(?:/(?:direct pointer|[\w\[\]()-]{1,40})){0,6})$",
+    r"(?P<transport>P2P|SHM|NVLS)(?P<kind>(?:/(?:direct pointer|[\w\[\]()-]{1,40})){0,6})"
+    r"(?P<end>$|\s)",
     re.ASCII,
 )
 _SHM_BEFORE_2_12 = "direct shared memory"
 _OTHER = re.compile(r"(?P<name>[A-Z][A-Z0-9_]{1,20})(?:/[\w\[\]()-]{1,40}){0,6}$", re.ASCII)
+"""A path that nobody knows may have no text behind it: that could be a part of it."""
 _WHOLE_KINDS = re.compile(
     r"P2P/(?:CUMEM|MNNVL|IPC|direct pointer)(?:/read|/CE)*$|SHM(?:/(?:direct|CE)){2}$"
 )
@@ -63,7 +66,7 @@ def read_channel(line: Message) -> Channel | None:
     path = _path(via, whole=line.whole)
     if path is None:
         return None
-    transport, network, device, gdr = path
+    transport, network, device, gdr, detail = path
     return Channel(
         process=line.process,
         cuda_device=line.cuda_device,
@@ -77,7 +80,7 @@ def read_channel(line: Message) -> Channel | None:
         network=network,
         device=device,
         gdr=gdr,
-        detail=via,
+        detail=detail,
     )
 
 
@@ -88,27 +91,31 @@ def is_unreadable_channel(message: str) -> bool:
     return bool(_BEGINS_LIKE_A_CHANNEL.match(message)) and not _TOPOLOGY.match(message)
 
 
-_Path = tuple[Transport, str | None, int | None, bool | None]
-"""Transport, network, device, GPUDirect."""
+_Path = tuple[Transport, str | None, int | None, bool | None, str]
+"""Transport, network, device, GPUDirect, and the text that shows them."""
 
 
 def _path(via: str, *, whole: bool) -> _Path | None:
+    """The path at the beginning of `via`; another program's text may stand behind it."""
     found = _NETWORK.match(via)
     if found is not None:
+        whole |= found["end"] != ""
+        detail = found[0].rstrip()
         flags = found["flags"].split("/")[1:]
         gdr: bool | None = any(flag in _GDR_FLAGS for flag in flags)
         known = all(re.fullmatch(_KNOWN_FLAGS, flag) for flag in flags)
         if not gdr and not (known and (whole or flags)):
             gdr = None
         device = int(found["device"]) if whole or flags or found["proxy"] else None
-        return Transport(found["transport"]), found["network"].strip(), device, gdr
+        return Transport(found["transport"]), found["network"].strip(), device, gdr, detail
     within = _WITHIN_NODE.match(via)
     if within is not None and (
-        (within["kind"] or within["transport"] == "NVLS") and (whole or _WHOLE_KINDS.match(via))
+        (within["kind"] or within["transport"] == "NVLS")
+        and (whole or within["end"] or _WHOLE_KINDS.match(via))
     ):
-        return Transport(within["transport"]), None, None, None
-    if via == _SHM_BEFORE_2_12:
-        return Transport.SHM, None, None, None
+        return Transport(within["transport"]), None, None, None, within[0].rstrip()
+    if re.match(rf"{_SHM_BEFORE_2_12}(?:$|\s)", via):
+        return Transport.SHM, None, None, None, _SHM_BEFORE_2_12
     if whole and not via.startswith(("NET", "COLLNET", "P2P", "SHM")) and _OTHER.match(via):
-        return Transport.OTHER, None, None, None
+        return Transport.OTHER, None, None, None, via
     return None

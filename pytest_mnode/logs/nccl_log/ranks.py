@@ -39,6 +39,8 @@ class Comms:
         if not line.whole and not line.message.endswith((" START", " COMPLETE")):
             return ""
         device, comm_id = _DEVICE.search(found["rest"]), _ID.search(found["rest"])
+        # Without the communicator's device, the device of the thread that writes is its own.
+        printed = int(device[1]) if device else line.cuda_device
         rest = found["rest"].rstrip()
         starts = rest.endswith("Init START")
         key = self._key(line, found["address"], comm_id and comm_id[1], starts)
@@ -48,7 +50,7 @@ class Comms:
             id=comm_id[1] if comm_id else known.id,
             rank=int(found["rank"]),
             size=int(found["size"]),
-            cuda_device=int(device[1]) if device else known.cuda_device,
+            cuda_device=printed if device or known.cuda_device is None else known.cuda_device,
         )
         self._all[key] = comm
         thread = (line.process, line.thread)
@@ -160,15 +162,17 @@ def _by_comms(
 
 
 def _same_name_twice(comms: Sequence[Comm]) -> bool:
-    """Whether two processes share host and pid, so that one device is two ranks of a communicator.
+    """Whether one device is two ranks of a communicator.
 
-    This happens in containers that all have the same host name.
+    Containers with one host name share host and pid. Where no line has an id, communicators of one
+    size are one.
     """
-    ranks: dict[tuple[str, int | None], int] = {}
+    ranks: dict[tuple[str | int | None, int | None], int] = {}
+    any_id = any(comm.id is not None for comm in comms)
     return any(
-        ranks.setdefault((comm.id, comm.cuda_device), comm.rank) != comm.rank
+        ranks.setdefault((comm.id or comm.size, comm.cuda_device), comm.rank) != comm.rank
         for comm in comms
-        if comm.id is not None and comm.rank is not None
+        if comm.rank is not None and (comm.id is not None or not any_id)
     )
 
 

@@ -15,6 +15,7 @@ _ERROR_PASSED_ON = re.compile(
     re.ASCII,
 )
 _RETRIES = re.compile(r"\bretrying\b", re.IGNORECASE)
+_ABOUT_A_CONNECTION = re.compile(r"socket|connect|\bpoll\b|\baccept\b", re.IGNORECASE)
 # NCCL calls events of a port after which it continues "async error event" or "non-fatal".
 _GAVE_UP = re.compile(
     r"\babort|async(?:hronous)? error\b(?! event)|unhandled|timed out|time-?out|"
@@ -33,6 +34,7 @@ class Warnings:
     last: dict[tuple[NcclProcess, int | None, str], int] = field(default_factory=dict)
     progressed: dict[NcclProcess, int] = field(default_factory=dict)
     gave_up: dict[NcclProcess, int] = field(default_factory=dict)
+    retried: dict[NcclProcess, int] = field(default_factory=dict)
     count: int = 0
 
     def read(self, line: Message, *, progress: bool) -> None:
@@ -46,6 +48,8 @@ class Warnings:
             self.progressed[line.process] = self.count
         elif _ERROR_PASSED_ON.match(line.message):
             self.gave_up[line.process] = self.count
+        elif _RETRIES.search(line.message):
+            self.retried[line.process] = self.count
 
     def all(self) -> tuple[Warn, ...]:
         return tuple(
@@ -58,7 +62,12 @@ class Warnings:
             return True
         if _RETRIES.search(text):
             return None
-        if self.gave_up.get(process, 0) > when or _GAVE_UP.search(text):
+        retried = self.retried.get(process, 0) if _ABOUT_A_CONNECTION.search(text) else 0
+        if self.gave_up.get(process, 0) > max(when, retried):
+            return False
+        if retried > when:
+            return None
+        if _GAVE_UP.search(text):
             return False
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import RdmaDevice
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.spec import Spec
-from tests.criteria.transport.compose import rdma
+from tests.criteria.transport.compose import healthy, log_text, rdma, spec_of
 
 LOGS = Path(__file__).parents[3] / "fixtures" / "logs"
 
@@ -145,3 +146,33 @@ def test_libfabric_names_devices_by_their_pci_address() -> None:
     [first, *_] = _remarks("efa-2.27", "efa", 4, devices("rdmap83s0", "storage0"))
     assert first.case is Case.STRAY_RAIL
     assert first.text.startswith("channels run over storage0, not of the fabric")
+
+
+@pytest.mark.parametrize(
+    ("names", "odd"),
+    [
+        (("IB", "IB", "IB"), ()),
+        (("IBext_v8", "IBext_v8", "IBext_v8"), ()),
+        (("IB", "IBext_v8", "IB"), ("birch1",)),
+        (("IBext_v8", "IBext_v7", "IBext_v8"), ("birch1",)),
+        # Neither of two is the usual one.
+        (("IB", "IBext_v8"), ("birch0", "birch1")),
+    ],
+)
+def test_ranks_with_unequal_network_plugins(names: tuple[str, ...], odd: tuple[str, ...]) -> None:
+    facts = healthy("infiniband", len(names))
+    ranks = []
+    for rank in facts.ranks:
+        name = names[int(rank.node.removeprefix("birch"))]
+        log = log_text(rank.rank, len(names), "infiniband", net=name).replace(
+            "NET/Plugin: Loaded net plugin",
+            "NET/IB : Using "
+            + " ".join(f"[{i}]mlx5_{i}:1/IB" for i in range(8))
+            + " [RO]; OOB mgmt0:10.9.0.1<0>",
+        )
+        ranks.append(replace(rank, log=read_nccl_log(log)))
+    found = logged(replace(facts, ranks=tuple(ranks)), spec_of("infiniband"), "v2")
+    assert [one for one in found if one.case is not Case.DIFFERS] == []
+    assert {one.node for one in found} == set(odd)
+    assert {one.verdict for one in found} <= {Verdict.FAIL}
+    assert all("NCCL_NET_PLUGIN=none" in one.text for one in found)
