@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,12 @@ CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 HOST_NAME = "kubernetes.io/hostname"
 PYTORCH = "pytorch"
 """The container that the operator of PyTorchJobs requires."""
+_ACCELERATOR = re.compile(
+    r"nvidia\.com/(?:gpu|mig-|pgpu).*|amd\.com/gpu.*|gpu\.intel\.com/.*|habana\.ai/gaudi.*"
+    r"|aws\.amazon\.com/neuron.*|google\.com/tpu|huawei\.com/Ascend.*|qualcomm\.com/qaic.*"
+    r"|(?:volcano\.sh|aliyun\.com|tencent\.com)/v?gpu.*|run\.ai/gpu.*|[^/]+/(?:v|shared-)?gpu"
+)
+"""Resources by which device plugins give accelerators to containers; NICs have others."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MOST_RUN_S = 24 * 3600
 """Time after which the API server ends a run that has not ended (activeDeadlineSeconds)."""
@@ -97,10 +104,16 @@ def pods_of_run(given: Mapping[str, Any], run_id: str, nodes: int, wait: list[st
         return PodsOfRun(manifest, f"{of_jobset},{_NO_INITIALIZERS}", "node")
     if not templates:
         raise UsageError(f"kind {kind} has no pod template; accepted: {KINDS}")
+    mains = list(dict.fromkeys(map(main_container, templates)))
+    if len(mains) > 1:
+        raise UsageError(
+            f"the pods' containers for tests have different names, {', '.join(map(str, mains))}: "
+            "give them one name"
+        )
     for template in templates:
         _fill(template, run_id, wait)
     _set_count(manifest, nodes)
-    return PodsOfRun(manifest, f"{RUN_LABEL}={run_id}", main_container(templates[0]))
+    return PodsOfRun(manifest, f"{RUN_LABEL}={run_id}", mains[0])
 
 
 def as_workload(manifest: Manifest, run_id: str) -> Manifest:
@@ -143,13 +156,13 @@ def _has_containers(template: Manifest) -> bool:
 
 def main_container(template: Manifest) -> str | None:
     """Name of the container in which commands run."""
-    name: str | None = _main(template).get("name")
+    name: str | None = main_of(template).get("name")
     return name
 
 
 def rename_main(template: Manifest, name: str) -> None:
     """Give the main container the name that an operator requires."""
-    _main(template)["name"] = name
+    main_of(template)["name"] = name
     annotations = template.get("metadata", {}).get("annotations") or {}
     if CONTAINER_ANNOTATION in annotations:
         annotations[CONTAINER_ANNOTATION] = name
@@ -157,18 +170,46 @@ def rename_main(template: Manifest, name: str) -> None:
 
 def set_command(template: Manifest, command: Sequence[str]) -> Manifest:
     """Let the main container run this command; returns the container."""
-    main = _main(template)
+    main = main_of(template)
     main["command"] = list(command)
     main.pop("args", None)
     return main
 
 
-def _main(template: Manifest) -> Manifest:
-    """The annotated container if it exists, else the first."""
+def main_of(template: Manifest) -> Manifest:
+    """The container in which commands run: the annotated one, else the one with the accelerators,
+    else the first.
+
+    Raises UsageError if several containers have accelerators and none is annotated, or if the
+    annotated one has none and another has: ranks could not use them.
+    """
     annotations = template.get("metadata", {}).get("annotations") or {}
     named = annotations.get(CONTAINER_ANNOTATION)
     containers: list[Manifest] = template["spec"]["containers"]
-    return next((c for c in containers if c.get("name") == named), containers[0])
+    able = [c for c in containers if _has_accelerators(c)]
+    able = able or [c for c in containers if (c.get("resources") or {}).get("claims")]
+    names = ", ".join(str(c.get("name")) for c in able)
+    for one in containers:
+        if one.get("name") == named:
+            if able and one not in able:
+                raise UsageError(
+                    f"container {named}, which {CONTAINER_ANNOTATION} names, has no accelerators, "
+                    f"and {names} has: let the annotation name that, or remove it"
+                )
+            return one
+    if len(able) > 1:
+        raise UsageError(
+            f"containers {names} have accelerators, and tests run in one of them: name it by the "
+            f"annotation {CONTAINER_ANNOTATION} of the pod"
+        )
+    return able[0] if able else containers[0]
+
+
+def _has_accelerators(container: Manifest) -> bool:
+    """Whether it asks for accelerators; a limit without a request is a request too."""
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    return any(_ACCELERATOR.fullmatch(name) and str(n) != "0" for name, n in asked.items())
 
 
 def _fill(template: Manifest, run_id: str, wait: list[str]) -> None:

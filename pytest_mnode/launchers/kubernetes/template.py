@@ -9,7 +9,7 @@ import yaml
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError, in_pod
-from pytest_mnode.launchers.kubernetes.manifest import default_template
+from pytest_mnode.launchers.kubernetes.manifest import default_template, main_of
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 
 _TEXTS = ("labels", "annotations", "nodeSelector", "matchLabels")
@@ -59,4 +59,4 @@ def _own_image(options: KubernetesOptions) -> str:
         pod = api.request("GET", api.path("pods", name=socket.gethostname()))
     except ApiError as error:
         raise UsageError(f"cannot read the image of this pod: {error}; {remedy}") from None
-    return str(pod["spec"]["containers"][0]["image"])
+    return str(main_of(pod)["image"])

@@ -91,6 +91,85 @@ def test_an_annotation_that_names_no_container_is_ignored() -> None:
         assert pods_of_run(job(template), "r1", 3, WAIT).container == container
 
 
+GPU = {"limits": {"nvidia.com/gpu": 8}}
+DAEMON = {"name": "tcpxo-daemon", "image": "rxdm", "command": ["daemon"]}
+
+
+def beside(*resources: dict[str, Any], named: str = "") -> dict[str, Any]:
+    """A template of a daemon, and a container with each of these resources."""
+    containers: list[dict[str, Any]] = [
+        {"name": f"bench{i}", "resources": one} for i, one in enumerate(resources)
+    ]
+    annotations = {"kubectl.kubernetes.io/default-container": named} if named else {}
+    return {"metadata": {"annotations": annotations}, "spec": {"containers": [DAEMON, *containers]}}
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        GPU,
+        {"requests": {"nvidia.com/gpu": "8"}},
+        {"limits": {"nvidia.com/mig-3g.40gb": 1}},
+        {"limits": {"amd.com/gpu": 8, "rdma/hca": 1}},
+        {"limits": {"google.com/tpu": 4}},
+        {"limits": {"aws.amazon.com/neuron": 16}},
+        {"limits": {"habana.ai/gaudi": 8}},
+        {"claims": [{"name": "gpus"}]},
+    ],
+)
+def test_commands_run_in_the_container_with_the_accelerators(resources: dict[str, Any]) -> None:
+    made = pods_of_run(job(beside({"limits": {"cpu": 4}}, resources)), "r1", 3, WAIT)
+    daemon, other, main = made.manifest["spec"]["template"]["spec"]["containers"]
+    assert made.container == main["name"] == "bench1"
+    assert main["command"] == WAIT
+    assert daemon == DAEMON
+    assert "command" not in other
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {},
+        {"limits": {"nvidia.com/gpu": "0"}},
+        {"limits": {"rdma/hca": 1, "vpc.amazonaws.com/efa": 4, "nvidia.com/hostdev": 8}},
+    ],
+)
+def test_without_accelerators_commands_run_in_the_first_container(
+    resources: dict[str, Any],
+) -> None:
+    assert pods_of_run(job(beside(resources)), "r1", 3, WAIT).container == "tcpxo-daemon"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (beside(GPU, GPU), "containers bench0, bench1 have accelerators, and tests run in one of"),
+        (
+            beside(GPU, named="tcpxo-daemon"),
+            r"container tcpxo-daemon, which kubectl.* names, has no accelerators, and bench0 has",
+        ),
+    ],
+)
+def test_no_container_is_guessed(template: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pods_of_run(job(template), "r1", 3, WAIT)
+
+
+def test_the_annotation_chooses_between_containers_with_accelerators() -> None:
+    made = pods_of_run(job(beside(GPU, GPU, named="bench1")), "r1", 3, WAIT)
+    assert made.container == "bench1"
+
+
+def test_all_pods_of_a_run_have_one_name_for_their_container() -> None:
+    replicas = {
+        "Master": {"template": {"spec": {"containers": [{"name": "pytorch"}]}}},
+        "Worker": {"template": {"spec": {"containers": [{"name": "worker"}]}}},
+    }
+    given = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}}
+    with pytest.raises(UsageError, match="have different names, pytorch, worker: give them one"):
+        pods_of_run(given, "r1", 3, WAIT)
+
+
 def test_an_empty_key_is_as_if_left_out(tmp_path: Path) -> None:
     path = tmp_path / "pods.yaml"
     path.write_text(
