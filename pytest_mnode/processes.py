@@ -7,17 +7,20 @@ import ctypes
 import gc
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PF_EXITING = 0x4
 _CHILDREN = Path("/proc/thread-self/children")
 """Missing on a kernel that was built without CONFIG_PROC_CHILDREN."""
+KILLED_S = 5.0
+"""Time in which a killed process has ended, unless it waits inside the kernel."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
@@ -70,6 +73,19 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def end_programs(programs: Sequence[subprocess.Popen[Any]], limit_s: float = KILLED_S) -> None:
+    """SIGKILL and reap programs, within `limit_s` for all: one in state D may outlive SIGKILL.
+
+    `returncode` of such a program stays None.
+    """
+    for program in programs:
+        program.kill()
+    end = time.monotonic() + limit_s
+    for program in programs:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(max(0.0, end - time.monotonic()))
 
 
 def reap() -> list[tuple[int, int]]:

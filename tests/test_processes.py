@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,41 @@ def test_only_processes_with_the_exact_value_are_ended_or_killed() -> None:
         for one in started:
             one.kill()
             one.communicate()
+
+
+class _Stuck:
+    """A program in state D: SIGKILL takes effect when the kernel lets it go, perhaps never."""
+
+    returncode = None
+    waited: tuple[float | None, ...] = ()
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.waited += (timeout,)
+        if timeout is None:
+            pytest.fail("waits without a limit")
+        time.sleep(timeout)
+        raise subprocess.TimeoutExpired("stuck", timeout)
+
+
+def test_a_program_that_outlives_sigkill_is_not_waited_for() -> None:
+    began = time.monotonic()
+    ends = subprocess.Popen(["sleep", "60"])
+    stuck: list[Any] = [_Stuck(), _Stuck()]
+    processes.end_programs([*stuck, ends], 0.5)
+    assert time.monotonic() - began < 5.0
+    assert [one.returncode for one in stuck] == [None, None]
+    assert ends.wait(5.0) == -signal.SIGKILL
+
+
+def test_no_wait_after_a_kill_is_without_a_limit() -> None:
+    """In all of the package: `wait()` follows no `kill()`."""
+    package = Path(processes.__file__).parent
+    pattern = re.compile(r"kill\w*\([^\n]*\)\n\s+[\w.]+\.wait\(\)")
+    found = [path.name for path in package.rglob("*.py") if pattern.search(path.read_text())]
+    assert found == []
 
 
 @pytest.mark.parametrize("lists_children", [True, False])

@@ -18,6 +18,7 @@ import psutil
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.outcome.describe import returncode_text
+from pytest_mnode.processes import end_programs
 from pytest_mnode.protocol.agent_messages import AgentOrder, NodeEntry
 from pytest_mnode.protocol.channel import Keys
 from pytest_mnode.protocol.listening_clock import ListeningClock
@@ -121,8 +122,7 @@ class Agents:
         if program.stdin is not None:
             with contextlib.suppress(OSError):
                 program.stdin.close()
-        program.kill()
-        program.wait()
+        end_programs([program])
 
     def _start(self, number: int, incarnation: int) -> _Agent:
         argv = [sys.executable, "-m", "pytest_mnode.agent.agent"]
@@ -249,11 +249,9 @@ class Agents:
                     program.stdin.close()
         end = time.monotonic() + _STOP_LIMIT_S
         for program in programs:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 program.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                program.kill()
-                program.wait()
+        end_programs([program for program in programs if program.returncode is None])
         if any(program.returncode != 0 for program in programs):
             self._sweep()
 

@@ -171,9 +171,9 @@ class RunningJob(LaunchedJob):
 
     def _snapshot(self) -> JobSnapshot:
         suspects = [name for name in self.nodes if self._ended.get(name)]
-        asked = dict.fromkeys((*suspects, *(self._job.spares if suspects else ())))
+        asked = {*suspects, *(self._job.spares if suspects else ())}
         self._asked_at = time.monotonic()
-        gone = {name for name in asked if not job_processes.is_there(self._cluster, name)}
+        gone = asked - job_processes.answering(self._cluster, asked)
         for name in self.nodes:
             if name in gone and name not in self._lost:
                 self._lost += (name,)

@@ -12,6 +12,7 @@ import tempfile
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.node_env import node_env
+from pytest_mnode.processes import end_programs
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec.inventory import Power
 
@@ -67,7 +68,7 @@ def _run(words: list[str], limit_s: float) -> tuple[int, list[str]]:
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
+            end_programs([program])
             raise
         for file in (err, out):
             file.seek(0)

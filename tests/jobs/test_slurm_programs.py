@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.jobs import queue_cleanup
 from pytest_mnode.jobs.job import Job
-from pytest_mnode.jobs.queue_cleanup import ANSWERED, SlurmCleanup, clean_up
 from pytest_mnode.jobs.slurm import files, queued, sbatch
 from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.queued import Queued
+from pytest_mnode.launchers.cleanup import queue_cleanup
+from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, SlurmCleanup, clean_up
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
 
 # Like squeue: it shows jobs of hidden partitions only with --all, and applies the user's filter

@@ -20,6 +20,7 @@ from pytest_mnode.criteria.launching.paths import Outcome, Submitted
 from pytest_mnode.criteria.launching.reports import read_nodes
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.node import socket_pins
+from pytest_mnode.processes import end_programs
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
@@ -144,8 +145,6 @@ class DirectSubmission:
                 process.terminate()
         until = time.monotonic() + _END_S
         for process in self._processes.values():
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_programs([one for one in self._processes.values() if one.returncode is None])

@@ -31,6 +31,7 @@ from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import listed
+from pytest_mnode.processes import end_programs
 from pytest_mnode.progress import progress
 
 if TYPE_CHECKING:
@@ -182,11 +183,9 @@ def _end(running: Sequence[_Running]) -> None:
         one.stdout.close()  # a program that still writes would block without a reader
     end = time.monotonic() + END_LIMIT_S
     for one in running:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             one.process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
+    end_programs([one.process for one in running if one.process.returncode is None])
 
 
 def _exchange(

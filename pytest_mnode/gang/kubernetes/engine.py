@@ -26,7 +26,7 @@ from pytest_mnode.gang.kubernetes.nodes import NodeView
 from pytest_mnode.gang.kubernetes.pods import GANG_LABEL, GangPod, RootState, record_of
 from pytest_mnode.gang.kubernetes.served import admitted, api_version, served_views
 from pytest_mnode.gang.kubernetes.streams import PodEvent, Streams
-from pytest_mnode.jobs.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
+from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, COMMAND_S, SOON_S, QueueCleanup
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.manifest import RUN_LABEL, Manifest, pod_template
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_mnode.errors import ClusterError
-from pytest_mnode.jobs.queue_cleanup import SlurmCleanup
 from pytest_mnode.jobs.slurm import sbatch
 from pytest_mnode.jobs.slurm.nodes import Names
+from pytest_mnode.launchers.cleanup.queue_cleanup import SlurmCleanup
 from pytest_mnode.launchers.slurm import JobState, Slurm
 
 LOOK_S = 0.25

@@ -22,6 +22,8 @@ from typing import IO
 if not __package__:  # run by its path
     sys.path[0] = str(Path(__file__).resolve().parents[3])
 from pytest_mnode.launchers.cleanup import child
+from pytest_mnode.launchers.cleanup.queue_cleanup import ANSWERED, SlurmCleanup
+from pytest_mnode.processes import end_programs
 
 INSIDE = "--inside"
 ASK_END_S = 6.0
@@ -42,7 +44,8 @@ class Salloc:
     """A running salloc. name: name of its job, which no other job has. Implements Task.
 
     report(…) takes a line of salloc's output, the number of its job, the variables of the granted
-    allocation, and salloc's exit status.
+    allocation, the number of an allocation whose end is retried ("" if unknown), and salloc's exit
+    status.
     """
 
     busy = False
@@ -110,12 +113,17 @@ class Salloc:
             salloc.stdin.close()  # the command inside ends, and with it the allocation
         if not self._granted or not self._waited(salloc, ASK_END_S / 2):
             salloc.terminate()  # a salloc that waits in the queue ends only on SIGTERM
-        if not self._waited(salloc, ASK_END_S):
-            self._scancel()
-            salloc.kill()
-        elif salloc.returncode < 0:
-            self._scancel()  # killed by a signal, it released nothing
-        self._report_end(salloc.wait())
+        waits = not self._waited(salloc, ASK_END_S)
+        if (waits or salloc.returncode < 0) and not self._scancel():
+            # Killed by a signal, salloc releases nothing. The clean-up of queues goes on for an
+            # hour, also when this process has ended.
+            cleanup = SlurmCleanup(self._name)
+            cleanup.finish(ANSWERED if self._job else b"")
+            if cleanup.wait(SCANCEL_S) != 0:
+                self._report(left=self._job or "")
+        if waits:
+            end_programs([salloc])
+        self._report_end(-signal.SIGKILL if salloc.returncode is None else salloc.returncode)
 
     def _report_end(self, status: int) -> None:
         self._ended = True
@@ -133,12 +141,13 @@ class Salloc:
                     del self._streams[fd]
         return True
 
-    def _scancel(self) -> None:
+    def _scancel(self) -> bool:
+        """Cancel the allocation; whether Slurm answered that it did."""
         which = [self._job] if self._job else [f"--name={self._name}", "--me"]
         # With these variables scancel skips jobs, or asks before it cancels.
         env = {k: v for k, v in os.environ.items() if not k.startswith("SCANCEL_")}
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(
+            done = subprocess.run(
                 ["scancel", *which],
                 stdin=DEVNULL,
                 stdout=DEVNULL,
@@ -147,6 +156,8 @@ class Salloc:
                 env=env,
                 check=False,
             )
+            return done.returncode == 0
+        return False
 
 
 if __name__ == "__main__":

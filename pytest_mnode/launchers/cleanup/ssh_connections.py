@@ -13,6 +13,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 
 from pytest_mnode.launchers.cleanup import child
+from pytest_mnode.processes import KILLED_S
 
 POLL_S = 0.02
 END_S = 1.0
@@ -68,11 +69,19 @@ class Connection:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.program.pid, number)
 
-    def reap(self) -> int:
-        """Kill ssh's process group; ssh's exit status."""
+    def reap(self, until: float | None = None) -> int:
+        """Kill ssh's process group; ssh's exit status, that of SIGKILL if it outlives this.
+
+        until: limit of the wait (time.monotonic); None for KILLED_S from now.
+        """
         assert self.program is not None
         self.signal(signal.SIGKILL)
-        code, self.program = self.program.wait(), None
+        left_s = KILLED_S if until is None else max(0.0, until - time.monotonic())
+        try:
+            code = self.program.wait(left_s)
+        except subprocess.TimeoutExpired:  # it waits inside the kernel
+            code = -signal.SIGKILL
+        self.program = None
         return code
 
     def messages(self) -> list[str]:
@@ -173,7 +182,10 @@ def _end(connections: Sequence[Connection]) -> None:
     while not all(one.ended() for one in running) and time.monotonic() < end:
         time.sleep(POLL_S)
     for one in running:
-        one.reap()
+        one.signal(signal.SIGKILL)
+    until = time.monotonic() + KILLED_S
+    for one in running:
+        one.reap(until)
 
 
 def why_no_connection(lines: Sequence[str]) -> str:

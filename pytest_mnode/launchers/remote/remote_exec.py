@@ -239,9 +239,12 @@ def main() -> None:
     """Serve. Orphaned descendants become children of this process, so that none escapes."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     ctypes.CDLL(None).prctl(15, b"mnode-exec", 0, 0, 0)  # PR_SET_NAME
-    remote_exec = RemoteExec()
+    status = 1
     try:
-        remote_exec.serve()
+        RemoteExec().serve()
+        status = 0
+    except BaseException as error:  # the proxy reports the last line of a connection that ended
+        os.write(2, f"mnode-exec: {type(error).__name__}: {error}\n".encode(errors="replace"))
     finally:
         limit = time.monotonic() + 5.0
         while (left := descendants(os.getpid())) and time.monotonic() < limit:
@@ -253,7 +256,7 @@ def main() -> None:
             except ChildProcessError:
                 break
             time.sleep(0.005)
-        os._exit(0)
+        os._exit(status)
 
 
 if __name__ == "__main__":

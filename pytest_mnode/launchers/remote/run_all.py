@@ -14,6 +14,7 @@ from pytest_mnode.launchers.node import CommandResult, count
 from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote import node_report
 from pytest_mnode.measurement import listed
+from pytest_mnode.processes import end_programs
 
 REPORT_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow at the first access."""
@@ -63,7 +64,7 @@ def run_all(
                     )
             what = files
             ended = _end_times(running, started + limit_s)
-            _kill_all(running)
+            end_programs(running)
             over = time.monotonic()
             return [
                 CommandResult(
@@ -78,7 +79,7 @@ def run_all(
     except OSError as error:
         raise ClusterError(f"{what}: {error.strerror}") from None
     finally:
-        _kill_all(running)
+        end_programs([program for program in running if program.returncode is None])
 
 
 def _end_times(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[int, float]:
@@ -94,13 +95,6 @@ def _end_times(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[
             time.sleep(wait_s)
             wait_s = min(1.1 * wait_s, _MOST_POLL_S)
     return ended
-
-
-def _kill_all(programs: Sequence[subprocess.Popen[bytes]]) -> None:
-    for program in programs:
-        program.kill()
-    for program in programs:
-        program.wait()
 
 
 def collect_reports(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -111,6 +112,8 @@ class OwnAllocation:
         self._lines: list[str] = []
         self._job: int | None = None
         self._ended: str | None = None
+        self._left = ""
+        """The allocation that could not be ended; "" if there is none."""
 
     def get(self, nodes: int) -> Granted:
         """See Allocation. Waits in the queue, unless even an empty cluster has too few nodes."""
@@ -131,6 +134,10 @@ class OwnAllocation:
                 if time.monotonic() >= look:
                     look = time.monotonic() + _LOOK_S
                     self._refuse_hopeless(nodes)
+        except ClusterError as error:
+            if left := self._release():
+                raise ClusterError(f"{error}; {left}") from None
+            raise
         except BaseException:
             self.close()
             raise
@@ -141,9 +148,14 @@ class OwnAllocation:
         return self._ended
 
     def close(self) -> None:
-        """See Allocation. Returns when it is released, or when Slurm does not answer in time."""
+        """See Allocation. Says its number if Slurm does not release it."""
+        if left := self._release():
+            sys.stderr.write(f"mnode: {left}\n")
+
+    def _release(self) -> str:
+        """Release it; "" if that was done in time, else what may be left."""
         if not self._asked:
-            return
+            return ""
         self._asked = False
         if self._ended is None:
             with contextlib.suppress(ClusterError):
@@ -151,6 +163,14 @@ class OwnAllocation:
         end = time.monotonic() + _CLOSE_S
         while self._ended is None and time.monotonic() < end:
             self._next(end - time.monotonic())
+        if self._ended is None:
+            self._left = self._left or str(self._job or f"named {self.name}")
+        if not self._left:
+            return ""
+        return (
+            f"slurm: allocation {self._left} may be left: neither salloc nor scancel ended it; its "
+            f"end is retried for an hour (look for it by squeue --name={self.name})"
+        )
 
     def _start(self, nodes: int) -> None:
         self._gpus = gpus_option(self._gpus_per_node, self._arguments, self._cluster_nodes())
@@ -170,6 +190,8 @@ class OwnAllocation:
             self._lines.append(event["line"])
         elif "job" in event:
             self._job = event["job"]
+        elif "left" in event:
+            self._left = event["left"] or f"named {self.name}"
         elif "granted" in event:
             granted = Granted.read(event["granted"])
             self._job = granted.job_id

@@ -31,7 +31,7 @@ from pytest_mnode.machine.numa import read_numa
 from pytest_mnode.machine.pci import read_pci
 from pytest_mnode.machine.process import bytes_by_node, read_process
 from pytest_mnode.machine.rdma import read_rdma
-from pytest_mnode.processes import descendants, die_with_parent
+from pytest_mnode.processes import descendants, die_with_parent, end_programs
 from pytest_mnode.rank import mempolicy
 
 STARTED = "beside_nic: the program runs"
@@ -181,8 +181,7 @@ def _watched(program: subprocess.Popen[bytes], placed: ToolPlacement) -> ToolPla
         if time.monotonic() > asked + _CONNECT_LIMIT_S:
             before, peer, asked = peer, _unanswered(program.pid), time.monotonic()
             if peer and peer == before:
-                program.kill()
-                program.wait()
+                end_programs([program])
                 words = f"{peer} did not answer a connection within {_CONNECT_LIMIT_S:g} s"
                 return replace(placed, problem=words)
         for pid in (program.pid, *descendants(program.pid)):

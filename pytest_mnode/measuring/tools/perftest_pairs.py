@@ -17,6 +17,7 @@ from pytest_mnode.detection import noise_share
 from pytest_mnode.logs.perftest import Perftest, read_perftest
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measuring.tools.beside_nic import STARTED, ToolPlacement
+from pytest_mnode.processes import end_programs
 from pytest_mnode.spec.fabric import RdmaBandwidthPromise, WriteLatencyPromise
 
 if TYPE_CHECKING:
@@ -200,8 +201,7 @@ class _Side:
 
     def close(self) -> None:
         """Kill the process if it still runs."""
-        self._process.kill()
-        self._process.wait()
+        end_programs([self._process])
         self._printed.close()
 
 

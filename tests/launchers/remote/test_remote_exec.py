@@ -82,6 +82,19 @@ def test_a_command_that_cannot_be_started_fails_with_the_reason() -> None:
     assert frames[wire.ERR] == b"n1: cannot run it: ValueError: embedded null byte\n"
 
 
+def test_a_crash_of_the_remote_end_is_told_and_is_no_success() -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    frame = wire.frame(wire.ORDER, b"no json")
+    _, errors = program.communicate(bootstrap.source() + frame, timeout=LIMIT_S)
+    assert program.returncode == 1
+    assert errors.startswith(b"mnode-exec: JSONDecodeError: Expecting value")
+
+
 def test_a_late_reader_gets_all_output_of_an_ended_command() -> None:
     """The last output waits in a pipe after the command ended, for longer than DRAIN_S."""
     count = wire.ROOM_BYTES + (124 << 10)

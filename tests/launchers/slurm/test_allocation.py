@@ -261,3 +261,46 @@ def test_the_end_of_an_allocation_is_reported(
         time.sleep(0.02)
     held.close()
     assert lines(notes)[1:] == ["cancelled 7"]
+
+
+DEAF = SALLOC.replace(
+    "import os, signal, subprocess, sys, time\n",
+    "import os, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
+).replace('note(f"given back', 'time.sleep(60)\nnote(f"given back')
+FAILS_ONCE = """#!/bin/sh
+echo "cancelled $*" >>"$NOTES"
+test -e "$NOTES.once" && touch "$NOTES.over" && exit 0
+touch "$NOTES.once"
+exit 1
+"""
+SQUEUE = '#!/bin/sh\ntest -e "$NOTES.over" || echo 7 RUNNING\n'
+NEVER = '#!/bin/sh\necho "cancelled $*" >>"$NOTES"\nexit 1\n'
+
+
+@pytest.mark.parametrize("scancel", [FAILS_ONCE, NEVER], ids=["fails once", "fails"])
+def test_an_allocation_that_does_not_end_is_cancelled_again(
+    notes: Path,
+    make: Make,
+    capsys: pytest.CaptureFixture[str],
+    scancel: str,
+) -> None:
+    """salloc ignores SIGTERM and holds it, and Slurm does not take the first scancel."""
+    for name, text in (("salloc", DEAF), ("scancel", scancel), ("squeue", SQUEUE)):
+        (notes.parent / "bin" / name).write_text(text)
+        (notes.parent / "bin" / name).chmod(0o755)
+    held = make()
+    held.get(2)
+    try:
+        held.close()
+        cancelled = [line for line in lines(notes) if line.startswith("cancelled")]
+        assert cancelled[0] == "cancelled 7"
+        assert cancelled[1] == f"cancelled --full --name={held.name}"
+        said = capsys.readouterr().err
+        if scancel == FAILS_ONCE:
+            assert said == ""
+        else:
+            assert said.startswith("mnode: slurm: allocation 7 may be left: neither salloc nor ")
+            assert f"retried for an hour (look for it by squeue --name={held.name})" in said
+    finally:
+        (notes.parent / "notes.over").touch()  # ends what goes on retrying
+        (notes.parent / "bin" / "scancel").write_text("#!/bin/sh\nexit 0\n")

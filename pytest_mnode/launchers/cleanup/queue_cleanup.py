@@ -156,7 +156,7 @@ class SlurmCleanup(QueueCleanup):
         self.finish(DONE if done else b"")
         if done and self.wait(_END_S) is None:
             self._process.kill()
-            self._process.wait()
+            self.wait(_END_S)
 
 
 if __name__ == "__main__":
