@@ -8,9 +8,31 @@ import os
 import platform
 from collections.abc import Callable
 
-from benchmarks import cold, deaths, growth, idle, losses, page, trivial, wall_clock, wire
+from benchmarks import (
+    cold,
+    deaths,
+    growth,
+    idle,
+    logs,
+    losses,
+    page,
+    trivial,
+    wall_clock,
+    wire,
+)
 
-PARTS = ("wall-clock", "trivial", "cold", "deaths", "wire", "idle", "losses", "growth", "page")
+PARTS = (
+    "wall-clock",
+    "trivial",
+    "cold",
+    "deaths",
+    "wire",
+    "idle",
+    "losses",
+    "growth",
+    "page",
+    "logs",
+)
 
 
 def main() -> None:
@@ -35,6 +57,7 @@ def _table(part: str, quick: bool) -> str:
         "growth": lambda: growth.measure(2, growth.SIZES[:1]) if quick else growth.measure(5),
         "losses": lambda: losses.measure(trials=2 if quick else 20),
         "page": lambda: page.measure(repeats=1 if quick else 7),
+        "logs": lambda: logs.measure(repeats=1 if quick else 3),
         "idle": lambda: idle.measure(repeats=5 if quick else 21),
     }
     return tables[part]()

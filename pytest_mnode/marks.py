@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mnode.options import REUSE, Settings, setting
+from pytest_mnode.options import REUSE, UNEQUAL_CALLS, Settings, setting
 from pytest_mnode.suites import Suite, needs_no_world, size_of, suite_of
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ MARKER = (
     "mnode(nodes=N or [N, …], procs_per_node=G, min_procs_per_node=G, "
     "reuse='warm'|'group'|'fresh', timeout=SECONDS or a function of (spec, settings, nodes, "
     "ranks_per_node) that returns them, still=SECONDS or such a function, exclusive=True, "
-    "may_leave=PATTERN or [PATTERN, …], on_failure=FUNCTION): run the test's body in every rank of "
-    "a world of N nodes × G ranks; a list of nodes parametrises the test. Without nodes the test "
-    "gets all nodes. A test has hung where no rank makes a call of torch.distributed for `still`. "
-    "Where ranks fail before they measured anything, on_failure is called in the controller with "
-    "(nodes, spec) and returns measurements."
+    "may_leave=PATTERN or [PATTERN, …], unequal_calls='fail'|'allow', on_failure=FUNCTION): "
+    "run the test's body in every rank of a world of N nodes × G ranks; a list of nodes "
+    "parametrises the test. Without nodes the test gets all nodes. A test has hung where no rank "
+    "makes a call of torch.distributed for `still`. Where ranks fail before they measured "
+    "anything, on_failure is called in the controller with (nodes, spec) and returns measurements."
 )
 CRITERION = (
     "criterion(first=True, without_nodes=True): this file is a question of the acceptance suite, "
@@ -55,7 +55,7 @@ CRITERION = (
 )
 _ACCEPTED = (
     *("nodes", "procs_per_node", "min_procs_per_node"),
-    *("reuse", "timeout", "still", "exclusive", "may_leave", "on_failure"),
+    *("reuse", "timeout", "still", "exclusive", "may_leave", "unequal_calls", "on_failure"),
 )
 
 
@@ -82,6 +82,8 @@ class WorldRequest:
     """Seconds without a torch.distributed call of any rank after which the test has hung."""
     size: int | None = None
     """Number of ranks on all nodes, if the test's class gives it and its mark does not."""
+    unequal_calls: str = "fail"
+    """Whether a test fails that passes in all ranks although their calls differ."""
 
 
 def fixture_names(item: pytest.Item) -> Sequence[str]:
@@ -206,6 +208,7 @@ def world_request(item: pytest.Item, settings: Settings) -> WorldRequest:
         given.get("on_failure"),
         given.get("still", math.inf),
         size,
+        given.get("unequal_calls", settings.unequal_calls),
     )
 
 
@@ -235,6 +238,8 @@ def _check(nodeid: str, mark: pytest.Mark) -> None:
             raise wrong(text, "a whole number of 1 or more")
         elif name == "reuse" and value not in REUSE:
             raise wrong(text, ", ".join(REUSE))
+        elif name == "unequal_calls" and value not in UNEQUAL_CALLS:
+            raise wrong(text, ", ".join(UNEQUAL_CALLS))
         elif name in ("timeout", "still") and not (
             callable(value)
             or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0)

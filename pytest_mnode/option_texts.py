@@ -131,6 +131,26 @@ def words(given: Given) -> tuple[str, ...]:
         raise given.wrong(f"arguments as for a shell ({error})") from None
 
 
+def variables(given: Given) -> dict[str, str]:
+    """Variables by name. Raises UsageError for a name without a value that is not set here."""
+    import os
+    from fnmatch import fnmatchcase
+
+    found: dict[str, str] = {}
+    for word in words(given):
+        name, equals, value = word.partition("=")
+        named = {name: value} if equals else {}
+        if not equals:
+            named = {n: value for n, value in os.environ.items() if fnmatchcase(n, name)}
+        plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
+        if (equals and not plain) or (plain and not named):
+            raise given.wrong(
+                "NAME=VALUE, or NAME or PATTERN* of variables that are set here", word
+            )
+        found |= named
+    return found
+
+
 def path(given: Given) -> Path | None:
     if not given.text:
         if given.by_option:

@@ -6,7 +6,8 @@ pytest run imports this module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ RUN: pytest.StashKey[Any] = pytest.StashKey()
 
 LAUNCHERS = ("auto", "local", "rack", "ssh", "slurm", "kubernetes")
 REUSE = ("warm", "group", "fresh")
+UNEQUAL_CALLS = ("fail", "allow")
 NUMA_BIND = ("auto", "none", "node", "exclusive")
 BACKENDS = ("auto", "gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
@@ -45,6 +47,7 @@ class Settings:
     k8s_template: Path | None = None
     k8s_image: str = ""
     k8s_wait_s: float = 300.0
+    start_limit_s: float = 60.0
     python: str = ""
     shared_dir: Path | None = None
     discover: Path | None = None
@@ -60,7 +63,9 @@ class Settings:
     numa_bind: str = "auto"
     faults: str = ""
     may_leave: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
     debug_rank: int | None = None
+    unequal_calls: str = "fail"
 
     @property
     def certifies(self) -> bool:
@@ -131,6 +136,12 @@ OPTIONS = {  # by field of Settings
         "k8s-wait", "SECONDS",
         "how long pods may take until they run, images and queues included",
         option_texts.seconds, initial="300", see="kubernetes.md",
+    ),
+    "start_limit_s": Option(
+        "start-limit", "SECONDS",
+        "how long a node of ssh, slurm and kubernetes may take to start a command: Slurm's Prolog, "
+        "the login, and Python from storage that is slow at the first access",
+        option_texts.seconds, initial="60", see="slurm.md#slow-starts",
     ),
     "python": Option(
         "python", "PATH",
@@ -215,6 +226,17 @@ OPTIONS = {  # by field of Settings
         "what tests in ranks may leave behind: threads by name, child processes by command, such "
         "as 'courier-*'; memory; alarm",
         option_texts.patterns, see="#what-a-test-leaves-behind",
+    ),
+    "unequal_calls": Option(
+        "unequal-calls", "fail|allow",
+        "a test that passes in all ranks although their calls of torch.distributed differ",
+        option_texts.choice(UNEQUAL_CALLS), initial="fail", see="#calls-that-differ",
+    ),
+    "env": Option(
+        "env", "NAME[=VALUE] …",
+        "variables of all programs on nodes, such as 'NCCL_DEBUG=INFO HF_*'; a name or a pattern "
+        "without a value passes variables of pytest's own environment",
+        option_texts.variables, see="#environment",
     ),
     "debug_rank": Option(
         "debug-rank", "RANK",

@@ -203,7 +203,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     from pytest_mnode.spec import doubts
 
-    return [run.header(), *(f"mnode: doubtful spec: {line}" for line in doubts(run.spec))]
+    return [*run.header(), *(f"mnode: doubtful spec: {line}" for line in doubts(run.spec))]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -286,7 +286,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     if run is None or (run.settings.nodes is not None and not run.holds_nodes):
         return []
     # How many nodes the tests request is known only after collection.
-    return [run.header()] if run.launcher else []
+    return run.header() if run.launcher else []
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

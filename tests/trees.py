@@ -88,6 +88,7 @@ class Tree:
         gids: Iterable[tuple[str, str, str]] = (),
         *,
         node_type: str = "1: CA",
+        sys_image_guid: str = "",
         **attributes: str,
     ) -> None:
         """An RDMA device with one port on a device's path. gids: GID, type, interface."""
@@ -97,6 +98,7 @@ class Tree:
         for attribute, text in {**files, **attributes}.items():
             self.write(f"{folder}/ports/1/{attribute}", text)
         self.write(f"{folder}/node_type", node_type)
+        self.write(f"{folder}/sys_image_guid", sys_image_guid)
         for kind, values in (("counters", counters), ("hw_counters", hw_counters)):
             for counter, value in (values or {}).items():
                 self.write(f"{folder}/ports/1/{kind}/{counter}", value)

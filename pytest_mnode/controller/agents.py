@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.outcome.describe import returncode_text
 from pytest_mnode.processes import end_programs
 from pytest_mnode.protocol.agent_messages import AgentOrder, NodeEntry
@@ -26,11 +25,17 @@ from pytest_mnode.protocol.rank_files import agent_log
 from pytest_mnode.protocol.world import RUN
 
 _STOP_LIMIT_S = 10.0
-_FIRST_WORD_S = 60.0
-"""Limit for an agent on another machine to start its interpreter and connect to the hub."""
+_FIRST_WORD_S = 30.0
+"""Time for an agent on another machine to connect to the hub, once its node has started it."""
 _MOST_CHARS = 300
 _OF_COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 """Make coverage.py measure any Python. Removed: agents are not user code, and ranks start it."""
+_DEFAULTS = {
+    # As under torchrun: a rank shares its machine with others unless the user says otherwise.
+    "OMP_NUM_THREADS": "1",
+    # Counting devices through CUDA itself would initialize it and break it in forked ranks.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +135,9 @@ class Agents:
             command = self.launcher.agent_command(argv)
         else:
             [command] = self.launcher.commands(self.nodes[number], argv)
-        env = {**node_env(), "PYTHONUNBUFFERED": "1", RUN: self._own_id}
+        env = self.launcher.env.command({"PYTHONUNBUFFERED": "1", RUN: self._own_id}, _DEFAULTS)
         for name in _OF_COVERAGE:
             env.pop(name, None)
-        # As under torchrun: a rank shares its machine with others unless the user says otherwise.
-        env.setdefault("OMP_NUM_THREADS", "1")
-        # Counting devices through CUDA itself would initialize it and break it in forked ranks.
-        env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         order = self._order(number, incarnation)
         log = agent_log(self.place_of_run.log_dir, number, incarnation)
         with log.open("ab") as file:
@@ -202,10 +203,11 @@ class Agents:
         now, found = self.clock.now(), {}
         for number, agent in enumerate(self._agents):
             remote = not self.launcher.shared_kernel
-            limit = _FIRST_WORD_S if remote and not agent.known else limit_s
+            first = remote and not agent.known
+            limit = self.launcher.start_limit_s + _FIRST_WORD_S if first else limit_s
             if now - agent.heard > limit:
                 found[number] = f"no message for {limit:.0f} s"
-                if remote and not agent.known:
+                if first:
                     endpoint = self.place_of_run.endpoints[self.nodes[number][0].name]
                     found[number] += f"; check that no firewall blocks {endpoint} on this machine"
         return found

@@ -19,7 +19,7 @@ from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.console import Console
 from pytest_mnode.controller.hearing import waited_for
 from pytest_mnode.controller.rank_talk import RankTalk, Settled
-from pytest_mnode.outcome.calls import absent, ahead, is_deadlock
+from pytest_mnode.outcome.calls import absent, agree, ahead, is_deadlock, passed_difference
 from pytest_mnode.outcome.outcome import Outcome, RankState
 from pytest_mnode.outcome.stuck import awaited
 from pytest_mnode.protocol.agent_messages import StackTexts
@@ -93,6 +93,7 @@ class Conductor(RankTalk):
                 return self.outcome
             self._tear_down(keep is None)
             self._ping_all()
+            self._compare_passed()
         self.outcome.stopped = time.time()
         return self.outcome
 
@@ -250,6 +251,16 @@ class Conductor(RankTalk):
         self.outcome.still, self._last_calls = seen == self._last_calls, seen
         if not self.outcome.still:
             self._moved_at = self._now()
+
+    def _compare_passed(self) -> None:
+        """Compare the calls of ranks that all passed; read their records only if they differ."""
+        if not self.outcome.passed:
+            return
+        made = {r: s.torn_down.made for r, s in self.states.items() if s.torn_down is not None}
+        known = {rank: of for rank, of in made.items() if of is not None}
+        if len(known) == len(self.states) and not agree(known):
+            self._poll_calls_and_wait()
+            self.outcome.unequal = passed_difference(self.outcome.calls, known)
 
     def _learn_calls(self) -> None:
         """Request the calls of a failed test, unless they came with the stacks."""

@@ -119,6 +119,7 @@ class ItemRunner:
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")
                 outcome = conductor.run_item(collected_id(item), following, *keeps)
+                outcome.allows_unequal = need.unequal_calls == "allow"
                 clean = outcome.clean and not fresh
                 held = keep.widest is not None
                 client.close_world(world, clean, outcome.new_group, held)

@@ -80,4 +80,5 @@ class LauncherCalls:
             python=launcher.python,
             allocation=launcher.job_id,
             pods=launcher.pods,
+            env=launcher.env,
         )

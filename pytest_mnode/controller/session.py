@@ -20,6 +20,7 @@ from pytest_mnode.controller.pool import Pool, backend_of, procs_per_node_of
 from pytest_mnode.errors import ClusterError, MnodeError, NodeLostError, UsageError
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.marks import FEWEST_NODES, LimitOf, WorldRequest, world_request
 from pytest_mnode.options import RUN, Settings
@@ -144,12 +145,13 @@ class Run:
             measured_as = self.coverage.config_data if self.coverage else ""
             self.client.tell(collect_order(self.config, items, measured_as))
 
-    def header(self) -> str:
-        """The facts of the run that a reader needs to judge its results."""
+    def header(self) -> list[str]:
+        """Lines with the facts of the run that a reader needs to judge its results."""
         assert self.nodes is not None
         per_node, on = self.procs_per_node, self.settings.on
         logs = self.pool.kept_logs if self.pool else None
-        return (
+        env = RunEnv.of_launcher(self.launcher, self.settings.env).header()
+        facts = (
             f"mnode: launcher {self.launcher} ({self.reason}), {count(self.nodes)} × {per_node} = "
             f"{count(self.nodes * per_node, 'rank')}, backend {self.backend}, "
             f"spec {self.spec.name} ({_shown(self.spec_path, self.config)})"
@@ -157,6 +159,7 @@ class Run:
             + (f", fault injected: {self.settings.faults}" if self.settings.faults else "")
             + (f", logs in {logs}" if logs else "")
         )
+        return [facts, *([f"mnode: environment of nodes: {env}"] if env else [])]
 
     def close(self) -> None:
         self.console.close()

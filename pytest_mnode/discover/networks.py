@@ -6,14 +6,15 @@ It is a guess, given with its reason, which the operator must confirm.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pytest_mnode.discover.nodes import FoundNetwork, FoundNode, Kind, Networks, machine_of
 from pytest_mnode.machine import netdev
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import Interface
-from pytest_mnode.machine.pci import Distance
+from pytest_mnode.machine.pci import Distance, data_gbits_s, full_address
 from pytest_mnode.machine.rdma import Port, RdmaDevice
 
 T = TypeVar("T")
@@ -114,19 +115,86 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
     addressed = all(with_address.keys() & devices[port.device].netdevs for port in chosen)
     # The MTU of IP over InfiniBand is often left wrong where IP is not used.
     sized = [*with_address.values()] if addressed else own if kind != "infiniband" else []
+    each, limited = _of_each(machine, [_card_port(machine, p, devices) for p in chosen], rate)
     mtus = machine.active_mtus or {}
     sizes = [nic.mtu_bytes for nic in sized] or [mtus.get(port.name) for port in chosen]
     return FoundNetwork(
         kind=kind,
         interfaces=tuple(dict.fromkeys(port.device for port in chosen)),
         nics=len(chosen),
-        rate_mbits_s=None if rate is None else rate * 1e3,
+        rate_mbits_s=None if each is None else each * 1e3,
         mtu_bytes=_only(sizes),
         addressed=addressed,
-        why=f"RDMA ports that are ACTIVE{how}",
+        why=f"RDMA ports that are ACTIVE{how}{limited}",
         not_chosen=tuple(not_chosen),
         gid_types=tuple(sorted({t for port in chosen for t in port.gid_types})),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _CardPort:
+    """Where a NIC sends. address: of its PCI function; wire: equal for NICs that share a port; both
+    None if unknown."""
+
+    address: str | None
+    wire: object
+
+
+def _card_port(machine: Machine, port: Port, devices: Mapping[str, RdmaDevice]) -> _CardPort:
+    """Of an RDMA port. Functions of one card in several slots, as for two sockets, have one GUID,
+    and the same function number for the same port."""
+    device = devices[port.device]
+    below = [
+        wire
+        for name in port.netdevs or device.netdevs
+        for nic in [machine.by_name.get(name)]
+        if nic is not None
+        for wire in _wires(machine, nic)
+    ]
+    wires = tuple(sorted({w for name in below if (w := machine.by_name[name].wire)}))
+    address = full_address(device.pci_address)
+    if port.link_layer == "Unknown":  # EFA: the links of virtual machines are made up
+        return _CardPort(None, None)
+    if not wires and device.image_guid and address:
+        return _CardPort(address, (device.image_guid, address[-1], port.number))
+    return _CardPort(address, wires or None)
+
+
+def _port_below(machine: Machine, nic: Interface) -> _CardPort:
+    """Of an interface with one physical interface; those of a bond are not told apart."""
+    below = [machine.by_name[name] for name in _wires(machine, nic)]
+    if len(below) != 1 or nic.shaped_mbits_s:
+        return _CardPort(None, None)
+    return _CardPort(full_address(below[0].pci_address), below[0].wire)
+
+
+def _of_each(
+    machine: Machine, ports: Sequence[_CardPort], gbits_s: float | None
+) -> tuple[float | None, str]:
+    """Rate in Gbit/s that each of these NICs has while all send, and why it is less; "" if not.
+
+    gbits_s: of a wire. NICs that share a wire share its rate, and functions of one slot share its
+    PCIe link. A link of less than a quarter of the wire is taken for a made-up one.
+    """
+    if gbits_s is None:
+        return None, ""
+    wires = Counter(port.wire for port in ports if port.wire is not None)
+    slots = Counter(p.address.rpartition(".")[0] for p in ports if p.address)
+    least, why = gbits_s, ""
+    for count in wires.values():
+        if gbits_s / count < least:
+            least = gbits_s / count
+            why = f", {count} PCI functions to each wire of {gbits_s:g} Gbit/s"
+    for slot, count in slots.items():
+        width, gtransfers_s = machine.pci.full_link(slot)
+        if not width or not gtransfers_s:
+            continue
+        link = data_gbits_s(width, gtransfers_s)
+        if gbits_s <= 4 * link and int(link / count) < least:
+            least = float(int(link / count))
+            why = f", limited by PCIe x{width} at {gtransfers_s:g} GT/s"
+            why += f" for {count} functions" if count > 1 else ""
+    return least, why
 
 
 def _kind(port: Port) -> Kind | None:
@@ -171,14 +239,18 @@ def _ethernet_fabric(
         for nic in others
         if nic not in chosen
     ]
+    rate = _only(rates[nic.name] for nic in chosen)
+    each, limited = _of_each(
+        machine, [_port_below(machine, nic) for nic in chosen], None if rate is None else rate / 1e3
+    )
     return FoundNetwork(
         kind="ethernet",
         interfaces=tuple(nic.name for nic in chosen),
         nics=len(chosen),
-        rate_mbits_s=_only(rates[nic.name] for nic in chosen),
+        rate_mbits_s=None if each is None else each * 1e3,
         mtu_bytes=_only(nic.mtu_bytes for nic in chosen),
         addressed=True,
-        why=why,
+        why=f"{why}{limited}",
         not_chosen=tuple(not_chosen),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.node_env import is_submitted
 from pytest_mnode.launchers.slurm import NodeState, expand
 from pytest_mnode.launchers.slurm.nodes import ASIDE
 
@@ -125,10 +126,14 @@ def features_of(constraint: str) -> tuple[frozenset[str], ...]:
 
 
 def left_out(environ: Mapping[str, str]) -> list[str]:
-    """Environment variables that sbatch would use as options. They are removed, because only the
-    spec and the arguments define which nodes are counted. The user's account is kept."""
+    """Environment variables to submit without: those that no node gets, and those that sbatch would
+    use as options, because only the spec and the arguments define which nodes are counted. The
+    user's account is kept."""
     return [
-        name for name in environ if name.startswith(("SBATCH_", "SLURM_")) and name not in _KEPT
+        name
+        for name, value in environ.items()
+        if not is_submitted(name, value)
+        or (name.startswith(("SBATCH_", "SLURM_")) and name not in _KEPT)
     ]
 
 

@@ -30,10 +30,14 @@ def launch(cluster: Nodes, job: Job) -> LaunchedJob:
         from pytest_mnode.jobs.slurm.nodes import names_of
         from pytest_mnode.jobs.slurm.submitted import SubmittedJob
         from pytest_mnode.launchers.slurm import Slurm
+        from pytest_mnode.launchers.slurm.commands import NodesHidden
         from pytest_mnode.launchers.slurm.nodes import gpus_to_request
 
         slurm = Slurm()
-        there = slurm.nodes()
+        try:
+            there = slurm.nodes()
+        except NodesHidden as error:  # a job of their names cannot be requested
+            return RunningJob.start(cluster, job, f"as steps of allocation {allocation}: {error}")
         wanted = dict.fromkeys((*nodes, *job.spares))
         names = names_of(there, wanted, cluster.slurm_names)
         site = sbatch.site_of(slurm.run("scontrol", "--oneliner", "show", "job", str(allocation)))

@@ -14,7 +14,6 @@ from pytest_mnode.jobs import job_processes
 from pytest_mnode.jobs.job import Job, JobResult, JobSnapshot, decide
 from pytest_mnode.jobs.launched import POLL_S, LaunchedJob
 from pytest_mnode.jobs.torchrun import Start, was_preempted
-from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.nodes import Nodes
 
 _ASK_AGAIN_S = 0.5
@@ -128,16 +127,18 @@ class RunningJob(LaunchedJob):
             cluster.free_port(nodes[0]),
             cluster.python,
         )
-        given = {**node_env(), **job.env}
         for name in nodes:
             log = self._log(name, self._requeue)
             argv = start.argv(job, name, cluster.address(name), f"{log}-ranks")
-            env = start.env(job, name, cluster.fabric_interface(name), given)
-            if cluster.share_files:
+            env = start.own(job, name)
+            if cluster.share_kernel:
                 # Temporary files that killed processes leave are removed with the job.
                 env.setdefault("TMPDIR", self._logs.name)
+            defaults = start.defaults(job, cluster.fabric_interface(name))
             with log.open("w") as output:
-                self._torchruns[name] = cluster.start(argv, name, env=env, output=output)
+                self._torchruns[name] = cluster.start(
+                    argv, name, env=env, defaults=defaults, output=output
+                )
 
     def _requeue_on(self, nodes: tuple[str, ...], why: str) -> None:
         self._end(self.nodes)

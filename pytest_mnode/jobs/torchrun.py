@@ -78,14 +78,22 @@ class Start:
     def env(
         self, job: Job, node: str, interface: str | None, given: Mapping[str, str]
     ) -> dict[str, str]:
-        """Variables to add on one node. given: the environment of the run."""
-        env = {"OMP_NUM_THREADS": "1"}
-        env |= {n: value for n, value in socket_pins(interface).items() if n not in given}
-        if job.restarts and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in given:
+        """Variables to add on one node. given: the node's environment."""
+        unset = {n: v for n, v in self.defaults(job, interface).items() if n not in given}
+        return {**unset, **self.own(job, node)}
+
+    def defaults(self, job: Job, interface: str | None) -> dict[str, str]:
+        """Variables of a node that sets none of these itself."""
+        found = {"OMP_NUM_THREADS": "1", **socket_pins(interface)}
+        if job.restarts:
             # Else restarted ranks find the addresses of their predecessors in the store.
-            env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        return found
+
+    def own(self, job: Job, node: str) -> dict[str, str]:
+        """The job's own variables on one node, which replace the node's."""
         own = {"MNODE_JOB": self.job_id, "MNODE_JOB_NODE": node, "MNODE_REQUEUE": str(self.requeue)}
-        return {**env, **job.env, **own}
+        return {**job.env, **own}
 
 
 def exit_codes(output: str) -> tuple[int, ...]:

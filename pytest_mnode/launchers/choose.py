@@ -11,6 +11,7 @@ from pytest_mnode.launchers.hosts import Host, read_hostfile
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 from pytest_mnode.launchers.local import Local
 from pytest_mnode.launchers.node import Launcher
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.rack import Layout, Link, Rack
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
 from pytest_mnode.options import Settings
@@ -56,6 +57,15 @@ def hosts_on(path: Path, on: Sequence[str] = ()) -> tuple[Host, ...]:
 def choose(
     settings: Settings, nodes: int, spec: Spec, cleanup_dirs: Sequence[str], root: Path
 ) -> tuple[Launcher, str]:
+    """As `_choose`, with the environment that the user gives nodes."""
+    launcher, why = _choose(settings, nodes, spec, cleanup_dirs, root)
+    launcher.env = RunEnv.of_launcher(launcher.name, settings.env)
+    return launcher, why
+
+
+def _choose(
+    settings: Settings, nodes: int, spec: Spec, cleanup_dirs: Sequence[str], root: Path
+) -> tuple[Launcher, str]:
     """An unstarted launcher for `nodes` nodes, and the reason for choosing it in a few words.
 
     root: root of the tests, below which a directory shared by all nodes may be made. Raises
@@ -66,7 +76,9 @@ def choose(
     if (unused := _unused(settings, job is not None, spec)) is not None:
         raise UsageError(unused)
     run_dir = cleanup_dirs[0] if cleanup_dirs else ""
-    remote = RemoteOptions(run_dir, root, settings.shared_dir, settings.python)
+    remote = RemoteOptions(
+        run_dir, root, settings.shared_dir, settings.python, settings.start_limit_s
+    )
     if by_slurm(wanted):
         why = f"inside of job {job}" if job else "requested"
         return _slurm(settings, nodes, spec, remote), why

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
 from pytest_mnode.protocol.agent_messages import RankStart
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
@@ -90,6 +91,8 @@ class Launcher:
     """Known after `start`."""
     shared_kernel: bool
     """Whether all nodes run on this kernel: one agent serves them all, and all files are shared."""
+    start_limit_s = 60.0
+    """How long a node may take to start a command."""
     python: str = sys.executable
     """Path of the Python that runs this package's programs on nodes."""
     shared_dir: Path | None = None
@@ -101,6 +104,8 @@ class Launcher:
     """Names of hosts that the user gave but the run does not need."""
     job_id: int | None = None
     """The scheduler's number of the allocation that holds the nodes."""
+    env = RunEnv()
+    """The environment of programs on the nodes."""
     pods: RunInPods | None = None
     """Facts about the run if its nodes are Kubernetes pods, known after `start`; else None."""
 
@@ -110,9 +115,9 @@ class Launcher:
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         """Local commands, one per node, that together run `argv` once on every node.
 
-        A command keeps the caller's environment, working directory and standard streams, and its
-        exit status is that of `argv` (128 + signal if a signal ended it). Raises NodeLostError
-        if a node is off.
+        A command keeps the caller's working directory and standard streams, and its exit status is
+        that of `argv` (128 + signal if a signal ended it). Its environment follows the rule of
+        `node_env`: start it with `env.command(…)`. Raises NodeLostError if a node is off.
         """
         raise NotImplementedError
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
 from pytest_mnode.launchers.node import CommandResult, Node
-from pytest_mnode.launchers.node_env import node_env
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.remote.run_all import run_all
 from pytest_mnode.protocol.launcher_requests import (
     DescribeRun,
@@ -36,7 +37,7 @@ class RunDescription:
     scratch: a directory removed with the run; on all nodes if files are shared. run_id: value of
     the variable RUN in the run's processes. python: path of the Python that runs this package's
     programs on nodes. allocation: number of the scheduler's job that holds the nodes; None if there
-    is none. pods: None if nodes are not pods.
+    is none. pods: None if nodes are not pods. env: the environment of programs on the nodes.
     """
 
     nodes: tuple[Node, ...]
@@ -47,6 +48,7 @@ class RunDescription:
     python: str
     allocation: int | None
     pods: RunInPods | None = None
+    env: RunEnv = field(default_factory=RunEnv)
 
 
 class Nodes:
@@ -101,7 +103,7 @@ class Nodes:
         limit_s: float,
         env: Mapping[str, str] | None,
     ) -> list[CommandResult]:
-        return run_all(commands, limit_s, self.run_id, self._env(env))
+        return run_all(commands, limit_s, self.run_id, self.env(env))
 
     def start(
         self,
@@ -109,25 +111,40 @@ class Nodes:
         node: str,
         *,
         env: Mapping[str, str] | None = None,
+        defaults: Mapping[str, str] | None = None,
+        text: str = "",
         output: int | Any = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
         """Start a command on a node and leave it running; the caller ends it.
 
-        A command that still runs when the run ends is ended then.
+        A command that still runs when the run ends is ended then. env: variables of the command.
+        defaults: variables that it gets where neither the node nor the user sets them. text: its
+        standard input.
         """
         [command] = self.commands(argv, node)
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=self._env(env),
-        )
+        with tempfile.TemporaryFile() as stdin:  # a pipe would block while the command starts
+            stdin.write(text.encode())
+            stdin.seek(0)
+            return subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=output,
+                stderr=subprocess.PIPE if output is subprocess.PIPE else subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=self.env(env, defaults),
+            )
 
-    def _env(self, env: Mapping[str, str] | None) -> dict[str, str]:
-        return {**node_env(), **(env or {}), RUN: self.run_id}
+    def env(
+        self, env: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Environment of a local command that runs a program on a node; see `start`."""
+        return self._run_facts.env.command({**(env or {}), RUN: self.run_id}, defaults)
+
+    @property
+    def given_env(self) -> Mapping[str, str]:
+        """Variables that the user set for the run."""
+        return self._run_facts.env.given
 
     def commands(
         self, argv: Sequence[str], nodes: Sequence[str] | str | None = None

@@ -11,7 +11,6 @@ import tempfile
 
 from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.launchers.node import Launcher, Node
-from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.processes import end_programs
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec.inventory import Power
@@ -98,7 +97,7 @@ def runs_commands(launcher: Launcher, node: Node, limit_s: float = ANSWER_S) -> 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=node_env(),
+            env=launcher.env.command(),
             timeout=limit_s,
             check=False,
         )

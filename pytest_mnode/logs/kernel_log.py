@@ -89,6 +89,8 @@ class Log:
 _RULES: tuple[tuple[Severity | None, str], ...] = (
     # With MIG the GPU instance follows the address. 154 says None after a reset.
     (None, rf"NVRM: Xid \(PCI:{_PCI}[^)]*\): (?P<xid>\d+)\b(?!.* changed from .*\(None\)$)"),
+    # The driver sets up the links of its GPUs; at its end it only says that it shuts them down.
+    (Severity.FAULT, r"NVRM: (?P<device>GPU\d+)? ?knvlink\w+: .*(?i:fail|error|timed? ?out)"),
     (Severity.FAULT, rf"NVRM: GPU {_PCI}: (?:GPU has fallen off|RmInitAdapter fail)"),
     # "fallen off the bus" is in the third line of this message. The one about a GPU that is not
     # supported goes on in its first line. /dev/kmsg writes a line end as \x0a.
@@ -96,7 +98,9 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     (
         Severity.FAULT,
         rf"amdgpu {_PCI}: (?:amdgpu: )?(?:.*\b[1-9]\d* (?:new )?uncorrectable hardware errors"
-        r"|Fatal error during GPU init|device lost from bus|GPU reset\(\d+\) failed)",
+        r"|Fatal error during GPU init|device lost from bus|GPU reset\(\d+\) failed"
+        # Source 5 is a user who asked for it.
+        r"|GPU reset begin!(?!.*Source: *5\b))",
     ),
     (Severity.CORRECTED, rf"amdgpu {_PCI}: .*\b[1-9]\d* (?:new )?correctable hardware errors"),
     (Severity.FAULT, rf"\S+ {_PCI}: DPC: containment event"),
@@ -114,6 +118,8 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
         r"|timeout\. Will cause a leak|Port module event\[error\])",
     ),
     (Severity.FAULT, rf"bnxt_en {_PCI} .*: (?:Fatal firmware|Firmware fatal) reset event"),
+    # mlx5 prints a line for each queue after the first.
+    (Severity.FAULT, rf"\S+ {_PCI} \S+: (?i:tx[ _]timeout\b(?! on queue)|Detected Tx Unit Hang)"),
     # A queue of a NIC stands still: usual for the USB network of a BMC only.
     (
         Severity.FAULT,
@@ -151,6 +157,24 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
         r"|Corrected error|event severity: corrected)",
     ),
     (Severity.FAULT, r"EDAC (?P<device>MC\d+): \d+ UE "),
+    (
+        Severity.FAULT,
+        r"(?P<device>)(?:Memory failure: 0x[0-9a-f]+: |mce: Uncorrected hardware memory)",
+    ),
+    # A CPU or a process does not leave the kernel.
+    (Severity.FAULT, r"(?:NMI )?(?:watchdog: )?BUG: (?:soft|hard) lockup - (?P<device>CPU#\d+)"),
+    (Severity.FAULT, r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on (?P<device>cpu \d+)"),
+    (Severity.FAULT, r"(?P<device>)BUG: (?:workqueue lockup|unable to handle|kernel NULL)"),
+    (Severity.FAULT, r"(?P<device>)(?:kernel BUG at |Kernel panic - |Oops: )"),
+    (
+        Severity.FAULT,
+        r"(?P<device>)(?:rcu: )?INFO: rcu_\w+ "
+        r"(?:self-detected stall|detected (?:expedited )?stall)",
+    ),
+    (
+        Severity.FAULT,
+        r"(?P<device>)INFO: task .+:\d+ (?:<\S+> )?blocked (?:in I/O wait )?for more than \d+ sec",
+    ),
     (Severity.CORRECTED, r"EDAC (?P<device>MC\d+): \d+ CE "),
 )
 _OF_RECORD = re.compile(rf"(?P<record>\{{\d+\}})\[Hardware Error\]: +device_id: {_PCI}")
@@ -165,6 +189,9 @@ _LINKS = (
     ),
     # e1000, and e1000e and igb of older kernels.
     re.compile(r"\w+: (?P<device>[\w.-]+) NIC Link is (?P<state>up|down)\b.*", re.IGNORECASE),
+    re.compile(
+        r"(?:\S+ )?systemd-networkd\[\d+\]: (?P<device>[\w.-]+): (?P<state>Gained|Lost) carrier\b.*"
+    ),
     # RDMA ports, since Linux 6.14.
     re.compile(r"\S+ \S+ (?P<device>[\w.-]+: Port: \d+) Link (?P<state>ACTIVE|DOWN)"),
     # drivers/net/bonding, since Linux 5.3 and before.
@@ -197,7 +224,7 @@ def parse(text: str) -> tuple[Event, ...]:
 def _event(when: str, message: str, up: set[str]) -> Event | None:
     if link := next(filter(None, (rule.fullmatch(message) for rule in _LINKS)), None):
         device = link["device"].replace(": Port: ", ":")
-        if link["state"].lower() != "down":
+        if link["state"].lower() not in ("down", "lost"):
             up.add(device)
         elif device in up:
             up.discard(device)

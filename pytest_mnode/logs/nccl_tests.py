@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_mnode.logs.lines import began_in_tmp, plain_lines
+from pytest_mnode.logs.nccl_tests_json import JsonTest, read_json
 from pytest_mnode.logs.nccl_tests_rows import NcclTestsRow, Table, Timing, heading
 
 __all__ = ["NcclTest", "NcclTestsRow", "Timing", "read_nccl_tests"]
@@ -115,13 +116,34 @@ def read_nccl_tests(output: str | bytes) -> tuple[NcclTest, ...]:
     """The tests in `output`, in order; empty if it has no output of nccl-tests.
 
     Reads any text: prefixes of schedulers, doubled lines and other programs' lines are skipped.
+    Results as JSON are read too, as a file or among other lines; they come last.
 
     Source: nccl-tests, src/common.cu, which prints the table; doc/PERFORMANCE.md for its columns.
     """
     reader = _Reader()
-    for line in plain_lines(output):
+    lines = plain_lines(output)
+    for line in lines:
         reader.read(line)
-    return reader.finished()
+    return (*reader.finished(), *map(_of_json, read_json("\n".join(lines))))
+
+
+def _of_json(test: JsonTest) -> NcclTest:
+    faults = test.errors if not test.rows else ()
+    if test.damaged:
+        faults = (*faults, "its JSON has no end")
+    return NcclTest(
+        program=test.program,
+        ranks=test.ranks,
+        groups=test.groups,
+        hosts=test.hosts,
+        separate_runs=test.separate_runs,
+        validated=test.validated,
+        rows=test.rows,
+        out_of_bounds=test.out_of_bounds,
+        failed=test.failed,
+        closed=test.closed,
+        faults=faults,
+    )
 
 
 class _Reader:

@@ -25,6 +25,24 @@ _FAULT = re.compile(
     r"|state is (?:down|init|armed)|segmentation fault).*",
     re.IGNORECASE,
 )
+_STATUS = re.compile(r"Failed status\W{0,3}(?P<status>\d+|\w.{0,60}?)(?::| wr_id|,|$)")
+_SYNDROME = re.compile(r"\bsyndrom\w*\W{0,3}(0x[0-9a-fA-F]+)")
+_MEANINGS = {
+    1: "local length error",
+    2: "local QP operation error",
+    4: "local protection error: the device may not access the buffer",
+    5: "flushed after another error",
+    8: "local access error",
+    9: "remote invalid request",
+    10: "remote access error: the peer's key or buffer is not valid",
+    11: "remote operation error",
+    12: "transport retry counter exceeded: the peer did not acknowledge",
+    13: "RNR retry counter exceeded: the peer posted no buffer",
+    20: "fatal error of the device",
+    21: "response timeout",
+    22: "general error",
+}
+"""Statuses of failed requests. Source: ibv_poll_cq(3), enum ibv_wc_status."""
 _HARMLESS = re.compile(r"\W*(?:lib\w+: )?warning\b|# |--?\w", re.IGNORECASE)
 """Warnings, a shell's comments, and the lines of a help text."""
 _DIGITS = re.compile(r"\d+", re.ASCII)
@@ -40,7 +58,8 @@ class Perftest:
     unit is unknown. typical_us: median one-way latency by size in bytes, or the mean if no
     median is printed (-D); None if its unit is unknown, or it is 0. closed: the rule under the
     table was printed; without it the table may be cut off. damaged: a row has more or fewer cells
-    than the heading. faults: lines that report an error.
+    than the heading. faults: lines that report an error. endless: the table has a row for each
+    interval and no end, as with --run_infinitely.
     """
 
     bidirectional: bool | None = None
@@ -49,6 +68,7 @@ class Perftest:
     closed: bool = False
     faults: tuple[str, ...] = ()
     damaged: bool = False
+    endless: bool = False
 
     @property
     def why_incomplete(self) -> str | None:
@@ -59,6 +79,9 @@ class Perftest:
             return "a row of results is damaged"
         if not (self.rates_gbits_s or self.typical_us):
             return "no row of results"
+        if self.endless:
+            idle = not all(rate for _, rate in self.rates_gbits_s)
+            return "an endless run with an interval without traffic" if idle else None
         return None if self.closed else "cut off: the table has no closing line"
 
 
@@ -78,8 +101,9 @@ def read_perftest(output: str | bytes) -> Perftest:
         tuple(reader.rates),
         tuple(reader.latencies),
         reader.closed,
-        tuple(reader.faults),
+        reader.all_faults(),
         reader.damaged,
+        reader.endless and not reader.closed,
     )
 
 
@@ -105,18 +129,38 @@ class _Reader:
     rates: dict[tuple[int, float | None], None] = field(default_factory=dict)
     latencies: dict[tuple[int, float | None], None] = field(default_factory=dict)
     faults: dict[str, None] = field(default_factory=dict)
+    statuses: dict[str, None] = field(default_factory=dict)
+    # Rates by size in the current table.
+    by_size: dict[int, set[float | None]] = field(default_factory=dict)
+    endless: bool = False
 
     def read(self, line: str) -> None:
         if line.startswith("#bytes"):
             self.columns, self.closed = _columns(line), False
+            self.by_size, self.endless = {}, False
         elif self.columns and not self.closed and re.match(r"\d+(\s|$)", line):
             self._row(line.split())
         elif _RULE.fullmatch(line):
             self.closed = bool(self.rates or self.latencies)
         elif match := _TITLE.fullmatch(line):
             self.bidirectional = match["both"] is not None
+        elif match := _STATUS.match(line):
+            self.statuses[_status(match["status"], line)] = None
         elif _FAULT.fullmatch(line) and not (_HARMLESS.match(line) or began_in_tmp(line)):
             self.faults[line] = None
+
+    def all_faults(self) -> tuple[str, ...]:
+        """Lines that report an error; a failed request with its status."""
+        statuses = ", ".join(self.statuses)
+        if not statuses:
+            return tuple(self.faults)
+        joined = [
+            f"{fault}: {statuses}" if fault.startswith("Completion with error") else fault
+            for fault in self.faults
+        ]
+        return (
+            tuple(joined) if joined != [*self.faults] else (f"failed request: {statuses}", *joined)
+        )
 
     def _row(self, cells: list[str]) -> None:
         if len(cells) != len(self.columns):
@@ -129,11 +173,22 @@ class _Reader:
         if size is None:
             return
         if "bw average" in by_name:
-            self.rates[size, _gbits_s(*by_name["bw average"])] = None
+            rate = _gbits_s(*by_name["bw average"])
+            self.rates[size, rate] = None
+            self.by_size.setdefault(size, set()).add(rate)
+            self.endless |= len(self.by_size[size]) > 1
         elif typical := by_name.get("t_typical") or by_name.get("t_avg"):
             cell, unit = typical
             latency = _positive(cell) if unit == "usec" else None
             self.latencies[size, latency or None] = None
+
+
+def _status(number: str, line: str) -> str:
+    """What a failed request's line says: its status, in words too, and its syndrome."""
+    words = _MEANINGS.get(int(number)) if number.isdigit() else None
+    syndrome = _SYNDROME.search(line)
+    found = f"status {number} ({words})" if words else f"status {number}"
+    return f"{found}, syndrome {syndrome[1]}" if syndrome else found
 
 
 def _columns(line: str) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import ipaddress
+import re
 import socket
 import struct
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,8 @@ _ERRORS = (
     *("rx_missed_errors", "rx_fifo_errors", "tx_carrier_errors", "tx_aborted_errors", "collisions"),
 )
 
+_PORT = re.compile(r"p\d+(?:s\d+)?")
+"""Names of a card's own ports and of their parts; functions behind its switch are pf0, pf0vf1."""
 _SIOCETHTOOL = 0x8946
 _OFFLOADS = {
     "rx-checksum": (0x14, 1),
@@ -58,10 +61,12 @@ class Interface:
     speed_mbits_s: as the driver reports it, which for veth is always 10000; None if the driver does
     not know it (−1) or the interface is down. carrier_changes: number of times the carrier came or
     went since the interface was created. address: MAC, of 20 bytes on IPoIB. slaves: interfaces
-    below it, also the ports of a bridge. errors: counters of errors and drops by the kernel's
-    names, only those that can be read. addresses: IPv4 and IPv6; shaped_mbits_s: rate of its egress
-    queue (tbf); offloads: whether the NIC or the kernel joins and cuts segments and computes
-    checksums, only those that can be read; all three only of a live machine: see `live`.
+    below it, also the ports of a bridge. wire: identifies the port of the card that it sends over,
+    which several PCI functions may share; None if the driver does not tell. errors: counters of
+    errors and drops by the kernel's names, only those that can be read. addresses: IPv4 and IPv6;
+    shaped_mbits_s: rate of its egress queue (tbf); offloads: whether the NIC or the kernel joins
+    and cuts segments and computes checksums, only those that can be read; all three only of a live
+    machine: see `live`.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Interface:
     slaves: tuple[str, ...] = ()
     pci_address: str | None = None
     numa_node: int | None = None
+    wire: str | None = None
     sent_bytes: int | None = None
     received_bytes: int | None = None
     sent_packets: int | None = None
@@ -240,6 +246,17 @@ def _addresses() -> dict[str, tuple[str, ...]]:
     return found
 
 
+def _wire(path: Path) -> str | None:
+    """The port of a card by the identifier of its switch and its name, or by its own identifier.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-class-net, phys_switch_id and phys_port_*.
+    """
+    card, port = (sysfs.text(path / f"phys_{name}") for name in ("switch_id", "port_name"))
+    if card and port and _PORT.fullmatch(port):
+        return f"{card} {port}"
+    return sysfs.text(path / "phys_port_id") or None
+
+
 def _interface(path: Path, root: Path) -> Interface:
     device = path / "device"
     addresses = sysfs.pci_addresses(sysfs.place(device, root))
@@ -262,6 +279,7 @@ def _interface(path: Path, root: Path) -> Interface:
         slaves=tuple(slaves),
         pci_address=addresses[-1] if addresses else None,
         numa_node=sysfs.numa_node(device, root),
+        wire=_wire(path),
         sent_bytes=sysfs.count(statistics / "tx_bytes"),
         received_bytes=sysfs.count(statistics / "rx_bytes"),
         sent_packets=sysfs.count(statistics / "tx_packets"),

@@ -163,11 +163,35 @@ class PciTree:
         below = max(len(a.bridges), len(b.bridges)) - shared
         return Distance.PIX if below <= 1 else Distance.PXB
 
+    def full_link(self, slot: str) -> tuple[int | None, float | None]:
+        """`full_link` of the card in a slot, by its address without the function's number."""
+        card = next((f for f in self.functions if f.address.rpartition(".")[0] == slot), None)
+        if card is None:
+            return None, None
+        return full_link(card, self.function(card.bridges[-1] if card.bridges else None))
+
     def nearest_accelerator(self, address: str | None) -> Distance | None:
         """Distance from a function to its nearest accelerator; None if unknown."""
         distances = [self.distance(address, one.address) for one in self.accelerators]
         known = [distance for distance in distances if distance is not None]
         return min(known, key=lambda distance: distance.rank, default=None)
+
+
+def full_link(card: PciFunction, slot: PciFunction | None) -> tuple[int | None, float | None]:
+    """Width, and GT/s per lane, that both a card and its slot support; None if unknown."""
+    ends = [card, slot] if slot else [card]
+    widths = [end.max_link_width for end in ends if end.max_link_width]
+    rates = [end.max_link_gtransfers_s for end in ends if end.max_link_gtransfers_s]
+    return min(widths, default=None), min(rates, default=None)
+
+
+def data_gbits_s(width: int, gtransfers_s: float) -> float:
+    """Rate at which a link carries data in each direction, in packets of 128 bytes.
+
+    A lane sends 8 of 10 bits up to 5 GT/s, 128 of 130 above; a packet has 24 bytes of headers and
+    checksums. Source: PCI Express Base Specification.
+    """
+    return width * gtransfers_s * (0.8 if gtransfers_s <= 5 else 128 / 130) * 128 / (128 + 24)
 
 
 def _across_hosts(a: PciFunction, b: PciFunction) -> Distance | None:

@@ -126,7 +126,8 @@ class RdmaDevice:
     netdevs: its network interfaces: the `parent` of soft-RoCE, those that its GIDs name, those of
     the same PCI function, or, without any of these, the one whose MAC address is in its GUID.
     virtual: whether it lacks a device of its own, like soft-RoCE and soft-iWARP, to which Linux
-    before 5.10 gave that of their interface. pci_address, numa_node: its own, or those of its
+    before 5.10 gave that of their interface. image_guid: of the card, equal for all its functions;
+    None if it is not set. pci_address, numa_node: its own, or those of its
     first interface if it is virtual.
     """
 
@@ -139,6 +140,7 @@ class RdmaDevice:
     pci_address: str | None = None
     numa_node: int | None = None
     virtual: bool = False
+    image_guid: str | None = None
 
 
 def parse_rate_gbits_s(text: str | None) -> float | None:
@@ -178,6 +180,7 @@ def _device(path: Path, root: Path) -> RdmaDevice:
         if port.name.isascii() and port.name.isdigit()
     )
     guid = sysfs.text(path / "node_guid")
+    image = sysfs.text(path / "sys_image_guid") or ""
     netdevs = _netdevs(device, ports, parent)
     if not netdevs and virtual:
         netdevs = _made_of(guid, root)
@@ -193,6 +196,7 @@ def _device(path: Path, root: Path) -> RdmaDevice:
         pci_address=addresses[-1] if addresses else None,
         numa_node=sysfs.numa_node(below, root),
         virtual=virtual,
+        image_guid=None if _ZERO.fullmatch(image) else image,
     )
 
 

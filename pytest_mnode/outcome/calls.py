@@ -2,18 +2,30 @@
 
 Ranks of a group must make the same calls in the same order. A call of one group is compared with
 the call of the same number in the other ranks: operation, number of elements, dtype, reduce
-operation and root must be equal.
+operation and root must be equal. A message of a channel must be sent and received.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mnode.machine.cpus import parse_cpulist
-from pytest_mnode.outcome.call_record import INSIDE, PENDING, RAISED, SLOTS, Call, group_text
+from pytest_mnode.outcome.call_record import (
+    ANY_SOURCE,
+    INSIDE,
+    NOT_COMPARED,
+    PENDING,
+    RAISED,
+    SLOTS,
+    Call,
+    ends,
+    group_text,
+    is_channel,
+)
 from pytest_mnode.outcome.describe import ranks_text, waiting_text
+from pytest_mnode.protocol.rank_messages import Made
 
 _KINDS = 4
 """Maximum number of different calls shown for one call number."""
@@ -38,7 +50,9 @@ class Difference:
 
 
 def _members(group: str) -> frozenset[int] | None:
-    """Ranks of a group, empty if unknown; None for all ranks."""
+    """Ranks of a group or channel, empty if unknown; None for all ranks."""
+    if is_channel(group):
+        return frozenset(int(rank) for rank in ends(group) if rank != ANY_SOURCE)
     return (parse_cpulist(group.partition(" ")[2]) or frozenset()) if group else None
 
 
@@ -75,7 +89,7 @@ def absent(calls: Calls) -> set[int]:
 def unjoined(calls: Calls) -> dict[int, Call]:
     """By rank, its first collective that other ranks of the group have not called; the call may
     have returned while the device still waits."""
-    waits = _waits(calls, {}, lambda call: call.is_open and not call.mode)
+    waits = _waits(calls, _unordered(calls), lambda call: call.is_open and not call.mode)
     found: dict[int, Call] = {}
     for group, seq, ranks in waits:
         if _missing(calls, group, seq):
@@ -97,8 +111,83 @@ def ahead(counts: Counts) -> dict[int, tuple[str, set[int]]]:
     return found
 
 
+def agree(made: Mapping[int, Made]) -> bool:
+    """Whether the calls of all ranks, in a test that passed, match."""
+    return next(_disagreeing(made), None) is None
+
+
+def _disagreeing(made: Mapping[int, Made]) -> Iterator[tuple[str, dict[int, int]]]:
+    """Groups and channels in which calls do not match; the number of calls, by rank."""
+    equal = len(set(made.values())) == 1
+    by_group: dict[str, dict[int, tuple[int, int]]] = {}
+    for rank, of in made.items() if not equal else ():
+        for group, number, digest in of:
+            by_group.setdefault(group, {})[rank] = number, digest
+    from_any = {ends(group)[1] for group in by_group if _is_from_any(group)}
+    for group, of_group in by_group.items():
+        if is_channel(group) and ends(group)[1] in from_any:
+            continue
+        members = _members(group)
+        compared = set(made) if members is None else (members or set(of_group)) & set(made)
+        all_of = {rank: of_group.get(rank, (0, 0)) for rank in sorted(compared)}
+        different = len(set(all_of.values())) > 1
+        if different and all(digest != NOT_COMPARED for _, digest in all_of.values()):
+            yield group, {rank: number for rank, (number, _) in all_of.items()}
+
+
+def passed_difference(calls: Calls, made: Mapping[int, Made]) -> Difference | None:
+    """The first difference between the calls of ranks that all passed the test; None if there is
+    none. made: of all calls, while `calls` are the last ones."""
+    found = dict(_disagreeing(made))
+    if not found:
+        return None
+    if unequal := _unequal({r: [c for c in m if c.group in found] for r, m in calls.items()}, {}):
+        return unequal
+    for group, numbers in found.items():
+        least = min(numbers.values())
+        more = sorted(rank for rank, number in numbers.items() if number > least)
+        first = group, least + 1
+        extra = [c for rank in more for c in calls.get(rank, ()) if (c.group, c.seq) == first]
+        fewer = sorted(numbers.keys() - set(more))
+        if extra:
+            return _extra(extra[0], more, fewer, calls)
+    group, numbers = next(iter(found.items()))
+    counts = [f"{ranks_text(r)} made {numbers[r[0]]}" for r in _kinds(numbers)]
+    line = (
+        f"calls of {group_text(group)} differ, before the last {SLOTS} of a rank: "
+        f"{' and '.join(counts)}"
+    )
+    return Difference(sorted(numbers), line, line)
+
+
+def _extra(call: Call, more: list[int], fewer: list[int], calls: Calls) -> Difference:
+    """A call that ranks `fewer` have not made, and that returned in the others all the same."""
+    if is_channel(call.group):
+        lacks = "receive" if str(more[0]) == ends(call.group)[0] else "send"
+        without = f"which {ranks_text(fewer)} did not {lacks}"
+    else:
+        without = f"but {ranks_text(fewer)} ended the test without it"
+    line = f"called {call.text} {call.as_which} ({call.place}), {without}"
+    who = more
+    if len(fewer) < len(more):
+        line, who = f"{ranks_text(more)} {line}", fewer
+    return Difference(who, line, f"{line}\n\n{_history(calls, call.group, call.seq)}")
+
+
+def _is_from_any(group: str) -> bool:
+    return is_channel(group) and ends(group)[0] == ANY_SOURCE
+
+
+def _unordered(calls: Calls) -> dict[str, int]:
+    """Channels to ranks that received from any source, whose messages cannot be matched: none of
+    their numbers does."""
+    channels = {call.group for made in calls.values() for call in made if is_channel(call.group)}
+    from_any = {ends(group)[1] for group in channels if _is_from_any(group)}
+    return {group: 0 for group in channels if ends(group)[1] in from_any}
+
+
 def _caught(calls: Calls, ended: Collection[int]) -> _Numbers:
-    found: dict[str, int] = {}
+    found = _unordered(calls)
     for rank, made in calls.items():
         for call in made:
             if call.state == RAISED and (rank in ended or call is not made[-1]):
@@ -159,12 +248,18 @@ def _left(
             )
             return Difference(inside, line, f"{line}\n\n{_history(calls, group, seq)}")
         line = (
-            f"left the test without entering the {call.op} ({call.place}) that "
-            f"{waiting_text(inside)} in, "
-            f"call {seq} of {group_text(group)}"
+            f"left the test without {_counterpart(call)} ({call.place}) that "
+            f"{waiting_text(inside)} in, {call.as_which.removeprefix('as ')}"
         )
         return Difference(left, line, f"{line}\n\n{_history(calls, group, seq)}")
     return None
+
+
+def _counterpart(call: Call) -> str:
+    """What a rank must do so that `call` ends in another."""
+    if not is_channel(call.group):
+        return f"entering the {call.op}"
+    return f"a {'receive' if 'send' in call.op else 'send'} for the {call.op}"
 
 
 def _crossed(calls: Calls, caught: _Numbers) -> Difference | None:
@@ -173,10 +268,16 @@ def _crossed(calls: Calls, caught: _Numbers) -> Difference | None:
     for group, seq, inside in _waits(calls, caught, lambda call: call.state == INSIDE):
         missing = _missing(calls, group, seq)
         waits |= dict.fromkeys(inside, ((group, seq), missing))
+    of_any = _waits_for_any(calls)
+    waits |= {rank: (at, set(calls) - {rank}) for rank, at in of_any.items()}
     free: Collection[int] = [0]
     while free:
         waiting = set(waits)
-        free = [rank for rank in waits if waiting.isdisjoint(waits[rank][1])]
+        free = [
+            rank
+            for rank, (_, missing) in waits.items()
+            if waiting.isdisjoint(missing) or (rank in of_any and not missing <= waiting)
+        ]
         for rank in free:
             del waits[rank]
     if not waits:
@@ -192,6 +293,22 @@ def _crossed(calls: Calls, caught: _Numbers) -> Difference | None:
     others = " and ".join(f"{waiting_text(ranks)} in {text}" for ranks, text in texts[1:])
     line = f"{who}waits in {texts[0][1]}, while {others}"
     return Difference(odd, line, line)
+
+
+def _waits_for_any(calls: Calls) -> dict[int, tuple[str, int]]:
+    """Ranks that wait for a message of any rank, while all that were sent to them are received."""
+    if any(len(made) >= SLOTS for made in calls.values()):
+        return {}
+    found = {}
+    for rank, made in calls.items():
+        inside = [c for c in made if c.state == INSIDE and _is_from_any(c.group)]
+        if not inside:
+            continue
+        messages = [c for of in calls.values() for c in of if is_channel(c.group)]
+        arriving = [c for c in messages if ends(c.group)[1] == str(rank)]
+        if sum("recv" in c.op for c in arriving) > sum("send" in c.op for c in arriving):
+            found[rank] = inside[0].group, inside[0].seq
+    return found
 
 
 def _waits(

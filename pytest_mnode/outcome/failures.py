@@ -58,7 +58,9 @@ def failures_of(outcome: Outcome, reports: Reports) -> list[Failure]:
         failures = []  # one rank failed as the mark expects, the others because of it
     if not of_test and all(g.when == "teardown" for g in failures):
         failures += unexpected_passes(outcome, reports)
-    return sorted_failures(failures or ([] if xfailed else _leaks(outcome)))
+    return sorted_failures(
+        failures or ([] if xfailed else [*_leaks(outcome), *_unequal_calls(outcome)])
+    )
 
 
 def sorted_failures(failures: list[Failure]) -> list[Failure]:
@@ -89,6 +91,18 @@ def different_calls(outcome: Outcome, others: list[Failure]) -> list[Failure]:
     gone = any(outcome.states[r].gone for g in others if not g.victim for r in g.ranks)
     time = math.inf if gone else -math.inf
     return [Failure(found.ranks, when, found.line, None, found.text, time, False, in_phase)]
+
+
+def _unequal_calls(outcome: Outcome) -> list[Failure]:
+    """Calls that differ in a test that passed, because nothing made a rank wait for the others."""
+    found = outcome.unequal
+    if found is None or outcome.allows_unequal:
+        return []
+    text = (
+        f"{found.text}\n\nall ranks passed, because no call waited; if the test means it: "
+        "@pytest.mark.mnode(unequal_calls='allow') or the ini key mnode_unequal_calls"
+    )
+    return [Failure(found.ranks, "call", found.line, text=text)]
 
 
 def _ended_by_call(state: RankState, calls: list[Call] | None) -> bool:

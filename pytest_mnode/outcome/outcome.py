@@ -13,6 +13,7 @@ import pytest
 from pytest_mnode.machine.tcp import TcpState
 from pytest_mnode.outcome import describe
 from pytest_mnode.outcome.call_record import Call, parse, parse_counts
+from pytest_mnode.outcome.calls import Difference
 from pytest_mnode.protocol.agent_messages import Death
 from pytest_mnode.protocol.rank_messages import PhaseReport, Returned, TornDown
 from pytest_mnode.protocol.world import WorldInfo
@@ -105,6 +106,10 @@ class Outcome:
     """Whether the test was ended before its limit, because calls of ranks differ."""
     stalled: bool = False
     """Whether the test was ended because no rank made a call for `limit_s`."""
+    unequal: Difference | None = None
+    """How the calls of ranks differ in a test that passed in all of them."""
+    allows_unequal: bool = False
+    """Whether the test passes all the same."""
     debugged: bool = False
     """Whether a rank stopped in the debugger, or asked to while another one was debugged."""
     quit: bool = False
@@ -136,6 +141,7 @@ class Outcome:
         return (
             not self.timed_out
             and not self.debugged
+            and self.unequal is None
             and all(
                 s.failed_at is None
                 and not s.gone
@@ -160,6 +166,19 @@ class Outcome:
         """Whether every rank returned from a function, and still answered after it."""
         return all(
             s.returned is not None and s.failed_at is None and not (s.stuck_in or s.gone) and s.pong
+            for s in self.states.values()
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether the test passed in every rank; a skip, or a failure that a mark expects, does
+        not count."""
+        return not self.timed_out and all(
+            s.torn_down is not None
+            and not s.torn_down.problem
+            and not s.gone
+            and all(r.outcome == "passed" and "wasxfail" not in r.data for _, r in s.partial)
+            and all(r.outcome == "passed" and "wasxfail" not in r.data for r in s.reports.values())
             for s in self.states.values()
         )
 

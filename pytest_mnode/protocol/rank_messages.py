@@ -11,6 +11,10 @@ from pytest_mnode.measurement import Measurement
 TIMES = frozenset(("duration", "start", "stop"))
 """Fields of a passed report that differ between ranks if nothing was captured or added."""
 
+Made = tuple[tuple[str, int, int], ...]
+"""The calls of one rank in a test: by group or channel their number, and a digest of what must be
+equal in all ranks of the group."""
+
 
 @dataclass(frozen=True)
 class Hello:
@@ -91,6 +95,7 @@ class TornDown:
 
     allure: allure's result of the test, in the form of its own files.
     entered: how many operations of the default process group this rank has entered so far.
+    made: its calls in this test, if they can be compared with those of other ranks.
     new_group: the store holds keys of destroyed groups, which the next group would find.
     absent: this rank does not have the test, whose file may decide so by the rank's own variables.
     """
@@ -104,6 +109,7 @@ class TornDown:
     new_group: bool = False
     problem: str = ""
     entered: int | None = None
+    made: Made | None = None
     reports: tuple[PhaseReport, ...] = ()
     charts: tuple[Chart, ...] = ()
     suite_properties: tuple[tuple[str, Any], ...] = ()

@@ -1,4 +1,4 @@
-"""Recorded collectives, and the text of the arguments that must be equal in all ranks."""
+"""Recorded calls, and the text of the arguments that must be equal in all ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ COLLECTIVES = {
     "scatter": "tensor",
     "scatter_object_list": "",
 }
-"""Recorded functions, and the argument that must be equal in all ranks of the group."""
+"""Recorded collectives, and the argument that must be equal in all ranks of the group."""
+MESSAGES = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
+"""Recorded sends and receives, and the argument that is the rank at the other end."""
 _LIST_ITEMS = 16
 """How many tensors of a list are recorded."""
 
@@ -41,6 +43,8 @@ _LIST_ITEMS = 16
 def arguments(op: str, named: Mapping[str, Any]) -> str:
     """The arguments that must be equal in all ranks, as text; "(here …)" may differ."""
     words = []
+    if op in MESSAGES:
+        return f"of {_tensor(named['tensor'])}"
     if op == "new_group":
         ranks = named.get("ranks")
         return "of all ranks" if ranks is None else f"of ranks {format_cpulist(ranks)}"
@@ -80,10 +84,15 @@ def _tensor_text(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def _root(named: Mapping[str, Any], name: str) -> int:
-    """The root's rank in the world, from either argument; 0 if none was given, as in torch."""
+    """The root's rank in the world; 0 if none was given, as in torch."""
+    return rank_of(named, name) or 0
+
+
+def rank_of(named: Mapping[str, Any], name: str) -> int | None:
+    """The rank in the world that one of two arguments gives, by world or by group; else None."""
     in_group = named.get(f"group_{name}")
     if in_group is None:
-        return int(named.get(name) or 0)
+        return None if (rank := named.get(name)) is None else int(rank)
     group = named.get("group") or dist.group.WORLD
     assert group is not None
     return int(dist.get_global_rank(group, in_group))

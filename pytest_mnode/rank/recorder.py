@@ -1,9 +1,10 @@
-"""Records the collectives that a rank calls through `torch.distributed`, in a mapped file.
+"""Records what a rank calls through `torch.distributed`, in a mapped file.
 
 The file can be read when the rank cannot answer: while it hangs, holds the GIL or is dead.
-Only the public names of `torch.distributed` are wrapped, not the functions that its own modules
-call, so that a collective is recorded once. Point-to-point calls are not recorded. Collectives that
-C++ starts (DistributedDataParallel, functional collectives) are only counted: see operation_counts.
+Of collectives only the public names of `torch.distributed` are wrapped, not the functions that its
+own modules call, so that a collective is recorded once. Sends and receives are recorded also where
+torch makes them itself, such as for objects and batches. Collectives that C++ starts
+(DistributedDataParallel, functional collectives) are only counted: see operation_counts.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import os
 import sys
 import threading
 import traceback
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -29,20 +32,27 @@ from torch.distributed import distributed_c10d
 from pytest_mnode.machine.cpus import format_cpulist
 from pytest_mnode.outcome.call_record import (
     COUNT_SLOTS,
+    HANDLES,
     INSIDE,
     LIMITED,
+    NOT_COMPARED,
     PENDING,
     RAISED,
     RETURNED,
     SEPARATOR,
     SLOT_BYTES,
     SLOTS,
+    channel,
+    compared,
 )
 from pytest_mnode.outcome.stacks import is_hidden, is_pythons, is_torchs
-from pytest_mnode.rank.call_arguments import COLLECTIVES, arguments
+from pytest_mnode.protocol.rank_messages import Made
+from pytest_mnode.rank.call_arguments import COLLECTIVES, MESSAGES, arguments, rank_of
 
 _GROUP_CHARS, _ARGUMENT_BYTES, _PLACE_BYTES = 200, 120, 120
 """Room in a slot for these texts, beside numbers and names."""
+_MOST_MADE = 256
+"""Most groups and channels whose calls are compared after a test that passed."""
 _SHORT_S = 600.0
 """NCCL's default timeout, the shortest default; a test may expect a shorter timeout to expire."""
 
@@ -63,6 +73,9 @@ class Recorder:
         self._size = size
         self._groups: dict[tuple[int, str], tuple[str, bool]] = {}
         self._counts: dict[str, int] = {}
+        self._digests: dict[str, int] = {}
+        self.handles: WeakKeyDictionary[dist.Work, tuple[int, str]] = WeakKeyDictionary()
+        """The calls that returned these handles."""
         self._counted: list[str] | None = []
         self._number = 0
         os.register_at_fork(after_in_child=self.stop)  # a child's calls are not this rank's
@@ -72,31 +85,55 @@ class Recorder:
         if self._number or self._counted != []:
             self._map[:] = bytes(len(self._map))
         self._groups, self._counts, self._counted, self._number = {}, {}, [], 0
+        self._digests = {}
+        self.handles.clear()
         Recorder.current = self
 
-    def enter(self, op: str, named: Mapping[str, Any]) -> int | None:
-        """Record a call that begins; returns its number, None if it is not recorded."""
+    def enter(self, op: str, named: Mapping[str, Any]) -> tuple[int, str] | None:
+        """Record a call that begins; returns its number and group, None if it is not recorded."""
         group = named.get("group")
         if group is dist.GroupMember.NON_GROUP_MEMBER or named.get("use_local_synchronization"):
             return None
         if dist.get_world_size() != self._size:
             return None
-        key, short = self._group(group or dist.group.WORLD)
+        group = group or dist.group.WORLD
+        key, short = self._group(group)
         limited = short or (op == "monitored_barrier" and named.get("timeout") is not None)
         mode = "async_op" if named.get("async_op") else ""
-        words = _fit(arguments(op, named), _ARGUMENT_BYTES)
+        words = arguments(op, named)
+        if op in MESSAGES:
+            key, digest = _channel(group, op, named), 0
+        else:
+            # gloo gathers tensors of unequal sizes, although torch's documentation excludes them.
+            equal = words.partition("] ")[2] if op == "gather" else compared(words)
+            digest = zlib.crc32(f"{op} {equal}".encode(errors="replace"))
         place = _fit(_place() + _handled(), _PLACE_BYTES)
         with self._lock:
             number = self._number = self._number + 1
             seq = self._counts[key] = self._counts.get(key, 0) + 1
+            if (before := self._digests.get(key, 0)) != NOT_COMPARED:
+                self._digests[key] = (31 * before + digest) & 0xFFFFFFFF
         state = LIMITED if limited else INSIDE
+        words = _fit(words, _ARGUMENT_BYTES)
         self._write(number % SLOTS, state, str(number), str(seq), key, op, mode, words, place)
-        return number
+        return number, key
 
-    def leave(self, number: int, state: str) -> None:
+    def made(self) -> Made | None:
+        """The calls since `begin`; None if they cannot be compared with those of other ranks.
+
+        Collectives of compiled code are not recorded, and a rank may compile less than others.
+        """
+        if len(self._counts) > _MOST_MADE or _has_compiled():
+            return None
+        return tuple((key, count, self._digests[key]) for key, count in self._counts.items())
+
+    def leave(self, entered: tuple[int, str], state: str) -> None:
         """Record that a call ended, unless the ring no longer holds it."""
+        number, key = entered
+        if state == RAISED:
+            self._digests[key] = NOT_COMPARED
         at = number % SLOTS * SLOT_BYTES
-        limited = state == PENDING and self._map[at] == ord(LIMITED)
+        limited = state in (INSIDE, PENDING) and self._map[at] == ord(LIMITED)
         if self._number - number < SLOTS and not limited:
             self._map[at] = ord(state)
 
@@ -160,7 +197,12 @@ def install() -> None:
     for name in COLLECTIVES:  # older torch lacks some of the names
         if hasattr(dist, name):
             setattr(dist, name, _recorded(name, getattr(dist, name)))
-    # torch's own functions for objects call it by the second name.
+    # torch's own functions for objects and batches call these by the second name.
+    for name in MESSAGES:
+        wrapped = _recorded(name, getattr(dist, name))
+        setattr(dist, name, wrapped)
+        setattr(distributed_c10d, name, wrapped)
+    dist.Work.wait = _waiting(dist.Work.wait)  # type: ignore[method-assign]
     dist.batch_isend_irecv = distributed_c10d.batch_isend_irecv = _uncounted(dist.batch_isend_irecv)
 
 
@@ -183,31 +225,83 @@ def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         recorder = Recorder.current
-        if recorder is None or torch.compiler.is_compiling():
+        if recorder is None or torch.compiler.is_compiling() or _inside.message:
             return function(*args, **kwargs)
         named = dict(zip(parameters, args, strict=False))
         named.update(kwargs)
         try:
-            number = recorder.enter(name, named)
+            entered = recorder.enter(name, named)
         except Exception:  # invalid arguments, which torch will refuse with its own message
-            number = None
-        if number is None:
+            entered = None
+        if entered is None:
             return function(*args, **kwargs)
         try:
+            _inside.message = name in MESSAGES
             value = function(*args, **kwargs)
         except BaseException:
-            recorder.leave(number, RAISED)
+            recorder.leave(entered, RAISED)
             raise
-        recorder.leave(number, RETURNED if _is_complete(name, named) else PENDING)
+        finally:
+            _inside.message = False
+        recorder.leave(entered, RETURNED if _is_complete(name, named) else PENDING)
+        if isinstance(value, dist.Work):
+            recorder.handles[value] = entered
         return value
 
     call.__module__ = "torch.distributed"  # where pickle finds it
     return call
 
 
+def _waiting(wait: Callable[..., bool]) -> Callable[..., bool]:
+    """`Work.wait`, which records that the rank waits for the end of the call, unless it is given a
+    timeout."""
+
+    @functools.wraps(wait)
+    def call(work: dist.Work, *args: Any, **kwargs: Any) -> bool:
+        __tracebackhide__ = True
+        recorder = Recorder.current
+        entered = None if recorder is None or args or kwargs else recorder.handles.get(work)
+        if recorder is None or entered is None:
+            return wait(work, *args, **kwargs)
+        recorder.leave(entered, INSIDE)
+        try:
+            return wait(work)
+        finally:
+            recorder.leave(entered, PENDING)
+
+    return call
+
+
+class _Inside(threading.local):
+    """message: whether this thread is in a send or receive, which calls another one."""
+
+    message = False
+
+
+_inside = _Inside()
+
+
+def _has_compiled() -> bool:
+    """Whether torch has compiled code in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"])
+
+
+def _channel(group: Any, op: str, named: Mapping[str, Any]) -> str:
+    """The channel of a send or receive. Only gloo tells messages apart by tag."""
+    name = "" if group is dist.group.WORLD else group.group_name
+    tag = int(named.get("tag") or 0) if "gloo" in dist.get_backend(group) else 0
+    me, other = dist.get_rank(), rank_of(named, MESSAGES[op])
+    source, target = (me, other) if MESSAGES[op] == "dst" else (other, me)
+    assert target is not None
+    return channel(name, tag, source, target)
+
+
 def _is_complete(name: str, named: Mapping[str, Any]) -> bool:
-    """Whether the collective has ended when the call returns: only on CPUs, without async_op."""
-    value = named.get(COLLECTIVES[name])
+    """Whether the call has ended when it returns: only on CPUs, without a handle."""
+    if name in HANDLES:
+        return False
+    value = named.get(COLLECTIVES.get(name, "tensor"))
     first = value[0] if isinstance(value, list | tuple) and value else value
     return not named.get("async_op") and getattr(first, "is_cpu", True)
 
@@ -217,7 +311,7 @@ def _place() -> str:
     frame: FrameType | None = sys._getframe(3)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not is_torchs(file) and not is_pythons(file):
+        if not is_torchs(file) and not is_pythons(file) and file != __file__:
             return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return f"thread {threading.current_thread().name}"

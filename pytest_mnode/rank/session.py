@@ -323,6 +323,7 @@ class RankSession:
             new_group=left.new_group,
             problem=rank.progress.take_note(),
             entered=rank.groups.entered,
+            made=rank.calls.made(),
             suite_properties=self.recorded.take_properties(),
             charts=tuple(charts_kept_by(item)),
         )

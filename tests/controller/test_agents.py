@@ -14,7 +14,7 @@ import pytest
 
 from pytest_mnode.controller import agents
 from pytest_mnode.controller.agents import Agents, RunDirectories
-from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.protocol.channel import Keys
 
 NODES = (Node("n0", 0, "10.0.0.1"), Node("n1", 1, "10.0.0.2"))
@@ -23,7 +23,7 @@ WELL = ["cat"]
 
 
 @dataclass
-class TwoMachines:
+class TwoMachines(Launcher):
     """A launcher of two other machines; `runs` is started on each in place of an agent."""
 
     runs: dict[str, list[str]]
@@ -109,7 +109,8 @@ def test_an_ended_agent_reports_its_reason(opened: Agents, how: str) -> None:
 def test_a_silent_agent_names_the_endpoint_to_check(
     opened: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "_FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(agents, "_FIRST_WORD_S", 0.03)
+    opened.launcher.start_limit_s = 0.02
     opened.heard(0)
     time.sleep(0.1)
     assert opened.silent(60.0) == {

@@ -288,3 +288,100 @@ def test_neither_virtual_functions_nor_their_representors_are_nics(tmp_path: Pat
     assert fabric is not None
     assert (fabric.interfaces, fabric.nics) == (("mlx5_0",), 1)
     assert "mlx5_1 is a virtual function" in fabric.not_chosen
+
+
+GUID = "fc4c:ea03:00f9:4230"
+LANES: Any = {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
+
+
+def twins(
+    root: Path, cables: int, *, layer: str = "Ethernet", width: int = 4, wires: bool = True
+) -> FoundNetwork:
+    """A card of two ports with two functions in each of two slots, as for two sockets."""
+    tree = Tree(root)
+    tree.pci("pci000f:00/000f:00:00.0", SWITCH_PORT, NVIDIA)
+    tree.pci("pci000f:00/000f:00:00.0/000f:01:00.0", GPU, NVIDIA)
+    for domain in ("0000", "0002"):
+        bridge = f"pci{domain}:00/{domain}:00:00.0"
+        tree.pci(bridge, SWITCH_PORT, NVIDIA, max_link_width=width, **LANES)
+        for port in (0, 1):
+            path, up = f"{bridge}/{domain}:01:00.{port}", port < cables
+            tree.pci(path, NIC, MELLANOX, current_link_width=width, max_link_width=16, **LANES)
+            name = f"en{domain}f{port}"
+            if layer == "Ethernet":
+                ids = {"phys_port_name": f"p{port}", "phys_switch_id": "30f400ea4cfc"}
+                state: dict[str, str | int] = {"speed": 200000} if up else {"operstate": "down"}
+                tree.interface(name, path, mtu=9000, **state, **(ids if wires else {}))
+            tree.rdma(
+                f"mlx{domain}f{port}",
+                path,
+                gids=[("fe80::1", "RoCE v2", name)] if layer == "Ethernet" else [],
+                link_layer=layer,
+                rate="200 Gb/sec (4X HDR)",
+                state="4: ACTIVE" if up else "1: DOWN",
+                sys_image_guid=GUID,
+            )
+    machine = Machine.read(tree.root)
+    fabric = networks_of(FoundNode("n0", CONTROL, machine)).fabric
+    assert fabric is not None
+    return fabric
+
+
+@pytest.mark.parametrize("layer", ["Ethernet", "InfiniBand"])
+@pytest.mark.parametrize("wires", [True, False])
+def test_two_functions_of_one_wire_share_its_rate(tmp_path: Path, layer: str, wires: bool) -> None:
+    fabric = twins(tmp_path, 1, layer=layer, wires=wires)
+    assert (fabric.nics, fabric.rate_mbits_s) == (2, 100_000)
+    assert fabric.why.endswith(", 2 PCI functions to each wire of 200 Gbit/s")
+
+
+def test_functions_of_one_slot_share_its_link(tmp_path: Path) -> None:
+    fabric = twins(tmp_path, 2)
+    assert (fabric.nics, fabric.rate_mbits_s) == (4, 53_000)
+    assert fabric.why.endswith(", limited by PCIe x4 at 32 GT/s for 2 functions")
+
+
+def test_wide_links_do_not_limit_a_wire(tmp_path: Path) -> None:
+    assert twins(tmp_path, 2, width=16).rate_mbits_s == 100_000
+
+
+def test_links_that_a_virtual_machine_makes_up_are_ignored(tmp_path: Path) -> None:
+    assert twins(tmp_path, 1, width=1).rate_mbits_s == 100_000
+
+
+@pytest.mark.parametrize(
+    ("gtransfers_s", "width", "rate_mbits_s"),
+    [(8, 16, 106_000), (16, 16, 200_000), (16, 8, 106_000), (32, 8, 200_000)],
+)
+def test_the_rate_of_a_nic_is_at_most_that_of_its_slot(
+    tmp_path: Path, gtransfers_s: int, width: int, rate_mbits_s: int
+) -> None:
+    tree, bridge = Tree(tmp_path), "pci0000:10/0000:10:01.0"
+    speed = f"{gtransfers_s}.0 GT/s PCIe"
+    tree.pci(bridge, SWITCH_PORT, "0x1000", max_link_speed=speed, max_link_width=width)
+    tree.pci(f"{bridge}/0000:12:00.0", GPU, NVIDIA, 0)
+    for port in (0, 1):  # an ordinary card of two ports, of which one is used
+        path = f"{bridge}/0000:11:00.{port}"
+        tree.pci(path, NIC, MELLANOX, 0, max_link_speed="32.0 GT/s PCIe", max_link_width=16)
+        tree.interface(
+            f"ens1f{port}", path, speed=200000, phys_port_name=f"p{port}", phys_switch_id="30f4"
+        )
+        tree.rdma(
+            f"mlx5_{port}",
+            path,
+            gids=[("fe80::1", "RoCE v2", f"ens1f{port}")],
+            link_layer="Ethernet",
+            rate="200 Gb/sec (4X HDR)",
+            state="4: ACTIVE" if port == 0 else "1: DOWN",
+            sys_image_guid=GUID,
+        )
+    fabric = networks_of(FoundNode("n0", CONTROL, Machine.read(tree.root))).fabric
+    assert fabric is not None
+    assert (fabric.nics, fabric.rate_mbits_s) == (1, rate_mbits_s)
+
+
+def test_twin_functions_share_a_wire_for_tcp_too() -> None:
+    names = {"enp1s0f0": "10.2.0.1", "enP2p1s0f0": "10.3.0.1"}
+    nics = tuple(nic(n, a, speed_mbits_s=200_000, wire="30f4 p0") for n, a in names.items())
+    fabric = fabric_with((nic("eno1", CONTROL), *nics))
+    assert (fabric.nics, fabric.rate_mbits_s) == (2, 100_000)

@@ -55,14 +55,14 @@ class Busy:
         write_files(directory, test_it=TEXT, test_before=before, conftest=conftest)
         self.directory, self.temporary = directory, directory / "tmp"
         self.temporary.mkdir()
-        self.mark, self.secret = f"MARK_{uuid.uuid4().hex}", uuid.uuid4().hex
+        self.mark, self.secret = f"MNODE_MARK_{uuid.uuid4().hex}", uuid.uuid4().hex
         self._launcher = f"--mnode-launcher={launcher}"
         self.program = start_pytest(
             engine,
             directory,
             self._launcher,
             "--mnode-nodes=2",
-            *options,
+            *("--mnode-env=TMPDIR SECRET", *options),
             spec_for(engine, directory, launcher, power=None),
             "test_before.py",
             "test_it.py",

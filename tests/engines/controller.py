@@ -75,7 +75,7 @@ class Controller:
         spec: Path | None = None,
     ) -> None:
         arguments, before = words
-        env = {"MARK": "a b'c", **({"SPEC": str(spec)} if spec else {})}
+        env = {"MNODE_MARK": "a b'c", **({"SPEC": str(spec)} if spec else {})}
         argv = [sys.executable, "-c", PROGRAM, str(nodes), json.dumps(list(arguments))]
         self.process = subprocess.Popen(
             slurm.command(*before, *argv),

@@ -48,15 +48,20 @@ class SlurmOnRack(OnRack):
         networks, but Slurm does not allocate it.
     down_after_s: SlurmdTimeout: how long a node may be silent until Slurm sets it DOWN. Slurm
         checks rarely, so that it takes up to three times as long; `down` does it at once.
-    more: lines to add to slurm.conf.
+    more: lines to add to slurm.conf. gpus: per node; device files stand in for them.
     """
 
     def __init__(
-        self, nodes: int = COMPUTE_NODES, *, down_after_s: int = 60, more: str = ""
+        self,
+        nodes: int = COMPUTE_NODES,
+        *,
+        down_after_s: int = 60,
+        more: str = "",
+        gpus: int = 0,
     ) -> None:
         super().__init__("slurm", nodes)
         self.env = {"SLURM_CONF": str(self.directory / "etc" / "slurm.conf")}
-        self._down_after_s, self._more = down_after_s, more
+        self._down_after_s, self._more, self._gpus = down_after_s, more, gpus
         self._changed = self._booted = False
 
     def __enter__(self) -> SlurmOnRack:
@@ -163,10 +168,16 @@ class SlurmOnRack(OnRack):
         (self.directory / "munge" / "key").write_bytes(os.urandom(128))
         (self.directory / "munge" / "key").chmod(0o600)
         (self.directory / "etc" / "cgroup.conf").write_text(slurm_conf.CGROUP)
+        files = ("null", "zero", "full", "random")[: self._gpus]
+        gres = "".join(f"Name=gpu File=/dev/{name}\n" for name in files)
+        (self.directory / "etc" / "gres.conf").write_text(gres)
         self._write_conf(self._down_after_s)
 
     def _write_conf(self, down_after_s: int) -> None:
-        text = slurm_conf.conf(self.directory, self.login, self.computes, down_after_s, self._more)
+        more = f"{self._more}\nGresTypes=gpu" if self._gpus else self._more
+        text = slurm_conf.conf(self.directory, self.login, self.computes, down_after_s, more)
+        if self._gpus:
+            text = text.replace(" State=UNKNOWN", f" Gres=gpu:{self._gpus} State=UNKNOWN")
         Path(self.env["SLURM_CONF"]).write_text(text)
 
     def _start_munged(self) -> None:

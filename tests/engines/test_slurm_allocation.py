@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.controller import PROGRAM, Controller, hidden
-from tests.engines.slurm import SlurmOnRack
+from tests.engines.slurm import SlurmOnRack, need_slurm
 
 
 def test_a_surrounding_allocation_is_used_and_left_alone(
@@ -107,3 +107,28 @@ def test_a_pending_request_is_withdrawn(slurm: SlurmOnRack, tmp_path: Path) -> N
     busy.kill()
     waiting.communicate()
     busy.wait()
+
+
+def test_components_of_a_heterogeneous_job_are_named(slurm: SlurmOnRack, tmp_path: Path) -> None:
+    inside = ["salloc", "--quiet", "--nodelist=node0", ":", "--nodelist=node1"]
+    controller = Controller(slurm, tmp_path, 1, ([], inside))
+    controller.close()
+    shown = "is a heterogeneous job of 2 components (group 0: node0; group 1: node1), and a run"
+    assert shown in controller.report["error"]
+
+
+def test_steps_of_an_exclusive_allocation_have_its_gpus(tmp_path: Path) -> None:
+    """The allocation holds them without a request, and Slurm gives a step only what it requests."""
+    need_slurm()
+    with SlurmOnRack(2, gpus=2) as slurm:
+        inside = ["salloc", "--nodes=2", "--exclusive", "--quiet"]
+        controller = Controller(slurm, tmp_path, 2, ([], inside))
+        shown = 'run(["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"], 1)'
+        assert controller(shown) == [0, "0,1\n", ""]
+        controller('begin(["sleep", "60"], 1)')
+        assert controller(shown) == [0, "0,1\n", ""]  # beside other steps
+        controller.close()
+        inside = ["salloc", "--nodes=2", "--gpus-per-node=1", "--quiet"]
+        controller = Controller(slurm, tmp_path, 2, ([], inside))
+        assert controller(shown) == [0, "0\n", ""]
+        controller.close()

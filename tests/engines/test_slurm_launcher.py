@@ -28,9 +28,8 @@ def test_a_new_allocation_runs_commands_on_its_nodes(slurm: SlurmOnRack, tmp_pat
     assert job.name.startswith("pytest-mnode-")
     assert Path(controller.report["shared"]).parent == tmp_path
 
-    status, out, err = controller(
-        'run(["sh", "-c", "hostname; pwd; echo $MARK; cat; echo bad >&2; exit 3"], 1, input="in")'
-    )
+    script = "hostname; pwd; echo $MNODE_MARK; cat; echo bad >&2; exit 3"
+    status, out, err = controller(f'run(["sh", "-c", {script!r}], 1, input="in")')
     assert (status, err) == (3, "bad\n")
     assert out == f"node1\n{tmp_path}\na b'c\nin"
     assert controller('run(["sh", "-c", "kill -9 $$"])')[0] == 137

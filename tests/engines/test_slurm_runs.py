@@ -179,7 +179,7 @@ def test_nodes_lost_during_a_run_are_named(slurm: SlurmOnRack, tmp_path: Path) -
     with running_pytest(
         slurm,
         tmp_path,
-        *("--mnode-launcher=slurm", "--mnode-nodes=4", spec, "test_it.py"),
+        *("--mnode-launcher=slurm", "--mnode-nodes=4", "--mnode-env=TMPDIR", spec, "test_it.py"),
         env={"TMPDIR": str(temporary)},
     ) as program:
         await_busy(slurm, program, tmp_path, 4)
@@ -215,7 +215,7 @@ def test_a_node_that_lost_power_unexpectedly_is_booted(slurm: SlurmOnRack, tmp_p
         slurm,
         tmp_path,
         *("--mnode-launcher=slurm", "--mnode-nodes=2", spec_for(slurm, tmp_path, "slurm")),
-        *("--mnode-slurm-args=--nodelist=node[0-1]", "test_it.py"),
+        *("--mnode-slurm-args=--nodelist=node[0-1]", "--mnode-env=TMPDIR", "test_it.py"),
         env={"TMPDIR": str(temporary)},
     ) as program:
         await_busy(slurm, program, tmp_path, 2)

@@ -160,7 +160,12 @@ def test_nodes_without_shared_files_keep_no_files(ssh: SshOnRack, tmp_path: Path
         "--mnode-nodes=2",
         ssh.hostfile(tmp_path, "node[0-1] slots=1"),
         spec_for(ssh, tmp_path, "ssh"),
-        *("--rootdir=/sys", "-p", "no:cacheprovider"),  # a directory that is not writable
+        *(
+            "--mnode-env=TMPDIR",
+            "--rootdir=/sys",
+            "-p",
+            "no:cacheprovider",
+        ),  # a directory that is not writable
         *(*COVERAGE, str(tmp_path / "test_it.py")),
         env={"TMPDIR": str(temporary), "PYTHONPATH": str(released_plugins())},
     )

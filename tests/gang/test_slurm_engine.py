@@ -33,10 +33,14 @@ FAKES = {
     "scontrol": SCONTROL,
     "sinfo": "#!/bin/sh\necho 'gpu*'; echo all\n",
     "squeue": """#!/bin/sh
-case "$*" in *nodelist=*) echo "$*" >"$RECORD.asked"; cat "$RECORD.jobs";; esac
+case "$*" in *nodelist=*) echo "$*" >"$MNODE_RECORD.asked"; cat "$MNODE_RECORD.jobs";; esac
 """,
     "scancel": "#!/bin/sh\nexit 0\n",
-    "sbatch": '#!/bin/sh\nenv >"$RECORD"\nprintf "%s\\n" "$@" >"$RECORD.argv"\necho 17\n',
+    "sbatch": """#!/bin/sh
+env >"$MNODE_RECORD"
+printf "%s\\n" "$@" >"$MNODE_RECORD.argv"
+echo 17
+""",
 }
 
 
@@ -47,7 +51,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+    monkeypatch.setenv("MNODE_RECORD", str(tmp_path / "record"))
     (tmp_path / "record.jobs").write_text("")
 
 

@@ -224,7 +224,7 @@ def test_state_of_a_pod(
 SCRIPT = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(os.environ["CODE"])))
-print(os.getcwd(), os.environ["OF_IMAGE"], os.environ["PYTHONPATH"], flush=True)
+print(os.getcwd(), os.environ["OF_IMAGE"], os.environ["PYTHONPATH"], sys.stdin.read(), flush=True)
 time.sleep(60)
 """
 
@@ -247,10 +247,13 @@ def order(path: Path, **order: Any) -> None:
 def test_the_main_process_runs_its_command_and_passes_sigterm_on(tmp_path: Path) -> None:
     path = tmp_path / "order"
     waiting = start(path, 60, OF_IMAGE="image's", PYTHONPATH="/image")
-    sent = {"OF_IMAGE": "pytest's", "PYTHONPATH": "/tests", "CODE": "75"}
-    order(path, argv=[sys.executable, "-c", SCRIPT], env=sent, cwd=str(tmp_path))
+    argv, text = [sys.executable, "-c", SCRIPT], "a plan"
+    sent = {"PYTHONPATH": "/tests", "CODE": "75"}
+    passed = {"OF_IMAGE": "pytest's"}
+    order(path, argv=argv, env=sent, passed=passed, cwd=str(tmp_path), text=text)
+    assert path.stat().st_mode & 0o077 == 0
     assert waiting.stdout is not None
-    assert waiting.stdout.readline() == f"{tmp_path} image's /tests\n"
+    assert waiting.stdout.readline() == f"{tmp_path} image's /tests a plan\n"
     waiting.send_signal(signal.SIGTERM)
     waiting.communicate(timeout=30)
     assert waiting.returncode == 75
@@ -268,7 +271,7 @@ def test_the_main_process_ends_with_the_status_of_its_command(
     tmp_path: Path, argv: list[str], status: int
 ) -> None:
     path = tmp_path / "order"
-    order(path, argv=argv, env={}, cwd="/no/such/directory")
+    order(path, argv=argv, env={}, passed={}, cwd="/no/such/directory", text="")
     waiting = start(path, 60)
     output, _ = waiting.communicate(timeout=30)
     assert waiting.returncode == status, output

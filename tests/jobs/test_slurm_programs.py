@@ -177,15 +177,16 @@ SBATCH = """#!/bin/sh
 echo "$*" >"$0.args"
 cat >"$0.script"
 env >"$0.env"
-printf '%s' "$ANSWER"
-printf '%s\\n' "$COMPLAINT" >&2
-exit "$STATUS"
+printf '%s' "$MNODE_ANSWER"
+printf '%s\\n' "$MNODE_COMPLAINT" >&2
+exit "$MNODE_STATUS"
 """
 
 
 def answers(status: int, answer: str = "", complaint: str = "") -> dict[str, str]:
     settings = {"STATUS": str(status), "ANSWER": answer, "COMPLAINT": complaint}
-    return {"PATH": os.environ["PATH"], **settings}
+    named = {f"MNODE_{name}": value for name, value in settings.items()}
+    return {"PATH": os.environ["PATH"], **named}
 
 
 def test_a_script_is_submitted_with_the_environment_of_the_job(programs: Path) -> None:

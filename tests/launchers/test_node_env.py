@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pytest_mnode.launchers.node_env import node_env
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.launchers.node_env import DEFAULTS, SET, RunEnv, is_secret, node_env
+from tests.inner import need_rack, run_pytest, write_files
 
 
 def test_slurm_task_variables_of_the_controller_are_removed() -> None:
@@ -15,3 +20,108 @@ def test_slurm_task_variables_of_the_controller_are_removed() -> None:
 def test_variables_chosen_by_the_user_are_kept() -> None:
     chosen = {"CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": "/scratch", "OMPI_MCA_btl": "tcp"}
     assert node_env(chosen) == chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[(name, "s3") for name in ("CI_JOB_TOKEN", "GITHUB_TOKEN", "AWS_SECRET_ACCESS_KEY")],
+        *[(name, "s3") for name in ("WANDB_API_KEY", "PGPASSWORD", "MYSQL_PWD", "HF_TOKEN")],
+        *[(name, "s3") for name in ("CI_JOB_JWT_V2", "NPM_TOKEN", "sshpass", "DOCKER_AUTH_CONFIG")],
+        ("CI_REPOSITORY_URL", "https://gitlab-ci-token:s3@git.example.org/a.git"),
+        ("DATABASE_URL", "postgres://ada:s3@db/x"),
+    ],
+)
+def test_secrets_reach_no_node(name: str, value: str) -> None:
+    assert is_secret(name, value)
+    assert node_env({name: value, "A": "1"}) == {"A": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[(name, "1") for name in ("PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "NCCL_IB_PKEY")],
+        *[(name, "1") for name in ("SSH_AUTH_SOCK", "KEYBOARD", "BYPASS_CHECKS")],
+        ("PIP_INDEX_URL", "https://pypi.example.org/simple"),
+        ("REMOTE", "ssh://git@example.org/a.git"),
+    ],
+)
+def test_other_variables_are_no_secrets(name: str, value: str) -> None:
+    assert not is_secret(name, value)
+
+
+def test_nodes_of_this_machine_have_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MINE", "GLOO_SOCKET_IFNAME", "A_TOKEN", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "outer")
+    for launcher, pins in (("rack", None), ("local", "outer")):
+        made = RunEnv.of_launcher(launcher, {}).command(defaults={"OMP_NUM_THREADS": "1"})
+        found = [made.get(n) for n in ("MINE", "OMP_NUM_THREADS", "A_TOKEN", "GLOO_SOCKET_IFNAME")]
+        assert found == ["outer", "outer", None, pins]
+    given = RunEnv.of_launcher("rack", {"A_TOKEN": "t", "GLOO_SOCKET_IFNAME": "fab0", "B": "run"})
+    made = given.command({"B": "job"})
+    assert [made[n] for n in ("A_TOKEN", "GLOO_SOCKET_IFNAME", "B")] == ["t", "fab0", "job"]
+
+
+def test_a_remote_command_says_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/outer")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    env = RunEnv.of_launcher("ssh", {"A": "1", "TMPDIR": "/t"})
+    made = env.command({"B": "2"}, {"OMP_NUM_THREADS": "1", "C": "3", "TMPDIR": "/logs"})
+    assert (made[SET], made[DEFAULTS]) == ("A,TMPDIR,B", "C")
+    assert [made[n] for n in ("A", "B", "C", "OMP_NUM_THREADS", "TMPDIR")] == [*"123", "4", "/t"]
+    assert RunEnv.of_launcher("ssh", {}).command({}, {"TMPDIR": "/logs"})["TMPDIR"] == "/logs"
+
+
+def test_the_header_says_what_nodes_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GITHUB_TOKEN", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "x")
+    rack = RunEnv.of_launcher("rack", {"B": "1"}).header()
+    assert rack.startswith("pytest's own; set for this run: B; without ")
+    assert "GITHUB_TOKEN" in rack
+    assert "NCCL_SOCKET_IFNAME (devices of this machine)" in rack
+    ssh = RunEnv.of_launcher("ssh", {}).header()
+    assert ssh.startswith("each node's own; from pytest's where a node sets none: ")
+    assert "NCCL_SOCKET_IFNAME" in ssh
+    assert "GITHUB_TOKEN" not in ssh
+
+
+OF_RANKS = """
+    import os, pathlib
+
+    def test_ranks(world, process_group):
+        names = ("GLOO_SOCKET_IFNAME", "CI_JOB_TOKEN", "A_KEY", "MINE", "NCCL_DEBUG")
+        assert [os.environ.get(name) for name in names] == ["fab0", None, "k", "1", "WARN"]
+
+    def test_commands(cluster):
+        for done in cluster.run(["env"], env={"MINE": "2"}):
+            lines = done.stdout.splitlines()
+            assert {"A_KEY=k", "MINE=2", "NCCL_DEBUG=WARN"} <= set(lines)
+            assert not [line for line in lines if line.startswith(("GLOO_SOCK", "CI_JOB"))]
+"""
+
+
+def test_ranks_and_commands_of_the_rack(tmp_path: Path) -> None:
+    """The shell's interface is this machine's, and its tokens are for nobody."""
+    need_rack()
+    write_files(tmp_path, test_it=OF_RANKS)
+    outer = {"GLOO_SOCKET_IFNAME": "eth0", "CI_JOB_TOKEN": "s3", "A_KEY": "k", "MINE": "1"}
+    given = "--mnode-env=A_KEY NCCL_DEBUG=WARN"
+    run = run_pytest(tmp_path, "--mnode-launcher=rack", "--mnode-nodes=2", given, env=outer)
+    assert run.outcomes() == {"test_ranks": "passed", "test_commands": "passed"}, run.output
+    assert "mnode: environment of nodes: pytest's own; set for this run: A_KEY, NCCL_DEBUG" in (
+        run.output
+    )
+    assert "s3" not in run.output
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("NO_SUCH_NAME", "--mnode-env=NO_SUCH_NAME: accepted: NAME=VALUE, or NAME or PATTERN*"),
+        ("A-B=1", "--mnode-env=A-B=1: accepted: NAME=VALUE"),
+        ("A='1", "--mnode-env=A='1: accepted: arguments as for a shell"),
+    ],
+)
+def test_a_wrong_variable_is_named(tmp_path: Path, given: str, message: str) -> None:
+    write_files(tmp_path, test_it="def test(world): pass")
+    assert message in run_pytest(tmp_path, f"--mnode-env={given}").output

@@ -129,6 +129,36 @@ EVENTS = (
     (CORRECTED, MACHINE, "mce: [Hardware Error]: Machine check events logged"),
     (FAULT, MACHINE, "[Hardware Error]: Uncorrected, software restartable error."),
     (CORRECTED, MACHINE, "[Hardware Error]: Corrected error, no action required."),
+    (
+        FAULT,
+        MACHINE,
+        "NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect mask",
+    ),
+    (FAULT, "GPU3", "NVRM: GPU3 knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's mask failed!"),
+    (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: amdgpu: GPU reset begin!"),
+    (FAULT, f"{GPU}.0", f"amdgpu {GPU}.0: GPU reset begin!. Source:  1"),
+    (FAULT, NIC, f"mlx5_core {NIC} eth3: TX timeout detected"),
+    (FAULT, NIC, f"bnxt_en {NIC} ens1f0np0: TX timeout detected, starting reset task!"),
+    (FAULT, NIC, f"ice {NIC} ens1f0: tx_timeout: VSI_num: 9, Q 5, NTC: 0x44, HW_HEAD: 0x44"),
+    (FAULT, NIC, f"ixgbe {NIC} eno1: Detected Tx Unit Hang"),
+    (FAULT, "CPU#12", "watchdog: BUG: soft lockup - CPU#12 stuck for 52s! [ksoftirqd/12:80]"),
+    (FAULT, "CPU#3", "NMI watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:4711]"),
+    (FAULT, "cpu 2", "NMI watchdog: Watchdog detected hard LOCKUP on cpu 2"),
+    (FAULT, MACHINE, "BUG: workqueue lockup - pool cpus=3 node=0 flags=0x0 nice=0 stuck for 33s!"),
+    (FAULT, MACHINE, "rcu: INFO: rcu_preempt self-detected stall on CPU"),
+    (FAULT, MACHINE, "rcu: INFO: rcu_sched detected stalls on CPUs/tasks:"),
+    (FAULT, MACHINE, "rcu: INFO: rcu_sched detected expedited stalls on CPUs/tasks: { 0 } 6368"),
+    (FAULT, MACHINE, "INFO: rcu_sched self-detected stall on CPU { 0}  (t=6000 jiffies g=791271)"),
+    (FAULT, MACHINE, "INFO: task python3:4711 blocked for more than 122 seconds."),
+    (FAULT, MACHINE, "INFO: task pt_data pin:77 blocked in I/O wait for more than 120 seconds."),
+    (FAULT, MACHINE, "Memory failure: 0x1b3c5: recovery action for dirty LRU page: Recovered"),
+    (
+        FAULT,
+        MACHINE,
+        "Memory failure: 0x1b3c5: Sending SIGBUS to python3:4711 due to hardware memory",
+    ),
+    (FAULT, MACHINE, "mce: Uncorrected hardware memory error in user-access at 12f4c0"),
+    (FAULT, MACHINE, "BUG: unable to handle page fault for address: ffffb2c0"),
     (FAULT, "MC0", "EDAC MC0: 1 UE memory read error on CPU_SrcID#0"),
     (CORRECTED, "MC1", "EDAC MC1: 12 CE memory scrubbing error on CPU_SrcID#0"),
 )
@@ -141,7 +171,17 @@ BENIGN = (
     f"NVRM: Xid (PCI:{GPU}): 154, GPU recovery action changed from 0x1 (Reset) to 0x0 (None)",
     f"NVRM: The NVIDIA GPU {GPU}.0 (PCI ID: 10de:1b80)",  # is not supported
     f"amdgpu {GPU}.0: socket: 4, die: 0, 0 uncorrectable hardware errors detected in total in umc",
-    f"amdgpu {GPU}.0: amdgpu: GPU reset begin!",
+    f"amdgpu {GPU}.0: GPU reset begin!. Source:  5",  # a user asked for it
+    f"amdgpu {GPU}.0: amdgpu: SMU is resumed successfully!",
+    f"mlx5_core {NIC} eth3: TX timeout on queue: 7, SQ: 0x11a, CQ: 0x42c, SQ Cons: 0x9",
+    "NVRM: GPU0 knvlinkCoreShutdownDeviceLinks_IMPL: Need to shutdown all links unilaterally",
+    "rcu: Hierarchical RCU implementation.",
+    "rcu: INFO: rcu_tasks kthread starting",
+    "watchdog: Delayed init of the lockup detector failed: -19",
+    "workqueue: drm_fb_helper hogged CPU for >10000us 4 times, consider switching to WQ_UNBOUND",
+    "INFO: lockdep is turned off.",
+    "traps: python3[4711] general protection fault ip:7f sp:7f error:0 in libc.so.6[7f+1]",
+    "soft offline: 0x1b3c5: page migrated",
     f"bnxt_en {NIC} ens1f0np0: Solicited firmware reset event, data1: 0x1, data2: 0x0",
     "NETDEV WATCHDOG: enxbe3af2b6059f (cdc_ether): transmit queue 0 timed out",
     "cdc_ether 1-14.2:2.0 enxbe3a: NETDEV WATCHDOG: CPU: 3: transmit queue 0 timed out 5008 ms",
@@ -228,6 +268,18 @@ def test_a_link_that_was_up_and_went_down_is_an_event(form: str, line: str, name
         states = [state.lower() for state in states]
     [event] = parse("\n".join(form.format(line.format(state)) for state in states))
     assert (event.severity, event.device) == (DOWN, name)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_systemd_networkd_sees_a_link_go_down(form: str) -> None:
+    def line(state: str, name: str = "ens1f0") -> str:
+        own = form.replace(" kernel: [    5.123456]", " kernel:").replace("[  T812]", "")
+        return own.replace(" kernel: {}", " {}").format(f"systemd-networkd[812]: {name}: {state}")
+
+    kernel = form.format(f"mlx5_core {NIC} ens1f0: Link down")
+    states = ("Lost carrier", "Gained carrier", "Lost carrier", "Gained carrier")
+    [event] = parse("\n".join([*map(line, states[:3]), kernel, line(states[3])]))
+    assert (event.severity, event.device) == (DOWN, "ens1f0")
 
 
 def test_a_link_loss_reported_by_nic_and_bond_counts_once() -> None:

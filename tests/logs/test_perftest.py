@@ -120,10 +120,46 @@ def test_a_newer_server_takes_the_size_of_its_client() -> None:
         assert list(rates(recorded(f"roce-6.06/write_bw-other-size.{side}"))) == [32768]
 
 
-def test_interval_results_are_read_but_are_no_final_result() -> None:
-    found = read_perftest(recorded("roce-6.06/write_bw-intervals.client"))
+def test_the_intervals_of_an_endless_run_are_results_of_their_own() -> None:
+    text = recorded("roce-6.06/write_bw-intervals.client")
+    found = read_perftest(text)
     assert [rate for _, rate in found.rates_gbits_s] == [0.038346, 0.039004, 0.021982, 0.0]
-    assert found.why_incomplete == "cut off: the table has no closing line"
+    # Its peer was ended.
+    assert found.why_incomplete == "an endless run with an interval without traffic"
+    lines = text.splitlines()
+    rows = [i for i, line in enumerate(lines) if line.split()[:1] == ["65536"]]
+    alive = read_perftest("\n".join(lines[: rows[1] + 1]))
+    assert (alive.endless, alive.why_incomplete) == (True, None)
+    assert [rate for _, rate in alive.rates_gbits_s] == [0.038346, 0.039004]
+    one = read_perftest("\n".join(lines[: rows[0] + 1]))
+    assert (one.endless, one.why_incomplete) == (False, "cut off: the table has no closing line")
+
+
+def test_two_tables_of_one_size_are_no_endless_run() -> None:
+    text = recorded("write_bw.client").partition("# exit")[0]
+    cut = text.rstrip().rpartition("\n")[0]
+    found = read_perftest(f"{text}\n{cut.replace('37.81', '36.81')}")
+    assert (found.endless, found.closed) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (12, "did not acknowledge), syndrome 0x81"),
+        (4, "local protection error"),
+        (13, "RNR retry"),
+        (10, "remote access error"),
+        (77, "status 77, syndrome"),
+    ],
+)
+def test_the_status_of_a_failed_request(status: int, words: str) -> None:
+    head = NEWER.partition(" 1048576")[0]
+    failed = f"  Failed status {status}: wr_id 0 syndrom 0x81\nscnt=128, ccnt=0\n"
+    end = "  Failed to complete run_iter_bw function successfully\n"
+    for first in (" Completion with error at client\n", ""):
+        why = read_perftest(head + first + failed + end).why_incomplete
+        assert f"status {status}" in str(why)
+        assert words in str(why)
 
 
 NEWER = """\

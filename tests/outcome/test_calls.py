@@ -17,6 +17,7 @@ from pytest_mnode.outcome import calls as calls_module
 from pytest_mnode.outcome.call_record import (
     INSIDE,
     LIMITED,
+    NOT_COMPARED,
     PENDING,
     RAISED,
     RETURNED,
@@ -24,10 +25,12 @@ from pytest_mnode.outcome.call_record import (
     SLOT_BYTES,
     SLOTS,
     Call,
+    channel,
     parse,
     read,
 )
-from pytest_mnode.outcome.calls import absent, difference, is_deadlock
+from pytest_mnode.outcome.calls import absent, agree, difference, is_deadlock, passed_difference
+from pytest_mnode.protocol.rank_messages import Made
 
 SUM = "of [2] float32 with SUM"
 
@@ -280,3 +283,44 @@ def test_many_ranks_are_compared_without_pairwise_searches(
     monkeypatch.setattr(calls_module, "_missing", search)
     assert not is_deadlock(dict(enumerate([made("barrier")] * 500)), [])
     assert search.call_count < 5
+
+
+@pytest.mark.parametrize(
+    ("made", "agrees"),
+    [
+        ({0: (("", 2, 7),), 1: (("", 2, 7),)}, True),
+        ({0: (("", 2, 7),), 1: (("", 2, 8),)}, False),
+        ({0: (("", 2, 7),), 1: ()}, False),
+        ({0: (("", 2, NOT_COMPARED),), 1: (("", 1, 7),)}, True),
+        ({0: (("1 0", 1, 7),), 1: ()}, True),
+        ({0: (("1 0-1", 1, 7),), 1: (), 2: ()}, False),
+        ({0: (("1 many", 1, 7),), 1: (("1 many", 1, 7),), 2: ()}, True),
+        ({0: ((channel("", 0, 0, 1), 1, 0),), 1: ((channel("", 0, 0, 1), 1, 0),), 2: ()}, True),
+        ({0: ((channel("", 0, 0, 1), 2, 0),), 1: ((channel("", 0, 0, 1), 1, 0),)}, False),
+        ({0: ((channel("", 1, 0, 1), 1, 0),), 1: ((channel("", 2, 0, 1), 1, 0),)}, False),
+        ({0: ((channel("", 0, 0, 1), 1, 0),), 1: ((channel("", 0, None, 1), 1, 0),)}, True),
+        ({0: ((channel("", 0, 0, 0), 1, 0),), 1: ()}, True),
+    ],
+)
+def test_calls_after_a_test_that_passed(made: dict[int, Made], agrees: bool) -> None:
+    assert agree(made) is agrees
+    calls: dict[int, list[Call]] = {rank: [] for rank in made}
+    found = passed_difference(calls, made)
+    assert (found is None) is agrees
+    assert found is None or "before the last 128 of a rank" in found.line
+
+
+def test_messages_of_a_rank_that_receives_from_any_are_not_matched() -> None:
+    sent = [Call(1, 1, channel("", 0, 0, 1), "isend", "", "a.py:1", PENDING)]
+    got = [Call(1, 1, channel("", 0, None, 1), "recv", "", "a.py:2")]
+    assert difference({0: sent, 1: got}, {1}, still=True) is None
+    assert not is_deadlock({0: sent, 1: got}, {1})
+
+
+def test_a_handle_that_nobody_waits_for_is_no_hang() -> None:
+    sent = [Call(1, 1, channel("", 0, 0, 1), "isend", "", "a.py:1", PENDING)]
+    assert difference({0: sent, 1: []}, {1}, still=True) is None
+    waits = [replace(sent[0], state=INSIDE)]
+    found = difference({0: waits, 1: []}, {1}, still=True)
+    assert found is not None
+    assert "rank 0 waits in, message 1 of rank 0 to rank 1" in found.line

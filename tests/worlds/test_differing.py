@@ -107,3 +107,30 @@ def test_allowed_differences_are_not_blamed(ran: Scenario, name: str, error: str
 
 def test_a_timeout_that_the_test_expects_is_waited_for(ran: Scenario) -> None:
     assert ran["timeout_that_the_test_expects"].outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("received_from_nobody", "recv of [2] float32 as message 1 of rank 1 to rank 3 (test_diff"),
+        ("handle_of_a_batch", "irecv of [2] float32 as message 1 of rank 1 to rank 3 (test_diff"),
+        ("received_from_no_rank_at_all", "recv of [2] float32 as message 1 of any rank to rank 3"),
+    ],
+)
+def test_a_message_that_nobody_sends(ran: Scenario, name: str, call: str) -> None:
+    assert ran[name].message.startswith(f"rank 3 of 4 on local3: waits in {call}")
+    assert "while ranks 0-2 wait in barrier as call 1 of the default group" in ran[name].message
+
+
+def test_ranks_that_all_receive(ran: Scenario) -> None:
+    assert "rank 0 waits in recv of [2] float32 as message 1 of rank 1" in ran["all_receive"].text
+
+
+def test_a_sender_that_left(ran: Scenario) -> None:
+    assert ran["left_a_receiver"].message.startswith(
+        "rank 1 of 4 on local1: left the test without a send for the recv (test_differing.py:"
+    )
+
+
+def test_a_message_is_waited_for(ran: Scenario) -> None:
+    assert ran["slow_message"].outcome == "passed"

@@ -37,7 +37,7 @@ def pins_of(cluster: Nodes, node: str, own: Mapping[str, str]) -> dict[str, str]
 
 
 class Direct:
-    """Logs in to each node with HOME, USER, PATH, LANG, the site's pins and the job's variables.
+    """Logs in to each node with its own environment, the site's pins and the job's variables.
 
     If the login is root, the job runs as an unprivileged user, unless that user could not read the
     job or run Python. note: why no scheduler is used.
@@ -70,20 +70,22 @@ class Direct:
                 "with the variables that its launcher sets"
             )
         started = styles.processes(job, place, pins, by_deepspeed)
-        submitted = Submitted(names, pins, tuple(notes))
+        submitted = Submitted(names, pins, tuple(notes), profile=not self._cluster.share_kernel)
         return DirectSubmission(self._cluster, submitted, self._plans(started))
 
     def _plans(self, started: Mapping[str, Sequence[styles.Process]]) -> dict[str, str]:
         files = [word for one in started.values() for p in one for word in p.argv if "/" in word]
         must_read = sorted({word for word in files if Path(word).is_file()})
         # The folder of the run's Python comes first, as in an activated environment.
-        beside = str(Path(self._cluster.python).parent)
-        path = os.pathsep.join((beside, "/usr/local/bin:/usr/bin:/bin"))
+        beside = Path(self._cluster.python).parent
+        path = [str(beside)] if beside.is_absolute() else []
+        path += ["/usr/local/bin", "/usr/bin", "/bin"] if self._cluster.share_kernel else []
         common = {
             "unprivileged": True,
+            "remote": not self._cluster.share_kernel,
             "must_read": must_read,
             "must_run": [self._cluster.python],
-            "path": path,
+            "path": os.pathsep.join(path),
             "lang": "C.UTF-8",
         }
         return {
@@ -112,7 +114,7 @@ class DirectSubmission:
             for node, plan in plans.items():
                 with (Path(self._logs.name) / node).open("w") as log:
                     self._processes[node] = cluster.start(
-                        [*program, plan], node, env=canary, output=log
+                        program, node, env=canary, text=plan, output=log
                     )
         except BaseException:
             self.close()

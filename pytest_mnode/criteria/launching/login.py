@@ -1,10 +1,11 @@
-"""Runs commands on a node as an ordinary user after login: `login.py PLAN`, a JSON object.
+"""Runs commands on a node as an ordinary user after login. Its input is a plan, a JSON object.
 
-It is run by path with `python -I -S`, so it uses only the standard library. `Direct` makes PLAN:
-the user's PATH and LANG, whether to become an unprivileged user, files that this user must be able
-to read and run, and processes with argv and variables. Each process gets HOME, USER, PATH, LANG and
-its own variables, and nothing of the environment before. PLAN of `Pods` has "container": the user
-and the environment of the container are kept.
+It is run by path with `python -I -S`, so it uses only the standard library. `Direct` makes the
+plan: first folders of PATH, LANG, whether to become an unprivileged user, files that this user must
+be able to read and run, whether the node is another machine, with an environment of its own, and
+processes with argv and variables. Each process gets that environment (launchers.node_env), HOME,
+USER, PATH and LANG, and its own variables; nothing that this run has added. A plan of `Pods` has
+"container": the user and the environment of the container are kept.
 
 The first line of output is the user: {"login": {"node": …, "uid": …, "user": …, "why": …}}.
 The program ends when all processes have ended, some time after one has failed, or at SIGTERM, and
@@ -46,10 +47,11 @@ def main(plan: dict[str, Any]) -> NoReturn:
     home, made = home_of(uid)
     user = name_of(uid)
     say({"login": {"node": socket.gethostname(), "uid": uid, "user": user, "why": why}})
-    base = {"HOME": home, "USER": user, "PATH": plan["path"], "LANG": plan.get("lang", "C.UTF-8")}
-    if plan.get("container"):
-        path = filter(None, (plan["path"], os.environ.get("PATH")))
-        base |= {**os.environ, "PATH": os.pathsep.join(path)}
+    own = os.environ if plan.get("container") else of_node() if plan.get("remote") else {}
+    path = os.pathsep.join(filter(None, (plan["path"], own.get("PATH"))))
+    base = {"HOME": home, "USER": user, "LANG": plan.get("lang", "C.UTF-8"), **own, "PATH": path}
+    if uid != os.geteuid():
+        base |= {"HOME": home, "USER": user}
     ended: list[int] = []
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -68,6 +70,15 @@ def main(plan: dict[str, Any]) -> NoReturn:
         if made:
             shutil.rmtree(home, ignore_errors=True)
     sys.exit(next((code for code in ended if code), 0))
+
+
+def of_node() -> dict[str, str]:
+    """The node's own environment: that of remote_exec, which has started this process."""
+    with open(f"/proc/{os.getppid()}/environ", "rb") as file:  # noqa: PTH123
+        pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0") if pair]
+    # A step of Slurm is one task on one node, unlike the job that is started here.
+    of_a_task = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
+    return {name: value for name, _, value in pairs if not name.startswith(of_a_task)}
 
 
 def interrupted(*_: object) -> NoReturn:
@@ -203,4 +214,4 @@ def say(what: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.load(sys.stdin))

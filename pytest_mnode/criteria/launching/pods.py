@@ -120,9 +120,9 @@ def _orders(
             "path": str(beside) if beside.is_absolute() else "",
             "processes": [{"argv": p.argv, "env": dict(p.env)} for p in processes],
         }
-        argv = [cluster.python, "-I", "-S", str(Path(login.__file__)), json.dumps(plan)]
+        argv = [cluster.python, "-I", "-S", str(Path(login.__file__))]
         there = as_there(argv, cluster.python, pods.packages.get(node, ""))
-        found[node] = Order(there, {}, "/")
+        found[node] = Order(there, {}, "/", text=json.dumps(plan))
     return found
 
 

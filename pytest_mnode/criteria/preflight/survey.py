@@ -27,7 +27,6 @@ from pytest_mnode.criteria.preflight.judges.corruption import is_corrupter_uncle
 from pytest_mnode.criteria.preflight.orders import PayloadOrder, look_order, probe_order
 from pytest_mnode.criteria.preflight.tcp import CONNECTIONS
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.remote.run_all import REPORT_LIMIT_S
 from pytest_mnode.machine.encoding import decode
 from pytest_mnode.measurement import listed
@@ -159,7 +158,7 @@ def _start(nodes: Nodes, index: int, name: str, stack: contextlib.ExitStack) -> 
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
-        env={**node_env(), **search_path(nodes.python)},
+        env=nodes.env(search_path(nodes.python)),
         start_new_session=True,  # Ctrl-C must reach only the controller, which ends this in order
     )
     assert process.stdin is not None

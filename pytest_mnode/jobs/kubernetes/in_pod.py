@@ -5,8 +5,8 @@ It uses only the standard library; its text is the argument of the image's Pytho
     wait PATH LIMIT_S    wait for the order at PATH, then run it; the exit status is the command's
     order PATH           take an order from standard input: its length in a line, and its JSON
 
-An order has the command, its environment besides the container's, and its directory. A SIGTERM,
-by which Kubernetes ends pods, is passed on to the command.
+An order has the command, its variables beside the container's, its directory, and its standard
+input. A SIGTERM, by which Kubernetes ends pods, is passed on to the command.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ LINGER_S = 2.0
 def take(path: str) -> None:
     """Store an order atomically: `wait` sees the whole order or none."""
     data = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
-    with open(f"{path}.new", "wb") as file:  # noqa: PTH123  pathlib would cost its import
+    # It may hold secrets of the job. pathlib would cost its import.
+    with os.fdopen(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         file.write(data)
     os.rename(f"{path}.new", path)  # noqa: PTH104
 
@@ -42,21 +43,24 @@ def wait(path: str, limit_s: float) -> int:
 
 
 def run(order: dict) -> int:  # type: ignore[type-arg]
-    """Run the order's command. As on other nodes, variables of image, template and device plugins
-    override the order's, except PYTHONPATH, by which the modules of a test are found."""
-    sent = order["env"]
-    own = {n: v for n, v in os.environ.items() if n != "PYTHONPATH" or n not in sent}
+    """Run the order's command. As on other nodes, what the user set replaces the variables of
+    image, template and device plugins, and what is only passed on does not."""
     there = os.path.isdir(order["cwd"])  # noqa: PTH112
+    stdin = os.memfd_create("stdin")
+    os.write(stdin, order["text"].encode())
+    os.lseek(stdin, 0, os.SEEK_SET)
     try:
         command = subprocess.Popen(
             order["argv"],
-            stdin=subprocess.DEVNULL,
-            env={**sent, **own},
+            stdin=stdin,
+            env={**order["passed"], **os.environ, **order["env"]},
             cwd=order["cwd"] if there else "/",
         )
     except OSError as error:
         print(f"cannot run {order['argv'][0]}: {error.strerror}", flush=True)
         return 127
+    finally:
+        os.close(stdin)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(command.pid, number))
     while True:  # reaps the pod's orphans too
         pid, status = os.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,11 +21,9 @@ from pytest_mnode.jobs.running import RunningJob
 from pytest_mnode.jobs.torchrun import Start
 from pytest_mnode.launchers.kubernetes.api import ApiError
 from pytest_mnode.launchers.kubernetes.run_in_pods import RunInPods
-from pytest_mnode.launchers.node_env import node_env
 from pytest_mnode.launchers.nodes import Nodes
-from pytest_mnode.launchers.remote.bootstrap import environment
+from pytest_mnode.launchers.remote.bootstrap import sent
 from pytest_mnode.launchers.remote.node_report import as_there
-from pytest_mnode.protocol.world import RUN
 
 
 class PodJob(RunningJob):
@@ -97,12 +96,13 @@ class PodJob(RunningJob):
         orders = {}
         for node in nodes:
             argv = start.argv(job, node, addresses[node], f"/tmp/.mnode-{self._id}-ranks")
-            given = {**node_env(), **job.env}
-            env = start.env(job, node, cluster.fabric_interface(node), given)
+            defaults = start.defaults(job, cluster.fabric_interface(node))
+            variables = sent(cluster.env(start.own(job, node), defaults), os.environ)
             orders[node] = Order(
                 as_there(argv, cluster.python, self._run.packages.get(node, "")),
-                environment({**node_env(), **env, RUN: cluster.run_id}),
+                variables.env,
                 str(Path.cwd()),
+                {**variables.defaults, **variables.passed},
             )
         made.order(orders)
 

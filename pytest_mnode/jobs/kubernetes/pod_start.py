@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -36,11 +36,17 @@ class NotPlaced(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A command for a pod's main process. env: variables, which the container's own override."""
+    """A command for a pod's main process.
+
+    env: variables that replace the container's own. passed: variables that count where it has
+    none. text: standard input of the command.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str
+    passed: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
 
 
 class PodStart:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from pytest_mnode.jobs.job import Job
 from pytest_mnode.jobs.slurm.nodes import Names
+from pytest_mnode.launchers.node_env import is_submitted
 from pytest_mnode.launchers.slurm import COMMAND_LIMIT_S, SlurmError, compress
 from pytest_mnode.launchers.slurm.commands import error_line
 from pytest_mnode.launchers.slurm.records import records, text_of
@@ -123,11 +124,14 @@ def script(request: Request, lines: Sequence[str]) -> str:
 
 
 def submitting(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment to submit from, without the variables of an allocation around this run."""
+    """The environment to submit from: the job gets it, in place of one of the node's own.
+
+    It lacks the variables of an allocation around this run, and what no node gets.
+    """
     return {
         name: value
         for name, value in environ.items()
-        if not name.startswith("SLURM_") or name in KEPT
+        if is_submitted(name, value) and (not name.startswith("SLURM_") or name in KEPT)
     }
 
 

@@ -135,7 +135,7 @@ class SubmittedJob(LaunchedJob):
         argv = [cluster.python, "-m", "pytest_mnode.jobs.slurm.on_node", "batch", str(plan)]
         output = str(self._files / files.OUTPUT)
         request = replace(self._request, output=output)
-        env = {**submitting(os.environ), RUN: cluster.run_id}
+        env = {**submitting(os.environ), **cluster.given_env, RUN: cluster.run_id}
         text = f"#!/bin/sh\nexec {shlex.join(argv)}\n"
         self._queued.submit(text, env, request.options())
         self._history = JobHistory(nodes=nodes)

@@ -49,6 +49,7 @@ class Kubernetes(RemoteLauncher):
 
     name = "kubernetes"
     relays = True
+    starts_late = "the Python of its container is slow to start, or hangs"
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.rack import cgroups, probe
 from pytest_mnode.launchers.rack.channel import RackChannel
 from pytest_mnode.launchers.rack.plan import Link, Plan, check_rate
@@ -66,6 +67,7 @@ class Rack(Launcher):
 
     name = "rack"
     shared_kernel = True
+    env = RunEnv(own_network=True)
 
     def __init__(
         self,

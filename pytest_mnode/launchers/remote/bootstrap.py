@@ -9,8 +9,11 @@ import json
 import os
 import resource
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from pytest_mnode.launchers.node_env import DEFAULTS, SET, is_passed
 from pytest_mnode.launchers.remote import command_process, remote_exec, wire
 from pytest_mnode.protocol import listening_clock
 
@@ -37,9 +40,48 @@ def source() -> bytes:
     return f"exec({read!r})\n".encode() + text
 
 
-def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of the caller's environment that a command on a node gets."""
-    return {name: value for name, value in env.items() if not name.startswith(OF_THE_SESSION)}
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Variables for a command on a node, by what they count there (see launchers.node_env).
+
+    env: what the user set for the run. passed: of pytest's environment. defaults: what counts last.
+    """
+
+    env: Mapping[str, str]
+    passed: Mapping[str, str]
+    defaults: Mapping[str, str]
+
+
+def sent(environ: Mapping[str, str], inherited: Mapping[str, str]) -> Sent:
+    """The variables of a local command that the node gets.
+
+    environ: of the command. inherited: pytest's environment when the run began.
+    """
+    named, last = (environ.get(kind, "").split(",") for kind in (SET, DEFAULTS))
+    env, passed, defaults = {}, {}, {}
+    for name, value in environ.items():
+        # By PYTHONPATH, nodes find the modules that pytest has found.
+        if name in named or name == "PYTHONPATH":
+            env[name] = value
+        elif name in last:
+            defaults[name] = value
+        elif name in (SET, DEFAULTS) or name.startswith(OF_THE_SESSION):
+            continue
+        elif inherited.get(name) != value:
+            env[name] = value
+        elif is_passed(name, value):
+            passed[name] = value
+    return Sent(env, passed, defaults)
+
+
+def inherited_from(pid: int | None) -> dict[str, str]:
+    """The environment in which a process was started; {} without one, or if it cannot be read."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = [os.fsdecode(pair).partition("=")[::2] for pair in data.split(b"\0") if pair]
+    return dict(pairs)
 
 
 def as_sent(text: str) -> str:
@@ -47,27 +89,37 @@ def as_sent(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
-def config(daemon: int | None, commands: Mapping[str, Sequence[str]], bridge: str = "") -> str:
+def config(
+    daemon: int | None,
+    commands: Mapping[str, Sequence[str]],
+    bridge: str = "",
+    **start: object,
+) -> str:
     """Text of remote_proxy's CONFIG, made before the run raises its limit of open files.
 
     daemon: pid of the cleanup daemon; the run ends with it. commands: by host, the local command
     that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node.
-    bridge: path of its socket; "" if there is none.
+    bridge: path of its socket; "" if there is none. start: start_s and late of RemoteProxy, if
+    they are not its own.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = {"daemon": daemon, "commands": dict(commands), "open_files": soft, "bridge": bridge}
-    return json.dumps(found)
+    return json.dumps({**found, **start})
 
 
-def order(node: str, argv: Sequence[str]) -> bytes:
-    """The frame that makes remote_exec run a command as it would run here."""
-    sent = {
+def order(node: str, argv: Sequence[str], daemon: int | None) -> bytes:
+    """The frame that makes remote_exec run a command.
+
+    daemon: pid of the cleanup daemon, which has inherited pytest's environment.
+    """
+    made: dict[str, Any] = {
         "argv": [as_sent(word) for word in argv],
-        "env": {as_sent(n): as_sent(value) for n, value in environment(os.environ).items()},
         "cwd": as_sent(directory()),
         "where": node,
     }
-    return wire.frame(wire.ORDER, json.dumps(sent).encode())
+    for kind, variables in asdict(sent(os.environ, inherited_from(daemon))).items():
+        made[kind] = {as_sent(name): as_sent(value) for name, value in variables.items()}
+    return wire.frame(wire.ORDER, json.dumps(made).encode())
 
 
 def directory() -> str:

@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pwd
 import signal
+import sys
 from collections.abc import Mapping
 
-OF_THE_STEP = (
-    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
-    "TMPDIR",
+OF_A_TASK = (
+    *("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_"),
+    *("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""Slurm sets these on each node, to the GPUs allocated there and to a directory of the node."""
-OF_A_POD = "KUBERNETES_SERVICE_HOST"
-"""The kubelet sets it in every container."""
-
-
+"""Prefixes of variables that describe a process's own task of a job. A job script is task 0 on the
+first node, and so is each step of a launcher on its node; ranks must not inherit these."""
+OF_THE_JOB = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID")
 CHILDREN = "/proc/thread-self/children"
 """Missing on a kernel that was built without CONFIG_PROC_CHILDREN."""
 
@@ -65,15 +65,34 @@ def kill(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def node_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: the one sent, except for variables that are set on this node."""
-    names = ["SSH_CONNECTION"] if "SSH_CONNECTION" in own else []
-    # srun was started in the environment sent, and Slurm has set the variables that differ.
-    names += OF_THE_STEP if "SLURM_STEP_ID" in own else []
-    if OF_A_POD in own:  # image, template and device plugins set them; tests send PYTHONPATH
-        names += [name for name in own if name != "PYTHONPATH" or name not in env]
-    kept = {name: value for name, value in env.items() if name not in names}
-    return kept | {name: own[name] for name in names if name in own}
+def node_env(
+    env: Mapping[str, str],
+    own: Mapping[str, str],
+    passed: Mapping[str, str],
+    defaults: Mapping[str, str],
+) -> dict[str, str]:
+    """The command's environment, by the rule of launchers.node_env.
+
+    env: what the user set for the run. own: the node's. passed: of pytest's environment. defaults:
+    what counts last.
+    """
+    found = {**defaults, **of_user(), **passed, **own}
+    if "SLURM_STEP_ID" in own:  # srun has passed them on, without what Slurm takes away
+        kept = {n: v for n, v in own.items() if n in OF_THE_JOB or not n.startswith(OF_A_TASK)}
+        found = {**defaults, **of_user(), **kept}
+    folder, path = os.path.dirname(sys.executable), found.get("PATH", os.defpath)  # noqa: PTH120
+    if folder and folder not in path.split(os.pathsep):  # as in an activated environment
+        found["PATH"] = os.pathsep.join((folder, path))
+    return {**found, **env}
+
+
+def of_user() -> dict[str, str]:
+    """HOME and USER of this process's user, for a node that sets none."""
+    try:
+        user = pwd.getpwuid(os.getuid())
+    except KeyError:  # a container's user may have no name
+        return {}
+    return {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
 
 
 def encoded(text: object) -> bytes:
@@ -84,6 +103,12 @@ def encoded(text: object) -> bytes:
 def decoded(data: bytes) -> str:
     """The inverse of `encoded`."""
     return data.decode("utf-8", "surrogateescape")
+
+
+def variables(order: dict[str, object], kind: str) -> dict[str, str]:
+    found = order.get(kind, {})
+    assert isinstance(found, dict)
+    return found
 
 
 def become(order: dict[str, object], fds: list[int], parent: int) -> None:
@@ -103,12 +128,13 @@ def become(order: dict[str, object], fds: list[int], parent: int) -> None:
 
 def run(order: dict[str, object], parent: int) -> tuple[int, str]:
     """Become the command; exit status and reason if that fails."""
-    words, sent = order["argv"], order["env"]
+    words = order["argv"]
     assert isinstance(words, list)
-    assert isinstance(sent, dict)
     argv = [encoded(word) for word in words]
+    sent, passed, defaults = (variables(order, kind) for kind in ("env", "passed", "defaults"))
     own = {decoded(name): decoded(value) for name, value in os.environb.items()}
-    env = {encoded(n): encoded(value) for n, value in node_env(sent, own).items()}
+    merged = node_env(sent, own, passed, defaults)
+    env = {encoded(n): encoded(value) for n, value in merged.items()}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  as many as are open, not may be
         with contextlib.suppress(OSError):
             if int(name) > 2:
@@ -121,10 +147,13 @@ def run(order: dict[str, object], parent: int) -> tuple[int, str]:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(125)
+    directory = encoded(order["cwd"])
     try:
-        os.chdir(encoded(order["cwd"]))
+        os.chdir(directory)
     except OSError:
-        os.chdir("/")
+        directory = b"/"
+        os.chdir(directory)
+    env[b"PWD"] = directory
     try:
         os.execvpe(argv[0], argv, env)
     except FileNotFoundError:

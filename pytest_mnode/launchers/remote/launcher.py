@@ -12,10 +12,11 @@ from typing import Any
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
 from pytest_mnode.launchers import power
 from pytest_mnode.launchers.node import Launcher, Node, Watchers
+from pytest_mnode.launchers.node_env import RunEnv
 from pytest_mnode.launchers.remote import bootstrap, node_report, remote_proxy
 from pytest_mnode.launchers.remote.check_distinct import check_distinct
 from pytest_mnode.launchers.remote.node_report import NodeReport, node_from_report
-from pytest_mnode.launchers.remote.run_all import collect_reports, unusable_nodes
+from pytest_mnode.launchers.remote.run_all import REPORT_S, collect_reports, unusable_nodes
 from pytest_mnode.launchers.remote.shared_dir import SharedDir
 from pytest_mnode.protocol.launcher_requests import LauncherRequest, PowerOff, PowerOn
 from pytest_mnode.spec import Spec
@@ -30,21 +31,27 @@ class RemoteOptions:
 
     run_dir: the run's directory on this machine. root: where the shared directory may be made if
     shared_dir is None. python: path of Python on the nodes; "" for the launcher's default.
+    start_limit_s: how long a node may take to start a command.
     """
 
     run_dir: str
     root: Path
     shared_dir: Path | None = None
     python: str = ""
+    start_limit_s: float = Launcher.start_limit_s
 
 
 class RemoteLauncher(Launcher):
     """Nodes that are other machines, each reached by its host: its name in ssh or Slurm."""
 
     shared_kernel = False
+    env = RunEnv(remote=True)
+    starts_late = "its Python is slow to start, or hangs"
+    """Why a node may not start a command in time."""
 
     def __init__(self, spec: Spec, remote: RemoteOptions) -> None:
         self.python = remote.python or sys.executable
+        self.start_limit_s = remote.start_limit_s
         self._spec = spec
         self._run_dir = remote.run_dir
         self._wanted_shared_dir = (remote.shared_dir, remote.root)
@@ -145,7 +152,11 @@ class RemoteLauncher(Launcher):
     def _write_config(
         self, daemon: int | None, commands: Mapping[str, list[str]], bridge: str = ""
     ) -> None:
-        self._config.write_text(bootstrap.config(daemon, commands, bridge))
+        self._config.write_text(
+            bootstrap.config(
+                daemon, commands, bridge, start_s=self.start_limit_s, late=self.starts_late
+            )
+        )
 
     def _proxy_command(self, host: str, argv: Sequence[str]) -> list[str]:
         python = [sys.executable, "-S", "-E", "-s", str(Path(remote_proxy.__file__))]
@@ -159,7 +170,9 @@ class RemoteLauncher(Launcher):
         directory = str(Path.cwd())
         argv = node_report.argv(self.python, token, directory)
         commands = {host: self._proxy_command(host, argv) for host in hosts}
-        return collect_reports(commands, directory, self._run_dir)
+        return collect_reports(
+            commands, directory, self._run_dir, self.env.command(), self.start_limit_s + REPORT_S
+        )
 
     def _take(
         self, reports: Mapping[str, NodeReport], addresses: Mapping[str, str], what: str

@@ -1,7 +1,7 @@
 """Runs one command on a node for remote_proxy, and ends it with the connection.
 
 Its source is sent over the connection, so the node needs Python but not this package. Frames
-arrive on standard input: an order (arguments, environment, directory), then the command's input,
+arrive on standard input: an order (arguments, variables, directory), then the command's input,
 signals and heartbeats. Frames go back on standard output: the command's output, heartbeats and its
 exit status. When the input ends or is silent for SILENCE_S, the command's own input ends, the
 command gets SIGTERM, and after GRACE_S all its descendants are killed.

@@ -1,9 +1,10 @@
 """Local process that represents a command on a node: `remote_proxy.py CONFIG HOST COMMAND…`.
 
 Run by its path, without site-packages. CONFIG is a file with a command for each node
-(bootstrap.config). The command gets the caller's environment, working directory and standard
-streams over the connection, never in an argument list. The exit status is the command's, or 128 +
-signal; 255, with one line on standard error, if the node was not reached or the connection lost.
+(bootstrap.config). The command gets its variables (launchers.node_env), the caller's working
+directory and standard streams over the connection, never in an argument list. The exit status is
+the command's, or 128 + signal; 255, with one line on standard error, if the node was not reached or
+the connection lost.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from pytest_mnode.protocol.listening_clock import ListeningClock
 LOST = 255
 ATOMIC_BYTES = 4096
 """A pipe that is ready for writing takes this many bytes without blocking (PIPE_BUF)."""
-START_S = 30.0
-"""Limit for shell and interpreter to start on an open connection, perhaps from shared storage."""
 PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),
@@ -39,10 +38,20 @@ PASSED_ON = (
 
 
 class RemoteProxy:
-    """One command on a node; `serve` returns its exit status."""
+    """One command on a node; `serve` returns its exit status.
+
+    start_s: limit for shell and interpreter to start on an open connection; late: why they may not
+    start in time.
+    """
+
+    start_s = 60.0
+    late = "its Python is slow to start, or hangs"
 
     def __init__(
-        self, ssh: subprocess.Popen[bytes] | Bridged, daemon: int | None, first: bytes
+        self,
+        ssh: subprocess.Popen[bytes] | Bridged,
+        daemon: int | None,
+        first: bytes,
     ) -> None:
         assert ssh.stdin is not None
         assert ssh.stdout is not None
@@ -178,9 +187,9 @@ class RemoteProxy:
         now, listened = time.monotonic(), self.clock.now()
         if full:
             self.heard = listened  # the node is not read while the caller is slow
-        limit = wire.SILENCE_S if self.greeted else START_S
+        limit = wire.SILENCE_S if self.greeted else self.start_s
         if self.status is None and listened > self.heard + limit:
-            self.lost = why_given_up(limit, self.printed(), self.greeted)
+            self.lost = why_given_up(limit, self.printed(), self.greeted, self.late)
         if self.greeted and now > self.beaten + wire.BEAT_S and len(self.sent) < wire.ROOM_BYTES:
             self.beaten = now
             self.sent += wire.frame(wire.BEAT)
@@ -227,12 +236,14 @@ def why_it_ended(code: int | None, printed: Sequence[str], greeted: bool) -> str
     return f"Python did not start on the node ({how}{': ' * bool(last)}{last})"
 
 
-def why_given_up(limit_s: float, printed: Sequence[str], greeted: bool) -> str:
+def why_given_up(limit_s: float, printed: Sequence[str], greeted: bool, late: str) -> str:
     """The reason to give up a node that sent nothing for `limit_s` seconds."""
     if greeted:
         return f"the connection was lost: no data for {limit_s:g} s"
     last = _last(printed)
-    return f"no answer within {limit_s:g} s{': ' * bool(last)}{last}"
+    printed_last = f" ({last})" if last else ""
+    remedy = "raise --mnode-start-limit if it is slow"
+    return f"no answer within {limit_s:g} s{printed_last}: {late}; {remedy}"
 
 
 def _slurm_message(printed: Sequence[str]) -> str | None:
@@ -272,10 +283,12 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{node}: {error.filename} on this machine: {error.strerror}\n")
         return LOST
     bootstrap.give_back_files(settings.get("open_files"))
-    first = bootstrap.source() + bootstrap.order(node, argv)
+    first = bootstrap.source() + bootstrap.order(node, argv, settings["daemon"])
     bridge = settings.get("bridge")
     running = Bridged(bridge, node, command) if bridge else child.start(command, PIPE, PIPE, PIPE)
     proxy = RemoteProxy(running, daemon, first)
+    proxy.start_s = settings.get("start_s", proxy.start_s)
+    proxy.late = settings.get("late", proxy.late)
     status = proxy.serve()
     if proxy.lost:
         sys.stderr.write(f"{node}: {proxy.lost}\n")

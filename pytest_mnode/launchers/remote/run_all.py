@@ -18,6 +18,8 @@ from pytest_mnode.processes import end_programs
 
 REPORT_LIMIT_S = 60.0
 """Interpreters may start from a file server that is slow at the first access."""
+REPORT_S = 30.0
+"""Time for a report, once the node has started its command."""
 REPORTS_AT_ONCE = 64
 """Each report also runs an interpreter on this machine, and too many slow each other down."""
 _MOST_LINES, _MOST_SHOWN = 32, 200
@@ -98,7 +100,11 @@ def _end_times(programs: Sequence[subprocess.Popen[bytes]], end: float) -> dict[
 
 
 def collect_reports(
-    commands: Mapping[str, list[str]], directory: str, run_dir: str
+    commands: Mapping[str, list[str]],
+    directory: str,
+    run_dir: str,
+    env: Mapping[str, str] | None = None,
+    limit_s: float = REPORT_LIMIT_S,
 ) -> tuple[dict[str, node_report.NodeReport], dict[str, str]]:
     """Run node_report.argv's commands: reports by node, and reasons of the unusable nodes."""
     ours, reports, problems = node_report.here(), {}, {}
@@ -106,12 +112,14 @@ def collect_reports(
     outcomes = [
         outcome
         for first in range(0, len(some), REPORTS_AT_ONCE)
-        for outcome in run_all(some[first : first + REPORTS_AT_ONCE], run_dir=run_dir)
+        for outcome in run_all(
+            some[first : first + REPORTS_AT_ONCE], limit_s=limit_s, run_dir=run_dir, env=env
+        )
     ]
     for outcome in outcomes:
         report = node_report.read(outcome.stdout)
         if report is None:
-            problems[outcome.node] = why_no_report(outcome, REPORT_LIMIT_S)
+            problems[outcome.node] = why_no_report(outcome, limit_s)
         elif (wrong := node_report.problem(report, ours, directory)) is not None:
             problems[outcome.node] = wrong
         else:

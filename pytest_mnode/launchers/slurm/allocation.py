@@ -21,7 +21,8 @@ from pytest_mnode.launchers.slurm.commands import Slurm, error_line
 from pytest_mnode.launchers.slurm.nodes import NodeState
 from pytest_mnode.progress import progress
 
-_LOOK_S = 5.0
+_FIRST_LOOK_S, _LOOK_S = 5.0, 20.0
+"""A request that can never be granted is found soon; after that a person waits for the queue."""
 _CLOSE_S = 30.0
 
 
@@ -38,6 +39,12 @@ class Granted:
         job = environ.get("SLURM_JOB_ID", "")
         if not (job.isascii() and job.isdigit()):
             raise UsageError(f"SLURM_JOB_ID={job}: accepted: the number of an allocation")
+        if groups := _groups(environ):
+            shown = "; ".join(f"group {number}: {nodes}" for number, nodes in enumerate(groups))
+            raise UsageError(
+                f"allocation {job} is a heterogeneous job of {len(groups)} components ({shown}), "
+                "and a run uses the nodes of one; start pytest in an allocation of one component"
+            )
         nodes = environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))
         if not nodes:
             raise UsageError(
@@ -45,6 +52,16 @@ class Granted:
                 "allocation, or unset SLURM_JOB_ID"
             )
         return cls(int(job), expand(nodes))
+
+
+def _groups(environ: Mapping[str, str]) -> list[str]:
+    """Nodes of each component of a heterogeneous job; [] for any other job."""
+    for kind in ("HET", "PACK"):  # PACK before 20.02
+        size = environ.get(f"SLURM_{kind}_SIZE", "")
+        if size.isdecimal() and int(size) > 1:
+            name = f"SLURM_JOB_NODELIST_{kind}_GROUP_"
+            return [environ.get(f"{name}{number}", "?") for number in range(int(size))]
+    return []
 
 
 def on_first(granted: Granted, on: Sequence[str]) -> Granted:
@@ -119,7 +136,7 @@ class OwnAllocation:
         """See Allocation. Waits in the queue, unless even an empty cluster has too few nodes."""
         self._start(nodes)
         limit_s = queue_limit_s(self._arguments)
-        deadline, look = time.monotonic() + limit_s, time.monotonic() + _LOOK_S
+        deadline, look = time.monotonic() + limit_s, time.monotonic() + min(_FIRST_LOOK_S, _LOOK_S)
         try:
             while True:
                 now = time.monotonic()

@@ -8,18 +8,23 @@ from collections.abc import Iterable, Mapping
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import Watchers, count
 from pytest_mnode.launchers.slurm.allocation import Allocation, Granted
-from pytest_mnode.launchers.slurm.commands import Slurm
+from pytest_mnode.launchers.slurm.commands import NodesHidden, Slurm
 from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState
 
 LOOK_S = 3.0
 
 
-def present(granted: Granted, states: Mapping[str, NodeState], wanted: int) -> tuple[str, ...]:
+def present(
+    granted: Granted, states: Mapping[str, NodeState] | None, wanted: int
+) -> tuple[str, ...]:
     """The first `wanted` nodes of an allocation that Slurm does not report as lost.
 
-    Raises ClusterError that names the missing nodes.
+    states: None if Slurm hides nodes from this user. Raises ClusterError that names the missing
+    nodes.
     """
+    if states is None:
+        return granted.names[:wanted]
     bad = {
         name: state.text if (state := states.get(name)) is not None else "unknown to Slurm"
         for name in granted.names
@@ -154,7 +159,10 @@ class Watch:
             reason = f"allocation {self._job_id} ended: {self._ended() or why}"
             return dict.fromkeys(self._names, reason)
         job = self._slurm.job(self._job_id)
-        states = {state.name: state for state in self._slurm.nodes(self._names.values())}
+        try:
+            states = {state.name: state for state in self._slurm.nodes(self._names.values())}
+        except NodesHidden:
+            states = {}  # the job shows which nodes it still has
         return lost(job, self._job_id, states, self._names)
 
     def _ended(self) -> str | None:

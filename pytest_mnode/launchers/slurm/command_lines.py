@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 
 from pytest_mnode.errors import UsageError
 from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.launchers.node_env import is_passed
 from pytest_mnode.launchers.slurm.jobs import JobState
 from pytest_mnode.launchers.slurm.nodes import NodeState, gpus_to_request, shortage
 
@@ -14,6 +16,7 @@ QUEUE_LIMIT_S = 3600.0
 """Limit of waiting in the queue, if the arguments contain no --immediate."""
 IMMEDIATE_S = 60
 """Limit of waiting for nodes that were free when the run chose them."""
+_OWN_MEMORY = ("--mem", "--exclusive=", "--oversubscribe", "-s")
 _IMMEDIATE = re.compile(r"(?:-I|--immediate=)(\d+)")
 NOT_FOR_SRUN = (
     *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_STDINMODE", "SLURM_EXACT"),
@@ -37,6 +40,8 @@ def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] 
 
     It requests whole nodes, so that no other job disturbs measurements, and keeps them when one
     fails, because the other nodes report the failure. The user's arguments come last and win.
+    Whole nodes include all memory, unless the arguments say how much, or how nodes are shared:
+    `--exclusive` alone gives the default of the site, which may be a small part.
     """
     refused = [word for word in arguments if word.startswith("--no-shell")]
     if refused:
@@ -44,10 +49,17 @@ def salloc(name: str, nodes: int, arguments: Sequence[str], gpus: Sequence[str] 
             f"--mnode-slurm-args: {refused[0]}: not allowed, because a command of salloc holds the "
             "allocation"
         )
+    if ":" in arguments:
+        raise UsageError(
+            "--mnode-slurm-args: `:` separates the components of a heterogeneous job, and a run "
+            "uses one component; give the options of one"
+        )
     ours = [
         *(f"--job-name={name}", f"--nodes={nodes}", "--exclusive", "--no-kill", "--no-bell"),
         "--wait-all-nodes=1",  # else salloc grants nodes that still boot, and no step starts there
     ]
+    if not any(word.startswith(_OWN_MEMORY) for word in arguments):
+        ours.append("--mem=0")
     return ["salloc", *ours, *gpus, *arguments]
 
 
@@ -93,17 +105,31 @@ def hopeless(job: JobState | None, nodes: Iterable[NodeState], wanted: int) -> s
     return shortage(nodes, wanted, one)
 
 
-def step_command(job_id: int, node: str, argv: Sequence[str]) -> list[str]:
+def step_command(job_id: int, node: str, argv: Sequence[str], gpus: int = 0) -> list[str]:
     """srun command that runs `argv` once on a node, with all of its resources, beside other steps.
 
-    The step has srun's standard streams, and srun's environment with Slurm's variables added.
+    gpus: GPUs that the allocation holds there without having requested them.
+
+    The step has srun's standard streams. Of srun's environment it has what nodes get of pytest's,
+    and PATH, because a step has no variables of its own but those of Slurm and of a TaskProlog.
     """
+    exported = [
+        "PATH",
+        *(name for name, value in sorted(os.environ.items()) if is_passed(name, value)),
+    ]
     unset = [word for name in NOT_FOR_SRUN for word in ("-u", name)]
     options = [
         *(f"--jobid={job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={node}"),
-        *("--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
+        *(
+            "--overlap",
+            "--mem=0",
+            "--cpu-bind=none",
+            "--mpi=none",
+            f"--export={','.join(exported)}",
+        ),
         *("--kill-on-bad-exit=0", "--no-kill", "--job-name=pytest-mnode", "--quiet"),
         # Without it, output that is not a whole line, such as a heartbeat, stays on the node.
         "--unbuffered",
+        *([f"--gres=gpu:{gpus}"] if gpus else []),
     ]
     return ["env", *unset, "srun", *options, "--", *argv]

@@ -9,12 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.hosts import compress
-from pytest_mnode.launchers.slurm.jobs import JobState, jobs_from_json, jobs_from_text, no_job_in
+from pytest_mnode.launchers.slurm.jobs import (
+    SHORT,
+    JobState,
+    jobs_from_json,
+    jobs_from_lines,
+    jobs_from_text,
+    no_job_in,
+    unrequested_gpus,
+)
 from pytest_mnode.launchers.slurm.nodes import NodeState, nodes_from_text
 
 COMMAND_LIMIT_S = 20.0
 """Limit of a command that reads or changes state; Slurm's own limit per message is 10 s."""
 _UNKNOWN_JOB = ("Invalid job id", "Invalid job array specification")
+_DENIED = "Access/permission denied"
 _FORMATTING = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURM_TIME_FORMAT", "SLURM_JSON")
 
 
@@ -45,6 +54,10 @@ def error_line(stderr: str, returncode: int) -> str:
     return line
 
 
+class NodesHidden(SlurmError):
+    """Slurm shows this user no nodes (PrivateData=nodes); its jobs run all the same."""
+
+
 class Slurm:
     """The Slurm cluster of this machine, or of SLURM_CONF in `env`: its jobs and nodes.
 
@@ -57,6 +70,7 @@ class Slurm:
         self._env = dict(env or {})
         self._timeout_s = timeout_s
         self._reads_json: bool | None = None
+        self._filters_json = True
 
     @staticmethod
     def unavailable() -> str | None:
@@ -102,10 +116,20 @@ class Slurm:
     def jobs(self, name: str | None = None) -> tuple[JobState, ...]:
         """All jobs that Slurm still remembers, including ended ones.
 
-        name: return only jobs of this name; with JSON, Slurm itself sends no others.
+        name: return only this user's jobs of this name. slurmctld sends only this user's jobs, as a
+        list of all of them is long and delays other users.
         """
-        found = self._jobs([] if name is None else [f"--name={name}"])
-        return tuple(job for job in found if name is None or job.name == name)
+        if name is None:
+            return self._jobs([])
+        which = ["--me", f"--name={name}"]
+        if not self._filters_json:
+            asked = ["squeue", "--all", "--states=all", *which, "--noheader", SHORT]
+            return jobs_from_lines(self.run(*asked))
+        found = self._jobs(which)
+        some = tuple(job for job in found if job.name == name)
+        # Before 23.02, --json loads and prints all jobs, whatever the other options.
+        self._filters_json = not self._reads_json or len(some) == len(found)
+        return some
 
     def _jobs(self, which: Sequence[str]) -> tuple[JobState, ...]:
         if self._reads_json is not False:
@@ -141,7 +165,22 @@ class Slurm:
         """States of these nodes; of all nodes if `names` is empty."""
         which = compress(names, tails=False)  # an argument is limited to 128 KiB
         command = ["scontrol", "--all", "--oneliner", "show", "node"]
-        return nodes_from_text(self.run(*command, *([which] if which else [])))
+        try:
+            return nodes_from_text(self.run(*command, *([which] if which else [])))
+        except SlurmError as error:
+            if _DENIED not in error.text:
+                raise
+            why = f"{error.text}: Slurm shows this user no nodes (PrivateData=nodes)"
+            raise NodesHidden("scontrol", error.returncode, why) from None
+
+    def gpus_beside_requests(self, job_id: int) -> dict[str, int]:
+        """GPUs that a job holds without a request for them, as by `--exclusive`, by Slurm's name of
+        the node: a step gets them only by a request of its own. {} if Slurm does not say."""
+        try:
+            text = self.run("scontrol", "--all", "-d", "--oneliner", "show", "job", str(job_id))
+        except SlurmError:  # -d may crash where Slurm hides nodes
+            return {}
+        return unrequested_gpus(text)
 
     def cancel(self, *job_ids: int) -> None:
         """Cancel jobs; jobs that are over already are no error."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.hosts import expand
+from pytest_mnode.launchers.slurm.nodes import gpus_of
 from pytest_mnode.launchers.slurm.records import number, records, text_of
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED",
@@ -107,6 +108,33 @@ def jobs_from_text(text: str) -> tuple[JobState, ...]:
         raise ClusterError(f"scontrol show job: cannot be read: {why}") from None
     if not found and "No jobs in the system" not in text:
         raise no_job_in(text)
+    return found
+
+
+SHORT = "--Format=JobID:|,State:|,RestartCnt:|,Reason:|,NodeList:|,Name:"
+"""The format of squeue that `jobs_from_lines` reads; a field without a width is not cut."""
+
+
+def jobs_from_lines(text: str) -> tuple[JobState, ...]:
+    """All jobs in the output of squeue with SHORT. Raises ClusterError."""
+    names = ("JobId", "JobState", "Restarts", "Reason", "NodeList", "JobName")
+    try:
+        lines = [line.strip().split("|", 5) for line in text.splitlines() if line.strip()]
+        return tuple(_job(dict(zip(names, words, strict=True))) for words in lines)
+    except (ValueError, UsageError) as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ClusterError(f"squeue: cannot be read: {why}") from None
+
+
+def unrequested_gpus(text: str) -> dict[str, int]:
+    """GPUs by node of a job that requested none, from `scontrol -d --oneliner show job`."""
+    record = next(records(text, "JobId"), {})
+    if any(key.startswith("TresPer") for key in record):
+        return {}
+    found: dict[str, int] = {}
+    for nodes, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S+)", text):
+        if (gpus := gpus_of(gres)) is not None:
+            found |= dict.fromkeys(expand(nodes), gpus)
     return found
 
 

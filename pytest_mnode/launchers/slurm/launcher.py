@@ -21,6 +21,7 @@ from pytest_mnode.launchers.slurm.allocation import (
 )
 from pytest_mnode.launchers.slurm.allocation_state import Watch, not_back, present, too_few_gpus
 from pytest_mnode.launchers.slurm.command_lines import on_nodes, step_command
+from pytest_mnode.launchers.slurm.commands import NodesHidden
 from pytest_mnode.protocol.launcher_requests import LauncherRequest, SlurmNames
 from pytest_mnode.spec import Spec
 
@@ -32,6 +33,7 @@ class Slurm(RemoteLauncher):
     """
 
     name = "slurm"
+    starts_late = "its Prolog or its Python is slow, or hangs"
 
     def __init__(
         self,
@@ -74,31 +76,40 @@ class Slurm(RemoteLauncher):
         daemon.start([self._run_dir])
         self.granted = on_first(self.allocation.get(self._count), self._on)
         self.job_id = self.granted.job_id
-        states = {state.name: state for state in self.slurm.nodes(self.granted.names)}
+        states = self._states(self.granted.names)
         names = present(self.granted, states, self._count)
         self.unused = [name for name in self.granted.names if name not in names]
-        self._check_gpus(states, names)
+        self._check_gpus(states or {}, names)
+        gpus = self.slurm.gpus_beside_requests(self._job)
         daemon.order(remove=self._prepare())
         there = [self.python, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
         self._write_config(
-            daemon.pid, {name: step_command(self._job, name, there) for name in names}
+            daemon.pid,
+            {name: step_command(self._job, name, there, gpus.get(name, 0)) for name in names},
         )
         what = f"slurm: allocation {self.job_id}"
         reports, problems = self._reports(names)
         if problems:
             raise unusable_nodes(problems, len(names), what)
-        addresses = {name: states[name].address or name for name in names}
+        addresses = {n: (states and states[n].address) or n for n in names}
         self._take(reports, addresses, what)
         self._watch = Watch(self.slurm, self.allocation, self._job, self._watchers)
         self._watch.start(self._hosts_by_name)
 
     def _check_gpus(self, states: Mapping[str, slurm.NodeState], names: Sequence[str]) -> None:
         """Raise ClusterError now: ranks without accelerators fail with a less helpful message."""
-        promised = self._spec.accelerators.per_node
+        promised = self._spec.accelerators.per_node if states else 0
         others = [state for name, state in states.items() if name not in names]
         job = self.slurm.job(self._job) if promised else None
         if why := too_few_gpus(job, [states[name] for name in names], promised, others):
             raise ClusterError(why)
+
+    def _states(self, names: Sequence[str]) -> dict[str, slurm.NodeState] | None:
+        """States by Slurm's names; None if Slurm hides nodes from this user."""
+        try:
+            return {state.name: state for state in self.slurm.nodes(names)}
+        except NodesHidden:
+            return None
 
     def ask(self, request: LauncherRequest) -> Any:
         """See Launcher. Power, and Slurm's node names."""
@@ -125,7 +136,7 @@ class Slurm(RemoteLauncher):
     def _problem_with(self, node: Node, limit_s: float) -> str | None:  # noqa: ARG002
         name = self._host_of(node.name)
         try:
-            job, states = self.slurm.job(self._job), self.slurm.nodes([name])
+            job, states = self.slurm.job(self._job), (self._states([name]) or {}).values()
         except ClusterError as error:  # the caller tries again
             return str(error)
         if (why := not_back(job, self._job, node.name, name, states)) is not None:

@@ -80,15 +80,23 @@ def rules() -> tuple[Rule, ...]:
 
 
 @cache
-def _all_words() -> tuple[str, ...]:
-    return tuple({word for rule in rules() for words in rule.words for word in words})
+def _rules_by_word() -> dict[str, tuple[int, ...]]:
+    """Numbers of rules by each word of their rarest set, which has the longest words."""
+    found: dict[str, list[int]] = {}
+    for at, rule in enumerate(rules()):
+        for word in max(rule.words, key=lambda words: min(map(len, words)), default=("",)):
+            found.setdefault(word, []).append(at)
+    return {word: tuple(numbers) for word, numbers in found.items()}
 
 
 def candidates(line: str) -> tuple[Rule, ...]:
     """Rules whose words the line has, in their order; most lines have none."""
     small = line.lower()
-    missing = {word for word in _all_words() if word not in small}
-    return tuple(rule for rule in rules() if not any(words <= missing for words in rule.words))
+    numbers = {at for word, of in _rules_by_word().items() if word in small for at in of}
+    some = (rules()[at] for at in sorted(numbers))
+    return tuple(
+        rule for rule in some if all(any(word in small for word in words) for words in rule.words)
+    )
 
 
 def known_cause(name: str) -> KnownCause:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,19 +36,24 @@ def plan(*commands: Sequence[str], **changes: Any) -> str:
     return json.dumps(page | changes)
 
 
-def start(text: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", PROGRAM, text],
+def start(text: str, *within: str) -> subprocess.Popen[str]:
+    stdin = os.memfd_create("plan")
+    os.write(stdin, text.encode())
+    os.lseek(stdin, 0, os.SEEK_SET)
+    process = subprocess.Popen(
+        [*within, sys.executable, "-I", "-S", PROGRAM],
         env={**os.environ, "MNODE_CANARY": "x", "PYTHONPATH": "/nowhere", "BASH_ENV": "/nowhere"},
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    os.close(stdin)
+    return process
 
 
-def run(text: str) -> tuple[int, str]:
-    process = start(text)
+def run(text: str, *within: str) -> tuple[int, str]:
+    process = start(text, *within)
     out, _ = process.communicate(timeout=60)
     return process.returncode, out
 
@@ -70,6 +76,40 @@ def test_nothing_of_the_callers_environment_is_left() -> None:
     assert set(env) - {"PWD", "SHLVL", "_", "OLDPWD"} == {"HOME", "USER", "PATH", "LANG", "OWN"}
     assert (env["PATH"], env["LANG"], env["USER"]) == ("/usr/bin:/bin", "C.UTF-8", login_line.user)
     assert login_line.uid == os.geteuid()
+
+
+REMOTE_EXEC = """
+import os, subprocess, sys
+os.environ["MNODE_CANARY"] = "x"
+sys.exit(subprocess.call(sys.argv[1:]))
+"""
+
+
+def test_another_machines_own_environment_is_kept() -> None:
+    """That of the process which starts the login there; this run has added the rest."""
+    own = ["NCCL_IB_HCA=mlx5_1", "PATH=/own/bin:/bin", "HOME=/", "USER=ada", "SLURM_PROCID=0"]
+    within = ["env", "-i", *own, sys.executable, "-I", "-S", "-c", REMOTE_EXEC]
+    code, out = run(plan([SHELL, "-c", "env"], remote=True, path="/first"), *within)
+    assert code == 0, out
+    env = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+    shown = {n: v for n, v in env.items() if n not in ("PWD", "SHLVL", "_", "OLDPWD", "LC_CTYPE")}
+    assert shown == {
+        **{"HOME": "/", "USER": "ada", "PATH": "/first:/own/bin:/bin", "LANG": "C.UTF-8"},
+        **{"OWN": "1", "NCCL_IB_HCA": "mlx5_1"},
+    }
+
+
+def test_variables_of_a_job_are_in_no_argument_list() -> None:
+    secret = uuid.uuid4().hex
+    process = start(plan(processes=[{"argv": ["/bin/sleep", "30"], "env": {"TOKEN": secret}}]))
+    assert process.stdout is not None
+    process.stdout.readline()
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(True)]
+    try:
+        assert not [one for one in family if secret in " ".join(one.cmdline())]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 def test_home_is_put_into_argv_and_is_the_working_directory() -> None:

@@ -147,7 +147,8 @@ TESTS = (
         command = ["sh", "-c", f"python {JOBS}/contract.py --meet=none; setsid sleep 3141"]
         wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
         given = pods.Order
-        monkeypatch.setattr(pods, "Order", lambda a, e, cwd: given(a, dict(os.environ), cwd))
+        leaky = lambda argv, _, *more, **text: given(argv, dict(os.environ), *more, **text)
+        monkeypatch.setattr(pods, "Order", leaky)
         started = start(path_of(cluster), wanted, ["node1"], "leaky", 15)
         found = leaked(started.expected, started.outcome.reports)
         assert found and "MNODE_CANARY" in found[0], started.text()

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,17 @@ from tests.launchers.remote.proxies import Way
 
 @pytest.fixture
 def way(tmp_path: Path) -> Way:
-    """way(argv, shell=…): the local command that runs argv at the remote end."""
+    """way(argv, shell=…): the local command that runs argv at the remote end.
 
-    def way(argv: list[str], shell: str = "", daemon: int | None = None) -> list[str]:
+    own: variables of the remote end, "NAME=VALUE". daemon: see bootstrap.config.
+    """
+
+    def way(
+        argv: list[str], shell: str = "", daemon: int | None = None, own: Sequence[str] = ()
+    ) -> list[str]:
         far_end = shlex.join([sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP])
-        command = ["sh", "-c", shell or f"echo Welcome; {far_end}; exit $?"]
+        there = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", *own]
+        command = [*there, "sh", "-c", shell or f"echo Welcome; {far_end}; exit $?"]
         config = tmp_path / f"{uuid.uuid4().hex}.json"
         config.write_text(json.dumps({"daemon": daemon, "commands": {"n1": command}}))
         python = [sys.executable, "-S", "-E", "-s", str(Path(remote_proxy.__file__))]

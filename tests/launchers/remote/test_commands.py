@@ -38,6 +38,35 @@ def test_arguments_streams_environment_and_directory_are_the_callers(
     assert (done.returncode, done.stderr) == (0, "é x")
 
 
+def test_a_node_keeps_its_own_environment_and_gets_no_secrets(way: Way) -> None:
+    """A step's TaskProlog, or PAM, has set the node's; the daemon was started with pytest's."""
+    of_pytest = {
+        **{"HOME": "/h", "TMPDIR": "/mine", "CI_JOB_TOKEN": "s3", "MY_DATA": "/d"},
+        **{"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5_0", "PATH": os.environ["PATH"]},
+    }
+    own = ("HOME=/home/ada", "TMPDIR=/scratch", "NCCL_IB_HCA=mlx5_3", "UCX_NET_DEVICES=mlx5_3:1")
+    daemon = subprocess.Popen(["sleep", "300"], env=of_pytest)
+    try:
+        env = {**of_pytest, "NCCL_ALGO": "Ring", "OF_THE_JOB": "1"}
+        done = run(way(["env"], daemon=daemon.pid, own=own), env=env)
+    finally:
+        daemon.kill()
+        daemon.wait()
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    path = found.pop("PATH")
+    assert path.split(":") == [
+        str(Path(sys.executable).parent),
+        "/usr/local/bin",
+        "/usr/bin",
+        "/bin",
+    ]
+    assert {n: v for n, v in found.items() if n not in ("USER", "LOGNAME", "LC_CTYPE")} == {
+        **{"HOME": "/home/ada", "TMPDIR": "/scratch", "NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"},
+        **{"NCCL_IB_HCA": "mlx5_3", "UCX_NET_DEVICES": "mlx5_3:1", "OF_THE_JOB": "1"},
+        "PWD": str(Path.cwd()),
+    }
+
+
 def test_variables_of_the_login_session_stay_local(way: Way) -> None:
     ours = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "DISPLAY", "WAYLAND_DISPLAY", "XDG_SESSION_TYPE")
     env = {**os.environ, **dict.fromkeys(ours, "/x"), "XDG_CACHE_HOME": "/scratch"}

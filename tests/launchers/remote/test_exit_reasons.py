@@ -10,6 +10,7 @@ from pytest_mnode.launchers.remote.remote_proxy import why_given_up, why_it_ende
 from pytest_mnode.launchers.remote.run_all import why_no_report
 
 CANCELLED = "*** STEP 17.3 ON n1 CANCELLED AT 2026-11-21T17:00:00 DUE TO TIME LIMIT ***"
+LATE = "its Prolog is slow; raise --mnode-start-limit if it is slow"
 NO_PYTHON = "execve(): /no/python: No such file or directory"
 
 
@@ -103,12 +104,14 @@ def test_reason_of_a_failed_connection(printed: list[str], line: str, dropped: b
 @pytest.mark.parametrize(
     ("printed", "greeted", "line"),
     [
-        ([], False, "no answer within 30 s"),
-        (["Enter OTP: ", ""], False, "no answer within 30 s: Enter OTP:"),
+        ([], False, f"no answer within 30 s: {LATE}"),
+        (["Enter OTP: ", ""], False, f"no answer within 30 s (Enter OTP:): {LATE}"),
         (["srun: Job 17 step creation temporarily disabled, retrying"], False,
-         "no answer within 30 s: srun: Job 17 step creation temporarily disabled, retrying"),
+         "no answer within 30 s (srun: Job 17 step creation temporarily disabled, retrying): "
+         f"{LATE}"),
         (["x"], True, "the connection was lost: no data for 30 s"),
     ],
 )  # fmt: skip
 def test_a_failure_without_further_text(printed: list[str], greeted: bool, line: str) -> None:
-    assert why_given_up(30.0, printed, greeted) == line
+    slow = "its Prolog is slow"
+    assert why_given_up(30.0, printed, greeted, slow) == line

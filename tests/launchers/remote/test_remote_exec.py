@@ -4,54 +4,66 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_mnode.launchers import node_env as node_env_module
 from pytest_mnode.launchers.remote import bootstrap, remote_exec, remote_proxy, wire
 from pytest_mnode.launchers.remote.command_process import node_env
 from pytest_mnode.protocol.listening_clock import ListeningClock
 from tests.launchers.remote.proxies import LIMIT_S
 
-SENT = {"HOME": "/home/ada", "CUDA_VISIBLE_DEVICES": "0", "TMPDIR": "/tmp/7"}
+SET = {"NCCL_DEBUG": "INFO"}
+PASSED = {"NCCL_IB_HCA": "mlx5_9", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0"}
+DEFAULTS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "fab0"}
+OWN = {
+    "PATH": f"{Path(sys.executable).parent}:/bin",
+    **{"HOME": "/home/ada", "USER": "ada", "LOGNAME": "ada", "TMPDIR": "/scratch"},
+    **{"NCCL_IB_HCA": "mlx5_1", "NCCL_DEBUG": "WARN"},
+}
 
 
-def test_gpus_and_temporary_files_are_those_of_the_step() -> None:
-    own = {"SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "HOME": "/", "TMPDIR": "/tmp"}
-    assert node_env(SENT, own | {"CUDA_VISIBLE_DEVICES": "4,5"}) == {
-        "HOME": "/home/ada",
-        "CUDA_VISIBLE_DEVICES": "4,5",
-        "TMPDIR": "/tmp",
-    }
-    # Removed by Slurm, for example in a step without GPUs: the controller's values do not replace
-    # them.
-    assert "CUDA_VISIBLE_DEVICES" not in node_env(SENT, own)
-
-
-def test_a_pods_own_environment_counts() -> None:
-    own = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOME": "/root", "NCCL_IB_HCA": "mlx5_0"}
-    assert node_env(SENT, own | {"PYTHONPATH": "/image"}) == {
-        **SENT,
-        **own,
-        "PYTHONPATH": "/image",
-    }
-    sent = SENT | {"PYTHONPATH": "/tests", "KUBERNETES_SERVICE_HOST": "of the controller's pod"}
-    assert node_env(sent, own | {"PYTHONPATH": "/image"}) == {
-        **SENT,
-        **own,
-        "PYTHONPATH": "/tests",
+def test_a_nodes_own_variables_come_first_and_the_users_replace_them() -> None:
+    assert node_env(SET, OWN, PASSED, DEFAULTS) == {
+        **OWN,
+        **{"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0"},
+        "GLOO_SOCKET_IFNAME": "fab0",
     }
 
 
-def test_without_slurm_variables_are_as_sent() -> None:
-    own = {"CUDA_VISIBLE_DEVICES": "4,5", "TMPDIR": "/tmp", "PATH": "/bin"}
-    assert node_env(SENT, own) == SENT
-    assert node_env(SENT | {"SSH_CONNECTION": "a"}, own | {"SSH_CONNECTION": "b"}) == (
-        SENT | {"SSH_CONNECTION": "b"}
+def test_a_step_has_what_slurm_gave_it() -> None:
+    """srun has passed variables on already; Slurm took some away, as in a step without GPUs."""
+    own = OWN | {"SLURM_STEP_ID": "3", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "PMI_RANK": "0"}
+    assert node_env({}, own, PASSED, DEFAULTS) == OWN | DEFAULTS | {"SLURM_JOB_ID": "7"}
+
+
+def test_a_node_without_a_login_has_its_users_home_and_the_pythons_folder_in_path() -> None:
+    found = node_env({}, {"PATH": "/bin"}, {}, {})
+    user = pwd.getpwuid(os.getuid())
+    assert (found["HOME"], found["USER"]) == (user.pw_dir, user.pw_name)
+    assert found["PATH"] == f"{Path(sys.executable).parent}:/bin"
+    assert node_env({"HOME": "/mine", "PATH": "/x"}, OWN, {}, {})["HOME"] == "/mine"
+
+
+def test_what_is_sent_to_a_node() -> None:
+    inherited = {
+        **{"HOME": "/h", "TMPDIR": "/t", "PATH": "/bin", "CI_JOB_TOKEN": "s", "MINE": "1"},
+        **{"NCCL_IB_HCA": "mlx5_9", "HF_TOKEN": "s", "HF_HOME": "/hf", "PYTHONPATH": "/src"},
+        **{"SSH_AUTH_SOCK": "/a", "JOBS": "1", "OTHER": "1"},
+    }
+    environ = inherited | {"JOBS": "2", "OMP_NUM_THREADS": "1", "DISPLAY": ":0"}
+    names = {node_env_module.SET: "OTHER", node_env_module.DEFAULTS: "OMP_NUM_THREADS"}
+    assert bootstrap.sent(environ | names, inherited) == bootstrap.Sent(
+        env={"PYTHONPATH": "/src", "JOBS": "2", "OTHER": "1"},
+        passed={"NCCL_IB_HCA": "mlx5_9", "HF_HOME": "/hf"},
+        defaults={"OMP_NUM_THREADS": "1"},
     )
 
 

@@ -79,3 +79,21 @@ def test_ssh_has_no_prompts_and_the_run_s_original_open_file_limit(tmp_path: Pat
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     run([sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", "true"])
     assert output.read_text().split() == ["never", "512"]
+
+
+@pytest.mark.parametrize(("start_s", "status"), [(0.5, remote_proxy.LOST), (20.0, 0)])
+def test_a_slow_start_within_the_limit_is_awaited(
+    tmp_path: Path, start_s: float, status: int
+) -> None:
+    """Slurm's Prolog runs before the first step of a node."""
+    config, python = tmp_path / "config", [sys.executable, "-I", "-S", "-c", bootstrap.BOOTSTRAP]
+    slow = ["sh", "-c", f"echo srun: waiting >&2; sleep 3; exec {shlex.join(python)}"]
+    config.write_text(
+        bootstrap.config(None, {"n1": slow}, start_s=start_s, late="its Prolog is slow")
+    )
+    done = run([sys.executable, "-S", "-E", "-s", remote_proxy.__file__, str(config), "n1", "true"])
+    line = (
+        "n1: no answer within 0.5 s (srun: waiting): its Prolog is slow; raise --mnode-start-limit "
+        "if it is slow\n"
+    )
+    assert (done.returncode, done.stderr) == (status, line if status else "")

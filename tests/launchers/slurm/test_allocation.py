@@ -304,3 +304,22 @@ def test_an_allocation_that_does_not_end_is_cancelled_again(
     finally:
         (notes.parent / "notes.over").touch()  # ends what goes on retrying
         (notes.parent / "bin" / "scancel").write_text("#!/bin/sh\nexit 0\n")
+
+
+@pytest.mark.parametrize("kind", ["HET", "PACK"])
+def test_a_heterogeneous_job_is_refused_with_its_groups(kind: str) -> None:
+    environ = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[0-1]",
+        f"SLURM_{kind}_SIZE": "2",
+        f"SLURM_JOB_NODELIST_{kind}_GROUP_0": "n[0-1]",
+        f"SLURM_JOB_NODELIST_{kind}_GROUP_1": "big[3-9]",
+    }
+    message = (
+        r"^allocation 7 is a heterogeneous job of 2 components \(group 0: n\[0-1\]; group 1: "
+        r"big\[3-9\]\), and a run uses the nodes of one; start pytest in an allocation of one"
+    )
+    with pytest.raises(UsageError, match=message):
+        Granted.read(environ)
+    environ[f"SLURM_{kind}_SIZE"] = "1"
+    assert Granted.read(environ).names == ("n0", "n1")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,29 @@ def test_the_first_nodes_that_are_up_are_used() -> None:
     granted = Granted(7, ("n0", "n1", "n2"))
     assert present(granted, STATES, 1) == ("n0",)
     assert present(granted, STATES, 2) == ("n0", "n2")
+
+
+def test_nodes_that_slurm_hides_are_used_as_they_were_allocated() -> None:
+    assert present(Granted(7, ("n0", "n1", "n2")), None, 2) == ("n0", "n1")
+
+
+def test_a_watch_of_hidden_nodes_looks_at_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "scontrol"
+    program.write_text(
+        """#!/bin/sh
+case "$*" in
+*node*) echo 'slurm_load_node error: Access/permission denied' >&2; exit 1;;
+*) echo JobId=7 JobName=x JobState=RUNNING 'NodeList=n[0-1]';;
+esac
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    watch = Watch(Slurm(), CurrentAllocation(), 7, Watchers("x"))
+    watch._names = NAMES
+    assert watch._found() == {"host2": "Slurm removed it from allocation 7"}
 
 
 def test_missing_nodes_are_named() -> None:

@@ -24,10 +24,36 @@ GPUS = (NodeState("login", "IDLE"), NodeState("n0", "IDLE", gpus=8))
 def test_whole_nodes_are_requested_and_user_options_come_last() -> None:
     assert salloc("x", 4, ["--partition=gpu"], ["--gpus-per-node=8"]) == [
         *("salloc", "--job-name=x", "--nodes=4", "--exclusive", "--no-kill", "--no-bell"),
-        *("--wait-all-nodes=1", "--gpus-per-node=8", "--partition=gpu"),
+        *("--wait-all-nodes=1", "--mem=0", "--gpus-per-node=8", "--partition=gpu"),
     ]
     with pytest.raises(UsageError, match=r"^--mnode-slurm-args: --no-shell: "):
         salloc("x", 4, ["--no-shell"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whole"),
+    [
+        (["--mem=64G"], False),
+        (["--mem-per-cpu=4G"], False),
+        (["--mem-per-gpu=80G"], False),
+        (["--exclusive"], True),
+        (["--exclusive=user", "--cpus-per-task=8"], False),  # other jobs need memory too
+        (["--oversubscribe"], False),
+        (["--account=mem"], True),
+    ],
+)
+def test_whole_nodes_have_all_their_memory(arguments: list[str], whole: bool) -> None:
+    assert ("--mem=0" in salloc("x", 4, arguments)) is whole
+
+
+def test_components_of_a_heterogeneous_job_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"^--mnode-slurm-args: `:` separates the components"):
+        salloc("x", 4, ["--nodes=1", ":", "--nodes=1"])
+
+
+def test_a_step_requests_gpus_that_the_allocation_holds_without_a_request() -> None:
+    assert "--gres=gpu:4" in step_command(7, "n0", ["true"], 4)
+    assert not [word for word in step_command(7, "n0", ["true"]) if word.startswith("--gres")]
 
 
 def test_free_nodes_are_requested_by_name_without_waiting() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.slurm import Slurm, SlurmError
-from pytest_mnode.launchers.slurm.commands import error_line
+from pytest_mnode.launchers.slurm.commands import NodesHidden, error_line
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_only_jobs_of_one_name_are_requested(fake: Path) -> None:
     other = JOB.replace('"a"', '"b"')
     write(fake, "squeue", f"echo \"$@\" >>{fake.parent}/asked; echo '{JOB}'")
     assert [job.name for job in Slurm().jobs("a")] == ["a"]
-    assert (fake.parent / "asked").read_text() == "--all --states=all --json --name=a\n"
+    assert (fake.parent / "asked").read_text() == "--all --states=all --json --me --name=a\n"
     # In text form Slurm sends all jobs; an old squeue may not filter by name either.
     write(fake, "squeue", f"echo '{other}'")
     assert Slurm().jobs("a") == ()
@@ -162,3 +162,64 @@ def test_missing_commands_are_named(fake: Path, monkeypatch: pytest.MonkeyPatch)
     assert Slurm.unavailable() == (
         "Slurm is not installed: srun, salloc, sbatch, scontrol not found in PATH"
     )
+
+
+def test_a_squeue_whose_json_has_all_jobs_is_asked_for_a_short_list(fake: Path) -> None:
+    """Before 23.02, --json ignores the options that choose jobs."""
+    asked = fake.parent / "asked"
+    lines = "7|RUNNING|2|None|n[0-1]|a\n8|PENDING|0|Resources||a\n9|COMPLETING|0|None|n2|a"
+    [first] = json.loads(JOB)["jobs"]
+    both = json.dumps({"jobs": [first, {**first, "name": "b"}]})
+    write(
+        fake,
+        "squeue",
+        f"echo \"$@\" >>{asked}; case \"$*\" in *--json*) echo '{both}';; *) echo '{lines}';; esac",
+    )
+    slurm = Slurm()
+    assert [job.name for job in slurm.jobs("a")] == ["a"]
+    found = slurm.jobs("a")
+    assert [(job.job_id, job.state, job.restarts, job.nodes) for job in found] == [
+        (7, "RUNNING", 2, ("n0", "n1")),
+        (8, "PENDING", 0, ()),
+        (9, "COMPLETING", 0, ("n2",)),
+    ]
+    assert found[1].reason == "Resources"
+    assert all("--me --name=a" in line for line in asked.read_text().splitlines())
+    assert "--json" not in asked.read_text().splitlines()[1]
+    write(fake, "squeue", "echo 7")
+    with pytest.raises(ClusterError, match=r"^squeue: cannot be read: "):
+        slurm.jobs("a")
+
+
+DENIED = "slurm_load_node error: Access/permission denied"
+
+
+def test_nodes_that_slurm_hides_from_its_users(fake: Path) -> None:
+    write(fake, "scontrol", f"echo '{DENIED}' >&2; exit 1")
+    with pytest.raises(NodesHidden, match=r"no nodes \(PrivateData=nodes\)$"):
+        Slurm().nodes(["n0"])
+
+
+EXCLUSIVE = (
+    "JobId=7 JobName=x JobState=RUNNING NodeList=n[0-2] TRES=cpu=4,node=3,billing=4 JOB_GRES=gpu:9 "
+    "  Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:4(IDX:0,2-4)   Nodes=n2 CPU_IDs=0 Mem=10 "
+    "GRES=gpu:a100:1(IDX:0),nic:2   Nodes=n3 CPU_IDs=0 Mem=0 GRES= MinCPUsNode=1"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        (EXCLUSIVE, {"n0": 4, "n1": 4, "n2": 1}),
+        (f"{EXCLUSIVE} TresPerNode=gres:gpu:4", {}),
+        (f"{EXCLUSIVE} TresPerJob=gres:gpu:8", {}),
+        ("JobId=7 JobName=x JobState=RUNNING", {}),
+    ],
+)
+def test_gpus_that_an_exclusive_job_holds_without_a_request(
+    fake: Path, text: str, gpus: dict[str, int]
+) -> None:
+    write(fake, "scontrol", f'case "$*" in *" -d "*) echo "{text}";; *) exit 1;; esac')
+    assert Slurm().gpus_beside_requests(7) == gpus
+    write(fake, "scontrol", "kill -SEGV $$")
+    assert Slurm().gpus_beside_requests(7) == {}

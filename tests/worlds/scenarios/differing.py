@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -149,3 +150,40 @@ def test_timeout_that_the_test_expects(rank: int, process_group: Any) -> None:
     if rank == 0:
         with pytest.raises(RuntimeError):
             dist.monitored_barrier(timeout=timedelta(seconds=2))
+
+
+def test_received_from_nobody(rank: int, process_group: Any) -> None:
+    if rank == 3:
+        dist.recv(torch.ones(2), 1)
+    dist.barrier()
+
+
+def test_handle_of_a_batch(rank: int, process_group: Any) -> None:
+    if rank == 3:
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(2), 1)]):
+            work.wait()
+    dist.barrier()
+
+
+def test_received_from_no_rank_at_all(rank: int, process_group: Any) -> None:
+    if rank == 3:
+        dist.recv(torch.ones(2))
+    dist.barrier()
+
+
+def test_all_receive(rank: int, process_group: Any) -> None:
+    dist.recv(torch.ones(2), (rank + 1) % 4)
+
+
+def test_left_a_receiver(rank: int, process_group: Any) -> None:
+    if rank == 3:
+        dist.recv(torch.ones(2), 1)
+
+
+def test_slow_message(rank: int, process_group: Any) -> None:
+    if rank == 3:
+        dist.recv(torch.ones(2), 1)
+    elif rank == 1:
+        time.sleep(4)
+        dist.send(torch.ones(2), 3)
+    dist.barrier()

@@ -13,7 +13,7 @@ from pytest_mnode.logs.kernel_log import Log, Severity
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.netdev import physical_below
 from pytest_mnode.machine.nvml import Accelerator
-from pytest_mnode.machine.pci import PciFunction
+from pytest_mnode.machine.pci import PciFunction, full_link
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.quantity import SIZE
@@ -195,15 +195,14 @@ def _pci_link(
     machine: Machine, card: PciFunction, slot_address: str | None, name: str, accelerator: bool
 ) -> PciLink:
     slot = machine.pci.function(slot_address)
-    widths = [card.max_link_width, slot.max_link_width if slot else None]
-    rates = [card.max_link_gtransfers_s, slot.max_link_gtransfers_s if slot else None]
+    full_width, full_gtransfers_s = full_link(card, slot)
     return PciLink(
         name,
         accelerator,
         card.link_width,
-        min((w for w in widths if w), default=None),
+        full_width,
         card.link_gtransfers_s,
-        min((r for r in rates if r), default=None),
+        full_gtransfers_s,
     )
 
 
