@@ -32,8 +32,9 @@ def _rank(fixture: str) -> Rank:
     for each fixture of each test."""
     if here.rank is None:
         pytest.fail(
-            f"{fixture} lives in ranks, and this is the controller: a test or fixture that asks "
-            "for it runs in ranks",
+            f"{fixture} lives in ranks, and this test runs in the controller, because it asks for "
+            f"{fixture} only while it runs (getfixturevalue, a lazy fixture, a step): add "
+            "@pytest.mark.mnode",
             pytrace=False,
         )
     return here.rank

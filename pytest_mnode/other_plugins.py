@@ -19,6 +19,8 @@ from pytest_mnode.env_reads import READS
 
 RANK_TESTS = "mnode-rank-tests"
 """Name under which our own plugin for tests in ranks is registered."""
+OF_RANKS = "_mnode_longrepr"
+"""Attribute of an exception that stands for one of ranks: how their report shows it."""
 _PHASES = (
     *("pytest_runtest_setup", "pytest_runtest_call", "pytest_runtest_teardown"),
     *("pytest_runtest_makereport", "pytest_exception_interact"),
@@ -26,6 +28,8 @@ _PHASES = (
 _REPORTS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
 _RANKS_ALONE = "_hypothesis_pytestplugin"
 """Its wrappers run in ranks alone: they need the test's fixtures, which are set up there."""
+_CONTROLLER_ALONE = ("pytest_retry",)
+"""Plugins that run a test again inside a wrapper, which is for the controller to do."""
 _HOOKS = pytest.StashKey[dict[str, Any]]()
 _COLLECTED_ID = pytest.StashKey[str]()
 _COLLECTED_IDS = pytest.StashKey[dict[str, set[str]]]()
@@ -64,6 +68,29 @@ def other_loops(manager: pytest.PytestPluginManager) -> dict[str, Any]:
         for impl in manager.hook.pytest_runtest_protocol.get_hookimpls()
         if not (impl.wrapper or impl.hookwrapper) and impl.plugin_name not in ("runner", RANK_TESTS)
     }
+
+
+def is_for_controller(plugin: Any) -> bool:
+    return _is_of(plugin, _CONTROLLER_ALONE)
+
+
+def conflict(config: pytest.Config, items: Iterable[pytest.Item]) -> str:
+    """Why an option of another plugin cannot be used with these tests in ranks; else ""."""
+    options = (
+        ("update_snapshots", "--snapshot-update"),
+        (
+            "update_new_snapshots_only",
+            "--snapshot-update-new-only",
+        ),
+    )
+    given = [flag for name, flag in options if config.getoption(name, None)]
+    own = [item.nodeid for item in items if "snapshot" in getattr(item, "fixturenames", ())]
+    if not given or not own:
+        return ""
+    return (
+        f"{given[0]}: {own[0]} runs in ranks, where syrupy writes no snapshots, and it would "
+        "delete those that exist; deselect the tests in ranks, and edit their snapshots"
+    )
 
 
 def one_protocol(manager: pytest.PytestPluginManager) -> Any:
@@ -131,6 +158,12 @@ class _WithHooks:
     """Mixin for the class of a pytest item, because hooks are reached only through its `ihook`."""
 
     __slots__ = ()
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
+        """The ranks' own report of an error, also for a plugin that makes its reports itself."""
+        of_ranks = getattr(excinfo.value, OF_RANKS, None)
+        item: Any = super()
+        return of_ranks or item.repr_failure(excinfo, *args)
 
     @cached_property
     def ihook(self) -> _Relay:

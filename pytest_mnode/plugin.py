@@ -36,7 +36,7 @@ from pytest_mnode.fixtures import (  # noqa: F401  found by pytest here
     world_size,
 )
 from pytest_mnode.judge_hooks import JudgeHooks
-from pytest_mnode.other_plugins import RANK_TESTS, give_controller_hooks, note_ids
+from pytest_mnode.other_plugins import RANK_TESTS, conflict, give_controller_hooks, note_ids
 
 if TYPE_CHECKING:
     from pytest_mnode.controller.session import Run
@@ -247,6 +247,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     for item in items:
         marks.world_request(item, config.stash[SETTINGS])  # raises for an invalid mark
+    if why := conflict(config, filter(marks.runs_in_ranks, items)):
+        raise pytest.UsageError(why)
     run = _make_run(config)
     if not config.pluginmanager.has_plugin(RANK_TESTS):
         if any(marks.asks_for(item, marks.PORTS_FIXTURE) for item in items):

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_mnode import marks
 from pytest_mnode.controller import allure_parts, benchmark_results
-from pytest_mnode.other_plugins import in_ranks, other_loops
+from pytest_mnode.other_plugins import OF_RANKS, in_ranks, other_loops
 from pytest_mnode.outcome.added import give_added
 from pytest_mnode.report_record import error_report, is_further, raised_by
 
@@ -98,6 +98,7 @@ class RankTests:
         """Raise the ranks' error of this phase, so that other plugins see it."""
         if (report := self._reports.get(when)) is not None and not report.passed:
             self._raised = raised_by(report)
+            setattr(self._raised, OF_RANKS, report.longrepr)
             raise self._raised
 
     @pytest.hookimpl(tryfirst=True)
@@ -136,16 +137,23 @@ class Guard:
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
+        self._of_ranks: set[str] = set()
         self._never_begun: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reported.add(report.nodeid)
         give_added(report)
+        # testmon's record of lines, without those of ranks: it then runs these tests always.
+        lines = getattr(report, "nodes_files_lines", None) or {}
+        for nodeid in self._of_ranks & lines.keys():
+            del lines[nodeid]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._reported.discard(item.nodeid)
+        if marks.runs_in_ranks(item):
+            self._of_ranks.add(item.nodeid)
         result = yield
         if marks.runs_in_ranks(item) and item.nodeid not in self._reported:
             text = (

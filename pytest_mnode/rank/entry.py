@@ -22,7 +22,7 @@ from _pytest._io import TerminalWriter
 
 from pytest_mnode import processes
 from pytest_mnode.logs.causes.table import candidates
-from pytest_mnode.other_plugins import other_loops
+from pytest_mnode.other_plugins import is_for_controller, other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.world import HUB
@@ -56,6 +56,11 @@ _NOT_IN_RANKS: dict[str, object] = {
     "allure_report_dir": None,
     "clean_alluredir": False,
     "force_sugar": False,
+    "testmon": False,
+    "testmon_noselect": False,
+    "testmon_nocollect": False,
+    "testmon_forceselect": False,
+    "tmnet": False,
 }
 
 
@@ -200,6 +205,8 @@ def _without_other_loops(config: pytest.Config) -> None:
 
     The controller decides how often a test runs, and such a plugin may also keep threads.
     """
+    for plugin in filter(is_for_controller, config.pluginmanager.get_plugins()):
+        config.pluginmanager.unregister(plugin)
     for name, plugin in other_loops(config.pluginmanager).items():
         of_fixtures = ("_fixture_function_marker", "_pytestfixturefunction")
         values = [getattr(plugin, attribute, None) for attribute in dir(plugin)]
