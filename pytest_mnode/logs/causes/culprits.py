@@ -48,6 +48,7 @@ PEER = re.compile(
     r"(?:peer|remote=|connect|timeout|\berror) ?\[(?P<gloo>[^\]\s]+)\]|"
     r"connect to (?:any network address of )?\((?P<store>[^,()]+), \d|"
     r"connect to \[?(?P<c10d>[\w.:-]*?[\w.-])\]?:\d+ \(errno|"
+    r"[Ff]ailed to connect to (?P<curl>[\w.-]+) port \d|"
     r"\bdial tcp \[?(?P<go>[\w.:-]*?[\w.-])\]?:\d+: |"
     r"Peer host id: (?P<efa>[\w-]+)|Peer EFA addr: \S*\[(?P<address>[^\]]+)\](?!.*Peer host id)|"
     r"\bconnect\(\) to (?P<ompi>[\d.]+|[\da-f:]+) failed|"

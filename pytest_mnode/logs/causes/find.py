@@ -321,7 +321,7 @@ class _Finder:
         labels = (prefix.get(key) for key in ("ip", "pod", "pdsh", "compose"))
         host = host or next(filter(None, labels), self._block.get("host"))
         host = host or self._node_of_pod(body)
-        peer = groups.get("peer") or first(PEER, body)
+        peer = groups.get("peer") or groups.get("peer2") or first(PEER, body)
         details = (groups[name] for name in sorted(groups) if name.startswith("detail"))
         detail = next(details, "").strip() or None
         if groups.get("joined"):
