@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import pytest
@@ -128,7 +128,7 @@ def judged(measurements: list[Measurement], verdict: Verdict) -> str:
     return "\n".join(str(replace(m, where="")) for m in measurements if m.verdict is verdict)
 
 
-def summed_up(by_rank: dict[int, tuple[Measurement, ...]]) -> list[Measurement]:
+def summed_up(by_rank: Mapping[int, Sequence[Measurement]]) -> list[Measurement]:
     """The worst measurement of all ranks for each name; its `where` names the rank.
 
     `where` names all ranks if all of them measured the same. Its culprit is that of all ranks whose

@@ -10,8 +10,7 @@ from pytest_mnode.certificate.results import CaseResult, CriterionResult, Criter
 from pytest_mnode.certificate.run_facts import RunFacts
 from pytest_mnode.certificate.text import first_line
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.hosts import expand
+from pytest_mnode.launchers.hosts import named_nodes
 from pytest_mnode.measurement import Verdict
 from pytest_mnode.path_rates import BY_LETTER, NOT_MEASURED, PathRates, State
 
@@ -126,7 +125,7 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
         blame(culprit, named)
     for one in case.measurements if case.verdict is CriterionVerdict.FAIL else ():
         if one.verdict is Verdict.INCONCLUSIVE:  # not measured is not passed either
-            blame(_with_nodes(one.culprit or Culprit(""), names).suspected, State.SUSPECT)
+            blame(named_nodes(one.culprit or Culprit(""), names).suspected, State.SUSPECT)
     found.sort(key=lambda one: _WORSE.index(one[0]))
     return {name: state for state, nodes in found for name in nodes}
 
@@ -134,18 +133,7 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
 def _culprits(case: CaseResult, names: Collection[str]) -> list[Culprit]:
     """Culprits of the measurements that decided a case; the case's own if none decided."""
     bad = [m.culprit for m in case.measurements if m.verdict == case.verdict.value]
-    return [_with_nodes(one or case.own_culprit or Culprit(""), names) for one in bad or [None]]
-
-
-def _with_nodes(culprit: Culprit, names: Collection[str]) -> Culprit:
-    """The culprit; one without nodes that is a node's name, or a list of them, gets these."""
-    if culprit.nodes or any(culprit.either):
-        return culprit
-    try:
-        listed = expand(culprit)
-    except UsageError:
-        return culprit
-    return Culprit(culprit, listed) if set(listed) <= set(names) else culprit
+    return [named_nodes(one or case.own_culprit or Culprit(""), names) for one in bad or [None]]
 
 
 def _rails(rates: PathRates, node: str, date: datetime) -> Iterator[RailCoverage]:

@@ -6,7 +6,8 @@ import pickle
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import pytest
 
 from pytest_mnode.controller import suite_properties
 from pytest_mnode.errors import MnodeError
+from pytest_mnode.launchers.hosts import named_nodes
 from pytest_mnode.measure import charts_of, summed_up
 from pytest_mnode.measurement import Measurement, Verdict, all_of
 from pytest_mnode.outcome.added import recorded_by_all
@@ -56,14 +58,17 @@ class RankReports:
         }
         reports = merge(outcome, own, item.nodeid, item.location, keywords, partial=partial)
         torn = {r: s.torn_down for r, s in outcome.states.items() if s.torn_down is not None}
-        measurements = summed_up({rank: t.measurements for rank, t in torn.items()})
+        nodes = outcome.world.nodes
+        measurements = summed_up(
+            {rank: [_with_nodes(m, nodes) for m in t.measurements] for rank, t in torn.items()}
+        )
         charts = charts_of(t.charts for t in torn.values())
         failed = next((report for report in reports if report.failed), None)
         if failed is not None and not measurements and later is not None:
             measurements = _measured_later(failed, later)
         recorded = {rank: t.suite_properties for rank, t in torn.items()}
         suite_properties.attach(reports[-1], recorded_by_all(recorded, len(outcome.states)))
-        describe(reports[-1], item, measurements, outcome.world.nodes, charts)
+        describe(reports[-1], item, measurements, nodes, charts)
         return reports
 
     def _read_all(
@@ -92,6 +97,14 @@ class RankReports:
             report = hook(config=self._config, data={**data, "$report_type": "TestReport"})
             assert isinstance(report, pytest.TestReport)
         return report
+
+
+def _with_nodes(measurement: Measurement, nodes: Sequence[str]) -> Measurement:
+    """The measurement; of a culprit in plain words the nodes that these name."""
+    culprit = measurement.culprit
+    if culprit is None:
+        return measurement
+    return replace(measurement, culprit=named_nodes(culprit, nodes))
 
 
 def _measured_later(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
 
 MOST_HOSTS = 65_536
@@ -50,6 +51,18 @@ def expand(text: str) -> tuple[str, ...]:
         if len(found) > MOST_HOSTS:
             raise UsageError(f"hosts {_shown(text)}: more than {MOST_HOSTS}")
     return tuple(found)
+
+
+def named_nodes(culprit: Culprit, names: Collection[str]) -> Culprit:
+    """The culprit; one whose nodes are not known, and whose words are the name of a node or a list
+    of such, gets these. names: of all nodes."""
+    if culprit.nodes or any(culprit.either):
+        return culprit
+    try:
+        found = expand(culprit)
+    except UsageError:
+        return culprit
+    return Culprit(culprit, found) if set(found) <= set(names) else culprit
 
 
 def compress(names: Iterable[str], *, tails: bool = True) -> str:

@@ -52,10 +52,15 @@ class _Rank:
 
     def blame(self, case: Case, name: str, text: str) -> Remark:
         """A setting that contradicts the promise."""
-        return self.about.fail(case, f"{self.shown(name)} {text}")
+        return self.about.fail(case, f"{self.shown(name)} {text}", setting=name)
 
-    def note(self, text: str) -> Remark:
-        return self.about.note(Case.NOTED, text)
+    def unread(self, name: str, text: str) -> Remark:
+        """A setting whose effect is not known, because a reading is missing."""
+        return self.about.inconclusive(Case.UNREADABLE, f"{self.shown(name)}: {text}", name)
+
+    def note(self, name: str, text: str) -> Remark:
+        """A setting that is no objection."""
+        return self.about.note(Case.NOTED, f"{self.shown(name)}: {text}", name)
 
 
 def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
@@ -77,7 +82,8 @@ def pinned(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
 def _gloo(one: _Rank) -> Iterator[Remark]:
     written = one.value("GLOO_SOCKET_IFNAME") or ""
     if len(written) < 2:  # torch ignores it
-        yield one.note("GLOO_SOCKET_IFNAME is not set: gloo uses the interface of the host name")
+        text = "GLOO_SOCKET_IFNAME is not set: gloo uses the interface of the host name"
+        yield one.about.note(Case.NOTED, text)
         return
     names = [name.strip() for name in written.split(",") if name.strip()]
     wrong = [name for name in names if not one.spec.fabric.has_interface(name)]
@@ -100,6 +106,7 @@ def _nccl(one: _Rank) -> Iterator[Remark]:
             Case.NOT_ON_FABRIC,
             "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 sends over the NIC what should stay inside "
             "the node",
+            setting="NCCL_P2P_DISABLE",
         )
 
 
@@ -114,7 +121,7 @@ def _network(one: _Rank) -> Iterator[Remark]:
     elif net.upper() == "IB" and kind in ("efa", "ethernet"):
         yield one.blame(Case.NET_CHOSEN, "NCCL_NET", f"chooses verbs where {kind} is promised")
     elif net and not sockets:
-        yield one.note(f"{one.shown('NCCL_NET')}: a fallback would be an error")
+        yield one.note("NCCL_NET", "a fallback would be an error")
     for name, text in (
         ("NCCL_NET_PLUGIN", "loads no plugin, and EFA needs one"),
         ("FI_PROVIDER", "leaves out efa, which is promised"),
@@ -129,10 +136,7 @@ def _devices(one: _Rank) -> Iterator[Remark]:
     if not written or spec.fabric.kind == "efa":
         return
     if one.node.machine.rdma is None:
-        text = (
-            f"{one.shown(variable)}: RDMA devices could not be listed, so its choice is not known"
-        )
-        yield one.about.inconclusive(Case.UNREADABLE, text)
+        yield one.unread(variable, "RDMA devices could not be listed, so its choice is not known")
         return
     chosen = Selection.of(written)
     there = [p for p in one.node.machine.ports if p.active is not False]
@@ -168,8 +172,7 @@ def _gids(one: _Rank) -> Iterator[Remark]:
         if state_of(port):  # its GIDs may be gone, which is not the setting's fault
             continue
         if types is None:
-            text = f"{one.shown(variable)}: types of the GIDs of {port.name} could not be read"
-            yield one.about.inconclusive(Case.UNREADABLE, text)
+            yield one.unread(variable, f"types of the GIDs of {port.name} could not be read")
         elif index not in types:
             yield one.blame(Case.GID_TYPE, variable, f"is not the index of a GID of {port.name}")
         elif types[index] != one.roce_version:
@@ -208,8 +211,7 @@ def _interfaces(one: _Rank) -> Iterator[Remark]:
     if len(written) < 2:  # NCCL ignores it
         return
     if one.node.machine.interfaces is None:
-        text = f"{one.shown(variable)}: interfaces could not be listed, so its choice is not known"
-        yield one.about.inconclusive(Case.UNREADABLE, text)
+        yield one.unread(variable, "interfaces could not be listed, so its choice is not known")
         return
     fabric = one.spec.fabric
     nics, chosen = one.node.machine.interfaces, Selection.of(written)
@@ -239,25 +241,25 @@ def _others(one: _Rank) -> Iterator[Remark]:
     """Settings of other libraries: only notes, because other facts judge them."""
     pipe = one.value("TP_SOCKET_IFNAME")
     if pipe and not one.spec.fabric.has_interface(pipe.strip()):
-        yield one.note(f"{one.shown('TP_SOCKET_IFNAME')}: RPC does not run on the fabric")
+        yield one.note("TP_SOCKET_IFNAME", "RPC does not run on the fabric")
     devices = one.value("UCX_NET_DEVICES")
     if devices and devices.strip().lower() != "all":
         names = [name.strip().partition(":")[0] for name in devices.split(",")]
         if wrong := [name for name in names if not one.node.is_named(name, one.spec)]:
-            yield one.note(f"{one.shown('UCX_NET_DEVICES')}: {', '.join(wrong)} for UCX")
+            yield one.note("UCX_NET_DEVICES", f"{', '.join(wrong)} for UCX")
     transports = {part.strip() for part in (one.value("UCX_TLS") or "").lower().split(",")}
     rdma_transports = {"all", "ib", "rc", "dc", "rc_x"}
     if is_rdma(one.spec) and "tcp" in transports and not transports & rdma_transports:
-        yield one.note(f"{one.shown('UCX_TLS')}: UCX is restricted to sockets")
+        yield one.note("UCX_TLS", "UCX is restricted to sockets")
 
 
 def _costs(one: _Rank, remarks: Sequence[Remark]) -> Iterator[Remark]:
     """Settings that cost speed and have no remark yet: they change no path."""
+    known = {remark.setting for remark in remarks}
     for name in {**one.rank.environment, **one.rank.logged_settings}:
         why = cost(name, one.value(name) or "", one.spec.fabric.kind, one.nccl_version)
-        shown = one.shown(name)
-        if why is not None and not any(remark.text.startswith(shown) for remark in remarks):
-            yield one.note(f"{shown}: {why}")
+        if why is not None and name not in known:
+            yield one.note(name, why)
 
 
 def _fabric(spec: Spec) -> str:

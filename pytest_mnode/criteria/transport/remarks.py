@@ -64,7 +64,7 @@ class Remark:
 
     verdict: FAIL contradicts the promise, INCONCLUSIVE lacks a reading, PASS is only a note.
     text: without the place. node: None for all nodes. rank: None for the whole node.
-    fallback: the place uses sockets instead of RDMA.
+    fallback: the place uses sockets instead of RDMA. setting: name of the variable that it is on.
     """
 
     fact: ProofFact
@@ -74,6 +74,7 @@ class Remark:
     node: str | None = None
     rank: int | None = None
     fallback: bool = False
+    setting: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +85,18 @@ class About:
     node: str | None = None
     rank: int | None = None
 
-    def fail(self, case: Case, text: str, *, fallback: bool = False) -> Remark:
+    def fail(self, case: Case, text: str, *, fallback: bool = False, setting: str = "") -> Remark:
         """A remark that contradicts the promise."""
-        return Remark(self.fact, Verdict.FAIL, case, text, self.node, self.rank, fallback)
+        return Remark(self.fact, Verdict.FAIL, case, text, self.node, self.rank, fallback, setting)
 
-    def inconclusive(self, case: Case, text: str) -> Remark:
+    def inconclusive(self, case: Case, text: str, setting: str = "") -> Remark:
         """A remark on a reading that is missing, so that the fact is not proven."""
-        return Remark(self.fact, Verdict.INCONCLUSIVE, case, text, self.node, self.rank)
+        missing = Verdict.INCONCLUSIVE
+        return Remark(self.fact, missing, case, text, self.node, self.rank, setting=setting)
 
-    def note(self, case: Case, text: str) -> Remark:
+    def note(self, case: Case, text: str, setting: str = "") -> Remark:
         """A remark that is no objection."""
-        return Remark(self.fact, Verdict.PASS, case, text, self.node, self.rank)
+        return Remark(self.fact, Verdict.PASS, case, text, self.node, self.rank, setting=setting)
 
 
 def measured(fact: ProofFact, remarks: Iterable[Remark], nodes: Sequence[str]) -> Measurement:

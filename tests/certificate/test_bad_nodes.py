@@ -1,0 +1,198 @@
+"""Bad nodes of any number: from readings to `nodes --passed`, none is ever handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from pytest_mnode.certificate import CaseResult
+from pytest_mnode.certificate.files import json_text, parse_certificate, write_report
+from pytest_mnode.certificate.results import Outcome
+from pytest_mnode.commands import main
+from pytest_mnode.criteria.devices import judge_products, judge_rates
+from pytest_mnode.criteria.port_counters.judging import judge
+from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.preflight.judges import reach
+from pytest_mnode.criteria.preflight.judges.common import of_node
+from pytest_mnode.culprit import Culprit
+from pytest_mnode.launchers.hosts import named_nodes
+from pytest_mnode.machine.nvml import Load
+from pytest_mnode.measure import summed_up
+from pytest_mnode.measurement import Measurement, Verdict, at_least
+from pytest_mnode.measuring.naming import culprit_of, rank_name
+from pytest_mnode.measuring.rank_rates import Comparison, RankRate
+from pytest_mnode.path_rates import State
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec.devices import MatmulPromise
+from pytest_mnode.spec.inventory import Fabric
+from tests.certificate.conftest import certify
+from tests.criteria.preflight.made import cut, healthy, spec_of
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+Readings = tuple[tuple[str, ...], frozenset[str]]
+"""Names of all nodes, and of the bad ones."""
+
+
+@st.composite
+def readings(draw: st.DrawFn) -> Readings:
+    names = tuple(f"node{i}" for i in range(draw(st.integers(2, 24))))
+    bad = draw(st.sets(st.sampled_from(names), min_size=1, max_size=len(names) - 1))
+    return names, frozenset(bad)
+
+
+def world(names: Sequence[str]) -> World:
+    return World(0, len(names), 0, 1, names[0], tuple(names))
+
+
+def counters(names: Sequence[str], bad: frozenset[str]) -> list[Measurement]:
+    fabric = Fabric.model_validate(
+        {
+            "kind": "ethernet",
+            "interfaces": ["eth*"],
+            "line_rate": "1 Gbit/s",
+            "nics_per_node": 1,
+            "mtu": 9000,
+        }
+    )
+    ports: dict[str, Counters] = {
+        f"eth{i}": {"carrier_changes": 2, "rx_crc_errors": 7, "rx_packets": 9} for i in (0, 1)
+    }
+    before = {name: PortReading("a", ports) for name in names}
+    worse: dict[str, Counters] = {
+        nic: {**counts, "rx_crc_errors": 9} for nic, counts in ports.items()
+    }
+    after = {name: PortReading("a", worse if name in bad else ports) for name in names}
+    return judge(before, after, fabric)
+
+
+def ranks(names: Sequence[str], bad: frozenset[str]) -> list[Measurement]:
+    """PCIe links, and rates against a floor."""
+    rows = tuple(
+        RankRate(
+            rank_name(world(names), rank),
+            5.0 if name in bad else 9.0,
+            "",
+            load=Load(9, (), 1700, 0.0, 4 if name in bad else 5, 5),
+        )
+        for rank, name in enumerate(names)
+    )
+    promise = MatmulPromise(at_least_fraction=0.1, dtypes=("float32",))
+    return judge_rates(Comparison("host to device", "GB/s", promise, 8.0, rows, "how"))
+
+
+def products(names: Sequence[str], bad: frozenset[str]) -> list[Measurement]:
+    each = [rank_name(world(names), rank) for rank in range(len(names))]
+    wrong: dict[str, int | None] = {
+        one: int(name in bad) for one, name in zip(each, names, strict=True)
+    }
+    return judge_products("float32", 64, wrong)
+
+
+def counted(names: Sequence[str], bad: frozenset[str]) -> list[Measurement]:
+    culprits = [Culprit(f"{name} fab0", name) for name in names if name in bad]
+    return [Measurement.none_allowed("faults", culprits, "none allowed")]
+
+
+def results(names: Sequence[str], bad: frozenset[str]) -> list[Measurement]:
+    wrong = [rank for rank, name in enumerate(names) if name in bad]
+    culprit = culprit_of(world(names), wrong)
+    return [
+        Measurement(
+            "#wrong", len(wrong), "", at_least(0) if not wrong else at_least(99), "", culprit
+        )
+    ]
+
+
+def own(name: str, names: Sequence[str]) -> Culprit:
+    """What a rank gives as the culprit: the plain name of its node."""
+    return named_nodes(Culprit(name), names)
+
+
+def measured_by_each(names: Sequence[str], bad: frozenset[str]) -> list[Measurement]:
+    """A value that each rank measures, with its own node as the culprit."""
+    each = {
+        rank: [Measurement("rate", 5 if name in bad else 9, "", at_least(8), "", own(name, names))]
+        for rank, name in enumerate(names)
+    }
+    return summed_up(each)
+
+
+JUDGES = (counters, ranks, products, counted, results, measured_by_each)
+
+
+def states(cases: Sequence[CaseResult], names: Sequence[str]) -> dict[State, frozenset[str]]:
+    """Names of nodes by state, from a certificate as it is written and read."""
+    written = certify(*cases, promised=["mesh"], nodes=tuple(names), cluster_nodes=len(names))
+    found = parse_certificate(json_text(written), "it").coverage
+    assert found == written.coverage
+    return {state: frozenset(found.names(state)) for state in State}
+
+
+@pytest.mark.parametrize("judged", JUDGES)
+@given(found=readings())
+@settings(max_examples=40, deadline=None)
+def test_no_bad_node_has_passed_and_no_healthy_one_has_failed(
+    judged: Callable[[Sequence[str], frozenset[str]], list[Measurement]], found: Readings
+) -> None:
+    names, bad = found
+    case = CaseResult("t/test_mesh.py::test_it", "?", "failed", measurements=tuple(judged(*found)))
+    by_state = states([case], names)
+    assert not by_state[State.PASSED] & bad
+    assert by_state[State.FAILED] <= bad
+    assert by_state[State.FAILED] == bad  # these judges know
+
+
+@given(found=readings(), one_way=st.booleans())
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_nodes_that_are_cut_off(tmp_path: Path, found: Readings, one_way: bool) -> None:
+    spec = spec_of(tmp_path, "{reachable: {networks: [fabric], within: 2 s}}")
+    count = len(found[0])
+    assume(count > 2)
+    bad = {int(name.removeprefix("node")) for name in found[1]}
+    ends = [(a, b) for a in range(count) for b in range(count) if a != b]
+    lost = [(a, b) for a, b in ends if a in bad or (b in bad and not one_way)]
+    survey = cut(healthy(count), lost)
+    names = [node.name for node in survey.nodes]
+    cases = []
+    for name in names:
+        judged = tuple(of_node(name, one) for one in reach.peers(survey, spec, name))
+        passed = all(one.verdict is Verdict.PASS for one in judged)
+        outcome: Outcome = "passed" if passed else "failed"
+        case = CaseResult(f"t/test_mesh.py::test_it[{name}]", "?", outcome, nodes=(name,))
+        cases.append(replace(case, measurements=judged))
+    by_state = states(cases, names)
+    wrong = {names[index] for index in bad}
+    assert not by_state[State.PASSED] & wrong
+    if 2 * len(bad) < count - 1:  # else nobody can say which half is well
+        assert by_state[State.FAILED] <= wrong
+
+
+@given(found=readings())
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_command_hands_over_no_bad_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], found: Readings
+) -> None:
+    names, bad = found
+    case = CaseResult(
+        "t/test_mesh.py::test_it", "?", "failed", measurements=tuple(counters(*found))
+    )
+    write_report(
+        tmp_path,
+        certify(case, promised=["mesh"], nodes=names, cluster_nodes=len(names), start=NOW, end=NOW),
+    )
+    printed = {}
+    for state in ("passed", "failed"):
+        capsys.readouterr()
+        main(["nodes", str(tmp_path), f"--{state}", "--format=lines"])
+        printed[state] = set(capsys.readouterr().out.split())
+    assert printed == {"passed": set(names) - bad, "failed": bad}
