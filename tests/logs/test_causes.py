@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from collections.abc import Sequence
 from itertools import cycle
@@ -438,6 +440,67 @@ def test_nccls_ras_as_json() -> None:
 )
 def test_the_call_and_its_errno_decide_what_is_advised(text: str, words: str) -> None:
     assert words in causes(text)[0].text
+
+
+RDMA = (
+    *("ibv_create_qp", "ibv_create_cq", "ibv_create_srq", "ibv_alloc_pd", "ibv_open_device"),
+    *("ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_reg_dmabuf_mr", "ibv_modify_qp", "ibv_create_ah"),
+    *("ibv_post_send", "ibv_query_device", "ibv_query_gid", "ibv_poll_cq", "ibv_destroy_qp"),
+    *("rdma_create_qp", "rdma_resolve_addr", "rdma_connect", "mlx5dv_devx_obj_create"),
+    *("fi_mr_reg", "fi_endpoint", "fi_domain", "fi_getinfo", "gdr_pin_buffer"),
+)
+OF_RDMA = {
+    *("no RDMA resources", "memory could not be registered", "queue pair not connected"),
+    *("wrong GID", "no route between RDMA ports", "RDMA failed", "network plugin failed"),
+}
+FILES = {errno.ENOSPC: "disk full", errno.EDQUOT: "disk full", errno.EIO: "file system failed"}
+CALLED = (
+    "elm4:771:802 [3] misc/ibvwrap.cc:280 NCCL WARN Call to {call} failed with error {text}",
+    "elm4:771:802 [3] misc/ibvwrap.cc:280 NCCL WARN Call to {call} failed with {number} {text}",
+    "[1.5] [elm4:77:0]  ib_iface.c:88  UCX  ERROR {call}(mlx5_0) failed: {text}",
+    "{call}() failed: {text}",
+    "{call} failed: {text} ({number})",
+    "{call}: {text}",
+    "{call} failed with errno={number}",
+    "RuntimeError: {call} failed: {text}",
+)
+
+
+@pytest.mark.parametrize("call", RDMA)
+def test_an_errno_of_an_rdma_call_is_a_cause_of_rdma(call: str) -> None:
+    names = ("ENOSPC", "ENOMEM", "EPERM", "EACCES", "ENODEV", "EINVAL", "EAGAIN", "EIO", "EBUSY")
+    for number in (getattr(errno, name) for name in (*names, "ETIMEDOUT", "ENETUNREACH", "EFAULT")):
+        for form in CALLED:
+            line = form.format(call=call, number=number, text=os.strerror(number))
+            found = causes(line)
+            assert found, line
+            assert found[0].name in OF_RDMA, line
+
+
+@pytest.mark.parametrize("call", ["open", "write", "mkdir", "ftruncate", "rename"])
+def test_an_errno_of_a_files_call_is_a_cause_of_files(call: str) -> None:
+    for number, name in FILES.items():
+        line = f"OSError: {call}('/scratch/x') failed: {os.strerror(number)}"
+        assert causes(line)[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("cudaIpcOpenMemHandle", "no GPU peer access"),
+        ("cudaDeviceEnablePeerAccess", "no GPU peer access"),
+        ("cuMemImportFromShareableHandle", "IMEX not ready"),
+        ("cuMulticastCreate", "NVLS not set up"),
+        ("cudaHostAlloc", "host memory not pinned"),
+        ("cudaHostRegister", "host memory not pinned"),
+        ("cudaStreamCreate", "CUDA error"),
+    ],
+)
+def test_a_text_of_cuda_means_what_its_call_does(call: str, name: str) -> None:
+    for text in ("invalid argument", "operation not permitted", "operation not supported"):
+        for form in ("{} failed: {}", "CUDA error in {}: {}", "[rank3]: CUDA failure {}: '{}'"):
+            line = form.format(call, text)
+            assert [one.name for one in causes(line)] == [name], line
 
 
 def test_the_node_that_failed_is_not_the_one_that_reports_it() -> None:
