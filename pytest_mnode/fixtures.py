@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.marks import NODE_FIXTURE, NODE_OF_TEST, NODES_FIXTURE, PORTS_FIXTURE
+from pytest_mnode.marks import (
+    MEASURES,
+    NODE_FIXTURE,
+    NODE_OF_TEST,
+    NODES_FIXTURE,
+    PORTS_FIXTURE,
+)
 from pytest_mnode.options import RUN, read_settings
 from pytest_mnode.rank import here
 from pytest_mnode.suites import SIZE_FIXTURE
@@ -100,6 +106,7 @@ def measure(request: pytest.FixtureRequest) -> Measure:
 
     place = here.rank.world if here.rank is not None else None
     where = f"rank {place.rank} on {place.node}" if place is not None else ""
+    request.node.stash[MEASURES] = True
     return measure_of(request.node, where)
 
 

@@ -1,4 +1,4 @@
-"""Measurements of tests, kept with the test and judged when its body has ended."""
+"""Measurements of tests, kept with the test and judged when its body and its teardown have ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Measure:
         note: str = "",
         detection: Detection | None = None,
     ) -> Measurement:
-        """Record a value, judged when the test's body has ended.
+        """Record a value, judged when the test's body has ended, or its teardown.
 
         value: None if it could not be measured, which is inconclusive and never passes.
         at_least, at_most, equals: at most one of them, in `unit`, widened by `tolerance`.

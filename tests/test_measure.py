@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -124,3 +125,115 @@ def test_an_expected_failure_covers_a_broken_bound(pytester: pytest.Pytester) ->
         """
     )
     pytester.runpytest().assert_outcomes(xfailed=1)
+
+
+BROKEN = 'measure("x", 1, at_least=2)'
+UNKNOWN = 'measure("x", None, at_least=2)'
+WAYS = {
+    "teardown": """
+        @pytest.fixture
+        def made(measure):
+            yield
+            {measures}
+        def test_it(made): pass
+    """,
+    "by-name": """
+        def test_it(request):
+            measure = request.getfixturevalue("measure")
+            {measures}
+    """,
+    "by-name-in-teardown": """
+        @pytest.fixture
+        def made(request):
+            measure = request.getfixturevalue("measure")
+            yield
+            {measures}
+        def test_it(made): pass
+    """,
+    "before-skip": """
+        def test_it(measure):
+            {measures}
+            pytest.skip("enough")
+    """,
+    "before-skip-in-setup": """
+        @pytest.fixture
+        def made(request):
+            measure = request.getfixturevalue("measure")
+            {measures}
+            pytest.skip("enough")
+        def test_it(made): pass
+    """,
+    "before-skip-in-teardown": """
+        @pytest.fixture
+        def made(measure):
+            yield
+            {measures}
+            pytest.skip("enough")
+        def test_it(made): pass
+    """,
+    "before-skip-of-unittest": """
+        import unittest
+        class TestIt(unittest.TestCase):
+            @pytest.fixture(autouse=True)
+            def made(self, request):
+                self.request = request
+            def test_it(self):
+                measure = self.request.getfixturevalue("measure")
+                {measures}
+                self.skipTest("enough")
+    """,
+}
+
+
+@pytest.mark.parametrize("measures", [BROKEN, UNKNOWN], ids=["broken", "unknown"])
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_was_recorded_is_judged(
+    pytester: pytest.Pytester, way: str, measures: str
+) -> None:
+    body = textwrap.dedent(WAYS[way]).format(measures=measures)
+    pytester.makepyfile(f"import pytest\n{body}")
+    result = pytester.runpytest()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    outcomes = result.parseoutcomes()
+    assert outcomes.get("failed", 0) + outcomes.get("errors", 0) == 1, outcomes
+    said = "x: 1, expected at least 2*" if measures == BROKEN else "inconclusive: x: not measured*"
+    result.stdout.fnmatch_lines([said])
+
+
+def test_a_broken_bound_is_reported_once(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def late(measure):
+            yield
+            measure("late", 1, at_least=2)
+
+        def test_it(measure, late):
+            measure("early", 1, at_least=2)
+        """
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1, errors=1)
+    lines = [line.partition(":")[0] for line in result.outlines if "expected at least 2" in line]
+    assert lines[:2] == ["late", "early"]  # pytest shows errors first
+
+
+def test_a_test_that_runs_again_is_judged_anew(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        from _pytest.runner import runtestprotocol
+
+        def pytest_runtest_protocol(item, nextitem):
+            runtestprotocol(item, log=False, nextitem=None)
+        """
+    )
+    pytester.makepyfile(
+        """
+        values = [1, 3]
+        def test_it(request):
+            request.getfixturevalue("measure")("x", values.pop(0), at_least=2)
+        """
+    )
+    pytester.runpytest().assert_outcomes(passed=1)

@@ -196,6 +196,22 @@ def test_measurements_made_before_a_failure_are_kept(ran: Scenario) -> None:
     assert "Measured after" not in ran["measured_first"].shown
 
 
+@pytest.mark.parametrize(
+    ("name", "outcome", "said"),
+    [
+        ("measured_in_teardown", "error", "late: 3, expected at most 2"),
+        ("measured_by_name", "error", "inconclusive: by name: not measured"),
+        ("measured_before_a_skip", "failure", "before a skip: 3, expected at most 2"),
+    ],
+)
+def test_whatever_a_rank_recorded_is_judged(
+    ran: Scenario, name: str, outcome: str, said: str
+) -> None:
+    assert ran[name].outcome == outcome
+    assert said in ran[name].text
+    assert "mnode.measurement" in ran.run.properties(f"test_{name}")
+
+
 def test_warnings_of_ranks_once(ran: Scenario) -> None:
     summary = ran.run.output.partition("warnings summary")[2]
     assert summary.count("UserWarning: learning rate is negative") == 1

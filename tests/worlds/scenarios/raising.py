@@ -264,6 +264,25 @@ def test_nothing_returned(rank: int) -> None:
     assert rank != 1
 
 
+@pytest.fixture
+def measured_late(rank: int, measure: Measure) -> Iterator[None]:
+    yield
+    measure("late", rank, at_most=2)
+
+
+def test_measured_in_teardown(measured_late: None) -> None:
+    pass
+
+
+def test_measured_by_name(rank: int, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("measure")("by name", None if rank == 1 else rank, at_most=9)
+
+
+def test_measured_before_a_skip(rank: int, measure: Measure) -> None:
+    measure("before a skip", rank, at_most=2)
+    pytest.skip("enough")
+
+
 class OpaqueWarning(UserWarning):
     pass
 
