@@ -1,4 +1,4 @@
-"""Measurements of tests, kept with the test and judged when its body and its teardown have ended."""
+"""Measurements of tests, kept with the test and judged after its body and after its teardown."""
 
 from __future__ import annotations
 

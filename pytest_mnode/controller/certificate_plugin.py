@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,7 +34,7 @@ from pytest_mnode.certificate.results import (
 )
 from pytest_mnode.certificate.run_facts import UNCONFIRMED
 from pytest_mnode.certificate.text import Recorded, fit, recorded_from
-from pytest_mnode.controller.narrowing import Narrowing
+from pytest_mnode.controller.narrowing import Narrowing, name_of
 from pytest_mnode.controller.session import ENDED
 from pytest_mnode.installed import Installed, RequestedKeys
 from pytest_mnode.path_rates import PathRates
@@ -81,9 +81,7 @@ class CertificatePlugin:
             if str(report.when) == "???":  # the report of a dead worker, without keywords
                 self._broken_off.append(f"the end of a pytest-xdist worker in {report.nodeid}")
             return
-        test = report.nodeid
-        if test.startswith("::"):  # a file outside of the root directory, given on its own
-            test = PurePath(report.location[0]).name + test
+        test = name_of(report.nodeid, report.location[0])
         case = self.cases.setdefault(test, _Case())
         case.duration_s += report.duration
         case.phases.add(str(report.when))
@@ -198,7 +196,10 @@ class CertificatePlugin:
             why.append("interrupted")
         why += self._broken_off
         stops = (self._ended_itself and self.run.ended, session.shouldstop, session.shouldfail)
-        return list(dict.fromkeys((*why, *(str(stop) for stop in stops if stop))))
+        why += [str(stop) for stop in stops if stop]
+        if not why and (missing := self._narrowing.without_result(self.cases)):
+            why.append(missing)  # no other reason explains them
+        return list(dict.fromkeys(why))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.certificate is None:

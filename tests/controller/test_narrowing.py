@@ -51,3 +51,65 @@ def test_deselected_tests_are_noted_if_only_tests_request_nodes(tmp_path: Path) 
     write_files(tmp_path, test_it=module)
     run = run_pytest(tmp_path, "--mnode-launcher=local", "-k", "test_a")
     assert "cut short by 1 tests deselected" in run.output
+
+
+SHORTENING = {
+    "in-place": """
+        def pytest_collection_modifyitems(items): items[:] = items[:1]
+    """,
+    "around-all-others": """
+        import pytest
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_collection_modifyitems(items):
+            result = yield
+            items[:] = items[:1]
+            return result
+    """,
+    "when-collected": """
+        import pytest
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_collection_finish(session): del session.items[1:]
+    """,
+    "in-the-loop": """
+        def pytest_runtest_protocol(item): return item.name != "test_right" or None
+    """,
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "workers"), [*((how, ()) for how in SHORTENING), ("in-place", ("-n2",))]
+)
+def test_tests_that_a_plugin_leaves_out_are_noted(
+    tmp_path: Path, how: str, workers: tuple[str, ...]
+) -> None:
+    (tmp_path / "mended").touch()
+    write_files(tmp_path, test_it=TESTS, conftest=SHORTENING[how])
+    assert cut_short(tmp_path, *workers) == [
+        "1 collected test without a result (a plugin?): test_it.py::test_mended"
+    ]
+
+
+KEEPING = {
+    "reversed": "def pytest_collection_modifyitems(items): items.reverse()",
+    "replaced": """
+        import copy
+        def pytest_collection_modifyitems(items): items[:] = map(copy.copy, items)
+    """,
+    "grouped": """
+        import pytest
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.add_marker(pytest.mark.xdist_group("one"))
+    """,
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "workers"), [*((how, ()) for how in KEEPING), ("grouped", ("-n2", "--dist=loadgroup"))]
+)
+def test_a_plugin_that_leaves_nothing_out_narrows_nothing(
+    tmp_path: Path, how: str, workers: tuple[str, ...]
+) -> None:
+    (tmp_path / "mended").touch()
+    write_files(tmp_path, test_it=TESTS, conftest=KEEPING[how])
+    assert cut_short(tmp_path, *workers) == []
