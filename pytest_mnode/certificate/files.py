@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,16 +18,21 @@ from pytest_mnode.certificate.page import page_text
 from pytest_mnode.errors import UsageError
 
 
-def write_report(directory: Path, certificate: Certificate) -> list[Path]:
-    """Write `certificate.json`, `.xml` and `.html` into `directory`, created if missing."""
+def write_report(
+    directory: Path, certificate: Certificate, asked: datetime | None = None
+) -> list[Path]:
+    """Write `certificate.json`, `.xml` and `.html` into `directory`, created if missing.
+
+    asked: see `headline`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text_of in (
-        ("certificate.json", json_text),
-        ("certificate.xml", junit_text),
-        ("certificate.html", page_text),
+    for name, text in (
+        ("certificate.json", json_text(certificate)),
+        ("certificate.xml", junit_text(certificate, asked)),
+        ("certificate.html", page_text(certificate, asked)),
     ):
-        replace_file(directory / name, text_of(certificate))
+        replace_file(directory / name, text)
         written.append(directory / name)
     return written
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 import junit_xml
 
-from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
+from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.headline import Headline, headline
 from pytest_mnode.certificate.results import (
     CaseResult,
     CriterionResult,
@@ -31,19 +33,23 @@ def measurement_properties(measurements: Sequence[Measurement]) -> list[tuple[st
     ]
 
 
-def junit_text(certificate: Certificate) -> str:
-    """One suite for the certificate's verdict, then one per criterion with a case per measurement.
+def junit_text(certificate: Certificate, asked: datetime | None = None) -> str:
+    """One suite for the headline, then one per criterion with a case per measurement.
 
-    A fail is a failure; inconclusive and not run are errors; recorded only and not promised are
-    skipped, so that nothing counts as passed that was not judged.
+    A fail is a failure; inconclusive, not run and expired are errors; recorded only, not promised
+    and partly certified are skipped, so that nothing counts as passed that was not judged.
+    asked: see `headline`.
     """
+    head = headline(certificate, asked)
     properties = {
+        "headline": head.line,
+        "asked": head.asked.isoformat(),
         "verdict": certificate.verdict.value,
         "spec": f"{certificate.run.spec.name} {certificate.run.spec.digest}",
         "launcher": certificate.run.launcher,
         "nodes": " ".join(certificate.run.nodes),
         "covered": certificate.run.coverage,
-        "certified": certificate.count,
+        **({"certified": certificate.count} if head.holds else {}),
     }
     suites = [
         junit_xml.TestSuite(
@@ -53,23 +59,25 @@ def junit_text(certificate: Certificate) -> str:
             properties={k: fit(v) for k, v in properties.items()},
         )
         for name, cases in (
-            ("certificate", [_overall(certificate)]),
+            ("certificate", [_overall(certificate, head)]),
             *((c.name, _cases(c)) for c in certificate.criteria),
         )
     ]
     return str(junit_xml.to_xml_report_string(suites, encoding="utf-8"))
 
 
-def _overall(certificate: Certificate) -> junit_xml.TestCase:
-    reasons = "; ".join(certificate.reasons)
-    out = _named(f"{certificate.run.spec.name} is certified", "certificate")
-    match certificate.verdict:
-        case CertificateVerdict.CERTIFIED | CertificateVerdict.PARTLY_CERTIFIED:
-            out.stdout = fit(f"certified: {certificate.count}; {certificate.run.coverage}")
-        case CertificateVerdict.NOT_CERTIFIED:
-            _fail(out, f"NOT certified: {reasons}")
-        case verdict:
-            _error(out, f"{verdict.value}: {reasons}")
+def _overall(certificate: Certificate, head: Headline) -> junit_xml.TestCase:
+    """The headline. Its name has no verdict, because viewers show it in any colour."""
+    out = _named(f"certificate of {certificate.run.spec.name}", "certificate")
+    match head.tone:
+        case "good":
+            out.stdout = fit(f"{head.line}; {certificate.run.coverage}")
+        case "bad":
+            _fail(out, head.line)
+        case "unsure" if head.holds:
+            out.add_skipped_info(fit(head.line))
+        case "unsure":
+            _error(out, head.line)
     return out
 
 
@@ -86,6 +94,10 @@ def _cases(criterion: CriterionResult) -> Iterator[junit_xml.TestCase]:
             _error(out, f"{criterion.name} is promised and did not run")
             yield out
         case _:
+            if criterion.silence:
+                out = _named(criterion.name, criterion.name)
+                _error(out, f"{criterion.name} is promised, and {criterion.silence}")
+                yield out
             for case in criterion.cases:
                 yield from _case(case)
 

@@ -52,9 +52,10 @@ def coverage_of(run: RunFacts, criteria: Sequence[CriterionResult]) -> Coverage:
 
 
 def _missing(run: RunFacts, criteria: Sequence[CriterionResult]) -> str:
-    """Why no node can have passed; empty if every promised criterion ran."""
+    """Why no node can have passed; empty if every promised criterion judged something."""
     why = [f"cut short by {reason}" for reason in run.cut_short]
-    why += [c.reason for c in criteria if c.verdict is CriterionVerdict.DID_NOT_RUN and c.reason]
+    silent = (c for c in criteria if c.verdict is CriterionVerdict.DID_NOT_RUN or c.silence)
+    why += [c.reason for c in silent if c.reason]
     if not any(c.promised for c in criteria):
         why.append("the spec promises nothing")
     return first_line("; ".join(why))

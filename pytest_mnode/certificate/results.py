@@ -6,7 +6,7 @@ These are pydantic dataclasses, because the JSON schema of a certificate is made
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import fields, replace
 from enum import StrEnum
@@ -250,12 +250,16 @@ class CriterionResult:
     def verdict(self) -> CriterionVerdict:
         """The worst verdict of its promised cases.
 
-        A promised criterion without a promised case did not run.
+        A promised criterion without a promised case did not run. It is inconclusive if its cases
+        passed and none of them judged a value.
         """
         if self.not_promised is not None:
             return CriterionVerdict.NOT_PROMISED
-        if judged := [c.verdict for c in self.judged]:
-            return min(judged, key=_WORST_FIRST.__getitem__)
+        if judged := self.judged:
+            worst = min((case.verdict for case in judged), key=_WORST_FIRST.__getitem__)
+            if self.promised and worst is CriterionVerdict.PASS and not _judge_a_value(judged):
+                return CriterionVerdict.INCONCLUSIVE
+            return worst
         left_open = self.cases and not self.promised
         return CriterionVerdict.NOT_PROMISED if left_open else CriterionVerdict.DID_NOT_RUN
 
@@ -263,6 +267,13 @@ class CriterionResult:
     def judged(self) -> tuple[CaseResult, ...]:
         """The cases that are promised."""
         return tuple(c for c in self.cases if c.verdict is not CriterionVerdict.NOT_PROMISED)
+
+    @property
+    def silence(self) -> str:
+        """Why it is inconclusive although its cases passed; "" if it is not."""
+        passed = all(case.verdict is CriterionVerdict.PASS for case in self.judged)
+        silent = self.verdict is CriterionVerdict.INCONCLUSIVE and passed
+        return "its tests judged no value" if silent else ""
 
     @property
     def deciding(self) -> tuple[CaseResult, ...]:
@@ -326,7 +337,7 @@ class CriterionResult:
                 verdict = f"{self.name} inconclusive"
             case _:
                 return None
-        met = first_line(self.worst.summary) if self.worst else ""
+        met = first_line(self.worst.summary) if self.worst else self.silence
         return f"{verdict} ({', '.join(self.culprits) or met})"
 
 
@@ -337,6 +348,10 @@ def criterion_name(test: str) -> str:
 
 def _has(measurement: Measurement, verdict: CriterionVerdict) -> bool:
     return measurement.verdict is not None and measurement.verdict.value == verdict.value
+
+
+def _judge_a_value(cases: Iterable[CaseResult]) -> bool:
+    return any(one.verdict is not None for case in cases for one in case.measurements)
 
 
 def _relative_margin(measurement: Measurement) -> float:

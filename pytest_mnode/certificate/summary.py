@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
-from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
+from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.results import CriterionResult, CriterionVerdict
 from pytest_mnode.certificate.text import first_line
-from pytest_mnode.measurement import Verdict, listed
+from pytest_mnode.measurement import Verdict
 from pytest_mnode.table import Paint, aligned, measurement_table, plain
 
 _HEADINGS = ("criterion", "measured", "expected", "verdict", "culprit")
@@ -20,23 +22,25 @@ def summary_lines(
     certificate: Certificate,
     width: int | None = None,
     *,
+    asked: datetime | None = None,
     every_measurement: bool = False,
     wraps: bool = False,
     paint: Paint = plain,
 ) -> list[str]:
-    """Aligned plain text: the certificate's line, the criteria, doubts about the spec, what was
-    covered, and the line again, since a terminal shows the end.
+    """Aligned plain text: the certificate's headline, the criteria, doubts about the spec, what was
+    covered, and the headline again, since a terminal shows the end.
 
-    width: columns of the terminal; longer cells are wrapped. None if unlimited.
+    width: columns of the terminal; longer cells are wrapped. None if unlimited. asked: see
+    `headline`.
     every_measurement: adds a table of all measurements of each criterion. wraps: sentences are
     wrapped too; not for a log, which is searched by line. paint: colours verdicts.
     """
     fold = width if wraps else None
     rows = [_HEADINGS, *(_row(c) for c in certificate.criteria)]
     nodes, paths = certificate.coverage.nodes_in_words(), certificate.coverage.paths_in_words()
-    word = certificate_line(certificate).partition(":")[0]
-    first, *more = _folded([certificate_line(certificate)], fold)
-    line = [f"{paint(word)}{first.removeprefix(word)}", *more]
+    head = headline(certificate, asked)
+    first, *more = _folded([head.line], fold)
+    line = [f"{paint(head.word)}{first.removeprefix(head.word)}", *more]
     sentences = [
         *_detected(certificate.criteria),
         *(f"doubtful spec: {doubt}" for doubt in certificate.run.doubts),
@@ -85,33 +89,6 @@ def _detected(criteria: Sequence[CriterionResult]) -> Iterator[str]:
             yield f"{criterion.name} would have shown, with 99 % probability: {found}"
 
 
-def certificate_line(certificate: Certificate) -> str:
-    """The verdict of the run in one line, with the nodes it holds for or the reasons against it."""
-    run = certificate.run
-    if certificate.kept:
-        date = certificate.until.strftime("%Y-%m-%d %H:%M UTC")
-        by = f"until {date} (spec {run.spec.name}, {run.launcher} launcher)"
-        reasons = "".join(f"; cluster not certified: {reason}" for reason in certificate.reasons)
-        if not certificate.coverage.nodes_by_state.passed:
-            passed = [c.name for c in certificate.criteria if c.verdict is CriterionVerdict.PASS]
-            return f"certified: {', '.join(passed)} only, no node tested, {by}{reasons}"
-        share = certificate.coverage.share_of_paths()
-        return f"certified: {certificate.count}{', ' * bool(share)}{share} {by}{reasons}"
-    not_certified = certificate.verdict is CertificateVerdict.NOT_CERTIFIED
-    word = "NOT certified" if not_certified else certificate.verdict.value
-    reasons = "; ".join(_did_not_run_together(certificate))
-    return f"{word}: {reasons}; passed: {certificate.count}"
-
-
-def _did_not_run_together(certificate: Certificate) -> list[str]:
-    """Reasons, of which one lists all criteria that did not run."""
-    absent = [c for c in certificate.criteria if c.verdict is CriterionVerdict.DID_NOT_RUN]
-    together = f"{listed([c.name for c in absent], 12, ', ')} did not run"
-    alone = {c.reason for c in absent}
-    shown = dict.fromkeys(together if r in alone else r for r in certificate.reasons)
-    return list(shown)
-
-
 def _row(criterion: CriterionResult) -> tuple[str, str, str, str, str]:
     verdict = criterion.verdict
     word = "FAIL" if verdict is CriterionVerdict.FAIL else verdict.value
@@ -125,7 +102,7 @@ def _measured_and_expected(criterion: CriterionResult) -> tuple[str, str]:
         return first_line(criterion.not_promised), ""
     case = criterion.worst
     if case is None:
-        return "", ""
+        return criterion.silence, ""
     worst, count = case.worst, len(criterion.judged)
     exact = criterion.verdict is CriterionVerdict.PASS and count > 1 and worst and not worst.margin
     if worst is not None and worst.expected is not None and not exact:

@@ -11,6 +11,8 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from pytest_mnode.commands.asked import add_at
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", type=Path, help="certificate.json, or its directory")
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also list values that did not change, or only within noise",
     )
+    add_at(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,11 +35,12 @@ def run(options: argparse.Namespace) -> int:
         states,
         summary,
     )
+    from pytest_mnode.certificate.headline import headline
     from pytest_mnode.certificate.kept import read_with_history
 
     before, after = read_with_history(options.before), read_with_history(options.after)
     for one in (before, after):
-        print(f"{one.run.end:%Y-%m-%d %H:%M} {one.verdict.value}: passed {one.count}")
+        print(f"{one.run.end:%Y-%m-%d %H:%M} {headline(one, options.at).line}")
     left_out = [why for one in (before, after) if one.history for why in one.history.left_out]
     for why in dict.fromkeys(left_out):
         print(f"left out of history: {why}")

@@ -1,7 +1,7 @@
 """Judge the measurements of a certificate by another spec, without a new run.
 
 Prints the resulting certificate, and what cannot be judged again. The exit status is 0 if
-every promise of the other spec is kept, else 1.
+every promise of the other spec is kept and the certificate has not expired, else 1.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ import argparse
 import shutil
 from pathlib import Path
 
+from pytest_mnode.commands.asked import add_at
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("certificate", type=Path, help="certificate.json, or its directory")
     parser.add_argument("--spec", type=Path, required=True, help="the other spec, a YAML page")
     parser.add_argument("--report", type=Path, help="a directory to write the certificate into")
+    add_at(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate import summary_lines, write_report
     from pytest_mnode.certificate.files import read_certificate
+    from pytest_mnode.certificate.headline import headline
     from pytest_mnode.certificate.rejudge import rejudge_certificate
     from pytest_mnode.errors import UsageError
     from pytest_mnode.spec import load_spec
@@ -27,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     certificate = read_certificate(options.certificate)
     spec = load_spec(options.spec)
     found, undecided = rejudge_certificate(certificate, spec, options.spec)
-    for line in summary_lines(found, shutil.get_terminal_size().columns):
+    for line in summary_lines(found, shutil.get_terminal_size().columns, asked=options.at):
         print(line)
     for what in undecided[:20]:
         print(f"not judged again: {what}")
@@ -35,9 +39,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"not judged again: {len(undecided) - 20} more")
     if options.report is not None:
         try:
-            written = write_report(options.report, found)
+            written = write_report(options.report, found, options.at)
         except OSError as error:
             raise UsageError(f"--report={options.report}: {error.strerror}") from None
         for path in written:
             print(f"written: {path}")
-    return 0 if found.kept else 1
+    return headline(found, options.at).exit_status

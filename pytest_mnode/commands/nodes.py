@@ -1,15 +1,18 @@
 """Print the nodes of a certificate that passed, failed, are suspect or were not tested.
 
 As a host list (`node[03,17]`) that Slurm's --nodelist and --exclude take, as lines, which xargs and
-kubectl take, or as JSON with date and evidence. Without a state, all nodes are printed.
+kubectl take, or as JSON with date and evidence. Without a state, all nodes are printed. The
+certificate's headline goes to standard error; it does not change the exit status, which is 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from datetime import UTC, datetime
+import sys
 from pathlib import Path
+
+from pytest_mnode.commands.asked import add_at
 
 FORMATS = ("slurm", "lines", "json")
 
@@ -29,16 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--oldest", type=_count, metavar="N", help="the N of them that were tested longest ago"
     )
     parser.add_argument("--format", choices=FORMATS, default="slurm", help="default: %(default)s")
+    add_at(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.coverage import coverage_json, merged, oldest_first
     from pytest_mnode.certificate.files import read_certificate
+    from pytest_mnode.certificate.headline import headline
     from pytest_mnode.launchers.hosts import compress
     from pytest_mnode.path_rates import State
 
-    # Passes may have expired since the run.
-    coverage = merged(read_certificate(options.certificate).coverage, (), datetime.now(UTC))
+    certificate = read_certificate(options.certificate)
+    print(headline(certificate, options.at).line, file=sys.stderr)
+    coverage = merged(certificate.coverage, (), options.at)  # passes may have expired since the run
     asked = {State("not tested" if s == "untested" else s) for s in options.states or ()}
     chosen = [node for node in coverage.nodes if not asked or node.state in asked]
     if options.oldest is not None:

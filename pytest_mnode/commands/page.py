@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pytest_mnode.commands.asked import add_at
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("certificate", type=Path, help="certificate.json, or its directory")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="default: certificate.html beside it"
     )
+    add_at(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     directory = beside if beside.is_dir() else beside.parent
     output: Path = options.output or directory / "certificate.html"
     try:
-        replace_file(output, page_text(certificate))
+        replace_file(output, page_text(certificate, options.at))
     except OSError as error:
         raise UsageError(f"{output}: {error.strerror}; give --output=FILE") from None
     print(f"written: {output}")

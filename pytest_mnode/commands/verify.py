@@ -1,6 +1,7 @@
-"""Check that a certificate is as it was signed; else name what was changed.
+"""Check that a certificate is as it was signed, and whether it holds; else name what was changed.
 
-The exit status is 0 if the signature is that of the key and nothing was changed, else 1.
+The exit status is 0 if the signature is that of the key, nothing was changed, and the certificate
+certifies what its headline says and has not expired; else 1.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pytest_mnode.commands.asked import add_at
+
 _MOST_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("certificate", type=Path, help="certificate.json, or its directory")
     parser.add_argument("--key", type=Path, required=True, help="the signer's public key")
+    add_at(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from pytest_mnode.certificate.files import certificate_path, content_of
+    from pytest_mnode.certificate.files import certificate_path, content_of, parse_certificate
+    from pytest_mnode.certificate.headline import headline
     from pytest_mnode.certificate.statement import changes
     from pytest_mnode.commands.sign import signature_path, statement_path
     from pytest_mnode.commands.ssh_keygen import is_signed
@@ -33,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"{path}: changed: {change}")
     if len(found) > _MOST_SHOWN:
         print(f"{path}: and {len(found) - _MOST_SHOWN} more changes")
-    if not found:
-        print(f"{path}: as it was signed")
-    return 1 if found else 0
+    if found:
+        return 1
+    head = headline(parse_certificate(content.decode(), str(path)), options.at)
+    print(f"{path}: signature valid, file unchanged; {head.line}")
+    return head.exit_status

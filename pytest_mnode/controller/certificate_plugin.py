@@ -23,6 +23,7 @@ from pytest_mnode.certificate import (
     write_report,
 )
 from pytest_mnode.certificate.files import replace_file
+from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.kept import earlier_runs, keep, with_history
 from pytest_mnode.certificate.page import missing_pictures
 from pytest_mnode.certificate.rejudge import facts_of
@@ -145,7 +146,7 @@ class CertificatePlugin:
         if directory is not None:
             with self._writing(directory):
                 self._written += [str(path) for path in write_report(directory, certificate)]
-            if self._ended_itself or (whole and not certificate.kept):
+            if self._ended_itself or (whole and not headline(certificate).holds):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if whole and self._not_written:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -227,7 +228,7 @@ class CertificatePlugin:
 _COLOURS = {
     **dict.fromkeys(("pass", "certified"), "green"),
     **dict.fromkeys(("FAIL", "NOT certified"), "red"),
-    **dict.fromkeys(("inconclusive", "incomplete", "did not run"), "yellow"),
+    **dict.fromkeys(("inconclusive", "incomplete", "did not run", "partly certified"), "yellow"),
 }
 """Colours of verdicts on a terminal with colours; criteria that were not judged have none."""
 

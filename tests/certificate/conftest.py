@@ -17,6 +17,7 @@ from pytest_mnode.certificate import (
     build_certificate,
 )
 from pytest_mnode.certificate.coverage import Coverage
+from pytest_mnode.measurement import Measurement, equals
 
 FACTS = RunFacts(
     launcher="rack",
@@ -30,6 +31,9 @@ FACTS = RunFacts(
     end=datetime(2026, 11, 21, 2, 6, tzinfo=UTC),
     commit=Commit("79cf144", dirty=True),
 )
+
+RIGHT = Measurement("wrong sums", 0, "", equals(0), "a sum of whole numbers is exact")
+"""A value that keeps its bound: a promised criterion without one is inconclusive."""
 
 
 def certify(

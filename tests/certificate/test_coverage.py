@@ -11,14 +11,14 @@ from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.certificate import certificate_json
 from pytest_mnode.certificate.coverage import StateCounts
 from pytest_mnode.certificate.files import parse_certificate
-from pytest_mnode.certificate.summary import certificate_line
+from pytest_mnode.certificate.headline import headline
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from pytest_mnode.path_rates import PathRates
-from tests.certificate.conftest import certify
+from tests.certificate.conftest import RIGHT, certify
 
 NIGHT = datetime(2026, 11, 21, 2, 6, tzinfo=UTC)
-PASSED = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed")
+PASSED = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
 
 
 def failed(culprit: str) -> CaseResult:
@@ -132,14 +132,14 @@ def test_halves_without_a_tested_path_between_them_are_not_certified() -> None:
     second = run(1, apart, "c", "d", earlier=(first.coverage,))
     assert (second.verdict, second.expiry) == ("partly certified", None)
     assert second.reasons == ("no path was measured between c,d and a,b",)
-    assert certificate_line(second) == (
-        "certified: 4 of 4 nodes, 33.3 % of paths until 2026-11-28 02:06 UTC (spec rack, rack "
-        "launcher); cluster not certified: no path was measured between c,d and a,b"
+    assert headline(second).line == (
+        "partly certified: 4 of 4 nodes, 33.3 % of paths until 2026-11-28 02:06 UTC (spec rack, "
+        "rack launcher); cluster not certified: no path was measured between c,d and a,b"
     )
     between = replace(PASSED, paths=(rates("b", "c"),))
     third = run(2, between, "b", "c", earlier=(second.coverage,))
     assert third.verdict == "certified", "indirect paths are enough, as with samples"
-    assert certificate_line(third).startswith("certified: 4 of 4 nodes, 50 % of paths until ")
+    assert headline(third).line.startswith("certified: 4 of 4 nodes, 50 % of paths until ")
 
 
 def test_coverage_of_512_nodes_is_small_and_reads_back() -> None:
@@ -191,4 +191,4 @@ def test_a_run_of_the_future_does_not_outweigh_this_one() -> None:
 def test_without_a_node_no_cluster_is_certified() -> None:
     none = certify(PASSED, promised=["mesh"], nodes=(), cluster_nodes=None)
     assert (none.verdict, none.expiry, none.kept) == ("partly certified", None, True)
-    assert certificate_line(none).endswith("; cluster not certified: no node was tested")
+    assert headline(none).line.endswith("; cluster not certified: no node was tested")

@@ -23,6 +23,8 @@ SLOW = Measurement(
 )
 UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
 RECORDED = Measurement("latency", 3, "us")
+KEPT = CaseResult(TEST, "?", "passed", measurements=(FAST,))
+NONE = "; passed: 0 nodes (the spec names no number)"
 
 
 def suite(certificate: Certificate, name: str) -> ET.Element:
@@ -123,20 +125,33 @@ def test_missing_criteria_are_errors_and_unpromised_ones_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("cases", "more", "outcome", "message"),
     [
-        ([CaseResult(TEST, "?", "passed")], {}, "pass", None),
-        ([CaseResult(TEST, "?", "failed", "x")], {}, "failure", "NOT certified: fabric failed (x)"),
-        ([], {}, "error", "incomplete: fabric did not run"),
+        ([KEPT], {}, "pass", None),
         (
-            [CaseResult(TEST, "?", "passed")],
+            [KEPT],
+            {"cluster_nodes": 16},
+            "skipped",
+            "partly certified: 4 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack "
+            "launcher); cluster not certified: not every node has a pass: passed: node[0-3]; "
+            "not tested: 12 others",
+        ),
+        (
+            [CaseResult(TEST, "?", "failed", "x")],
+            {},
+            "failure",
+            f"NOT certified: fabric failed (x){NONE}",
+        ),
+        ([], {}, "error", f"incomplete: fabric did not run{NONE}"),
+        (
+            [KEPT],
             {"cut_short": ("--lf",)},
             "error",
-            "incomplete: cut short by --lf",
+            f"incomplete: cut short by --lf{NONE}",
         ),
         (
             [CaseResult(TEST, "?", "error", "x")],
             {},
             "error",
-            "inconclusive: fabric inconclusive (x)",
+            f"inconclusive: fabric inconclusive (x){NONE}",
         ),
     ],
 )
@@ -147,16 +162,16 @@ def test_the_verdict_of_the_run_is_a_separate_case(
     message: str | None,
 ) -> None:
     overall = suite(certify(*cases, promised=["fabric"], **more), "certificate")
-    assert outcomes(overall) == [("rack is certified", outcome, message)]
+    assert outcomes(overall) == [("certificate of rack", outcome, message)]
 
 
 def test_coverage_is_reported_beside_the_verdict() -> None:
-    certificate = certify(CaseResult(TEST, "?", "passed"), promised=["fabric"], cluster_nodes=16)
-    overall = suite(certificate, "certificate")
-    covered = "4 of 16 nodes: node[0-3]; not covered: 12 others"
-    assert overall.findtext("testcase/system-out") == f"certified: 4 of 16 nodes; {covered}"
+    overall = suite(certify(KEPT, promised=["fabric"], cluster_nodes=4), "certificate")
+    covered = "4 of 4 nodes: node[0-3]"
+    line = "certified: 4 of 4 nodes until 2026-11-28 02:06 UTC (spec rack, rack launcher)"
+    assert overall.findtext("testcase/system-out") == f"{line}; {covered}"
     properties = {p.get("name"): p.get("value") for p in overall.iter("property")}
-    assert (properties["covered"], properties["certified"]) == (covered, "4 of 16 nodes")
+    assert (properties["covered"], properties["certified"]) == (covered, "4 of 4 nodes")
 
 
 HOSTILE = "\x1b[31mred\x1b[0m \x00\x0b\x7f\x85 \udc80 \ufffe \U0001ffff ]]> <&\"' é 雪 end"

@@ -33,7 +33,7 @@ from pytest_mnode.charts import (
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least
 from pytest_mnode.path_rates import PathRates
-from tests.certificate.conftest import certify
+from tests.certificate.conftest import RIGHT, certify
 from tests.certificate.large import SLOW, composed
 
 HOSTILE = """n0"'><script src=//evil></script><img src=x onerror=f()>{{7*7}} $\\frac{1}{2}$ &amp;"""
@@ -190,9 +190,8 @@ def test_the_page_has_every_measurement_culprit_and_reason() -> None:
 
 
 def test_a_certified_page_has_its_expiry() -> None:
-    page = Page(
-        page_text(certify(CaseResult("test_mesh.py::test", "?", "passed"), promised=["mesh"]))
-    )
+    case = CaseResult("test_mesh.py::test", "?", "passed", measurements=(RIGHT,))
+    page = Page(page_text(certify(case, promised=["mesh"])))
     assert "2026-11-28 02:06 UTC" in page.text
     assert MISSING not in page.text  # there is nothing to draw
 

@@ -11,7 +11,7 @@ from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.prometheus import prometheus_text
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
-from tests.certificate.conftest import certify
+from tests.certificate.conftest import RIGHT, certify
 
 Samples = dict[tuple[str, ...], float]
 
@@ -32,7 +32,7 @@ def found() -> Samples:
     )
     unknown = Measurement("busbw", None, "Mbit/s", at_least(170), note="no counter")
     case = CaseResult("t/test_fabric.py::test_it", "?", "failed", measurements=(slow, unknown))
-    good = CaseResult("t/test_mesh.py::test_it", "?", "passed")
+    good = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
     return samples(certify(case, good, promised=["fabric", "mesh"], cluster_nodes=16))
 
 
@@ -48,7 +48,8 @@ def test_verdict_measurement_and_expiry_are_exported(found: Samples) -> None:
 
 
 def test_each_node_has_its_state_and_expiry() -> None:
-    passed = certify(CaseResult("t/test_mesh.py::test_it", "?", "passed"), promised=["mesh"])
+    case = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
+    passed = certify(case, promised=["mesh"])
     found = samples(passed)
     assert found["mnode_node_state", "node3", "passed"] == 1
     assert found["mnode_node_state", "node3", "failed"] == 0
@@ -75,5 +76,5 @@ def test_values_that_are_not_finite_count_as_unmeasured(value: float) -> None:
 
 def test_unknown_values_have_no_sample(found: Samples) -> None:
     names = [key for key in found if key[0] == "mnode_measurement"]
-    assert len(names) == 1
+    assert len(names) == 2
     assert not [key for key in found if key[0] == "mnode_certificate_expiry_timestamp_seconds"]

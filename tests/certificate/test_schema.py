@@ -14,12 +14,14 @@ from pytest_mnode.certificate import CaseResult
 from pytest_mnode.certificate.certificate import certificate_json, certificate_schema
 from pytest_mnode.certificate.files import schema_text
 from pytest_mnode.measurement import Measurement, at_least
-from tests.certificate.conftest import certify
+from tests.certificate.conftest import RIGHT, certify
 from tests.certificate.test_page import charts
 
 PUBLISHED = Path(__file__).parents[2] / "fixtures" / "certificate.schema.json"
 
-PASSED = CaseResult("acceptance/test_mesh.py::test_it", "Do all meet?", "passed")
+PASSED = CaseResult(
+    "acceptance/test_mesh.py::test_it", "Do all meet?", "passed", measurements=(RIGHT,)
+)
 FAILED = CaseResult(
     "acceptance/test_fabric.py::test_it",
     "Is it fast?",

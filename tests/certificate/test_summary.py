@@ -11,7 +11,7 @@ from pytest_mnode.certificate import CaseResult, summary_lines
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection, smallest_share_wrong
 from pytest_mnode.measurement import Measurement, at_least, equals
-from tests.certificate.conftest import certify
+from tests.certificate.conftest import RIGHT, certify
 
 FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", Culprit("node1"))
 SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2"))
@@ -25,11 +25,11 @@ def case(name: str, outcome: Any = "passed", *measurements: Measurement, **more:
 
 def test_every_criterion_has_its_line() -> None:
     certificate = certify(
-        case("mesh"),
+        case("mesh", "passed", RIGHT),
         case("fabric", "failed", FAST, SLOW),
         case("clock", "passed", UNKNOWN),
-        case("storage"),
-        case("storage"),
+        case("storage", "passed", RIGHT),
+        case("storage", "passed", RIGHT),
         case("numa", "failed", message="assert 3 == 4\nmore", culprit="rank 2"),
         case("gpu", "skipped"),
         promised=["mesh", "fabric", "clock", "storage", "numa", "gpu", "restart"],
@@ -45,7 +45,7 @@ def test_every_criterion_has_its_line() -> None:
 {reasons}
 
 criterion  measured                        expected          verdict       culprit
-mesh       passed                          Is mesh well?     pass
+mesh       0 wrong sums                    = 0 ± 0           pass
 fabric     48 Mbit/s busbw                 ≥ 170 ± 0 Mbit/s  FAIL          node2
 clock      busbw not measured: no counter  ≥ 170 ± 0 Mbit/s  inconclusive
 storage    2 tests passed                                    pass
@@ -69,17 +69,18 @@ nodes: failed: node2; suspect: node[0-1,3]
             "(spec rack, rack launcher)",
         ),
         (
-            [case("fabric")],
+            [case("fabric", "passed", RIGHT)],
             {"emulated": "links shaped on one machine", "nodes": ("node0",), "cluster_nodes": 16},
-            "certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack launcher); "
-            "cluster not certified: not every node has a pass: passed: node0; not tested: 15 "
-            "others",
+            "partly certified: 1 of 16 nodes until 2026-11-28 02:06 UTC (spec rack, rack "
+            "launcher); cluster not certified: not every node has a pass: passed: node0; not "
+            "tested: 15 others",
         ),
         (
-            [case("fabric")],
+            [case("fabric", "passed", RIGHT)],
             {"nodes": (), "ranks": 0, "cluster_nodes": 4, "launcher": "none"},
-            "certified: fabric only, no node tested, until 2026-11-28 02:06 UTC (spec rack, none "
-            "launcher); cluster not certified: not every node has a pass: not tested: 4 others",
+            "partly certified: fabric only, no node tested, until 2026-11-28 02:06 UTC (spec rack, "
+            "none launcher); cluster not certified: not every node has a pass: not "
+            "tested: 4 others",
         ),
         (
             [case("fabric", "passed", SLOW)],
@@ -248,7 +249,9 @@ def test_a_noisy_value_is_inconclusive_with_the_reason() -> None:
 
 
 def test_criteria_that_did_not_run_are_one_reason() -> None:
-    found = certify(case("mesh"), promised=["mesh", "numa", "data"], cut_short=("-x",))
+    found = certify(
+        case("mesh", "passed", RIGHT), promised=["mesh", "numa", "data"], cut_short=("-x",)
+    )
     assert summary_lines(found)[0] == (
         "incomplete: numa, data did not run; cut short by -x; passed: 0 nodes (the spec names no "
         "number)"

@@ -135,7 +135,8 @@ def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Printed:
         for name, one in (("before", before), ("after", after)):
             write_report(tmp_path / name, one)
         capsys.readouterr()
-        code = main(["diff", str(tmp_path / "before"), str(tmp_path / "after"), *options])
+        at = f"--at={FACTS.end + timedelta(days=2)}"
+        code = main(["diff", str(tmp_path / "before"), str(tmp_path / "after"), at, *options])
         return code, capsys.readouterr().out
 
     return of
@@ -168,8 +169,9 @@ def test_all_differences_are_named(printed: Printed) -> None:
     assert (
         out
         == """\
-2026-11-21 02:06 certified: passed 4 nodes (the spec names no number)
-2026-11-22 02:06 not certified: passed 0 nodes (the spec names no number)
+2026-11-21 02:06 certified: 4 nodes (the spec names no number) until 2026-11-28 02:06 UTC (spec \
+rack, rack launcher)
+2026-11-22 02:06 NOT certified: fabric failed (node5); passed: 0 nodes (the spec names no number)
 
 verdicts and states:
   the run: certified → not certified

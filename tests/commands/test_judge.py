@@ -14,7 +14,7 @@ from pytest_mnode.commands import main
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_most
 from pytest_mnode.spec import default_spec_path, load_spec
-from tests.certificate.conftest import certify
+from tests.certificate.conftest import FACTS, certify
 
 SKEW = Measurement(
     "skew", 0.02, "s", at_most(0.05), "preflight.clocks.skew 50 ms", Culprit("node1")
@@ -47,10 +47,14 @@ def other(directory: Path, skew: str) -> Path:
 def test_the_verdict_follows_the_other_spec(
     report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["judge", str(report), f"--spec={other(tmp_path, '60 ms')}"]) == 0
+    at = f"--at={FACTS.end}"
+    assert main(["judge", str(report), f"--spec={other(tmp_path, '60 ms')}", at]) == 0
     assert capsys.readouterr().out.startswith("certified: 4 of 4 nodes until ")
+    late = "--at=2027-12-01"
+    assert main(["judge", str(report), f"--spec={other(tmp_path, '60 ms')}", late]) == 1
+    assert capsys.readouterr().out.startswith("expired 2026-11-28: was certified: 4 of 4 nodes ")
     spec, written = other(tmp_path, "10 ms"), tmp_path / "again"
-    assert main(["judge", str(report), f"--spec={spec}", f"--report={written}"]) == 1
+    assert main(["judge", str(report), f"--spec={spec}", f"--report={written}", at]) == 1
     printed = capsys.readouterr().out
     # The certificate names no culprit for a passed value.
     assert printed.startswith("NOT certified: preflight failed (skew 0.02 s); passed: 0 of 4 nodes")

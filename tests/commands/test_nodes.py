@@ -13,11 +13,11 @@ import pytest
 
 from pytest_mnode.certificate import CaseResult, Certificate, write_report
 from pytest_mnode.commands import main
-from tests.certificate.conftest import certify
+from tests.certificate.conftest import RIGHT, certify
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 TEST = "acceptance/test_mesh.py::test_it"
-PASSED = CaseResult(TEST, "?", "passed")
+PASSED = CaseResult(TEST, "?", "passed", measurements=(RIGHT,))
 
 
 def certificate(*cases: CaseResult, end: datetime = NOW, **facts: Any) -> Certificate:
@@ -92,7 +92,14 @@ def test_a_pass_expires_without_a_new_run(
     write_report(tmp_path, certificate(PASSED, end=NOW - timedelta(days=8)))
     for state, printed in (("--passed", ""), ("--untested", "node[0-3]\n")):
         assert main(["nodes", str(tmp_path), state]) == 0
-        assert capsys.readouterr().out == printed
+        captured = capsys.readouterr()
+        assert captured.out == printed
+        assert captured.err.startswith("expired "), "the headline does not disturb the list"
+    then = f"--at={NOW - timedelta(days=2)}"
+    assert main(["nodes", str(tmp_path), "--passed", then]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "node[0-3]\n"
+    assert captured.err.startswith("certified: 4 nodes")
 
 
 def test_an_empty_list_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from pytest_mnode.charts import Lines, Series
 from pytest_mnode.commands import main
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
-from tests.certificate.conftest import certify
+from tests.certificate.conftest import FACTS, RIGHT, certify
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_the_page_is_the_one_of_the_run(
     before = page.read_text()
     assert "<svg" in before
     page.unlink()
-    assert main(["page", str(named(report))]) == 0
+    assert main(["page", str(named(report)), f"--at={FACTS.end}"]) == 0
     assert capsys.readouterr().out == f"written: {page}\n"
     assert page.read_text() == before
 
@@ -41,10 +41,30 @@ def test_the_page_is_written_to_the_requested_path(
     report: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = report / "page.html"
-    assert main(["page", str(report), f"--output={elsewhere}"]) == 0
+    assert main(["page", str(report), f"--output={elsewhere}", f"--at={FACTS.end}"]) == 0
     assert elsewhere.read_text() == (report / "certificate.html").read_text()
     assert main(["page", str(report), f"--output={report}/no/such.html"]) == 2
     assert capsys.readouterr().err == (
         f"python -m pytest_mnode page: {report}/no/such.html: No such file or directory; "
         "give --output=FILE\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("cluster_nodes", "at", "word", "tone"),
+    [
+        (4, "2026-11-22", "certified", "good"),
+        (64, "2026-11-22", "partly certified", "unsure"),
+        (4, "2027-12-28", "expired 2026-11-28", "unsure"),
+    ],
+)
+def test_only_what_is_certified_now_is_green(
+    tmp_path: Path, cluster_nodes: int, at: str, word: str, tone: str
+) -> None:
+    case = CaseResult("test_mesh.py::test", "?", "passed", measurements=(RIGHT,))
+    write_report(tmp_path, certify(case, promised=["mesh"], cluster_nodes=cluster_nodes))
+    assert main(["page", str(tmp_path), f"--at={at}"]) == 0
+    page = (tmp_path / "certificate.html").read_text()
+    assert f'<p class="verdict">{word}</p>' in page
+    assert f'<header class="box {tone}">' in page
+    assert f"<title>{word}: rack, " in page

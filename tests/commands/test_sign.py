@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
 
 SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2"))
+UNCHANGED = (
+    "signature valid, file unchanged; NOT certified: fabric failed (node2); passed: 3 nodes (the "
+    "spec names no number)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +41,18 @@ def report(tmp_path: Path) -> Path:
     return tmp_path / "certificate.json"
 
 
-def verify(report: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+def verify(
+    report: Path, key: Path, capsys: pytest.CaptureFixture[str], at: str = "2026-11-22"
+) -> tuple[int, list[str]]:
     capsys.readouterr()
-    code = main(["verify", str(report), f"--key={key}"])
+    code = main(["verify", str(report), f"--key={key}", f"--at={at}"])
     captured = capsys.readouterr()
     return code, [*captured.out.splitlines(), *captured.err.splitlines()]
 
 
 def test_changes_are_named(report: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sign", str(report.parent), f"--key={keys / 'ours'}"]) == 0
-    assert verify(report, keys / "ours.pub", capsys) == (0, [f"{report}: as it was signed"])
+    assert verify(report, keys / "ours.pub", capsys) == (1, [f"{report}: {UNCHANGED}"])
     data: dict[str, Any] = json.loads(report.read_text())
     report.write_text(json.dumps(data))
     code, lines = verify(report, keys / "ours.pub", capsys)
@@ -97,7 +104,7 @@ def test_one_of_several_keys_is_enough(
     several = report.with_name("operators.pub")
     lines = [(keys / f"{name}.pub").read_text() for name in ("other", "ours")]
     several.write_text("# the operators\n\n" + "".join(lines))
-    assert verify(report, several, capsys) == (0, [f"{report}: as it was signed"])
+    assert verify(report, several, capsys) == (1, [f"{report}: {UNCHANGED}"])
     several.write_text(lines[0])
     assert verify(report, several, capsys)[0] == 1
 
@@ -180,3 +187,44 @@ def test_an_ssh_keygen_without_signatures_is_not_reported_as_a_change(
     code, [line] = verify(report, keys / "ours.pub", capsys)
     assert code == 2
     assert "install OpenSSH 8.1" in line
+
+
+@pytest.mark.parametrize(
+    ("value", "cluster_nodes", "at", "code", "line"),
+    [
+        (180, 4, "2026-11-22", 0, "certified: 4 of 4 nodes until 2026-11-28 02:06 UTC"),
+        (180, 4, "2026-11-28T02:06", 1, "expired 2026-11-28: was certified: 4 of 4 nodes until"),
+        (180, 4, "2026-11-28T03:05+01:00", 0, "certified: 4 of 4 nodes until"),
+        (180, 64, "2026-11-22", 0, "partly certified: 4 of 64 nodes until 2026-11-28 02:06 UTC"),
+        (180, 64, "2027-12-22", 1, "expired 2026-11-28: was partly certified: 4 of 64 nodes"),
+        (180, 4, "2026-11-20", 1, "not valid before 2026-11-21: was certified: 4 of 4 nodes"),
+        (48, 4, "2026-11-22", 1, "NOT certified: fabric failed (node2); passed: 3 of 4 nodes"),
+        (48, 4, "2027-12-22", 1, "NOT certified, expired 2026-11-28: fabric failed (node2)"),
+        (None, 4, "2026-11-22", 1, "inconclusive: fabric inconclusive (node2)"),
+    ],
+)
+def test_only_what_is_certified_then_verifies(  # noqa: PLR0917  the table's columns
+    tmp_path: Path,
+    keys: Path,
+    capsys: pytest.CaptureFixture[str],
+    value: float | None,
+    cluster_nodes: int,
+    at: str,
+    code: int,
+    line: str,
+) -> None:
+    measured = replace(SLOW, value=value, culprit="node2")
+    case = CaseResult("t/test_fabric.py::test_it", "?", "passed", measurements=(measured,))
+    write_report(tmp_path, certify(case, promised=["fabric"], cluster_nodes=cluster_nodes))
+    report = tmp_path / "certificate.json"
+    assert main(["sign", str(report), f"--key={keys / 'ours'}"]) == 0
+    found, lines = verify(report, keys / "ours.pub", capsys, at)
+    assert found == code
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{report}: signature valid, file unchanged; {line}")
+
+
+def test_a_time_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verify", "x", "--key=y", "--at=yesterday"])
+    assert "yesterday: accepted: a date or a time of ISO 8601" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.certificate.certificate import Certificate
 from pytest_mnode.certificate.coverage import rate_text
+from pytest_mnode.certificate.headline import headline
 from pytest_mnode.certificate.page import view
 from pytest_mnode.certificate.page.pictures import (
     MISSING,
@@ -19,7 +20,6 @@ from pytest_mnode.certificate.page.pictures import (
     title_of,
     together,
 )
-from pytest_mnode.certificate.summary import certificate_line
 from pytest_mnode.certificate.text import fit
 from pytest_mnode.charts import Chart, Map
 from pytest_mnode.launchers.hosts import compress
@@ -40,8 +40,9 @@ def missing_pictures(certificate: Certificate) -> str:
     return MISSING if drawn and not can_draw() else ""
 
 
-def page_text(certificate: Certificate) -> str:
-    """The page as HTML 5. Without matplotlib it has no pictures, and says so."""
+def page_text(certificate: Certificate, asked: datetime | None = None) -> str:
+    """The page as HTML 5. Without matplotlib it has no pictures, and says so. asked: see
+    `headline`; the page has no script, so that it says for which time it speaks."""
     from markupsafe import Markup
 
     missing = missing_pictures(certificate)
@@ -66,7 +67,7 @@ def page_text(certificate: Certificate) -> str:
     return _template().render(
         certificate=certificate,
         run=certificate.run,
-        line=certificate_line(certificate),
+        headline=headline(certificate, asked),
         pictures=pictures,
         missing=missing,
     )

@@ -1,0 +1,130 @@
+"""The headline of a certificate: verdict, scope, and whether it is valid when it is asked. Pure.
+
+Every face (terminal, page, junit, metrics, commands) shows this value, and none words its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pytest_mnode.certificate.certificate import Certificate, CertificateVerdict
+from pytest_mnode.certificate.results import CriterionVerdict
+from pytest_mnode.measurement import listed
+
+
+class Validity(StrEnum):
+    """Whether a certificate is valid when it is asked. Every verdict has a date until which."""
+
+    VALID = "valid"
+    EXPIRED = "expired"
+    NOT_YET = "not yet valid"
+    """Asked before its run began, so that a clock is wrong, or a date was changed."""
+
+
+Tone = Literal["good", "bad", "unsure"]
+_KEPT = (CertificateVerdict.CERTIFIED, CertificateVerdict.PARTLY_CERTIFIED)
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What a certificate says at one time.
+
+    scope: what it holds for, such as "2 of 16 nodes". since, until: the begin of its run, and when
+    its first pass expires. asked: the time of asking. reasons: why it does not certify the cluster.
+    of: spec and launcher.
+    """
+
+    verdict: CertificateVerdict
+    scope: str
+    since: datetime
+    until: datetime
+    asked: datetime
+    reasons: tuple[str, ...]
+    of: str
+
+    @property
+    def validity(self) -> Validity:
+        if self.asked < self.since:
+            return Validity.NOT_YET
+        return Validity.VALID if self.asked < self.until else Validity.EXPIRED
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise was kept on the nodes of its scope, and it is valid."""
+        return self.verdict in _KEPT and self.validity is Validity.VALID
+
+    @property
+    def exit_status(self) -> int:
+        """0 if it holds, else 1."""
+        return 0 if self.holds else 1
+
+    @property
+    def tone(self) -> Tone:
+        """Its colour: good only for a whole cluster that is certified now."""
+        if self.verdict is CertificateVerdict.NOT_CERTIFIED:
+            return "bad"
+        whole = self.holds and self.verdict is CertificateVerdict.CERTIFIED
+        return "good" if whole else "unsure"
+
+    @property
+    def word(self) -> str:
+        """The words that may be printed large: "certified" only for what is certified now."""
+        dated = {
+            Validity.VALID: "",
+            Validity.EXPIRED: f"expired {self.until:%Y-%m-%d}",
+            Validity.NOT_YET: f"not valid before {self.since:%Y-%m-%d}",
+        }[self.validity]
+        if self.verdict in _KEPT:
+            return dated or self.verdict.value
+        return ", ".join(filter(None, [_word(self.verdict), dated]))
+
+    @property
+    def text(self) -> str:
+        """What it holds for and until when, or the reasons against it."""
+        if self.verdict not in _KEPT:
+            return f"{'; '.join(self.reasons)}; passed: {self.scope}"
+        was = "" if self.validity is Validity.VALID else f"was {self.verdict.value}: "
+        reasons = "".join(f"; cluster not certified: {reason}" for reason in self.reasons)
+        return f"{was}{self.scope} until {self.until:%Y-%m-%d %H:%M UTC} ({self.of}){reasons}"
+
+    @property
+    def line(self) -> str:
+        """Word and text in one line."""
+        return f"{self.word}: {self.text}"
+
+
+def headline(certificate: Certificate, asked: datetime | None = None) -> Headline:
+    """The headline of a certificate. asked: the end of its run if None."""
+    run = certificate.run
+    return Headline(
+        certificate.verdict,
+        _scope(certificate),
+        run.start,
+        certificate.until,
+        asked or run.end,
+        _reasons(certificate),
+        f"spec {run.spec.name}, {run.launcher} launcher",
+    )
+
+
+def _word(verdict: CertificateVerdict) -> str:
+    return "NOT certified" if verdict is CertificateVerdict.NOT_CERTIFIED else verdict.value
+
+
+def _scope(certificate: Certificate) -> str:
+    if certificate.kept and not certificate.coverage.nodes_by_state.passed:
+        passed = [c.name for c in certificate.criteria if c.verdict is CriterionVerdict.PASS]
+        return f"{', '.join(passed)} only, no node tested,"
+    share = certificate.coverage.share_of_paths() if certificate.kept else ""
+    return f"{certificate.count}{', ' * bool(share)}{share}"
+
+
+def _reasons(certificate: Certificate) -> tuple[str, ...]:
+    """Reasons, of which one lists all criteria that did not run."""
+    absent = [c for c in certificate.criteria if c.verdict is CriterionVerdict.DID_NOT_RUN]
+    together = f"{listed([c.name for c in absent], 12, ', ')} did not run"
+    alone = {c.reason for c in absent}
+    return tuple(dict.fromkeys(together if r in alone else r for r in certificate.reasons))
