@@ -35,8 +35,9 @@ CRITERIA = {
             \"\"\"Is it promised in ranks?\"\"\"
             pytest_mnode.not_promised()
 
-        def test_kept(world):
+        def test_kept(world, measure):
             \"\"\"Is it kept?\"\"\"
+            measure("it", 1, at_least=1)
     """,
     "test_zzz": """
         import pytest

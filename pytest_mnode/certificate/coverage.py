@@ -246,7 +246,7 @@ def merged(
         rails.setdefault(node.name, {}).update({rail.name: rail for rail in node.rails})
     old = [b for coverage in earlier for b in coverage.paths if b.date <= moment]
     if oldest is not None:
-        old = [b if b.date > oldest else _without_passes(b) for b in old]
+        old = [b if b.date > oldest else without_passes(b) for b in old]
     blocks = {b.date: b for b in (*old, *now.paths)}
     latest = [blocks[date] for date in sorted(blocks, reverse=True)]
     named = [node.name for node in now.nodes]
@@ -268,7 +268,8 @@ def _that_still_count(latest: Sequence[PathCoverage]) -> Iterator[PathCoverage]:
         seen |= tried
 
 
-def _without_passes(block: PathCoverage) -> PathCoverage:
+def without_passes(block: PathCoverage) -> PathCoverage:
+    """The block, with its passed paths as not tested."""
     states = tuple(
         row.replace(State.PASSED.letter, State.NOT_TESTED.letter) for row in block.rates.states
     )

@@ -2,48 +2,179 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pytest_mnode.certificate.certificate import Certificate
+from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, without_passes
 from pytest_mnode.certificate.difference import changes
 from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
+from pytest_mnode.certificate.node_states import coverage_of
+from pytest_mnode.certificate.signed import signing_fault
+from pytest_mnode.certificate.spec_changes import changed_keys
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
 from pytest_mnode.errors import UsageError
+from pytest_mnode.launchers.hosts import compress
+from pytest_mnode.launchers.node import count
+from pytest_mnode.measurement import listed
+from pytest_mnode.path_rates import State
+from pytest_mnode.spec import Spec
+
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-([0-9a-f]{8})\.json")
+_STAMP = "%Y%m%dT%H%M%S.%fZ"
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierRuns:
-    """Certificates against one spec, oldest first. left_out: unreadable files, and why."""
+    """Certificates against one spec, oldest first. left_out: those not believed, and why.
+
+    coverage: what the run that has just ended may take from each of them: see `believed`.
+    """
 
     certificates: tuple[Certificate, ...] = ()
     left_out: tuple[str, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
 
 
-def earlier_runs(directory: Path | None, digest: str, before: str = "") -> EarlierRuns:
+def earlier_runs(
+    directory: Path | None, digest: str, before: str = "", *, spec: Spec | None = None
+) -> EarlierRuns:
     """The latest certificates against the spec with this digest; none without a directory.
 
-    Unreadable files raise no error, which would lose the run that has just ended. before: name of
-    a kept file; it and those after it are left out.
+    Those whose passes may not have expired are all among them. Files that cannot be read or
+    believed raise no error, which would lose the run that has just ended. before: name of a kept
+    file; it and those after it are left out. spec: the spec itself; each certificate has to promise
+    what it promises, and those of another digest count too if it is the same, as after an upgrade.
     """
     if directory is None:
         return EarlierRuns()
     try:
-        kept = sorted(directory.iterdir())
+        files = sorted(directory.iterdir())
     except FileNotFoundError:  # the first run
         return EarlierRuns()
     except OSError as error:
         return EarlierRuns(left_out=(f"{directory}: {(error.strerror or 'unreadable').lower()}",))
-    kept = [path for path in kept if path.name.endswith(f"-{digest[:8]}.json")]
-    found: list[Certificate] = []
+    files = [path for path in files if not before or path.name < before]
+    kept = [path for path in files if path.name.endswith(f"-{digest[:8]}.json")]
     left_out: list[str] = []
-    for path in [path for path in kept if not before or path.name < before][-MOST_RUNS:]:
+    if spec is not None:
+        same, left_out = _of_other_digests(files, kept, spec)
+        kept = sorted({*kept, *same})
+    found: list[Certificate] = []
+    for path in _still_of_use(kept, spec):
         try:
-            found.append(read_certificate(path))
+            certificate = read_certificate(path)
         except UsageError as error:
             left_out.append(str(error))
-    same = (one for one in found if one.run.spec.digest == digest)
-    return EarlierRuns(tuple(same), tuple(left_out))
+            continue
+        if spec is None and certificate.run.spec.digest != digest:
+            continue  # only the start of the digests is equal
+        if why := _doubt(certificate, path, spec):
+            left_out.append(f"{path}: {why}")
+        else:
+            found.append(certificate)
+    ends = {one.run.end for one in found}
+    validity = spec.certificate.valid_for_s if spec else None
+    coverage = tuple(believed(one, validity, ends) for one in found)
+    return EarlierRuns(tuple(found), tuple(left_out), coverage)
+
+
+def _still_of_use(kept: Sequence[Path], spec: Spec | None) -> list[Path]:
+    """The latest MOST_RUNS, and with a spec all whose passes may not have expired."""
+    latest = list(kept[-MOST_RUNS:])
+    if spec is None:
+        return latest
+    try:
+        oldest = datetime.now(UTC) - timedelta(seconds=spec.certificate.valid_for_s)
+    except OverflowError:
+        return list(kept)
+    return [p for p in kept[:-MOST_RUNS] if p.name >= oldest.strftime(_STAMP)] + latest
+
+
+def _of_other_digests(
+    files: Sequence[Path], kept: Sequence[Path], spec: Spec
+) -> tuple[list[Path], list[str]]:
+    """Files of other digests whose spec is the same, and why the history of this spec's name ends.
+
+    The reason is given once: no more after the first run that is kept with the new digest.
+    """
+    groups: dict[str, list[Path]] = {}
+    for path in files:
+        if (name := _NAME.fullmatch(path.name)) and path not in kept:
+            groups.setdefault(name[1], []).append(path)
+    same, why = [], []
+    for paths in groups.values():
+        try:
+            facts = read_certificate(paths[-1]).run.spec
+        except UsageError:  # of another version, whose spec is unknown
+            continue
+        if facts.name != spec.name:
+            continue
+        changed = changed_keys(facts.page, spec)
+        if not changed:
+            same += paths
+        elif not kept or paths[-1].name > kept[-1].name:
+            runs = count(len(paths), "run")
+            why.append(f"{runs}, as spec {spec.name} was another: {listed(changed, 4, ', ')}")
+    return same, why
+
+
+def _doubt(certificate: Certificate, path: Path, spec: Spec | None) -> str:
+    """Why a kept certificate is not believed; "" if it is."""
+    run = certificate.run
+    if path.name != _kept_name(certificate):
+        return "its name is not that of its run and spec"
+    if run.start > run.end or len(set(run.nodes)) < len(run.nodes):
+        return "its run ends before it begins, or names a node twice"
+    named = {name for one in certificate.criteria for case in one.cases for name in case.nodes}
+    if strangers := sorted(named - set(run.nodes)):
+        return f"it has tests of nodes that were not in its run: {compress(strangers)}"
+    if spec is not None:
+        promised = {one.name for one in certificate.criteria if one.promised}
+        if missing := [name for name in spec.promised_criteria if name not in promised]:
+            return f"it lacks promised criteria: {', '.join(missing)}"
+        if changed := changed_keys(run.spec.page, spec):
+            return f"its spec was another: {listed(changed, 4, ', ')}"
+    return signing_fault(path)
+
+
+def believed(
+    certificate: Certificate, validity_s: float | None, ends: Container[datetime]
+) -> Coverage:
+    """What a later run may take from a kept certificate: all bad news, and its own run's passes.
+
+    A pass has to follow from the criteria in the file, and holds until the run's end and the spec's
+    validity allow, whatever the file says. Passes of other runs need files of their own. ends: ends
+    of all believed runs.
+    """
+    run, cover = certificate.run, certificate.coverage
+    own_run = run if validity_s is None else replace(run, validity_s=validity_s)
+    own = {node.name: node for node in coverage_of(own_run, certificate.criteria).nodes}
+    blocks = (
+        replace(block, rates=block.rates.of(set(run.nodes)))
+        if block.date == run.end
+        else without_passes(block)
+        for block in cover.paths
+        if block.date == run.end or block.date not in ends
+    )
+    return replace(
+        cover,
+        nodes=tuple(_believed(node, own.get(node.name)) for node in cover.nodes),
+        paths=tuple(block for block in blocks if block.rates.nodes),
+    )
+
+
+def _believed(node: NodeCoverage, own: NodeCoverage | None) -> NodeCoverage:
+    """The node's state; for a pass, what its run's criteria say of it."""
+    if node.state is not State.PASSED:
+        return node
+    if own is not None and own.date == node.date:
+        return replace(own, rails=node.rails)
+    why = "its pass is in no certificate of its own"
+    return replace(node, state=State.NOT_TESTED, date=None, until=None, evidence=why)
 
 
 def with_history(certificate: Certificate, earlier: EarlierRuns) -> Certificate:
@@ -83,4 +214,4 @@ def keep(directory: Path, certificate: Certificate) -> Path:
 
 def _kept_name(certificate: Certificate) -> str:
     """Named by the run's end and spec, so that names sort in the order of the runs."""
-    return f"{certificate.run.end:%Y%m%dT%H%M%S.%fZ}-{certificate.run.spec.digest[:8]}.json"
+    return f"{certificate.run.end.strftime(_STAMP)}-{certificate.run.spec.digest[:8]}.json"

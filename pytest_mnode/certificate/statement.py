@@ -14,6 +14,8 @@ from typing import Any
 from pytest_mnode.errors import UsageError
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+NAMESPACE = "pytest-mnode"
+"""Purpose of a signature, so that one made for another purpose is not accepted."""
 PREDICATE_TYPE = "urn:pytest-mnode:certificate"
 _ABSENT = object()
 

@@ -6,10 +6,9 @@ import subprocess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pytest_mnode.certificate.statement import NAMESPACE
 from pytest_mnode.errors import UsageError
 
-NAMESPACE = "pytest-mnode"
-"""Purpose of a signature, so that one made for another purpose is not accepted."""
 _LIMIT_S = 300.0
 """Time for a user to type a passphrase or to touch a security key."""
 _SIGNER = "operator"

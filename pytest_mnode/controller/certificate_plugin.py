@@ -118,7 +118,7 @@ class CertificatePlugin:
         promised = run.spec.promised_criteria
         # Results under an injected fault say nothing about the cluster.
         kept_in = None if run.settings.faults else run.settings.history_dir
-        earlier = earlier_runs(kept_in, run.spec.digest())
+        earlier = earlier_runs(kept_in, run.spec.digest(), spec=run.spec)
         certificate = build_certificate(
             run=self._facts(session, run, exitstatus),
             cases=cases,
@@ -127,7 +127,7 @@ class CertificatePlugin:
                 **dict.fromkeys(_skipped_whole(cases) - set(promised), _SILENT),
                 **{n.question: n.reason for n in run.spec.not_promised},
             },
-            earlier=[one.coverage for one in earlier.certificates],
+            earlier=earlier.coverage,
         )
         if kept_in is not None:
             certificate = with_history(certificate, earlier)

@@ -73,6 +73,8 @@ class Spec(Inventory):
         return criterion in self.promised_criteria
 
     def digest(self) -> str:
-        """sha256 (hexadecimal) of all values: comments, order and spelling do not count."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """sha256 (hexadecimal) of all values but defaults: comments, order and spelling do not
+        count, and a version that adds an optional key changes no digest."""
+        page = self.model_dump(mode="json", exclude_defaults=True)
+        content = json.dumps(page, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()

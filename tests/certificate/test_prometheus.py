@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +12,7 @@ from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.prometheus import prometheus_text
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
-from tests.certificate.conftest import RIGHT, certify
+from tests.certificate.conftest import FACTS, RIGHT, certify
 
 Samples = dict[tuple[str, ...], float]
 
@@ -78,3 +79,17 @@ def test_unknown_values_have_no_sample(found: Samples) -> None:
     names = [key for key in found if key[0] == "mnode_measurement"]
     assert len(names) == 2
     assert not [key for key in found if key[0] == "mnode_certificate_expiry_timestamp_seconds"]
+
+
+def test_no_spec_silences_the_alert_of_another() -> None:
+    """`end unless expiry > …` matches labels: each has `spec`, and an end whatever its verdict."""
+    good = CaseResult("t/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
+    bad = CaseResult("t/test_mesh.py::test_it", "?", "failed")
+    found: dict[str, set[str]] = {}
+    for name, case in (("h100", bad), ("rack", good)):
+        one = certify(case, promised=["mesh"], spec=replace(FACTS.spec, name=name))
+        for family in text_string_to_metric_families(prometheus_text(one)):
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).add(sample.labels["spec"])
+    assert found["mnode_certificate_end_timestamp_seconds"] == {"h100", "rack"}
+    assert found["mnode_certificate_expiry_timestamp_seconds"] == {"rack"}

@@ -22,7 +22,7 @@ TESTS = """
     import pytest
     pytestmark = pytest.mark.criterion
 
-    def test_a(): pass
+    def test_a(measure): measure("x", 1, at_least=1)
     def test_b(): pass
 """
 

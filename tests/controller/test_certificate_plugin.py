@@ -156,7 +156,8 @@ def test_an_unwritable_file_is_named_and_other_files_are_written(pytester: pytes
 
 
 def test_metrics_are_written_to_the_requested_path(pytester: pytest.Pytester) -> None:
-    _, _, output = ended(pytester, "pass", "--mnode-prometheus=mnode.prom")
+    judges = "request.getfixturevalue('measure')('x', 1, at_least=1)"
+    _, _, output = ended(pytester, judges, "--mnode-prometheus=mnode.prom")
     metrics = (pytester.path / "mnode.prom").read_text()
     assert 'mnode_criterion_verdict{criterion="mesh",spec="rack",verdict="pass"} 1.0' in metrics
     assert f"written: {pytester.path}/mnode.prom" in output

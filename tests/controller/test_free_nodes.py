@@ -19,7 +19,7 @@ from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.launchers.kubernetes import api
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
-from tests.certificate.conftest import FACTS
+from tests.certificate.conftest import FACTS, RIGHT
 from tests.certificate.test_coverage import rates
 from tests.gang.kubernetes.test_nodes import GPU, node, pod
 from tests.inner import run_pytest, write_files
@@ -57,7 +57,8 @@ def keep_runs(kept: Path, *nights: Sequence[str], paths: bool = False) -> None:
     for day, names in enumerate(nights):
         end = FACTS.end + timedelta(days=day)
         measured = (rates(*names),) if paths else ()
-        case = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed", paths=measured)
+        test = "acceptance/test_mesh.py::test_it"
+        case = CaseResult(test, "?", "passed", measurements=(RIGHT,), paths=measured)
         facts = replace(FACTS, nodes=tuple(names), cluster_nodes=9, end=end, spec=spec)
         keep(kept, build_certificate(run=facts, cases=[case], promised=["mesh"], not_promised={}))
 

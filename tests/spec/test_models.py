@@ -139,6 +139,14 @@ def test_the_digest_depends_on_the_promise_not_on_its_spelling(
     assert (digest == rack.digest()) is same
 
 
+def test_an_upgrade_that_adds_an_optional_key_changes_no_digest(rack: Spec) -> None:
+    class Newer(Spec):
+        watts: int | None = None
+
+    assert Newer.model_construct(**vars(rack)).digest() == rack.digest()
+    assert Newer.model_construct(**vars(rack), watts=700).digest() != rack.digest()
+
+
 def test_a_spec_is_frozen_and_can_be_pickled(rack: Spec) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         setattr(rack.fabric, "mtu_bytes", 9000)  # noqa: B010

@@ -1,0 +1,34 @@
+"""Whether a certificate is still what was signed, if a statement lies beside it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from pytest_mnode.certificate.statement import NAMESPACE, changes
+from pytest_mnode.errors import UsageError
+
+_LIMIT_S = 30.0
+
+
+def signing_fault(path: Path) -> str:
+    """Why the signed statement beside a file does not fit it; "" if it does, or there is none.
+
+    The signature's key is not compared with any other: `verify` does that.
+    """
+    statement, signature = path.with_suffix(".intoto.json"), path.with_suffix(".intoto.json.sig")
+    if not (statement.exists() or signature.exists()):
+        return ""
+    argv = ["ssh-keygen", "-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(signature)]
+    try:
+        signed = statement.read_bytes()
+        if changes(signed.decode(errors="replace"), path.read_bytes(), str(statement)):
+            return "changed since it was signed"
+        done = subprocess.run(
+            argv, input=signed, capture_output=True, timeout=_LIMIT_S, check=False
+        )
+    except UsageError as error:
+        return str(error)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"its signature cannot be checked: {error}"
+    return "" if done.returncode == 0 else f"{signature.name} is no signature of its statement"
