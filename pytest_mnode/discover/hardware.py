@@ -111,14 +111,14 @@ def gpudirect(cluster: Cluster) -> Direct | None:
     if not all(has_accelerators(one) for one in machines):
         return None
     software = [one.software for one in machines]
-    if all(one is not None and one.peermem for one in software):
-        return Direct("peermem", "Seen: the module nvidia_peermem is loaded on all nodes")
     if all(one is not None and one.driver_is_open for one in software):
         return Direct("dma-buf", "Seen: all nodes have the open kernel driver, which has dma-buf")
+    if all(one is not None and one.peermem for one in software):
+        return Direct("peermem", "Seen: the module nvidia_peermem is loaded on all nodes")
     mechanisms = cluster.fact("GPUDirect", _mechanism)
     match mechanisms.value:
         case "peermem" | "dma-buf" as mechanism:
-            why = f"By the module nvidia_peermem or the open driver. {mechanisms.seen}"
+            why = f"By the open driver or the module nvidia_peermem. {mechanisms.seen}"
             return Direct(mechanism, why)
         case _:
             return None
@@ -128,7 +128,7 @@ def _mechanism(machine: Machine) -> str | None:
     software = machine.software
     if software is None:
         return None
-    return "peermem" if software.peermem else "dma-buf" if software.driver_is_open else "none"
+    return "dma-buf" if software.driver_is_open else "peermem" if software.peermem else "none"
 
 
 def scheduled(cluster: Cluster) -> bool:

@@ -45,13 +45,15 @@ class Software:
     """Versions; None if not installed, or not part of a recorded machine.
 
     driver: NVIDIA's; driver_is_open: whether it is the open kernel module, which has dma-buf.
-    peermem: of the module by which NICs access NVIDIA's memory. packages: version by name.
+    peermem: of the module by which NICs access NVIDIA's memory. peer_clients: names of the clients
+    that are registered with InfiniBand's core for that. packages: version by name.
     """
 
     kernel: str | None
     driver: str | None
     driver_is_open: bool
     peermem: str | None
+    peer_clients: tuple[str, ...] = ()
     python: str | None = None
     torch: str | None = None
     nccl: str | None = None
@@ -66,6 +68,9 @@ def read_software(root: Path = Path("/")) -> Software:
         driver=driver_version(driver_text),
         driver_is_open="open kernel module" in (driver_text or "").lower(),
         peermem=peermem_version(root),
+        peer_clients=tuple(
+            folder.name for folder in sysfs.entries(root / "sys/kernel/mm/memory_peers")
+        ),
     )
     if root != Path("/"):
         return machine

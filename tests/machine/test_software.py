@@ -173,6 +173,13 @@ def test_modules_for_gpudirect(
     assert software.peermem_version(tmp_path) == version
 
 
+def test_clients_that_are_registered_for_gpudirect(tmp_path: Path) -> None:
+    assert software.read_software(tmp_path).peer_clients == ()
+    for name in ("nv_mem_nc", "nv_mem"):
+        (tmp_path / "sys/kernel/mm/memory_peers" / name).mkdir(parents=True)
+    assert software.read_software(tmp_path).peer_clients == ("nv_mem", "nv_mem_nc")
+
+
 def test_settings_of_the_network(tmp_path: Path) -> None:
     for name, text in (
         ("core/rmem_max", "212992"),

@@ -105,7 +105,8 @@ def cuda_arguments(machine: Machine, name: str, help_text: str, root: Path) -> t
     by_address = "--use_cuda_bus_id" in help_text
     chosen = f"--use_cuda_bus_id={nearest}" if by_address else f"--use_cuda={gpus.index(nearest)}"
     peermem = sysfs.text(root / "sys/module/nvidia_peermem/initstate") == "live"
-    dmabuf = "--use_cuda_dmabuf" in help_text and not peermem
+    open_driver = machine.software is not None and machine.software.driver_is_open
+    dmabuf = "--use_cuda_dmabuf" in help_text and (open_driver or not peermem)
     return (chosen, *(["--use_cuda_dmabuf"] if dmabuf else []))
 
 

@@ -500,6 +500,7 @@ NEW_HELP = f"{OLD_HELP}  --use_cuda_bus_id=<cuda full BUS id>\n  --use_cuda_dmab
         (OLD_HELP, "", ("--use_cuda=5",)),
         (NEW_HELP, "live", (f"--use_cuda_bus_id={gpu_address(5)}",)),
         (NEW_HELP, "", (f"--use_cuda_bus_id={gpu_address(5)}", "--use_cuda_dmabuf")),
+        (NEW_HELP, "open", (f"--use_cuda_bus_id={gpu_address(5)}", "--use_cuda_dmabuf")),
     ],
 )
 def test_memory_of_the_gpu_beside_the_nic_is_used(
@@ -507,7 +508,9 @@ def test_memory_of_the_gpu_beside_the_nic_is_used(
 ) -> None:
     tree = gpu_server(tmp_path)
     if peermem:
-        tree.write("sys/module/nvidia_peermem/initstate", peermem)
+        tree.write("sys/module/nvidia_peermem/initstate", "live")
+    if peermem == "open":
+        tree.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module")
     machine = Machine.read(tmp_path)
     assert cuda_arguments(machine, "mlx5_5", help_text, tmp_path) == arguments
 

@@ -19,9 +19,13 @@ from pytest_mnode.criteria.preflight.judges.links import by_wire, ports
 from pytest_mnode.machine.counters import error_increases
 from pytest_mnode.machine.netdev import Interface
 from pytest_mnode.machine.rdma import UNKNOWN_GID, Gid, Port
+from pytest_mnode.machine.software import Software
 from pytest_mnode.measurement import Measurement, at_least, at_most, equals
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.inventory import Fabric
+
+_DEPRECATED_SINCE = 580
+"""First NVIDIA driver branch in which nvidia_peermem's interface is deprecated."""
 
 
 def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
@@ -201,7 +205,7 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
 
 
 def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
-    """Number of ways in which NICs can reach the memory of accelerators: peermem, dma-buf."""
+    """Number of ways in which NICs can reach the memory of accelerators: dma-buf, peermem."""
     promise = promises(spec).gpudirect
     if promise is None:
         return []
@@ -215,7 +219,7 @@ def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     if makers and not any(makers.values()):
         why = f"the methods of accelerators of {listed([*makers])} are not known"
         return [subject.unknown(f"{name}: {why}")]
-    has = {"peermem": software.peermem is not None, "dma-buf": software.driver_is_open}
+    has = {"dma-buf": software.driver_is_open, "peermem": software.peermem is not None}
     wanted = tuple(has) if promise == "either" else (promise,)
     there = [method for method in wanted if has[method]]
     lacking = {
@@ -225,4 +229,25 @@ def gpudirect(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     if software.driver is None:
         lacking = dict.fromkeys(lacking, "no NVIDIA driver")
     why = listed([lacking[method] for method in wanted])
+    if there == ["peermem"] and not _serves_peermem(software, promise):
+        return [
+            subject.unknown(
+                f"{name}: module nvidia_peermem is loaded (driver {software.driver}), and no "
+                "client nv_mem is registered in /sys/kernel/mm/memory_peers; use the open kernel "
+                "module, which has dma-buf"
+            )
+        ]
     return [subject.measured(len(there), f"{name}: {why}", f"{name}: {listed(there) or why}")]
+
+
+def _serves_peermem(software: Software, promise: str) -> bool:
+    """Whether a loaded module nvidia_peermem shows that NICs can use it: it is registered.
+
+    Up to R575 the module does not load where it cannot register itself with InfiniBand's core, so
+    that a promise of the module itself is kept by loading it. The interface below it is deprecated
+    since R580 (CUDA 13.0), and it was seen loaded without a registration (NCCL issue 1939).
+    """
+    major = (software.driver or "").partition(".")[0]
+    old = major.isdecimal() and int(major) < _DEPRECATED_SINCE
+    registered = any(name.startswith("nv_mem") for name in software.peer_clients)
+    return registered or (promise == "peermem" and old)

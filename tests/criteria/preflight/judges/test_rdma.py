@@ -224,6 +224,33 @@ def test_gpudirect(tmp_path: Path, promise: str, change: dict[str, Any], words: 
     assert words in culprit
 
 
+@pytest.mark.parametrize(
+    ("promise", "change", "verdict"),
+    [
+        ("either", {"driver": "550.54.15"}, "inconclusive"),
+        ("either", {"driver": "580.95.05"}, "inconclusive"),
+        ("either", {"driver": "550.54.15", "peer_clients": ("nv_mem", "nv_mem_nc")}, None),
+        ("either", {"driver": "580.95.05", "peer_clients": ("nv_mem",)}, None),
+        ("either", {"driver": "580.95.05", "peer_clients": ("amdkfd",)}, "inconclusive"),
+        ("either", {"driver": "580.95.05", "driver_is_open": True}, None),
+        ("peermem", {"driver": "575.57.08"}, None),
+        ("peermem", {"driver": "580.95.05"}, "inconclusive"),
+        ("peermem", {"driver": "580.95.05", "driver_is_open": True}, "inconclusive"),
+        ("peermem", {"driver": "610.1", "peer_clients": ("nv_mem",)}, None),
+    ],
+)
+def test_a_loaded_peermem_has_to_be_registered(
+    tmp_path: Path, promise: str, change: dict[str, Any], verdict: str | None
+) -> None:
+    spec = spec_of(tmp_path, f"{{gpudirect: {promise}}}")
+    loaded = replace(SOFTWARE, **{"peermem": "1", "driver_is_open": False, **change})
+    survey = with_facts(
+        healthy(2), 0, software=replace(SOFTWARE, peer_clients=("nv_mem",), peermem="1")
+    )
+    survey = with_facts(survey, 1, software=loaded)
+    assert verdicts(rdma.gpudirect, survey, spec) == ({"gpu1": verdict} if verdict else {})
+
+
 def test_gpudirect_of_other_makers_is_not_known(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{gpudirect: either}")
     mi300x = PciFunction(address="0000:05:00.0", kind="1200", vendor="1002")
