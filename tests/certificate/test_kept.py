@@ -40,7 +40,7 @@ def night(spec: Spec, *nodes: str, days_ago: float = 1, **more: Any) -> Certific
     if paths := more.pop("paths", None):
         case = replace(case, paths=(paths,))
     end = NOW - timedelta(days=days_ago)
-    facts = {
+    facts: dict[str, Any] = {
         "spec": facts_of(spec, Path("spec.yaml")),
         "cluster_nodes": 3,
         "start": end,

@@ -213,7 +213,7 @@ def test_only_what_is_certified_then_verifies(  # noqa: PLR0917  the table's col
     code: int,
     line: str,
 ) -> None:
-    measured = replace(SLOW, value=value, culprit="node2")
+    measured = replace(SLOW, value=value, culprit=Culprit("node2"))
     case = CaseResult("t/test_fabric.py::test_it", "?", "passed", measurements=(measured,))
     write_report(tmp_path, certify(case, promised=["fabric"], cluster_nodes=cluster_nodes))
     report = tmp_path / "certificate.json"
