@@ -148,7 +148,7 @@ def _loaded(page: Draft, path: Path) -> tuple[Spec | None, str]:
     try:
         return load_spec(path), ""
     except SpecError as error:
-        return None, str(error).removeprefix(f"{path}: ")
+        return None, "; ".join(one.removeprefix(f"{path}: ") for one in str(error).splitlines())
     finally:
         path.unlink()
 

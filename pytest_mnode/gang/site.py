@@ -168,7 +168,7 @@ def _engine(spec: Spec, settings: Settings, root: Path) -> SlurmEngine | Kuberne
         settings.shared_dir or default_shared(root),
         python=settings.python,
         args=settings.slurm_args,
-        names=scheduler.names,
+        names={str(name): value for name, value in scheduler.names.items()},
     )
 
 

@@ -99,18 +99,13 @@ def others_of(
     return {node: found[node] for node in nodes if node in found}
 
 
-NAMES = ("partition", "account", "qos", "reservation", "constraint")
-"""The keys of `scheduler.names` that are options of sbatch."""
 _VARIABLES = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID", "SLURMD_NODENAME")
 _NO_SERVER = ("Unable to contact", "Socket timed out", "Connection refused", "Zero Bytes")
 _CLEANUP_LIMIT_S = SOON_S + 2 * COMMAND_S
 
 
 def options_of(names: Mapping[str, str]) -> list[str]:
-    """sbatch options for `scheduler.names`. Raises UsageError for an unknown key."""
-    for name in names:
-        if name not in NAMES:
-            raise UsageError(f"scheduler.names: {name}: accepted for slurm: {', '.join(NAMES)}")
+    """sbatch options for `scheduler.names`."""
     return [f"--{name}={value}" for name, value in names.items()]
 
 

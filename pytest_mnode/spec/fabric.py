@@ -32,7 +32,7 @@ COMMAND_FIELDS = ("program", "ranks", "nodes", "per_node", "hosts", "names", "fr
 class BusbwPromise(Page):
     """Bus bandwidth of a collective, as a fraction of the line rate of all NICs of a node."""
 
-    at_least_fraction: Fraction
+    at_least_fraction: Annotated[Fraction, Field(le=2)]
     """Fraction of the line rate that the median of repeats reaches at each size of the plateau."""
     tolerance_fraction: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     """Fraction of the line rate by which a measured value may fall short of the bound."""

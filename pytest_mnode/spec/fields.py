@@ -109,13 +109,15 @@ OnOff = Annotated[Literal["on", "off"], BeforeValidator(_on_or_off)]
 Text = Annotated[str, Field(pattern=r"^\S(.*\S)?$")]
 Interface = Annotated[str, Field(pattern=r"^[^\s/,]+$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*$")]
-Setting = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.]*(=\S.*)?$")]
+Setting = Annotated[str, Field(pattern=r"^([A-Z][A-Z0-9_]*|[a-z]+\.[A-Za-z0-9_.]+)(=\S.*)?$")]
 
 PATTERNS = {
     r"^\S(.*\S)?$": "one line of text",
     r"^[^\s/,]+$": "the name or shell pattern of an interface, such as fab0 or mlx5_*",
     r"^/[^\n]*$": "an absolute path, such as /data",
-    r"^[A-Za-z][A-Za-z0-9_.]*(=\S.*)?$": "a variable, such as NCCL_IB_HCA or NCCL_ALGO=Ring",
+    r"^([A-Z][A-Z0-9_]*|[a-z]+\.[A-Za-z0-9_.]+)(=\S.*)?$": (
+        "a variable, such as NCCL_IB_HCA or NCCL_ALGO=Ring"
+    ),
 }
 """Descriptions of the patterns of texts, for error messages."""
 

@@ -107,6 +107,8 @@ class Storage(Page):
 KubernetesEngine = Literal[
     "default", "native", "kueue", "volcano", "coscheduling", "jobset", "trainjob", "pytorchjob"
 ]
+SlurmName = Literal["partition", "account", "qos", "reservation", "constraint"]
+"""Names in a submission to Slurm, as sbatch calls its options."""
 _OF_KUBERNETES = ("engine", "namespace", "queue", "priority", "min_available")
 
 
@@ -115,7 +117,7 @@ class Scheduler(Page):
 
     kind: Literal["slurm", "kubernetes"]
     """Kind of the scheduler that jobs are submitted to."""
-    names: Mapping[str, Text] = Field(default_factory=dict)
+    names: Mapping[SlurmName, Text] = Field(default_factory=dict)
     """Names that a submission to Slurm needs: partition, account, qos, reservation, constraint."""
     engine: KubernetesEngine | None = None
     """For Kubernetes: what keeps gangs whole there; `default` is the scheduler without gangs."""
@@ -235,11 +237,6 @@ class Criterion(Page):
     def doubts(self, cluster: Inventory) -> Iterator[str]:  # noqa: ARG002
         """One line for each promise that this cluster cannot keep, or that would hide a fault."""
         return iter(())
-
-
-def not_judged(key: str) -> str:
-    """The doubt about a key that is accepted but that no question reads."""
-    return f"{key}: no longer judged: only the plugin's own code decides it, and its tests show it"
 
 
 class NonEmptyCriterion(Criterion):

@@ -15,7 +15,7 @@ from pytest_mnode.spec.fields import (
     Text,
     rising,
 )
-from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion, not_judged
+from pytest_mnode.spec.inventory import Inventory, NonEmptyCriterion
 
 Style = Literal["torchrun", "deepspeed", "megatron"]
 
@@ -68,9 +68,6 @@ class LaunchCriterion(NonEmptyCriterion):
     """Jobs run in a container image, such as this one."""
     rendezvous: RendezvousPromise | None = None
     store: StorePromise | None = None
-    absent: dict[str, str] | None = None
-    """Accepted and no longer judged: only the plugin's own code decides it, and its tests show it.
-    """
 
     @model_validator(mode="after")
     def _elsewhere_needs_a_style(self) -> Self:
@@ -87,9 +84,7 @@ class LaunchCriterion(NonEmptyCriterion):
         return found
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
-        """One line for each promise that this cluster is too small for, or that is not judged."""
-        if self.absent is not None:
-            yield not_judged("criteria.launch.absent")
+        """One line for each promise that this cluster is too small for."""
         if self.rendezvous is None or not cluster.accelerators.per_node or cluster.nodes is None:
             return
         ranks, most = self.rendezvous.ranks, cluster.nodes * cluster.accelerators.per_node

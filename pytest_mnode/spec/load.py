@@ -1,4 +1,4 @@
-"""Reads a YAML file into a `Spec`, or raises one line: file, key, value met, accepted form.
+"""Reads a YAML file into a `Spec`, or raises a line per fault: file, key, value, accepted form.
 
 Stricter than YAML: each key may be given once, and an error names its line.
 """
@@ -6,7 +6,7 @@ Stricter than YAML: each key may be given once, and an error names its line.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -23,6 +23,7 @@ from pytest_mnode.spec.quantity import shown
 Model = TypeVar("Model", bound=BaseModel)
 
 _ACCEPTED = {
+    "bool_type": "true or false",
     "dict_type": "a mapping of keys to values",
     "mapping_type": "a mapping of keys to values",
     "finite_number": "a finite number",
@@ -47,7 +48,8 @@ _NOT_DECIMAL = re.compile(r"[-+]?0[0-9bx]|.*[:_]")
 def load_spec(path: Path) -> Spec:
     """The spec in the YAML file `path`.
 
-    Raises SpecError, one line with the file, the dotted key, the value met and the accepted form.
+    Raises SpecError: for each fault one line with the file, the dotted key, the value met and the
+    accepted form.
     """
     return read_model(path, Spec)
 
@@ -61,8 +63,8 @@ def read_model(path: Path, model: type[Model]) -> Model:
         faults = [fault for fault in error.errors() if not _follows(fault)] or error.errors()
         # an unknown key often explains a missing one
         faults.sort(key=lambda fault: fault["type"] != "extra_forbidden")
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise SpecError(f"{path}: {_fault_line(model, faults[0])}{more}") from None
+        lines = dict.fromkeys(f"{path}: {_fault_line(model, fault)}" for fault in faults)
+        raise SpecError("\n".join(lines)) from None
 
 
 def _follows(fault: ErrorDetails) -> bool:
@@ -149,7 +151,7 @@ class _Loader(yaml.SafeLoader):
 def _read_page(path: Path) -> dict[Any, Any]:
     """The mapping in the YAML file `path`.
 
-    Raises SpecError, one line, for a missing file, no YAML, no mapping, or a repeated key.
+    Raises SpecError for a missing file, no YAML, no mapping, or repeated keys.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -162,7 +164,7 @@ def _read_page(path: Path) -> dict[Any, Any]:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        bad_key = _bad_key(node, "", set())
+        bad_keys = list(_bad_keys(node, "", set()))
         page = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -176,8 +178,8 @@ def _read_page(path: Path) -> dict[Any, Any]:
         raise SpecError(f"{path}: line {line}: not YAML: {error.reason}") from None
     except RecursionError:
         raise SpecError(f"{path}: nested too deep; accepted: a mapping of keys to values") from None
-    if bad_key:
-        raise SpecError(f"{path}: {bad_key}")
+    if bad_keys:
+        raise SpecError("\n".join(f"{path}: {fault}" for fault in bad_keys))
     if not isinstance(page, dict):
         met = "it is empty" if page is None else f"met {shown(page)}"
         raise SpecError(f"{path}: {met}; accepted: a mapping of keys to values")
@@ -189,9 +191,9 @@ def _plain(key: str) -> str:
     return key if key.isprintable() and len(key) <= 60 else shown(key)
 
 
-def _bad_key(node: yaml.Node | None, path: str, seen: set[int]) -> str | None:
+def _bad_keys(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[str]:
     if id(node) in seen:  # an alias, perhaps of a node that contains it
-        return None
+        return
     seen.add(id(node))
     children: list[tuple[str, yaml.Node]] = []
     if isinstance(node, yaml.SequenceNode):
@@ -204,13 +206,14 @@ def _bad_key(node: yaml.Node | None, path: str, seen: set[int]) -> str | None:
             name, line = str(key.value), key.start_mark.line + 1
             dotted = f"{path}.{_plain(name)}" if path else _plain(name)
             if key.tag not in _KEY_TAGS:
-                return f"{dotted}: line {line}: this key is not text; accepted: text; quote the key"
+                yield f"{dotted}: line {line}: this key is not text; accepted: text; quote the key"
+                continue
             if name in lines:
-                return (
+                yield (
                     f"{dotted}: key given twice, on lines {lines[name]} and {line}; "
                     f"accepted: each key once"
                 )
             lines[name] = line
             children.append((dotted, child))
-    found = (_bad_key(child, dotted, seen) for dotted, child in children)
-    return next((fault for fault in found if fault), None)
+    for dotted, child in children:
+        yield from _bad_keys(child, dotted, seen)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pytest_mnode.spec.fields import Fraction, Seconds, Some
-from pytest_mnode.spec.inventory import Criterion, Inventory, not_judged
+from pytest_mnode.spec.inventory import Criterion, Inventory
 
 Kill = Literal["rank", "node", "preemption", "checkpoint"]
 KILLS: tuple[Kill, ...] = ("rank", "node", "preemption", "checkpoint")
@@ -36,9 +36,6 @@ class RestartCriterion(Criterion):
     resharded_tolerance: Annotated[Fraction, Field(lt=1)] | None = None
     """The same for a job that continues with another number of ranks, which sum in another order;
     left out: it is not promised that another number of ranks can load checkpoints."""
-    refuses_damaged: Annotated[bool, Field(strict=True)] = True
-    """Accepted and no longer judged: only the plugin's own code decides it, and its tests show it.
-    """
     checkpoint_within_s: Seconds | None = Field(None, alias="checkpoint_within")
     """Time limit of a checkpoint of the job."""
     visible_within_s: Seconds = Field(60.0, alias="visible_within")
@@ -75,8 +72,6 @@ class RestartCriterion(Criterion):
 
     def doubts(self, cluster: Inventory) -> Iterator[str]:
         """One line for each promise that cannot be kept or tried, or that would hide a fault."""
-        if "refuses_damaged" in self.model_fields_set:
-            yield not_judged(f"{_KEY}.refuses_damaged")
         shared = cluster.storage and cluster.storage.checkpoints
         if not shared and not cluster.emulated:
             yield (

@@ -107,6 +107,11 @@ def _words(spec: Spec) -> Iterator[str]:
         yield f"criteria: none is promised; known are {', '.join(Criteria.model_fields)}"
     if spec.nodes == 1 and spec.promised("fabric"):
         yield "criteria.fabric: promised for nodes: 1, which has no other node to send to"
+    if spec.topology is not None and not spec.emulated:
+        yield (
+            "topology: ignored on nodes that are real: only the rack shows its sockets, in a spec "
+            "with emulated"
+        )
     if spec.fabric.gpudirect and (spec.fabric.kind == "ethernet" or not spec.accelerators.per_node):
         lacking = "kind: ethernet has no RDMA" if spec.accelerators.per_node else "no accelerators"
         yield f"fabric.gpudirect: promised, with {lacking}: nothing to keep it with"

@@ -76,7 +76,7 @@ def test_promise_of_devices() -> None:
 
 def test_promise_of_launching(tmp_path: Path) -> None:
     page = """{torchrun: {within: 2 min, job: /site/job.yaml}, deepspeed: {}, elsewhere: true,
-               rendezvous: {within: 500 ms}, absent: {said_within: 3 s}}"""
+               rendezvous: {within: 500 ms}}"""
     promised = changed(tmp_path, {"criteria.launch": page}).criteria.launch
     assert promised is not None
     assert promised.torchrun is not None
@@ -87,7 +87,6 @@ def test_promise_of_launching(tmp_path: Path) -> None:
     assert (promised.start("megatron"), promised.image, promised.store) == (None, None, None)
     assert promised.rendezvous is not None
     assert (promised.rendezvous.ranks, promised.rendezvous.within_s) == (16, 0.5)
-    assert promised.absent == {"said_within": "3 s"}
 
 
 def test_promise_of_groups_and_data(tmp_path: Path) -> None:

@@ -89,8 +89,6 @@ DOUBTS: list[tuple[str, dict[str, str], list[str]]] = [
         ["read_bandwidth.at_least_fraction: 0.5: a port at half its speed passes"],
     ),
     ("launch", {".rendezvous.ranks": "129"}, []),  # ranks share processors
-    ("launch", {".absent": "{said_within: 3 s}"}, ["absent: no longer judged: only the plugin's"]),
-    ("restart", {".refuses_damaged": "true"}, ["refuses_damaged: no longer judged: only the"]),
     ("preflight", {".names.within": "10 s"}, ["names.within: 10 s: torchrun sta"]),
     ("preflight", {".clocks.skew": "1 min"}, ["clocks.skew: 1 min: logs of two"]),
     (

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pytest_mnode.spec import Criteria, default_spec_path, doubts, load_spec
-from tests.spec.conftest import Load
+from tests.spec.conftest import Load, changed
 
 FRACTION = "criteria.fabric.all_reduce_busbw.at_least_fraction"
 ALLOWED = "0.956 of the line rate (TCP payload at MTU 1500)"
@@ -102,7 +104,7 @@ def test_rdma_may_promise_the_line_rate_and_no_more(load: Load) -> None:
 def test_real_wires_carry_preamble_and_gap_too(load: Load) -> None:
     spec = load("fraction: 0.85", "fraction: 0.95")
     real = spec.model_copy(update={"emulated": ()})
-    elsewhere = ("criteria.scaling.compute: ", "criteria.restart: ")
+    elsewhere = ("criteria.scaling.compute: ", "criteria.restart: ", "topology: ")
     found = [line for line in doubts(real) if not line.startswith(elsewhere)]
     assert [line.partition(" (")[0] for line in found] == [
         f"{FRACTION}: 0.95 is more than the wire allows, 0.941 of the line rate"
@@ -114,6 +116,12 @@ def test_a_spec_that_promises_nothing_is_doubtful(load: Load) -> None:
     assert doubts(spec.model_copy(update={"criteria": Criteria()})) == [
         f"criteria: none is promised; known are {', '.join(Criteria.model_fields)}"
     ]
+
+
+def test_sockets_of_real_nodes_are_doubtful(tmp_path: Path) -> None:
+    assert changed(tmp_path, {}).topology is not None
+    [doubt] = [one for one in doubts(changed(tmp_path, {"emulated": ""})) if "topology" in one]
+    assert doubt.startswith("topology: ignored on nodes that are real: only the rack shows its")
 
 
 def test_an_unconfirmed_page_is_doubtful(load: Load) -> None:

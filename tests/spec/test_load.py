@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pytest_mnode.errors import SpecError
-from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec import Spec, default_spec_path, json_schema, load, load_spec
 from tests.spec.conftest import Page
 
 RACK = default_spec_path().read_text()
@@ -129,6 +133,16 @@ RATES = (
         ),
         ("name: rack", 'name: "a\\nb"', r"name: 'a\nb'; accepted: one line of text"),
         ("name: rack", "name: 4", "name: 4; accepted: text; quote it"),
+        (
+            "name: rack",
+            'name: rack\nconfirmed: "yes"',
+            "confirmed: 'yes'; accepted: true or false",
+        ),
+        (
+            "name: rack",
+            "name: rack\nscheduler: {kind: slurm, names: {partitoin: gpu}}",
+            "scheduler.names.partitoin: 'partitoin'; accepted: 'partition', 'account', 'qos', 'res",
+        ),
         ("name: rack", "name: no", "name: False; accepted: text; quote it"),
         ("name: rack", "name: &a [*a]", "name: [[...]]; accepted: text"),
         (
@@ -172,6 +186,75 @@ def test_a_wrong_spec_is_one_line_with_file_key_value_and_form(
     assert message in line
     assert line.isprintable()
     assert "(and " not in line
+
+
+def test_every_fault_has_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        RACK.replace("name: rack", "nmae: rack\nconfirmed: 1")
+        .replace("200 Mbit/s", "200")
+        .replace("fraction: 0.85", "fraction: 85")
+        .replace("7 days", "7")
+    )
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    found = [line.removeprefix(f"{path}: ").partition(": ") for line in lines]
+    assert {key for key, _, _ in found} == {
+        *("nmae", "name", "confirmed", "fabric.line_rate", "certificate.valid_for"),
+        f"{BUSBW}.at_least_fraction",
+    }
+    assert found[0][0] == "nmae"
+
+
+def test_every_repeated_key_has_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("name: a\nname: b\nfabric: {kind: roce, kind: efa}\n1: x\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert [
+        line.removeprefix(f"{path}: ").partition(":")[0] for line in str(caught.value).splitlines()
+    ] == ["name", "1", "fabric.kind"]
+
+
+WRONG: list[Any] = [[], {}, "x y", 1.5, -1, True, float("nan"), 10**30, date(2026, 1, 1), [[1]]]
+
+
+def leaves(page: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = page.items() if isinstance(page, dict) else enumerate(page)
+    for key, value in items:
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from leaves(value, (*path, key))
+
+
+def keys_of(schema: dict[str, Any], part: dict[str, Any], depth: int = 0) -> Any:
+    """A page with every key of the schema that a value of no kind stands for."""
+    for choice in part.get("anyOf", [part]):
+        named = schema["$defs"].get(str(choice.get("$ref", "")).rpartition("/")[2], choice)
+        if named.get("properties") and depth < 6:
+            return {k: keys_of(schema, v, depth + 1) for k, v in named["properties"].items()}
+    return None
+
+
+def test_no_fault_is_described_in_the_words_of_a_library() -> None:
+    """Each key of a spec with values of every kind that it may not have."""
+    schema = json_schema()
+    kinds = set[str]()
+    for path in leaves(keys_of(schema, schema)):
+        for wrong in WRONG:
+            page: dict[str, Any] = {}
+            at = page
+            for key in path[:-1]:
+                at = at.setdefault(key, {})
+            at[path[-1]] = wrong
+            try:
+                Spec.model_validate(page)
+            except ValidationError as error:
+                kinds |= {fault["type"] for fault in error.errors()}
+    own = {"extra_forbidden", "missing", "no_value", "value_error", "string_pattern_mismatch"}
+    assert kinds - own <= set(load._ACCEPTED)
 
 
 @pytest.mark.parametrize(
@@ -220,11 +303,11 @@ def spec_or_error(path: Path) -> Spec | SpecError:
         ).map(lambda cut: RACK[: cut[0]] + cut[2] + RACK[cut[0] + cut[1] :]),
     )
 )
-def test_any_text_is_a_spec_or_one_printable_line(tmp_path: Path, text: str) -> None:
+def test_any_text_is_a_spec_or_printable_lines(tmp_path: Path, text: str) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(text, encoding="utf-8")
     read = spec_or_error(path)
-    assert isinstance(read, Spec) or str(read).isprintable()
+    assert isinstance(read, Spec) or all(map(str.isprintable, str(read).split("\n")))
 
 
 def test_the_installed_copy_is_preferred_to_the_repositorys(

@@ -25,6 +25,9 @@ REFUSED = [
     ),
     ("devices.memory_copy", f"{{{FRACTION}, size: 64}}", "size: 64 has no unit"),
     ("devices.memory_copy", f"{{{FRACTION}, at_most_spreads: 0}}", "at_most_spreads: 0; accepted"),
+    ("fabric.all_reduce_busbw.at_least_fraction", "89", "89; accepted: a number of 2 or less"),
+    ("launch.absent", "{said_within: 3 s}", "absent: unknown key; accepted: torchrun, "),
+    ("restart.refuses_damaged", "true", "refuses_damaged: unknown key; accepted: kills, "),
     ("fabric.write_bandwidth.at_least_fraction", "96", "96; accepted: a number of 1 or less"),
     # numa
     ("numa.cpus", "far", "'far'; accepted: 'near'"),
