@@ -9,7 +9,7 @@ import pytest
 
 from pytest_mnode.criteria.launching import rendezvous, store
 from pytest_mnode.criteria.launching.judge_start import elsewhere, judged_place, judged_start
-from pytest_mnode.criteria.launching.starting import job_of, measured_image, path_of, start
+from pytest_mnode.criteria.launching.starting import job_of, measured_image, started_by_path
 from pytest_mnode.skipping import promised
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def test_job_gets_the_right_environment(
     promise = promised(spec, f"launch.{style}")
     job = job_of(style, promise, JOBS, spec, len(cluster.nodes))
     nodes = cluster.nodes[: job.node_count]
-    started = start(path_of(cluster), job, nodes, style, 2 * promise.within_s)
-    print(started.text())
+    limit_s = 2 * promise.within_s
+    started = started_by_path(cluster, spec, job, nodes, what=style, limit_s=limit_s)
     measure.record(judged_start(started, promise, f"criteria.launch.{style}"))
 
 
@@ -50,8 +50,8 @@ def test_job_is_as_right_elsewhere(
     job = job_of(style, promise, JOBS, spec, len(cluster.nodes), every=half)
     nodes = elsewhere(cluster.nodes, job.node_count)
     what = f"{style} elsewhere"
-    started = start(path_of(cluster), job, nodes, what, 2 * promise.within_s)
-    print(started.text())
+    limit_s = 2 * promise.within_s
+    started = started_by_path(cluster, spec, job, nodes, what=what, limit_s=limit_s)
     measure.record(judged_start(started, promise, f"criteria.launch.{style}"))
     addresses = {node: cluster.address(node) for node in cluster.nodes}
     measure.record(judged_place(started, nodes, addresses))
@@ -60,7 +60,7 @@ def test_job_is_as_right_elsewhere(
 def test_job_runs_in_its_image(cluster: Cluster, spec: Spec, measure: Measure) -> None:
     """Does a job that names an image run in it?"""
     promised(spec, "launch.image")
-    measure.record(measured_image(cluster, path_of(cluster), spec, JOBS))
+    measure.record(measured_image(cluster, spec, JOBS))
 
 
 def test_ranks_meet_in_time(cluster: Cluster, spec: Spec, measure: Measure) -> None:

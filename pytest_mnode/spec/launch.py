@@ -62,6 +62,9 @@ class LaunchCriterion(NonEmptyCriterion):
     """One process per rank, as the deepspeed command starts them."""
     megatron: StartPromise | None = None
     """One task per rank, and a script that sets torch's variables from the scheduler's."""
+    path: Literal["direct"] | None = None
+    """direct: jobs are started by a login on each node, whatever scheduler gave the run its nodes.
+    Left out: by that scheduler, and a job that it does not start beside the run is inconclusive."""
     elsewhere: Literal[True] | None = None
     """The same on other nodes, in another order."""
     image: Text | None = None
@@ -70,12 +73,13 @@ class LaunchCriterion(NonEmptyCriterion):
     store: StorePromise | None = None
 
     @model_validator(mode="after")
-    def _elsewhere_needs_a_style(self) -> Self:
-        if self.elsewhere and not any((self.torchrun, self.deepspeed, self.megatron)):
-            raise ValueError(
-                "elsewhere promises nothing without a style; "
-                "accepted: with torchrun, deepspeed or megatron"
-            )
+    def _needs_a_style(self) -> Self:
+        for key in ("elsewhere", "path"):
+            if getattr(self, key) and not any((self.torchrun, self.deepspeed, self.megatron)):
+                raise ValueError(
+                    f"{key} promises nothing without a style; "
+                    "accepted: with torchrun, deepspeed or megatron"
+                )
         return self
 
     def start(self, style: str) -> StartPromise | None:

@@ -37,7 +37,9 @@ HELPERS = (
     from pytest_mnode.errors import ClusterError, TimeLimitError, UsageError
     from pytest_mnode.jobs.slurm import sbatch
     from pytest_mnode.jobs.slurm.submitted import SubmittedJob
+    from pytest_mnode.criteria.launching import sbatch as sbatch_path
     from pytest_mnode.criteria.launching.contract import leaked
+    from pytest_mnode.criteria.launching.paths import NotSubmittedError
     from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
     from pytest_mnode.launchers.slurm import Slurm
 
@@ -170,14 +172,10 @@ TESTS = (
         found = leaked(started.expected, started.outcome.reports)
         assert found and "MNODE_CANARY" in found[0], started.text()
 
-    def test_a_script_that_would_never_start_is_started_directly(cluster):
-        wanted = read_job(Path(JOBS) / "deepspeed.yaml").placed(2, 0)
-        path = path_of(cluster)
-        started = start(path, wanted, ["node1", "node0"], "direct", 60)
-        note = started.submitted.notes[0]
-        assert note.startswith(f"started as steps of allocation {cluster.allocation}: "), note
-        assert started.submitted.nodes == ("node1", "node0")
-        assert [r.met.size for r in started.outcome.reports if r.met] == [4] * 4, started.text()
+    def test_a_step_that_slurm_does_not_start_proves_nothing(cluster):
+        wanted = read_job(Path(JOBS) / "deepspeed.yaml").placed(2, 0)  # more CPUs than the run has
+        with pytest.raises(NotSubmittedError, match="srun: .*; let the run's allocation leave"):
+            start(path_of(cluster), wanted, ["node1", "node0"], "many", 60)
         assert queued() == []
 
     def test_at_its_limit_a_script_is_out_of_the_queue(cluster):
@@ -214,6 +212,53 @@ def write(directory: Path, tests: str) -> None:
     path.write_text(constants + path.read_text())
 
 
+STEPS = (
+    HELPERS
+    + """
+    class Promise:
+        within_s = 90.0
+
+    @pytest.mark.parametrize("style", ["torchrun", "deepspeed", "megatron"])
+    def test_a_script_that_would_never_start_runs_in_the_allocation(cluster, style, measure):
+        wanted = read_job(Path(JOBS) / f"{style}.yaml").placed(2, 0)
+        if style == "torchrun":
+            wanted = wanted.model_copy(update={"ranks_per_node": 1}).placed(2, 0)
+        path, nodes = path_of(cluster), ["node2", "node1"]
+        started = start(path, wanted, nodes, style, 90)
+        print(started.text())
+        note = started.submitted.notes[0]
+        begin = f"srun started it as a step of allocation {cluster.allocation}: allocation "
+        assert note.startswith(begin), note
+        assert started.submitted.nodes == ("node1", "node2")  # Slurm's order
+        assert started.outcome.codes == {"node1": 0, "node2": 0}, started.text()
+        measure.record(judged_start(started, Promise(), "criteria.launch"))
+        addresses = {node: cluster.address(node) for node in cluster.nodes}
+        measure.record(judged_place(started, nodes, addresses))
+        assert queued() == []
+
+    def test_variables_that_reach_a_step_are_found_out(cluster, monkeypatch):
+        given = sbatch_path.LOGIN
+        monkeypatch.setattr(sbatch_path, "LOGIN", [*given, "MNODE_CANARY"])
+        page = {"name": "a", "nodes": 1, "accelerators_per_node": 0, "style": "plain"}
+        command = ["python", f"{JOBS}/contract.py", "--meet=none"]
+        wanted = LaunchJob.model_validate(page | {"command": command}).placed(1, 0)
+        started = start(path_of(cluster), wanted, ["node1"], "leaky", 60)
+        found = leaked(started.expected, started.outcome.reports)
+        assert found and "MNODE_CANARY" in found[0], started.text()
+
+    def test_at_its_limit_a_step_has_ended(cluster):
+        page = {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain"}
+        wanted = LaunchJob.model_validate(
+            page | {"command": ["sh", "-c", "sleep 3143 & sleep 3143"]}).placed(2, 0)
+        submission = path_of(cluster).submit(wanted, cluster.nodes[:2])
+        outcome = submission.wait(3)
+        assert outcome.codes == {"node0": None, "node1": None}
+        left = cluster.run(["pgrep", "-f", "sleep 3143"], cluster.nodes[:2])
+        assert [r.stdout for r in left] == ["", ""]
+"""
+)
+
+
 @pytest.fixture(scope="module")
 def run(slurm_on_rack: SlurmOnRack, tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     directory = tmp_path_factory.mktemp("jobs")
@@ -236,6 +281,18 @@ CASES = [
 @pytest.mark.parametrize("name", CASES)
 def test_inner_test_passed(run: InnerRun, name: str) -> None:
     assert run.outcomes().get(name) == "passed", run.output
+
+
+def test_scripts_run_as_steps_of_a_run_that_holds_whole_nodes(
+    slurm: SlurmOnRack, tmp_path: Path
+) -> None:
+    write(tmp_path, STEPS)
+    spec = spec_for(slurm, tmp_path, "steps on slurm")
+    args = ("--mnode-launcher=slurm", "--mnode-nodes=3", spec, "--durations=12")
+    run = run_pytest(slurm, tmp_path, *args, "test_it.py", limit_s=300)
+    assert run.returncode == 0, run.output
+    assert set(run.outcomes().values()) == {"passed"}
+    assert len(run.outcomes()) == 5
 
 
 WAITS = (

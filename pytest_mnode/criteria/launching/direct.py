@@ -40,15 +40,14 @@ class Direct:
     """Logs in to each node with its own environment, the site's pins and the job's variables.
 
     If the login is root, the job runs as an unprivileged user, unless that user could not read the
-    job or run Python. note: why no scheduler is used.
+    job or run Python.
     """
 
     name = "direct"
     runs_images = False
 
-    def __init__(self, cluster: Nodes, note: str = "") -> None:
+    def __init__(self, cluster: Nodes) -> None:
         self._cluster = cluster
-        self._notes = (note,) if note else ()
 
     def submit(self, job: LaunchJob, nodes: Sequence[str]) -> DirectSubmission:
         if job.image is not None:
@@ -63,7 +62,7 @@ class Direct:
         )
         pins = {name: pins_of(self._cluster, name, job.env) for name in names}
         by_deepspeed = job.style == "deepspeed" and self._has("deepspeed", names)
-        notes = list(self._notes)
+        notes = []
         if job.style == "deepspeed" and not by_deepspeed:
             notes.append(
                 "deepspeed is not installed on every node: its ranks were started one by one, "

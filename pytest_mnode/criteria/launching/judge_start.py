@@ -21,8 +21,15 @@ from pytest_mnode.spec.launch import StartPromise
 _SHOWN = 6
 
 
-def judged_start(started: Started, promise: StartPromise, key: str) -> list[Measurement]:
-    """Measurements of every started job. key: spec key of the promise."""
+def judged_start(
+    started: Started | Measurement, promise: StartPromise, key: str
+) -> list[Measurement]:
+    """Measurements of every started job, or the one that says why none was started.
+
+    key: spec key of the promise.
+    """
+    if isinstance(started, Measurement):
+        return [started]
     what, expected, reports = started.what, started.expected, started.outcome.reports
     more = more_visible(expected, reports)
     return [
@@ -131,13 +138,18 @@ def elsewhere(nodes: Sequence[str], count: int | None = None) -> tuple[str, ...]
 
 
 def judged_place(
-    started: Started, requested_nodes: Sequence[str], addresses: Mapping[str, str]
+    started: Started | Measurement,
+    requested_nodes: Sequence[str],
+    addresses: Mapping[str, str],
 ) -> list[Measurement]:
-    """Whether a job ran on the nodes it was placed on, and its MASTER_ADDR is the first of them.
+    """Whether a job ran on the nodes it was placed on, and its MASTER_ADDR is the first of them;
+    nothing of a job that was not started.
 
     requested_nodes: in the order of ranks unless the path has its own order. addresses: of all
     nodes, by node name, as other nodes reach them.
     """
+    if isinstance(started, Measurement):
+        return []
     reports = started.outcome.reports
     ran_on = {report.node for report in reports}
     strange = sorted(ran_on - set(requested_nodes))

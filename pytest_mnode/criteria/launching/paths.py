@@ -1,7 +1,8 @@
 """The protocol of a submission path: the way in which users of a cluster start jobs.
 
 `Direct` logs in to each node and runs commands there. `Sbatch` submits a batch script: Slurm then
-orders the nodes, starts the tasks, and runs images.
+orders the nodes, starts the tasks, and runs images. A path never replaces another one: a job that
+the scheduler does not start proves nothing, however well it runs without it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,17 @@ from typing import Protocol
 
 from pytest_mnode.criteria.launching.job_file import LaunchJob
 from pytest_mnode.criteria.launching.reports import Login, RankReport
+from pytest_mnode.errors import ClusterError
+
+
+class NotSubmittedError(ClusterError):
+    """The scheduler that gave the run its nodes does not start the job beside the run."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(
+            f"not submitted: {why}; {remedy}, or set criteria.launch.path: direct in the spec if "
+            "users start jobs without the scheduler"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +90,5 @@ class SubmissionPath(Protocol):
         """Start a placed job on these nodes, in this order if the path can choose it.
 
         The submitting environment has CANARY. Raises UsageError for a job that this path cannot
-        run, ClusterError if the job could not be submitted.
+        run, NotSubmittedError for one that does not start beside the run, ClusterError.
         """

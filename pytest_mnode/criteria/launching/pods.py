@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.launching import login, styles
 from pytest_mnode.criteria.launching.contract import CANARY
-from pytest_mnode.criteria.launching.direct import Direct, pins_of
+from pytest_mnode.criteria.launching.direct import pins_of
 from pytest_mnode.criteria.launching.job_file import LaunchJob
-from pytest_mnode.criteria.launching.paths import Outcome, Submission, Submitted
+from pytest_mnode.criteria.launching.paths import (
+    NotSubmittedError,
+    Outcome,
+    Submission,
+    Submitted,
+)
 from pytest_mnode.criteria.launching.reports import read_nodes
 from pytest_mnode.errors import UsageError
 from pytest_mnode.jobs.kubernetes.pod_start import PLACED_S, PORT, NotPlaced, Order, PodStart
@@ -27,12 +32,13 @@ if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
 
 
+ROOM = "let the run's template request a part of each node, so that a job's pods fit beside it"
+
+
 class Pods:
     """Makes pods like those of the run, on the nodes that the job is placed on: ranks have the
     environment of their container, the site's pins, and the job's own variables.
 
-    A job that Kubernetes does not start beside the run's pods is started in the run's pods, with a
-    note.
     """
 
     name = "pods"
@@ -51,8 +57,7 @@ class Pods:
         try:
             return PodSubmission(self._cluster, self._pods, job, nodes)
         except (NotPlaced, ApiError, UsageError) as error:
-            note = f"started in the run's own pods: {error}"
-            return Direct(self._cluster, note=note).submit(job, nodes)
+            raise NotSubmittedError(str(error), ROOM) from None
 
 
 class PodSubmission:

@@ -1,10 +1,12 @@
-"""The submission path of Slurm clusters: batch scripts."""
+"""The submission path of Slurm clusters: batch scripts, in the queue or in the allocation."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import shutil
+import signal
+import subprocess
 import tempfile
 import time
 import uuid
@@ -14,21 +16,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mnode.criteria.launching import login, styles
-from pytest_mnode.criteria.launching.contract import CANARY
-from pytest_mnode.criteria.launching.direct import Direct, pins_of
+from pytest_mnode.criteria.launching.contract import CANARY, LOGIN
+from pytest_mnode.criteria.launching.direct import pins_of
 from pytest_mnode.criteria.launching.job_file import LaunchJob
-from pytest_mnode.criteria.launching.paths import Outcome, Submission, Submitted
+from pytest_mnode.criteria.launching.paths import (
+    NotSubmittedError,
+    Outcome,
+    Submission,
+    Submitted,
+)
 from pytest_mnode.criteria.launching.reports import Login, RankReport, read_nodes
-from pytest_mnode.errors import UsageError
+from pytest_mnode.errors import ClusterError, UsageError
 from pytest_mnode.jobs.slurm.nodes import Names, names_of
 from pytest_mnode.jobs.slurm.queued import LOOK_S, Queued, in_queue, never_starts
 from pytest_mnode.jobs.slurm.sbatch import Request, script, site_of, submitting, why_not_submitted
 from pytest_mnode.launchers.slurm import Slurm
+from pytest_mnode.launchers.slurm.commands import NodesHidden, error_line
 from pytest_mnode.launchers.slurm.nodes import gpus_to_request
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
 
+ROOM = "let the run's allocation leave room on its nodes (docs/launch.md)"
+_STEP_END_S = 40.0
+"""Slurm ends tasks by SIGTERM, and after its KillWait, 30 s by default, by SIGKILL."""
 _LOST = 128 + 9
 """Exit status of a task that was killed before it wrote one."""
 
@@ -37,8 +48,9 @@ class Sbatch:
     """Submits a script with `--export=NONE`: the job's environment is that of a login on the node
     (HOME, USER, PATH, LANG), Slurm's variables, the site's pins, and the job's own variables.
 
-    The job runs as the user that runs pytest. Slurm chooses the order of the nodes. A job that
-    would never start beside the run's own allocation is started directly, with a note.
+    The job runs as the user that runs pytest. Slurm chooses the order of the nodes. A script that
+    would not start beside the run's own allocation runs inside of it, as users run one in salloc:
+    its srun starts the tasks as a step, and a note says so.
     """
 
     name = "sbatch"
@@ -58,13 +70,19 @@ class Sbatch:
                 f"job {job.name}: image {job.image}: srun has no --container-image here (pyxis); "
                 "leave image out"
             )
-        there = self._slurm.nodes()
+        try:
+            there = self._slurm.nodes()
+        except NodesHidden as error:
+            raise NotSubmittedError(str(error), "run as an operator of Slurm") from None
         names = names_of(there, nodes, self._cluster.slurm_names)
         request = self._request(job, names, gpus_to_request(int(job.accelerators_per_node), there))
         why = why_not_submitted(request, self._allocation)
         if why:
-            note = f"started as steps of allocation {self._allocation}: {why}"
-            return Direct(self._cluster, note=note).submit(job, nodes)
+            held = self._slurm.job(self._allocation)
+            order = names.for_run(held.nodes if held else ())
+            inside = Names({n: names.slurm[n] for n in order if n in names.slurm}, names.others)
+            note = f"srun started it as a step of allocation {self._allocation}: {why}"
+            return StepSubmission(self._cluster, job, replace(request, name=note), inside)
         return SbatchSubmission(self._cluster, job, request, names, self._slurm)
 
     def _request(self, job: LaunchJob, names: Names, gpus: int) -> Request:
@@ -90,6 +108,20 @@ class SbatchSubmission:
     def __init__(
         self, cluster: Nodes, job: LaunchJob, request: Request, names: Names, slurm: Slurm
     ) -> None:
+        self._prepare(cluster, job, names)
+        self._queued = Queued(slurm, names, f"mnode-{uuid.uuid4().hex[:12]}")
+        try:
+            output = str(self._files / "slurm.out")
+            named = replace(request, name=self._queued.name, output=output)
+            text = script(named, self._lines(cluster, job))
+            self._began = time.monotonic()
+            # --output on the command line wins over the user's SBATCH_ variables.
+            self._queued.submit(text, _environment(), [f"--output={output}"])
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, cluster: Nodes, job: LaunchJob, names: Names, note: str = "") -> None:
         self._names = names
         self._job = job
         self._directory = tempfile.TemporaryDirectory(
@@ -97,29 +129,24 @@ class SbatchSubmission:
         )
         self._files = Path(self._directory.name)
         pins = {name: pins_of(cluster, name, job.env) for name in names.slurm}
-        self.submitted = Submitted(
-            tuple(names.slurm), pins, _notes(job), styles.ADDED, profile=True
+        notes = (*filter(None, [note]), *_notes(job))
+        self.submitted = Submitted(tuple(names.slurm), pins, notes, styles.ADDED, profile=True)
+
+    def _lines(
+        self, cluster: Nodes, job: LaunchJob, step: Sequence[str] = (), port: int | None = None
+    ) -> list[str]:
+        """Lines of the batch script, whose tasks run a script that this writes."""
+        site = styles.SiteEnvironment(
+            _login(cluster),
+            {self._names.slurm[name]: values for name, values in self.submitted.pins.items()},
+            self._directory.name,
+            job.image is not None,
+            step,
+            port,
         )
-        self._queued = Queued(slurm, names, f"mnode-{uuid.uuid4().hex[:12]}")
-        try:
-            site = styles.SiteEnvironment(
-                _login(cluster),
-                {names.slurm[name]: values for name, values in pins.items()},
-                self._directory.name,
-                job.image is not None,
-            )
-            task = self._files / "task.sh"
-            task.write_text(styles.task_text(job, site))
-            output = str(self._files / "slurm.out")
-            named = replace(request, name=self._queued.name, output=output)
-            text = script(named, styles.batch_lines(job, site, str(task)))
-            env = {**submitting(os.environ), CANARY: uuid.uuid4().hex}
-            self._began = time.monotonic()
-            # --output on the command line wins over the user's SBATCH_ variables.
-            self._queued.submit(text, env, [f"--output={output}"])
-        except BaseException:
-            self.close()
-            raise
+        task = self._files / "task.sh"
+        task.write_text(styles.task_text(job, site))
+        return styles.batch_lines(job, site, str(task))
 
     def wait(self, timeout_s: float) -> Outcome:
         until = self._began + timeout_s
@@ -196,6 +223,97 @@ class SbatchSubmission:
         }
         tasks = [path for path, number in numbers.items() if number.isdecimal()]
         return sorted(tasks, key=lambda path: int(numbers[path]))
+
+
+class StepSubmission(SbatchSubmission):
+    """The batch script, run on this machine inside of the run's allocation.
+
+    request: of the job; its name is the note that says why it is not in the queue. names: in
+    Slurm's order. Raises NotSubmittedError if Slurm starts no step for it.
+    """
+
+    def __init__(self, cluster: Nodes, job: LaunchJob, request: Request, names: Names) -> None:
+        self._why = request.name
+        self._prepare(cluster, job, names, request.name)
+        nodes, count = ",".join(names.slurm.values()), str(len(names.slurm))
+        kept = (*sorted(LOGIN), *job.env, "MASTER_ADDR", "MASTER_PORT")
+        step = [
+            *(f"--jobid={cluster.allocation}", f"--nodes={count}", f"--nodelist={nodes}"),
+            *("--overlap", "--mem=0", f"--export={','.join(dict.fromkeys(kept))}", "--quiet"),
+            *([f"--gres=gpu:{request.gpus_per_node}"] if request.gpus_per_node else []),
+        ]
+        path = self._files / "job.sh"
+        # Of the allocation, the script sees the nodes of its job.
+        shown = {
+            **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(cluster.allocation)),
+            **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), nodes),
+            **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), count),
+        }
+        self._program: subprocess.Popen[bytes] | None = None
+        try:
+            port = cluster.free_port(next(iter(names.slurm)))
+            lines = self._lines(cluster, job, step, port)
+            path.write_text("\n".join(("#!/bin/sh", *lines)) + "\n")
+            self._began = time.monotonic()
+            with (self._files / "slurm.out").open("wb") as output:
+                self._program = subprocess.Popen(
+                    ["sh", str(path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**_environment(), **shown},
+                    start_new_session=True,  # Ctrl-C must reach only the controller
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, timeout_s: float) -> Outcome:
+        assert self._program is not None
+        until = self._began + timeout_s
+        while (code := self._program.poll()) is None and time.monotonic() < until:
+            time.sleep(LOOK_S)
+        seconds = time.monotonic() - self._began
+        nodes = self.submitted.nodes
+        codes = {node: self._code(node, code is not None) for node in nodes}
+        self._end_step()
+        output = {node: self._output(node) for node in nodes}
+        if code and not any(self._of_tasks("out", node) for node in nodes):
+            last = error_line("".join(output.values()), code)
+            raise NotSubmittedError(f"{self._why}; srun: {last}", ROOM)
+        self.close()
+        reports, _, hosts = read_nodes(output)
+        first = {report.node: report for report in reversed(reports)}
+        logins = tuple(_user_of(node, first[node]) for node in nodes if node in first)
+        return Outcome(codes, reports, logins, hosts, output, seconds)
+
+    def close(self) -> None:
+        try:
+            self._end_step()
+        finally:
+            self._directory.cleanup()
+
+    def _end_step(self) -> None:
+        """End the step: srun ends all of its tasks on SIGTERM. Raises ClusterError if it stays."""
+        if (program := self._program) is None or program.poll() is not None:
+            return
+        for number, limit_s in ((signal.SIGTERM, _STEP_END_S), (signal.SIGKILL, 5.0)):
+            program.send_signal(number)
+            try:
+                program.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                continue
+            if number == signal.SIGTERM:
+                return
+        raise ClusterError(
+            f"srun (pid {program.pid}) did not end its step within {_STEP_END_S:g} s"
+        )
+
+
+def _environment() -> dict[str, str]:
+    """The submitting environment, which no rank may see."""
+    kept = {name: v for name, v in submitting(os.environ).items() if not name.startswith("SRUN_")}
+    return {**kept, CANARY: uuid.uuid4().hex}
 
 
 def _notes(job: LaunchJob) -> tuple[str, ...]:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.launching.contract import CANARY, Expected
 from pytest_mnode.criteria.launching.direct import Direct
 from pytest_mnode.criteria.launching.job_file import LaunchJob, read_job
-from pytest_mnode.criteria.launching.paths import Outcome, SubmissionPath, Submitted
+from pytest_mnode.criteria.launching.paths import (
+    NotSubmittedError,
+    Outcome,
+    SubmissionPath,
+    Submitted,
+)
 from pytest_mnode.criteria.launching.reports import RankReport
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import UsageError
@@ -87,17 +92,24 @@ class Started:
         return [f"{line} [{', '.join(nodes)}]" for line, nodes in users.items()]
 
 
-def path_of(cluster: Nodes) -> SubmissionPath:
-    """The path of a cluster: Slurm's or Kubernetes' if that gave the run its nodes."""
+def path_of(cluster: Nodes, spec: Spec | None = None) -> SubmissionPath:
+    """The path of a cluster: the spec's, else Slurm's or Kubernetes' if that gave the run its
+    nodes. Raises NotSubmittedError if the scheduler cannot start jobs."""
+    promise = spec.criteria.launch if spec else None
+    if promise is not None and promise.path == "direct":
+        return Direct(cluster)
     if cluster.pods is not None:
         from pytest_mnode.criteria.launching.pods import Pods
 
         return Pods(cluster, cluster.pods)
     allocation = cluster.allocation
+    if allocation is None and spec is not None and spec.scheduler is not None:
+        why = f"the scheduler of the spec is {spec.scheduler.kind}, which did not give the nodes"
+        raise NotSubmittedError(why, f"give --mnode-launcher={spec.scheduler.kind}")
     if allocation is None:
         return Direct(cluster)
     if not cluster.share_files:
-        return Direct(cluster, note=f"not submitted: {NO_SHARED_DIR}")
+        raise NotSubmittedError(NO_SHARED_DIR, "give one with --mnode-shared-dir")
     from pytest_mnode.criteria.launching.sbatch import Sbatch
     from pytest_mnode.launchers.slurm import Slurm
 
@@ -162,7 +174,25 @@ def start(
     return Started(what, expected, submitted, outcome)
 
 
-def measured_image(cluster: Cluster, path: SubmissionPath, spec: Spec, folder: Path) -> Measurement:
+def started_by_path(
+    cluster: Nodes, spec: Spec, job: LaunchJob, nodes: Sequence[str], *, what: str, limit_s: float
+) -> Started | Measurement:
+    """Start a placed job by the cluster's path. An inconclusive measurement if the scheduler does
+    not start it: a job that something else starts proves nothing. The job's text is printed."""
+    try:
+        started = start(path_of(cluster, spec), job, nodes, what, limit_s)
+    except NotSubmittedError as error:
+        return _unsubmitted(what, error)
+    print(started.text())
+    return started
+
+
+def _unsubmitted(what: str, error: NotSubmittedError) -> Measurement:
+    name, source = f"{what}: nodes on which the job failed", "criteria.launch"
+    return Measurement.unknown(name, str(error), expected=equals(0), source=source)
+
+
+def measured_image(cluster: Cluster, spec: Spec, folder: Path) -> Measurement:
     """Submit a job with the promised image; inconclusive if the path runs no images.
 
     folder: of our own job files.
@@ -170,6 +200,10 @@ def measured_image(cluster: Cluster, path: SubmissionPath, spec: Spec, folder: P
     promised = spec.criteria.launch
     assert promised is not None
     source, size = f"criteria.launch.image {promised.image}", len(cluster.nodes)
+    try:
+        path = path_of(cluster, spec)
+    except NotSubmittedError as error:
+        return _unsubmitted("image", error)
     if not path.runs_images:
         why = f"the {path.name} path of this launcher starts commands on nodes and runs no images"
         return Measurement.unknown(_IN_IMAGE, why, expected=equals(size), source=source)
@@ -177,7 +211,11 @@ def measured_image(cluster: Cluster, path: SubmissionPath, spec: Spec, folder: P
     promise = promised.start(style) or StartPromise.model_validate({})
     plain = job_of(style, promise, folder, spec, size)
     job = plain.model_copy(update={"image": promised.image})
-    started = start(path, job, cluster.nodes[: job.node_count], "image", 2 * promise.within_s)
+    limit_s = 2 * promise.within_s
+    nodes = cluster.nodes[: job.node_count]
+    started = started_by_path(cluster, spec, job, nodes, what="image", limit_s=limit_s)
+    if isinstance(started, Measurement):
+        return started
     results = cluster.run([cluster.python, "-I", "-S", "-c", _ROOT])
     roots = {result.node: result.stdout.strip() for result in results if result.ok}
     return judged_image(started.outcome.reports, roots, started.expected.size, source)

@@ -152,13 +152,16 @@ class SiteEnvironment:
     """The site's part of a batch job. login: variables of a login on a node.
 
     pins: variables of the site, by node. directory: for the job's output, visible on all nodes.
-    image: whether srun runs images.
+    image: whether srun runs images. step: more options of srun, which win. port: MASTER_PORT, if
+    the script does not run on the first node.
     """
 
     login: Mapping[str, str]
     pins: Mapping[str, Mapping[str, str]]
     directory: str
     image: bool = False
+    step: Sequence[str] = ()
+    port: int | None = None
 
 
 def tasks_per_node(job: LaunchJob) -> int:
@@ -167,12 +170,13 @@ def tasks_per_node(job: LaunchJob) -> int:
 
 
 def batch_lines(job: LaunchJob, site: SiteEnvironment, task_path: str) -> list[str]:
+    free_port = f"$(python -I -S -c {shlex.quote(FREE_PORT)})"
     lines = [
         # sbatch --export=NONE sets this variable, and srun would obey it.
         "unset SLURM_EXPORT_ENV",
         *_exports(site.login),
         *_exports(job.env),
-        f"MASTER_PORT=$(python -I -S -c {shlex.quote(FREE_PORT)})",
+        f"MASTER_PORT={site.port or free_port}",
         "export MASTER_PORT",
     ]
     if job.style != "megatron":  # in that style the user's script sets it
@@ -187,7 +191,8 @@ def batch_lines(job: LaunchJob, site: SiteEnvironment, task_path: str) -> list[s
     if site.image and job.image:
         mounts = f"--container-mounts={site.directory}:{site.directory}"
         command += [f"--container-image={job.image}", mounts]
-    return [*lines, shlex.join([*command, "sh", task_path])]
+    command += site.step
+    return [*lines, f"exec {shlex.join([*command, 'sh', task_path])}"]
 
 
 def task_text(job: LaunchJob, site: SiteEnvironment) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pytest_mnode.criteria.launching.direct import Direct
+from pytest_mnode.criteria.launching import sbatch as module
 from pytest_mnode.criteria.launching.job_file import LaunchJob
-from pytest_mnode.criteria.launching.paths import Submitted
-from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission
+from pytest_mnode.criteria.launching.paths import NotSubmittedError, Submitted
+from pytest_mnode.criteria.launching.sbatch import Sbatch, SbatchSubmission, StepSubmission
+from pytest_mnode.jobs.slurm.nodes import Names
 from pytest_mnode.jobs.slurm.sbatch import Request
 from pytest_mnode.launchers.slurm import JobState, nodes_from_text
 
@@ -51,22 +55,36 @@ def submission(files: Path, **texts: str) -> SbatchSubmission:
 
 
 @pytest.mark.parametrize(("configured", "requested"), [("gpu:8", 8), ("(null)", 0)])
-def test_a_script_requests_no_gpus_of_a_slurm_that_has_none(
+def test_a_script_without_room_becomes_a_step_with_the_gpus_that_slurm_has(
     configured: str, requested: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = nodes_from_text(f"NodeName=n1 State=IDLE Gres={configured}")
-    slurm = SimpleNamespace(nodes=lambda: there, run=lambda *_: "JobId=7 Partition=gpu")
+    held = JobState(7, "x", "RUNNING", nodes=("n1", "n2"))
+    slurm = SimpleNamespace(
+        nodes=lambda: there, run=lambda *_: "JobId=7 Partition=gpu", job=lambda _: held
+    )
     asked: list[int] = []
 
     def why_not_submitted(request: Request, _: int) -> str:
         asked.append(request.gpus_per_node)
         return "full"
 
-    monkeypatch.setattr(
-        "pytest_mnode.criteria.launching.sbatch.why_not_submitted", why_not_submitted
-    )
-    monkeypatch.setattr(Direct, "submit", lambda *_: None)
-    job = LaunchJob(
+    steps: list[tuple[str, int, dict[str, str]]] = []
+
+    def step(_: object, __: object, request: Request, names: Names) -> None:
+        steps.append((request.name, request.gpus_per_node, dict(names.slurm)))
+
+    monkeypatch.setattr(module, "why_not_submitted", why_not_submitted)
+    monkeypatch.setattr(module, "StepSubmission", step)
+    cluster = SimpleNamespace(slurm_names={"n1": "n1"})
+    Sbatch(cluster, 7, slurm).submit(gpu_job(), ["n1"])  # type: ignore[arg-type]
+    assert asked == [requested]
+    note = "srun started it as a step of allocation 7: full"
+    assert steps == [(note, requested, {"n1": "n1"})]
+
+
+def gpu_job() -> LaunchJob:
+    return LaunchJob(
         name="a",
         nodes=1,
         accelerators_per_node=8,
@@ -74,9 +92,68 @@ def test_a_script_requests_no_gpus_of_a_slurm_that_has_none(
         command=("x",),
         style="torchrun",
     )
-    cluster = SimpleNamespace(slurm_names={"n1": "n1"})
-    Sbatch(cluster, 7, slurm).submit(job, ["n1"])  # type: ignore[arg-type]
-    assert asked == [requested]
+
+
+def a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str) -> SbatchSubmission:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("srun", srun), ("scontrol", "echo n1")):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(module, "_login", lambda _: {"PATH": os.environ["PATH"]})
+    monkeypatch.setenv("SLURM_NNODES", "9")
+    cluster: Any = SimpleNamespace(
+        allocation=7,
+        scratch=str(tmp_path),
+        python=sys.executable,
+        free_port=lambda _: 29511,
+        fabric_interface=lambda _: None,
+    )
+    request = Request("the queue is full", 1, "", "", gpus_per_node=8)
+    return StepSubmission(cluster, gpu_job(), request, Names({"host1": "n1"}))
+
+
+def test_a_script_runs_as_a_step_on_the_nodes_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "record"
+    made = a_step(tmp_path, monkeypatch, f'env >{record}; echo "ARGV $*" >>{record}; exit 1')
+    with pytest.raises(NotSubmittedError):
+        made.wait(20.0)
+    text = record.read_text()
+    options = text.partition("ARGV ")[2]
+    for word in ("--jobid=7", "--nodes=1", "--nodelist=n1", "--overlap", "--gres=gpu:8"):
+        assert word in options.split()
+    exports = [word for word in options.split() if word.startswith("--export=")]
+    assert exports[-1] == "--export=HOME,LANG,PATH,USER,MASTER_ADDR,MASTER_PORT"
+    assert "MNODE_CANARY=" in text
+    for line in ("SLURM_JOB_ID=7", "SLURM_NNODES=1", "SLURM_JOB_NODELIST=n1", "MASTER_PORT=29511"):
+        assert line in text.splitlines()
+    made.close()
+    assert not list(tmp_path.glob("launch-*"))
+
+
+def test_a_step_that_slurm_does_not_start_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = a_step(tmp_path, monkeypatch, "echo 'srun: error: no room in job 7' >&2; exit 1")
+    message = (
+        "not submitted: the queue is full; srun: no room in job 7; let the run's allocation leave "
+        "room on its nodes (docs/launch.md), or set criteria.launch.path: direct in the spec if "
+        "users start jobs without the scheduler"
+    )
+    with pytest.raises(NotSubmittedError) as error:
+        made.wait(20.0)
+    made.close()
+    assert str(error.value) == message
+
+
+def test_a_step_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = a_step(tmp_path, monkeypatch, "exec sleep 60")
+    outcome = made.wait(0.5)
+    assert outcome.codes == {"host1": None}
+    assert made._program.poll() is not None  # type: ignore[attr-defined]
 
 
 def test_output_is_separated_by_node(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""Which path starts a job, and what a job that its scheduler does not start proves: nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.launching import pods as pods_module
+from pytest_mnode.criteria.launching.job_file import LaunchJob
+from pytest_mnode.criteria.launching.judge_start import judged_place, judged_start
+from pytest_mnode.criteria.launching.paths import NotSubmittedError
+from pytest_mnode.criteria.launching.starting import measured_image, path_of, started_by_path
+from pytest_mnode.jobs.kubernetes.pod_start import NotPlaced
+from pytest_mnode.launchers.kubernetes.api import ApiError
+from pytest_mnode.measurement import Measurement, Verdict
+from pytest_mnode.spec import Spec, default_spec_path, load_spec
+from pytest_mnode.spec.inventory import Scheduler
+from pytest_mnode.spec.launch import LaunchCriterion, StartPromise
+
+JOB = LaunchJob.model_validate(
+    {"name": "a", "nodes": 1, "accelerators_per_node": 0, "command": ["x"], "style": "plain"}
+)
+
+
+def spec(**launch: Any) -> Spec:
+    page = load_spec(default_spec_path())
+    launch = {"torchrun": {"within": "60 s"}, **launch}
+    criteria = page.criteria.model_copy(update={"launch": LaunchCriterion.model_validate(launch)})
+    return page.model_copy(update={"criteria": criteria})
+
+
+def cluster(**changes: Any) -> Any:
+    facts = {"pods": None, "allocation": None, "share_files": True, "nodes": ("n1",)}
+    return SimpleNamespace(**{**facts, **changes})
+
+
+SOON = StartPromise.model_validate({"within": "60 s"})
+SLURM = Scheduler.model_validate({"kind": "slurm"})
+
+
+def test_without_a_scheduler_jobs_are_started_directly() -> None:
+    assert path_of(cluster()).name == "direct"
+    assert path_of(cluster(), spec()).name == "direct"
+
+
+def test_jobs_are_started_directly_where_the_spec_says_so() -> None:
+    direct = spec(path="direct").model_copy(update={"scheduler": SLURM})
+    assert path_of(cluster(), direct).name == "direct"
+    assert path_of(cluster(allocation=7), direct).name == "direct"
+    assert path_of(cluster(pods=object()), direct).name == "direct"
+
+
+def test_otherwise_the_scheduler_starts_them() -> None:
+    assert path_of(cluster(allocation=7), spec()).name == "sbatch"
+    assert path_of(cluster(pods=object()), spec()).name == "pods"
+
+
+@pytest.mark.parametrize(
+    ("changes", "scheduler", "message"),
+    [
+        ({"allocation": 7, "share_files": False}, None, "give one with --mnode-shared-dir"),
+        ({}, SLURM, "the scheduler of the spec is slurm, .*; give --mnode-launcher=slurm"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_asked_is_inconclusive(
+    changes: dict[str, Any], scheduler: Scheduler | None, message: str
+) -> None:
+    page = spec(image="x/y").model_copy(update={"scheduler": scheduler})
+    with pytest.raises(NotSubmittedError, match=message):
+        path_of(cluster(**changes), page)
+    found = started_by_path(cluster(**changes), page, JOB, ["n1"], what="torchrun", limit_s=9.0)
+    assert isinstance(found, Measurement)
+    [measured] = judged_start(found, SOON, "criteria.launch.torchrun")
+    assert measured.verdict is Verdict.INCONCLUSIVE
+    assert "criteria.launch.path: direct" in measured.note
+    assert judged_place(found, ["n1"], {}) == []
+    image = measured_image(cluster(**changes), page, default_spec_path().parent)
+    assert image.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    "error", [NotPlaced("4 Insufficient nvidia.com/gpu"), ApiError(403, "jobs is forbidden")]
+)
+def test_pods_that_do_not_start_beside_the_run_are_inconclusive(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pods_module, "PodSubmission", refuse)
+    found = started_by_path(
+        cluster(pods=object()), spec(), JOB, ["n1"], what="torchrun", limit_s=9.0
+    )
+    assert isinstance(found, Measurement)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.note.startswith(f"not submitted: {error}; let the run's template request a part")
+
+
+def test_a_path_alone_promises_nothing() -> None:
+    with pytest.raises(ValueError, match="path promises nothing without a style"):
+        LaunchCriterion.model_validate({"path": "direct"})
