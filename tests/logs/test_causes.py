@@ -229,6 +229,22 @@ def test_a_started_pod_has_no_scheduling_cause() -> None:
 
 
 @pytest.mark.parametrize(
+    ("waits", "goes_on"),
+    [
+        ("resource in cluster is overused", "Normal  Scheduled  9s  volcano  pod group is ready"),
+        (
+            "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a",
+            "Normal  Admitted  9s  kueue-admission  Admitted by ClusterQueue gpus, waited 0s",
+        ),
+    ],
+)
+def test_a_group_that_was_admitted_later_has_no_scheduling_cause(waits: str, goes_on: str) -> None:
+    assert [one.name for one in causes(waits)] == ["not scheduled"]
+    assert causes(f"{waits}\n{goes_on}\n") == []
+    assert [one.name for one in causes(f"{goes_on}\n{waits}\n")] == ["not scheduled"]
+
+
+@pytest.mark.parametrize(
     "noise",
     [
         "bash: ifconfig: command not found",

@@ -32,7 +32,10 @@ HOST = re.compile(
     # With NODE FAILURE, another node has failed than the one that prints the line.
     r"\[(?P<mpich>[\w.-]+)\] - Abort\(|\[(?P<ompi>[\w.-]+)\]\[\[\d+,\d+\],\d+\]|"
     r"(?:STEP|JOB) [\w.]+ ON (?P<step>[\w.-]+) (?!.*NODE FAILURE)|"
-    r"\bslurmstepd-(?P<slurm>[\w.-]+): |\bkubelet, (?P<kubelet>[\w.-]+)"
+    r"\bslurmstepd-(?P<slurm>[\w.-]+): |\bkubelet, (?P<kubelet>[\w.-]+)|"
+    # Syslog and the journal, of programs that write about their own machine.
+    r"^(?:\w{3} +\d+ [\d:.]+ )?(?P<syslog>[A-Za-z][\w.-]*) "
+    r"(?:kernel|systemd[\w-]*|slurmd|kubelet|containerd|nv-fabricmanager|nvidia-imex)(?:\[\d+\])?: "
 )
 WHO = re.compile(
     r"(?:^|[\s>|\]:])(?P<host>(?!\d+:)[\w.-]{1,255}):(?:(?P<pid>\d{1,9}):\d{1,9}|[xX*#:]{1,19}) "

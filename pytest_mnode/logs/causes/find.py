@@ -68,7 +68,9 @@ _BLOCK_GOES_ON = re.compile(
 )
 _ASSIGNED = re.compile(r"Successfully assigned (?:[\w.-]+/)?(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)")
 _DESCRIBED = re.compile(r"Name: +[\w.-]+$")
-_STARTED = re.compile(r"Successfully assigned|Started container")
+_STARTED = re.compile(
+    r"Successfully assigned|Started container|pod group is ready|Admitted by ClusterQueue"
+)
 _RETRIED = (
     "not scheduled",
     "GPU not given to the pod",
