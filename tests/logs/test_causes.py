@@ -233,7 +233,7 @@ def test_a_started_pod_has_no_scheduling_cause() -> None:
     [
         ("resource in cluster is overused", "Normal  Scheduled  9s  volcano  pod group is ready"),
         (
-            "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a",
+            "couldn't assign flavors to pod set main: insufficient unused quota for cpu",
             "Normal  Admitted  9s  kueue-admission  Admitted by ClusterQueue gpus, waited 0s",
         ),
     ],
