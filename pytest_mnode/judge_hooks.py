@@ -73,8 +73,10 @@ class JudgeHooks:
             skip = error
         __tracebackhide__ = False
         if marks.MEASURES in item.stash:
+            from pytest_mnode.measure import ENDED
             from pytest_mnode.measurement import Verdict
 
+            item.stash[ENDED] = True
             failing = _judged(item, Verdict.FAIL, item.stash.get(_REPORTED, 0))
             missing = _judged(item, Verdict.INCONCLUSIVE)
             if text := "\n".join(filter(None, [failing, missing and f"inconclusive: {missing}"])):

@@ -18,14 +18,21 @@ from pytest_mnode.measurement import equals as _equals
 
 KEPT = pytest.StashKey[list[Measurement]]()
 CHARTS = pytest.StashKey[list[Chart]]()
+ENDED = pytest.StashKey[bool]()
+"""Set for a test whose measurements were judged for the last time."""
 
 
 class Measure:
     """The `measure` fixture: call it with a measured value and its bound."""
 
     def __init__(
-        self, kept: list[Measurement], where: str, charts: list[Chart] | None = None
+        self,
+        kept: list[Measurement],
+        where: str,
+        charts: list[Chart] | None = None,
+        item: pytest.Item | None = None,
     ) -> None:
+        self._item = item
         self._kept = kept
         self._where = where
         self._charts = [] if charts is None else charts
@@ -53,9 +60,10 @@ class Measure:
         plain text other than nodes' names makes all nodes of the test suspect; give their names in
         a `Culprit`.
         detection: the smallest fault that it would have shown; see `detection.smallest_loss`.
-        Raises TypeError for more than one bound and for a value that is not a number, and
-        ValueError for a bound that cannot be judged.
+        Raises TypeError for more than one bound and for a value that is not a number, ValueError
+        for a bound that cannot be judged, and RuntimeError after the end of its test.
         """
+        self._check_open()
         measurement = Measurement(
             name=name,
             value=value,
@@ -72,8 +80,16 @@ class Measure:
 
     def record(self, measurements: Measurement | Iterable[Measurement]) -> None:
         """Record measurements made elsewhere; they are judged with the test."""
+        self._check_open()
         given = [measurements] if isinstance(measurements, Measurement) else measurements
         self._kept.extend(replace(m, where=m.where or self._where) for m in given)
+
+    def _check_open(self) -> None:
+        if self._item is not None and ENDED in self._item.stash:
+            raise RuntimeError(
+                f"measure of {self._item.nodeid} was used after the end of this test, where "
+                "nothing is judged; ask for `measure` in the test that measures"
+            )
 
     def chart(self, *charts: Chart) -> None:
         """Keep charts, such as curves and timelines, for the certificate and its page.
@@ -103,7 +119,7 @@ def _bound(
 
 def measure_of(item: pytest.Item, where: str) -> Measure:
     """The Measure of a test; its values are kept in the test's stash."""
-    return Measure(item.stash.setdefault(KEPT, []), where, item.stash.setdefault(CHARTS, []))
+    return Measure(item.stash.setdefault(KEPT, []), where, item.stash.setdefault(CHARTS, []), item)
 
 
 def kept_by(item: pytest.Item) -> list[Measurement]:
@@ -118,6 +134,8 @@ def forget(item: pytest.Item) -> None:
     """Drop the measurements and charts of a test before it runs again."""
     item.stash.setdefault(KEPT, []).clear()
     item.stash.setdefault(CHARTS, []).clear()
+    if ENDED in item.stash:
+        del item.stash[ENDED]
 
 
 def judged(measurements: list[Measurement], verdict: Verdict) -> str:

@@ -237,3 +237,17 @@ def test_a_test_that_runs_again_is_judged_anew(pytester: pytest.Pytester) -> Non
         """
     )
     pytester.runpytest().assert_outcomes(passed=1)
+
+
+def test_measure_is_of_its_own_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        kept = []
+        def test_a(measure): kept.append(measure)
+        def test_b(): kept[0]("x", 1, at_least=2)
+        def test_c(): kept[0].record([])
+        """
+    )
+    result = pytester.runpytest()
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*RuntimeError: measure of *::test_a was used after the end of*"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -114,11 +115,19 @@ def parse_certificate(text: str, where: str) -> Certificate:
         found = "no certificate" if version is None else f"schema version {version}"
         raise UsageError(f"{where}: {found}; accepted: a certificate.json of version {VERSION}")
     try:
-        return _READER.validate_json(text, strict=True)  # "180" is not a number
+        certificate = _READER.validate_json(text, strict=True)  # "180" is not a number
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))
         raise UsageError(": ".join(filter(None, [where, at, first["msg"].lower()]))) from None
+    for node in certificate.coverage.nodes:
+        latest = replace(certificate.run, end=node.date).from_end(1) if node.date else None
+        if node.until and (latest is None or node.until > latest):
+            raise UsageError(
+                f"{where}: coverage.nodes: {node.name}: a pass until {node.until}; accepted: until "
+                f"{latest or 'no time, as no run tested it'}, by its date and validity_s of the run"
+            )
+    return certificate
 
 
 def _no_json(constant: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -11,10 +12,19 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from pytest_mnode.certificate import CaseResult, Certificate, CriterionResult, criterion_name
+from pytest_mnode.certificate import (
+    CaseResult,
+    Certificate,
+    CriterionResult,
+    criterion_name,
+    summary_lines,
+)
 from pytest_mnode.certificate.certificate import certificate_json
+from pytest_mnode.certificate.junit import junit_text
+from pytest_mnode.certificate.page import page_text
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Curve, Measurement, Point, at_least, at_most, equals
+from pytest_mnode.path_rates import State
 from tests.certificate.conftest import RIGHT, certify
 
 READER: TypeAdapter[Certificate] = TypeAdapter(Certificate)
@@ -69,6 +79,33 @@ def test_a_case_passes_only_if_it_passed_and_nothing_is_unmeasured(
 def test_a_criterion_has_the_verdict_of_its_worst_case(outcomes: list[Any], verdict: str) -> None:
     cases = tuple(case("mesh", one, *[RIGHT] * (one == "passed")) for one in outcomes)
     assert CriterionResult("mesh", promised=True, cases=cases).verdict == verdict
+
+
+NOT_READ = Measurement("clock", None, "MHz", note="unreadable")
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [case("mesh")],
+        [case("mesh", "passed", RECORDED)],
+        [case("mesh", "passed", NOT_READ), case("mesh")],
+        [case("mesh", "passed", NOT_READ), case("mesh", "not promised")],
+    ],
+)
+def test_a_promise_that_no_value_was_judged_by_is_inconclusive(cases: list[CaseResult]) -> None:
+    certificate = certify(*cases, case("fabric", "passed", FAST), promised=["mesh", "fabric"])
+    assert certificate.verdict == "inconclusive"
+    assert certificate.reasons == ("mesh inconclusive (its tests judged no value)",)
+    assert {node.state for node in certificate.coverage.nodes} == {State.NOT_TESTED}
+    assert READER.validate_python(certificate_json(certificate)).verdict == "inconclusive"
+    [row] = [line for line in summary_lines(certificate) if line.startswith("mesh ")]
+    assert row.split(maxsplit=1)[1].split("  ")[0] == "its tests judged no value"
+    [suite] = ET.fromstring(junit_text(certificate)).findall("testsuite[@name='mesh']")
+    assert suite.get("errors") == "1"
+    assert "its tests judged no value" in page_text(certificate)
+    unpromised = certify(*cases, case("fabric", "passed", FAST), promised=["fabric"])
+    assert unpromised.verdict == "certified", "whoever promises nothing of it may just assert"
 
 
 GOOD, BAD = case("mesh", "passed", RIGHT), case("fabric", "passed", SLOW)

@@ -11,9 +11,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from pytest_mnode.certificate import CaseResult, Certificate, write_report
-from pytest_mnode.certificate.files import replace_file
+from pytest_mnode.certificate.files import json_text, parse_certificate, replace_file
 from pytest_mnode.certificate.text import Recorded, recorded_from
-from tests.certificate.conftest import certify
+from pytest_mnode.errors import UsageError
+from tests.certificate.conftest import RIGHT, certify
 
 
 def test_a_report_is_json_and_junit_that_read_back(tmp_path: Path) -> None:
@@ -91,3 +92,15 @@ def test_a_report_can_be_read_by_others(tmp_path: Path) -> None:
     finally:
         os.umask(umask)
     assert [oct(path.stat().st_mode & 0o777) for path in written] == ["0o644"] * 3
+
+
+@pytest.mark.parametrize("date", ["2026-11-21T02:06:00+00:00", None])
+def test_a_pass_that_outlasts_its_run_is_refused(date: str | None) -> None:
+    case = CaseResult("acceptance/test_mesh.py::test_it", "?", "passed", measurements=(RIGHT,))
+    data = json.loads(json_text(certify(case, promised=["mesh"])))
+    assert parse_certificate(json.dumps(data), "c.json").expiry is not None
+    data["coverage"]["nodes"][1] |= {"until": "2036-01-01T00:00:00+00:00", "date": date}
+    with pytest.raises(
+        UsageError, match=r"c\.json: coverage\.nodes: node1: a pass until 2036-01-01"
+    ):
+        parse_certificate(json.dumps(data), "c.json")
