@@ -17,6 +17,7 @@ from typing import Any
 from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.launchers.cleanup import daemon
 from pytest_mnode.launchers.cleanup.daemon import PACKET_BYTES
+from pytest_mnode.launchers.cleanup.ssh_connections import AGAIN_AT_ONCE
 
 ENDED = "the cleanup process of the run has ended"
 _SLACK_S = 5.0
@@ -145,8 +146,9 @@ class Connections:
     ) -> dict[str, str]:
         """Run these programs, each of which makes a socket when its connection is up, and wait.
 
-        masters: (argv, path of the socket) by host. end_s: time that they may take to end.
-        Returns the reasons of those that failed, by host.
+        masters: (argv, path of the socket) by host. limit_s: for each of them; some are started
+        once others are up. end_s: time that they may take to end. Returns the reasons of those that
+        failed, by host.
         """
         with self._news:
             for name in masters:
@@ -157,7 +159,9 @@ class Connections:
             )
         held = [self._held[name] for name in masters]
         with self._news:
-            self._news.wait_for(lambda: all(one.answered for one in held), limit_s + _SLACK_S)
+            turns = -(-len(masters) // AGAIN_AT_ONCE)
+            limit_s = turns * limit_s + _SLACK_S
+            self._news.wait_for(lambda: all(one.answered for one in held), limit_s)
             return {name: self._held[name].reason for name in masters if self._held[name].reason}
 
     def end(self, name: str) -> None:

@@ -17,9 +17,12 @@ from pytest_mnode.processes import KILLED_S
 
 POLL_S = 0.02
 END_S = 1.0
+AT_ONCE = 32
+"""Most connections that are made at once: each also runs an ssh on this machine, and a jump host
+gets those of all nodes."""
 AGAIN_AT_ONCE = 8
-"""Most dropped connections that are retried at once: an sshd drops some if 10 or more have not
-authenticated yet (MaxStartups), and a jump host gets the connections of all nodes at once."""
+"""The same once a connection was dropped: an sshd drops some if 10 or more have not authenticated
+yet (MaxStartups)."""
 AGAIN_S = 0.5
 TRIES = 6
 _EXCHANGE = "_exchange_identification: "
@@ -32,17 +35,19 @@ _CLOSED = ("Connection closed by ", "Connection reset by ")
 class Connection:
     """ssh as the master of one connection.
 
-    program: None while it waits to be retried, from `since` on. end_s: see _end.
+    program: None while it waits for its turn, from `since` on. within_s: limit of each try. until:
+    end of the current try. end_s: see _end.
     """
 
     argv: Sequence[str]
     socket: Path
-    until: float
+    within_s: float
     end_s: float = END_S
     program: subprocess.Popen[bytes] | None = None
     up: bool = False
     tries: int = 0
     since: float = 0.0
+    until: float = 0.0
     reason: str = ""
 
     @property
@@ -54,6 +59,7 @@ class Connection:
         """Start ssh. Raises OSError, or SubprocessError."""
         self.socket.unlink(missing_ok=True)  # left by a lost connection
         self.tries += 1
+        self.until = time.monotonic() + self.within_s
         with self.errors.open("wb") as errors:
             self.program = child.start(self.argv, DEVNULL, DEVNULL, errors)
 
@@ -101,6 +107,7 @@ class SshConnections:
 
     def __init__(self, report: Callable[..., None]) -> None:
         self.held: dict[str, Connection] = {}
+        self._at_once = AT_ONCE
         self._report = report
 
     @property
@@ -113,9 +120,10 @@ class SshConnections:
     def connect(
         self, name: str, argv: Sequence[str], socket: Path, within_s: float, end_s: float = END_S
     ) -> None:
+        """within_s: limit from its own start; only some connections are made at a time."""
         self.disconnect(name)
-        self.held[name] = Connection(argv, socket, time.monotonic() + within_s, end_s)
-        self._start(name)
+        self.held[name] = Connection(argv, socket, within_s, end_s)
+        self._start_due()
 
     def disconnect(self, name: str) -> None:
         if (one := self.held.pop(name, None)) is not None:
@@ -124,7 +132,7 @@ class SshConnections:
     def turn(self) -> None:
         for name in list(self.held):
             self._look_at(name)
-        self._try_again()
+        self._start_due()
 
     def end(self) -> None:
         _end(list(self.held.values()))
@@ -143,11 +151,10 @@ class SshConnections:
 
     def _look_at(self, name: str) -> None:
         one = self.held[name]
-        late = time.monotonic() > one.until
         if one.program is None:
-            if late:
-                self._failed(name, one.reason)
-        elif one.ended():
+            return
+        late = time.monotonic() > one.until
+        if one.ended():
             code, lines = one.reap(), one.messages()
             one.reason = why_no_connection(lines) or f"ssh ended with status {code}"
             if one.up:
@@ -155,6 +162,7 @@ class SshConnections:
                 self._report(name, ended=one.reason)
             elif was_dropped(lines) and one.tries < TRIES and not late:
                 one.since = time.monotonic() + AGAIN_S
+                self._at_once = AGAIN_AT_ONCE
             else:
                 self._failed(name, one.reason)
         elif not one.up and one.socket.exists():
@@ -164,13 +172,14 @@ class SshConnections:
             one.reap()
             self._failed(name, why_no_connection(one.messages()) or "no connection in time")
 
-    def _try_again(self) -> None:
-        """Retry a few connections at a time, in the order in which they were dropped."""
-        trying = sum(not one.up and one.tries > 1 for one in self.held.values() if one.program)
+    def _start_due(self) -> None:
+        """Start connections whose turn it is, in the order in which they were asked for, and then
+        dropped."""
+        trying = sum(not one.up for one in self.held.values() if one.program)
         now = time.monotonic()
         due = [name for name, one in self.held.items() if not one.program and one.since < now]
         due.sort(key=lambda name: self.held[name].since)
-        for name in due[: max(0, AGAIN_AT_ONCE - trying)]:
+        for name in due[: max(0, self._at_once - trying)]:
             self._start(name)
 
 

@@ -151,3 +151,39 @@ def test_a_connection_that_is_always_dropped_is_reported(
     problems = held.connect({"n1": way("n1", script)}, 60)
     assert problems == {"n1": "kex_exchange_identification: Connection closed by remote host"}
     assert (tmp_path / "tries").read_text().count("x") == ssh_connections.TRIES
+
+
+def test_many_connections_are_made_some_at_a_time_and_each_has_the_whole_limit(
+    held: Connections, way: Way, tmp_path: Path
+) -> None:
+    """All together take longer than the limit of one; that they wait for a turn is no failure."""
+    at_once = tmp_path / "at once"
+    at_once.mkdir()
+    script = (
+        f"cd {shlex.quote(str(at_once))}; touch {{0}}; ls | wc -l >> ../counts; sleep 1.5;"
+        'rm {0}; : > "$up"; exec sleep 300'
+    )
+    names = [f"n{number}" for number in range(2 * ssh_connections.AT_ONCE + 10)]
+    ways = {name: way(name, script.replace("{0}", name)) for name in names}
+    began = time.monotonic()
+    assert held.connect(ways, 4.0) == {}
+    assert time.monotonic() - began > 4.0
+    counts = [int(word) for word in (tmp_path / "counts").read_text().split()]
+    assert len(counts) == len(names)
+    assert max(counts) <= ssh_connections.AT_ONCE
+
+
+def test_after_a_drop_all_connections_are_made_a_few_at_a_time(
+    held: Connections, way: Way, tmp_path: Path
+) -> None:
+    """A jump host that lets a few authenticate at once, and drops the others."""
+    at_once = tmp_path / "at once"
+    at_once.mkdir()
+    script = (
+        f"cd {shlex.quote(str(at_once))}; touch {{0}}; if [ $(ls | wc -l) -gt 9 ]; then rm {{0}};"
+        f"{DROPPED}; fi; sleep 0.4; rm {{0}};"
+        ' : > "$up"; exec sleep 300'
+    )
+    names = [f"n{number}" for number in range(48)]
+    ways = {name: way(name, script.replace("{0}", name)) for name in names}
+    assert held.connect(ways, 10.0) == {}
