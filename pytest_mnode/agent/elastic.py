@@ -113,12 +113,14 @@ class WatchfulAgent(LocalElasticAgent):
         giving.close()
         if self._store_fd is not None:
             # Started after the fork: the server thread must not exist when ranks are forked.
+            older = {"use_libuv": False} if torch.__version__ < (2, 8) else {}  # it takes no fd
             self._world_store = TCPStore(
                 self.launch.master_addr,
                 self.launch.master_port,
                 is_master=True,
                 wait_for_workers=False,
                 master_listen_fd=self._store_fd,
+                **older,
             )
         self._pids = {int(local): int(pid) for local, pid in ids.items()}
         return ids
