@@ -113,7 +113,7 @@ class WatchfulAgent(LocalElasticAgent):
         giving.close()
         if self._store_fd is not None:
             # Started after the fork: the server thread must not exist when ranks are forked.
-            older = {"use_libuv": False} if torch.__version__ < (2, 8) else {}  # it takes no fd
+            older: Any = {} if torch.__version__ >= "2.8" else {"use_libuv": False}  # takes the fd
             self._world_store = TCPStore(
                 self.launch.master_addr,
                 self.launch.master_port,
