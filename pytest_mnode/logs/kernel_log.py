@@ -120,6 +120,17 @@ _RULES: tuple[tuple[Severity | None, str], ...] = (
     (Severity.FAULT, rf"bnxt_en {_PCI} .*: (?:Fatal firmware|Firmware fatal) reset event"),
     # mlx5 prints a line for each queue after the first.
     (Severity.FAULT, rf"\S+ {_PCI} \S+: (?i:tx[ _]timeout\b(?! on queue)|Detected Tx Unit Hang)"),
+    (Severity.FAULT, rf"mlx5_core {_PCI} \S+: (?:Error cqe on cqn|ERR CQE on)"),
+    (Severity.FAULT, rf"bnxt_en {_PCI}(?: \S+)?: Error \(timeout: \d+\) msg"),
+    (
+        Severity.FAULT,
+        rf"(?:ice|irdma) {_PCI}(?: \S+)?: (?:HMC Error|Rebuild failed|PF reset failed)",
+    ),
+    (
+        Severity.FAULT,
+        rf"ena {_PCI} \S+: (?:Keep alive watchdog timeout|Found a Tx that wasn't completed)",
+    ),
+    (Severity.FAULT, rf"pcieport {_PCI}: pciehp: Slot\(\S+\): Link Down"),
     # A queue of a NIC stands still: usual for the USB network of a BMC only.
     (
         Severity.FAULT,

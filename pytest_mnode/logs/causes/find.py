@@ -42,7 +42,8 @@ _HARMLESS = re.compile(
     r"\bset (?:by environment )?to (?!ERROR)|\bset by environment\b|"
     r"client socket has failed to connect to \[|failed to shutdown the rendezvous|"
     r"\b(?:Readiness|Startup) probe failed|Xid .*\bNonfatal\b|\(ignored\)$|"
-    r"\b(?i:install|regist|set(?:ting)? ?up|add|trap|ignor)\w*\b.*\bSIG[A-Z]{3,}|"
+    r"\b(?i:install(?:s|ed|ing)?|regist(?:er|ered|ering)|set(?:ting)? ?up|add(?:ed|ing)|ignor\w+)\b"
+    r".*\bSIG[A-Z]{3,}|\btrap ['\"].*SIG[A-Z]{3,}|"
     r"\bSIG[A-Z]{3,}\b.*\b(?i:install|regist|handler|ignored)|"
     r"Using the loopback address as fallback|"
     # Of the processes of a node, one gets the port of NCCL's RAS.

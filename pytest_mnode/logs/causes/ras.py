@@ -124,7 +124,7 @@ def _uneven(
             behind.setdefault(host, []).append(rank)
     if not behind:
         ahead = format_cpulist(tuple(sorted(rank for rank, _ in counts)))
-        detail = f"{op}: rank {ahead} launched {most}, others fewer" if counts else op
+        detail = f"{op}: ranks {ahead} launched {most}, others fewer" if counts else op
         yield Cause(known_cause("ranks' collectives differ"), line, detail=detail)
     for host, ranks in behind.items():
         least = min(counts[rank, host] for rank in ranks)
