@@ -107,6 +107,19 @@ def test_every_path_reaches_the_line_rate(
 
 
 @needs_group
+@pytest.mark.stops("fabric", only_hung=True)
+@pytest.mark.mnode(timeout=limits.paths_limit_s, still=limits.still_limit_s)
+def test_small_messages_are_as_fast_as_between_other_nodes(
+    world: World, device: torch.device, spec: Spec, measure: Measure
+) -> None:
+    """Do small messages take as long between any two nodes as between most?"""
+    promised(spec, "fabric")
+    if len(world.nodes) < 3:
+        pytest.skip("two nodes have no other pair to compare with; give --mnode-nodes=3 or more")
+    measure.record(judges.judge_latencies(bench.latencies(world, device), world.nodes))
+
+
+@needs_group
 @pytest.mark.mnode(timeout=limits.transport_limit_s)
 def test_traffic_runs_on_the_fabric(
     world: World, device: torch.device, spec: Spec, measure: Measure

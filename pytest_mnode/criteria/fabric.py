@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_loss, smallest_share_wrong
 from pytest_mnode.measurement import Curve, Measurement, at_most, equals, listed
+from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
 from pytest_mnode.measuring.naming import culprit_of
 from pytest_mnode.measuring.traffic import nodes_off_fabric, off_fabric
@@ -106,6 +108,27 @@ def judge_slow_links(found: SlowLinks) -> list[Measurement]:
             found.corrupter,
         ),
     ]
+
+
+def judge_latencies(found: Iterable[Latencies], nodes: Sequence[str]) -> list[Measurement]:
+    """Latency of each size of the slowest node, compared with most nodes."""
+    return [_judge_latency(one, nodes) for one in found]
+
+
+def _judge_latency(one: Latencies, nodes: Sequence[str]) -> Measurement:
+    times = one.by_node
+    slowest = max(times, key=times.__getitem__)
+    shown = [f"{nodes[node]} {times[node] * 1e6:.4g} µs" for node in one.slow or [slowest]]
+    return Measurement(
+        f"latency of {SIZE.text(one.size_bytes)}, slowest node against most nodes",
+        times[slowest] / one.usual_s,
+        "×",
+        at_most(TIMES_AS_LONG),
+        f"one way, over a node's fastest pair, by the median node or {one.least_s * 1e6:.4g} µs",
+        listed([nodes[node] for node in one.slow]) or None,
+        f"{listed(shown, separator=', ')}, usual {one.usual_s * 1e6:.4g} µs; "
+        f"least of {one.repeats} medians of {EXCHANGES} exchanges",
+    )
 
 
 def _judge_sweep(found: Busbw, one: AlgorithmSweep) -> list[Measurement]:

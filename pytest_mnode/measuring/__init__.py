@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from pytest_mnode.measuring.copies import near_and_far
     from pytest_mnode.measuring.devices import compare_copy, compare_matmul
+    from pytest_mnode.measuring.latency import latencies
     from pytest_mnode.measuring.locating.locate import find_slow_links
     from pytest_mnode.measuring.messages import DTYPES, exchange, sums
     from pytest_mnode.measuring.naming import culprit_of
@@ -37,6 +38,7 @@ _HOMES = {
     "checked_calls": ("wrong_values",),
     "copies": ("near_and_far",),
     "devices": ("compare_copy", "compare_matmul"),
+    "latency": ("latencies",),
     "locating.locate": ("find_slow_links",),
     "messages": ("DTYPES", "exchange", "sums"),
     "naming": ("culprit_of",),
@@ -61,6 +63,7 @@ __all__ = [
     "culprit_of",
     "exchange",
     "find_slow_links",
+    "latencies",
     "measure_busbw",
     "near_and_far",
     "placement",

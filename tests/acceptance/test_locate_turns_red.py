@@ -61,3 +61,11 @@ def test_a_node_whose_wire_changes_payloads_is_named(tmp_path: Path, size: str) 
     changed = done.measurements("fabric")["paths that corrupt the data sent"]
     assert (changed["verdict"], changed["culprit"]) == ("fail", "node2 fab0"), done.run.output
     assert 2 <= changed["value"] <= 6
+
+
+def test_a_node_whose_packets_are_delayed_by_turns_is_named(tmp_path: Path) -> None:
+    """Its rate below the plateau is a tenth of the line, and no bound holds there."""
+    need_rack()
+    fault = "--mnode-fault=delay:node2:0.001:3"
+    done = certify(tmp_path, "-k", "small_messages", fault, files=["test_fabric.py"])
+    assert done.culprits("fabric") == {"node2"}

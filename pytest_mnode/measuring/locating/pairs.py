@@ -126,7 +126,7 @@ class Pairs:
     def _send(self, target: int) -> None:
         """Send chunks; the first byte of a chunk is 1 if the next one is the last."""
         started_s = time.perf_counter()
-        pending: list[_Transfer] = []
+        pending: list[Transfer] = []
         ends = False
         for number in range(1, _MOST_CHUNKS + 1):
             if len(pending) == len(self._chunks):
@@ -135,7 +135,7 @@ class Pairs:
             ends = number == _MOST_CHUNKS - 1 or (late and number >= _LEAST_CHUNKS - 1)
             chunk = self._chunks[number % 2]
             chunk[0] = int(ends)
-            pending.append(_Transfer(dist.isend, chunk, target))
+            pending.append(Transfer(dist.isend, chunk, target))
             if was_last:
                 break
         for transfer in pending:
@@ -145,7 +145,7 @@ class Pairs:
         """Arrival times of the chunks, and how many were corrupted; all their data are zeros."""
         arrived_s: list[float] = []
         wrong = 0
-        pending = [_Transfer(dist.irecv, chunk, source) for chunk in self._chunks]
+        pending = [Transfer(dist.irecv, chunk, source) for chunk in self._chunks]
         ends = False
         while pending:
             pending.pop(0).finish()
@@ -157,11 +157,11 @@ class Pairs:
                 wrong += 1
                 chunk.zero_()  # this buffer is also used for sending later
             if not was_last and not ends:
-                pending.append(_Transfer(dist.irecv, chunk, source))
+                pending.append(Transfer(dist.irecv, chunk, source))
         return arrived_s, wrong
 
 
-class _Transfer:
+class Transfer:
     """A chunk on its way; the next may be started before it is finished."""
 
     def __init__(self, operation: Any, chunk: torch.Tensor, peer: int) -> None:
