@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_loss, smallest_share_wrong
-from pytest_mnode.measurement import Curve, Measurement, at_most, equals, listed
+from pytest_mnode.measurement import Curve, Measurement, all_of, at_most, equals, listed
 from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
 from pytest_mnode.measuring.naming import culprit_of
@@ -125,7 +125,7 @@ def _judge_latency(one: Latencies, nodes: Sequence[str]) -> Measurement:
         "×",
         at_most(TIMES_AS_LONG),
         f"one way, over a node's fastest pair, by the median node or {one.least_s * 1e6:.4g} µs",
-        listed([nodes[node] for node in one.slow]) or None,
+        all_of(Culprit(nodes[node], nodes[node]) for node in one.slow),
         f"{listed(shown, separator=', ')}, usual {one.usual_s * 1e6:.4g} µs; "
         f"least of {one.repeats} medians of {EXCHANGES} exchanges",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from pytest_mnode.criteria.port_counters.reading import CARRIER, TCP, Counters, PortReading
 from pytest_mnode.culprit import Culprit
@@ -30,6 +31,9 @@ _PACKETS = (
 )
 
 
+_TIMES_AS_MANY, _FEW_OF_LIMIT = 2.5, 0.3
+"""A node loses too much by itself if it loses 2.5 times as much as the median node, unless that is
+little: on a healthy rack single nodes lose up to 0.15 % of their packets."""
 _BROKEN_BEFORE = "port_rcv_remote_physical_errors"
 """Packets that a switch marked as broken. Source: InfiniBand Architecture Specification 1.4."""
 
@@ -119,7 +123,42 @@ def judge(
                 listed([*notes, *unread, *unknown, *([worst.text] if worst else [])]),
             )
         )
+    if culprit is None:  # else a port is to blame, which others may lose packets to
+        measurements += _against_others(lost, ports, 100 * fabric.lost_at_most_fraction)
     return measurements
+
+
+def _against_others(
+    lost: Sequence[_Row], ports: Sequence[_Port], limit_percent: float
+) -> list[Measurement]:
+    """Losses of the worst node, compared with the other nodes; [] if nothing can be compared.
+
+    They may be within the bound and still be the fault of one node.
+    """
+    by_node: dict[str, _Row] = {}
+    for row in sorted((row for row in lost if row.value is not None), key=_share):
+        by_node[row.port.node] = row
+    if len(by_node) < 3:
+        return []
+    usual = median_low(map(_share, by_node.values()))
+    most = max(_FEW_OF_LIMIT * limit_percent, _TIMES_AS_MANY * usual)
+    worst = max(by_node.values(), key=_share)
+    return [
+        Measurement(
+            "packets lost, worst node against most nodes",
+            worst.value,
+            "%",
+            at_most(most),
+            f"{_TIMES_AS_MANY:g} × the median node's {usual:.2g} %, and at least "
+            f"{_FEW_OF_LIMIT:g} × fabric.lost_at_most_fraction",
+            _to_blame([worst]) or _tcp_path(ports),
+            listed([row.text for row in by_node.values() if _share(row) > most] or [worst.text]),
+        )
+    ]
+
+
+def _share(row: _Row) -> float:
+    return row.value or 0.0
 
 
 def clock_steps(
