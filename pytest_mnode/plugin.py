@@ -111,8 +111,10 @@ def _check_faults(config: pytest.Config, settings: options.Settings) -> None:
 def _discover_instead(config: pytest.Config, settings: options.Settings) -> None:
     """Run no test; write a first spec from the facts of the nodes."""
     from pytest_mnode.controller.session import Run
+    from pytest_mnode.controller.terminated import end_at_sigterm
     from pytest_mnode.discover.session import Discovery, settings_to_discover
 
+    end_at_sigterm(config)
     try:
         settings = config.stash[SETTINGS] = settings_to_discover(config, settings)
         run = config.stash[options.RUN] = Run(config, settings)
@@ -142,6 +144,7 @@ def _run(config: pytest.Config) -> Run | None:
 
 def _make_run(config: pytest.Config) -> Run:
     from pytest_mnode.controller.session import Run
+    from pytest_mnode.controller.terminated import end_at_sigterm
 
     if (run := _run(config)) is not None:
         return run
@@ -152,6 +155,8 @@ def _make_run(config: pytest.Config) -> Run:
             settings = config.stash[SETTINGS] = on_free_nodes(config.stash[SETTINGS])
             # Ranks and workers of pytest-xdist read the number from the option.
             config.option.mnode_nodes = None if settings.nodes is None else str(settings.nodes)
+        if not _is_xdist_worker(config):
+            end_at_sigterm(config)
         run = config.stash[options.RUN] = Run(config, config.stash[SETTINGS])
         if _is_xdist_worker(config):
             from pytest_mnode.controller.xdist import join

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -176,3 +177,32 @@ def test_a_drain_without_scontrol_or_with_a_hung_one_is_reported(place: Path) ->
         ran = run(place, copy, FAILED_RUN, {"scontrol": "exec sleep 60"}, MNODE_SPEC="s")
         assert ran.status == 1
         assert any(f"could not be drained (status {status})" in call for call in ran.calls)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
+@pytest.mark.parametrize("of", ["acceptance/test_preflight.py", "spec.yaml", "python", ""])
+@pytest.mark.parametrize("how", ["others", "owner"])
+@pytest.mark.parametrize("script", ["healthcheck.sh", "prolog.sh"])
+def test_root_runs_nothing_that_others_can_write(
+    place: Path, script: str, of: str, how: str
+) -> None:
+    root = place / "tree"
+    (root / "acceptance").mkdir(parents=True)
+    (root / "fixtures").symlink_to(READY.parent)
+    for name in ("acceptance/test_preflight.py", "spec.yaml"):
+        (root / name).touch(0o644)
+    program(root / "python", "true")
+    settings = {"MNODE_ROOT": str(root), "MNODE_SPEC": str(root / "spec.yaml")}
+    assert run(place, script, "exit 0", **settings).calls[-1].startswith("python -m pytest")
+    path = root / of
+    if of == "python":
+        settings["MNODE_PYTHON"] = str(path)
+    if how == "others":
+        path.chmod(0o777)
+    else:
+        os.chown(path, 12345, -1)
+    (place / "calls").unlink()
+    ran = run(place, script, "exit 0", **settings)
+    assert ran.status == 0
+    [said] = ran.calls
+    assert f"root would run {root}, but others than root can write {path}" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,13 @@ def test_a_night_without_a_spec_names_the_missing_variable(place: Path) -> None:
     assert ran.status != 0
     assert "set MNODE_SPEC to the page" in ran.stderr
     assert ran.calls == ()
+
+
+def test_sigterm_is_for_pytest_which_ends_the_night(place: Path) -> None:
+    """Of scancel, or of --signal before the time limit; a shell that died would leave pytest."""
+    script = (READY / "nightly.sbatch").read_text()
+    assert "\n#SBATCH --signal=B:TERM@" in script
+    ends = "trap 'sleep 0.5; echo ended >>ended; exit 2' TERM; kill -TERM $PPID; sleep 9 & wait"
+    ran = run(place, "nightly.sbatch", f"cd {shlex.quote(str(place))}; {ends}", **NIGHT)
+    assert ran.status == 2
+    assert (place / "ended").read_text() == "ended\n"

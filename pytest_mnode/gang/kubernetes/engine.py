@@ -68,6 +68,7 @@ class KubernetesEngine:
         self._versions = {
             one: api_version(self._api, one.group, one.plural) for one in resources if one
         }
+        self._owners = self._api.owners()
         self._pod = admitted(self._api, self._given)
         check_logs(self._api)  # heartbeats are read from logs
         self._count = 0
@@ -135,7 +136,10 @@ class KubernetesEngine:
         return {
             "apiVersion": self._versions[resource],
             "kind": resource.kind,
-            "metadata": {"name": gang.name, "labels": labels, **metadata},
+            "metadata": {
+                **{"name": gang.name, "labels": labels, **metadata},
+                **({"ownerReferences": self._owners} if self._owners else {}),
+            },
             **manifest,
         }
 

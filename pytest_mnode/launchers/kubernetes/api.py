@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
+import tempfile
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -57,8 +59,12 @@ class ApiError(ClusterError):
 class Api:
     """Access to one API server. Thread-safe. namespace: given, else the context's or this pod's."""
 
+    _files = ""
+    """Directory of files with keys, which is there for moments."""
+
     def __init__(self, context: str = "", namespace: str = "", scratch: str = "") -> None:
-        """scratch: a directory for certificates. Raises UsageError."""
+        """scratch: a directory for keys and certificates, which the client reads from files while
+        this starts. Raises UsageError."""
         try:
             import urllib3
             from kubernetes import client, config
@@ -66,27 +72,14 @@ class Api:
             raise UsageError(
                 f"Kubernetes needs the Python package {error.name}: {INSTALL}"
             ) from None
-        self._settings = client.Configuration()
-        self._settings.retries = 0
+        self._files = tempfile.mkdtemp(prefix="mnode-kube-", dir=scratch or None)
         try:
-            if context or not in_pod():
-                config.load_kube_config(  # type: ignore[no-untyped-call]
-                    context=context or None,
-                    client_configuration=self._settings,
-                    temp_file_path=scratch or None,
-                )
-                found = _namespace_of(context)
-            else:
-                config.load_incluster_config(  # type: ignore[no-untyped-call]
-                    client_configuration=self._settings
-                )
-                found = (IN_POD / "namespace").read_text().strip()
-        except config.ConfigException as error:
-            named = f"--mnode-k8s-context={context}: " if context else ""
-            raise UsageError(f"{named}no usable Kubernetes configuration: {_line(error)}") from None
-        self.namespace = namespace or found
-        self.tls = self._tls()
+            self._read(context, client, config)
+            self.tls = self._tls()
+        finally:
+            self._remove_files()
         """None if the server has no TLS; made once, because that reads all authorities."""
+        self.namespace = namespace or self._given_namespace
         self.tls_name: str | None = (self._settings.tls_server_name or None) if self.tls else None
         """The name that the server's certificate has; None for the one in its URL."""
         self.proxy = self._proxy()
@@ -97,6 +90,37 @@ class Api:
         options["socket_options"] = [*defaults, *KEEPALIVE]
         manager = urllib3.PoolManager if self.proxy is None else _through(self.proxy)
         self._pool = manager(maxsize=4, retries=False, **options)
+
+    def _read(self, context: str, client: Any, config: Any) -> None:
+        """Read the configuration. Raises UsageError."""
+        self._settings = client.Configuration()
+        self._settings.retries = 0
+        try:
+            if context or not in_pod():
+                config.load_kube_config(
+                    context=context or None,
+                    client_configuration=self._settings,
+                    temp_file_path=self._files,
+                )
+                self._given_namespace = _namespace_of(context)
+            else:
+                config.load_incluster_config(client_configuration=self._settings)
+                self._given_namespace = (IN_POD / "namespace").read_text().strip()
+        except config.ConfigException as error:
+            named = f"--mnode-k8s-context={context}: " if context else ""
+            raise UsageError(f"{named}no usable Kubernetes configuration: {_line(error)}") from None
+
+    def _remove_files(self) -> None:
+        """Remove the keys that the client wrote into files, and make it forget these."""
+        if not self._files:
+            return
+        from kubernetes.config import kube_config
+
+        known: dict[str, str] = getattr(kube_config, "_temp_files", {})
+        for content, name in list(known.items()):
+            if name.startswith(f"{self._files}/"):
+                del known[content]
+        shutil.rmtree(self._files, ignore_errors=True)
 
     @property
     def host(self) -> str:
@@ -129,11 +153,28 @@ class Api:
     def headers(self) -> dict[str, str]:
         """Headers with credentials, which are renewed when they expire."""
         settings: Mapping[str, Any] = self._settings.auth_settings()
+        self._remove_files()  # a plugin that renews credentials may give a key too
         return {
             setting["key"]: setting["value"]
             for setting in settings.values()
             if setting["in"] == "header" and setting["value"]
         }
+
+    def owners(self) -> list[dict[str, str]]:
+        """Owner references for objects of this run: the pod in which it runs, if it is in one.
+
+        Kubernetes deletes the objects with their owner, also if this process is killed. The pod's
+        name is its host name, unless it is on its node's network: then MNODE_POD names it.
+        """
+        own = IN_POD / "namespace"
+        if not in_pod() or not own.exists() or own.read_text().strip() != self.namespace:
+            return []
+        name = os.environ.get("MNODE_POD") or socket.gethostname()
+        try:
+            uid = str(self.request("GET", self.path("pods", name=name))["metadata"]["uid"])
+        except (ApiError, KeyError):
+            return []
+        return [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}]
 
     def path(self, kind: str, api: str = "v1", name: str = "", more: str = "") -> str:
         """Path of objects in the namespace: `kind` in plural, api as "batch/v1"."""

@@ -94,6 +94,8 @@ class Bridge:
     def create(self) -> None:
         """Create the object. Raises ApiError."""
         manifest = self.run.manifest
+        if owners := self.api.owners():
+            manifest["metadata"]["ownerReferences"] = owners
         self.made = True
         path = self.api.path(self._plural, manifest["apiVersion"])
         try:

@@ -1,0 +1,73 @@
+"""Runs that get SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.inner import clean_env, junit_command, need_rack, write_files
+
+TEXT = """
+    import pathlib, time
+
+    def test_before(world): pass
+
+    def test_long(world, request):
+        pathlib.Path(request.config.rootpath, f"busy{world.rank}").touch()
+        time.sleep(120)
+
+    def test_after(world): pass
+"""
+AS_INIT = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path, times: int) -> None:
+    """A scheduler may send it to the batch script, which passes it on, and to all processes."""
+    need_rack()
+    write_files(tmp_path, test_it=TEXT)
+    argv = junit_command(tmp_path, "--mnode-nodes=2", "--mnode-report=report", "test_it.py")
+    with subprocess.Popen(
+        argv, cwd=tmp_path, env=clean_env(), stdout=subprocess.PIPE, text=True
+    ) as run:
+        end = time.monotonic() + 120
+        while len(list(tmp_path.glob("busy*"))) < 2:
+            assert time.monotonic() < end
+            assert run.poll() is None
+            time.sleep(0.05)
+        for _ in range(times):
+            run.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        output, _ = run.communicate(timeout=60)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "[ranks 0-1 of 2 on node0,node1] at test_it.py:" in output, output
+    assert "cut short by interrupted" in output
+    assert json.loads((tmp_path / "report/certificate.json").read_text())
+    assert (tmp_path / "junit.xml").exists()
+
+
+def test_sigterm_ends_the_first_process_of_a_container(tmp_path: Path) -> None:
+    """Without a handler, the kernel keeps SIGTERM from it."""
+    if subprocess.run([*AS_INIT, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("PID namespaces are not allowed here")
+    text = "import time\ndef test_it():\n    open('busy', 'w').close()\n    time.sleep(60)\n"
+    (tmp_path / "test_it.py").write_text(text)
+    spec = Path(__file__).parents[2] / "fixtures/clusters/rack.yaml"
+    argv = junit_command(tmp_path, f"--mnode-spec={spec}", "test_it.py")
+    with subprocess.Popen(
+        [*AS_INIT, *argv], cwd=tmp_path, env=clean_env(), stdout=subprocess.PIPE, text=True
+    ) as outer:
+        end = time.monotonic() + 60
+        while not (tmp_path / "busy").exists():
+            assert time.monotonic() < end
+            assert outer.poll() is None
+            time.sleep(0.05)
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+        subprocess.run(["kill", "-TERM", *children], check=True)
+        output, _ = outer.communicate(timeout=30)
+    assert outer.returncode == pytest.ExitCode.INTERRUPTED, output

@@ -1,0 +1,95 @@
+"""What a run in Kubernetes leaves behind if it is killed: no keys, and objects with an owner."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes.config import kube_config
+
+from pytest_mnode.launchers.kubernetes import api as module
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.bridge import Bridge, BridgeSettings
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kubeconfig that holds the client's key itself; the empty directory of temporary files."""
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=ada"]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+
+    def text(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
+
+    server = {"server": "https://127.0.0.1:1", "certificate-authority-data": text(certificate)}
+    user = {"client-key-data": text(key), "client-certificate-data": text(certificate)}
+    page = {
+        "clusters": [{"name": "c", "cluster": server}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": user}],
+        "current-context": "c",
+    }
+    (tmp_path / "config").write_text(json.dumps(page))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    return temporary
+
+
+def test_no_key_stays_in_a_file(config: Path) -> None:
+    for _ in range(2):  # the client remembers files by their content
+        api = Api()
+        assert api.tls is not None
+        assert list(config.iterdir()) == []
+        api.headers()
+    assert list(config.iterdir()) == []
+
+
+@pytest.fixture
+def in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "token").write_text("t")
+    (account / "namespace").write_text("team\n")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setattr(module, "IN_POD", account)
+    return account
+
+
+@pytest.mark.parametrize(
+    ("namespace", "owned"), [("team", True), ("elsewhere", False), ("denied", False)]
+)
+def test_objects_are_owned_by_the_pod_of_the_run(
+    config: Path, in_a_pod: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, owned: bool
+) -> None:
+    """An owner is of the same namespace."""
+    made: list[dict[str, Any]] = []
+
+    def request(self: Api, method: str, path: str, body: Any = None, **_: Any) -> Any:
+        if method == "GET":
+            assert path == "/api/v1/namespaces/team/pods/mnode-77"
+            if namespace == "denied":
+                raise ApiError(403, "no")
+            return {"metadata": {"uid": "u-1"}}
+        made.append(body)
+        return {"metadata": {"name": body["metadata"]["name"], "uid": "u-2"}}
+
+    monkeypatch.setattr(Api, "request", request)
+    monkeypatch.setenv("MNODE_POD", "mnode-77")
+    of = "team" if namespace == "denied" else namespace
+    pod = {
+        "kind": "PodTemplate",
+        "template": {"spec": {"containers": [{"name": "n", "image": "i"}]}},
+    }
+    settings = BridgeSettings("c", of, pod, "r", 2, "python3", ["wait"], 1.0, "/tmp/x", "")
+    bridge = Bridge(settings)
+    bridge.create()
+    owners = made[0]["metadata"].get("ownerReferences")
+    pod_of_run = {"apiVersion": "v1", "kind": "Pod", "name": "mnode-77", "uid": "u-1"}
+    assert owners == ([pod_of_run] if owned else None)
