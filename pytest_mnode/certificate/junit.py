@@ -116,6 +116,8 @@ def _case(case: CaseResult) -> Iterator[junit_xml.TestCase]:
             _fail(out, text, case.message)
         elif case.outcome != "passed":
             _error(out, text, case.message)
+        elif case.unread:
+            _error(out, case.unread)
         yield out
     for measurement in case.measurements:
         where = f" ({measurement.where})" if measurement.where else ""

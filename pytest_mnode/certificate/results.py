@@ -189,7 +189,10 @@ class CaseResult:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> CriterionVerdict:
-        """Fail before inconclusive; pass only for a test that passed with nothing unmeasured."""
+        """Fail before inconclusive; pass only for a test that passed with nothing unmeasured.
+
+        A test that only recorded values, none of which could be measured, does not pass.
+        """
         verdicts = {m.verdict for m in self.measurements}
         if self.outcome == "failed" or Verdict.FAIL in verdicts:
             return CriterionVerdict.FAIL
@@ -197,7 +200,17 @@ class CaseResult:
             return CriterionVerdict.INCONCLUSIVE
         if self.outcome == "not promised":
             return CriterionVerdict.NOT_PROMISED
-        return CriterionVerdict.PASS if self.outcome == "passed" else CriterionVerdict.INCONCLUSIVE
+        passed = self.outcome == "passed" and not self.unread
+        return CriterionVerdict.PASS if passed else CriterionVerdict.INCONCLUSIVE
+
+    @property
+    def unread(self) -> str:
+        """Its values, if it only recorded values and none of them could be measured; else ""."""
+        if any(m.verdict is not None or m.known is not None for m in self.measurements):
+            return ""
+        return "; ".join(
+            f"{m.name} not measured{': ' * bool(m.note)}{m.note}" for m in self.measurements
+        )
 
     @property
     def own_culprit(self) -> Culprit | None:
@@ -225,7 +238,7 @@ class CaseResult:
     def summary(self) -> str:
         """The value that decided, in few words, else why the test did not pass."""
         if (worst := self.worst) is None:
-            return first_line(self.message) or self.outcome
+            return first_line(self.message) or first_line(self.unread) or self.outcome
         doubt = worst.detection.doubt if worst.detection else ""
         why = doubt or worst.note if worst.verdict is Verdict.INCONCLUSIVE else ""
         why = f": {why}" if why else ""

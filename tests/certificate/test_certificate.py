@@ -33,6 +33,7 @@ FAST = Measurement("busbw", 180, "Mbit/s", at_least(170), "spec", Culprit("node1
 SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2 fab0", "node2"))
 UNKNOWN = Measurement("busbw", None, "Mbit/s", at_least(170), "spec", note="no counter")
 RECORDED = Measurement("latency", 3, "us")
+NOT_READ = Measurement("clock", None, "MHz", note="unreadable")
 
 
 def case(name: str, outcome: Any = "passed", *measurements: Measurement, **more: Any) -> CaseResult:
@@ -47,6 +48,9 @@ def case(name: str, outcome: Any = "passed", *measurements: Measurement, **more:
         ("passed", [RECORDED], "pass"),
         ("passed", [FAST], "pass"),
         ("passed", [FAST, UNKNOWN], "inconclusive"),
+        ("passed", [NOT_READ], "inconclusive"),
+        ("passed", [NOT_READ, RECORDED], "pass"),
+        ("passed", [NOT_READ, FAST], "pass"),
         ("passed", [UNKNOWN, SLOW], "fail"),
         ("failed", [FAST], "fail"),
         ("error", [FAST], "inconclusive"),
@@ -81,16 +85,13 @@ def test_a_criterion_has_the_verdict_of_its_worst_case(outcomes: list[Any], verd
     assert CriterionResult("mesh", promised=True, cases=cases).verdict == verdict
 
 
-NOT_READ = Measurement("clock", None, "MHz", note="unreadable")
-
-
 @pytest.mark.parametrize(
     "cases",
     [
         [case("mesh")],
         [case("mesh", "passed", RECORDED)],
-        [case("mesh", "passed", NOT_READ), case("mesh")],
-        [case("mesh", "passed", NOT_READ), case("mesh", "not promised")],
+        [case("mesh", "passed", RECORDED, NOT_READ), case("mesh")],
+        [case("mesh"), case("mesh", "not promised")],
     ],
 )
 def test_a_promise_that_no_value_was_judged_by_is_inconclusive(cases: list[CaseResult]) -> None:
@@ -106,6 +107,14 @@ def test_a_promise_that_no_value_was_judged_by_is_inconclusive(cases: list[CaseR
     assert "its tests judged no value" in page_text(certificate)
     unpromised = certify(*cases, case("fabric", "passed", FAST), promised=["fabric"])
     assert unpromised.verdict == "certified", "whoever promises nothing of it may just assert"
+
+
+def test_a_test_that_recorded_only_what_could_not_be_measured_is_inconclusive() -> None:
+    certificate = certify(case("mesh", "passed", NOT_READ), case("mesh", "passed", FAST))
+    [mesh] = certificate.criteria
+    assert mesh.reason == "mesh inconclusive (clock not measured: unreadable)"
+    [suite] = ET.fromstring(junit_text(certificate)).findall("testsuite[@name='mesh']")
+    assert [e.get("message") for e in suite.iter("error")] == ["clock not measured: unreadable"]
 
 
 GOOD, BAD = case("mesh", "passed", RIGHT), case("fabric", "passed", SLOW)
