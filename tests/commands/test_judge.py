@@ -75,7 +75,8 @@ def test_a_report_that_cannot_be_written_is_one_line(
 def test_bad_input_is_one_line(
     report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for text, message in (("[", "other.yaml"), ("name: x", "other.yaml")):
+    broken = default_spec_path().read_text().replace("name: rack", "name: [rack]")
+    for text, message in (("[", "other.yaml"), (broken, "other.yaml: name: ")):
         (tmp_path / "other.yaml").write_text(text)
         assert main(["judge", str(report), f"--spec={tmp_path / 'other.yaml'}"]) == 2
         [line] = capsys.readouterr().err.splitlines()
