@@ -184,7 +184,10 @@ def peer_bound(rates: Sequence[float], fraction: float, spreads: float | None = 
     explains = count >= ENOUGH and deviation <= _DOUBTFUL * HEALTHY_SPREAD * middle
     if explains and middle - healthy * deviation < limit:
         limit = middle - healthy * deviation
-        source += f", or less by their spread, {healthy:.3g} × {deviation:.3g} below the median"
+        source = (
+            f"median {middle:.4g} of {count} ranks less {healthy:.3g} × their spread "
+            f"{deviation:.3g}; below at_least_fraction {fraction:g}"
+        )
     if spreads is not None and count >= ENOUGH:
         scale = max(deviation, LEAST_SCALE * middle)
         if middle - spreads * scale > limit:
