@@ -133,11 +133,13 @@ def _rdma_fabric(node: FoundNode, machine: Machine) -> FoundNetwork | None:
 
 @dataclass(frozen=True, slots=True)
 class _CardPort:
-    """Where a NIC sends. address: of its PCI function; wire: equal for NICs that share a port; both
-    None if unknown."""
+    """Where a NIC sends. address: of its PCI function, of a virtual one that of its physical one;
+    wire: equal for NICs that share a port; both None if unknown. part: what its wires carry of the
+    rate that it shows, because a bond adds up the rates of functions that share a wire."""
 
     address: str | None
     wire: object
+    part: float = 1.0
 
 
 def _card_port(machine: Machine, port: Port, devices: Mapping[str, RdmaDevice]) -> _CardPort:
@@ -153,6 +155,8 @@ def _card_port(machine: Machine, port: Port, devices: Mapping[str, RdmaDevice]) 
     ]
     wires = tuple(sorted({w for name in below if (w := machine.by_name[name].wire)}))
     address = full_address(device.pci_address)
+    if card := machine.pci.physical_function(address):
+        return _CardPort(card, (card, port.number))
     if port.link_layer == "Unknown":  # EFA: the links of virtual machines are made up
         return _CardPort(None, None)
     if not wires and device.image_guid and address:
@@ -161,11 +165,16 @@ def _card_port(machine: Machine, port: Port, devices: Mapping[str, RdmaDevice]) 
 
 
 def _port_below(machine: Machine, nic: Interface) -> _CardPort:
-    """Of an interface with one physical interface; those of a bond are not told apart."""
+    """Of an interface. The slots of a bond's interfaces are not compared with its rate."""
     below = [machine.by_name[name] for name in _wires(machine, nic)]
-    if len(below) != 1 or nic.shaped_mbits_s:
+    if not below or nic.shaped_mbits_s:
         return _CardPort(None, None)
-    return _CardPort(full_address(below[0].pci_address), below[0].wire)
+    if len(below) > 1:
+        wires = {one.wire for one in below}
+        return _CardPort(None, None, 1.0 if None in wires else len(wires) / len(below))
+    address = full_address(below[0].pci_address)
+    card = machine.pci.physical_function(address)
+    return _CardPort(card or address, (card, below[0].wire) if card else below[0].wire)
 
 
 def _of_each(
@@ -185,6 +194,8 @@ def _of_each(
         if gbits_s / count < least:
             least = gbits_s / count
             why = f", {count} PCI functions to each wire of {gbits_s:g} Gbit/s"
+    if (part := min((port.part for port in ports), default=1.0)) < 1:
+        least, why = gbits_s * part, f", whose bonds join functions of one wire ({part:.0%} each)"
     for slot, count in slots.items():
         width, gtransfers_s = machine.pci.full_link(slot)
         if not width or not gtransfers_s:

@@ -385,3 +385,34 @@ def test_twin_functions_share_a_wire_for_tcp_too() -> None:
     nics = tuple(nic(n, a, speed_mbits_s=200_000, wire="30f4 p0") for n, a in names.items())
     fabric = fabric_with((nic("eno1", CONTROL), *nics))
     assert (fabric.nics, fabric.rate_mbits_s) == (2, 100_000)
+
+
+def test_a_bond_of_functions_of_one_wire_has_the_rate_of_the_wire() -> None:
+    ports = [
+        nic(name, speed_mbits_s=200_000, wire="30f4 p0", master="bond0")
+        for name in ("enp1s0f0", "enP2p1s0f0")
+    ]
+    names = tuple(one.name for one in ports)
+    bond = nic("bond0", "10.2.0.1", kind=Kind.BOND, speed_mbits_s=400_000, slaves=names)
+    fabric = fabric_with((nic("eno1", CONTROL), bond, *ports))
+    assert (fabric.interfaces, fabric.rate_mbits_s) == (("bond0",), 200_000)
+    two = [replace(one, wire=f"30f4 p{i}") for i, one in enumerate(ports)]
+    assert fabric_with((nic("eno1", CONTROL), bond, *two)).rate_mbits_s == 400_000
+
+
+def test_virtual_functions_of_one_card_share_its_wire(tmp_path: Path) -> None:
+    """As in a pod that has two of them, and not the card's own interface."""
+    tree, bridge = Tree(tmp_path), "pci0000:10/0000:10:01.0"
+    tree.pci(bridge, SWITCH_PORT, "0x1000")
+    tree.pci(f"{bridge}/0000:12:00.0", GPU, NVIDIA, 0)
+    tree.pci(f"{bridge}/0000:11:00.0", NIC, MELLANOX, 0)
+    for number in (1, 2):
+        path, name = f"{bridge}/0000:11:00.{number}", f"net{number}"
+        tree.pci(path, NIC, MELLANOX, 0)
+        tree.link(f"sys/devices/{path}/physfn", f"sys/devices/{bridge}/0000:11:00.0")
+        tree.interface(name, path, speed=400000)
+        gids = [("fe80:0000:0000:0000:0000:0000:0000:0001", "RoCE v2", name)]
+        tree.rdma(f"mlx5_{number}", path, gids=gids, link_layer="Ethernet")
+    fabric = networks_of(FoundNode("n0", CONTROL, Machine.read(tree.root))).fabric
+    assert fabric is not None
+    assert (fabric.nics, fabric.rate_mbits_s) == (2, 200_000)
