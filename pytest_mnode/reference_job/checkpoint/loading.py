@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -91,39 +92,40 @@ def _seen_by_any(directory: Path, ranks: Ranks) -> list[Path]:
 def _agree_on(path: Path, ranks: Ranks, settle_s: float) -> Manifest:
     """The manifest that all ranks see. Raises RefusedError if it is damaged.
 
-    Checks again, for `settle_s`, while some ranks see it and others do not. Raises CheckpointError
-    if that lasts, or soon if they surely look at different directories: to go on from an older
-    one would lose the steps since then.
+    Checks again, for `settle_s`, while some ranks see it, or list it, and others do not. Raises
+    CheckpointError if that lasts, or soon if they surely look at different directories: to go on
+    from an older one would lose the steps since then.
     """
     end = time.monotonic() + settle_s
     apart: list[str] | None = None
     while True:
-        with contextlib.suppress(OSError):
-            list_names(path.parent)  # makes a network file system look again
+        listed = False
+        with contextlib.suppress(OSError):  # a network file system looks again when it is listed
+            listed = path.name in list_names(path.parent)
         found = examine(path)
+        late = listed and not os.path.lexists(path)
         proof = seal(found.manifest.text()) if found.manifest else None
-        seen = ranks.gather((found.reason or "", proof, time.monotonic() >= end))
-        bad = [reason for reason, _, _ in seen]
-        whole = {proof for reason, proof, _ in seen if not reason}
-        if len(whole) + any(bad) == 1:
+        seen = ranks.gather((found.reason or "", proof, late, time.monotonic() >= end))
+        bad = [reason for reason, *_ in seen]
+        whole = {proof for reason, proof, *_ in seen if not reason}
+        late = any(one[2] for one in seen)
+        if (len(whole) + any(bad) == 1 and not late) or seen[0][3] or any(apart or ()):
             break
-        if seen[0][2] or any(apart or ()):
-            break
-        if apart is None:  # it may have been mounted only now, so they look once more
+        if apart is None and whole:  # it may have been mounted only now, so they look once more
             apart = _not_shared(path.parent, ranks, [not one for one in bad].index(True))
         time.sleep(_LOOK_AGAIN_S)
     if not any(bad):
         other = f"its manifest is not the one that rank 0 on {ranks.nodes[0]} sees: {STALE}"
-        bad = ["" if proof == seen[0][1] else other for _, proof, _ in seen]
-    if whole and any(bad):
+        bad = ["" if proof == seen[0][1] else other for _, proof, *_ in seen]
+    if (whole or late) and any(bad):
         others = apart or [""] * ranks.size
         bad = [
             f"{why} ({other})" if why and other else why
             for why, other in zip(bad, others, strict=True)
         ]
         raise CheckpointError(
-            f"{path} is whole, but not for all ranks: {ranks.by_rank(bad)}. "
-            "An older one would lose its steps"
+            f"{path} is {'whole' if whole else 'listed'}, but not for all ranks: "
+            f"{ranks.by_rank(bad)}. An older one would lose its steps"
         )
     if any(bad):
         raise RefusedError(bad[0] if len(set(bad)) == 1 else ranks.by_rank(bad))

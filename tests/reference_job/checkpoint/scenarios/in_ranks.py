@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,6 +128,33 @@ def test_a_whole_one_that_a_rank_never_sees_is_an_error(
         f"{path} is whole, but not for all ranks: rank 1 of 4 on node1: it does not exist: hidden. "
         "An older one would lose its steps"
     )
+
+
+def test_one_that_is_listed_and_not_there_yet_is_waited_for(
+    store: Store, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all ranks, as when a job goes on on other nodes than those that saved it."""
+    save(store, world, 1)
+    path = save(store, world, 2).path
+    hidden = path.with_name("hidden")
+    dist.barrier()
+    if world.rank == 0:
+        path.rename(hidden)
+    dist.barrier()
+    began, shown = time.monotonic(), threading.Timer(3.0, lambda: hidden.rename(path))
+    if world.rank == 0:
+        shown.start()
+    names = [path.name, *list_names(store.directory)]
+    monkeypatch.setattr(loading, "list_names", lambda _: names)
+    loaded, found = load(Store(store.directory), world)
+    assert (loaded.step, found, loaded.refused) == (2, 2, ())
+    assert time.monotonic() - began > 2
+    dist.barrier()
+    if world.rank == 0:
+        path.rename(hidden)
+    dist.barrier()
+    with pytest.raises(CheckpointError, match="is listed, but not for all ranks: ranks 0-3 of 4"):
+        load(store, world)
 
 
 def test_a_directory_that_is_not_shared_is_named_at_once(store: Store, world: World) -> None:
