@@ -126,9 +126,10 @@ class Cluster(Nodes):
 
     def power_off(self, node: str) -> None:
         """Cut the power of a node. The node is booted again when the test ends, if not before."""
-        self._run.switched_off.add(self._names(node)[0])
-        self._ask(PowerOff(node))
-        self._off.append(node)
+        (name,) = self._names(node)
+        self._ask(PowerOff(name))
+        self._off.append(name)
+        self._run.switched_off.add(name)
 
     def power_on(self, node: str) -> None:
         """Boot a node again, with the same name and links."""

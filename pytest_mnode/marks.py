@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_mnode.env_reads import READS
 from pytest_mnode.options import REUSE, UNEQUAL_CALLS, Settings, setting
 from pytest_mnode.suites import Suite, needs_no_world, size_of, suite_of
 
@@ -124,6 +125,8 @@ def controller_fixtures(item: pytest.Item) -> list[str]:
 
 def runs_in_ranks(item: pytest.Item) -> bool:
     """Whether the body of this test runs in ranks, not in the controller."""
+    if is_always_skipped(item):
+        return False
     if _rank_fixtures(item):
         return True
     if item.get_closest_marker("mnode") is None or controller_fixtures(item):
@@ -133,7 +136,26 @@ def runs_in_ranks(item: pytest.Item) -> bool:
 
 def takes_nodes(item: pytest.Item) -> bool:
     """Whether this test runs in ranks, or in the controller with nodes."""
+    if is_always_skipped(item):
+        return False
     return runs_in_ranks(item) or bool(controller_fixtures(item))
+
+
+def is_always_skipped(item: pytest.Item) -> bool:
+    """Whether a plain skip mark skips this test in every process, so that pytest does it here.
+
+    Not if the file may give the mark by a variable that only ranks have.
+    """
+    return item.get_closest_marker("skip") is not None and not READS.of(item.path)
+
+
+def too_many_nodes(item: pytest.Item, settings: Settings, nodes: int | None) -> str:
+    """Why a test cannot run, if it requests more than the run's nodes (None: not known yet)."""
+    if nodes is None or (wanted := world_request(item, settings).nodes or 0) <= nodes:
+        return ""
+    return (
+        f"{item.nodeid} needs {wanted} nodes, but the run has {nodes}; give --mnode-nodes={wanted}"
+    )
 
 
 def wide_fixtures_node(item: pytest.Item) -> pytest.Collector | None:

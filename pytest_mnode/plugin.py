@@ -45,6 +45,8 @@ SETTINGS = pytest.StashKey[options.Settings]()
 STOP_RULES = pytest.StashKey[stop_rules.StopRules]()
 _SKIPPED = pytest.StashKey[dict[str, list[str]]]()
 """Files that were skipped at import and the variables of ranks that their import read."""
+_HEADED = pytest.StashKey[bool]()
+"""Whether the header of the run is shown."""
 _IMPORT_AGAIN = "mnode-import-again"
 _SHOWS = ("collectonly", "setupplan", "showfixtures", "show_fixtures_per_test", "cacheshow")
 
@@ -189,15 +191,23 @@ def _make_run(config: pytest.Config) -> Run:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start the nodes and the import of torch while pytest collects."""
+    """Start the nodes and the import of torch while pytest collects, if they will be needed."""
     config = session.config
     run = _run(config)
     if run is None or _is_xdist_worker(config) or run.nodes is None:
         return
     if _only_shows(config) or run.settings.discover is not None or run.holds_nodes:
         return
+    from pytest_mnode.controller.expected import expects_nodes
+
+    # A certificate says which nodes it covers, whatever the tests.
+    expected = run.settings.certifies or expects_nodes(config)
+    if not expected and config.getoption("dist", "no") == "no":
+        return  # with pytest-xdist, workers must know the hub before they collect
     try:
-        run.make_pool().start_early()
+        pool = run.make_pool()
+        if expected:
+            pool.start_early()
     except MnodeError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -208,6 +218,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     from pytest_mnode.spec import doubts
 
+    config.stash[_HEADED] = True
     return [*run.header(), *(f"mnode: doubtful spec: {line}" for line in doubts(run.spec))]
 
 
@@ -271,29 +282,34 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         give_controller_hooks(
             i for i in items if marks.runs_in_ranks(i) and not marks.contradiction(i)
         )
-    if not _is_xdist_worker(config):
+    _make_ready(run, session, items)
+
+
+def _make_ready(run: Run, session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Start nodes, and ranks' imports, for those of these tests that can run."""
+    here = not _is_xdist_worker(run.config)
+    if here:
         run.decide_nodes(items)
-        if (
-            run.pool is None
-            and run.holds_nodes
-            and any(map(stop_rules.without_nodes, session.items))
-        ):
-            run.postpone(items)
-            return
-        try:
+    items = [i for i in items if not marks.too_many_nodes(i, run.settings, run.nodes)]
+    if not items:
+        return
+    postpones = here and run.pool is None and run.holds_nodes
+    if postpones and any(map(stop_rules.without_nodes, session.items)):
+        run.postpone(items)
+        return
+    try:
+        if here:
             run.make_pool()
-        except MnodeError as error:
-            raise pytest.UsageError(str(error)) from None
+    except MnodeError as error:
+        raise pytest.UsageError(str(error)) from None
     if run.client is not None:
         run.send_collect(items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     run = _run(config)
-    if run is None or (run.settings.nodes is not None and not run.holds_nodes):
-        return []
-    # How many nodes the tests request is known only after collection.
-    return run.header() if run.launcher else []
+    # Whether tests need nodes, and how many, may be known only after collection.
+    return [] if run is None or _HEADED in config.stash else pytest_report_header(config)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -309,6 +325,10 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _follows(item.config) and (why := marks.contradiction(item)):
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
+    if (run := _run(item.config)) is not None and marks.takes_nodes(item):
+        too_many = marks.too_many_nodes(item, run.settings, run.nodes)
+        if too_many:
+            pytest.fail(too_many, pytrace=False)
     if not _follows(item.config) and (why := item.config.stash[STOP_RULES].stop_reason(item)):
         pytest.fail(why, pytrace=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -41,8 +42,14 @@ def describe(
 
 
 def error_report(
-    item: pytest.Item, text: str, when: Literal["setup", "teardown"] = "setup"
+    item: pytest.Item,
+    text: str,
+    when: Literal["setup", "teardown"] = "setup",
+    began: float | None = None,
 ) -> pytest.TestReport:
+    """A failed report. began: when the test did, in seconds since 1970; None: now."""
+    now = time.time()
+    start = now if began is None else began
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
@@ -50,6 +57,9 @@ def error_report(
         outcome="failed",
         longrepr=text,
         when=when,
+        duration=now - start,
+        start=start,
+        stop=now,
     )
     describe(report, item, (), ())
     return report

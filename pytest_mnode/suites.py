@@ -5,12 +5,14 @@ Classes are recognised by the names of their bases, so that no base has to be im
 
 from __future__ import annotations
 
+import inspect
 from enum import Enum
 from typing import Any
 
 import pytest
 
 SIZE_FIXTURE = "_mnode_size"
+_SIZE = "world_size"
 _COMMON = "torch.testing._internal.common_distributed"
 _DTENSOR = "torch.testing._internal.distributed._tensor.common_dtensor"
 
@@ -72,6 +74,8 @@ def size_of(item: pytest.Item) -> int | None:
     method = getattr(cls, getattr(item, "originalname", item.name), None)
     mark = item.get_closest_marker("world_size")
     own = params.get(SIZE_FIXTURE) or getattr(method, "_required_world_size", None)
+    if not own and not (mark and mark.args) and inspect.getattr_static(cls, _SIZE, None) is None:
+        return None
     try:
         size = int(own or (mark.args[0] if mark and mark.args else _declared(cls)))
     except Exception as error:  # raised by a property, such as one that reads the environment
@@ -89,12 +93,13 @@ def _declared(cls: Any) -> Any:
 
 def parametrise_sizes(metafunc: pytest.Metafunc) -> None:
     """Make one variant of a DeepSpeed test for each number of `world_size = [2, 4]`."""
-    cls: Any = metafunc.cls
-    if suite_of(cls) is not Suite.DEEPSPEED:
+    test, cls = metafunc.definition, metafunc.cls
+    # Without the mark the class is another suite's own affair: not even its attributes are read.
+    if test.get_closest_marker("mnode") is None or suite_of(cls) is not Suite.DEEPSPEED:
         return
-    mark = metafunc.definition.get_closest_marker("world_size")
-    sizes = mark.args[0] if mark and mark.args else cls.world_size
-    if isinstance(sizes, list | tuple) and metafunc.definition.get_closest_marker("mnode"):
+    mark = test.get_closest_marker("world_size")
+    sizes = mark.args[0] if mark and mark.args else inspect.getattr_static(cls, _SIZE, None)
+    if isinstance(sizes, list | tuple):
         metafunc.fixturenames.append(SIZE_FIXTURE)
         metafunc.parametrize(SIZE_FIXTURE, sizes, ids=[f"ranks{n}" for n in sizes], indirect=True)
 

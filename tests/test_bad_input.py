@@ -65,7 +65,7 @@ NODES = "accepted: a whole number of 1 or more"
 )
 def test_a_bad_option(pytester: pytest.Pytester, args: list[str], line: str) -> None:
     pytester.makefile(".txt", file="")
-    pytester.makepyfile("def test_nothing(): pass")
+    pytester.makepyfile("def test_nothing(world): pass")
     result = pytester.runpytest(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     lines = [text for text in result.errlines if text.strip()]
@@ -104,6 +104,7 @@ def test_an_impossible_log_directory(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pytester.makefile(".txt", file="")
+    pytester.makepyfile("def test_nothing(world): pass")
     args = ("--mnode-nodes=1", "--mnode-launcher=local", "--mnode-log-dir=file.txt/logs")
     result = pytester.runpytest(*args)
     assert result.ret == pytest.ExitCode.USAGE_ERROR

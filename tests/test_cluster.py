@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from pytest_mnode.cluster import Cluster
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.protocol.world import Lease
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
 
 TESTS = """
@@ -177,3 +183,17 @@ def test_inner(run: InnerRun, name: str) -> None:
 
 def test_every_inner_test_ran(run: InnerRun) -> None:
     assert sorted(run.outcomes()) == sorted(NAMES)
+
+
+def test_a_node_that_the_launcher_did_not_switch_off_is_on() -> None:
+    def refuse(request: Any) -> None:
+        raise ClusterError("no such command")
+
+    run: Any = SimpleNamespace(
+        spec=None, switched_off=set(), ask_launcher=refuse, release=lambda lease: None
+    )
+    cluster = Cluster(run, Lease(1, ("node0", "node1")), 1, 1.0)
+    with pytest.raises(ClusterError, match="no such command"):
+        cluster.power_off("node1")
+    assert run.switched_off == set()
+    cluster.close()  # boots no node

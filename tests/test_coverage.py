@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.controller.coverage_plugin import mapped
+from pytest_mnode.controller.coverage_plugin import RanksCoverage, mapped
+from pytest_mnode.outcome.outcome import Outcome, RankState
+from pytest_mnode.protocol.rank_messages import CoverageData, TornDown
+from pytest_mnode.protocol.world import Shape, WorldInfo
 from tests.inner import (
     InnerRun,
     clean_env,
@@ -229,3 +232,17 @@ def test_files_of_another_python_are_mapped_to_this_one() -> None:
     assert mapped("/node/lib/site/numpy/a.py", "/node/lib/site") == f"{here}/numpy/a.py"
     assert mapped("/work/lib.py", "/node/lib/site") == "/work/lib.py"
     assert mapped(f"{here}/a.py", here) == f"{here}/a.py"
+
+
+def test_data_that_cannot_be_read_are_said_for_every_test(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    ranks = RanksCoverage(None, pytestconfig)
+    monkeypatch.setattr(ranks, "_warn", lambda text, nodeid: said.append(nodeid))
+    world = WorldInfo("w1", Shape(1, 1), ("node0",))
+    torn_down = TornDown(0, 7, coverage=CoverageData((b"no data of coverage",)))
+    outcome = Outcome(world, {0: RankState(0, "node0", torn_down=torn_down)}, 1.0)
+    for nodeid in ("test_a", "test_b"):
+        ranks.take(nodeid, outcome)
+    assert said == ["test_a", "test_b"]

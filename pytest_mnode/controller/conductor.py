@@ -94,7 +94,6 @@ class Conductor(RankTalk):
             self._tear_down(keep is None)
             self._ping_all()
             self._compare_passed()
-        self.outcome.stopped = time.time()
         return self.outcome
 
     def run_function(self, message: CallFunction | EndFixtures) -> Outcome:
@@ -105,21 +104,22 @@ class Conductor(RankTalk):
             self._wait(lambda s: s.returned is not None, self.timeout_s, "call")
             self._learn_calls()
             self._ping_all()
-        self.outcome.stopped = time.time()
         return self.outcome
 
     @contextlib.contextmanager
     def _watched(self, what: str) -> Iterator[None]:
         """Show the user where the ranks are if Ctrl-C interrupts the block."""
-        if self._console is None:
-            yield
-            return
-        with self._console.running(what, lambda: awaited(self.outcome, self._absent)):
+        console = self._console
+        shown = lambda: awaited(self.outcome, self._absent)  # noqa: E731
+        with console.running(what, shown) if console else contextlib.nullcontext():
             try:
                 yield
             except KeyboardInterrupt:
-                self.show_where(self._console)
+                if console is not None:
+                    self.show_where(console)
                 raise
+            finally:
+                self.outcome.stopped = time.time()
 
     def _tear_down(self, last: bool) -> None:
         dirty = any(s.failed_at is not None or s.gone or s.stuck_in for s in self.states.values())

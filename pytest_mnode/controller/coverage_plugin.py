@@ -29,7 +29,6 @@ class RanksCoverage:
 
         self._cov, self._warner, self._root = cov, Warner(config), str(config.rootpath)
         self._data = Data(no_disk=True)
-        self._taken: set[bytes] = set()
 
     @property
     def config_data(self) -> str:
@@ -62,15 +61,15 @@ class RanksCoverage:
     def _add(self, sent: Iterable[CoverageData]) -> None:
         from coverage import CoverageData as Data
 
+        taken: set[bytes] = set()
         for data in sent:
             for dump in data.dumps:
-                if dump in self._taken:  # most ranks run the same lines
+                if dump in taken:  # most ranks run the same lines
                     continue
-                self._taken.add(dump)
+                taken.add(dump)
                 one = Data(no_disk=True)
                 one.loads(dump)
                 self._data.update(one, map_path=lambda path, site=data.site: mapped(path, site))
-        self._taken.clear()
 
     def _warn(self, text: str, nodeid: str) -> None:
         self._warner.warn(b"", text, self._root, 0, "runtest", nodeid, None)

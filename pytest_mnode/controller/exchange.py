@@ -43,6 +43,7 @@ class Exchange(threading.Thread):
         descriptor does not signal again what had arrived at its last use."""
         self._woken, self._waker = waking_pair()
         self._client_carries = False
+        self._sleeps = False
 
     def handle(self, source: str, payload: bytes) -> None:
         """Handle a message for the hub."""
@@ -69,8 +70,10 @@ class Exchange(threading.Thread):
         while self.running:
             try:
                 self._read()
+                self._sleeps = True  # set before the check: a call that the check misses wakes it
                 if not self._calls:
                     (own if self._client_carries else all_sources).poll(CHECK_S * 1000)
+                self._sleeps = False
                 forget_wakes(self._woken)
                 self.turn()
             except Exception as error:
@@ -104,9 +107,8 @@ class Exchange(threading.Thread):
 
     def soon(self, call: Callable[[], None]) -> None:
         """Have the hub's thread call `call`; may be used from any thread."""
-        knows = bool(self._calls) or threading.current_thread() is self
         self._calls.append(call)
-        if not knows:
+        if self._sleeps:
             wake(self._waker)
 
     def local_line(self, name: str) -> LocalLine:

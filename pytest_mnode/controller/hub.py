@@ -285,7 +285,7 @@ class Hub(Exchange):
         state = self.nodes[name]
         if not state.lost and name not in self._suspects:
             return  # it was on, or is already booting
-        state.mark_lost("")  # it is booting
+        state.mark_booting()
         self._suspects.pop(name, None)
         self._boot_deadline = self._now() + BOOT_LIMIT_S
         if self.launcher.shared_kernel:

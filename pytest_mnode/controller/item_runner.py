@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class ItemRunner:
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """Run a test in the ranks that it requests; returns the merged reports."""
+        began = time.time()
         need = self._run.request_of(item)
         shared_tmp = None
         try:
@@ -53,10 +55,11 @@ class ItemRunner:
             with self._run.console.shows_line(True):
                 outcome = self._conduct(item, need, nextitem, shared_tmp)
         except MnodeError as error:
+            report = error_report(item, str(error), began=began)
             self._run.repair(error)
-            return [error_report(item, str(error))]
+            return [report]
         except pytest.fail.Exception as error:  # another plugin's limit expired in this process
-            return [error_report(item, str(error))]
+            return [error_report(item, str(error), began=began)]
         self.quits = outcome.quit
         if self._run.coverage:
             self._run.coverage.take(item.nodeid, outcome)
@@ -102,6 +105,7 @@ class ItemRunner:
         kept, keep = self._held_worlds.get(item, need), self._held_worlds.keep(item, nextitem, need)
         following = collected_id(nextitem) if nextitem is not None else None
         on, kept_id = (kept.world.nodes, kept.world.id) if kept else ((), "")
+        limits_s = [run.seconds_of(limit, need) for limit in (need.timeout_s, need.still_s)]
         progress("waiting for nodes")
         lease = run.lease(need, item.nodeid, on)
         try:
@@ -114,7 +118,6 @@ class ItemRunner:
                 self._only_in_ranks |= {
                     i: None for i in world.only_in_ranks if i not in self._given
                 }
-                limits_s = [run.seconds_of(limit, need) for limit in (need.timeout_s, need.still_s)]
                 conductor = Conductor(client, world, limits_s[0], run.console, limits_s[1])
                 keep_group = need.reuse == "warm" and not world.new_group
                 keeps = keep_group, keep.nodeid, str(shared_tmp or "")

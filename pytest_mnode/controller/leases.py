@@ -20,6 +20,7 @@ class NodeState:
     """The hub's state of a node.
 
     up: its agent answers. booted: ranks can be started. lost: why it is lost; "" if it is not.
+    boots_again: it was lost, and is being booted.
     """
 
     node: Node
@@ -29,12 +30,19 @@ class NodeState:
     lease: int | None = None
     lost: str = ""
     up: bool = False
+    boots_again: bool = False
 
     def mark_lost(self, reason: str) -> None:
         self.lost, self.up, self.booted, self.store_port = reason, False, False, None
+        self.boots_again = False
+
+    def mark_booting(self) -> None:
+        self.mark_lost("")
+        self.boots_again = True
 
     def mark_booted(self, store_port: int) -> None:
         self.lost, self.booted, self.store_port = "", True, store_port
+        self.boots_again = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +83,26 @@ class Leases:
         return [lease.id for lease in self.out.values() if meant(lease.client, lease.seq)]
 
     def answers(self) -> list[tuple[str, Granted | Refused]]:
-        """The answers that can be given now, each with its client."""
+        """The answers that can be given now, each with its client.
+
+        A request that waits for a node to boot again does not hold up those behind it.
+        """
         answers: list[tuple[str, Granted | Refused]] = []
-        while self.queue:
-            client, request = self.queue[0]
+        for client, request in list(self.queue):
             answer = self._answer(client, request)
-            if answer is None:
+            if answer is not None:
+                self.queue.remove((client, request))
+                answers.append((client, answer))
+            elif not self._needs_boot(request):
                 break
-            self.queue.popleft()
-            answers.append((client, answer))
         return answers
+
+    def _needs_boot(self, request: LeaseNodes) -> bool:
+        """Whether a request can only be granted once a node has booted again."""
+        away = [s for s in self.nodes.values() if s.boots_again]
+        there = len([s for s in self.nodes.values() if not (s.lost or s.boots_again)])
+        wanted = len(self.nodes) if request.nodes is None else request.nodes
+        return bool(away) and (there < wanted or any(s.node.name in request.on for s in away))
 
     def speak(self, nodes: Sequence[Node]) -> bool:
         """Note that the agent of `nodes` answers; returns whether that is new."""
@@ -97,14 +115,15 @@ class Leases:
         states = list(self.nodes.values())
         lost = [s for s in states if s.lost]
         ready = [s for s in states if s.booted or (s.up and not request.ranks)]
-        if not states or len(ready) + len(lost) < len(states):
+        away = [s for s in states if s.boots_again and s not in ready]
+        if not states or len(ready) + len(lost) + len(away) < len(states):
             return None
         wanted = len(states) if request.nodes is None else request.nodes
         if wanted > len(states) - len(lost):
             return _too_few(request, wanted, len(states), lost)
         if gone := [s for s in lost if s.node.name in request.on]:
             return _lost(request, f"{request.label} needs {', '.join(request.on)}", gone)
-        free = [s for s in states if s.lease is None and not s.lost]
+        free = [s for s in ready if s.lease is None]
         if request.on:
             free = [s for s in free if s.node.name in request.on]
         occupied = any(lease.exclusive for lease in self.out.values())

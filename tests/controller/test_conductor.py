@@ -360,6 +360,7 @@ def test_a_death_that_belongs_to_the_test_before() -> None:
     outcome = ran(Stage(silent, dying(6, RunItem, "after")), timeout_s=30)
     assert [death.rank for death in outcome.stillborn] == [1]
     assert not outcome.clean
+    assert outcome.stopped >= outcome.started
 
 
 def test_a_death_before_any_test_belongs_to_this_one() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_mnode.controller import exchange
 from pytest_mnode.controller.exchange import Exchange
 from pytest_mnode.protocol.channel import Keys, Line, LocalLine, Switchboard, new_keys
 from pytest_mnode.protocol.world import HUB
@@ -97,3 +100,25 @@ def test_messages_keep_their_order_when_two_threads_read_them(
         rank.send(CLIENT, number)
     assert [client.receive(LIMIT_S) for _ in range(300)] == list(range(300))
     assert client.receive(0.0) is None
+
+
+class _LateAppends(deque[Any]):
+    """Calls of a hub, of which the client's come after the hub has slept again."""
+
+    def append(self, call: Any) -> None:
+        if threading.current_thread().name != "mnode-hub":
+            time.sleep(0.1)
+        super().append(call)
+
+
+def test_a_call_that_comes_as_the_hub_falls_asleep_wakes_it(
+    hub: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub takes an earlier call between the client's look at the queue and its own call."""
+    monkeypatch.setattr(exchange, "CHECK_S", 10.0)
+    hub.soon(lambda: time.sleep(0.05))
+    hub._calls = _LateAppends(hub._calls)
+    hub._calls.appendleft(lambda: None)  # the client sees a call that waits
+    done = threading.Event()
+    hub.soon(done.set)
+    assert done.wait(5.0), "it waits for the hub's next look"

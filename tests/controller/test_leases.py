@@ -139,3 +139,25 @@ def test_every_request_is_served_in_any_order(
 )
 def test_a_count_and_its_noun(number: int, noun: str, text: str) -> None:
     assert count(number, noun) == text
+
+
+def test_a_node_that_boots_again_holds_up_only_those_that_need_it() -> None:
+    desk = leases()
+    desk.nodes["node1"].mark_lost("powered off")
+    desk.nodes["node1"].mark_booting()
+    ask(desk, "all", None)
+    desk.ask("named", LeaseNodes(1, 1, False, "test of named", on=("node1",)))
+    ask(desk, "three", 3)
+    ask(desk, "one", 1)
+    assert granted(desk) == {"three": ("node0", "node2", "node3")}
+    desk.nodes["node1"].mark_booted(1001)
+    assert granted(desk) == {}  # in turn: all nodes first
+    desk.give_back(1)
+    assert list(granted(desk)) == ["all"]
+
+
+def test_nodes_that_boot_first_are_waited_for() -> None:
+    desk = leases()
+    desk.nodes["node3"].booted = False
+    ask(desk, "one", 1)
+    assert granted(desk) == {}

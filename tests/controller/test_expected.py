@@ -1,0 +1,127 @@
+"""Runs whose tests need no nodes start none, whatever options say; and the others start in time."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.inner import InnerRun, run_pytest, write_files
+
+NOTES = """
+    import os, sys, time
+    import psutil, pytest
+
+    def pytest_sessionfinish(session):
+        names = [process.name() for process in psutil.Process().children(recursive=True)]
+        print("\\nchildren:", sorted(names), "torch" in sys.modules)
+
+    def pytest_runtest_logreport(report):
+        if report.outcome != "passed":
+            now = time.time()
+            print("\\ntimes:", now - 600 < report.start <= report.stop <= now)
+"""
+PLAIN = "def test_plain(): pass"
+MIXED = """
+    import pytest
+
+    @pytest.fixture
+    def device(): return "cpu"
+
+    def test_plain(device): pass
+
+    def test_ranks(world, device): pass
+"""
+SKIPPED = """
+    import pytest
+
+    @pytest.mark.skip(reason="not today")
+    def test_skipped(world): pass
+
+    @pytest.mark.mnode(nodes=2)
+    @pytest.mark.skip("nor tomorrow")
+    class TestIt:
+        def test_of_a_class(self): pass
+
+    @pytest.mark.skip(reason="never")
+    def test_in_the_controller(cluster): pass
+"""
+TOO_MANY = """
+    import pytest
+
+    @pytest.mark.mnode(nodes=3)
+    def test_too_many(rank): pass
+
+    @pytest.mark.mnode(nodes=3)
+    def test_in_the_controller(cluster): pass
+"""
+OF_OTHERS = """
+    class TestOfOthers:
+        is_dist_test = True
+
+        def test_it(self): pass
+
+    class Reads(type):
+        @property
+        def world_size(cls): raise RuntimeError("read")
+
+    class TestThatReads(metaclass=Reads):
+        is_dist_test = True
+
+        def test_it_too(self): pass
+"""
+
+
+def ran(tmp_path: pytest.TempPathFactory, text: str, *args: str, ini: str = "") -> InnerRun:
+    directory = tmp_path.mktemp("expected")
+    write_files(directory, conftest=NOTES, test_it=text)
+    (directory / "pytest.ini").write_text(textwrap.dedent(f"[pytest]\n{ini}"))
+    return run_pytest(directory, "-s", "-rs", "--mnode-launcher=local", *args)
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        (PLAIN, ("--mnode-nodes=2",)),
+        (OF_OTHERS, ("--mnode-nodes=2",)),
+        (MIXED, ("--mnode-nodes=2", "-k", "plain")),
+        (MIXED, ("--mnode-nodes=2", "test_it.py::test_plain")),
+        (SKIPPED, ("--mnode-nodes=2", "-m", "skip")),
+        (TOO_MANY, ("--mnode-nodes=2", "-k", "test_")),
+    ],
+)
+def test_a_run_that_needs_no_nodes_starts_none(
+    tmp_path_factory: pytest.TempPathFactory, text: str, args: tuple[str, ...]
+) -> None:
+    run = ran(tmp_path_factory, text, *args)
+    assert "children: [] False" in run.output, run.output
+
+
+def test_a_key_of_the_ini_file_starts_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = ran(tmp_path_factory, PLAIN, ini="mnode_nodes = 2")
+    assert run.outcomes() == {"test_plain": "passed"}, run.output
+    assert "children: [] False" in run.output, run.output
+
+
+def test_ranks_start_however_late_they_are_found(tmp_path_factory: pytest.TempPathFactory) -> None:
+    late = "def test_it(rank): pass"  # a name that the fixtures of many suites have
+    run = ran(tmp_path_factory, late, "--mnode-nodes=2")
+    assert run.outcomes() == {"test_it": "passed"}, run.output
+    assert run.output.count("mnode: launcher local (requested), 2 nodes") == 1
+
+
+def test_a_plain_skip_is_pytests_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = ran(tmp_path_factory, SKIPPED, "--mnode-nodes=2")
+    assert set(run.outcomes().values()) == {"skipped"}, run.output
+    for line in ("test_it.py:4: not today", "test_it.py: nor tomorrow", "test_it.py:12: never"):
+        assert f"SKIPPED [1] {line}" in run.output, run.output
+
+
+def test_too_many_nodes_are_found_at_collection(tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = ran(tmp_path_factory, TOO_MANY, "--mnode-nodes=2")
+    assert set(run.outcomes().values()) == {"error"}, run.output
+    for name in ("test_too_many", "test_in_the_controller"):
+        why = f"test_it.py::{name} needs 3 nodes, but the run has 2; give --mnode-nodes=3"
+        assert why in run.output, run.output
+    assert "times: False" not in run.output
+    assert run.output.count("times: True") == 2
