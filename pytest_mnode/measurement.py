@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Literal, Self
@@ -30,16 +30,34 @@ class Relation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """A key of the spec that a limit was computed from, and its value.
+
+    key: dotted, such as "fabric.line_rate"; a single word is a key of the promise that the test
+    requested. value: in the spec's own unit, as a certificate keeps the page.
+    """
+
+    key: str
+    value: float | str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, str):
+            object.__setattr__(self, "value", float(self.value))
+
+
+@dataclass(frozen=True, slots=True)
 class Bound:
     """What is expected of a value: its relation to `limit`, give or take `tolerance`.
 
     `limit` and `tolerance` are in the unit of the measurement. The tolerance widens the bound:
     at least 10 with tolerance 1 accepts 9 and more. Both edges are accepted.
+    terms: the limit is proportional to each that is a number; no part of what the bound says.
     """
 
     relation: Relation
     limit: float
     tolerance: float = 0.0
+    terms: tuple[Term, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "limit", _number("a bound", self.limit))
@@ -48,6 +66,10 @@ class Bound:
             raise ValueError(f"a bound of {self.limit} cannot be judged; give a finite number")
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise ValueError(f"tolerance {self.tolerance} is not a finite number of 0 or more")
+
+    def of(self, key: str, value: float | str) -> Bound:
+        """This bound with one more term."""
+        return replace(self, terms=(*self.terms, Term(key, value)))
 
     @property
     def accepted(self) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Any
 
 import junit_xml
 
@@ -27,10 +28,14 @@ def measurement_properties(measurements: Sequence[Measurement]) -> list[tuple[st
     return [
         (
             PROPERTY,
-            json.dumps({k: v for k, v in data.items() if v not in (None, "", [])}),
+            json.dumps(_without_empty(data | {"expected": _without_empty(data["expected"])})),
         )
         for data in measurements_to_json(measurements)
     ]
+
+
+def _without_empty(data: dict[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (data or {}).items() if value not in (None, "", [], {})}
 
 
 def junit_text(certificate: Certificate, asked: datetime | None = None) -> str:

@@ -1,9 +1,10 @@
 """A certificate judged by another spec, from the same measurements, without a new run. Pure.
 
-A bound's source names the keys of the spec that it is computed from: a product such as
-"fabric.line_rate 200 Mbit/s × at_least_fraction 0.85". If such a key has another value, the bound
-changes by the same factor. A bound that is not such a product, or a measurement that was made in
-another way than the other spec requires, cannot be judged again: inconclusive, never passed.
+A bound keeps the keys of the spec that it is computed from, with their values: its terms. If a term
+has another value, the limit changes by the same factor. A bound that is not such a product, or a
+measurement that was made in another way than the other spec requires, cannot be judged again:
+inconclusive, never passed. Of a bound without terms, as in older certificates, the keys are those
+that its source names: "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85".
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from pytest_mnode.certificate.certificate import Certificate, build_certificate
 from pytest_mnode.certificate.results import CaseResult, criterion_name
 from pytest_mnode.certificate.run_facts import UNCONFIRMED, SpecFacts
 from pytest_mnode.errors import UsageError
-from pytest_mnode.measurement import Bound, Measurement, Relation, Verdict
+from pytest_mnode.measurement import Bound, Measurement, Relation, Term, Verdict
 from pytest_mnode.spec import Spec, doubts
+from pytest_mnode.spec.inventory import COMPARED_ONLY, USED_BY
 from pytest_mnode.spec.quantity import DURATION, RATE, SIZE
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*")
@@ -55,10 +57,13 @@ class _Specs:
         keys = {*self.before, *self.after}
         self.changed = frozenset(k for k in keys if self.before.get(k) != self.after.get(k))
 
-    def named(self, source: str, asked: Sequence[str]) -> dict[str, str]:
-        """Keys that a source names, leaves or sections of the spec, each with the word for it."""
+    def keys(self, one: Measurement, asked: Sequence[str]) -> dict[str, str]:
+        """Keys that a bound is computed from, leaves or sections, each with the word for it."""
+        if one.expected is None:
+            return {}
+        words = [term.key for term in one.expected.terms] or _WORD.findall(one.source)
         found = {}
-        for word in _WORD.findall(source):
+        for word in words:
             below = [f"criteria.{key}.{word}" for key in asked]
             # A single word is plain English, unless a section that the test requested has that key.
             for key in (word, f"criteria.{word}") if "." in word else below:
@@ -67,6 +72,15 @@ class _Specs:
                     break
         return found
 
+    def measured_with(self, criterion: str) -> list[str]:
+        """Keys of the cluster with other values, with which this criterion measures otherwise."""
+        return [
+            key
+            for key in self.changed - COMPARED_ONLY
+            if (section := key.partition(".")[0]) not in _NO_INVENTORY
+            and criterion in USED_BY.get(section, (criterion,))
+        ]
+
 
 def rejudge(
     cases: Sequence[CaseResult], before: Mapping[str, Any], after: Mapping[str, Any]
@@ -74,10 +88,7 @@ def rejudge(
     """The cases judged by another spec. before, after: the specs as plain values by their keys."""
     specs = _Specs(dict(_leaves(before)), dict(_leaves(after)))
     bounds = {
-        key
-        for case in cases
-        for one in case.measurements
-        for key in specs.named(one.source, _asked(case))
+        key for case in cases for one in case.measurements for key in specs.keys(one, _asked(case))
     }
     found, undecided = [], []
     for case in cases:
@@ -126,20 +137,20 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
     if one.expected is None or not specs.changed:
         return one
     asked = _asked(case)
-    named = specs.named(one.source, asked)
+    named = specs.keys(one, asked)
     hits = [leaf for leaf in specs.changed if any(_is_below(leaf, key) for key in named)]
     mine = [leaf for leaf in specs.changed if any(_is_below(leaf, f"criteria.{k}") for k in asked)]
     others = [leaf for leaf in mine if not any(_is_below(leaf, key) for key in bounds)]
     exact = one.expected.relation is Relation.EQUALS
     if not exact or hits:
-        inventory = (k for k in specs.changed if k.partition(".")[0] not in _NO_INVENTORY)
-        others += [leaf for leaf in inventory if leaf not in hits]
+        around = specs.measured_with(criterion_name(case.test))
+        others += [leaf for leaf in around if leaf not in hits]
     if others:
         return _undecided(one, f"measured with another {', '.join(sorted(others)[:3])}")
     if not hits:
         if exact or named or not mine:
             return one
-        return _undecided(one, "its source names no key of the spec")
+        return _undecided(one, "it is not known which keys of the spec its bound is computed from")
     limit = _limit(one, one.expected, hits, named, specs)
     if limit is None or exact or one.expected.tolerance:
         return _undecided(one, f"its bound is no product of {', '.join(sorted(hits)[:3])}")
@@ -149,7 +160,7 @@ def _judge(one: Measurement, case: CaseResult, specs: _Specs, bounds: set[str]) 
     )
     return replace(
         one,
-        expected=Bound(one.expected.relation, limit),
+        expected=Bound(one.expected.relation, limit, terms=_terms(one.expected, named, specs)),
         source=f"{one.source}; judged again: {values}",
         detection=one.detection if one.detection and one.detection.too_noisy else None,
     )
@@ -159,12 +170,13 @@ def _limit(
     one: Measurement, bound: Bound, hits: Sequence[str], named: Mapping[str, str], specs: _Specs
 ) -> float | None:
     """The new limit; None if the old one is not a product of the keys that changed."""
-    formula = one.source.partition(";")[0].split(_FACTOR)
+    words = [term.key for term in bound.terms]
+    formula = words or [p.split(" ")[0] for p in one.source.partition(";")[0].split(_FACTOR)]
     limit = bound.limit
     for leaf in hits:
         old: Any = specs.before.get(leaf)
         new: Any = specs.after.get(leaf)
-        factors = sum(part.split(" ")[0] == named.get(leaf) for part in formula)
+        factors = formula.count(named.get(leaf, ""))
         if factors != 1 or not _is_number(old) or not _is_number(new):
             return None
         if old:
@@ -174,6 +186,15 @@ def _limit(
         else:
             return None
     return limit if math.isfinite(limit) else None
+
+
+def _terms(bound: Bound, named: Mapping[str, str], specs: _Specs) -> tuple[Term, ...]:
+    """The terms of the new bound."""
+    leaves = {word: leaf for leaf, word in named.items()}
+    return tuple(
+        replace(term, value=specs.after.get(leaves.get(term.key, ""), term.value))
+        for term in bound.terms
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -50,7 +50,8 @@ def parts_held(window: Window, promise: GangCriterion) -> Measurement:
         over = [pair for pair in parts if pair[0].at_least_s > settle_s > 0]
         blamed = sorted(over or parts, key=lambda pair: pair[0].shown_s, reverse=True)
         culprit = Culprit(listed(_part(window, gang, one) for one, gang in blamed))
-    return Measurement(PARTS, value, "s", at_most(settle_s), source, culprit, note)
+    bound = at_most(settle_s).of(f"{KEY}.settle", settle_s)
+    return Measurement(PARTS, value, "s", bound, source, culprit, note)
 
 
 def _part(window: Window, gang: Gang, one: Stretch) -> str:

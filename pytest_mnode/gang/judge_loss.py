@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.heartbeats import clock_note
 from pytest_mnode.gang.timeline import Gang, Sighting, State
-from pytest_mnode.gang.window import KEY, Window, counted, unless_others
-from pytest_mnode.measurement import Measurement, at_most, equals, listed
+from pytest_mnode.gang.window import KEY, Window, bound_of, counted, unless_others
+from pytest_mnode.measurement import Measurement, equals, listed
 from pytest_mnode.spec.gang import GangCriterion
 
 OFF = "time from the death of a node until its gang is off all nodes"
@@ -35,7 +35,7 @@ def judged_loss(lost: Lost, promise: GangCriterion, off: Mapping[str, float]) ->
         why = window.problem or "no node was switched off"
         return [Measurement.unknown(FATE, why, source=source)]
     gang, limit = window.gang("B"), promise.lost_within_s
-    bound, within = at_most(limit), f"{KEY}.lost_within"
+    bound, within = bound_of(limit, "lost_within")
     who = window.who(gang)
     # Later changes are the effect of clearing up.
     seen = [one for one in window.seen(gang) if one.observation.answered_s <= window.over_s]

@@ -5,8 +5,15 @@ from __future__ import annotations
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.judge_turns import over_between
 from pytest_mnode.gang.timeline import Gang, State
-from pytest_mnode.gang.window import KEY, Window, counted, surely_within, unless_others, worst
-from pytest_mnode.measurement import Measurement, at_most
+from pytest_mnode.gang.window import (
+    Window,
+    bound_of,
+    counted,
+    surely_within,
+    unless_others,
+    worst,
+)
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.gang import GangCriterion
 
 LARGE = "too large"
@@ -126,6 +133,5 @@ def _time_to_start(
         note = f"{window.who(gang)} was never seen whole"
     if value is not None and value > limit and (why := window.blocked(gang)):
         value, note = None, window.blocked_note(gang, why)
-    return Measurement(
-        OTHERS, value, "s", at_most(limit), f"{KEY}.next_within", Culprit(gang.name), note
-    )
+    bound, source = bound_of(limit, "next_within")
+    return Measurement(OTHERS, value, "s", bound, source, Culprit(gang.name), note)

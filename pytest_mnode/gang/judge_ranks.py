@@ -16,8 +16,8 @@ from pytest_mnode.gang.heartbeats import (
     spans,
 )
 from pytest_mnode.gang.timeline import Gang, State, Stretch, blind_gaps
-from pytest_mnode.gang.window import KEY, Window, counted
-from pytest_mnode.measurement import Measurement, at_most, listed
+from pytest_mnode.gang.window import KEY, Window, bound_of, counted
+from pytest_mnode.measurement import Measurement, listed
 from pytest_mnode.spec.gang import GangCriterion
 
 WAITING = "ranks of waiting gangs that ran"
@@ -158,7 +158,7 @@ def ranks_alone(
                         f"{window.who(gang)}: {len(some.ranks)} of {gang.size} ranks ({who}) "
                         f"for {some.seconds:.1f} s"
                     )
-    bound, source = at_most(promise.together_s), f"{KEY}.together"
+    bound, source = bound_of(promise.together_s, "together")
     if worst > promise.together_s:
         return Measurement(ALONE, worst, "s", bound, source, Culprit(culprit))
     value = None if unknown else worst

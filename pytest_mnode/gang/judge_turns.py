@@ -9,14 +9,14 @@ from pytest_mnode.culprit import Culprit
 from pytest_mnode.gang.engine import Observation
 from pytest_mnode.gang.timeline import Gang, Sighting, State
 from pytest_mnode.gang.window import (
-    KEY,
     Window,
+    bound_of,
     counted,
     only_blocked,
     surely_within,
     unless_others,
 )
-from pytest_mnode.measurement import Measurement, at_most
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.spec.gang import GangCriterion
 
 NEVER = "gangs that never ran, though there was room"
@@ -145,7 +145,7 @@ def judged_turn(window: Window, turn: Turn, promise: GangCriterion) -> list[Meas
     if absent and value is None and not surely_never:
         why = window.problem or never.note or note
         never = Measurement(NEVER, None, "", never.expected, _TURNS, never.culprit, why)
-    bound, source = at_most(promise.next_within_s), f"{KEY}.next_within"
+    bound, source = bound_of(promise.next_within_s, "next_within")
     start = Measurement(NEXT, value, "s", bound, source, Culprit(window.who(second)), note)
     return [tried, *unless_others(window, [never, start])]
 

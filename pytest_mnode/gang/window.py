@@ -18,7 +18,7 @@ from pytest_mnode.gang.timeline import (
     sightings,
     stretches,
 )
-from pytest_mnode.measurement import Measurement, Verdict, listed
+from pytest_mnode.measurement import Bound, Measurement, Verdict, at_most, listed
 
 KEY = "criteria.gang"
 SMALL = "small"
@@ -132,6 +132,11 @@ class Window:
     def unreadable(self) -> int:
         """Number of lines that were no heartbeats."""
         return sum(observation.unreadable for observation in self.observations)
+
+
+def bound_of(limit_s: float, key: str) -> tuple[Bound, str]:
+    """A bound of a time by a key of the criterion, and its source."""
+    return at_most(limit_s).of(f"{KEY}.{key}", limit_s), f"{KEY}.{key}"
 
 
 def counted(

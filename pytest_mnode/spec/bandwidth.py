@@ -8,7 +8,7 @@ if one ring runs over all nodes; `busbw_at_line_rate` gives their ratio otherwis
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -188,21 +188,21 @@ class BusbwAtLineRate:
     gbytes_s: with the algorithm in use; promises are fractions of it. text: its derivation from the
     spec, for the source of a bound. ceiling_gbytes_s: the limit of all algorithms that move each
     byte over the fabric as often as a ring or a direct message does; None within one node, where no
-    byte crosses the fabric.
+    byte crosses the fabric. line_rate_bits_s: that of one NIC, which all of these follow.
     """
 
     gbytes_s: float
     text: str
     ceiling_gbytes_s: float | None
+    line_rate_bits_s: float
 
 
 def ring_at_line_rate(fabric: NicRates) -> BusbwAtLineRate:
     """The line of one ring over all ranks: the sum of a node's NIC rates."""
     total = line_rate_gbytes_s(fabric)
     nics = f" × {fabric.nics_per_node} NICs" if fabric.nics_per_node > 1 else ""
-    return BusbwAtLineRate(
-        total, f"fabric.line_rate {RATE.text(fabric.line_rate_bits_s)}{nics}", total
-    )
+    text = f"fabric.line_rate {RATE.text(fabric.line_rate_bits_s)}{nics}"
+    return BusbwAtLineRate(total, text, total, fabric.line_rate_bits_s)
 
 
 def busbw_at_line_rate(
@@ -228,25 +228,25 @@ def busbw_at_line_rate(
     ring = ring_at_line_rate(fabric)
     total = ring.gbytes_s
     if nodes == 1:
-        return BusbwAtLineRate(total, ring.text, None)
+        return replace(ring, ceiling_gbytes_s=None)
     match collective, backend:
         case Collective.ALL_TO_ALL, _ if ranks_per_node > 1:
             line = total * (ranks - 1) / (ranks_per_node * (ranks - ranks_per_node))
             how = f" × (n-1)/(g(n-g)) for g={ranks_per_node} of n={ranks} ranks on a node"
-            return BusbwAtLineRate(line, ring.text + how, line)
+            return replace(ring, gbytes_s=line, text=ring.text + how, ceiling_gbytes_s=line)
         case Collective.SEND_RECV, _:
             of_a_rank = max(1.0, fabric.nics_per_node / ranks_per_node)
             how = f" × {of_a_rank:g} NICs of a rank" if of_a_rank > 1 else ""
             line = total * of_a_rank / fabric.nics_per_node
             text = f"fabric.line_rate {RATE.text(fabric.line_rate_bits_s)}{how}"
-            return BusbwAtLineRate(line, text, total)
+            return replace(ring, gbytes_s=line, text=text)
         case Collective.BROADCAST, "gloo" if ranks > 2:
             copies = gloo_tree_copies(nodes, ranks_per_node)
             how = f" ÷ {copies} copies that the root's node sends in gloo's tree"
-            return BusbwAtLineRate(total / copies, ring.text + how, total)
+            return replace(ring, gbytes_s=total / copies, text=ring.text + how)
         case Collective.REDUCE_SCATTER, "gloo":
             how = " ÷ 2 as gloo's reduce_scatter is an all_reduce inside"
-            return BusbwAtLineRate(total / 2, ring.text + how, total)
+            return replace(ring, gbytes_s=total / 2, text=ring.text + how)
         case _:
             return ring
 

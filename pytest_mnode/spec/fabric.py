@@ -95,9 +95,11 @@ class BusbwPromise(Page):
     def bound_gbytes_s(self, on: BusbwAtLineRate | NicRates) -> Bound:
         """Bound of busbw in GB/s on a line, or on one ring over a fabric."""
         line = on if isinstance(on, BusbwAtLineRate) else ring_at_line_rate(on)
-        return at_least(
+        bound = at_least(
             self.at_least_fraction * line.gbytes_s, self.tolerance_fraction * line.gbytes_s
         )
+        bound = bound.of("fabric.line_rate", line.line_rate_bits_s)
+        return bound.of("at_least_fraction", self.at_least_fraction)
 
     def source(self, on: BusbwAtLineRate | NicRates) -> str:
         """Where the bound comes from, for a reader of the measurement."""

@@ -231,6 +231,21 @@ class Inventory(Page):
         return bool(self.emulated)
 
 
+COMPARED_ONLY = frozenset(
+    (
+        "accelerators.model",
+        "accelerators.memory",
+        "fabric.carrier_changes_at_most",
+        "fabric.errors_at_most",
+        "fabric.lost_at_most_fraction",
+    )
+)
+"""Keys that values are only compared with: with another value nothing is measured in another way,
+and no bound changes but those that name the key."""
+USED_BY = {"storage": ("preflight", "restart"), "scheduler": ("launch", "restart", "gang")}
+"""Sections that only these criteria measure with; of other sections, all do."""
+
+
 class Criterion(Page):
     """Base of the promises for one criterion."""
 

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from pytest_mnode.certificate import CaseResult, Certificate
+from pytest_mnode.certificate.files import json_text, parse_certificate
 from pytest_mnode.certificate.rejudge import facts_of, rejudge_certificate
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import Detection
-from pytest_mnode.measurement import Measurement, at_least, at_most, equals
+from pytest_mnode.measurement import Measurement, Term, at_least, at_most, equals
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from tests.certificate.conftest import certify
 
@@ -134,7 +135,7 @@ def found_index(certificate: Certificate, name: str) -> int:
         (busbw(0.03), at(*FRACTION[:-1], "sizes", value=["8 MiB"]), "measured with another"),
         (busbw(0.03), at(*FRACTION[:-1], "tolerance_fraction", value=0.1), "measured with another"),
         (busbw(0.03), at("fabric", "mtu", value=9000), "measured with another fabric.mtu"),
-        (UNTIED, at(*FRACTION, value=0.9), "its source names no key of the spec"),
+        (UNTIED, at(*FRACTION, value=0.9), "it is not known which keys of the spec its bound"),
         (PAST, at("fabric", "interfaces", value=["fab1"]), "its bound is no product of"),
     ],
 )
@@ -166,6 +167,65 @@ def test_a_change_of_other_keys_changes_nothing(edited: Any) -> None:
     clocks = night(SKEW, name="preflight", promise="preflight.clocks")
     found, undecided = rejudge_certificate(clocks, *other)
     assert (found.criteria[0].verdict, undecided) == ("fail", ())
+
+
+IN_OTHER_WORDS = Measurement(
+    "busbw",
+    0.0220,
+    "GB/s",
+    at_least(0.02125).of("fabric.line_rate", 2e8).of("at_least_fraction", 0.85),
+    "as fast as the cluster promises",
+)
+
+
+@pytest.mark.parametrize(
+    ("edit", "limit"),
+    [
+        (at(*FRACTION, value=0.9), 0.0225),
+        (at("fabric", "line_rate", value="100 Mbit/s"), 0.010625),
+        (at("criteria", "preflight", "clocks", "skew", value="1 ms"), 0.02125),
+    ],
+)
+def test_a_bound_follows_its_terms_whatever_its_source_says(
+    edited: Any, edit: Edit, limit: float
+) -> None:
+    written = json_text(night(IN_OTHER_WORDS))
+    found, undecided = rejudge_certificate(parse_certificate(written, "it"), *edited(edit))
+    [again] = found.criteria[found_index(found, "fabric")].cases[0].measurements
+    assert undecided == ()
+    assert again.expected is not None
+    assert again.expected.limit == pytest.approx(limit)
+    # What was judged again can be judged once more.
+    back, _ = rejudge_certificate(found, *edited(lambda page: None))
+    [first] = back.criteria[found_index(back, "fabric")].cases[0].measurements
+    assert first.expected is not None
+    assert first.expected.limit == pytest.approx(0.02125)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        at("accelerators", "memory", value="81 GB"),
+        at("accelerators", "model", value="Another"),
+        at("fabric", "errors_at_most", value=3),
+        at("storage", value={"datasets": "/elsewhere"}),
+        at("scheduler", value={"kind": "slurm", "names": {"partition": "a"}}),
+    ],
+)
+def test_a_key_of_other_questions_changes_nothing(edited: Any, edit: Edit) -> None:
+    for measured in (busbw(0.022), IN_OTHER_WORDS):
+        found, undecided = rejudge_certificate(night(measured, RIGHT), *edited(edit))
+        assert (found.criteria[found_index(found, "fabric")].verdict, undecided) == ("pass", ())
+
+
+def test_the_bounds_of_a_sweep_have_their_terms(edited: Any) -> None:
+    spec, _ = edited(lambda page: None)
+    promise = spec.criteria.fabric.all_reduce_busbw
+    bound = promise.bound_gbytes_s(spec.fabric)
+    assert bound.terms == (
+        Term("fabric.line_rate", 2e8),
+        Term("at_least_fraction", promise.at_least_fraction),
+    )
 
 
 def test_a_bound_of_zero_may_become_larger(edited: Any) -> None:

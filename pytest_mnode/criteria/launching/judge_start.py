@@ -51,7 +51,7 @@ def judged_start(
             f"{what}: submission to end",
             None if started.overdue else started.outcome.seconds,
             "s",
-            at_most(promise.within_s),
+            at_most(promise.within_s).of(f"{key}.within", promise.within_s),
             f"{key}.within {promise.within_s:g} s",
             started.late,
             "; ".join((*started.notes, *started.logins())),

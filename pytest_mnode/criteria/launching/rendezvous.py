@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.launching.store_clients import barrier
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.errors import MnodeError
-from pytest_mnode.measurement import Measurement, at_least, at_most
+from pytest_mnode.measurement import Bound, Measurement, at_least, at_most
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.launch import RendezvousPromise
 
@@ -89,7 +89,7 @@ def measured_rendezvous(
             times = world.run(time_init, backend, limit_s, timeout=2 * limit_s)
     except MnodeError as error:
         why = first_error(str(error))
-        bound, source = at_most(promise.within_s), _within(promise)
+        bound, source = _within(promise)
         return [Measurement.unknown(name, why, unit="s", expected=bound, source=source)]
     ranks = judged_ranks(times, promise, name, nodes=nodes, devices=devices)
     return [ranks, *judged_times(times, promise, name)]
@@ -124,12 +124,13 @@ def judged_ranks(
             f"{nodes} nodes × {devices} accelerators allow {nodes * devices} ranks; "
             f"the promised number needs {-(-promise.ranks // devices)} nodes"
         )
-    source = f"criteria.launch.rendezvous.ranks {promise.ranks}"
+    key = "criteria.launch.rendezvous.ranks"
+    bound, source = at_least(promise.ranks).of(key, promise.ranks), f"{key} {promise.ranks}"
     culprit = None
     if without:  # one of them keeps the others from meeting
         words = f"rank {without[0].rank} on {without[0].node}"
         culprit = Culprit(words, either=[{one.node for one in without}])
-    return Measurement(f"{name}: ranks", value, "", at_least(promise.ranks), source, culprit, note)
+    return Measurement(f"{name}: ranks", value, "", bound, source, culprit, note)
 
 
 def judged_times(
@@ -144,7 +145,7 @@ def judged_times(
         alone = f"{slow.connect_s:.2f} s to connect to the store alone"
         culprit = Culprit(f"{slow.node} (rank {slow.rank}: {alone})", slow.node)
     connects = [one.connect_s for one in times]
-    bound, source = at_most(promise.within_s), _within(promise)
+    bound, source = _within(promise)
     return [
         Measurement(
             name,
@@ -179,5 +180,7 @@ def stands_out(times_s: Sequence[float]) -> bool:
     return longest > _STANDS_OUT * usual and longest - usual > _LEAST_S
 
 
-def _within(promise: RendezvousPromise) -> str:
-    return f"criteria.launch.rendezvous.within {promise.within_s:g} s"
+def _within(promise: RendezvousPromise) -> tuple[Bound, str]:
+    """The bound of all times, and its source."""
+    key, within_s = "criteria.launch.rendezvous.within", promise.within_s
+    return at_most(within_s).of(key, within_s), f"{key} {within_s:g} s"

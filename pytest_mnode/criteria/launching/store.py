@@ -91,7 +91,7 @@ def judged_loads(loads: Sequence[StoreLoad], promise: StorePromise) -> list[Meas
                 f"store: {one.clients} clients connected, exchanged keys and passed a barrier",
                 last[0] if last else None,
                 "s",
-                at_most(promise.within_s),
+                at_most(promise.within_s).of("criteria.launch.store.within", promise.within_s),
                 source,
                 _slowest(one, last[1]) if last else None,
                 listed(one.errors, 3),

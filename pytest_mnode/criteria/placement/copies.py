@@ -38,7 +38,9 @@ def judge_copies(rates: Sequence[CopyRates], spec: Spec) -> list[Measurement]:
             "copy near over far, of the rank with least",
             None if unknown and (ratio is None or ratio >= criterion.copy_near_over_far) else ratio,
             "",
-            at_least(criterion.copy_near_over_far),
+            at_least(criterion.copy_near_over_far).of(
+                "criteria.numa.copy_near_over_far", criterion.copy_near_over_far
+            ),
             "numa.copy_near_over_far",
             Culprit.merged(worst.rank, low) if worst else None,
             note,

@@ -26,7 +26,7 @@ def judge_memory(machine: Machine, rank: RankPlacement, least_fraction: float) -
             expected=expected,
             why=why,
             blamed="memory binding",
-            bound=at_least(least_fraction),
+            bound=at_least(least_fraction).of("criteria.numa.memory_near_fraction", least_fraction),
         )
 
     def unknown(reason: str) -> Measurement:

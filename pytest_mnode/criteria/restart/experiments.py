@@ -13,7 +13,7 @@ from pytest_mnode.criteria.restart import run_files, warm_runs
 from pytest_mnode.criteria.restart.charts import kill_timeline
 from pytest_mnode.criteria.restart.comparing import Parameters, compared_parameters
 from pytest_mnode.criteria.restart.history import History, history_of
-from pytest_mnode.criteria.restart.judging import checkpoint_costs, judge
+from pytest_mnode.criteria.restart.judging import checkpoint_bound, checkpoint_costs, judge
 from pytest_mnode.criteria.restart.kill_run import KillRun
 from pytest_mnode.criteria.restart.plan import (
     CHECKPOINT_EVERY,
@@ -24,7 +24,7 @@ from pytest_mnode.criteria.restart.plan import (
 from pytest_mnode.criteria.restart.resuming import KillReport
 from pytest_mnode.errors import RankError
 from pytest_mnode.jobs import JobEvent
-from pytest_mnode.measurement import Measurement, at_most
+from pytest_mnode.measurement import Measurement
 from pytest_mnode.progress import progress
 from pytest_mnode.reference_job.config import device_for
 from pytest_mnode.reference_job.records import read_records
@@ -132,7 +132,7 @@ def judge_checkpoints(
     within_s = promise.checkpoint_within_s
     shared = run_files.shared_directory(cluster, spec, base)
     if isinstance(shared, str):
-        bound = None if within_s is None else at_most(within_s)
+        bound = checkpoint_bound(within_s)
         name, source = "time of a checkpoint, the longest", "criteria.restart.checkpoint_within"
         return [Measurement.unknown(name, shared, unit="s", expected=bound, source=source)]
     planned = plan(

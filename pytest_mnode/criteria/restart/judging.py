@@ -24,7 +24,7 @@ from pytest_mnode.criteria.restart.resuming import (
     judge_loading,
 )
 from pytest_mnode.culprit import Culprit
-from pytest_mnode.measurement import Measurement, at_most, listed
+from pytest_mnode.measurement import Bound, Measurement, at_most, listed
 
 _STANDS_OUT = 2.0
 """Multiple of the median time: a rank that wrote longer made the others wait."""
@@ -80,13 +80,19 @@ def judge_resume(whole: History, cut: History, terms: Terms) -> list[Measurement
     ]
 
 
+def checkpoint_bound(within_s: float | None) -> Bound | None:
+    """Bound of the time of a checkpoint; None if none is promised."""
+    key = "criteria.restart.checkpoint_within"
+    return None if within_s is None else at_most(within_s).of(key, within_s)
+
+
 def checkpoint_costs(whole: History, expected: int, within_s: float | None) -> list[Measurement]:
     """The longest time of a checkpoint over all ranks, and the size of all its files.
 
     expected: number of checkpoints that the run saves.
     """
     name, source = "time of a checkpoint, the longest", "criteria.restart.checkpoint_within"
-    bound = None if within_s is None else at_most(within_s)
+    bound = checkpoint_bound(within_s)
     written = [
         (record, own.start.node)
         for incarnation in whole.incarnations

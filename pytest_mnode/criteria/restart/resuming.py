@@ -222,7 +222,7 @@ def first_new_step(cut: History, kill: KillReport, within_s: float | None) -> Me
         "time from the kill to the first new step",
         seconds,
         "s",
-        None if within_s is None else at_most(within_s),
+        None if within_s is None else at_most(within_s).of("criteria.restart.within", within_s),
         "" if within_s is None else "criteria.restart.within",
         Culprit(f"the recovery from {kill.what}"),
         note,

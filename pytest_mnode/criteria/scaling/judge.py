@@ -178,7 +178,8 @@ def _culprit(one: CountResult, slow_links: Culprit | None) -> Culprit | None:
 def judge_parts(found: ScalingResult) -> list[Measurement]:
     """Whether the parts of each rank's steps, and of the loss compared with one node, add up."""
     most = found.promise.parts_within
-    bound, unit, source = at_most(most), "of the step", f"{_KEY}.parts_within {most:g}"
+    bound = at_most(most).of(f"{_KEY}.parts_within", most)
+    unit, source = "of the step", f"{_KEY}.parts_within {most:g}"
     measurements = []
     for one in found.counts:
         worst, count = one.parts.worst_missed, nodes(one.row.count)

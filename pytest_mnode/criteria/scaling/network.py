@@ -121,4 +121,5 @@ def judge_network(
         note = f"no counter shows the {least / 1e6:.0f} MB that were sent"
     name = "bytes sent on other networks during the steps"
     source = f"criteria.scaling.elsewhere_fraction {most:g}"
-    return [Measurement(name, fraction, "of the bytes", at_most(most), source, culprit, note)]
+    bound = at_most(most).of("criteria.scaling.elsewhere_fraction", most)
+    return [Measurement(name, fraction, "of the bytes", bound, source, culprit, note)]

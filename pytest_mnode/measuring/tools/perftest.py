@@ -52,7 +52,7 @@ def judge_devices(devices: Mapping[str, Sequence[RdmaDevice]], fabric: Fabric) -
                 f"RDMA devices of {node}",
                 len(names),
                 "",
-                at_least(fabric.nics_per_node),
+                at_least(fabric.nics_per_node).of("fabric.nics_per_node", fabric.nics_per_node),
                 "fabric.nics_per_node",
                 Culprit(f"{node} has {there}{also}", node),
             )
@@ -63,10 +63,12 @@ def judge_devices(devices: Mapping[str, Sequence[RdmaDevice]], fabric: Fabric) -
 def judge(pairs: Sequence[PairResult], fabric: Fabric, promise: Promise) -> list[Measurement]:
     """One measurement per pair and rail, and one of the places where the programs ran."""
     if isinstance(promise, WriteLatencyPromise):
-        unit, bound = "µs", at_most(1e6 * promise.at_most_s)
+        unit, bound = "µs", at_most(1e6 * promise.at_most_s).of("at_most", promise.at_most_s)
         source = f"fabric.write_latency.at_most {1e6 * promise.at_most_s:g} µs"
     else:
         unit, bound = "Gbit/s", at_least(promise.at_least_fraction * fabric.line_rate_gbits_s)
+        bound = bound.of("fabric.line_rate", fabric.line_rate_bits_s)
+        bound = bound.of("at_least_fraction", promise.at_least_fraction)
         source = (
             f"fabric.line_rate {RATE.text(fabric.line_rate_bits_s)}"
             f" × at_least_fraction {promise.at_least_fraction:g}"

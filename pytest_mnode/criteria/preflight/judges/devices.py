@@ -29,7 +29,12 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me = survey.node(name)
     source = f"accelerators.per_node {promised.per_node}"
-    count = Subject("accelerators", "", equals(promised.per_node), source)
+    count = Subject(
+        "accelerators",
+        "",
+        equals(promised.per_node).of("accelerators.per_node", promised.per_node),
+        source,
+    )
     there = me.machine.accelerators
     if there is None:
         others = [one.maker for one in me.machine.pci.accelerators if not one.is_nvidia]
@@ -47,7 +52,7 @@ def accelerators(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         checks.append((what, "accelerators.model", _model(promised.model)))
     if promised.memory_bytes is not None:
         source = f"accelerators.memory {SIZE.text(promised.memory_bytes)}"
-        bound = at_least(promised.memory_bytes)
+        bound = at_least(promised.memory_bytes).of("accelerators.memory", promised.memory_bytes)
         least = Subject("least memory of an accelerator", "B", bound, source)
         found.append(_worst(me, there, least, lambda one: one.memory_bytes))
     key = "preflight.accelerators"

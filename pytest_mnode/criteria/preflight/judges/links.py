@@ -195,7 +195,9 @@ def speed(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         subject = Subject(
             f"{key} speed of the slowest interface",
             "Mbit/s",
-            at_least(network.line_rate_mbits_s * fraction),
+            at_least(network.line_rate_mbits_s * fraction)
+            .of(f"{key}.line_rate", network.line_rate_bits_s)
+            .of("criteria.preflight.speed.at_least_fraction", fraction),
             f"{key}.line_rate {RATE.text(network.line_rate_bits_s)} × {fraction:g}",
         )
         if me.machine.interfaces is None:
@@ -246,7 +248,12 @@ def interface_mtu(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     me = survey.node(name)
     found = []
     for key, (network, mtu_bytes) in mtus_of(spec).items():
-        subject = Subject(f"{key} interface MTU", "B", equals(mtu_bytes), f"{key}.mtu {mtu_bytes}")
+        subject = Subject(
+            f"{key} interface MTU",
+            "B",
+            equals(mtu_bytes).of(f"{key}.mtu", mtu_bytes),
+            f"{key}.mtu {mtu_bytes}",
+        )
         there = {one.name: one.mtu_bytes for one in _in_use(me, network)}
         known = {n: size for n, size in there.items() if size is not None}
         if not known:

@@ -33,7 +33,8 @@ def look_ups(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me, within_s = survey.node(name), promise.within_s
     source = f"preflight.names.within {DURATION.text(round(within_s, 9))}"
-    slow = Subject("slowest look-up of a name or address", "s", at_most(within_s), source)
+    bound = at_most(within_s).of("criteria.preflight.names.within", within_s)
+    slow = Subject("slowest look-up of a name or address", "s", bound, source)
     truth = "the nodes' own addresses"
     wrong = Subject("look-ups with a wrong answer", "", equals(0), truth)
     shared = _shared(survey, me)
@@ -191,7 +192,8 @@ def clocks(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     if promise is None or len(survey.nodes) == 1:
         return []
     source = f"preflight.clocks.skew {DURATION.text(round(promise.skew_s, 9))}"
-    subject = Subject("clock skew", "ms", at_most(promise.skew_s * 1e3), source)
+    bound = at_most(promise.skew_s * 1e3).of("criteria.preflight.clocks.skew", promise.skew_s)
+    subject = Subject("clock skew", "ms", bound, source)
     return [_skew(survey, survey.node(name), subject)]
 
 

@@ -47,7 +47,7 @@ def _path_mtu(
     subject = Subject(
         f"largest packet that passes on the {key} network",
         "B",
-        at_least(mtu_bytes),
+        at_least(mtu_bytes).of(f"{key}.mtu", mtu_bytes),
         f"{key}.mtu {mtu_bytes}, don't-fragment, both ways",
     )
     if me.facts is None or me.paths is None:
@@ -84,7 +84,7 @@ def _tcp_mtu(
     subject = Subject(
         f"largest packet that TCP sends on the {key} network",
         "B",
-        at_least(mtu_bytes),
+        at_least(mtu_bytes).of(f"{key}.mtu", mtu_bytes),
         f"{key}.mtu {mtu_bytes}, on new connections, both ways",
     )
     if me.facts is None or me.paths is None:

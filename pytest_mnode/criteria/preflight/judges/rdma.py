@@ -35,7 +35,9 @@ def rdma_ports(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me, count = survey.node(name), spec.fabric.nics_per_node
     source = f"fabric.nics_per_node {count}"
-    subject = Subject("RDMA ports that are ACTIVE", "", at_least(count), source)
+    subject = Subject(
+        "RDMA ports that are ACTIVE", "", at_least(count).of("fabric.nics_per_node", count), source
+    )
     if me.machine.rdma is None:
         return [subject.unknown(why_unread(me, "rdma"))]
     there = ports(me, spec.fabric)
@@ -153,7 +155,12 @@ def rdma_opened(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me, count = survey.node(name), spec.fabric.nics_per_node
     source = f"fabric.nics_per_node {count}"
-    subject = Subject("RDMA ports whose device can be opened", "", at_least(count), source)
+    subject = Subject(
+        "RDMA ports whose device can be opened",
+        "",
+        at_least(count).of("fabric.nics_per_node", count),
+        source,
+    )
     machine = me.machine
     for part in ("rdma", "verbs"):
         if getattr(machine, part) is None:
@@ -180,7 +187,12 @@ def rdma_errors(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
         return []
     me, most = survey.node(name), promise.errors_at_most
     source = f"preflight.rdma.errors_at_most {most}"
-    subject = Subject("errors counted by RDMA ports", "", at_most(most), source)
+    subject = Subject(
+        "errors counted by RDMA ports",
+        "",
+        at_most(most).of("criteria.preflight.rdma.errors_at_most", most),
+        source,
+    )
     if me.facts is None or me.last is None:
         return [subject.unknown(no_answer(me))]
     after = {port.name: port for device in me.last.rdma or () for port in device.ports}

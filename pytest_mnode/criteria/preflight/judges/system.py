@@ -127,7 +127,8 @@ def shared_memory(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     ):
         if least is not None:
             source = f"preflight.limits.{key} {SIZE.text(least)}"
-            found.append(_room(me, SHM, attribute, Subject(label, "B", at_least(least), source)))
+            bound = at_least(least).of(f"criteria.preflight.limits.{key}", least)
+            found.append(_room(me, SHM, attribute, Subject(label, "B", bound, source)))
     return found
 
 
@@ -188,6 +189,7 @@ def _memlock(me: NodeSurvey, least: int | str) -> Measurement:
     unlimited = isinstance(least, str)
     text = least if isinstance(least, str) else SIZE.text(least)
     bound = at_least(_UNLIMITED_BYTES if isinstance(least, str) else least)
+    bound = bound.of("criteria.preflight.limits.memlock", least)
     source = f"preflight.limits.memlock {text}"
     subject = Subject("memory that a process may lock", "B", bound, source)
     limits = me.machine.limits
@@ -210,7 +212,8 @@ def open_files(survey: Survey, spec: Spec, name: str) -> list[Measurement]:
     if least is None:
         return []
     label, source = "files that a process may have open", "preflight.limits.open_files"
-    subject = Subject(label, "", at_least(least), source)
+    bound = at_least(least).of("criteria.preflight.limits.open_files", least)
+    subject = Subject(label, "", bound, source)
     limits = me.machine.limits
     if limits is None:
         return [subject.unknown(why_unread(me, "limits"))]
