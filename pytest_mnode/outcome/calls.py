@@ -289,9 +289,10 @@ def _crossed(calls: Calls, caught: _Numbers) -> Difference | None:
     for ranks in sorted(kinds, key=lambda ranks: odd[0] not in ranks):
         call = next(c for c in calls[ranks[0]] if (c.group, c.seq) == inside_of[ranks[0]])
         texts.append((ranks, f"{call.text} {call.as_which} ({call.place})"))
-    who = "" if texts[0][0] == odd else f"{ranks_text(texts[0][0])} "
+    alone = "wait" if len(odd) > 1 else "waits"  # the report is headed by these ranks
+    who = alone if texts[0][0] == odd else waiting_text(texts[0][0])
     others = " and ".join(f"{waiting_text(ranks)} in {text}" for ranks, text in texts[1:])
-    line = f"{who}waits in {texts[0][1]}, while {others}"
+    line = f"{who} in {texts[0][1]}, while {others}"
     return Difference(odd, line, line)
 
 

@@ -77,7 +77,7 @@ def _cut_off(outcome: Outcome, at: Mapping[int, Where]) -> list[Failure]:
     if not ranks:
         return []
     state, here = outcome.states[ranks[0]], at[ranks[0]]
-    doing = _waits(here) if here.collective else f"it is at {here}"
+    doing = _waits(here, ranks) if here.collective else f"{_are(ranks)} at {here}"
     line = f"{_limit(outcome)}: {listed(map(str, found))}; {doing}"
     text = "\n\n".join([line, *stacks_of(outcome, ranks), *_outputs(outcome, ranks)])
     return [Failure(ranks, state.stuck_in, line, text=text, time=_LAST, of_a_pair=len(nodes) > 1)]
@@ -116,11 +116,11 @@ def _failure(
     if not state.stack:
         line = f"{limit}, and no stack could be read" + (f": {state.state}" if state.state else "")
     elif here.collective:
-        line = f"{limit}: {_waits(here)}" + (f", {others}" if others else "")
+        line = f"{limit}: {_waits(here, ranks)}" + (f", {others}" if others else "")
     elif waiting:
-        line = f"{limit}: did not enter {_awaited_call(at, waiting)}; it is at {here}"
+        line = f"{limit}: did not enter {_awaited_call(at, waiting)}; {_are(ranks)} at {here}"
     else:
-        line = f"{limit}: it is at {here}"
+        line = f"{limit}: {_are(ranks)} at {here}"
     kernel = [] if here.frame or here.reports or here.finishes else _kernel(outcome, ranks)
     if kernel and not state.state:
         line += f"; its {state.kernel.partition(chr(10))[0]}"
@@ -139,10 +139,15 @@ def _limit(outcome: Outcome) -> str:
     return f"stopped {outcome.grace_s:g} s after the first failure"
 
 
-def _waits(here: Where) -> str:
+def _are(ranks: Sequence[int]) -> str:
+    return "they are" if len(ranks) > 1 else "it is"
+
+
+def _waits(here: Where, ranks: Sequence[int]) -> str:
+    wait = "wait" if len(ranks) > 1 else "waits"
     if here.begun_at is not None:
-        return f"waits for the {here.collective} of {here.begun_at} at {here}"
-    return f"waits {'' if here.collective == WAIT else f'in {here.collective} '}at {here}"
+        return f"{wait} for the {here.collective} of {here.begun_at} at {here}"
+    return f"{wait} {'' if here.collective == WAIT else f'in {here.collective} '}at {here}"
 
 
 def _elsewhere(
@@ -204,10 +209,10 @@ def whereabouts(outcome: Outcome) -> list[str]:
     """Lines with the ranks at each place and their stacks; at most MOST_SHOWN places."""
     groups: dict[str, list[int]] = {}
     for rank, state in outcome.states.items():
-        groups.setdefault(_place(state), []).append(rank)
+        groups.setdefault(_place(state, [rank]), []).append(rank)
     lines: list[str] = []
-    for place, ranks in list(groups.items())[:MOST_SHOWN]:
-        lines.append(f"[{outcome.places(ranks)}] {place}")
+    for ranks in list(groups.values())[:MOST_SHOWN]:
+        lines.append(f"[{outcome.places(ranks)}] {_place(outcome.states[ranks[0]], ranks)}")
         if outcome.states[ranks[0]].stack:
             lines += "\n".join(stacks_of(outcome, ranks)).splitlines()
     if hidden := [rank for ranks in list(groups.values())[MOST_SHOWN:] for rank in ranks]:
@@ -229,16 +234,17 @@ def awaited(outcome: Outcome, absent: Collection[int]) -> str:
     return outcome.places(waiting)
 
 
-def _place(state: RankState) -> str:
-    """One line, equal for ranks that do the same."""
+def _place(state: RankState, ranks: Sequence[int]) -> str:
+    """One line, equal for ranks that do the same: `ranks`, of which this is one."""
+    has, be = ("have", "are") if len(ranks) > 1 else ("has", "is")
     if state.gone:
-        return "is gone"
+        return f"{be} gone"
     if state.torn_down is not None or state.returned is not None:
-        return "has ended"
+        return f"{has} ended"
     if not state.stack:
         return f"no stack could be read{': ' if state.state else ''}{state.state}"
     if state.body_done:
-        return "has ended the body of the test, and waits for the other ranks"
+        wait = "wait" if len(ranks) > 1 else "waits"
+        return f"{has} ended the body of the test, and {wait} for the other ranks"
     here = where_of_dump(state.stack)
-    waits = {None: "", WAIT: "waits "}.get(here.collective, f"waits in {here.collective} ")
-    return f"{waits}at {here}"
+    return _waits(here, ranks) if here.collective else f"at {here}"

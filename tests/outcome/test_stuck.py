@@ -119,7 +119,7 @@ def test_ranks_whose_nodes_do_not_answer_are_named_first() -> None:
     assert (first.ranks, first.victim, others.ranks, others.victim) == ([0, 2], False, [1, 3], True)
     assert first.line == (
         f"no end within 0 s: rank 2 on node2 {NO_ANSWER} 10.0.0.0:5000 on node0; "
-        "waits in barrier at t.py:8 in f"
+        "wait in barrier at t.py:8 in f"
     )
 
 
@@ -141,7 +141,7 @@ def test_an_address_of_several_nodes_names_them() -> None:
 def test_lost_connections_blame_no_node_if_another_failure_or_machine_explains_them() -> None:
     assert all(f.victim for f in stuck_failures(cut_off(4, rank2="0"), explained=True))
     [waits] = stuck_failures(cut_off(4, rank2="77"), explained=False)
-    assert waits.line == "no end within 0 s: waits in barrier at t.py:8 in f"
+    assert waits.line == "no end within 0 s: wait in barrier at t.py:8 in f"
 
 
 def test_the_text_is_bounded() -> None:

@@ -45,7 +45,7 @@ def test_both_nodes_and_the_address_are_named(ran: InnerRun, name: str, call: st
     assert lines[0].startswith("[ranks 0,2 of 4 on node0,node2"), ran.output
     assert lines[1].startswith("no end within 5 s: rank "), ran.output
     assert "rank 2 on node2 gets no TCP acknowledgement from 10.78.0.1:" in lines[1], ran.output
-    assert f"waits in {call} at " in lines[1], ran.output
+    assert f"wait in {call} at " in lines[1], ran.output
 
 
 def test_other_tests_pass(ran: InnerRun) -> None:

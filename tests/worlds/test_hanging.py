@@ -66,7 +66,7 @@ def test_the_absent_rank_is_named_wherever_it_is(ran: Scenario, name: str, where
     assert "did not enter the " in case.message
     assert where in case.message
     assert "stack of rank 1:" in case.part("rank 1 of 4")
-    assert "waits " in case.part(
+    assert "wait " in case.part(
         "ranks 0,2-3 of 4 on local0,local2,local3: caused by the first failure]"
     )
 

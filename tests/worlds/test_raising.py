@@ -46,7 +46,7 @@ def test_assertion_while_others_wait(ran: Scenario) -> None:
     assert "At index 2 diff: 4.0 != 3.0" in case.part("rank 1")
     victims = case.part("ranks 0,2-3 of 4 on local0,local2,local3: caused by the first failure]")
     # Longer than the grace period, in case a busy machine delayed ranks before the barrier.
-    assert re.search(r"stopped \d\S* s after the first failure: waits in barrier at test_", victims)
+    assert re.search(r"stopped \d\S* s after the first failure: wait in barrier at test_", victims)
     assert victims.count("stack of ranks 0,2-3:") == 1
 
 
@@ -231,4 +231,4 @@ def test_module_fixture_that_fails_on_one(ran: Scenario) -> None:
     shown = case.part("rank 1 of 4 on local1: first]")
     assert "FileNotFoundError: shard-1.bin" in shown
     assert "pytest_mnode" not in shown
-    assert "waits in barrier" in case.part("ranks 0,2-3 of 4")
+    assert "wait in barrier" in case.part("ranks 0,2-3 of 4")
