@@ -129,6 +129,32 @@ def shorten(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         excinfo.traceback = type(excinfo.traceback)(excinfo.tb)
 
 
+def shorten_frames(report: pytest.TestReport, tree: Path) -> None:
+    """Show frames of installed code by one line each; the last also by its error. tree: the test's
+    directory, which may be installed too.
+
+    The source of a library says little about the test that called it, and is long.
+    """
+    longrepr: Any = report.longrepr
+    chain = getattr(longrepr, "chain", None) or [(getattr(longrepr, "reprtraceback", None),)]
+    for traceback_repr, *_ in chain:
+        for entry in getattr(traceback_repr, "reprentries", None) or []:
+            place = getattr(entry, "reprfileloc", None)
+            if place is None or not _is_installed(str(place.path), tree):
+                continue
+            lines = list(entry.lines)
+            raised = next((n for n, line in enumerate(lines) if line.startswith(">")), len(lines))
+            errors = [n for n, line in enumerate(lines) if line.startswith("E")]
+            entry.lines = lines[min(raised, *errors, len(lines)) :] if errors else []
+            entry.reprfuncargs = None
+
+
+def _is_installed(path: str, tree: Path) -> bool:
+    whole = Path(path).absolute()  # pytest shows paths from the directory it started in
+    installed = "-packages/" in str(whole) or stacks.is_pythons(str(whole))
+    return installed and not whole.is_relative_to(tree)
+
+
 def problem(error: BaseException) -> str:
     """Text of an error that escaped pytest's protocol, such as pytest.exit, and its test line."""
     text = "".join(traceback.format_exception_only(error)).strip().removesuffix(":")

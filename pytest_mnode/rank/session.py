@@ -237,7 +237,7 @@ class RankSession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         if self.rank is not None and self.rank.is_child:
             how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
@@ -245,7 +245,10 @@ class RankSession:
         if self.rank is not None and call.excinfo is not None:
             self.rank.calls.stop()
             reports.shorten(call.excinfo)
-        return (yield)
+        report = yield
+        if self.rank is not None and self.config.getoption("tbstyle", "auto") == "auto":
+            reports.shorten_frames(report, item.path.parent)
+        return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:

@@ -232,3 +232,14 @@ def test_module_fixture_that_fails_on_one(ran: Scenario) -> None:
     assert "FileNotFoundError: shard-1.bin" in shown
     assert "pytest_mnode" not in shown
     assert "wait in barrier" in case.part("ranks 0,2-3 of 4")
+
+
+def test_frames_of_a_library_are_short(ran: Scenario) -> None:
+    text = ran["library_frames"].text
+    assert "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))" in text
+    assert ">       model(torch.ones(1, 3))" in text
+    assert "distributed.py:" in text
+    assert "def forward" not in text
+    assert "return self._call_impl" not in text
+    assert "mat1 and mat2 shapes cannot be multiplied" in text
+    assert len(text.splitlines()) < 30

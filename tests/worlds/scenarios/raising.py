@@ -312,3 +312,8 @@ def dataset(rank: int) -> list[int]:
 
 def test_module_fixture_fails_on_one(dataset: list[int], rank: int, process_group: Any) -> None:
     dist.barrier()
+
+
+def test_library_frames(rank: int, process_group: Any) -> None:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 3))
