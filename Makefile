@@ -1,5 +1,6 @@
 # make certify       certify the embedded cluster: four nodes on this machine
 # make test          formatting, lint, types, unit tests, tests on the rack
+# make test-bare     those of them that mention other programs or faults, where the programs are absent
 # make test-red      the acceptance suite on racks with a fault: each criterion turns red
 # make engines       build a Kubernetes from its Go modules, once, for make test-engines
 # make test-engines  tests with a real Slurm and real sshd, and the whole suite on the rack
@@ -34,7 +35,7 @@ GPU := tests/gpu
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: certify test test-red engines test-engines machines test-machines test-gpu lint bench clean environment
+.PHONY: certify test test-bare test-red engines test-engines machines test-machines test-gpu lint bench clean environment
 
 certify: environment
 	$(BIN)/pytest --mnode-nodes=$(NODES) acceptance/ --mnode-report=$(REPORT)
@@ -44,6 +45,13 @@ test: environment
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) --ignore=$(RED) --ignore=$(ENGINES) --ignore=$(MACHINES) --ignore=$(GPU)
+
+# Tests that mention another program or a fault, which may need one: without the program a test is
+# skipped and says why, unless CI is true. Other tests run nothing but Python.
+PROGRAMS := mnode-fault|faults|need_rack|need_program|nft|faketime|gdb|ssh|srun|salloc|sbatch|scontrol|squeue|pgrep|iproute|openssl
+BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' tests | grep -vE '^tests/(acceptance|engines|machines|gpu)/')
+test-bare: environment
+	env -u CI .ci/bare $(PYTEST) -rs $(BARE)
 
 # A quarter of the time of all tests: each of these runs the acceptance suite, or files of it.
 # Two at a time: rates and step times are measured.

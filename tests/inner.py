@@ -32,9 +32,16 @@ def need_rack() -> None:
     need(Rack.unavailable())
 
 
+def need_program(name: str, package: str) -> None:
+    """Skip without a program, which faults also find where an ordinary user's PATH ends."""
+    places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    there = shutil.which(name, path=places) is not None
+    need(None if there else f"{name} is not installed (Debian: {package})")
+
+
 def need_gdb() -> None:
     """Skip without gdb."""
-    need(None if shutil.which("gdb") else "gdb is not installed")
+    need_program("gdb", "gdb")
 
 
 def released_plugins() -> Path:

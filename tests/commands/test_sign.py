@@ -16,6 +16,7 @@ from pytest_mnode.commands.ssh_keygen import sign
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.measurement import Measurement, at_least
 from tests.certificate.conftest import certify
+from tests.inner import need_program
 
 SLOW = Measurement("busbw", 48, "Mbit/s", at_least(170), "spec", Culprit("node2"))
 UNCHANGED = (
@@ -27,6 +28,7 @@ UNCHANGED = (
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the keys `ours` and `other`."""
+    need_program("ssh-keygen", "openssh-client")
     directory = tmp_path_factory.mktemp("keys")
     for name in ("ours", "other"):
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]

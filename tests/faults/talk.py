@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.launchers.rack import Rack, cgroups
-from tests.inner import need
+from tests.inner import need, need_program
 
 PYTHON = [sys.executable, "-S", "-E", "-s", "-c"]
 
@@ -150,6 +149,4 @@ def need_quotas() -> None:
 
 
 def need_nft() -> None:
-    need_installed(
-        shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"), "nftables"
-    )
+    need_program("nft", "nftables")

@@ -23,6 +23,7 @@ from pytest_mnode.launchers.remote.openssh import SSH_COMMAND
 from pytest_mnode.launchers.ssh import Ssh
 from pytest_mnode.protocol.launcher_requests import PowerOn
 from pytest_mnode.spec import default_spec_path, load_spec
+from tests.inner import need_program
 from tests.launchers.remote.test_node_report import WELL
 
 SPEC = load_spec(default_spec_path())
@@ -59,6 +60,11 @@ def made(directory: Path, hosts: str = "n1 n2".replace(" ", "\n")) -> Ssh:
     run_dir = directory / "run"
     run_dir.mkdir()
     return Ssh(parse_hosts(hosts, "hosts"), SPEC, RemoteOptions(str(run_dir), directory))
+
+
+@pytest.fixture
+def _ssh() -> None:
+    need_program("ssh", "openssh-client")
 
 
 def program(directory: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +130,7 @@ def test_ssh_uses_the_port_of_the_hostfile(tmp_path: Path, monkeypatch: pytest.M
     assert ports == {"2222", "222"}
 
 
+@pytest.mark.usefixtures("_ssh")
 def test_a_launcher_has_no_nodes_before_its_start(tmp_path: Path) -> None:
     launcher = made(tmp_path)
     with pytest.raises(UsageError, match="ssh: no node 'n1'"):
@@ -149,6 +156,7 @@ def test_sockets_go_elsewhere_if_ssh_cannot_use_the_directory(
     assert not any(path.parent.exists() for path in paths)
 
 
+@pytest.mark.usefixtures("_ssh")
 def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
     """The controller is on one of its hosts, which ssh reaches over loopback."""
     launcher = made(tmp_path)
@@ -172,6 +180,7 @@ def test_nodes_that_cannot_reach_each_other_are_refused(tmp_path: Path) -> None:
     assert (first.address, second.address) == ("n1", "10.7.0.1")
 
 
+@pytest.mark.usefixtures("_ssh")
 def test_a_refused_shared_directory_leaves_no_socket_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
-from tests.inner import InnerRun, need, need_rack, run_pytest, write_files
+from tests.inner import InnerRun, need_program, need_rack, run_pytest, write_files
 
 WRONG_NEIGHBOUR = """
     import subprocess
@@ -30,7 +28,7 @@ WRONG_NEIGHBOUR = """
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> InnerRun:
     need_rack()
-    need(None if shutil.which("ip") else "needs ip (Debian: iproute2)")
+    need_program("ip", "iproute2")
     directory = tmp_path_factory.mktemp("cut_off")
     write_files(directory, test_it=WRONG_NEIGHBOUR)
     return run_pytest(directory, "--mnode-nodes=4", "--mnode-timeout=5")
