@@ -50,9 +50,12 @@ def known_causes() -> tuple[KnownCause, ...]:
     data = tomllib.loads(Path(__file__).with_name("known.toml").read_text("utf-8"))
     fragments = data["fragments"]
 
+    def whole(pattern: str) -> str:
+        """The pattern with its fragments, which may have fragments themselves."""
+        return re.sub(r"%(\w+)%", lambda found: whole(fragments[found[1]]), pattern)
+
     def compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-        whole = (re.sub(r"%(\w+)%", lambda found: fragments[found[1]], one) for one in patterns)
-        return tuple(map(re.compile, whole))
+        return tuple(re.compile(whole(one)) for one in patterns)
 
     def known(order: int, name: str, entry: Mapping[str, Any]) -> KnownCause:
         return KnownCause(
