@@ -168,6 +168,8 @@ class SlurmOnRack(OnRack):
         (self.directory / "munge" / "key").write_bytes(os.urandom(128))
         (self.directory / "munge" / "key").chmod(0o600)
         (self.directory / "etc" / "cgroup.conf").write_text(slurm_conf.CGROUP)
+        (self.directory / "etc" / "task_prolog").write_text(slurm_conf.TASK_PROLOG)
+        (self.directory / "etc" / "task_prolog").chmod(0o755)
         files = ("null", "zero", "full", "random")[: self._gpus]
         gres = "".join(f"Name=gpu File=/dev/{name}\n" for name in files)
         (self.directory / "etc" / "gres.conf").write_text(gres)

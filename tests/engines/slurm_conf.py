@@ -9,6 +9,10 @@ from pytest_mnode.launchers.node import Node
 
 CPUS = 2
 CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+TASK_PROLOG = """\
+#!/bin/sh
+echo "export MNODE_SITE=$SLURMD_NODENAME"
+"""
 _CONF = """\
 ClusterName=rack
 SlurmctldHost={login}({login_address})
@@ -30,6 +34,7 @@ SlurmdDebug=verbose
 SwitchType=switch/none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+TaskProlog={directory}/etc/task_prolog
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 from tests.engines.controller import Controller
@@ -33,6 +35,10 @@ def test_a_new_allocation_runs_commands_on_its_nodes(slurm: SlurmOnRack, tmp_pat
     assert (status, err) == (3, "bad\n")
     assert out == f"node1\n{tmp_path}\na b'c\nin"
     assert controller('run(["sh", "-c", "kill -9 $$"])')[0] == 137
+    # The TaskProlog's value counts, and TMPDIR is the node's; nothing else of the shell is sent.
+    shown = "$MNODE_SITE,$TMPDIR,$CI_JOB_TOKEN,$MINE,$SLURM_PROCID,$HOME"
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert controller(f'run(["sh", "-c", "echo {shown}"], 1)')[1] == f"node1,/tmp,,,,{home}\n"
     assert controller('run(["no-such-program"])')[0] == 127
     # All that the job has of the node, not one CPU.
     assert controller('run(["nproc"])')[1] == controller("str(os.cpu_count()) + chr(10)")
