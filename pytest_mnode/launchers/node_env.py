@@ -50,7 +50,8 @@ _SECRET_WORDS = {
     *("PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASS", "PWD", "APIKEY", "JWT", "AUTH"),
 }
 _SECRET_ENDS = ("PASSWORD", "PASSWD", "SSHPASS", "TOKEN", "SECRET", "APIKEY")
-_NO_SECRETS = ("PWD", "OLDPWD", "SSH_AUTH_SOCK")
+_NO_SECRETS = ("PWD", "OLDPWD", "SSH_AUTH_SOCK", "GPG_KEY")
+"""The last one is a public key: images of Python set it."""
 SET, DEFAULTS = "MNODE_ENV_SET", "MNODE_ENV_DEFAULTS"
 """Variables of a local command that tell remote_proxy the names of two kinds of others: those that
 replace the node's own whatever their value, and those that count only where nothing else does."""

@@ -41,7 +41,7 @@ def test_secrets_reach_no_node(name: str, value: str) -> None:
     ("name", "value"),
     [
         *[(name, "1") for name in ("PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "NCCL_IB_PKEY")],
-        *[(name, "1") for name in ("SSH_AUTH_SOCK", "KEYBOARD", "BYPASS_CHECKS")],
+        *[(name, "1") for name in ("SSH_AUTH_SOCK", "KEYBOARD", "BYPASS_CHECKS", "GPG_KEY")],
         ("PIP_INDEX_URL", "https://pypi.example.org/simple"),
         ("REMOTE", "ssh://git@example.org/a.git"),
     ],
