@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_mnode.culprit import Culprit
 from pytest_mnode.detection import smallest_loss, smallest_share_wrong
-from pytest_mnode.measurement import Curve, Measurement, all_of, at_most, equals, listed
+from pytest_mnode.measurement import Curve, Measurement, Verdict, all_of, at_most, equals, listed
 from pytest_mnode.measuring.latency import EXCHANGES, TIMES_AS_LONG, Latencies
 from pytest_mnode.measuring.locating.rates import STANDS_OUT
 from pytest_mnode.measuring.naming import culprit_of
@@ -178,11 +178,16 @@ def _judge_row(found: Busbw, one: AlgorithmSweep, name: str, row: Row) -> list[M
     detection = smallest_loss(
         row.all_busbw_gbytes_s, one.bound.accepted[0], one.promise.tolerated_fraction
     )
-    measurements = [
-        Measurement(
-            *(name, busbw, "GB/s", one.bound, source, found.culprit, note), detection=detection
+    judged = Measurement(
+        *(name, busbw, "GB/s", one.bound, source, found.culprit, note), detection=detection
+    )
+    if judged.verdict is Verdict.FAIL and found.held_back:
+        why = (
+            f"{busbw:.4g} GB/s; no node or path is slow, and threads were ready without a CPU for "
+            f"{found.waited_fraction:.0%} of the time: free this machine of other work"
         )
-    ]
+        judged = replace(judged, value=None, culprit=None, note=f"{why}; {note}")
+    measurements = [judged]
     ceiling = one.line.ceiling_gbytes_s
     if one.algorithm.physical and ceiling is not None:
         measurements.append(

@@ -91,6 +91,18 @@ def read_waiting(root: Path = Path("/")) -> Reading:
     )
 
 
+def cpu_wait_so_far_s() -> float | None:
+    """Seconds that threads of this process were ready and had no CPU, summed; None if not known."""
+    waited_ns = 0
+    for path in sysfs.entries(Path("/proc/self/task")):
+        fields = (sysfs.text(path / "schedstat") or "").split()
+        waited = sysfs.number_of(fields[1]) if len(fields) > 1 else None
+        if waited is None:
+            return None
+        waited_ns += waited
+    return waited_ns / 1e9
+
+
 def spent_between(
     before: Reading, after: Reading, *, wall_s: float, cpu_s: float, cpus: frozenset[int]
 ) -> Spent:
@@ -107,9 +119,9 @@ def spent_between(
     return Spent(
         wall_s=wall_s,
         cpu_s=cpu_s,
-        delayed_s=_difference(before.delayed_s, after.delayed_s),
+        delayed_s=difference(before.delayed_s, after.delayed_s),
         throttled_s=min(
-            _difference(before.throttled_s, after.throttled_s) or 0.0, max(0.0, wall_s - cpu_s)
+            difference(before.throttled_s, after.throttled_s) or 0.0, max(0.0, wall_s - cpu_s)
         ),
         quota_s=cpu_s * max(0.0, 1 / after.quota_cpus - 1) if after.quota_cpus else 0.0,
         others_s=sum(ran.values()),
@@ -166,7 +178,7 @@ def _others(root: Path) -> dict[int, Other]:
     return found
 
 
-def _difference(before: float | None, after: float | None) -> float | None:
+def difference(before: float | None, after: float | None) -> float | None:
     """`after - before`; None if either is unknown, or the counter was reset."""
     if before is None or after is None or after < before:
         return None

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_mnode.culprit import Culprit
+from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
 from pytest_mnode.measurement import Bound
 from pytest_mnode.measuring.algorithms import Algorithm, algorithms_of, group_for
 from pytest_mnode.measuring.collectives import COLLECTIVES
@@ -35,6 +36,7 @@ from pytest_mnode.spec.fabric import BusbwPromise
 
 _ATTEMPTS = 3
 """Attempts at a sweep that falls short without a culprit, if nodes share a machine's CPUs."""
+_BUSY_FRACTION = 0.1
 _VALID_S = 300.0
 """Age after which a culprit is searched for again, because faults come and go."""
 
@@ -72,7 +74,9 @@ class Busbw:
     """Sweeps of a collective with each algorithm; the same on every rank.
 
     traffic: bytes that each node sent during the sweeps. culprit: None if the promise was kept.
-    attempt: number of this attempt, from 1; earlier ones fell short without a culprit.
+    named: whether the culprit is a node, path or rail, and not why none was found. attempt: number
+    of this attempt, from 1; earlier ones fell short without a culprit. waited_fraction: share of
+    the sweeps' time in which threads of the rank that waited longest were ready and had no CPU.
     """
 
     spec: Spec
@@ -81,7 +85,15 @@ class Busbw:
     sweeps: tuple[AlgorithmSweep, ...]
     traffic: tuple[SentByNode, ...]
     culprit: Culprit | None = None
+    named: bool = False
     attempt: int = 1
+    waited_fraction: float = 0.0
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the machine that all nodes share may explain rates below the bound."""
+        busy = self.waited_fraction > _BUSY_FRACTION
+        return self.spec.shares_processors and busy and not self.named
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +180,7 @@ def measure_busbw(
     at most.
     """
     attempts = _ATTEMPTS if spec.shares_processors else 1
-    culprit = None
+    culprit, named = None, False
     for attempt in range(1, attempts + 1):
         found = replace(_sweeps(collective, promise, spec, world, device), attempt=attempt)
         short = next((one for one in found.sweeps if one.falls_short), None)
@@ -182,7 +194,7 @@ def measure_busbw(
             break
         [spent_s] = by_rank([time.monotonic() - started_s], device)[0]  # the same on all ranks
         budget_s = max(0.0, round(budget_s - spent_s, 1))
-    return replace(found, culprit=culprit)
+    return replace(found, culprit=culprit, named=named)
 
 
 def _sweeps(
@@ -195,6 +207,7 @@ def _sweeps(
     chosen = os.environ.get("NCCL_ALGO", "")
     algorithms = algorithms_of(measured.collective, backend, ranks_per_node, chosen)
     sweeps = []
+    waited_s, started_s = cpu_wait_so_far_s(), time.monotonic()
     with Counted(world) as counted:
         for algorithm in algorithms:
             with group_for(algorithm, device) as group:
@@ -210,9 +223,11 @@ def _sweeps(
                     ),
                 )
             sweeps.append(AlgorithmSweep(algorithm, found, promise, line))
+    waited_s = difference(waited_s, cpu_wait_so_far_s()) or 0.0
+    shares = by_rank([waited_s / (time.monotonic() - started_s)], device)
     timed_bytes = sum(row.timed_bytes for one in sweeps for row in one.sweep.rows)
     traffic = counted.by_node(_least_bytes(measured.collective, timed_bytes, world))
-    return Busbw(spec, world, backend, tuple(sweeps), traffic)
+    return Busbw(spec, world, backend, tuple(sweeps), traffic, waited_fraction=max(shares)[0])
 
 
 def _least_bytes(collective: Collective, timed_bytes: int, world: World) -> list[int]:

@@ -133,6 +133,28 @@ def test_a_slow_emulated_fabric_without_a_slow_pair_is_measured_again(  # noqa: 
     assert (f"attempt {trials}: earlier attempts" in note) is (trials > 1)
 
 
+@pytest.mark.parametrize(
+    ("named", "waited", "emulated", "verdict"),
+    [
+        (False, 0.3, True, "inconclusive"),
+        (True, 0.3, True, "fail"),  # a culprit is not excused by a busy machine
+        (False, 0.02, True, "fail"),  # nor a slow fabric by a quiet one
+        (False, 0.3, False, "fail"),
+    ],
+)
+def test_a_busy_machine_of_all_nodes_decides_nothing(
+    named: bool, waited: float, emulated: bool, verdict: str
+) -> None:
+    spec = SPEC.model_copy(update={"emulated": ("links",) if emulated else ()})
+    short = judged([row(MIB, 0.7)], culprit="node2" if named else "no culprit")
+    short = replace(short, spec=spec, named=named, waited_fraction=waited)
+    one = recorded(short)["all_reduce 1 MiB busbw"]
+    assert str(one.verdict) == verdict
+    assert ("threads were ready without a CPU for 30%" in one.note) is (verdict == "inconclusive")
+    kept = recorded(replace(short, sweeps=judged([row(MIB, 0.9)]).sweeps))
+    assert kept["all_reduce 1 MiB busbw"].passed
+
+
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "broadcast_object_list", lambda objects, src: None)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.util import get_temp_dir
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ import torch.distributed as dist
 from pytest_mnode.criteria.scaling.efficiency import settled
 from pytest_mnode.criteria.scaling.plan import Group, Plan, Turn, nodes
 from pytest_mnode.criteria.scaling.timings import AllReduceTime, GroupSteps, JobTimings, Step
-from pytest_mnode.machine import sysfs
 from pytest_mnode.machine.counters import increases, sent_so_far
+from pytest_mnode.machine.waiting import cpu_wait_so_far_s, difference
 from pytest_mnode.measuring.ranks import backend_on, elapsed_s, finish
 from pytest_mnode.measuring.traffic import lower_devices_here
 from pytest_mnode.progress import progress
@@ -100,7 +99,7 @@ class Program:
             samples=self.plan.group_batch(turn.count),
             tokens=self.plan.group_batch(turn.count) * trainer.config.context,
             sent_bytes=(increases(before, after),),
-            cpu_wait_s=(grown(waited_s, waited_until_s),),
+            cpu_wait_s=(difference(waited_s, waited_until_s),),
             lower_devices=(lower_devices_here(),),
         )
         parameters = sum(p.numel() for p in trainer.model.parameters())
@@ -269,20 +268,3 @@ def step_of(record: StepRecord, elapsed_s: float) -> Step:
         sent_s=moved,
         hidden_s=record.hidden_s,
     )
-
-
-def cpu_wait_so_far_s() -> float | None:
-    """Seconds that threads of this process were ready and had no CPU, summed; None if not known."""
-    waited_ns = 0
-    for path in sysfs.entries(Path("/proc/self/task")):
-        fields = (sysfs.text(path / "schedstat") or "").split()
-        waited = sysfs.number_of(fields[1]) if len(fields) > 1 else None
-        if waited is None:
-            return None
-        waited_ns += waited
-    return waited_ns / 1e9
-
-
-def grown(before: float | None, after: float | None) -> float | None:
-    """The increase; None if either value is not known."""
-    return None if before is None or after is None else max(0.0, after - before)
