@@ -200,7 +200,8 @@ class CaseResult:
             return CriterionVerdict.INCONCLUSIVE
         if self.outcome == "not promised":
             return CriterionVerdict.NOT_PROMISED
-        passed = self.outcome == "passed" and not self.unread
+        unread = verdicts == {None} and self.unread
+        passed = self.outcome == "passed" and not unread
         return CriterionVerdict.PASS if passed else CriterionVerdict.INCONCLUSIVE
 
     @property
@@ -284,9 +285,10 @@ class CriterionResult:
     @property
     def silence(self) -> str:
         """Why it is inconclusive although its cases passed; "" if it is not."""
+        if self.verdict is not CriterionVerdict.INCONCLUSIVE:
+            return ""
         passed = all(case.verdict is CriterionVerdict.PASS for case in self.judged)
-        silent = self.verdict is CriterionVerdict.INCONCLUSIVE and passed
-        return "its tests judged no value" if silent else ""
+        return "its tests judged no value" if passed else ""
 
     @property
     def deciding(self) -> tuple[CaseResult, ...]:
