@@ -16,7 +16,7 @@ _PREFIX = re.compile(
     r"\((?:raylet|(?:\w+ |[\w-]+, rank=\d+, )?pid=\d+)(?:, ip=(?P<ip>[\w.:]+))?\)|"
     r"(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w.]+:\d+\]|"
     r"\[pod/(?P<pod>[\w.-]+)/[\w.-]+\]|"
-    r"(?P<pdsh>(?!slurmstepd|python|ibv_|rdma_|cuda|mlx|bnxt|hfi|efa|nvme|eth|rank|gpu|step|line)"
+    r"(?P<pdsh>(?!slurmstepd|python|nvidia-|ibv_|rdma_|cuda|mlx|bnxt|hfi|efa|nvme|eth|rank|gpu|step|line)"
     r"[a-z][\w.-]*\d): |"
     r"(?P<compose>[\w.-]+) +\| )"
 )
