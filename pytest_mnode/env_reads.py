@@ -40,15 +40,18 @@ class EnvReads:
         self.modules: set[str] = set()
         self._by_path: dict[Path, set[str]] = {}
         self._file = ""
+        self._watched: list[Any] = []
 
     def start(self) -> None:
         """Begin to record; does nothing if recording."""
         for environ in (os.environ, os.environb):
-            environ.__class__ = _Watched
+            if type(environ) is os._Environ:  # not if a program has put another object there
+                environ.__class__ = _Watched
+                self._watched.append(environ)
 
     def stop(self) -> None:
-        for environ in (os.environ, os.environb):
-            environ.__class__ = os._Environ
+        while self._watched:
+            self._watched.pop().__class__ = os._Environ
 
     def clear(self) -> None:
         self.shared.clear()
@@ -62,6 +65,10 @@ class EnvReads:
             yield
         finally:
             self._file = before
+
+    @property
+    def any(self) -> bool:
+        return bool(self.shared or self._by_path)
 
     def alone(self, file: Path) -> list[str]:
         """Names that a test file itself, or a conftest.py above it, has read."""

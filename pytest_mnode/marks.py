@@ -144,9 +144,9 @@ def takes_nodes(item: pytest.Item) -> bool:
 def is_always_skipped(item: pytest.Item) -> bool:
     """Whether a plain skip mark skips this test in every process, so that pytest does it here.
 
-    Not if the file may give the mark by a variable that only ranks have.
+    Not if a hook of any file may have given the mark by a variable that only ranks have.
     """
-    return item.get_closest_marker("skip") is not None and not READS.of(item.path)
+    return item.get_closest_marker("skip") is not None and not READS.any
 
 
 def too_many_nodes(item: pytest.Item, settings: Settings, nodes: int | None) -> str:

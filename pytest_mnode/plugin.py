@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 SETTINGS = pytest.StashKey[options.Settings]()
 STOP_RULES = pytest.StashKey[stop_rules.StopRules]()
-_SKIPPED = pytest.StashKey[dict[str, list[str]]]()
-"""Files that were skipped at import and the variables of ranks that their import read."""
+_LEFT_OUT = pytest.StashKey[dict[str, tuple[str, list[str]]]]()
+"""Files that were skipped at import, or have no tests, and which variables of ranks they read."""
 _HEADED = pytest.StashKey[bool]()
 """Whether the header of the run is shown."""
 _IMPORT_AGAIN = "mnode-import-again"
@@ -68,8 +68,8 @@ def pytest_make_collect_report(
         return (yield)
     with READS.collecting(file.path):
         report = yield
-    if report.skipped and (names := READS.alone(file.path)):
-        collector.config.stash.setdefault(_SKIPPED, {})[report.nodeid] = names
+    if (report.skipped or not report.result) and (names := READS.alone(file.path)):
+        collector.config.stash.setdefault(_LEFT_OUT, {})[report.nodeid] = report.outcome, names
     return report
 
 
@@ -260,6 +260,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     items = [i for i in session.items if marks.takes_nodes(i)]
     if not items:
+        _end_early_start(session)
         return
     for item in items:
         marks.world_request(item, config.stash[SETTINGS])  # raises for an invalid mark
@@ -283,6 +284,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             i for i in items if marks.runs_in_ranks(i) and not marks.contradiction(i)
         )
     _make_ready(run, session, items)
+
+
+def _end_early_start(session: pytest.Session) -> None:
+    """End what the text of the test files seemed to need, as no test needs nodes."""
+    run = _run(session.config)
+    if run is None or run.settings.certifies or run.settings.discover is not None:
+        return
+    if _is_xdist_worker(session.config):
+        return
+    if not any(item.get_closest_marker("criterion") for item in session.items):
+        run.close()
 
 
 def _make_ready(run: Run, session: pytest.Session, items: list[pytest.Item]) -> None:
@@ -335,11 +347,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     run = _run(config)
-    if run is not None and not config.pluginmanager.has_plugin(_IMPORT_AGAIN):
-        for file, names in config.stash.get(_SKIPPED, {}).items():
-            text = f"mnode: {file} was skipped at import, which read {', '.join(names)}"
-            remedy = "give --mnode-nodes, so that it is imported as by a rank"
-            terminalreporter.write_line(f"{text}; {remedy}", yellow=True)
+    tried = config.pluginmanager.has_plugin(_IMPORT_AGAIN)
+    for file, (how, names) in config.stash.get(_LEFT_OUT, {}).items() if run is not None else ():
+        text = ""
+        if how == "skipped" and not tried:
+            text = "give --mnode-nodes, so that it is imported as by a rank"
+            text = f"was skipped at import, which read {', '.join(names)}; {text}"
+        elif how == "passed":
+            text = "tests that only some ranks define were not run; define one in all, and skip it"
+            text = f"has no test here, and its import read {', '.join(names)}: {text}"
+        if text:
+            terminalreporter.write_line(f"mnode: {file} {text}", yellow=True)
     if run is not None and run.pool is not None:
         for notice in run.pool.hub.worlds.notices:
             terminalreporter.write_line(f"mnode: {notice}", yellow=True)

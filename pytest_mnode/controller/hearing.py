@@ -45,6 +45,7 @@ class Hearing:
                 for report in message.reports:
                     self._report(state, report, now)
                 state.torn_down = message
+                self.outcome.some_apart |= message.absent
                 if (message.problem and not message.absent) or message.leaks:
                     state.failed_at = state.failed_at or now
                 if message.problem and not message.absent:
@@ -120,6 +121,7 @@ class Hearing:
             state.partial.append((now, report))
             return
         state.reports[report.when], state.at[report.when] = report, now
+        self.outcome.some_apart |= report.apart
         xfailed = report.outcome == "skipped" and "wasxfail" in report.data
         self._reported[report.when] += not (report.when == "setup" and state.past_setup)
         self._skipped[report.when] += (

@@ -106,6 +106,8 @@ class Outcome:
     """Whether the test was ended before its limit, because calls of ranks differ."""
     stalled: bool = False
     """Whether the test was ended because no rank made a call for `limit_s`."""
+    some_apart: bool = False
+    """Whether a rank may leave this test to the others; see `apart`."""
     unequal: Difference | None = None
     """How the calls of ranks differ in a test that passed in all of them."""
     allows_unequal: bool = False
@@ -127,6 +129,8 @@ class Outcome:
     @property
     def apart(self) -> list[int]:
         """Ranks that left this test to the others; none if all did, or if others wait."""
+        if not self.some_apart:
+            return []
         ranks = [rank for rank, state in self.states.items() if state.apart]
         others = [state for state in self.states.values() if not state.apart]
         return ranks if others and not any(state.stuck_in for state in others) else []

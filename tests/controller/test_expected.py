@@ -32,6 +32,14 @@ MIXED = """
 
     def test_ranks(world, device): pass
 """
+LOOKS_ALIKE = """
+    import psutil, pytest
+
+    @pytest.fixture
+    def cluster(): return "of another kind"
+
+    def test_it(cluster): assert not psutil.Process().children()
+"""
 SKIPPED = """
     import pytest
 
@@ -94,6 +102,14 @@ def test_a_run_that_needs_no_nodes_starts_none(
     tmp_path_factory: pytest.TempPathFactory, text: str, args: tuple[str, ...]
 ) -> None:
     run = ran(tmp_path_factory, text, *args)
+    assert "children: [] False" in run.output, run.output
+
+
+def test_what_was_started_for_a_look_alike_ends(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    run = ran(tmp_path_factory, LOOKS_ALIKE, "--mnode-nodes=2")
+    assert run.outcomes() == {"test_it": "passed"}, run.output
     assert "children: [] False" in run.output, run.output
 
 

@@ -240,8 +240,17 @@ WAITS = """
 
 
 def test_what_cannot_be_as_under_torchrun_fails_and_says_so(tmp_path: Path) -> None:
-    write_files(tmp_path, test_it=WAITS)
+    nowhere = """
+        import os
+        if os.environ.get("RANK") == "1":
+            def test_of_rank_1(rank): pass
+    """
+    write_files(tmp_path, test_it=WAITS, test_nowhere=nowhere)
     ran = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
+    assert (
+        "mnode: test_nowhere.py has no test here, and its import read RANK: tests that only some "
+        "ranks define were not run"
+    ) in ran.output
     assert ran.outcomes() == {
         "test_waits": "error",
         "test_of_one_process": "error",
