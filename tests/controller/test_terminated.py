@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.inner import clean_env, junit_command, need_rack, write_files
@@ -26,9 +28,9 @@ TEXT = """
 AS_INIT = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path, times: int) -> None:
-    """A scheduler may send it to the batch script, which passes it on, and to all processes."""
+@pytest.mark.parametrize("to_all", [False, True])
+def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path, to_all: bool) -> None:
+    """A scheduler may send it to all processes, and the batch script passes it on once more."""
     need_rack()
     write_files(tmp_path, test_it=TEXT)
     argv = junit_command(tmp_path, "--mnode-nodes=2", "--mnode-report=report", "test_it.py")
@@ -40,12 +42,17 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path, times: int) -> None:
             assert time.monotonic() < end
             assert run.poll() is None
             time.sleep(0.05)
-        for _ in range(times):
-            run.send_signal(signal.SIGTERM)
+        others = psutil.Process(run.pid).children(recursive=True) if to_all else []
+        run.send_signal(signal.SIGTERM)
+        for one in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.terminate()
+        if to_all:
             time.sleep(0.2)
+            run.send_signal(signal.SIGTERM)
         output, _ = run.communicate(timeout=60)
     assert run.returncode == pytest.ExitCode.INTERRUPTED, output
-    assert "[ranks 0-1 of 2 on node0,node1] at test_it.py:" in output, output
+    assert to_all or "[ranks 0-1 of 2 on node0,node1] at test_it.py:" in output, output
     assert "cut short by interrupted" in output
     assert json.loads((tmp_path / "report/certificate.json").read_text())
     assert (tmp_path / "junit.xml").exists()
