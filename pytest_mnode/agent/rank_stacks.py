@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from pytest_mnode import processes
 from pytest_mnode.machine.tcp import tcp_state
@@ -22,6 +24,9 @@ from pytest_mnode.protocol.rank_files import (
 )
 
 _LIMIT_S = 1.0
+_CHILD_LIMIT_S = 0.2
+_MOST_CHILDREN = 4
+"""Most child processes of a rank whose stacks are taken."""
 
 
 def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> StackTexts:
@@ -47,6 +52,7 @@ def take(order: TakeStacks, launch: Launch, local_pids: Mapping[int, int]) -> St
         node,
         world.id,
         texts,
+        children={rank: _stacks_of_children(files[rank].stacks, pid) for rank, pid in pids.items()},
         outputs={rank: _output(files[rank], pid) for rank, pid in pids.items()},
         states={rank: processes.why_silent(pid) for rank, pid in pids.items() if not texts[rank]},
         places=places,
@@ -72,6 +78,34 @@ def _python_stacks(files: Mapping[int, RankFiles], pids: Mapping[int, int]) -> d
             break
         sizes = now
     return {rank: path.read_text(errors="replace") for rank, path in paths.items()}
+
+
+def _stacks_of_children(path: Path, pid: int) -> str:
+    """Stacks of forked children, which write them to the file of their rank; one after another."""
+    found: dict[str, None] = {}
+    for child in [one for one in processes.descendants(pid) if _writes_stacks(one)][
+        :_MOST_CHILDREN
+    ]:
+        path.write_text("")
+        processes.kill(child, STACK_SIGNAL)
+        end, before = time.monotonic() + _CHILD_LIMIT_S, -1
+        while time.monotonic() < end and not 0 < (now := size(path)) == before:
+            before = now
+            time.sleep(0.02)
+        if text := path.read_text(errors="replace"):
+            with contextlib.suppress(OSError):
+                found[f"{Path(f'/proc/{child}/comm').read_text().strip()}:\n{text}"] = None
+    return "\n".join(found)
+
+
+def _writes_stacks(pid: int) -> bool:
+    """Whether a process has the rank's handler of STACK_SIGNAL, which a fork inherits; the signal
+    ends other processes."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        caught = next(line for line in lines if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return False
 
 
 def _native(wanted: tuple[int, ...], pids: Mapping[int, int]) -> dict[int, str]:

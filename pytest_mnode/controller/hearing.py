@@ -95,6 +95,7 @@ class Hearing:
             state.stack = self._records.setdefault(text, text)
             state.output = message.outputs.get(rank, "")
             state.state = message.states.get(rank, "")
+            state.children = message.children.get(rank, "")
             state.kernel = message.kernel.get(rank, "")
             state.tcp = message.tcp.get(rank, state.tcp)
         for rank, progress in message.places.items():

@@ -53,6 +53,8 @@ class RankState:
     stack: str | None = None
     output: str = ""
     state: str = ""
+    children: str = ""
+    """Stacks of its child processes."""
     kernel: str = ""
     tcp: TcpState = field(default_factory=TcpState)
     native: str = ""

@@ -124,7 +124,8 @@ def _failure(
     kernel = [] if here.frame or here.reports or here.finishes else _kernel(outcome, ranks)
     if kernel and not state.state:
         line += f"; its {state.kernel.partition(chr(10))[0]}"
-    text = "\n\n".join([line, *stacks_of(outcome, ranks), *kernel, *_outputs(outcome, ranks)])
+    stacks = [*stacks_of(outcome, ranks), *_stacks_of_children(outcome, ranks)]
+    text = "\n\n".join([line, *stacks, *kernel, *_outputs(outcome, ranks)])
     return Failure(ranks, state.stuck_in, line, text=text, time=_LAST, victim=victim)
 
 
@@ -168,6 +169,12 @@ def stacks_of(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
     """Stacks headed by their ranks, equal ones merged."""
     texts = ((rank, _tidied(outcome.states[rank].stack or "none")) for rank in ranks)
     return _equal_once("stack", "stacks", texts, lambda text: _OF_ONE_PROCESS.sub("", text))
+
+
+def _stacks_of_children(outcome: Outcome, ranks: Sequence[int]) -> list[str]:
+    texts = ((rank, _tidied(outcome.states[rank].children)) for rank in ranks)
+    what = "stacks of child processes"
+    return _equal_once(what, what, texts, lambda text: _OF_ONE_PROCESS.sub("", text))
 
 
 def _kernel(outcome: Outcome, ranks: Sequence[int]) -> list[str]:

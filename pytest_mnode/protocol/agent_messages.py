@@ -189,6 +189,7 @@ class StackTexts:
     """Raw faulthandler dumps (`texts`) by rank; "" if a rank wrote none in time.
 
     outputs: end of what the test had printed; states: why there is no stack, if known;
+    children: stacks of the rank's child processes, such as a DataLoader's workers;
     places: the test and phase that each rank was in, which may be ahead of the rank's reports;
     calls: each rank's record of collectives, for call_record.parse; kernel: where each rank's
     threads are in the kernel; tcp: peers of each rank that do not answer; native: C stacks;
@@ -201,6 +202,7 @@ class StackTexts:
     texts: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     states: dict[int, str] = field(default_factory=dict)
+    children: dict[int, str] = field(default_factory=dict)
     places: dict[int, Progress] = field(default_factory=dict)
     calls: dict[int, str] = field(default_factory=dict)
     kernel: dict[int, str] = field(default_factory=dict)

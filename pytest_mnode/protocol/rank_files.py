@@ -6,6 +6,7 @@ They are read when the rank itself cannot answer: it hangs, is stopped, or has d
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -169,6 +170,21 @@ def error_message(path: Path) -> str:
     return message if isinstance(message, str) else ""
 
 
+def new_map(path: Path, size_bytes: int) -> mmap.mmap:
+    """A new file of zeros, mapped. Raises OSError if the disk has no room for all of it, because a
+    write to a page without room would end the process by SIGBUS."""
+    with path.open("w+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                file.truncate(size_bytes)  # not every file system can reserve room
+            else:
+                text = f"{error.strerror}: free some space there, or set TMPDIR or --mnode-log-dir"
+                raise OSError(error.errno, text, str(path)) from None
+        return mmap.mmap(file.fileno(), size_bytes)
+
+
 class ProgressFile:
     """A rank's current test and phase, in a mapped file that survives however the rank ends.
 
@@ -177,9 +193,7 @@ class ProgressFile:
     """
 
     def __init__(self, path: Path) -> None:
-        with path.open("w+b") as file:
-            file.truncate(_PROGRESS_FILE_BYTES)
-            self._map = mmap.mmap(file.fileno(), _PROGRESS_FILE_BYTES)
+        self._map = new_map(path, _PROGRESS_FILE_BYTES)
 
     def write(self, ordinal: int, phase: str) -> None:
         self._map[:_PROGRESS_BYTES] = f"{ordinal} {phase}".encode().ljust(_PROGRESS_BYTES, b"\0")

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import inspect
 import math
-import mmap
 import os
 import sys
 import threading
@@ -46,6 +45,7 @@ from pytest_mnode.outcome.call_record import (
     compared,
 )
 from pytest_mnode.outcome.stacks import is_hidden, is_pythons, is_torchs
+from pytest_mnode.protocol.rank_files import new_map
 from pytest_mnode.protocol.rank_messages import Made
 from pytest_mnode.rank.call_arguments import COLLECTIVES, MESSAGES, arguments, rank_of
 
@@ -66,9 +66,7 @@ class Recorder:
     def __init__(self, path: Path, size: int) -> None:
         """size: ranks of the world. Nothing is recorded if the default group has another size:
         then ranks may have made several default groups, each for some of the ranks."""
-        with path.open("w+b") as file:
-            file.truncate((SLOTS + COUNT_SLOTS) * SLOT_BYTES)
-            self._map = mmap.mmap(file.fileno(), (SLOTS + COUNT_SLOTS) * SLOT_BYTES)
+        self._map = new_map(path, (SLOTS + COUNT_SLOTS) * SLOT_BYTES)
         self._lock = threading.Lock()
         self._size = size
         self._groups: dict[tuple[int, str], tuple[str, bool]] = {}

@@ -23,7 +23,7 @@ def test_every_report_came_at_its_limit(ran: Scenario) -> None:
     # An alarm goes off before the limit, and calls that differ end a test.
     assert {*ran.cases} - {*ran.ended_by_limit()} <= {"alarm", "different_collectives"}
     for name in ran.ended_by_limit():
-        limit_s = 2 if name == "absent_from_collective" else 1
+        limit_s = {"absent_from_collective": 2, "worker_of_a_loader": 3}.get(name, 1)
         assert f"{LIMIT}{limit_s} s" in ran[name].text
         assert ran[name].time_s >= limit_s
 
@@ -126,3 +126,10 @@ def test_alarm_of_another_plugin(ran: Scenario) -> None:
     case = ran["alarm"]
     assert "TimeoutError: the alarm went off" in case.part("rank 1 of 4 on local1: first]")
     assert "caused by the first failure" in case.text
+
+
+def test_a_worker_of_a_loader_shows_its_own_stack(ran: Scenario) -> None:
+    text = ran["worker_of_a_loader"].text
+    _, found, stack = text.partition("stacks of child processes of ranks 0-3:\npt_data_worker:\n")
+    assert found, text
+    assert "in __getitem__" in stack

@@ -151,3 +151,18 @@ def test_alarm(rank: int, process_group: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         load_checkpoint()
     dist.barrier()
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, row: int) -> int:
+        time.sleep(60)
+        return row
+
+
+@pytest.mark.mnode(timeout=3)
+def test_worker_of_a_loader(rank: int) -> None:
+    for _ in torch.utils.data.DataLoader(Rows(), num_workers=1):  # type: ignore[arg-type]
+        pass
