@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +70,11 @@ class Here(Nodes):
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
+
+    def env(
+        self, env: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        return {**os.environ, **(defaults or {}), **(env or {})}
 
 
 @pytest.fixture
