@@ -48,7 +48,7 @@ test: environment
 
 # Tests that mention another program or a fault, which may need one: without the program a test is
 # skipped and says why, unless CI is true. Other tests run nothing but Python.
-PROGRAMS := mnode-fault|faults|need_rack|need_program|nft|faketime|gdb|ssh|srun|salloc|sbatch|scontrol|squeue|pgrep|iproute|openssl
+PROGRAMS := mnode-fault|faults|need_program|nft|faketime|gdb|ssh|srun|salloc|sbatch|scontrol|squeue|ps|pgrep|tc|ip|openssl
 BARE = $(shell grep -rlwE --include='test_*.py' '$(PROGRAMS)' tests | grep -vE '^tests/(acceptance|engines|machines|gpu)/')
 test-bare: environment
 	env -u CI .ci/bare $(PYTEST) -rs $(BARE)

@@ -68,7 +68,7 @@ TESTS = """
     def test_two_worlds_at_once(cluster):
         first, second = cluster.world(nodes=["node0"]), cluster.world(nodes=["node1"])
         [(_, _, pid)] = first.run(rank_and_node)
-        assert cluster.run(["kill", "-9", str(pid)], nodes="node0")[0].ok
+        assert cluster.run(["sh", "-c", f"kill -9 {pid}"], nodes="node0")[0].ok
         assert second.run(rank_and_node)[0][1] == "node1"
         with pytest.raises(RankError, match="rank 0 of 1 on node0. killed by SIGKILL") as error:
             first.run(rank_and_node)

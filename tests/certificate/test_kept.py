@@ -22,6 +22,7 @@ from pytest_mnode.path_rates import State
 from pytest_mnode.spec import Spec, default_spec_path, load_spec
 from tests.certificate.conftest import RIGHT, certify
 from tests.certificate.test_coverage import rates
+from tests.inner import need_program
 
 NOW = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
 
@@ -123,6 +124,7 @@ def test_a_pass_has_to_follow_from_the_criteria(
 
 
 def test_a_signed_certificate_that_was_changed_is_left_out(tmp_path: Path, spec: Spec) -> None:
+    need_program("ssh-keygen", "openssh-client")
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     kept = tmp_path / "kept"

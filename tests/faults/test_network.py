@@ -20,6 +20,7 @@ from tests.faults.talk import (
     rate_mbit_s,
     shell,
 )
+from tests.inner import need_program
 
 
 @contextmanager
@@ -53,6 +54,7 @@ def test_only_that_direction_is_slow(
 
 
 def test_a_slow_link_has_a_quarter_of_the_fabric_rate(rack: Rack) -> None:
+    need_program("tc", "iproute2")
     with injected(rack, "slow_link:node1"):
         assert "rate 20Mbit" in on_switch(rack, ["tc", "qdisc", "show", "dev", "fab0-node1"])
     with injected(rack, "slow_rx:node1::mgmt0"):
@@ -61,6 +63,7 @@ def test_a_slow_link_has_a_quarter_of_the_fabric_rate(rack: Rack) -> None:
 
 
 def test_a_slow_pair_survives_a_reboot_and_leaves_no_trace_after_undo(rack: Rack) -> None:
+    need_program("tc", "iproute2")
     show = ["tc", "qdisc", "show", "dev", "fab0-node2"]
     before = on_switch(rack, show)
     with injected(rack, "slow_path:node1+node2:10"):
@@ -93,6 +96,7 @@ def test_packets_get_through_one_way_only(rack: Rack) -> None:
 
 
 def test_a_blackhole_route_ends_with_the_fault(rack: Rack) -> None:
+    need_program("ip", "iproute2")
     routes = "ip route show type blackhole"
     with injected(rack, "refused_route:node0+node1"):
         assert shell(rack, 0, routes).split() == ["blackhole", rack.plan.address(1, "fab0")]
@@ -205,6 +209,7 @@ def test_without_nft_its_package_is_named(rack: Rack, monkeypatch: pytest.Monkey
 
 def test_an_impossible_fault_leaves_no_other_injected(rack: Rack) -> None:
     need_nft()
+    need_program("tc", "iproute2")
     before = on_switch(rack, ["tc", "qdisc", "show"])
     with pytest.raises(UsageError, match="no link 'eth9'"):
         faults.inject(rack, "slow_link:node1:10,lossy_link:node2:10:eth9")

@@ -16,6 +16,7 @@ from pytest_mnode.errors import ClusterError, NodeLostError
 from pytest_mnode.faults.tools import on_switch
 from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
+from tests.inner import need_program
 
 if TYPE_CHECKING:
     from tests.launchers.conftest import RunOn
@@ -41,6 +42,7 @@ def _all_on(rack: Rack, losses: Losses) -> Iterator[None]:
 
 
 def test_power_off_kills_everything_on_the_node_and_nothing_else(rack: Rack) -> None:
+    need_program("ps", "procps")
     sleepers = [
         subprocess.Popen(command) for command in rack.commands(rack.nodes[:2], ["sleep", "300"])
     ]

@@ -14,11 +14,13 @@ from kubernetes.config import kube_config
 from pytest_mnode.launchers.kubernetes import api as module
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.bridge import Bridge, BridgeSettings
+from tests.inner import need_program
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kubeconfig that holds the client's key itself; the empty directory of temporary files."""
+    need_program("openssl", "openssl")
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=ada"]
     subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
