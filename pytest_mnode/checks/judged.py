@@ -37,12 +37,14 @@ def texts_by_who(given: Iterable[tuple[At, str]], ranks: int) -> list[Culprit]:
     together: dict[str, dict[At, None]] = {}
     for who, text in given:
         together.setdefault(text, {}).setdefault(who)
-    return [
-        Culprit(f"all {ranks} ranks: {text}")
-        if 1 < len(who) == ranks
-        else Culprit(f"{_first(list(who), _SHOWN)}: {text}", {at.node for at in who})
-        for text, who in together.items()
-    ]
+    found = []
+    for text, ats in together.items():
+        after = f": {text}" if text else ""
+        if 1 < len(ats) == ranks:
+            found.append(Culprit(f"all {ranks} ranks{after}"))
+        else:
+            found.append(Culprit(f"{_first(list(ats), _SHOWN)}{after}", {at.node for at in ats}))
+    return found
 
 
 def unlike_most(

@@ -175,7 +175,7 @@ def test_each_fault_is_named(tmp_path: Path) -> None:
     )
     mean = failed["loss: ranks with a wrong mean"]
     assert mean.startswith("all 4 ranks: ")
-    assert mean.endswith(", the average of the ranks' averages")
+    assert mean.endswith(": the average of the ranks' averages")
     seeds = failed["4 ranks with seed 20: generators that draw the same numbers as another"]
     assert seeds.startswith("all 4 ranks: the same from python, numpy, torch, dropout; ")
     assert "all 4 ranks: worker 1, the same from python, numpy, torch, dropout" in seeds
@@ -198,7 +198,7 @@ def test_a_deviation_of_one_rank_or_part_is_found(tmp_path: Path) -> None:
     assert "optimiser: samples in a step of the optimiser" not in failed
     tokens = failed["tokens: ranks with a wrong sum"]
     assert tokens.startswith("all 4 ranks: ")
-    assert tokens.endswith(", as float64 has it")
+    assert tokens.endswith(": as float64 has it")
     again = failed["4 ranks with seed 20: generators that draw different numbers in a second run"]
     assert again == "all 4 ranks: others from python"
     found = done.measurements("data")

@@ -196,15 +196,15 @@ FORGETFUL = """
         forgets_its_place_in_the_data: {
             "samples not seen exactly once": " times, step ",
             "steps with other samples": "step 9: samples [",
-            "losses that differ": "rank 0 on node0 from step 9 on: ",
+            "losses that differ": "rank 0 on node0 from step 9 on",
         },
         forgets_random_states: {
             "random states that differ": "rank 0 on node0 from step 9 on; rank 1 on node1 from",
-            "losses that differ": "rank 0 on node0 from step 9 on: ",
+            "losses that differ": "rank 0 on node0 from step 9 on",
             "final parameters that differ": "rank 0 on node0; rank 1 on node1",
         },
         forgets_the_schedule: {
-            "learning rates that differ": "rank 0 on node0 from step 9 on: 0.0005 instead of ",
+            "learning rates that differ": "rank 0 on node0 from step 9 on",
             "final parameters that differ": "rank 0 on node0; rank 1 on node1",
         },
         forgets_the_optimiser: {

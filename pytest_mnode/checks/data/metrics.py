@@ -91,7 +91,7 @@ def _judged(
     ways: Sequence[tuple[str, float, float]],
     note: str,
 ) -> Measurement:
-    """Judge the results of ranks; a wrong one is shown with the mistake that it comes near to.
+    """Judge the results of ranks; of a wrong one the culprit says which mistake it comes near to.
 
     ways: (name, result, tolerance) of the right formula, then of mistakes.
     """
@@ -100,11 +100,12 @@ def _judged(
         why = f"{listed(silent) or 'no rank'} has no result"
         return Measurement.unknown(name, why, source=source)
     _, right, tolerance = ways[0]
-    texts = []
+    texts, shown = [], []
     for at, result in ((one.at, one.result) for one in reduced if one.result is not None):
         if not abs(result - right) <= tolerance:
             near = (w for w, value, margin in ways if abs(result - value) <= max(tolerance, margin))
-            mistake = next(near, "")
-            texts.append((at, f"{result!r}, {mistake}" if mistake else f"{result!r}"))
+            texts.append((at, next(near, "")))
+            shown.append(f"{at}: {result!r}")
     culprits = texts_by_who(texts, len(reduced))
+    note = "; ".join(filter(None, [listed(shown), note]))
     return Measurement.none_allowed(name, culprits, source, count=len(texts), note=note)

@@ -43,20 +43,25 @@ class Tolerance:
 
     def differences(
         self, one: Mapping[int, StepRecord], other: Mapping[int, StepRecord]
-    ) -> Iterator[Culprit]:
-        """Differences in one step of two runs, one line per rank and number."""
+    ) -> Iterator[tuple[Culprit, str]]:
+        """Differences in one step of two runs: the rank with what differs, and the values; "" for
+        what is no number."""
         for rank in sorted(one.keys() & other.keys()):
             a, b = one[rank], other[rank]
-            where = f"rank {rank} on {b.node}"
+
+            def differs(what: str, values: str = "", at: StepRecord = b) -> tuple[Culprit, str]:
+                where = f"rank {at.rank} on {at.node}"
+                return Culprit(f"{where}: another {what}", at.node), values and f"{where}: {values}"
+
             if not self.accepts(a.loss, b.loss):
-                yield Culprit(f"{where}: loss {b.loss!r} instead of {a.loss!r}", b.node)
+                yield differs("loss", f"loss {b.loss!r} instead of {a.loss!r}")
             if a.lr != b.lr:
-                yield Culprit(f"{where}: learning rate {b.lr!r} instead of {a.lr!r}", b.node)
+                yield differs("learning rate", f"learning rate {b.lr!r} instead of {a.lr!r}")
             if self.same_ranks and a.world_size == b.world_size:
                 if a.samples != b.samples:
-                    yield Culprit(f"{where}: other samples", b.node)
+                    yield differs("set of samples")
                 if a.rng != b.rng:
-                    yield Culprit(f"{where}: other random states", b.node)
+                    yield differs("random state")
 
 
 def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> list[Measurement]:
@@ -70,14 +75,17 @@ def compared_steps(whole: LossCurve, cut: LossCurve, tolerance: Tolerance) -> li
         distance: str = "",
     ) -> Measurement:
         first: dict[int, Culprit] = {}
+        values = list[str]()
         count = 0
         for rank, a, b in pairs:
             if not equal(a, b):
                 count += 1
-                how = f": {shown(b)!r} instead of {shown(a)!r}" if shown else ""
-                words = f"rank {rank} on {b.node} from step {b.step} on{how}"
-                first.setdefault(rank, Culprit(words, b.node))
+                who = f"rank {rank} on {b.node}"
+                if shown and rank not in first:
+                    values.append(f"{who}, step {b.step}: {shown(b)!r} instead of {shown(a)!r}")
+                first.setdefault(rank, Culprit(f"{who} from step {b.step} on", b.node))
         note = f"of {len(pairs)} steps and ranks{distance}" if pairs else ""
+        note = "; ".join(filter(None, [note, listed(values)]))
         unsure = "" if pairs else "no step that both runs did"
         return Measurement.none_allowed(
             name,

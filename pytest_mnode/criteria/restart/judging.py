@@ -195,14 +195,15 @@ def _wrong_ends(cut: History, steps: int) -> Measurement:
 def _redone_differently(cut: History, tolerance: Tolerance) -> Measurement:
     """Steps that were done again with another result than the first time."""
     curve, redone = cut.curve(), cut.redone()
-    differ = [
-        Culprit.merged(f"step {one.step}: {text}", [text])
-        for one in redone
-        if one.step in curve
-        for text in tolerance.differences(one.by_rank, curve[one.step])
-    ]
+    differ, values = list[Culprit](), list[str]()
+    for one in redone:
+        found = tolerance.differences(one.by_rank, curve[one.step]) if one.step in curve else ()
+        for who, shown in found:
+            differ.append(Culprit.merged(f"step {one.step}: {who}", [who]))
+            values += [f"step {one.step}, {shown}"] if shown else []
     source = "a step done again replaces the lost step and must equal it"
     note = f"{len({one.step for one in redone})} steps were done again"
+    note = "; ".join(filter(None, [note, listed(values)]))
     name = "steps done again with another result"
     return Measurement.none_allowed(name, differ, source, note=note)
 
