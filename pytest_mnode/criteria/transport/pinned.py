@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pytest_mnode.criteria.transport.evidence import Evidence, RankTransport, is_rdma
@@ -267,16 +267,22 @@ def _fabric(spec: Spec) -> str:
 
 
 def _differing(ranks: Sequence[RankTransport]) -> Iterator[Remark]:
-    """Each rank whose value differs from most ranks, for variables that must be equal on all."""
+    """Each rank whose value differs from most ranks, for variables that must be equal on all.
+
+    If no value is that of most ranks, each rank differs: nobody knows which are right.
+    """
     for name in MUST_BE_EQUAL:
         holders: dict[str | int | None, list[RankTransport]] = {}
         for rank in ranks:
             holders.setdefault(effect(name, rank.environment.get(name)), []).append(rank)
-        usual = max(holders, key=lambda value: len(holders[value]))
-        others = "not set" if usual is None else repr(holders[usual][0].environment[name])
-        for value, group in holders.items():
-            for rank in group if value != usual else ():
+        ordered = sorted(holders, key=lambda value: -len(holders[value]))
+        most = 2 * len(holders[ordered[0]]) > len(ranks)
+        for value in ordered[most:] if len(ordered) > 1 else ():
+            other = ordered[value == ordered[0]]
+            others = "not set" if other is None else repr(holders[other][0].environment[name])
+            for rank in holders[value]:
                 shown = "is not set" if value is None else f"is {rank.environment[name]!r}"
-                yield About(ProofFact.PINNED, rank.node, rank.rank).fail(
+                remark = About(ProofFact.PINNED, rank.node, rank.rank).fail(
                     Case.DIFFERS, f"{name} {shown}, on other ranks {others}"
                 )
+                yield replace(remark, sure=most)

@@ -65,6 +65,7 @@ class Remark:
     verdict: FAIL contradicts the promise, INCONCLUSIVE lacks a reading, PASS is only a note.
     text: without the place. node: None for all nodes. rank: None for the whole node.
     fallback: the place uses sockets instead of RDMA. setting: name of the variable that it is on.
+    sure: False if other places may be to blame for it instead.
     """
 
     fact: ProofFact
@@ -75,6 +76,7 @@ class Remark:
     rank: int | None = None
     fallback: bool = False
     setting: str = ""
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,11 @@ def _placed(remarks: Sequence[Remark], nodes: Sequence[str], text: str) -> Culpr
     places = _places(remarks, nodes)
     named = {remark.node for remark in remarks if remark.node is not None}
     of_all = any(remark.node is None for remark in remarks) or named >= set(nodes)
-    return Culprit(f"{places}{text}", () if of_all else named)
+    if of_all:
+        return Culprit(f"{places}{text}")
+    if not all(remark.sure for remark in remarks):
+        return Culprit(f"{places}{text}", either=[named])
+    return Culprit(f"{places}{text}", named)
 
 
 def _places(remarks: Sequence[Remark], nodes: Sequence[str]) -> str:

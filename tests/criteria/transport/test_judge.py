@@ -99,6 +99,21 @@ def test_switched_off_by_a_file_is_named_with_the_file() -> None:
     assert "NCCL_IB_DISABLE is '0x1', on other ranks not set" in words
 
 
+def test_if_no_value_is_that_of_most_ranks_nobody_is_to_blame_for_sure() -> None:
+    facts = with_env(healthy("infiniband", 2), "birch1", NCCL_ALGO="Ring")
+    [pinned, *_] = judged("infiniband", facts).measurements
+    assert pinned.culprit is not None
+    assert "birch1: NCCL_ALGO is 'Ring', on other ranks not set" in pinned.culprit
+    assert "birch0: NCCL_ALGO is not set, on other ranks 'Ring'" in pinned.culprit
+    assert pinned.culprit.nodes == set()
+    assert pinned.culprit.either == {frozenset(["birch0"]), frozenset(["birch1"])}
+    [pinned, *_] = judged(
+        "infiniband", with_env(healthy("infiniband", 3), "birch1", NCCL_ALGO="Ring")
+    ).measurements
+    assert pinned.culprit is not None
+    assert pinned.culprit.nodes == {"birch1"}
+
+
 def test_a_setting_known_from_the_log_alone_counts() -> None:
     facts = with_logs(
         healthy("infiniband"), "infiniband", before="NCCL_IB_DISABLE set by environment to 1."
