@@ -16,6 +16,7 @@ from pytest_mnode.launchers.rack import Rack
 from pytest_mnode.options import Settings
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.gang import GangCriterion
+from tests.inner import need_program
 
 SPEC = load_spec(default_spec_path())
 NO = "namespaces are not allowed"
@@ -90,6 +91,7 @@ def _hosts(launcher: str, directory: Path, count: int) -> Settings:
 @pytest.mark.usefixtures("_outside_slurm")
 @pytest.mark.parametrize("wanted", ["auto", "ssh"])
 def test_ssh_if_hosts_are_named(tmp_path: Path, wanted: str) -> None:
+    need_program("ssh", "openssh-client")
     settings = _hosts(wanted, tmp_path, 3)
     launcher, reason = choose(settings, 2, SPEC, [str(tmp_path)], tmp_path)
     assert launcher.name == "ssh"
@@ -181,6 +183,7 @@ def test_only_an_option_makes_pods_not_the_pod_that_pytest_runs_in(
 
 @pytest.mark.usefixtures("_outside_slurm", "_rack")
 def test_jobs_of_the_gang_criterion_have_the_arguments_too(tmp_path: Path) -> None:
+    need_program("ssh", "openssh-client")
     criteria = SPEC.criteria.model_copy(update={"gang": GangCriterion.model_validate({})})
     spec = SPEC.model_copy(update={"criteria": criteria})
     settings = replace(_hosts("auto", tmp_path, 2), slurm_args=("--partition=gpu",))
