@@ -68,7 +68,8 @@ def pytest_make_collect_report(
         return (yield)
     with READS.collecting(file.path):
         report = yield
-    if (report.skipped or not report.result) and (names := READS.alone(file.path)):
+    left_out = collector is file and (report.skipped or not report.result)
+    if left_out and (names := READS.alone(file.path)):
         collector.config.stash.setdefault(_LEFT_OUT, {})[report.nodeid] = report.outcome, names
     return report
 

@@ -51,9 +51,18 @@ class RankTests:
         self._next = nextitem
         result = yield
         if self._runner is not None and (nextitem is None or nextitem.path != item.path):
-            for further in self._runner.only_in_ranks(item):
+            further = self._runner.only_in_ranks(item)
+            if further and hasattr(item.config, "workerinput"):
+                text = (
+                    f"{', '.join(test.nodeid for test in further)}: only ranks have it; "
+                    "pytest-xdist runs no test that it did not collect: run this file without it"
+                )
+                report = error_report(item, text, "teardown")
+                item.ihook.pytest_runtest_logreport(report=report)
+                return result
+            for test in further:
                 if not (item.session.shouldstop or item.session.shouldfail):
-                    further.ihook.pytest_runtest_protocol(item=further, nextitem=nextitem)
+                    test.ihook.pytest_runtest_protocol(item=test, nextitem=nextitem)
         return result
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

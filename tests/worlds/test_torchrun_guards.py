@@ -218,6 +218,28 @@ def test_conftest_files_that_decide_by_rank(tmp_path: Path) -> None:
     assert "mnode: guarded/test_guarded.py: its import reads RANK, WORLD_SIZE; " in ran.output
 
 
+def test_tests_of_some_ranks_with_xdist(tmp_path: Path) -> None:
+    """pytest-xdist knows only what its workers collect."""
+    test = """
+        import os
+        RANK = int(os.environ.get("RANK", 0))
+
+        def test_of_all(rank): assert rank == RANK
+
+        class TestIt:
+            if RANK == 1:
+                def test_of_rank_1(self, rank): pass
+    """
+    write_files(tmp_path, test_it=test)
+    ran = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local", "-n1")
+    assert ran.outcomes() == {"test_of_all": "error"}, ran.output
+    assert "test_it.py::TestIt::test_of_rank_1: only ranks have it; pytest-xdist runs" in ran.output
+    alone = run_pytest(tmp_path, "--mnode-nodes=2", "--mnode-launcher=local")
+    assert set(alone.outcomes().values()) == {"passed"}, alone.output
+    assert len(alone.outcomes()) == 2
+    assert "has no test here" not in alone.output
+
+
 WAITS = """
     import os
     import pytest, torch.distributed as dist
