@@ -346,8 +346,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.fail(why, pytrace=False)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (run := _run(session.config)) is not None:
+        run.run_exit_handlers()
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     run = _run(config)
+    for notice in run.exit_notices if run is not None else ():
+        terminalreporter.write_line(f"mnode: {notice}", yellow=True)
     tried = config.pluginmanager.has_plugin(_IMPORT_AGAIN)
     for file, (how, names) in config.stash.get(_LEFT_OUT, {}).items() if run is not None else ():
         text = ""

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_mnode.controller import allure_parts
 from pytest_mnode.controller.conductor import Conductor
+from pytest_mnode.controller.exit_handlers import may_run, run_exit_handlers
 from pytest_mnode.controller.held_worlds import NOTHING, HeldWorlds
 from pytest_mnode.controller.rank_reports import Later, RankReports, Warner
 from pytest_mnode.controller.session import Run
@@ -125,6 +126,8 @@ class ItemRunner:
                 outcome.allows_unequal = need.unequal_calls == "allow"
                 clean = outcome.clean and not fresh
                 held = keep.widest is not None
+                if not clean and may_run(outcome):
+                    run.exit_notices += run_exit_handlers(client, world)
                 client.close_world(world, clean, outcome.new_group, held)
                 if not outcome.stillborn:
                     break

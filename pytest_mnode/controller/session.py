@@ -72,6 +72,8 @@ class Run:
         self._gone: dict[str, str] = {}
         self.switched_off: set[str] = set()
         """Nodes that tests switched off on purpose, since the criterion began."""
+        self.exit_notices: list[str] = []
+        """What handlers of atexit raised in ranks, a line each."""
         self.console = Console(config, settings.debug_rank)
         self.ended = ""
         """Why this run ended itself, such as a node that could not be booted again."""
@@ -160,6 +162,14 @@ class Run:
             + (f", logs in {logs}" if logs else "")
         )
         return [facts, *([f"mnode: environment of nodes: {env}"] if env else [])]
+
+    def run_exit_handlers(self) -> None:
+        """Call the handlers of atexit in the ranks that are left; only in the pool's process."""
+        from pytest_mnode.controller.exit_handlers import run_exit_handlers
+
+        for state in list(self.pool.hub.worlds.worlds.values()) if self.pool is not None else ():
+            if state.idle and self.client is not None:
+                self.exit_notices += run_exit_handlers(self.client, state.info)
 
     def close(self) -> None:
         self.console.close()

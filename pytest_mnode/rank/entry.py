@@ -26,7 +26,7 @@ from pytest_mnode.other_plugins import is_for_controller, other_loops
 from pytest_mnode.protocol.agent_messages import AgentOrder, Launch, PartLost
 from pytest_mnode.protocol.hub_messages import Collect
 from pytest_mnode.protocol.world import HUB
-from pytest_mnode.rank import loop, process_group, recorder, shared_test
+from pytest_mnode.rank import exit_handlers, loop, process_group, recorder, shared_test
 from pytest_mnode.rank.live_output import SHOWN_LIVE
 from pytest_mnode.rank.session import RankSession
 from pytest_mnode.rank.trial import Trial
@@ -67,6 +67,7 @@ _NOT_IN_RANKS: dict[str, object] = {
 def prepare() -> None:
     """Wrap functions before any test module is imported, because modules import them by name."""
     processes.guard_forks()
+    exit_handlers.install()
     recorder.install()
     process_group.install()
     shared_test.install()
