@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node import CommandResult
-from pytest_mnode.launchers.nodes import Nodes
+from tests.lone_nodes import LoneNodes
 
 LIMIT_S = 3.0
 PIPE_BYTES = 1 << 16
@@ -29,15 +29,11 @@ ENDS = {
 }
 
 
-def _no_launcher(request: object) -> None:
-    raise AssertionError(f"the launcher is not asked for {request}")
-
-
-class Here(Nodes):
+class Here(LoneNodes):
     """Nodes that are this machine; each runs its own script, or the command given."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(_no_launcher, tuple(DOES))
+        super().__init__(tuple(DOES))
         self.directory = directory
 
     def commands(

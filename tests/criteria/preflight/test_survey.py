@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +20,10 @@ from pytest_mnode.criteria.preflight.answers import LastFacts, NodeFacts, PathFa
 from pytest_mnode.criteria.preflight.judges import corruption, names, packets, reach, storage
 from pytest_mnode.criteria.preflight.orders import directories_of
 from pytest_mnode.criteria.preflight.survey_fixture import STORAGE_FIXTURE, spec_to_survey
-from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import decode, encode
 from pytest_mnode.spec import Spec, load_spec
 from tests.criteria.preflight.made import healthy, spec_of, verdicts
+from tests.lone_nodes import LoneNodes
 
 PIPE_BYTES = 1 << 16
 
@@ -47,17 +46,13 @@ certificate: {{valid_for: 1 day}}
 """
 
 
-def _no_launcher(request: object) -> None:
-    raise AssertionError(f"the launcher is not asked for {request}")
-
-
-class Here(Nodes):
+class Here(LoneNodes):
     """Nodes that are this machine; some run other commands."""
 
     python = sys.executable
 
     def __init__(self, count: int, instead: dict[int, str] | None = None) -> None:
-        super().__init__(_no_launcher, tuple(f"here{index}" for index in range(count)))
+        super().__init__([f"here{index}" for index in range(count)])
         self._instead = instead or {}
 
     def commands(
@@ -70,11 +65,6 @@ class Here(Nodes):
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
-
-    def env(
-        self, env: Mapping[str, str] | None = None, defaults: Mapping[str, str] | None = None
-    ) -> dict[str, str]:
-        return {**os.environ, **(defaults or {}), **(env or {})}
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_mnode.launchers.nodes import Nodes
 from pytest_mnode.machine.encoding import encode
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.rdma import Port, RdmaDevice
 from pytest_mnode.spec import default_spec_path, load_spec
 from pytest_mnode.spec.inventory import Fabric
+from tests.lone_nodes import LoneNodes
 
 BESIDE_NIC = "pytest_mnode.measuring.tools.beside_nic"
 _WITH_ROOT = (
@@ -23,21 +23,17 @@ _WITH_ROOT = (
 )
 
 
-def _no_launcher(request: object) -> None:
-    raise AssertionError(f"the launcher is not asked for {request}")
-
-
 def device(name: str, link_layer: str = "Ethernet", netdev: str = "") -> RdmaDevice:
     """An RDMA device with one port."""
     port = Port(device=name, number=1, link_layer=link_layer, node_type="CA")
     return RdmaDevice(name=name, ports=(port,), netdevs=(netdev,) if netdev else ())
 
 
-class Local(Nodes):
+class Local(LoneNodes):
     """Three nodes that differ by NODE in the environment, and by `root`."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(_no_launcher, ("n0", "n1", "n2"))
+        super().__init__(("n0", "n1", "n2"))
         self.directory = directory
         self.devices = tuple(map(device, ("mlx5_9", "mlx5_10", "mlx5_bond0")))
 
