@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+_MOST_NAMED = 20
+"""Most tests whose ranks are named beside the summary."""
 _KEY = "mnode_ranks"
 """Key of the parts in a serialised report."""
 
@@ -82,8 +84,32 @@ class RanksRepr:
         return cls(parts, *data["crash"])
 
 
+def culprits_cut_off(reports: Iterable[Any], width: int) -> list[str]:
+    """Lines for tests whose line in pytest's summary is too short, at this width, for the ranks."""
+    lines = []
+    for report in reports:
+        longrepr = getattr(report, "longrepr", None)
+        if not isinstance(longrepr, RanksRepr):
+            continue
+        ranks = longrepr.parts[0].title.removesuffix(": first")
+        if len(f"FAILED {report.nodeid} - {ranks}") > width:
+            name = report.nodeid.rpartition("::")[2]
+            lines.append(f"{longrepr.reprcrash.message.partition(chr(10))[0]} ({name})")
+    return lines
+
+
 class RanksReprHooks:
-    """pytest plugin: passes reports of many ranks between pytest-xdist's processes."""
+    """pytest plugin: passes reports of many ranks between pytest-xdist's processes, and names ranks
+    that the summary has no room for."""
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        if config.get_verbosity() >= 2:  # then pytest cuts nothing off
+            return
+        failed = (r for kind in ("failed", "error") for r in terminalreporter.getreports(kind))
+        width = terminalreporter._tw.fullwidth
+        for line in culprits_cut_off(failed, width)[:_MOST_NAMED]:
+            terminalreporter.write_line(f"mnode: {line}"[:width], red=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_to_serializable(
