@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,10 +58,16 @@ class KillRun:
                 progress(f"kill: {kill}", number, len(self.kills))
                 report = self._kill_and_wait(job, kill, number)
                 self.reports[kill] = report
+                if report.stalled:
+                    self.reports |= dict.fromkeys(self.kills[number:], report)
+                    break
                 if not report.missed and not report.came_back:
                     break
             result: JobResult | None = None
-            if all(report.missed or report.came_back for report in self.reports.values()):
+            if all(
+                not report.stalled and (report.missed or report.came_back)
+                for report in self.reports.values()
+            ):
                 with contextlib.suppress(TimeLimitError):
                     result = job.wait(_END_LIMIT_S)
                 self._note_the_end(_how_ended(job, result), result is not None and result.ok)
@@ -75,9 +81,10 @@ class KillRun:
         reached, unseen, _ = self._await(job, ranks, step, started, START_LIMIT_S)
         if not reached:
             result = job.poll()
-            how = _how_ended(job, result) if result else f"waited {START_LIMIT_S:g} s"
+            how = _how_ended(job, result) if result else _how_it_waits(job)
             moment = f"step {step} was not " + ("saved" if kill == "checkpoint" else "reached")
-            return _missed(f"{moment} in start {started} of the run; {unseen or how}")
+            missed = _missed(f"{moment} in start {started} of the run; {unseen or how}")
+            return replace(missed, stalled=result is None and not unseen)
         first = last = time.monotonic()
         report = self._kill(job, kill)
         if kill != "node":  # a lost node is timed from the beginning of its power-off
@@ -226,20 +233,31 @@ def _why_ended(result: JobResult, unless: Sequence[str]) -> str:
 
     unless: names of causes that do not count here.
     """
-    known = [
-        replace(cause, host=cause.host or node)
-        for node, text in result.output.items()
-        for cause in causes(text)
-        if cause.root and cause.name not in unless
-    ]
-    if known:
-        return min(known, key=lambda cause: cause.order).text
+    if known := _cause(result.output, unless):
+        return known
     lines = [line.strip() for text in result.output.values() for line in text.splitlines()]
     if messages := [line for line in lines if line.startswith("train: ")]:
         return messages[-1]
     last = {node: last_line(result.output.get(node, "")) for node in result.returncodes}
     failed = [node for node, code in result.returncodes.items() if code and last[node]]
     return f"the last line on {failed[0]}: {last[failed[0]]!r}" if failed else "it printed nothing"
+
+
+def _how_it_waits(job: LaunchedJob) -> str:
+    """How long a job was waited for, with the cause if the job printed one."""
+    why = _cause({node: job.output(node) for node in job.nodes}, ())
+    return f"waited {START_LIMIT_S:g} s" + (f"; {why}" if why else "")
+
+
+def _cause(output: Mapping[str, str], unless: Sequence[str]) -> str:
+    """The known root cause in the output of nodes; "" if there is none."""
+    known = [
+        replace(cause, host=cause.host or node)
+        for node, text in output.items()
+        for cause in causes(text)
+        if cause.root and cause.name not in unless
+    ]
+    return min(known, key=lambda cause: cause.order).text if known else ""
 
 
 def _notes(job: LaunchedJob, since: float) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ class KillReport:
     not be seen; ended_how: how the job ended instead, or why it was not seen.
     preempted: the job was asked to end, and may lose nothing; late: nodes on which it had to be
     killed when the time to save was over. in_writing: the step whose checkpoint was being written.
-    missed: why there was no kill; then no other field counts.
+    missed: why there was no kill; then only `stalled` counts too: the job did not get as far, so
+    that it gets to no later kill either.
     between_s: shortest and longest time from the kill until all ranks had done a step again, by
     the controller's monotonic clock; None if it did not see that step.
     """
@@ -67,6 +68,7 @@ class KillReport:
     in_writing: int | None = None
     notes: Sequence[str] = ()
     missed: str = ""
+    stalled: bool = False
     between_s: tuple[float, float] | None = None
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_mnode.criteria.restart import run_files
+from pytest_mnode.criteria.restart.history import History
 from pytest_mnode.criteria.restart.kill_run import KillRun, _how_ended
 from pytest_mnode.errors import ClusterError, TimeLimitError
 from pytest_mnode.jobs import JobEvent, JobResult
@@ -116,3 +119,34 @@ def test_a_job_that_ends_before_its_kill(job: Any, more: str) -> None:
     made: Any = SimpleNamespace(plan=SimpleNamespace(ranks=2))
     report = KillRun._kill(made, job, "rank")
     assert report.missed == f"there was no kill: no rank 1 is running on node0, node1{more}"
+
+
+def test_a_job_that_reaches_no_step_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kill would wait as long as the first, and the run takes over ten minutes."""
+    refused = "[E101 00:01:01.1 socket.cpp:1019] [c10d] The client socket has timed out after "
+    refused += "60000ms while trying to connect to (trainer-0, 23456).\n"
+    job = SimpleNamespace(
+        nodes=("node0",), events=(), poll=lambda: None, output=lambda _: refused, close=lambda: None
+    )
+    waits: list[str] = []
+
+    def await_steps(*_: object, **__: object) -> None:
+        waits.append("a wait")
+
+    monkeypatch.setattr(run_files, "await_steps", await_steps)
+    monkeypatch.setattr(run_files, "write_config", lambda *_: "config.json")
+    monkeypatch.setattr(run_files, "read_history", lambda *_: History(()))
+    plan: Any = SimpleNamespace(
+        cut=lambda *_: None, job=lambda *_: None, observer_node="node1", ranks=2
+    )
+    cluster: Any = SimpleNamespace(launch=lambda _: job)
+    promise: Any = None
+    run = KillRun(["rank", "checkpoint", "node"], promise, plan, cluster, "", tmp_path)
+    run.run()
+    assert waits == ["a wait"]
+    assert list(run.reports) == ["rank", "checkpoint", "node"]
+    for report in run.reports.values():
+        assert "step 6 was not reached in start 1 of the run; waited 180 s; " in report.missed
+        assert "trainer-0" in report.missed
