@@ -61,7 +61,7 @@ TESTS = """
             world.run(total, 1)
         with pytest.raises(RankError, match=r"rank 1 of 4 on node1\\] killed by SIGKILL"):
             cluster.world().run(dies_on, 1)
-        with pytest.raises(RankError, match=r"within 0.5 s: it is at test_it.py:\\d+ in naps"):
+        with pytest.raises(RankError, match=r"within 0.5 s: they are at test_it.py:\\d+ in naps"):
             cluster.world().run(naps, timeout=0.5)
         assert len(cluster.world().run(rank_and_node)) == 4
 

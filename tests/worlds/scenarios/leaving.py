@@ -60,6 +60,7 @@ def test_thread(rank: int) -> None:
         threading.Thread(target=time.sleep, args=(60,), name="courier", daemon=True).start()
 
 
+@pytest.mark.mnode(unequal_calls="allow")
 def test_thread_in_a_collective(rank: int, process_group: Any) -> None:
     if rank == 1:
         threading.Thread(target=dist.barrier, name="late", daemon=True).start()
@@ -138,6 +139,7 @@ def test_alarm(rank: int) -> None:
         signal.alarm(60)
 
 
+@pytest.mark.mnode(unequal_calls="allow")
 def test_collective_of_one(rank: int, process_group: Any) -> None:
     if rank == 0:
         KEPT.append(dist.all_reduce(torch.ones(1), async_op=True))
