@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from pathlib import Path
+from runpy import run_path
 
 import pytest
 
 from pytest_mnode.criteria.fabric import judge_latencies
 from pytest_mnode.measuring.latency import Latencies
+from tests.measuring.sweeps import CPU, SPEC, WORLD
 
 BASE_S = 40e-6
 
@@ -42,3 +45,11 @@ def test_one_slow_path_and_differences_of_distance_blame_no_node() -> None:
     assert Latencies(8, 3, 20e-6, far).slow == []
     path = {**_of(4, {}).by_pair, (0, 1): 0.01}
     assert Latencies(8, 3, 20e-6, path).slow == []
+
+
+def test_two_nodes_leave_the_question_open_and_certify_the_rest() -> None:
+    """A plain skip would make the criterion inconclusive for every cluster of two nodes."""
+    suite = run_path(str(Path(__file__).parents[2] / "acceptance/test_fabric.py"))
+    ask = suite["test_small_messages_are_as_fast_as_between_other_nodes"]
+    with pytest.raises(pytest.skip.Exception, match="not promised by the spec"):
+        ask(WORLD, CPU, SPEC, None)
