@@ -116,7 +116,10 @@ def _states_by(case: CaseResult, names: Sequence[str], failed: set[str]) -> dict
     found: list[tuple[State, Collection[str]]] = []
 
     def blame(culprit: Culprit, state: State) -> None:
-        found.append((state, culprit.nodes & set(names)))
+        sure = culprit.nodes & set(names)
+        found.append((state, sure))
+        if culprit.nodes and not sure:  # of no name that a node has here, such as an alias
+            found.append((State.SUSPECT, took_part))
         for group in culprit.either:
             ends = (group & set(names)) or took_part
             explained = bool(group & failed)

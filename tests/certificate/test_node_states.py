@@ -91,6 +91,8 @@ STOPPED = "not run: preflight failed (node2)"
         ),
         ([case("mesh", "failed", Culprit("node2, …", "node2", [()]))], {}, "ssfs"),
         ([case("mesh", "failed", "the fabric")], {}, "ssss"),
+        ([case("mesh", "failed", Culprit("by an alias", "node2.site"))], {}, "ssss"),
+        ([case("mesh", "failed", Culprit("one alias", ["node2", "alias"]))], {}, "ppfp"),
         ([case("mesh", "failed", None, nodes=("node0", "node1"))], {}, "ssnn"),
         ([case("mesh", "failed", "node2", None)], {}, "ssfs"),
         ([case("mesh", "failed", message="x", culprit="node3")], {}, "pppf"),
