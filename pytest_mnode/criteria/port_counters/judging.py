@@ -143,16 +143,18 @@ def _against_others(
     usual = median_low(map(_share, by_node.values()))
     most = max(_FEW_OF_LIMIT * limit_percent, _TIMES_AS_MANY * usual)
     worst = max(by_node.values(), key=_share)
+    above = [row for row in by_node.values() if _share(row) > most] or [worst]
     return [
         Measurement(
             "packets lost, worst node against most nodes",
             worst.value,
             "%",
             at_most(most),
-            f"{_TIMES_AS_MANY:g} × the median node's {usual:.2g} %, and at least "
-            f"{_FEW_OF_LIMIT:g} × fabric.lost_at_most_fraction",
-            _to_blame([worst]) or _tcp_path(ports),
-            listed([row.text for row in by_node.values() if _share(row) > most] or [worst.text]),
+            # No product: of two numbers the larger one.
+            f"the median node's {usual:.2g} %, {_TIMES_AS_MANY:g} times, and at least "
+            f"{_FEW_OF_LIMIT:g} of fabric.lost_at_most_fraction",
+            _to_blame(above) or _tcp_path(ports),
+            listed([row.text for row in above]),
         )
     ]
 
