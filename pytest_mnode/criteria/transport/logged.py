@@ -36,7 +36,8 @@ def logged(facts: Evidence, spec: Spec, roce_version: str) -> list[Remark]:
 
 
 def _unequal_plugins(ranks: Sequence[RankChannels]) -> Iterator[Remark]:
-    """Ranks whose network plugin is not that of most ranks; all ranks if there is no such one.
+    """Ranks whose network plugin is not that of most ranks; all ranks, none for sure, if there is
+    no such one.
 
     The ends of a connection must have the same plugin: others misread each other, or hang.
     """
@@ -63,7 +64,7 @@ def _unequal_plugins(ranks: Sequence[RankChannels]) -> Iterator[Remark]:
                 f"{', '.join(others)}: install one libnccl-net.so on all nodes, or set "
                 "NCCL_NET_PLUGIN=none on all"
             )
-            yield one.about.fail(Case.DIFFERS, text)
+            yield replace(one.about.fail(Case.DIFFERS, text), sure=len(usual) == 1)
 
 
 def _of_node(

@@ -175,4 +175,5 @@ def test_ranks_with_unequal_network_plugins(names: tuple[str, ...], odd: tuple[s
     assert [one for one in found if one.case is not Case.DIFFERS] == []
     assert {one.node for one in found} == set(odd)
     assert {one.verdict for one in found} <= {Verdict.FAIL}
+    assert {one.sure for one in found} <= {len(names) > 2}
     assert all("NCCL_NET_PLUGIN=none" in one.text for one in found)
