@@ -25,6 +25,7 @@ Counters = dict[str, int | None]
 """Counters of one port by the kernel's names; None for one that cannot be read."""
 CARRIER = "carrier_changes"
 _OF = "--of="
+_CLOCK_READINGS, _BETWEEN_S = 20, 1e-3
 TCP = "TCP"
 """The pseudo port that counts the node's TCP segments over all interfaces."""
 
@@ -88,10 +89,17 @@ def read(
 def _clock(root: Path) -> float | None:
     """From a file, since programs that fake the wall clock fake the system call for this as well.
 
-    Slewing (NTP, PTP) changes both clocks alike, so that the difference shows steps only.
+    Slewing (NTP, PTP) changes both clocks alike, so that the difference shows steps only. The file
+    counts hundredths of a second, and a busy machine may pause this process between the two
+    readings. Both only add to the difference, so that the least of many is right to 1 ms.
     """
-    uptime = (sysfs.text(root / "proc/uptime") or "").split()
-    return time.time() - float(uptime[0]) if uptime else None
+    found = []
+    for _ in range(_CLOCK_READINGS):
+        if not (uptime := (sysfs.text(root / "proc/uptime") or "").split()):
+            return None
+        found.append(time.time() - float(uptime[0]))
+        time.sleep(_BETWEEN_S)
+    return min(found)
 
 
 def _of_interface(one: netdev.Interface) -> Counters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,3 +80,21 @@ def test_the_clock_is_compared_with_the_time_since_boot(tree: Tree) -> None:
     tree.write("proc/uptime", "5000.25 9000.00")
     clock_s = read(["eth2"], tree.root).clock_s
     assert clock_s == pytest.approx(time.time() - 5000.25, abs=60)
+
+
+def test_the_clock_is_finer_than_the_ticks_of_the_file_and_the_pauses_of_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file counts hundredths of a second; here every third reading is also paused for 1 s."""
+    now_ms, calls = 1007, 0
+
+    def clock() -> float:
+        nonlocal now_ms, calls
+        calls += 1
+        now_ms += 1 if calls % 3 else 1001
+        return now_ms / 1000
+
+    there = SimpleNamespace(text=lambda _: f"{now_ms // 10 / 100:.2f} 0.00")
+    monkeypatch.setattr(reading, "sysfs", there)
+    monkeypatch.setattr(reading, "time", SimpleNamespace(time=clock, sleep=lambda _: None))
+    assert reading._clock(Path("/")) == pytest.approx(0.001, abs=0.0015)
