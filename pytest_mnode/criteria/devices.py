@@ -104,7 +104,10 @@ def _rank(name: str, text: str) -> Culprit:
 
 
 def _slow_ranks(found: Comparison, bound: PeerBound) -> Culprit | None:
-    return all_of(_named(found, bound, bound.slow), _MOST_NAMED)
+    """Slow ranks; nodes of those that may be slow beside them are suspect."""
+    slow = all_of(_named(found, bound, bound.slow), _MOST_NAMED)
+    unsure = (one.suspected for one in _named(found, bound, bound.unsure))
+    return slow and Culprit.merged(slow, [slow, *unsure])
 
 
 def _undecided(found: Comparison, bound: PeerBound) -> str:

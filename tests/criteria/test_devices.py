@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pytest_mnode.criteria.devices import judge_rates
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.machine.nvml import Load
 from pytest_mnode.measurement import Measurement, Verdict
 from pytest_mnode.measuring.rank_rates import Comparison, RankRate
@@ -88,6 +89,17 @@ def test_few_ranks_that_differ_little_are_inconclusive() -> None:
     )
     assert compared(100, 94, fraction=0.9).verdict is Verdict.PASS
     assert compared(100, 80).verdict is Verdict.FAIL
+
+
+def test_beside_a_slow_rank_one_that_may_be_slow_is_a_suspect() -> None:
+    names = [Culprit(f"rank {i} on node{i}", f"node{i}") for i in range(4)]
+    rows = tuple(RankRate(n, r, "") for n, r in zip(names, (100, 92, 40, 100), strict=True))
+    promise = MatmulPromise(at_least_fraction=0.95, dtypes=("float32",))
+    culprit = judge_rates(Comparison("matmul", "GFLOP/s", promise, None, rows, "how"))[0].culprit
+    assert culprit is not None
+    assert culprit == "rank 2 on node2 (40 GFLOP/s, median 100)"
+    assert culprit.nodes == {"node2"}
+    assert culprit.either == {frozenset(["node1"])}
 
 
 def test_few_fast_ranks_are_judged_by_the_floor_alone() -> None:
