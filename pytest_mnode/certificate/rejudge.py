@@ -86,7 +86,7 @@ def rejudge(
     cases: Sequence[CaseResult], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Judged:
     """The cases judged by another spec. before, after: the specs as plain values by their keys."""
-    specs = _Specs(dict(_leaves(before)), dict(_leaves(after)))
+    specs = _Specs(dict(leaves(before)), dict(leaves(after)))
     bounds = {
         key for case in cases for one in case.measurements for key in specs.keys(one, _asked(case))
     }
@@ -190,9 +190,9 @@ def _limit(
 
 def _terms(bound: Bound, named: Mapping[str, str], specs: _Specs) -> tuple[Term, ...]:
     """The terms of the new bound."""
-    leaves = {word: leaf for leaf, word in named.items()}
+    leaf_of = {word: leaf for leaf, word in named.items()}
     return tuple(
-        replace(term, value=specs.after.get(leaves.get(term.key, ""), term.value))
+        replace(term, value=specs.after.get(leaf_of.get(term.key, ""), term.value))
         for term in bound.terms
     )
 
@@ -232,10 +232,11 @@ def _is_below(leaf: str, key: str) -> bool:
     return leaf == key or leaf.startswith(f"{key}.")
 
 
-def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of plain values, each with its value."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, f"{at}.{key}" if at else str(key))
+            yield from leaves(inner, f"{at}.{key}" if at else str(key))
     else:
         yield at, value
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from pytest_mnode.certificate.rejudge import page_of
+from pytest_mnode.certificate.rejudge import leaves, page_of
 from pytest_mnode.spec import Spec
 
 _ABSENT = object()
@@ -18,23 +18,15 @@ def changed_keys(before: Mapping[str, Any], spec: Spec) -> list[str]:
     A key that the page does not have, because an upgrade added it, is a change only if the spec
     sets it. A key that only the page has counts if it has a value.
     """
-    now = dict(_leaves(page_of(spec)))
-    given = dict(_leaves(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
-    known = {key: value for key, value in _leaves(before) if value or key in now}
+    now = dict(leaves(page_of(spec)))
+    given = dict(leaves(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+    known = {key: value for key, value in leaves(before) if value or key in now}
     keys = sorted(known.keys() | (now.keys() & given.keys()))
     return [
         f"{key} {_shown(known.get(key, _ABSENT))} → {_shown(now.get(key, _ABSENT))}"
         for key in keys
         if known.get(key, _ABSENT) != now.get(key, _ABSENT)
     ]
-
-
-def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{at}.{key}" if at else str(key))
-    else:
-        yield at, value
 
 
 def _shown(value: Any) -> str:
