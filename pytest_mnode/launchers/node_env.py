@@ -34,10 +34,10 @@ PASSED = (
 _WHOLE = ("CI", "GITHUB_ACTIONS")
 """Names that tests are skipped by."""
 _OF_SUBMISSIONS = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "KRB5CCNAME", "SBATCH_"),
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "KRB5CCNAME"),
     *("SLURM_CONF", "SLURM_CLUSTERS"),
 )
-"""Prefixes of further variables of a Slurm job: it has no environment but its submitter's."""
+"""Further variables of a Slurm job: it has no environment but its submitter's."""
 OF_THE_NETWORK = (
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME"),
     *("NCCL_IB_HCA", "UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE", "FI_UDP_IFACE"),
@@ -75,7 +75,8 @@ def is_passed(name: str, value: str) -> bool:
 
 def is_submitted(name: str, value: str) -> bool:
     """Whether a Slurm job that the run submits gets a variable of pytest's environment."""
-    return is_passed(name, value) or name.startswith(_OF_SUBMISSIONS)
+    of_slurm = name in _OF_SUBMISSIONS or name.startswith("SBATCH_")
+    return is_passed(name, value) or (of_slurm and not is_secret(name, value))
 
 
 def node_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:

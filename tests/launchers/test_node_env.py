@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mnode.launchers.node_env import DEFAULTS, SET, RunEnv, is_secret, node_env
+from pytest_mnode.launchers.node_env import (
+    DEFAULTS,
+    SET,
+    RunEnv,
+    is_secret,
+    is_submitted,
+    node_env,
+)
 from tests.inner import need_rack, run_pytest, write_files
 
 
@@ -48,6 +55,20 @@ def test_secrets_reach_no_node(name: str, value: str) -> None:
 )
 def test_other_variables_are_no_secrets(name: str, value: str) -> None:
     assert not is_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "submitted"),
+    [
+        *[(name, True) for name in ("HOME", "USER", "PATH", "SBATCH_ACCOUNT", "SLURM_CONF")],
+        *[(name, False) for name in ("MAIL_PASSWORD", "HOMEBREW_GITHUB_API_TOKEN", "USER_KEY")],
+        *[(name, False) for name in ("HOMEPAGE", "SHELL_SESSION", "PATH_OF_MINE")],
+    ],
+)
+def test_slurm_jobs_get_no_variable_for_the_beginning_of_its_name(
+    name: str, submitted: bool
+) -> None:
+    assert is_submitted(name, "x") == submitted
 
 
 def test_nodes_of_this_machine_have_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
