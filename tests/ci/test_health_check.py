@@ -206,3 +206,19 @@ def test_root_runs_nothing_that_others_can_write(
     assert ran.status == 0
     [said] = ran.calls
     assert f"root would run {root}, but others than root can write {path}" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is refused")
+@pytest.mark.parametrize("writable", ["tree/acceptance/test_preflight.py", "tree", "."])
+def test_root_looks_behind_a_link_to_the_tree(place: Path, writable: str) -> None:
+    """A site may link its current release: /opt/mnode -> /opt/releases/tree."""
+    (place / "releases/tree/acceptance").mkdir(parents=True)
+    (place / "releases/tree/acceptance/test_preflight.py").touch(0o644)
+    (place / "current").symlink_to("releases/tree")
+    settings = {"MNODE_ROOT": str(place / "current"), "MNODE_SPEC": "s"}
+    assert run(place, "healthcheck.sh", "exit 0", **settings).calls[-1].startswith("python -m")
+    (place / "calls").unlink()
+    path = place / "releases" / writable
+    path.chmod(0o777)
+    [said] = run(place, "healthcheck.sh", "exit 0", **settings).calls
+    assert f"others than root can write {path.resolve()}" in said
