@@ -86,20 +86,20 @@ def _of_file(file: Mapping[str, Any]) -> JsonTest | None:
     results, config = file.get("results"), _object(file.get("config"))
     if not isinstance(results, list) or not all(isinstance(row, dict) for row in results):
         return None
-    devices = [one for one in config.get("devices") or () if isinstance(one, dict)]
+    devices = [one for one in _list(config.get("devices")) if isinstance(one, dict)]
     # Of the ranks of a process, the file lists the first one.
     per_process = (_int(config.get("nthreads")) or 1) * (_int(config.get("ngpus")) or 1)
-    places = {(one.get("group"), one.get("rank")) for one in devices}
+    places = {(_int(one.get("group")), _int(one.get("rank"))) for one in devices}
     bounds = _object(file.get("out_of_bounds"))
     validation = _int(config.get("validation"))
     rows = (
         _row(row.get("size"), *(_timing(row.get(key)) for key in ("out_of_place", "in_place")))
         for row in results
     )
-    argv = file.get("args")
+    argv = _list(file.get("args"))
     return JsonTest(
         rows=tuple(row for row in rows if row is not None),
-        program=PurePath(str(argv[0])).name if isinstance(argv, list) and argv else None,
+        program=PurePath(str(argv[0])).name if argv else None,
         ranks=len(places) * per_process,
         groups=max(1, len({group for group, _ in places})),
         hosts=tuple(dict.fromkeys(str(one.get("hostname")) for one in devices)),
@@ -108,7 +108,7 @@ def _of_file(file: Mapping[str, Any]) -> JsonTest | None:
         out_of_bounds=_int(bounds.get("count")),
         failed=str(bounds.get("okay")).lower() == "false",
         closed="average_bus_bandwidth" in file,
-        errors=tuple(str(one) for one in file.get("errors") or () if one),
+        errors=tuple(str(one) for one in _list(file.get("errors")) if one),
     )
 
 
@@ -168,6 +168,10 @@ def _row(size: Any, out_of_place: Timing | None, in_place: Timing | None) -> Ncc
 
 def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _int(value: Any) -> int | None:

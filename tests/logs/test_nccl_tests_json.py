@@ -156,6 +156,9 @@ def test_any_damage_is_read(noise: str, start: int, end: int) -> None:
         '{"busBw": 1, "size": "x", "inPlace": []}',
         '[{"out_of_place": 1}]',
         '{"results": [{"size": 1}]}',
+        '{"results": [], "config": {"devices": 8}, "errors": 2, "average_bus_bandwidth": 1}',
+        '{"results": [], "config": {"devices": [{"rank": []}]}, "average_bus_bandwidth": 1}',
+        '{"results": [], "args": [[]], "config": {"nthreads": {}}, "average_bus_bandwidth": 1}',
     ],
 )
 def test_other_json_has_no_rows(text: str) -> None:
