@@ -19,7 +19,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 from urllib.request import getproxies
 
 from pytest_mnode.errors import ClusterError, UsageError
@@ -76,9 +76,9 @@ class Api:
         try:
             self._read(context, client, config)
             self.tls = self._tls()
+            """None if the server has no TLS; made once, because that reads all authorities."""
         finally:
             self._remove_files()
-        """None if the server has no TLS; made once, because that reads all authorities."""
         self.namespace = namespace or self._given_namespace
         self.tls_name: str | None = (self._settings.tls_server_name or None) if self.tls else None
         """The name that the server's certificate has; None for the one in its URL."""
@@ -336,12 +336,14 @@ def _through(proxy: str) -> Any:
     """Maker of a connection pool through a proxy. Raises UsageError."""
     import urllib3
 
+    url = urllib3.util.parse_url(proxy)
     if not proxy.lower().startswith("socks"):
-        return partial(urllib3.ProxyManager, proxy)
+        headers = urllib3.make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
+        return partial(urllib3.ProxyManager, proxy, proxy_headers=headers)
     if any(find_spec(package) is None for package in ("socks", "python_socks")):
         raise UsageError(
-            f"Kubernetes: proxy {proxy} needs the Python packages PySocks and python-socks: pip "
-            "install PySocks 'python-socks[asyncio]'"
+            f"Kubernetes: proxy {url._replace(auth=None)} needs the Python packages PySocks and "
+            "python-socks: pip install PySocks 'python-socks[asyncio]'"
         )
     from urllib3.contrib.socks import SOCKSProxyManager
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import socket
 import ssl
@@ -34,6 +35,7 @@ class Server:
 
     def __init__(self, *, tls: bool = False) -> None:
         self.heard: list[str | None] = []
+        self.credentials: list[str] = []
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
         if self._tls:
             self._tls.sni_callback = lambda _, name, __: self.heard.append(name)
@@ -53,8 +55,14 @@ class Server:
                 try:
                     if self._tls:
                         self._tls.wrap_socket(connection, server_side=True)
-                    line = connection.makefile("rb").readline().decode().strip()
-                    self.heard.append(line.rpartition(" ")[0])
+                    lines = connection.makefile()
+                    self.heard.append(lines.readline().rpartition(" ")[0])
+                    for line in iter(lines.readline, "\n"):
+                        name, _, value = line.partition(": ")
+                        if name.lower() == "proxy-authorization":
+                            self.credentials.append(value.strip())
+                        if not name:
+                            break
                 except OSError:  # it has no certificate
                     continue
 
@@ -104,6 +112,16 @@ def test_requests_and_streams_use_the_proxy_of_the_kubeconfig(
     assert proxy.heard == ["CONNECT api.invalid:6443"] * 2
 
 
+def test_requests_and_streams_give_the_proxy_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server]
+) -> None:
+    proxy = Server()
+    servers.append(proxy)
+    url = {"server": "https://api.invalid:6443", "proxy-url": f"http://ada:s%403@{proxy.address}"}
+    both_ways(api_of(tmp_path, monkeypatch, **url))
+    assert proxy.credentials == [f"Basic {base64.b64encode(b'ada:s@3').decode()}"] * 2
+
+
 @pytest.mark.parametrize("passed_by", [False, True])
 def test_requests_and_streams_use_the_proxy_of_the_environment_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: list[Server], passed_by: bool
@@ -130,6 +148,6 @@ def test_the_servers_certificate_has_the_name_of_the_kubeconfig(
 def test_a_proxy_that_needs_other_packages_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"server": "https://api.invalid:6443", "proxy-url": "socks5://127.0.0.1:1080"}
+    given = {"server": "https://api.invalid:6443", "proxy-url": "socks5://a:s3@127.0.0.1:1080"}
     with pytest.raises(UsageError, match=r"socks5://127.0.0.1:1080 needs .* PySocks and python"):
         api_of(tmp_path, monkeypatch, **given)
