@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.preflight.judges.common import Subject, difference, listed, promises
 from pytest_mnode.criteria.transport.selection import Selection
 from pytest_mnode.criteria.transport.settings import cost, is_default
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.logs import nccl_files
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.software import nccl_version
@@ -52,8 +53,10 @@ _OF_NODE = (*_INTERFACES, _HCA, "NCCL_IB_GID_INDEX", "UCX_NET_DEVICES", _HOST)
 _OF_RANK = (
     *("NCCL_DEBUG_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "UCX_LOG_FILE"),
     *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
+    *("OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
 )
-"""Files that a rank or a node writes for itself; this package gives ranks an NCCL_DEBUG_FILE."""
+"""Files that a rank or a node writes for itself (this package gives ranks an NCCL_DEBUG_FILE), and
+the CPUs that a rank is pinned to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,31 +250,38 @@ def overrides(
             found[f"{variable}={value}"] = f"{variable}={value}{origin} ({costs})"
     variables = {variable for rank in ranks for variable in rank.settings}
     variables -= {*allowed, *_OF_RANK, *(costly.partition("=")[0] for costly in found)}
+    sure = bool(found)
     for variable in sorted(variables):
-        if text := _differs(ranks, variable, name):
+        text, tied = _differs(ranks, variable, name)
+        if text:
             found[variable] = text
+            sure = sure or not tied
     harmless = sorted(
         {f"{k}={v}" for k, v, _ in settings if not k.startswith(_TORCH)} - found.keys()
     )
     note = listed(list(found.values()))
     if harmless:
         note = "; ".join(filter(None, [note, f"also set: {listed(harmless)}"]))
-    culprit = f"{name}: {listed(list(found.values()), 2)}"
+    words = f"{name}: {listed(list(found.values()), 2)}"
+    culprit = Culprit(words, name) if sure else Culprit(words, either=[[name]])
     return [subject.measured(len(found), culprit, note)]
 
 
-def _differs(ranks: Sequence[RankEnvironment], variable: str, name: str) -> str:
-    """Difference of a setting between ranks of this node, or from most nodes; "" if none."""
+def _differs(ranks: Sequence[RankEnvironment], variable: str, name: str) -> tuple[str, bool]:
+    """Difference of a setting between ranks of this node, or from most nodes; "" if none. And
+    whether no value is that of most nodes, so that nobody knows which is wrong."""
     values: dict[str, set[str]] = {}
     for rank in ranks:
         value, _ = rank.settings.get(variable, ("not set", ""))
         of_node = values.setdefault(rank.node, set())
         of_node.add("not set" if is_default(variable, value) else value)
     if len(values[name]) > 1:
-        return f"{variable} differs between ranks ({listed(sorted(values[name]))})"
+        return f"{variable} differs between ranks ({listed(sorted(values[name]))})", False
     alike = {node: next(iter(found)) for node, found in values.items() if len(found) == 1}
     odd = None if variable in _OF_NODE else difference(alike, name)
-    return f"{variable} is {alike[name]}, {odd.usual} on {odd.who}" if odd else ""
+    if odd is None:
+        return "", False
+    return f"{variable} is {alike[name]}, {odd.usual} on {odd.who}", odd.tied
 
 
 def devices(

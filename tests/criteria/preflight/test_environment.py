@@ -10,6 +10,7 @@ import pytest
 
 from pytest_mnode.criteria.preflight import environment
 from pytest_mnode.criteria.preflight.environment import RankEnvironment, environment_of, hcas_of
+from pytest_mnode.criteria.preflight.judges.common import of_node
 from pytest_mnode.logs.nccl_files import settings_of_files
 from pytest_mnode.machine.model import Machine
 from pytest_mnode.machine.verbs import VerbsDevice
@@ -258,6 +259,28 @@ def test_files_that_a_node_writes_for_itself_are_no_difference(spec: Spec, name:
     ranks = [replace(rank, settings={name: (f"/logs/{rank.node}.", "")}) for rank in _ranks()]
     for node in ("gpu0", "gpu1"):
         assert _one(environment.overrides(ranks, spec, node)).verdict == "pass"
+
+
+@pytest.mark.parametrize("name", ["OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"])
+def test_cpus_that_a_rank_is_pinned_to_are_no_difference(spec: Spec, name: str) -> None:
+    ranks = [replace(rank, settings={name: (f"{{{rank.number}}}", "")}) for rank in _ranks()]
+    for node in ("gpu0", "gpu1"):
+        assert _one(environment.overrides(ranks, spec, node)).verdict == "pass"
+
+
+def test_of_two_nodes_that_differ_neither_is_to_blame_for_sure(spec: Spec) -> None:
+    ranks = [replace(r, settings={"OMP_NUM_THREADS": (r.node[-1], "")}) for r in _ranks()]
+    found = _one(environment.overrides(ranks, spec, "gpu1"))
+    assert found.verdict == "fail"
+    assert "no majority says who is right" in found.note
+    culprit = of_node("gpu1", found).culprit
+    assert culprit is not None
+    assert not culprit.nodes
+    assert culprit.either == {frozenset(["gpu1"])}
+    within = [replace(r, settings={"OMP_NUM_THREADS": (str(r.number), "")}) for r in _ranks()]
+    alone = of_node("gpu1", _one(environment.overrides(within, spec, "gpu1"))).culprit
+    assert alone is not None
+    assert alone.nodes == {"gpu1"}
 
 
 def test_nodes_of_one_machine_have_identities_of_their_own(spec: Spec) -> None:
