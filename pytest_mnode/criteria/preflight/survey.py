@@ -121,12 +121,13 @@ def _payload_order(promise: PreflightCriterion, spec: Spec) -> PayloadOrder | No
 
 def _send_payloads(running: Sequence[_Running], order: PayloadOrder) -> None:
     """Send payloads on all paths; the answer of a node has those of earlier rounds as well."""
-    before = {r.index: r.answers.pop("payload", PayloadFacts(())) for r in running}
+    before = {r.index: r.answers.pop("payload", None) for r in running}
     limit_s = order.limit_s + PROBE_SLACK_S
     _exchange(running, "payload", [order] * len(running), PayloadFacts, limit_s)
     for one in running:
-        if (now := one.answers.get("payload")) is not None:
-            one.answers["payload"] = PayloadFacts((*before[one.index].sent, *now.sent))
+        answers = [a for a in (before[one.index], one.answers.get("payload")) if a is not None]
+        if answers:
+            one.answers["payload"] = PayloadFacts(tuple(s for a in answers for s in a.sent))
 
 
 def _surveyed(

@@ -116,6 +116,25 @@ def test_payloads_are_sent_again_until_the_corrupter_is_clear(
     assert verdicts(corruption.payload, found, spec) == {}
 
 
+def test_what_payloads_showed_is_kept_if_a_node_is_silent_when_they_are_sent_again(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, answers, rounds = conduct._exchange, iter([True, False]), []
+
+    def silent_in_the_second(running: Any, what: str, *others: Any) -> None:
+        rounds.append(what)
+        if rounds.count("payload") == 2:
+            running[0].problem = "silent"
+        exchange(running, what, *others)
+
+    monkeypatch.setattr(conduct, "_exchange", silent_in_the_second)
+    monkeypatch.setattr(conduct, "is_corrupter_unclear", lambda *_: next(answers))
+    one, other = conduct.survey(Here(2), spec, []).nodes
+    assert one.payloads is not None
+    assert other.payloads is not None
+    assert (len(one.payloads.sent), len(other.payloads.sent)) == (1, 2)
+
+
 def test_the_other_nodes_go_on_without_a_silent_node(
     spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
