@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from pytest_mnode.certificate.statement import NAMESPACE, changes
+from pytest_mnode.certificate.statement import NAMESPACE, changes, signature_path, statement_path
 from pytest_mnode.errors import UsageError
 
 _LIMIT_S = 30.0
@@ -16,7 +16,7 @@ def signing_fault(path: Path) -> str:
 
     The signature's key is not compared with any other: `verify` does that.
     """
-    statement, signature = path.with_suffix(".intoto.json"), path.with_suffix(".intoto.json.sig")
+    statement, signature = statement_path(path), signature_path(path)
     if not (statement.exists() or signature.exists()):
         return ""
     argv = ["ssh-keygen", "-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(signature)]

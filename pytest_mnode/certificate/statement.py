@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pytest_mnode.errors import UsageError
@@ -18,6 +19,16 @@ NAMESPACE = "pytest-mnode"
 """Purpose of a signature, so that one made for another purpose is not accepted."""
 PREDICATE_TYPE = "urn:pytest-mnode:certificate"
 _ABSENT = object()
+
+
+def statement_path(certificate: Path) -> Path:
+    """The statement beside a certificate."""
+    return certificate.with_suffix(".intoto.json")
+
+
+def signature_path(certificate: Path) -> Path:
+    """The signature of the statement beside a certificate."""
+    return certificate.with_suffix(".intoto.json.sig")
 
 
 def statement_text(name: str, content: bytes) -> str:

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from pytest_mnode.certificate.files import certificate_path, read_certificate, replace_file
-    from pytest_mnode.certificate.statement import statement_text
+    from pytest_mnode.certificate.statement import signature_path, statement_path, statement_text
     from pytest_mnode.commands.ssh_keygen import sign
     from pytest_mnode.errors import UsageError
 
@@ -32,11 +32,3 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"{statement}: {error.strerror}; it is written beside {path}") from None
     print(f"signed: {statement}")
     return 0
-
-
-def statement_path(certificate: Path) -> Path:
-    return certificate.with_suffix(".intoto.json")
-
-
-def signature_path(certificate: Path) -> Path:
-    return certificate.with_suffix(".intoto.json.sig")
