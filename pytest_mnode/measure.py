@@ -171,7 +171,8 @@ def charts_of(by_rank: Iterable[Iterable[Chart]]) -> list[Chart]:
 def _of_all(worst: Measurement, met: list[Measurement], ranks: int) -> Measurement:
     plain = [replace(m, where="") for m in met]
     if ranks > 1 and len(met) == ranks and all(m == plain[0] for m in plain):
-        return replace(worst, where=f"all {ranks} ranks")
+        culprit = all_of(m.culprit for m in met)  # equal words may be of different nodes
+        return replace(worst, where=f"all {ranks} ranks", culprit=culprit)
     if worst.verdict not in (Verdict.FAIL, Verdict.INCONCLUSIVE):
         return worst
     bad = [m for m in (worst, *met) if m.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE)]

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_mnode.certificate.results import charts_from_json, charts_to_json
 from pytest_mnode.charts import Bars, Chart, Lines, Matrix, Part, Series, Span, Timeline
+from pytest_mnode.culprit import Culprit
 from pytest_mnode.measure import Measure, charts_of, summed_up
 from pytest_mnode.measurement import Curve, Measurement, Point, Verdict, at_least
 
@@ -89,6 +90,16 @@ def test_of_many_ranks_the_worst_counts() -> None:
     assert worst.verdict is Verdict.INCONCLUSIVE
     [worst] = summed_up({0: of(None), 1: of(1), 2: of(9)})
     assert worst.verdict is Verdict.FAIL
+
+
+def test_ranks_that_agree_in_words_blame_a_node_each() -> None:
+    def of(node: str) -> tuple[Measurement, ...]:
+        return (Measurement("x", 1, "GB/s", at_least(2), culprit=Culprit("its NIC", node)),)
+
+    [worst] = summed_up({0: of("a"), 1: of("b"), 2: of("c")})
+    assert (worst.where, worst.culprit) == ("all 3 ranks", "its NIC")
+    assert worst.culprit is not None
+    assert worst.culprit.nodes == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize(
