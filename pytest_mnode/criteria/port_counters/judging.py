@@ -144,6 +144,9 @@ def _against_others(
     most = max(_FEW_OF_LIMIT * limit_percent, _TIMES_AS_MANY * usual)
     worst = max(by_node.values(), key=_share)
     above = [row for row in by_node.values() if _share(row) > most] or [worst]
+    culprit, others = _to_blame([worst]) or _tcp_path(ports), _to_blame(above)
+    if others is not None:  # they may have lost packets to the worst node only
+        culprit = Culprit.merged(culprit, [culprit, others.suspected])
     return [
         Measurement(
             "packets lost, worst node against most nodes",
@@ -153,7 +156,7 @@ def _against_others(
             # No product: of two numbers the larger one.
             f"the median node's {usual:.2g} %, {_TIMES_AS_MANY:g} times, and at least "
             f"{_FEW_OF_LIMIT:g} of fabric.lost_at_most_fraction",
-            _to_blame(above) or _tcp_path(ports),
+            culprit,
             listed([row.text for row in above]),
         )
     ]
