@@ -183,7 +183,10 @@ class Bridge:
                 continue
             what = f"{self.run.kind} {self.run.name}"
             last = {name: event.text for name, event in events.items()}
-            self.tell({"failed": self.pods.why_not_up(what, warnings.texts, last, now - began)})
+            reasons = self.pods.why_not_up(
+                what, warnings.texts, last, now - began, final=warnings.final
+            )
+            self.tell({"failed": reasons})
             return
 
     def _read_events(self) -> tuple[Warnings, dict[str, PodEvent]]:

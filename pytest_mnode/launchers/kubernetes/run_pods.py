@@ -91,22 +91,29 @@ class RunPods:
         return [*(pod for pod in self.seen.values() if pod.hopeless and not pod.over), *ended]
 
     def why_not_up(
-        self, what: str, warnings: Iterable[str], of_pods: Mapping[str, str], waited_s: float
+        self,
+        what: str,
+        warnings: Iterable[str],
+        of_pods: Mapping[str, str],
+        waited_s: float,
+        *,
+        final: bool = False,
     ) -> dict[str, str]:
         """Reasons by pod; the object `what` has the reason of pods that were not created.
 
-        warnings: about the object. of_pods: the last event of each pod, by its name.
+        warnings: about the object. of_pods: the last event of each pod, by its name. final: whether
+        a warning ended the wait, and pods that still wait are no reason.
         """
         hopeless = self.hopeless()
         late = f"after {waited_s:.0f} s; raise {OPTION}"
         reasons = {
             pod.name: pod.over or pod.problem or f"{_doing(pod, of_pods.get(pod.name, ''))} {late}"
-            for pod in (hopeless or [*self._ended.values(), *self.waiting()])
+            for pod in (hopeless or [*self._ended.values(), *([] if final else self.waiting())])
         }
-        if self.missing > 0 and not hopeless:
+        if (self.missing > 0 or final) and not hopeless:
             why = "; ".join(warnings) or f"Kubernetes gives no reason {late}"
             were = "pod was" if self.missing == 1 else "pods were"
-            reasons[what] = f"{self.missing} {were} not created: {why}"
+            reasons[what] = f"{self.missing} {were} not created: {why}" if self.missing > 0 else why
         return reasons
 
     def _settle(self) -> list[Event]:

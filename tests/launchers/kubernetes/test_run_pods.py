@@ -101,6 +101,14 @@ def test_what_a_pod_without_a_problem_waits_for_and_the_option() -> None:
     }
 
 
+def test_a_job_that_gave_up_is_the_reason_while_its_pods_are_still_there() -> None:
+    pods = RunPods(1)
+    pods.heard(pod("a", "n1", ready=False))
+    assert pods.why_not_up("Job j", ["past its deadline"], {}, 9.0, final=True) == {
+        "Job j": "past its deadline"
+    }
+
+
 def ended(name: str, index: int | None, node: str = "n1") -> PodState:
     return pod(name, node, index=index, ready=False, over="its container ended with status 1")
 

@@ -97,6 +97,15 @@ def test_a_refusal_of_pods_ends_the_wait_at_once(
     assert seconds < LIMIT_S / 2
 
 
+def test_a_refusal_names_no_pod_that_could_still_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = 'Error creating: pods "mnode-r-2" is forbidden: exceeded quota: q'
+    api = Events(event("Job", "mnode-r", "FailedCreate", why), PULLS)
+    [failed], _ = started(tmp_path, monkeypatch, api, *creating("a"), pod("b", "n2"))
+    assert failed == {"failed": {"Job mnode-r": f"1 pod was not created: {why}"}}
+
+
 def test_a_job_that_gave_up_ends_the_wait_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
