@@ -279,7 +279,7 @@ def test_an_evicted_job_resumes_from_its_checkpoint(
     run = run_pytest(
         bed,
         tmp_path,
-        *("--mnode-nodes=2", *options, spec, "-p", evicting.__name__),
+        *("--mnode-nodes=2", *options, spec, "-p", evicting.__name__, "--mnode-env=EVICTED"),
         *("-k", kill, "-rA", f"--mnode-report={tmp_path}/report"),
         str(ACCEPTANCE / "test_restart.py"),
         env={"EVICTED": json.dumps({"scheduler": scheduler, "template": str(template)})},
