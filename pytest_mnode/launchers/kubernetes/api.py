@@ -48,6 +48,12 @@ def in_pod() -> bool:
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and (IN_POD / "token").exists()
 
 
+def own_pod() -> str:
+    """Name of the pod that this process is in: its host name, unless it is on its node's network;
+    then MNODE_POD names it."""
+    return os.environ.get("MNODE_POD") or socket.gethostname()
+
+
 class ApiError(ClusterError):
     """A refusal by the API server, with its reason. status: of HTTP; 0 if it was not reached."""
 
@@ -163,13 +169,12 @@ class Api:
     def owners(self) -> list[dict[str, str]]:
         """Owner references for objects of this run: the pod in which it runs, if it is in one.
 
-        Kubernetes deletes the objects with their owner, also if this process is killed. The pod's
-        name is its host name, unless it is on its node's network: then MNODE_POD names it.
+        Kubernetes deletes the objects with their owner, also if this process is killed.
         """
         own = IN_POD / "namespace"
         if not in_pod() or not own.exists() or own.read_text().strip() != self.namespace:
             return []
-        name = os.environ.get("MNODE_POD") or socket.gethostname()
+        name = own_pod()
         try:
             uid = str(self.request("GET", self.path("pods", name=name))["metadata"]["uid"])
         except (ApiError, KeyError):

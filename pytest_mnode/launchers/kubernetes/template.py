@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import yaml
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.launchers.kubernetes.api import Api, ApiError, in_pod
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError, in_pod, own_pod
 from pytest_mnode.launchers.kubernetes.manifest import default_template, main_of
 from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
 
@@ -56,7 +55,7 @@ def _own_image(options: KubernetesOptions) -> str:
         raise UsageError(f"no image for the pods: {remedy}")
     try:
         api = Api(options.context, options.namespace)
-        pod = api.request("GET", api.path("pods", name=socket.gethostname()))
+        pod = api.request("GET", api.path("pods", name=own_pod()))
     except ApiError as error:
         raise UsageError(f"cannot read the image of this pod: {error}; {remedy}") from None
     return str(main_of(pod)["image"])

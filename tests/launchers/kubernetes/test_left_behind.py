@@ -14,6 +14,8 @@ from kubernetes.config import kube_config
 from pytest_mnode.launchers.kubernetes import api as module
 from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 from pytest_mnode.launchers.kubernetes.bridge import Bridge, BridgeSettings
+from pytest_mnode.launchers.kubernetes.options import KubernetesOptions
+from pytest_mnode.launchers.kubernetes.template import read_manifest
 from tests.inner import need_program
 
 
@@ -95,3 +97,16 @@ def test_objects_are_owned_by_the_pod_of_the_run(
     owners = made[0]["metadata"].get("ownerReferences")
     pod_of_run = {"apiVersion": "v1", "kind": "Pod", "name": "mnode-77", "uid": "u-1"}
     assert owners == ([pod_of_run] if owned else None)
+
+
+def test_a_pod_on_its_nodes_network_has_its_own_image(
+    config: Path, in_a_pod: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def request(self: Api, method: str, path: str) -> Any:
+        assert (method, path) == ("GET", "/api/v1/namespaces/team/pods/mnode-77")
+        return {"spec": {"containers": [{"name": "n", "image": "own:1"}]}}
+
+    monkeypatch.setattr(Api, "request", request)
+    monkeypatch.setenv("MNODE_POD", "mnode-77")
+    made = read_manifest(KubernetesOptions("c", "team"), 0)
+    assert made["template"]["spec"]["containers"] == [{"name": "node", "image": "own:1"}]
