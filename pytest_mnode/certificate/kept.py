@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pytest_mnode.certificate.coverage import Coverage, NodeCoverage, without_pa
 from pytest_mnode.certificate.difference import changes
 from pytest_mnode.certificate.files import json_text, read_certificate, replace_file
 from pytest_mnode.certificate.node_states import coverage_of
+from pytest_mnode.certificate.run_facts import SpecFacts
 from pytest_mnode.certificate.signed import signing_fault
 from pytest_mnode.certificate.spec_changes import changed_keys
 from pytest_mnode.certificate.trends import MOST_RUNS, history_of
@@ -107,11 +109,8 @@ def _of_other_digests(
             groups.setdefault(name[1], []).append(path)
     same, why = [], []
     for paths in groups.values():
-        try:
-            facts = read_certificate(paths[-1]).run.spec
-        except UsageError:  # of another version, whose spec is unknown
-            continue
-        if facts.name != spec.name:
+        facts = _latest_spec(paths)
+        if facts is None or facts.name != spec.name:
             continue
         changed = changed_keys(facts.page, spec)
         if not changed:
@@ -120,6 +119,14 @@ def _of_other_digests(
             runs = count(len(paths), "run")
             why.append(f"{runs}, as spec {spec.name} was another: {listed(changed, 4, ', ')}")
     return same, why
+
+
+def _latest_spec(paths: Sequence[Path]) -> SpecFacts | None:
+    """The spec of the latest file that can be read; None if all are of another version."""
+    for path in reversed(paths):
+        with contextlib.suppress(UsageError):
+            return read_certificate(path).run.spec
+    return None
 
 
 def _doubt(certificate: Certificate, path: Path, spec: Spec | None) -> str:

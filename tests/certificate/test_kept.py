@@ -168,8 +168,12 @@ def test_a_new_optional_key_or_a_digest_of_another_version_drops_no_history(
     page = dict(earlier.run.spec.page)
     assert page.pop("power", 1) is None  # an optional key that the other version did not have
     facts = SpecFacts(spec.name, "spec.yaml", "5e" * 32, page)
-    keep(tmp_path, replace(earlier, run=replace(earlier.run, spec=facts)))
+    whole = keep(tmp_path, replace(earlier, run=replace(earlier.run, spec=facts)))
     assert tonight(tmp_path, spec, "b", "c").count == "3 of 3 nodes"
+    cut = whole.with_name(f"{NOW:%Y%m%dT%H%M%S.%fZ}-5e5e5e5e.json")
+    cut.write_text(whole.read_text()[:99])
+    assert tonight(tmp_path, spec, "b", "c").count == "3 of 3 nodes"
+    assert [why.partition(": ")[0] for why in found(tmp_path, spec).left_out] == [str(cut)]
 
 
 def test_the_reason_is_given_when_a_history_ends(tmp_path: Path, spec: Spec) -> None:

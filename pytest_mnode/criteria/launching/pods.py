@@ -38,7 +38,6 @@ ROOM = "let the run's template request a part of each node, so that a job's pods
 class Pods:
     """Makes pods like those of the run, on the nodes that the job is placed on: ranks have the
     environment of their container, the site's pins, and the job's own variables.
-
     """
 
     name = "pods"
