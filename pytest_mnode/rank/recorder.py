@@ -82,8 +82,9 @@ class Recorder:
         """Delete the calls of the previous test, and start recording."""
         if self._number or self._counted != []:
             self._map[:] = bytes(len(self._map))
-        self._groups, self._counts, self._counted, self._number = {}, {}, [], 0
-        self._digests = {}
+        with self._lock:
+            self._groups, self._counts, self._counted, self._number = {}, {}, [], 0
+            self._digests = {}
         self.handles.clear()
         Recorder.current = self
 
@@ -123,7 +124,8 @@ class Recorder:
         """
         if len(self._counts) > _MOST_MADE or _has_compiled():
             return None
-        return tuple((key, count, self._digests[key]) for key, count in self._counts.items())
+        with self._lock:  # a thread of the test may still make calls
+            return tuple((key, count, self._digests[key]) for key, count in self._counts.items())
 
     def leave(self, entered: tuple[int, str], state: str) -> None:
         """Record that a call ended, unless the ring no longer holds it."""
@@ -252,20 +254,24 @@ def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _waiting(wait: Callable[..., bool]) -> Callable[..., bool]:
     """`Work.wait`, which records that the rank waits for the end of the call, unless it is given a
-    timeout."""
+    timeout, and what the call ended with."""
 
     @functools.wraps(wait)
     def call(work: dist.Work, *args: Any, **kwargs: Any) -> bool:
         __tracebackhide__ = True
         recorder = Recorder.current
-        entered = None if recorder is None or args or kwargs else recorder.handles.get(work)
+        entered = None if recorder is None else recorder.handles.get(work)
         if recorder is None or entered is None:
             return wait(work, *args, **kwargs)
-        recorder.leave(entered, INSIDE)
+        if not (args or kwargs):
+            recorder.leave(entered, INSIDE)
         try:
-            return wait(work)
-        finally:
-            recorder.leave(entered, PENDING)
+            value = wait(work, *args, **kwargs)
+        except BaseException:
+            recorder.leave(entered, RAISED)
+            raise
+        recorder.leave(entered, PENDING)
+        return value
 
     return call
 

@@ -182,6 +182,19 @@ def test_fine_errors_that_are_expected(rank: int, process_group: Any) -> None:
         dist.broadcast(torch.ones(2), src=9)
 
 
+def test_fine_handles_whose_time_runs_out(rank: int, process_group: Any) -> None:
+    short = dist.new_group(timeout=timedelta(seconds=0.2))
+    if rank == 1:
+        handle: Any = dist.irecv(torch.ones(2), 2, group=short)
+        with pytest.raises(RuntimeError):
+            handle.wait()
+    other = dist.new_group()
+    if rank == 2:
+        handle = dist.irecv(torch.ones(2), 3, group=other)
+        with pytest.raises(RuntimeError):
+            handle.wait(timedelta(seconds=0.2))
+
+
 def test_fine_models(rank: int, process_group: Any) -> None:
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
     with model.join():

@@ -1,0 +1,51 @@
+"""The record of a rank's calls, while a thread of the test makes calls too."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from pytest_mnode.rank.recorder import Recorder
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
+    dist.destroy_process_group()
+
+
+def test_a_thread_that_calls_breaks_no_summary(tmp_path: Path, group_of_one: None) -> None:
+    recorder, ended = Recorder(tmp_path / "calls", 1), threading.Event()
+
+    def call() -> None:
+        tensor = torch.ones(1)
+        for tag in itertools.cycle(range(200)):
+            if ended.is_set():
+                return
+            recorder.enter("isend", {"tensor": tensor, "dst": 0, "tag": tag})
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        for _ in range(10):
+            recorder.begin()
+            while len(made := recorder.made() or ()) < 200:
+                assert thread.is_alive()
+            assert {count > 0 for _, count, _ in made} == {True}
+    finally:
+        ended.set()
+        thread.join(10)
+        recorder.stop()
+    assert not thread.is_alive()
