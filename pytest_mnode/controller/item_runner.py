@@ -79,12 +79,15 @@ class ItemRunner:
 
     def only_in_ranks(self, item: pytest.Item) -> list[pytest.Item]:
         """Tests of this item's file that only its ranks have, each given once."""
-        need, module = self._run.request_of(item), item.getparent(pytest.Module)
-        shape = {"nodes": need.nodes, "procs_per_node": need.procs_per_node}
-        mark = pytest.mark.mnode(**{name: n for name, n in shape.items() if n is not None})
+        module = item.getparent(pytest.Module)
         if module is None:
             return []
         ids = [i for i in self._only_in_ranks if i.startswith(f"{module.nodeid}::")]
+        if not ids:
+            return []  # then the item may be none of ours, whose class must not be read
+        need = self._run.request_of(item)
+        shape = {"nodes": need.nodes, "procs_per_node": need.procs_per_node}
+        mark = pytest.mark.mnode(**{name: n for name, n in shape.items() if n is not None})
         tests: list[pytest.Item] = []
         for nodeid in ids:
             del self._only_in_ranks[nodeid]
