@@ -82,7 +82,7 @@ class Sbatch:
             order = names.for_run(held.nodes if held else ())
             inside = Names({n: names.slurm[n] for n in order if n in names.slurm}, names.others)
             note = f"srun started it as a step of allocation {self._allocation}: {why}"
-            return StepSubmission(self._cluster, job, replace(request, name=note), inside)
+            return StepSubmission(self._cluster, job, inside, request.gpus_per_node, note)
         return SbatchSubmission(self._cluster, job, request, names, self._slurm)
 
     def _request(self, job: LaunchJob, names: Names, gpus: int) -> Request:
@@ -228,19 +228,21 @@ class SbatchSubmission:
 class StepSubmission(SbatchSubmission):
     """The batch script, run on this machine inside of the run's allocation.
 
-    request: of the job; its name is the note that says why it is not in the queue. names: in
-    Slurm's order. Raises NotSubmittedError if Slurm starts no step for it.
+    names: in Slurm's order. note: why it is not in the queue. Raises NotSubmittedError if Slurm
+    starts no step for it.
     """
 
-    def __init__(self, cluster: Nodes, job: LaunchJob, request: Request, names: Names) -> None:
-        self._why = request.name
-        self._prepare(cluster, job, names, request.name)
+    def __init__(
+        self, cluster: Nodes, job: LaunchJob, names: Names, gpus_per_node: int, note: str
+    ) -> None:
+        self._why = note
+        self._prepare(cluster, job, names, note)
         nodes, count = ",".join(names.slurm.values()), str(len(names.slurm))
         kept = (*sorted(LOGIN), *job.env, "MASTER_ADDR", "MASTER_PORT")
         step = [
             *(f"--jobid={cluster.allocation}", f"--nodes={count}", f"--nodelist={nodes}"),
             *("--overlap", "--mem=0", f"--export={','.join(dict.fromkeys(kept))}", "--quiet"),
-            *([f"--gres=gpu:{request.gpus_per_node}"] if request.gpus_per_node else []),
+            *([f"--gres=gpu:{gpus_per_node}"] if gpus_per_node else []),
         ]
         path = self._files / "job.sh"
         # Of the allocation, the script sees the nodes of its job.

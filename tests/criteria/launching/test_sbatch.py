@@ -71,8 +71,8 @@ def test_a_script_without_room_becomes_a_step_with_the_gpus_that_slurm_has(
 
     steps: list[tuple[str, int, dict[str, str]]] = []
 
-    def step(_: object, __: object, request: Request, names: Names) -> None:
-        steps.append((request.name, request.gpus_per_node, dict(names.slurm)))
+    def step(_: object, __: object, names: Names, gpus_per_node: int, note: str) -> None:
+        steps.append((note, gpus_per_node, dict(names.slurm)))
 
     monkeypatch.setattr(module, "why_not_submitted", why_not_submitted)
     monkeypatch.setattr(module, "StepSubmission", step)
@@ -110,8 +110,7 @@ def a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str) -> Sbatch
         free_port=lambda _: 29511,
         fabric_interface=lambda _: None,
     )
-    request = Request("the queue is full", 1, "", "", gpus_per_node=8)
-    return StepSubmission(cluster, gpu_job(), request, Names({"host1": "n1"}))
+    return StepSubmission(cluster, gpu_job(), Names({"host1": "n1"}), 8, "the queue is full")
 
 
 def test_a_script_runs_as_a_step_on_the_nodes_of_its_job(
