@@ -190,7 +190,10 @@ def test_a_node_that_the_launcher_did_not_switch_off_is_on() -> None:
         raise ClusterError("no such command")
 
     run: Any = SimpleNamespace(
-        spec=None, switched_off=set(), ask_launcher=refuse, release=lambda lease: None
+        spec=SimpleNamespace(accelerators=SimpleNamespace(per_node=0)),
+        switched_off=set(),
+        ask_launcher=refuse,
+        release=lambda lease: None,
     )
     cluster = Cluster(run, Lease(1, ("node0", "node1")), 1, 1.0)
     with pytest.raises(ClusterError, match="no such command"):

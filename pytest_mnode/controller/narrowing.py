@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pytest_mnode.launchers.node import count
 from pytest_mnode.measurement import listed
 
 _WHY = "mnode_narrowed"
@@ -65,6 +64,8 @@ class Narrowing:
         if not missing:
             return ""
         named = listed([test.rpartition("/")[2] for test in missing], 4, ", ")
+        from pytest_mnode.launchers.node import count  # not for runs without nodes
+
         return f"{count(len(missing), 'collected test')} without a result (a plugin?): {named}"
 
     def _due(self) -> set[str]:

@@ -110,6 +110,12 @@ def collected(directory: Path, *names: str) -> Mapping[str, str] | str:
     return {os.path.relpath(file, root): why for file, why in answer.own_imports.items()}
 
 
+REMEDY = (
+    "forked ranks would not have it, so each rank imports these files itself (slower). "
+    "To fork ranks again, start it in a fixture or test, not at import"
+)
+
+
 def test_harmless_modules_are_shared(files: Path) -> None:
     assert collected(files, "test_a.py", "test_z.py") == {}
 
@@ -122,13 +128,14 @@ def test_other_modules_are_named_with_what_they_start(files: Path) -> None:
     assert "libgomp" in openmp
     assert "libtorch_cpu.so" in openmp
     assert found == {
-        "test_thread.py": "its import starts thread 'courier'",
-        "test_feeder.py": "its import starts thread 'QueueFeederThread'",
-        "below/test_b.py": "below/conftest.py starts thread 'courier'",
+        "test_thread.py": f"its import starts thread 'courier'; {REMEDY}",
+        "test_feeder.py": f"its import starts thread 'QueueFeederThread'; {REMEDY}",
+        "below/test_b.py": f"below/conftest.py starts thread 'courier'; {REMEDY}",
     }
 
 
 def test_a_plugin_that_starts_threads_affects_all_modules(files: Path) -> None:
-    why = "a plugin or a conftest.py, when pytest was configured, starts thread 'courier'"
+    what = "a plugin or a conftest.py, when pytest was configured, starts thread 'courier'"
+    why = f"{what}; {REMEDY}"
     found = collected(files, "test_a.py", "configures/test_c.py")
     assert found == {"test_a.py": why, "configures/test_c.py": why}
