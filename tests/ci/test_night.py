@@ -25,6 +25,13 @@ def test_the_night_ends_with_the_status_of_pytest(place: Path, code: int) -> Non
     assert f"--mnode-report={report}" in call
 
 
+def test_a_night_that_ends_at_once_has_its_own_status(place: Path) -> None:
+    """bash may have reaped it before it is asked for."""
+    missing = {**NIGHT, "MNODE_PYTHON": "/no/such/python", "MNODE_AGAIN": ""}
+    statuses = [run(place, "nightly.sbatch", "", **missing).status for _ in range(12)]
+    assert statuses == [127] * 12
+
+
 NIGHT = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NUM_NODES": "4",
