@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 import pytest
@@ -66,6 +66,8 @@ class RankSession:
         self.broken: list[str] = []
         self.session: pytest.Session
         self._held: list[PhaseReport] = []
+        self._by_pytest = False
+        """Whether pytest itself raised the last error, for a mark."""
         self._reported: dict[str, str] = {}
         """Outcomes of the test's reported phases, by phase."""
         self._keys: int | None = None
@@ -242,8 +244,12 @@ class RankSession:
         if self.rank is not None and self.rank.is_child:
             how = f" with {call.excinfo.exconly()}" if call.excinfo is not None else ""
             self.rank.child_left(f"the {_PHASE_WORDS[call.when]}{how}")
+        self._by_pytest = False
         if self.rank is not None and call.excinfo is not None:
             self.rank.calls.stop()
+            # Here pytest evaluates marks; a fixture that skips is none.
+            raised_in = PurePath(str(call.excinfo.traceback[-1].path))
+            self._by_pytest = call.when == "setup" and raised_in.match("_pytest/skipping.py")
             reports.shorten(call.excinfo)
         report = yield
         if self.rank is not None and self.config.getoption("tbstyle", "auto") == "auto":
@@ -293,7 +299,7 @@ class RankSession:
         test: Any = getattr(item, "obj", None)
         marked = any(item.get_closest_marker(name) for name in ("skip", "skipif"))
         of_unittest = getattr(test, "__unittest_skip__", False)
-        by_mark = report.when == "setup" if marked else of_unittest
+        by_mark = self._by_pytest if marked else of_unittest
         return by_mark and not hasattr(report, "wasxfail") and bool(READS.of(item.path))
 
     def only_here(self) -> tuple[str, ...]:

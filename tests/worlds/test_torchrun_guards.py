@@ -256,6 +256,14 @@ WAITS = """
         if RANK == 0:
             pytest.skip("no device")
 
+    @pytest.fixture
+    def port(rank):
+        if RANK == 0:
+            pytest.skip("no port")
+
+    @pytest.mark.skipif(RANK > 5, reason="too many")
+    def test_skips_in_a_fixture(port): pass
+
     @pytest.mark.xfail(RANK == 0, reason="known")
     def test_xfail_of_one(rank): assert RANK
 """
@@ -277,12 +285,14 @@ def test_what_cannot_be_as_under_torchrun_fails_and_says_so(tmp_path: Path) -> N
         "test_waits": "error",
         "test_of_one_process": "error",
         "test_skips_in_its_body": "failure",
+        "test_skips_in_a_fixture": "error",
         "test_xfail_of_one": "skipped",
     }, ran.output
     for line in (
         "rank 0 of 2 on local0: skipped (not for the first), but rank 1 did not",
         "test_it.py::test_of_one_process was collected by the controller but not in the ranks",
         "rank 0 of 2 on local0: skipped (no device), but rank 1 did not",
+        "rank 0 of 2 on local0: skipped (no port), but rank 1 did not",
     ):
         assert any(
             line in str(child.get("message")) for case in ran.cases().values() for child in case
