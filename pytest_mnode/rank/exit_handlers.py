@@ -9,18 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_NOT_OF_TESTS = ("weakref", "coverage")
+"""weakref's handler would also remove temporary directories that a test module made when it was
+imported, before the fork: all ranks share them. That of coverage would save again what the
+controller got with each test."""
 _handlers: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
 
 
 def install() -> None:
     """Note every handler from now on; those of torch and of Python's modules are older."""
-    # weakref's handler would also remove temporary directories that a test module made when it was
-    # imported, before the fork: all ranks share them.
     register, unregister = atexit.register, atexit.unregister
 
     def noted(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         register(function, *args, **kwargs)  # also checks that it can be called
-        if getattr(function, "__module__", "") != "weakref":
+        if (getattr(function, "__module__", "") or "").partition(".")[0] not in _NOT_OF_TESTS:
             _handlers.append((function, args, kwargs))
         return function
 

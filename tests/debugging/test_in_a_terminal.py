@@ -188,7 +188,7 @@ def test_ranks_at_the_same_place_are_shown_together(
     looked_at: tuple[str, str, str, int],
 ) -> None:
     asked = looked_at[1]
-    assert "[ranks 0,2-3 of 4 on local0,local2,local3] waits in barrier at test_it.py:" in asked
+    assert "[ranks 0,2-3 of 4 on local0,local2,local3] wait in barrier at test_it.py:" in asked
     assert "[rank 1 of 4 on local1] at test_it.py:" in asked
     assert "threading.Event().wait(100)" in asked
     assert "_pytest" not in asked
