@@ -6,6 +6,7 @@ run whose tests give no sign of nodes starts them once tests for nodes are colle
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -41,10 +42,20 @@ def _files(config: pytest.Config) -> Iterator[Path]:
         path = config.invocation_params.dir / arg
         if path.is_file():
             yield path
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else ():
-            if left and any(fnmatch(file.name, pattern) for pattern in patterns):
-                left -= 1
-                yield file
+        for folder, folders, names in os.walk(path):
+            folders[:] = [name for name in folders if _may_have_tests(config, Path(folder, name))]
+            for name in names:
+                if any(fnmatch(name, pattern) for pattern in patterns):
+                    yield Path(folder, name)
+                    left -= 1
+                if not left:
+                    return
+
+
+def _may_have_tests(config: pytest.Config, folder: Path) -> bool:
+    """Whether pytest looks into a directory; not into one with installed packages."""
+    barred = any(fnmatch(folder.name, pattern) for pattern in config.getini("norecursedirs"))
+    return not barred and not (folder / "pyvenv.cfg").exists()
 
 
 def _bytes(file: Path) -> bytes:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pytest_mnode.controller import expected
 from tests.inner import InnerRun, run_pytest, write_files
 
 NOTES = """
@@ -141,3 +145,15 @@ def test_too_many_nodes_are_found_at_collection(tmp_path_factory: pytest.TempPat
         assert why in run.output, run.output
     assert "times: False" not in run.output
     assert run.output.count("times: True") == 2
+
+
+def test_environments_and_barred_directories_are_not_read(tmp_path: Path) -> None:
+    for folder in ("env/lib", "node_modules/x", "tests/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "test_it.py").write_text("def test_it(): pass\n")
+    (tmp_path / "env/pyvenv.cfg").touch()
+    options = {"python_files": ["test_*.py"], "norecursedirs": ["node_modules"]}
+    config: Any = SimpleNamespace(
+        args=["."], invocation_params=SimpleNamespace(dir=tmp_path), getini=options.__getitem__
+    )
+    assert list(expected._files(config)) == [tmp_path / "tests/deep/test_it.py"]
