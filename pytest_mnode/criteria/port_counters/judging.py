@@ -78,11 +78,13 @@ def judge(
     nothing about the fabric, and only counters of links are judged. restarted: nodes that were
     switched off on purpose, whose counters restarted; they are not compared.
     """
-    ports, unread = list[_Port](), list[str]()
+    ports, unread = list[_Port](), dict[str, str]()
     for node in (node for node in before if node not in restarted):
         found = _ports(node, before[node], after.get(node, "not read"), fabric)
-        unread += [f"{node}: {found}"] if isinstance(found, str) else []
-        ports += [] if isinstance(found, str) else found
+        if isinstance(found, str):
+            unread[node] = f"{node}: {found}"
+        else:
+            ports += found
     carriers = [_counted(port, CARRIER) for port in ports if CARRIER in port.rises]
     errors = [
         _counted(port, counter)
@@ -119,8 +121,8 @@ def judge(
                 unit,
                 at_most(limit).of(f"fabric.{key}", promised),
                 f"fabric.{key} {promised:g}",
-                culprit,
-                listed([*notes, *unread, *unknown, *([worst.text] if worst else [])]),
+                _beside(culprit, unread),
+                listed([*notes, *unread.values(), *unknown, *([worst.text] if worst else [])]),
             )
         )
     if culprit is None:  # else a port is to blame, which others may lose packets to
@@ -174,13 +176,13 @@ def clock_steps(
     Preflight compares clocks once. A step later in the run breaks the order of logs, expiry of
     leases and time limits just as a skew does, so that it has the same bound.
     """
-    steps, unread = dict[str, float](), list[str]()
+    steps, unread = dict[str, float](), dict[str, str]()
     for node in (node for node in before if node not in restarted):
         one, two = before[node], after.get(node, "not read")
         if isinstance(one, str) or isinstance(two, str):
-            unread.append(f"{node}: {one if isinstance(one, str) else two}")
+            unread[node] = f"{node}: {one if isinstance(one, str) else two}"
         elif one.boot != two.boot or one.clock_s is None or two.clock_s is None:
-            unread.append(f"{node}: its clock cannot be compared")
+            unread[node] = f"{node}: its clock cannot be compared"
         else:
             steps[node] = 1e3 * (two.clock_s - one.clock_s)
     worst = max(steps, key=lambda node: abs(steps[node]), default="")
@@ -191,9 +193,16 @@ def clock_steps(
         "ms",
         at_most(1e3 * skew_s).of("criteria.preflight.clocks.skew", skew_s),
         f"preflight.clocks.skew {DURATION.text(round(skew_s, 9))}",
-        all_of(Culprit(f"{node} clock", node) for node in broken),
-        listed([*(f"{node} {steps[node]:+.4g} ms" for node in broken), *unread]),
+        _beside(all_of(Culprit(f"{node} clock", node) for node in broken), unread),
+        listed([*(f"{node} {steps[node]:+.4g} ms" for node in broken), *unread.values()]),
     )
+
+
+def _beside(culprit: Culprit | None, unread: Collection[str]) -> Culprit | None:
+    """The culprit; nodes that could not be read may be to blame too."""
+    if culprit is None or not unread:
+        return culprit
+    return Culprit.merged(culprit, [culprit, *(Culprit(n, either=[[n]]) for n in unread)])
 
 
 def _to_blame(broken: Sequence[_Row]) -> Culprit | None:

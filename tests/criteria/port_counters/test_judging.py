@@ -370,6 +370,19 @@ def test_others_that_lose_too_much_beside_the_worst_are_suspect_and_the_bound_is
     assert " × " not in one.source  # `judge` would scale it by the spec's key
 
 
+def test_a_node_that_was_not_read_has_not_passed_beside_a_broken_one() -> None:
+    before: PortReadings = {node: PortReading("a", QUIET, 100.0) for node in "abc"}
+    broken = reading("fab0", "rx_crc_errors", 9)
+    after: PortReadings = {"a": broken, "b": "no answer", "c": reading()}
+    errors = {m.name: m for m in judge(before, after, fabric("ethernet"))}[ERRORS]
+    assert errors.culprit is not None
+    assert (errors.culprit.nodes, errors.culprit.either) == ({"a"}, {frozenset("b")})
+    stepped: PortReadings = {**before, "a": PortReading("a", QUIET, 103.0), "b": "no answer"}
+    step = clock_steps(before, stepped, 0.05)
+    assert step.culprit is not None
+    assert (step.culprit.nodes, step.culprit.either) == ({"a"}, {frozenset("b")})
+
+
 def test_losses_of_two_nodes_are_not_compared() -> None:
     before: PortReadings = {node: PortReading("a", QUIET) for node in "ab"}
     after = {"a": reading("TCP", "RetransSegs", 5000), "b": reading()}
