@@ -3,7 +3,7 @@
 A bound keeps the keys of the spec that it is computed from, with their values: its terms. If a term
 has another value, the limit changes by the same factor. A bound that is not such a product, or a
 measurement that was made in another way than the other spec requires, cannot be judged again:
-inconclusive, never passed. Of a bound without terms, as in older certificates, the keys are those
+inconclusive, never passed. In certificates that are older than terms, the keys of a bound are those
 that its source names: "fabric.line_rate 200 Mbit/s × at_least_fraction 0.85".
 """
 
@@ -47,10 +47,14 @@ class Judged:
 
 @dataclass(slots=True)
 class _Specs:
-    """Two specs: the one measured against and the other."""
+    """Two specs: the one measured against and the other.
+
+    has_terms: whether the certificate is of a version whose bounds keep their terms.
+    """
 
     before: Leaves
     after: Leaves
+    has_terms: bool
     changed: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +65,9 @@ class _Specs:
         """Keys that a bound is computed from, leaves or sections, each with the word for it."""
         if one.expected is None:
             return {}
-        words = [term.key for term in one.expected.terms] or _WORD.findall(one.source)
+        words = [term.key for term in one.expected.terms]
+        if not self.has_terms:
+            words = _WORD.findall(one.source)
         found = {}
         for word in words:
             below = [f"criteria.{key}.{word}" for key in asked]
@@ -86,7 +92,9 @@ def rejudge(
     cases: Sequence[CaseResult], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Judged:
     """The cases judged by another spec. before, after: the specs as plain values by their keys."""
-    specs = _Specs(dict(leaves(before)), dict(leaves(after)))
+    every = [one.expected for case in cases for one in case.measurements if one.expected]
+    has_terms = any(bound.terms for bound in every)
+    specs = _Specs(dict(leaves(before)), dict(leaves(after)), has_terms)
     bounds = {
         key for case in cases for one in case.measurements for key in specs.keys(one, _asked(case))
     }

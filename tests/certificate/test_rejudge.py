@@ -218,6 +218,20 @@ def test_a_key_of_other_questions_changes_nothing(edited: Any, edit: Edit) -> No
         assert (found.criteria[found_index(found, "fabric")].verdict, undecided) == ("pass", ())
 
 
+def test_words_of_a_source_say_nothing_beside_bounds_with_terms(edited: Any) -> None:
+    """The source of this bound reads like a product of the key, which it is not."""
+    odd = Measurement("odd", 9.0, "%", at_least(2.0), "2.5 × at_least_fraction of other nodes")
+    night_of_both = night(IN_OTHER_WORDS, odd)
+    edit = at("criteria", "fabric", "all_reduce_busbw", "at_least_fraction", value=0.8)
+    found, undecided = rejudge_certificate(night_of_both, *edited(edit))
+    [first, second] = found.criteria[found_index(found, "fabric")].cases[0].measurements
+    assert first.passed
+    assert first.expected is not None
+    assert first.expected.limit == pytest.approx(0.02)
+    assert second.value is None
+    assert "it is not known which keys of the spec its bound is computed from" in undecided[0]
+
+
 def test_the_bounds_of_a_sweep_have_their_terms(edited: Any) -> None:
     spec, _ = edited(lambda page: None)
     promise = spec.criteria.fabric.all_reduce_busbw
