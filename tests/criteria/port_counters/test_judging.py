@@ -376,11 +376,17 @@ def test_a_node_that_was_not_read_has_not_passed_beside_a_broken_one() -> None:
     after: PortReadings = {"a": broken, "b": "no answer", "c": reading()}
     errors = {m.name: m for m in judge(before, after, fabric("ethernet"))}[ERRORS]
     assert errors.culprit is not None
-    assert (errors.culprit.nodes, errors.culprit.either) == ({"a"}, {frozenset("b")})
+    assert (errors.culprit.nodes, errors.culprit.either) == (
+        frozenset("a"),
+        frozenset([frozenset("b")]),
+    )
     stepped: PortReadings = {**before, "a": PortReading("a", QUIET, 103.0), "b": "no answer"}
     step = clock_steps(before, stepped, 0.05)
     assert step.culprit is not None
-    assert (step.culprit.nodes, step.culprit.either) == ({"a"}, {frozenset("b")})
+    assert (step.culprit.nodes, step.culprit.either) == (
+        frozenset("a"),
+        frozenset([frozenset("b")]),
+    )
 
 
 def test_losses_of_two_nodes_are_not_compared() -> None:
