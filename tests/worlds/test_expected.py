@@ -110,7 +110,7 @@ def test_a_rank_that_did_not_pass_is_the_finding(ran: InnerRun) -> None:
 
 
 def test_errors_of_wide_fixtures_are_said_once_when_they_end(ran: InnerRun) -> None:
-    assert ran.output.count("OSError: the shelf fell") == 1, ran.output
+    assert ran.output.count("E       OSError: the shelf fell") == 1, ran.output
     error = ran.cases()["test_shelf_is_kept"].find("error")
     assert error is not None
     assert "the shelf fell" in str(error.text)
