@@ -100,9 +100,8 @@ def test_only_a_flapping_link_is_named(tmp_path: Path) -> None:
 
 
 def test_the_management_network_is_recognised(tmp_path: Path) -> None:
-    done = certify(
-        tmp_path, _short(tmp_path), env={"GLOO_SOCKET_IFNAME": "mgmt0"}, files=["test_fabric.py"]
-    )
+    way = "--mnode-env=GLOO_SOCKET_IFNAME=mgmt0"
+    done = certify(tmp_path, _short(tmp_path), way, files=["test_fabric.py"])
     assert done.certificate["verdict"] == "not certified"
     [culprit] = _rate_culprits(done)
     assert culprit.startswith("all nodes sent over mgmt0 instead of fab0; the fabric as a whole: ")

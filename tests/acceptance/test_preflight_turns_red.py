@@ -51,10 +51,9 @@ def _preflight(
     faults: str,
     *args: str,
     files: tuple[str, ...] = (),
-    env: Mapping[str, str] | None = None,
 ) -> Found:
     fault = f"--mnode-fault={faults}"
-    return Found(certify(directory, fault, *args, files=("test_preflight.py", *files), env=env))
+    return Found(certify(directory, fault, *args, files=("test_preflight.py", *files)))
 
 
 def _with_storage(directory: Path) -> tuple[Path, str]:
@@ -82,8 +81,8 @@ def test_system_faults_are_found(tmp_path: Path) -> None:
         f"other_code:node2:{base}/datasets/part1.bin,link_down:node3,wrong_hosts:node1:node1,"
         "small_buffers:node2,no_offloads:node3"
     )
-    env = {"NCCL_ALGO": "Ring", "GLOO_SOCKET_IFNAME": "mgmt0"}
-    found = _preflight(tmp_path, faults, spec, env=env)
+    way = "--mnode-env=NCCL_ALGO=Ring GLOO_SOCKET_IFNAME=mgmt0"
+    found = _preflight(tmp_path, faults, spec, way)
     assert found.failed() == {
         "test_interfaces_are_up[node3]",
         "test_every_node_is_reached[node3]",

@@ -56,7 +56,6 @@ def _certified(
     directory: Path,
     *args: str,
     nodes: int = 2,
-    env: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Certified:
     """A short job, with the rack's promise except for these keys."""
@@ -70,7 +69,7 @@ def _certified(
 
     spec = spec_edited(directory, shorter)
     given = (spec, f"--mnode-nodes={nodes}", *args)
-    return certify(directory, *given, files=["test_scaling.py"], env=env)
+    return certify(directory, *given, files=["test_scaling.py"])
 
 
 def _efficiency(done: Certified, nodes: int = 2) -> Mapping[str, Any]:
@@ -120,8 +119,8 @@ def test_collectives_that_are_not_overlapped(tmp_path: Path) -> None:
 
 def test_the_management_network(tmp_path: Path) -> None:
     model = {"layers": 2, "width": 96, "heads": 2, "context": 16, "vocab": 32}
-    env = {"GLOO_SOCKET_IFNAME": "mgmt0"}
-    done = _certified(tmp_path, env=env, model=model, bucket="128 KiB")
+    way = "--mnode-env=GLOO_SOCKET_IFNAME=mgmt0"
+    done = _certified(tmp_path, way, model=model, bucket="128 KiB")
     found = _efficiency(done)
     assert found["verdict"] == "fail", done.run.output
     assert found["culprit"].startswith("traffic on mgmt0 ("), found["culprit"]
