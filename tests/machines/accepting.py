@@ -16,7 +16,8 @@ from tests.engines.inside import run_pytest
 from tests.machines import pages
 from tests.machines.bed import Machines
 
-LIMIT_S = 500.0
+LIMIT_S = 900.0
+"""For hangs: emulated guests beside other work on two cores took over 500 s."""
 PROJECT = Path(__file__).parents[2]
 # A guest that has just booted reads its programs for the first time, which takes a minute on a
 # busy machine.
