@@ -69,7 +69,9 @@ class InnerRun:
     junit: Path
 
     def cases(self) -> dict[str, ElementTree.Element]:
-        """junit cases by test name, parameters included."""
+        """junit cases by test name, parameters included; without a junit, its output says why."""
+        if not self.junit.exists():
+            pytest.fail(f"no junit, exit status {self.returncode}:\n{self.output}", pytrace=False)
         root = ElementTree.parse(self.junit).getroot()
         return {str(case.get("name")): case for case in root.iter("testcase")}
 

@@ -69,5 +69,4 @@ def test_in_ranks(healthy: InnerRun, name: str) -> None:
 
 @pytest.mark.parametrize("name", names_in("on_bad_storage"))
 def test_on_bad_storage(faulty: InnerRun, name: str) -> None:
-    assert faulty.junit.exists(), faulty.output
     assert faulty.outcomes().get(name) == "passed", faulty.output
