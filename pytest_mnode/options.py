@@ -48,6 +48,7 @@ class Settings:
     k8s_image: str = ""
     k8s_wait_s: float = 300.0
     start_limit_s: float = 60.0
+    silence_limit_s: float = 6.0
     python: str = ""
     shared_dir: Path | None = None
     discover: Path | None = None
@@ -142,6 +143,12 @@ OPTIONS = {  # by field of Settings
         "how long a node of ssh, slurm and kubernetes may take to start a command: Slurm's Prolog, "
         "the login, and Python from storage that is slow at the first access",
         option_texts.seconds, initial="60", see="slurm.md#slow-starts",
+    ),
+    "silence_limit_s": Option(
+        "silence-limit", "SECONDS",
+        "how long a connection to a node may carry nothing before the node is lost; raise it where "
+        "nodes or the network between them and pytest stall for longer",
+        option_texts.seconds, initial="6", see="ssh.md",
     ),
     "python": Option(
         "python", "PATH",

@@ -54,8 +54,6 @@ from pytest_mnode.protocol.terminal_messages import ToTerminal
 from pytest_mnode.protocol.world import BEAT, HUB, RUN
 
 _BEAT_S = 1.0
-_SILENCE_S = 15.0
-"""Limit without a message from a hub on another machine, which sends one every second."""
 _ENDING_TURN_S = 0.02
 
 
@@ -145,7 +143,7 @@ class Agent:
             self._heard = self._clock.now()
             self._from_hub(self.line.socket.recv_multipart()[-1])
         if self._hub_is_silent():
-            sys.stderr.write(f"no message from the controller for {_SILENCE_S:g} s\n")
+            sys.stderr.write(f"no message from the controller for {self.order.silence_s:g} s\n")
             return False
         if self.fork_server.fileno() in ready:
             self._from_fork_server()
@@ -156,7 +154,7 @@ class Agent:
 
     def _hub_is_silent(self) -> bool:
         remote = self.order.remote and self._heard is not None
-        return remote and self._clock.now() > (self._heard or 0.0) + _SILENCE_S
+        return remote and self._clock.now() > (self._heard or 0.0) + self.order.silence_s
 
     def _from_hub(self, payload: bytes) -> None:
         if payload == BEAT:

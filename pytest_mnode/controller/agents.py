@@ -173,6 +173,7 @@ class Agents:
             remote=remote,
             prefixes=(sys.prefix, sys.base_prefix) if other else (),
             open_files=None if remote else place.open_files,
+            silence_s=self.launcher.agent_silence_s,
         )
 
     def entry(self, node: Node) -> NodeEntry:
@@ -198,13 +199,17 @@ class Agents:
         for message in self._standing if first else ():
             self._send(agent.peer, message)
 
-    def silent(self, limit_s: float) -> dict[int, str]:
-        """Agents that sent nothing for `limit_s` seconds, each with a text for the user."""
+    def silent(self) -> dict[int, str]:
+        """Agents that sent nothing for longer than they may, each with a text for the user."""
         now, found = self.clock.now(), {}
         for number, agent in enumerate(self._agents):
             remote = not self.launcher.shared_kernel
             first = remote and not agent.known
-            limit = self.launcher.start_limit_s + _FIRST_WORD_S if first else limit_s
+            limit = (
+                self.launcher.start_limit_s + _FIRST_WORD_S
+                if first
+                else self.launcher.agent_silence_s
+            )
             if now - agent.heard > limit:
                 found[number] = f"no message for {limit:.0f} s"
                 if first:

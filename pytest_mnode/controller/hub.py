@@ -56,7 +56,6 @@ from pytest_mnode.protocol.rank_messages import Hello
 from pytest_mnode.protocol.terminal_messages import FromTerminal, LiveOutput, ToTerminal
 from pytest_mnode.protocol.world import BEAT, HUB
 
-_SILENCE_LIMIT_S = 15.0
 _SUSPICION_S = 0.3
 _BEAT_S = 1.0
 
@@ -226,7 +225,7 @@ class Hub(Exchange):
             self._node_lost(name, "its namespaces ended")
         for agent, how in self.agents.ended().items():
             self._agent_lost(agent, how)
-        for agent, how in self.agents.silent(_SILENCE_LIMIT_S).items():
+        for agent, how in self.agents.silent().items():
             for node in self.agents.nodes[agent]:
                 self._node_lost(node.name, how)
         if not self.launcher.shared_kernel and now >= self._next_beat:

@@ -60,6 +60,7 @@ def choose(
     """As `_choose`, with the environment that the user gives nodes."""
     launcher, why = _choose(settings, nodes, spec, cleanup_dirs, root)
     launcher.env = RunEnv.of_launcher(launcher.name, settings.env)
+    launcher.silence_limit_s = settings.silence_limit_s
     return launcher, why
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_mnode.errors import ClusterError
 from pytest_mnode.launchers.node_env import RunEnv
+from pytest_mnode.launchers.remote.wire import SILENCE_S
 from pytest_mnode.machine.sysfs import AS_IT_IS, SysfsView
 from pytest_mnode.protocol.agent_messages import RankStart
 from pytest_mnode.protocol.launcher_requests import LauncherRequest
@@ -93,6 +94,15 @@ class Launcher:
     """Whether all nodes run on this kernel: one agent serves them all, and all files are shared."""
     start_limit_s = 60.0
     """How long a node may take to start a command."""
+    silence_limit_s = SILENCE_S
+    """How long a connection to a node may carry nothing before the node is lost."""
+
+    @property
+    def agent_silence_s(self) -> float:
+        """How long an agent and the controller may send each other nothing: their processes are
+        also busy with forks and imports."""
+        return 2.5 * self.silence_limit_s
+
     python: str = sys.executable
     """Path of the Python that runs this package's programs on nodes."""
     shared_dir: Path | None = None

@@ -83,7 +83,10 @@ class Ssh(RemoteLauncher):
     def _connect(self, targets: Sequence[str], limit_s: float) -> dict[str, str]:
         """Open connections and wait for them; reasons of the failed ones, by host."""
         masters = {
-            t: (self._ssh.master(self._hosts[t].host, self._socket(t)), self._socket(t))
+            t: (
+                self._ssh.master(self._hosts[t].host, self._socket(t), self.silence_limit_s),
+                self._socket(t),
+            )
             for t in targets
         }
         problems = self._connections.connect(masters, limit_s)

@@ -224,6 +224,7 @@ class AgentOrder:
     last one.
     open_files: limit of open files of the agent and of each rank; None if the controller's own
     limit is no higher.
+    silence_s: how long a hub on another machine, which sends a message every second, may be silent.
     """
 
     agent: int
@@ -239,6 +240,7 @@ class AgentOrder:
     own_sys_path: tuple[str, ...] = ()
     incarnation: int = 0
     open_files: int | None = None
+    silence_s: float = 15.0
 
     @property
     def peer(self) -> str:

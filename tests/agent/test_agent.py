@@ -296,12 +296,12 @@ def test_silence_of_the_hub_ends_an_agent_on_another_machine(
     assert around.agent.turn(), "the agent has no message from the hub yet, and waits"
     around.order(BEAT)
     around.turn_until(lambda: around.agent._heard)
-    clock.seconds += agent_module._SILENCE_S
+    clock.seconds += around.agent.order.silence_s
     assert around.agent.turn()
     clock.seconds += 0.1
     around.order(BEAT)
     assert around.agent.turn(), "messages are read before silence is judged"
-    clock.seconds += agent_module._SILENCE_S + 0.1
+    clock.seconds += around.agent.order.silence_s + 0.1
     assert not around.agent.turn()
     assert "no message from the controller for 15 s" in capfd.readouterr().err
 

@@ -85,7 +85,7 @@ def _outside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 def _hosts(launcher: str, directory: Path, count: int) -> Settings:
     path = directory / "hosts"
     path.write_text("".join(f"n{number}\n" for number in range(count)))
-    return Settings(launcher=launcher, hostfile=path)
+    return Settings(launcher=launcher, hostfile=path, silence_limit_s=20.0)
 
 
 @pytest.mark.usefixtures("_outside_slurm")
@@ -97,6 +97,7 @@ def test_ssh_if_hosts_are_named(tmp_path: Path, wanted: str) -> None:
     assert launcher.name == "ssh"
     assert reason == ("requested" if wanted == "ssh" else f"hostfile {settings.hostfile}")
     assert list(getattr(launcher, "unused", ())) == ["n2"]
+    assert launcher.silence_limit_s == 20.0
 
 
 @pytest.mark.usefixtures("_outside_slurm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import subprocess
 import tempfile
@@ -105,9 +106,13 @@ def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.M
     log = tmp_path / "log"
     program(tmp_path, STAYS.format(log=log), monkeypatch)
     launcher = made(tmp_path)
+    launcher.silence_limit_s = 40.0
     with pytest.raises(ClusterError, match="2 of 2 nodes cannot be used"):
         launcher.start()  # connections are made, but commands on them fail
+    assert json.loads((tmp_path / "run/ssh.json").read_text())["silence_s"] == 40.0
     started = [line.split() for line in log.read_text().splitlines()]
+    asked = [words for words in started if "ServerAliveInterval=14" in words]
+    assert [words for words in started if "-M" in words] == asked
     masters = [int(words[0]) for words in started if "-M" in words]
     assert len(masters) == 2
     end = time.monotonic() + 5.0

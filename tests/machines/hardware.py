@@ -14,7 +14,7 @@ class NumaNode:
     """cpus: number of CPUs; 0: memory only."""
 
     cpus: int = 1
-    memory_mib: int = 1024
+    memory_mib: int = 1536
 
 
 @dataclass(frozen=True, slots=True)

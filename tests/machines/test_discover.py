@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.engines.inside import run_pytest
+from tests.machines.accepting import STALLING
 from tests.machines.bed import FABRIC, Machines
 from tests.machines.hardware import TWO_SIDES
 
@@ -23,6 +24,7 @@ def test_the_first_spec_matches_the_hardware_of_guests(machines: Machines, tmp_p
         directory,
         "--mnode-nodes=2",
         machines.hostfile(directory),
+        STALLING,
         "--mnode-discover=page.yaml",
         *("-p", "no:cacheprovider"),
         limit_s=LIMIT_S,

@@ -93,29 +93,31 @@ def config(
     daemon: int | None,
     commands: Mapping[str, Sequence[str]],
     bridge: str = "",
-    **start: object,
+    **limits: object,
 ) -> str:
     """Text of remote_proxy's CONFIG, made before the run raises its limit of open files.
 
     daemon: pid of the cleanup daemon; the run ends with it. commands: by host, the local command
     that runs BOOTSTRAP there; with `bridge`, the command that this bridge runs on the node.
-    bridge: path of its socket; "" if there is none. start: start_s and late of RemoteProxy, if
-    they are not its own.
+    bridge: path of its socket; "" if there is none. limits: start_s, late and silence_s of
+    RemoteProxy, if they are not its own.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = {"daemon": daemon, "commands": dict(commands), "open_files": soft, "bridge": bridge}
-    return json.dumps({**found, **start})
+    return json.dumps({**found, **limits})
 
 
-def order(node: str, argv: Sequence[str], daemon: int | None) -> bytes:
+def order(node: str, argv: Sequence[str], daemon: int | None, silence_s: float) -> bytes:
     """The frame that makes remote_exec run a command.
 
-    daemon: pid of the cleanup daemon, which has inherited pytest's environment.
+    daemon: pid of the cleanup daemon, which has inherited pytest's environment. silence_s: how long
+    the connection may carry nothing before remote_exec ends the command.
     """
     made: dict[str, Any] = {
         "argv": [as_sent(word) for word in argv],
         "cwd": as_sent(directory()),
         "where": node,
+        "silence_s": silence_s,
     }
     for kind, variables in asdict(sent(os.environ, inherited_from(daemon))).items():
         made[kind] = {as_sent(name): as_sent(value) for name, value in variables.items()}

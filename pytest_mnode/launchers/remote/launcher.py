@@ -154,7 +154,12 @@ class RemoteLauncher(Launcher):
     ) -> None:
         self._config.write_text(
             bootstrap.config(
-                daemon, commands, bridge, start_s=self.start_limit_s, late=self.starts_late
+                daemon,
+                commands,
+                bridge,
+                start_s=self.start_limit_s,
+                late=self.starts_late,
+                silence_s=self.silence_limit_s,
             )
         )
 

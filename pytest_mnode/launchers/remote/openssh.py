@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -20,11 +21,8 @@ _ALWAYS = (
     *("-o", "PermitLocalCommand=no", "-o", "ClearAllForwardings=yes"),
     *("-o", f"ConnectTimeout={CONNECT_S:.0f}"),
 )
-# ssh itself notices a dead connection within 6 s, and ends.
-_MASTER = (
-    *("-M", "-N", "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3"),
-    *("-o", "ControlPersist=no"),
-)
+_ASKED = 3
+"""How often ssh asks the node for a sign of life before it ends the connection itself."""
 LONGEST_SOCKET_PATH = 80
 """ssh appends 17 bytes while it makes the socket, and the kernel allows 108 bytes."""
 
@@ -50,9 +48,18 @@ class OpenSsh:
             )
         return cls(tuple(words))
 
-    def master(self, host: Host, socket: str) -> list[str]:
-        """Command that holds a connection, and makes this socket when the connection is up."""
-        return [*self.words, *_ALWAYS, *_MASTER, *_control(socket), *host.ssh_arguments]
+    def master(self, host: Host, socket: str, silence_s: float) -> list[str]:
+        """Command that holds a connection, and makes this socket when the connection is up.
+
+        It ends when the node has sent nothing for silence_s, in whole seconds.
+        """
+        alive = (
+            f"ServerAliveInterval={math.ceil(silence_s / _ASKED)}",
+            f"ServerAliveCountMax={_ASKED}",
+        )
+        options = [word for option in (*alive, "ControlPersist=no") for word in ("-o", option)]
+        master = ("-M", "-N", *options, *_control(socket))
+        return [*self.words, *_ALWAYS, *master, *host.ssh_arguments]
 
     def command(self, host: Host, socket: str, python: str) -> list[str]:
         """Command that starts remote_exec in the host's Python, over an open connection."""

@@ -3,8 +3,8 @@
 Its source is sent over the connection, so the node needs Python but not this package. Frames
 arrive on standard input: an order (arguments, variables, directory), then the command's input,
 signals and heartbeats. Frames go back on standard output: the command's output, heartbeats and its
-exit status. When the input ends or is silent for SILENCE_S, the command's own input ends, the
-command gets SIGTERM, and after GRACE_S all its descendants are killed.
+exit status. When the input ends, or is silent for longer than the order says, the command's own
+input ends, the command gets SIGTERM, and after GRACE_S all its descendants are killed.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class RemoteExec:
         self.outputs: dict[int, bytes] = {}
         self.clock = ListeningClock()
         self.heard = self.clock.now()
+        self.silence_s = SILENCE_S
         self.beaten = 0.0
         self.gone_since: float | None = None
         self.ended_at = 0.0
@@ -122,7 +123,9 @@ class RemoteExec:
         self.heard = self.clock.now()
         for kind, payload in self.frames.feed(data):
             if kind == ORDER:
-                self.start(json.loads(payload))
+                order = json.loads(payload)
+                self.silence_s = order["silence_s"]
+                self.start(order)
             elif kind == DATA:
                 self.to_child += payload
             elif kind == END:
@@ -205,7 +208,7 @@ class RemoteExec:
 
     def beat(self) -> None:
         now = time.monotonic()
-        if self.gone_since is None and self.clock.now() > self.heard + SILENCE_S:
+        if self.gone_since is None and self.clock.now() > self.heard + self.silence_s:
             self.hang_up()
         if self.gone_since is None and now > self.beaten + BEAT_S:
             self.beaten = now

@@ -41,11 +41,12 @@ class RemoteProxy:
     """One command on a node; `serve` returns its exit status.
 
     start_s: limit for shell and interpreter to start on an open connection; late: why they may not
-    start in time.
+    start in time. silence_s: how long the node may send nothing afterwards.
     """
 
     start_s = 60.0
     late = "its Python is slow to start, or hangs"
+    silence_s = wire.SILENCE_S
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class RemoteProxy:
         now, listened = time.monotonic(), self.clock.now()
         if full:
             self.heard = listened  # the node is not read while the caller is slow
-        limit = wire.SILENCE_S if self.greeted else self.start_s
+        limit = self.silence_s if self.greeted else self.start_s
         if self.status is None and listened > self.heard + limit:
             self.lost = why_given_up(limit, self.printed(), self.greeted, self.late)
         if self.greeted and now > self.beaten + wire.BEAT_S and len(self.sent) < wire.ROOM_BYTES:
@@ -283,12 +284,14 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{node}: {error.filename} on this machine: {error.strerror}\n")
         return LOST
     bootstrap.give_back_files(settings.get("open_files"))
-    first = bootstrap.source() + bootstrap.order(node, argv, settings["daemon"])
+    silence_s = settings.get("silence_s", wire.SILENCE_S)
+    first = bootstrap.source() + bootstrap.order(node, argv, settings["daemon"], silence_s)
     bridge = settings.get("bridge")
     running = Bridged(bridge, node, command) if bridge else child.start(command, PIPE, PIPE, PIPE)
     proxy = RemoteProxy(running, daemon, first)
     proxy.start_s = settings.get("start_s", proxy.start_s)
     proxy.late = settings.get("late", proxy.late)
+    proxy.silence_s = silence_s
     status = proxy.serve()
     if proxy.lost:
         sys.stderr.write(f"{node}: {proxy.lost}\n")

@@ -12,7 +12,7 @@ ORDER, DATA, END, SIGNAL, BEAT, OUT, ERR, TAKEN, EXIT = (bytes([c]) for c in b"O
 bytes of its input the command has read, so that the proxy sends at most ROOM_BYTES ahead."""
 BEAT_S = 1.0
 SILENCE_S = 6.0
-"""Longer than a busy machine delays a process."""
+"""Unless --mnode-silence-limit says otherwise; longer than a busy machine delays a process."""
 ROOM_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 16
 

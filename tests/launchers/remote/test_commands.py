@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_mnode.launchers.remote import bootstrap, remote_proxy, wire
+from pytest_mnode.launchers.remote import bootstrap, remote_proxy
 from tests.launchers.remote.proxies import LIMIT_S, Way, run
 
 
@@ -141,10 +141,11 @@ def test_a_caller_that_reads_late_gets_all_output(way: Way) -> None:
     """The command blocks on its output for longer than the limit for silence."""
     count = 4 << 20
     program = subprocess.Popen(
-        way([sys.executable, "-c", f"print('x' * {count})"]), stdout=subprocess.PIPE
+        way([sys.executable, "-c", f"print('x' * {count})"], silence_s=2.0),
+        stdout=subprocess.PIPE,
     )
     assert program.stdout is not None
-    time.sleep(wire.SILENCE_S + 1.5)
+    time.sleep(3.5)
     assert len(program.stdout.read()) == count + 1
     assert program.wait(LIMIT_S) == 0
 
@@ -211,7 +212,7 @@ def test_silence_ends_both_sides(way: Way) -> None:
     """The remote end hangs, like behind a cut link: the proxy reports it."""
     mark = f"MARK_{uuid.uuid4().hex}"
     program = subprocess.Popen(
-        way(["sh", "-c", "echo ready; sleep 300"]),
+        way(["sh", "-c", "echo ready; sleep 300"], silence_s=2.0),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -222,7 +223,7 @@ def test_silence_ends_both_sides(way: Way) -> None:
     [remote] = [p for p in psutil.Process(program.pid).children(True) if p.name() == "mnode-exec"]
     remote.suspend()
     _, err = program.communicate(timeout=LIMIT_S)
-    assert err == "n1: the connection was lost: no data for 6 s\n"
+    assert err == "n1: the connection was lost: no data for 2 s\n"
     assert program.returncode == remote_proxy.LOST
     remote.resume()
     until_none(mark)

@@ -76,7 +76,8 @@ def of_the_far_end(order: Mapping[str, object], late_s: float = 0.0) -> list[tup
     )
     assert program.stdin is not None
     assert program.stdout is not None
-    program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, json.dumps(order).encode()))
+    sent = json.dumps({"silence_s": wire.SILENCE_S, **order}).encode()
+    program.stdin.write(bootstrap.source() + wire.frame(wire.ORDER, sent))
     program.stdin.flush()
     time.sleep(late_s)
     _, _, data = program.stdout.read().partition(wire.HELLO)
@@ -127,7 +128,7 @@ def a_near_end() -> Any:
 def a_far_end() -> Any:
     """The remote end of a command that runs and reads nothing."""
     made = object.__new__(remote_exec.RemoteExec)
-    made.child, made.status, made.gone_since = 0, None, None
+    made.child, made.status, made.gone_since, made.silence_s = 0, None, None, wire.SILENCE_S
     made.out, made.to_child, made.beaten = bytearray(), bytearray(), 0.0
     return made
 
