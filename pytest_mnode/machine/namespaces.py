@@ -103,13 +103,13 @@ def leave_host(rootless: bool) -> None:
     With `rootless`, this happens in a fresh user namespace, in which the caller is root.
     """
     if rootless:
-        _become_root()
+        become_root()
     unshare(NEWNET | NEWNS | NEWIPC | NEWPID)
     # Without this, mounts made from here on would show up on the host.
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
 
 
-def _become_root() -> None:
+def become_root() -> None:
     """Enter a fresh user namespace as its root."""
     uid, gid = os.geteuid(), os.getegid()
     if uid != 0:
