@@ -16,6 +16,8 @@ import pytest
 
 # Imported here, because pytester forgets its imports and each run would import them again.
 from pytest_mnode.controller import certificate_plugin, live_plugin  # noqa: F401
+from pytest_mnode.errors import UsageError
+from pytest_mnode.faults import parse
 from pytest_mnode.launchers.rack import Rack
 
 LIMIT_S = 600
@@ -37,6 +39,20 @@ def need_program(name: str, package: str) -> None:
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     there = shutil.which(name, path=places) is not None
     need(None if there else f"{name} is not installed (Debian: {package})")
+
+
+def need_programs_of(faults: str) -> None:
+    """Skip without a program that these faults need, as they know themselves."""
+    try:
+        injections = parse(faults)
+    except UsageError:  # what a test of its message wants
+        return
+    for program in filter(None, (injection.fault.program for injection in injections)):
+        need(
+            None
+            if program.find()
+            else f"{program.name} is not installed (Debian: {program.package})"
+        )
 
 
 def need_gdb() -> None:
@@ -106,7 +122,13 @@ def clean_env() -> dict[str, str]:
 
 
 def command(*args: str) -> list[str]:
-    """pytest without the hypothesis plugin, which would import all of hypothesis in any run."""
+    """pytest without the hypothesis plugin, which would import all of hypothesis in any run.
+
+    Skips without a program that a fault of these arguments needs.
+    """
+    for arg in args:
+        if arg.startswith("--mnode-fault="):
+            need_programs_of(arg.partition("=")[2])
     return [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", *args]
 
 

@@ -1,4 +1,4 @@
-"""Runs a command as on a machine that is not like ours: `python -m tests.odd CONDITION[,…] COMMAND`.
+"""`python -m tests.odd CONDITION[,…] COMMAND` runs it as on a machine that is not like ours.
 
 The command starts in the root of the repository, so that `.venv/bin/python` is the environment's.
 Needs root. Nothing changes for other processes: mounts, users and limits are those of namespaces
@@ -34,7 +34,6 @@ _PR_CAPBSET_DROP = 24
 _OF_CONTAINERS = {*range(2), *range(3, 9), 10, 13, 18, 27, 29, 31}
 _SYS_SOCKET = {"x86_64": 41, "aarch64": 198}
 _libc = ctypes.CDLL(None, use_errno=True)
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mnode.stop_rules import StopRules, _Finding
-from tests.inner import InnerRun, need_program, need_rack, run_here, run_pytest, write_files
+from tests.inner import InnerRun, need_rack, run_here, run_pytest, write_files
 
 CRITERIA = {
     "test_aaa": """
@@ -204,7 +204,6 @@ def test_a_failure_or_a_hang_that_does_not_recur_stops_no_other_test(ran: InnerR
 def test_a_hang_that_recurs_stops_the_rest_of_its_criterion(tmp_path: Path) -> None:
     """Full packets are lost: ranks meet, and a collective of many packets hangs."""
     need_rack()
-    need_program("nft", "nftables")
     collectives = """
         import pytest
         import torch

@@ -12,6 +12,9 @@ again loses what was done inside it, and keeps what was done to its links.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from pytest_mnode.errors import UsageError
 from pytest_mnode.faults import files, network, processes  # noqa: F401  enter their faults
 from pytest_mnode.faults.registry import FAULTS, Fault, Injection, Undo, listing, parse
@@ -37,14 +40,24 @@ def inject(rack: Rack, text: str) -> Undo:
                 raise UsageError(
                     f"fault {injection.text!r}: no node {name!r}; accepted: {accepted}"
                 )
+        if injection.fault.program is not None:
+            with _named(injection):
+                injection.fault.program.path()
     try:
         for injection in injections:
             nodes = [by_name[name] for name in injection.nodes]
-            try:
+            with _named(injection):
                 undos.append(injection.fault.function(rack, *nodes, *injection.values))
-            except UsageError as error:
-                raise UsageError(f"fault {injection.text!r}: {error}") from None
     except BaseException:
         all_undone(undos)()
         raise
     return all_undone(undos)
+
+
+@contextlib.contextmanager
+def _named(injection: Injection) -> Iterator[None]:
+    """Have a UsageError name the fault."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"fault {injection.text!r}: {error}") from None

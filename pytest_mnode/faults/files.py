@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.faults.registry import Parameter, Undo, fault, path, size, whole, word
+from pytest_mnode.faults.registry import Parameter, Program, Undo, fault, path, size, whole, word
 from pytest_mnode.faults.tools import INSIDE, all_undone, inside, nodes_of, on_node, undone_inside
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
@@ -153,7 +153,16 @@ def _seconds(text: str) -> float:
     return value
 
 
-@fault(Parameter("SECONDS", "seconds, such as 5 or -0.5", _seconds, "5"))
+def _faketime() -> str | None:
+    multiarch = Path("/usr/lib", f"{platform.machine()}-linux-gnu", "faketime")
+    libraries = (place / FAKETIME.name for place in (multiarch, *FAKETIME_DIRS))
+    return next((str(library) for library in libraries if library.exists()), None)
+
+
+FAKETIME = Program("libfaketimeMT.so.1", "libfaketime", _faketime)
+
+
+@fault(Parameter("SECONDS", "seconds, such as 5 or -0.5", _seconds, "5"), program=FAKETIME)
 def skewed_clock(rack: Rack, node: Node, seconds: float | None) -> Undo:
     """Programs started on a node see a clock that is ahead (or behind, if SECONDS is negative).
 
@@ -163,7 +172,7 @@ def skewed_clock(rack: Rack, node: Node, seconds: float | None) -> Undo:
     for file in (PRELOAD, OFFSET):
         if Path(file).exists():
             raise UsageError(f"this machine has a {file} of its own")
-    library = _library()
+    library = FAKETIME.path()
     undos = []
     for file, text in (
         (OFFSET, f"{seconds if seconds is not None else 5.0:+f}\n"),
@@ -172,12 +181,3 @@ def skewed_clock(rack: Rack, node: Node, seconds: float | None) -> Undo:
         inside(rack, node, "add", file, data=text.encode())
         undos.append(undone_inside(rack, node, "unmount", "/etc"))
     return all_undone(undos)
-
-
-def _library() -> Path:
-    multiarch = Path("/usr/lib", f"{platform.machine()}-linux-gnu", "faketime")
-    for place in (multiarch, *FAKETIME_DIRS):
-        library = place / "libfaketimeMT.so.1"
-        if library.exists():
-            return library
-    raise UsageError("this fault needs libfaketimeMT.so.1: install it (Debian: libfaketime)")

@@ -9,11 +9,12 @@ from pathlib import Path
 from pytest_mnode.errors import MnodeError, UsageError
 from pytest_mnode.faults.registry import Undo, fault, number, size, whole, word
 from pytest_mnode.faults.tools import (
+    IP,
+    NFT,
     all_undone,
     at_switch,
     inside,
     on_node,
-    program,
     running,
     undone_inside,
     undone_once,
@@ -92,7 +93,7 @@ def slow_path(
     return undone_once(rack, lambda: rack.ask(SetPairRate(source.name, target.name, name, None)))
 
 
-@fault(number("PERCENT", "5", up_to=100), LINK)
+@fault(number("PERCENT", "5", up_to=100), LINK, program=NFT)
 def lossy_link(rack: Rack, node: Node, percent: float | None, link: str | None) -> Undo:
     """Packets to and from a node are lost at random.
 
@@ -174,7 +175,7 @@ def interface_missing(rack: Rack, node: Node, link: str | None) -> Undo:
     return undone_once(rack, lambda: rack.ask(SetLinkPresent(node.name, name, present=True)))
 
 
-@fault(LINK, nodes=2)
+@fault(LINK, nodes=2, program=NFT)
 def one_way(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
     """No IP packet reaches the second node from the first; the other direction works."""
     name = link or rack.plan.fabric.name
@@ -182,7 +183,9 @@ def one_way(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
     return at_switch(rack, [f'iifname "{ports[0]}" oifname "{ports[1]}" ether type ip drop'])
 
 
-@fault(word("LINK", "the management network", "the name of a link", str.isalnum), nodes=2)
+@fault(
+    word("LINK", "the management network", "the name of a link", str.isalnum), nodes=2, program=NFT
+)
 def few_connections(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
     """The first node opens one TCP connection a minute to the second; further attempts vanish."""
     name = link or rack.plan.management.name
@@ -192,11 +195,11 @@ def few_connections(rack: Rack, source: Node, target: Node, link: str | None) ->
     return at_switch(rack, [f"{path} {opening}"])
 
 
-@fault(LINK, nodes=2)
+@fault(LINK, nodes=2, program=IP)
 def refused_route(rack: Rack, source: Node, target: Node, link: str | None) -> Undo:
     """The first node has a blackhole route to the second."""
     address = rack.plan.address(rack.nodes.index(target), link or rack.plan.fabric.name)
-    words = [program("ip", "iproute2"), "route"]
+    words = [IP.path(), "route"]
     on_node(rack, source, [*words, "add", "blackhole", address])
 
     def undo() -> None:
@@ -205,11 +208,11 @@ def refused_route(rack: Rack, source: Node, target: Node, link: str | None) -> U
     return undone_once(rack, undo, on=source)
 
 
-@fault(nodes=2)
+@fault(nodes=2, program=IP)
 def other_route(rack: Rack, source: Node, target: Node) -> Undo:
     """The first node's route to the second's fabric address leads to the management network."""
     address = rack.plan.address(rack.nodes.index(target), rack.plan.fabric.name)
-    words = [program("ip", "iproute2"), "route"]
+    words = [IP.path(), "route"]
     way = [address, "dev", rack.plan.management.name]
     on_node(rack, source, [*words, "add", *way])
 
@@ -227,7 +230,7 @@ def no_offloads(rack: Rack, node: Node, link: str | None) -> Undo:
     return undone_inside(rack, node, "offloads", name, "1")
 
 
-@fault(whole("BYTES", "100 less than the link's MTU", least=68, most=9216), LINK)
+@fault(whole("BYTES", "100 less than the link's MTU", least=68, most=9216), LINK, program=NFT)
 def mtu_hole(rack: Rack, node: Node, size_bytes: int | None, link: str | None) -> Undo:
     """IP packets to and from a node that exceed this size vanish without an ICMP message."""
     name = link or rack.plan.fabric.name
@@ -237,7 +240,7 @@ def mtu_hole(rack: Rack, node: Node, size_bytes: int | None, link: str | None) -
     return at_switch(rack, [f'iifname "{port}" {big}', f'oifname "{port}" {big}'])
 
 
-@fault(whole("PORT", "every port", most=65535))
+@fault(whole("PORT", "every port", most=65535), program=NFT)
 def port_dropped(rack: Rack, node: Node, tcp_port: int | None) -> Undo:
     """No TCP connection can be opened to a node's control address; the attempts vanish."""
     port = rack.switch_port(node, rack.plan.management.name)

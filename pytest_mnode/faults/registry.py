@@ -31,18 +31,40 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """A program or library of another package, without which a fault cannot be injected.
+
+    package: its Debian package.
+    find: returns its path, or None if it is not installed.
+    """
+
+    name: str
+    package: str
+    find: Callable[[], str | None]
+
+    def path(self) -> str:
+        """Raises UsageError if it is not installed."""
+        found = self.find()
+        if found is None:
+            raise UsageError(f"this fault needs {self.name}: install it (Debian: {self.package})")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One kind of fault.
 
     function: takes the rack, the nodes and a value per parameter (None if not given); returns
         the undo.
     nodes: number of nodes that it takes, joined by "+".
+    program: what it needs of another package.
     """
 
     name: str
     function: Callable[..., Undo]
     nodes: int
     parameters: tuple[Parameter, ...]
+    program: Program | None
 
     @property
     def about(self) -> str:
@@ -78,11 +100,14 @@ FAULTS: dict[str, Fault] = {}
 """Every fault by name."""
 
 
-def fault(*parameters: Parameter, nodes: int = 1) -> Callable[[Function], Function]:
+def fault(
+    *parameters: Parameter, nodes: int = 1, program: Program | None = None
+) -> Callable[[Function], Function]:
     """Decorator that adds a function to FAULTS under its own name."""
 
     def enter(function: Function) -> Function:
-        FAULTS[function.__name__] = Fault(function.__name__, function, nodes, parameters)
+        name = function.__name__
+        FAULTS[name] = Fault(name, function, nodes, parameters, program)
         return function
 
     return enter

@@ -12,14 +12,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError, UsageError
-from pytest_mnode.faults.registry import Undo
+from pytest_mnode.errors import ClusterError, NodeLostError, TimeLimitError
+from pytest_mnode.faults.registry import Program, Undo
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.rack import Rack
 
 LIMIT_S = 10.0
 INSIDE = str(Path(__file__).with_name("inside.py"))
 _tables = itertools.count(1)
+
+
+def _on_path(name: str) -> str | None:
+    # An ordinary user's PATH may lack the last two.
+    places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    return shutil.which(name, path=places)
+
+
+NFT = Program("nft", "nftables", lambda: _on_path("nft"))
+IP = Program("ip", "iproute2", lambda: _on_path("ip"))
 
 
 def undone_once(rack: Rack, undo: Undo, on: Node | None = None) -> Undo:
@@ -55,15 +65,6 @@ def all_undone(undos: Sequence[Undo]) -> Undo:
                 stack.callback(one)
 
     return undo
-
-
-def program(name: str, package: str) -> str:
-    """Path of an external program; raises UsageError that names its Debian package."""
-    places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    found = shutil.which(name, path=places)
-    if found is None:
-        raise UsageError(f"this fault needs the program {name}: install it (Debian: {package})")
-    return found
 
 
 def on_node(rack: Rack, node: Node, argv: Sequence[str], data: bytes = b"") -> str:
@@ -152,8 +153,8 @@ def processes_of(rack: Rack, node: Node) -> list[int]:
 
 
 def at_switch(rack: Rack, rules: Sequence[str]) -> Undo:
-    """Apply nftables rules to packets that the switch forwards, until undone."""
-    nft = program("nft", "nftables")
+    """Apply nftables rules to packets that the switch forwards, until undone. Needs NFT."""
+    nft = NFT.path()
     table = f"mnode{next(_tables)}"
     chain = "type filter hook forward priority 0; " + " ".join(f"{rule};" for rule in rules)
     on_switch(rack, [nft, f"table bridge {table} {{ chain forward {{ {chain} }}; }}"])

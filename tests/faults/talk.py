@@ -7,12 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from pytest_mnode.launchers.rack import Rack, cgroups
-from tests.inner import need, need_program
 
 PYTHON = [sys.executable, "-S", "-E", "-s", "-c"]
 
@@ -130,12 +128,6 @@ def connection(rack: Rack, source: int, address: str, port: int) -> str:
     return output_of(rack, source, [*PYTHON, CONNECT, address, str(port)])
 
 
-def need_installed(path: str | None, package: str) -> None:
-    """Skip without an external program of a fault."""
-    there = path is not None and Path(path).exists()
-    need(None if there else f"not installed (Debian: {package})")
-
-
 def quotas() -> bool:
     """Whether control groups with a CPU quota can be created here."""
     found = cgroups.hierarchy_of("cpu")
@@ -146,7 +138,3 @@ def need_quotas() -> None:
     """Skip if none can be created by any user: they need a right that a container may lack."""
     if not quotas():
         pytest.skip("no control groups for CPU time can be made here")
-
-
-def need_nft() -> None:
-    need_program("nft", "nftables")

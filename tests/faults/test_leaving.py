@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.talk import need_nft, quotas
-from tests.inner import need_rack
+from tests.faults.talk import quotas
+from tests.inner import need_programs_of, need_rack
 
 CONTROLLER = """
 import sys, time
@@ -59,13 +59,13 @@ def await_that(condition: Callable[[], bool], state: Callable[[], object]) -> No
 @pytest.mark.parametrize("end", ["kill", "close"])
 def test_faults_end_with_the_rack(end: str, tmp_path: Path) -> None:
     need_rack()
-    need_nft()
     texts = [
         "slow_link:node1,slow_pair:node0+node2,lossy_link:node1,delay:node2,small_shm:node1:1 MiB",
         f"full_disk:node1:{tmp_path},read_only_path:node2:{tmp_path},busy_neighbour:node1:1",
         "wrong_hosts:node1,low_nofile:node1,interface_missing:node0,stopped:node2",
         *(["cpu_quota:node0,cpu_quota:node1"] if quotas() else []),
     ]
+    need_programs_of(",".join(texts))
     tag = f"mnode-{uuid.uuid4()}"
     mounts = Path("/proc/self/mountinfo").read_text()
     with subprocess.Popen(

@@ -16,15 +16,15 @@ from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn, SetLinkRa
 from tests.faults.talk import (
     connection,
     echoes,
-    need_nft,
     rate_mbit_s,
     shell,
 )
-from tests.inner import need_program
+from tests.inner import need_program, need_programs_of
 
 
 @contextmanager
 def injected(rack: Rack, text: str) -> Iterator[None]:
+    need_programs_of(text)
     undo = faults.inject(rack, text)
     try:
         yield
@@ -74,7 +74,6 @@ def test_a_slow_pair_survives_a_reboot_and_leaves_no_trace_after_undo(rack: Rack
 
 
 def test_packets_are_lost(rack: Rack) -> None:
-    need_nft()
     with injected(rack, "lossy_link:node1:50"):
         back, _ = echoes(rack, 0, 1, count=60)
         assert 3 <= back <= 33  # a quarter survives both ways
@@ -83,7 +82,6 @@ def test_packets_are_lost(rack: Rack) -> None:
 
 
 def test_packets_get_through_one_way_only(rack: Rack) -> None:
-    need_nft()
     received = "cat /sys/class/net/fab0/statistics/rx_packets"
     with injected(rack, "one_way:node0+node1"):
         before = [int(shell(rack, i, received)) for i in (0, 1)]
@@ -96,7 +94,6 @@ def test_packets_get_through_one_way_only(rack: Rack) -> None:
 
 
 def test_a_blackhole_route_ends_with_the_fault(rack: Rack) -> None:
-    need_program("ip", "iproute2")
     routes = "ip route show type blackhole"
     with injected(rack, "refused_route:node0+node1"):
         assert shell(rack, 0, routes).split() == ["blackhole", rack.plan.address(1, "fab0")]
@@ -104,7 +101,6 @@ def test_a_blackhole_route_ends_with_the_fault(rack: Rack) -> None:
 
 
 def test_large_packets_vanish(rack: Rack) -> None:
-    need_nft()
     headers = 28  # IP and UDP
     with injected(rack, "mtu_hole:node1"):
         assert echoes(rack, 0, 1, size=1400 - headers)[0] == 1
@@ -115,7 +111,6 @@ def test_large_packets_vanish(rack: Rack) -> None:
 
 
 def test_connections_to_a_port_vanish(rack: Rack) -> None:
-    need_nft()
     node = rack.nodes[1]
     with injected(rack, "port_dropped:node1:7102"):
         assert connection(rack, 0, node.address, 7102) == "TimeoutError"
@@ -201,15 +196,9 @@ def test_a_node_is_off(rack: Rack) -> None:
     assert echoes(rack, 0, 1)[0] == 1
 
 
-def test_without_nft_its_package_is_named(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    with pytest.raises(UsageError, match=r"^fault 'lossy_link:node1': .*Debian: nftables"):
-        faults.inject(rack, "lossy_link:node1")
-
-
 def test_an_impossible_fault_leaves_no_other_injected(rack: Rack) -> None:
-    need_nft()
     need_program("tc", "iproute2")
+    need_programs_of("lossy_link:node1")
     before = on_switch(rack, ["tc", "qdisc", "show"])
     with pytest.raises(UsageError, match="no link 'eth9'"):
         faults.inject(rack, "slow_link:node1:10,lossy_link:node2:10:eth9")

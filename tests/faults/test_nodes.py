@@ -10,12 +10,11 @@ import pytest
 
 from pytest_mnode import faults
 from pytest_mnode.errors import ClusterError, UsageError
-from pytest_mnode.faults import files
 from pytest_mnode.faults.tools import inside
 from pytest_mnode.launchers.rack import Link, Rack
 from pytest_mnode.protocol.launcher_requests import PowerOff, PowerOn
-from tests.faults.talk import PYTHON, need_installed, need_quotas, output_of, shell
-from tests.inner import need_rack
+from tests.faults.talk import PYTHON, need_quotas, output_of, shell
+from tests.inner import need_programs_of, need_rack
 
 WRITABLE = "touch '{dir}/x' && rm '{dir}/x' && echo written"
 VERSION = "import sys; sys.path[:0] = {path!r}; from importlib.metadata import version; "
@@ -126,10 +125,11 @@ def test_buffers_of_connections_are_small(rack: Rack) -> None:
 
 
 def test_a_clock_is_wrong(rack: Rack) -> None:
-    need_installed(_faketime(), "libfaketime")
+    fault = "skewed_clock:node1:-1000"
+    need_programs_of(fault)
     now, names = "date +%s", "getent hosts node2"
     listed = shell(rack, 1, "ls /etc; cat /etc/hosts")
-    undo = faults.inject(rack, "skewed_clock:node1:-1000")
+    undo = faults.inject(rack, fault)
     behind = [int(shell(rack, i, now)) for i in (0, 1, 0)]
     assert behind[0] - 1000 <= behind[1] <= behind[2] - 1000
     assert shell(rack, 1, names) == shell(rack, 0, names)
@@ -137,22 +137,6 @@ def test_a_clock_is_wrong(rack: Rack) -> None:
     after = [int(shell(rack, i, now)) for i in (0, 1, 0)]
     assert after == sorted(after)
     assert shell(rack, 1, "ls /etc; cat /etc/hosts") == listed
-
-
-def _faketime() -> str | None:
-    try:
-        return str(files._library())
-    except UsageError:
-        return None
-
-
-def test_without_libfaketime_its_package_is_named(
-    rack: Rack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "none")
-    monkeypatch.setattr(files, "FAKETIME_DIRS", ())
-    with pytest.raises(UsageError, match="Debian: libfaketime"):
-        faults.inject(rack, "skewed_clock:node1")
 
 
 @pytest.mark.parametrize(

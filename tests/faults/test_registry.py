@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pytest_mnode.errors import UsageError
-from pytest_mnode.faults import FAULTS, listing, parse
+from pytest_mnode.faults import FAULTS, Fault, files, inject, listing, parse
+from pytest_mnode.launchers.rack import Rack
 
 
 @pytest.mark.parametrize(
@@ -74,3 +77,16 @@ def test_every_fault_has_a_description_and_a_form() -> None:
         assert line.startswith(f"{name}:NODE")
         assert FAULTS[name].about.endswith((".", ":")), name
     assert FAULTS["slow_tx"].default == "MBIT_S a quarter of the link's rate, LINK the fabric"
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS.values() if f.program], ids=lambda f: f.name)
+def test_without_its_program_a_fault_names_the_package(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("platform.machine", lambda: "none")
+    monkeypatch.setattr(files, "FAKETIME_DIRS", ())
+    text = f"{fault.name}:" + "+".join(("node1", "node2")[: fault.nodes])
+    package = fault.program.package if fault.program else ""
+    with pytest.raises(UsageError, match=rf"^fault '{re.escape(text)}': .*Debian: {package}\)$"):
+        inject(Rack(3), f"slow_link:node1,{text}")  # not started: no link can be made slow
