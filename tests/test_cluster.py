@@ -200,3 +200,18 @@ def test_a_node_that_the_launcher_did_not_switch_off_is_on() -> None:
         cluster.power_off("node1")
     assert run.switched_off == set()
     cluster.close()  # boots no node
+
+
+def test_worlds_end_with_their_test() -> None:
+    ended: list[object] = []
+    run: Any = SimpleNamespace(
+        spec=SimpleNamespace(accelerators=SimpleNamespace(per_node=0)),
+        open_world=lambda *_: SimpleNamespace(new_group=True, id="w1"),
+        close_world=lambda info, *_: ended.append(info.id),
+        ask_launcher=lambda _: None,
+        release=lambda lease: ended.append(lease.id),
+    )
+    cluster = Cluster(run, Lease(1, ("node0",)), 1, 1.0)
+    cluster.world()
+    cluster.close()
+    assert ended == ["w1", 1]

@@ -103,11 +103,11 @@ class Pool:
                 fabric=spec.fabric.interfaces,
             )
             self.hub = Hub(self.launcher, switchboard, keys, facts, place)
-            self.hub.start()
             name = f"client/{os.getpid()}"
             self.client = Client(name, self.hub.local_line(name))
             self._open_files = before
             undo.pop_all()  # from now on close() cleans up
+            self.hub.start()
 
     def start_early(self) -> None:
         """Start nodes and import torch while pytest collects."""

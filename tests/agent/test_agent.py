@@ -19,6 +19,7 @@ import zmq
 
 from pytest_mnode import processes
 from pytest_mnode.agent import agent as agent_module
+from pytest_mnode.agent import world_part
 from pytest_mnode.agent.agent import Agent
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.protocol.agent_messages import (
@@ -31,6 +32,7 @@ from pytest_mnode.protocol.agent_messages import (
     ForkServerReady,
     Launch,
     LauncherForked,
+    NodeBooted,
     NodeEntry,
     NodeReady,
     PartLost,
@@ -81,6 +83,7 @@ class World:
         ours, self.fork_server = Pipe.pair()
         self.agent = Agent(order, cast("Line", self.line), ours, FORK_SERVER_PID)
         self.launchers: dict[str, Pipe] = {}
+        self.ready: list[NodeReady] = []
 
     def turn_until(self, condition: Callable[[], Any]) -> Any:
         end = time.monotonic() + LIMIT_S
@@ -135,8 +138,8 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World()
     try:
         made.fork_server.send(ForkServerReady())
-        ready = [made.next_message() for _ in NODES]
-        assert [message.node for message in ready] == ["n0", "n1"]
+        made.ready = [made.next_message() for _ in NODES]
+        assert [message.node for message in made.ready] == ["n0", "n1"]
         yield made
     finally:
         made.close()
@@ -261,6 +264,50 @@ def test_a_part_is_ended_with_processes_orphaned_meanwhile(around: World) -> Non
     assert tree.wait(LIMIT_S) == -signal.SIGKILL
     assert all(map(processes.has_ended, below))
     tree.stdout.close()
+
+
+def test_what_a_launcher_that_ended_leaves_is_ended(around: World) -> None:
+    """The launcher may be killed, and its ranks may have left processes."""
+    around.has_launched(1)
+    tree = subprocess.Popen([sys.executable, "-c", TREE], stdout=subprocess.PIPE)
+    assert tree.stdout is not None
+    tree.stdout.readline()
+    around.fork_server.send(LauncherForked("n1", "w1", tree.pid))
+    around.turn_until(lambda: around.agent.parts["n1", "w1"].pid)
+    around.launchers["n1"].close()
+    assert isinstance(around.next_message(), PartLost)
+    around.turn_until(lambda: tree.poll() is not None)
+    tree.stdout.close()
+
+
+def test_a_part_whose_fork_is_never_reported_is_given_up(
+    around: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world_part, "LIMIT_S", 0.1)
+    around.has_launched(1)
+    around.order(StopWorld("n1", "w1"))
+    around.turn_until(lambda: around.agent.ending)
+    around.turn_until(lambda: not around.agent.ending)
+
+
+def refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_ports_of_stores_are_closed(around: World) -> None:
+    """Only the launcher of a world has that of the world; a node that booted again gets another."""
+    ports = {message.node: message.store_port for message in around.ready}
+    around.has_launched(0)
+    os.close(around.fork_server.fds.popleft())  # the launcher's
+    again = around.next_message()
+    assert (again.node, refused(ports["n0"]), refused(again.store_port)) == ("n0", True, False)
+    around.order(NodeBooted(NODES[1]))
+    booted = around.next_message()
+    assert (booted.node, refused(ports["n1"]), refused(booted.store_port)) == ("n1", True, False)
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -134,3 +136,25 @@ def test_directories_of_other_users_are_left(
     remove_leftovers()
     assert precious.exists()
     assert (tmp_path / "mnode-trap").is_dir()
+
+
+def test_a_new_agent_removes_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "mnode-left"
+    left.mkdir()
+    (left / "agent").write_text(os.uname().nodename)
+    made = Path(private_directory())
+    assert list(tmp_path.iterdir()) == [made]
+
+
+def test_without_locks_there_is_no_file_of_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert list(Path(private_directory()).iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,5 +31,18 @@ def test_a_part_whose_fork_was_never_reported_ends_without_a_signal(
     part.end_by = 0.0
     assert part.has_ended()
     assert signalled == []
+    os.set_blocking(theirs.fileno(), False)
     with pytest.raises(EOFError):  # the launcher ends with its pipe, wherever it is
+        theirs.receive()
+
+
+def test_the_pipe_to_an_ended_part_is_closed() -> None:
+    ours, theirs = Pipe.pair()
+    launcher = subprocess.Popen(["sleep", "60"])
+    part = WorldPart(cast(Any, None), ours, enters=False, pid=launcher.pid)
+    part.end()
+    assert part.has_ended()
+    launcher.wait(10.0)
+    os.set_blocking(theirs.fileno(), False)
+    with pytest.raises(EOFError):
         theirs.receive()

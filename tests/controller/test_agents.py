@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mnode import processes
 from pytest_mnode.controller import agents
 from pytest_mnode.controller.agents import Agents, RunDirectories
 from pytest_mnode.launchers.node import Launcher, Node
@@ -157,3 +159,51 @@ def test_messages_to_all_agents_wait_until_each_is_connected(opened: Agents) -> 
     opened.open_again(1)
     opened.heard(1)
     assert sent[2:] == [("agent/1.1", "collect")]
+
+
+DEAF = ["sleep", "300"]
+"""Does not end with its input, like the program of a connection that hangs."""
+
+
+def await_end(pid: int) -> None:
+    end = time.monotonic() + 10.0
+    while not processes.has_ended(pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def children() -> set[int]:
+    return set(processes.children(os.getpid()))
+
+
+@pytest.mark.parametrize("opened", [{"n0": DEAF, "n1": DEAF}], indirect=True)
+def test_a_lost_nodes_agent_is_ended(opened: Agents) -> None:
+    before = children()
+    opened.drop(1)
+    assert opened.ended() == {1: "its agent was killed by SIGKILL"}
+    assert len(before - children()) == 1
+    opened.close()
+
+
+@pytest.mark.parametrize("opened", [{"n0": DEAF, "n1": WELL}], indirect=True)
+def test_agents_that_do_not_end_are_killed(opened: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "_STOP_LIMIT_S", 0.2)
+    opened.close()
+    ended = opened.ended()
+    assert ended[0] == "its agent was killed by SIGKILL"
+    assert ended[1].startswith("its agent exited with code 0: ")
+
+
+LEAVES = ["sh", "-c", "sleep 300 & echo $!; kill -9 $$"]
+
+
+@pytest.mark.parametrize("opened", [{"n0": WELL, "n1": LEAVES}], indirect=True)
+def test_what_a_killed_agent_leaves_on_this_machine_is_killed(opened: Agents) -> None:
+    end = time.monotonic() + 10.0
+    while not opened.ended():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    left = int(opened.last_words(1))
+    assert not processes.has_ended(left)
+    opened.close()
+    await_end(left)

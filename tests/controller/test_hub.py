@@ -63,6 +63,10 @@ class TwoMachines(Launcher):
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def commands(self, nodes: Sequence[Node], argv: Sequence[str]) -> list[list[str]]:
         return [["cat"] for _ in nodes]
@@ -143,6 +147,12 @@ def answer(hub: Hub, line: LocalLine) -> Any:
 
 def lost(hub: Hub) -> list[str]:
     return [name for name, state in hub.nodes.items() if state.lost]
+
+
+def test_agents_and_nodes_end_with_the_hub(hub: Hub, launcher: TwoMachines) -> None:
+    hub.close()
+    assert list(hub.agents.ended()) == [0, 1]
+    assert launcher.closed
 
 
 def test_a_slow_launcher_call_does_not_delay_other_messages(

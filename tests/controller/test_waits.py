@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,17 @@ import pytest
 from pytest_mnode import errors
 from pytest_mnode.controller import client as client_module
 from pytest_mnode.controller.client import Client
-from pytest_mnode.controller.leases import Leases, NodeState
-from pytest_mnode.controller.worlds import PoolFacts, Worlds
-from pytest_mnode.launchers.node import Node
 from pytest_mnode.protocol.agent_messages import StopWorld
 from pytest_mnode.protocol.hub_messages import (
     CloseWorld,
     Granted,
     LeaseNodes,
     Opened,
-    OpenWorld,
     Refused,
     Withdraw,
 )
 from pytest_mnode.protocol.world import Lease
+from tests.controller.desk import Desk
 from tests.inner import run_pytest, write_files
 
 
@@ -87,39 +83,6 @@ def test_an_answer_that_arrived_is_kept() -> None:
     line = Line(lambda seq: Granted(seq, 4, ("n0",)))
     assert Client("client/1", line).lease(1, False, "a test") == Lease(4, ("n0",))
     assert [type(message) for message in line.sent] == [LeaseNodes]
-
-
-class Desk:
-    """Worlds of one node each on four nodes, one lease and client per node."""
-
-    def __init__(self) -> None:
-        names = [f"n{i}" for i in range(4)]
-        leases = Leases({name: NodeState(Node(name, 0, "127.0.0.1"), 0, True, 1) for name in names})
-        for name in names:
-            leases.ask(f"client/{name}", LeaseNodes(1, 1, False, name))
-        leases.answers()
-        self.sent: list[tuple[str, Any]] = []
-        self.to_agents: list[Any] = []
-        self.worlds = Worlds(
-            PoolFacts("gloo", 0, "/logs", 4),
-            leases,
-            lambda peer, message: self.sent.append((peer, message)),
-            lambda _, message: self.to_agents.append(message),
-            now=time.monotonic,
-        )
-
-    def ask(self, number: int, seq: int) -> str:
-        """The name of the launched world; "" if none is."""
-        before = set(self.worlds.worlds)
-        self.worlds.opening.append((f"client/n{number}", OpenWorld(seq, number + 1, 1, False)))
-        self.worlds.open()
-        return next(iter(set(self.worlds.worlds) - before), "")
-
-    def forget(self, number: int, seq: int) -> list[Any]:
-        """Messages to agents when a request is withdrawn."""
-        count = len(self.to_agents)
-        self.worlds.forget(f"client/n{number}", seq)
-        return self.to_agents[count:]
 
 
 @pytest.mark.parametrize("came_up", [False, True])

@@ -1,0 +1,44 @@
+"""The worlds of four clients, each with a lease of one node, and what they make the hub send."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pytest_mnode.controller.leases import Leases, NodeState
+from pytest_mnode.controller.worlds import PoolFacts, Worlds
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.protocol.hub_messages import LeaseNodes, OpenWorld
+
+
+class Desk:
+    """Worlds of one node each on four nodes, one lease and client per node."""
+
+    def __init__(self, idle_worlds: int = 4) -> None:
+        names = [f"n{i}" for i in range(4)]
+        leases = Leases({name: NodeState(Node(name, 0, "127.0.0.1"), 0, True, 1) for name in names})
+        for name in names:
+            leases.ask(f"client/{name}", LeaseNodes(1, 1, False, name))
+        leases.answers()
+        self.sent: list[tuple[str, Any]] = []
+        self.to_agents: list[Any] = []
+        self.worlds = Worlds(
+            PoolFacts("gloo", 0, "/logs", idle_worlds),
+            leases,
+            lambda peer, message: self.sent.append((peer, message)),
+            lambda _, message: self.to_agents.append(message),
+            now=time.monotonic,
+        )
+
+    def ask(self, number: int, seq: int, procs: int = 1) -> str:
+        """The name of the launched world; "" if none is."""
+        before = set(self.worlds.worlds)
+        self.worlds.opening.append((f"client/n{number}", OpenWorld(seq, number + 1, procs, False)))
+        self.worlds.open()
+        return next(iter(set(self.worlds.worlds) - before), "")
+
+    def forget(self, number: int, seq: int) -> list[Any]:
+        """Messages to agents when a request is withdrawn."""
+        count = len(self.to_agents)
+        self.worlds.forget(f"client/n{number}", seq)
+        return self.to_agents[count:]

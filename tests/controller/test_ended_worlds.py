@@ -1,0 +1,67 @@
+"""Worlds that the hub has agents end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_mnode.protocol.agent_messages import PartLost, StopWorld
+from pytest_mnode.protocol.hub_messages import CloseWorld, Refused
+from tests.controller.desk import Desk
+
+
+def up(desk: Desk, number: int) -> str:
+    """The name of a world that is ready."""
+    name = desk.ask(number, 2)
+    desk.worlds.hello(name, 0)
+    return name
+
+
+def idle(desk: Desk, number: int) -> str:
+    name = up(desk, number)
+    desk.worlds.close(CloseWorld(name, True))
+    return name
+
+
+def lost(desk: Desk, name: str) -> None:
+    desk.worlds.broke(PartLost("n1", name, "gone"))
+
+
+@pytest.mark.parametrize(
+    ("make", "end"),
+    [
+        (up, lambda desk, name: desk.worlds.close(CloseWorld(name, False))),
+        (up, lambda desk, _: desk.worlds.stop_leased(2)),
+        (idle, lost),
+        (idle, lambda desk, _: desk.worlds.node_lost("n1", "gone")),
+    ],
+    ids=["its test failed", "its nodes are given back", "a rank died", "its node is lost"],
+)
+def test_a_world_without_a_user_is_ended(
+    make: Callable[[Desk, int], str], end: Callable[[Desk, str], None]
+) -> None:
+    desk = Desk()
+    kept, name = make(desk, 0), make(desk, 1)
+    sent = len(desk.to_agents)
+    end(desk, name)
+    assert desk.to_agents[sent:] == [StopWorld("n1", name)]
+    assert set(desk.worlds.worlds) == {kept}
+
+
+def test_a_world_that_does_not_start_is_ended() -> None:
+    desk = Desk()
+    name = desk.ask(1, 2)
+    sent = len(desk.to_agents)
+    lost(desk, name)
+    assert desk.to_agents[sent:] == [StopWorld("n1", name)]
+    assert isinstance(desk.sent[-1][1], Refused)
+
+
+def test_the_oldest_idle_world_makes_room() -> None:
+    desk = Desk(idle_worlds=1)
+    name, other = idle(desk, 1), idle(desk, 2)
+    desk.worlds.nodes["n1"].store_port = 5
+    desk.ask(1, 3, procs=2)
+    assert StopWorld("n1", name) in desk.to_agents
+    assert other in desk.worlds.worlds

@@ -1,0 +1,295 @@
+"""What is left of a submitted job once its submission is closed, or could not be made: nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.launching import direct, pods, sbatch, starting
+from pytest_mnode.criteria.launching.direct import DirectSubmission
+from pytest_mnode.criteria.launching.job_file import LaunchJob
+from pytest_mnode.criteria.launching.paths import Submitted
+from pytest_mnode.criteria.launching.pods import PodSubmission
+from pytest_mnode.criteria.launching.sbatch import SbatchSubmission, StepSubmission
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.jobs.slurm.sbatch import Request
+from pytest_mnode.processes import end_programs
+
+JOB = LaunchJob.model_validate(
+    {"name": "a", "nodes": 2, "accelerators_per_node": 0, "style": "plain", "command": ["x"]}
+).placed(2, 0)
+DEAF = "trap '' TERM; echo up; while true; do sleep 0.1; done"
+WORDY = "trap 'echo ended; exit' TERM; echo up; while true; do sleep 0.1; done"
+
+
+class Nodes:
+    """Starts shell scripts, given in place of plans, on this machine."""
+
+    python = sys.executable
+    allocation = 7
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = str(scratch)
+        self.started: list[subprocess.Popen[str]] = []
+        self.fails_after = 99
+
+    def start(
+        self, program: object, node: str, env: Mapping[str, str], text: str, output: Any
+    ) -> subprocess.Popen[str]:
+        if len(self.started) == self.fails_after:
+            raise ClusterError(f"{node} is gone")
+        self.started.append(
+            subprocess.Popen(["sh", "-c", text], stdout=output, start_new_session=True, text=True)
+        )
+        return self.started[-1]
+
+    def fabric_interface(self, node: str) -> None:
+        return None
+
+    def address(self, node: str) -> str:
+        return "127.0.0.1"
+
+    def free_port(self, node: str) -> int:
+        if self.fails_after == 0:
+            raise ClusterError(f"{node} is gone")
+        return 29511
+
+    def until_up(self) -> None:
+        end = time.monotonic() + 20.0
+        while [p.read_text() for p in Path(self.scratch).glob("*/*")].count("up\n") < 2:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setattr(direct, "_END_S", 0.3)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    made = Nodes(scratch)
+    yield made
+    end_programs(made.started)
+
+
+def nothing_left(nodes: Nodes) -> bool:
+    assert all(one.poll() is not None for one in nodes.started)
+    return not os.listdir(nodes.scratch)  # noqa: PTH208
+
+
+def logins(nodes: Any, script: str) -> DirectSubmission:
+    return DirectSubmission(nodes, Submitted(("n0", "n1")), {"n0": script, "n1": script})
+
+
+@pytest.mark.parametrize("script", [DEAF, WORDY])
+def test_logins_that_miss_their_limit_are_ended(nodes: Nodes, script: str) -> None:
+    made = logins(nodes, script)
+    nodes.until_up()
+    outcome = made.wait(0.0)
+    assert nothing_left(nodes)
+    assert outcome.codes == {"n0": None, "n1": None}
+    assert ("ended" in outcome.output["n1"]) == (script == WORDY)
+
+
+def test_logins_that_are_closed_are_ended(nodes: Nodes) -> None:
+    made = logins(nodes, DEAF)
+    nodes.until_up()
+    made.close()
+    assert nothing_left(nodes)
+
+
+def test_logins_are_ended_if_one_cannot_be_started(nodes: Nodes) -> None:
+    nodes.fails_after = 1
+    with pytest.raises(ClusterError, match="n1 is gone"):
+        logins(nodes, DEAF)
+    assert len(nodes.started) == 1
+    assert nothing_left(nodes)
+
+
+class Queued:
+    """A job in the queue of a Slurm that answers."""
+
+    name, number, state = "mnode-x", 7, None
+
+    def __init__(self, *_: object) -> None:
+        self.done: list[str] = []
+        QUEUED.append(self)
+
+    def submit(self, *_: object) -> None:
+        if REFUSES:
+            raise ClusterError("no room")
+
+    def answers(self) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        self.done.append("cancelled")
+
+    def await_end(self) -> None: ...
+
+    def close(self, done: bool) -> None:
+        self.done.append(f"closed {done}")
+
+
+QUEUED: list[Queued] = []
+REFUSES: list[bool] = []
+
+
+@pytest.fixture
+def script(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], SbatchSubmission]:
+    """Submits a batch script."""
+    monkeypatch.setattr(sbatch, "Queued", Queued)
+    monkeypatch.setattr(sbatch, "_login", lambda _: {"PATH": os.environ["PATH"]})
+    QUEUED.clear()
+    REFUSES.clear()
+    request = Request(name="x", nodes=2, tasks_per_node=1, export="NONE", output="x", directory="/")
+    names = SimpleNamespace(slurm={"n0": "n0", "n1": "n1"})
+    given: list[Any] = [nodes, JOB, request, names, None]
+    return lambda: SbatchSubmission(*given)
+
+
+@pytest.mark.parametrize("ends", ["wait", "close"])
+def test_a_script_is_cancelled(
+    script: Callable[[], SbatchSubmission], nodes: Nodes, ends: str
+) -> None:
+    made = script()
+    if ends == "wait":
+        made.wait(0.0)
+    else:
+        made.close()
+    assert QUEUED[0].done == ["cancelled", "closed True"]
+    assert nothing_left(nodes)
+
+
+def test_a_script_that_is_refused_leaves_nothing(
+    script: Callable[[], SbatchSubmission], nodes: Nodes
+) -> None:
+    REFUSES.append(True)
+    with pytest.raises(ClusterError, match="no room"):
+        script()
+    assert QUEUED[0].done == ["cancelled", "closed True"]
+    assert nothing_left(nodes)
+
+
+@pytest.fixture
+def step(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], StepSubmission]:
+    """Starts a step whose srun is this shell script."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(sbatch, "_login", lambda _: {"PATH": os.environ["PATH"]})
+
+    def started(srun: str) -> StepSubmission:
+        for name, text in (("srun", srun), ("scontrol", "echo n0")):
+            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+            (programs / name).chmod(0o755)
+        given: list[Any] = [nodes, JOB, SimpleNamespace(slurm={"n0": "n0"}), 0, "full"]
+        made = StepSubmission(*given)
+        assert made._program is not None
+        nodes.started.append(made._program)  # type: ignore[arg-type]
+        return made
+
+    return started
+
+
+def until_step_is_up(nodes: Nodes) -> None:
+    end = time.monotonic() + 20.0
+    while not any("up" in p.read_text() for p in Path(nodes.scratch).glob("*/slurm.out")):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_step_is_ended_before_its_output_is_read(
+    nodes: Nodes, step: Callable[[str], StepSubmission]
+) -> None:
+    made = step(WORDY)
+    until_step_is_up(nodes)
+    assert "ended" in made.wait(0.0).output["n0"]
+    assert nothing_left(nodes)
+
+
+def test_a_step_that_is_closed_is_ended(
+    nodes: Nodes, step: Callable[[str], StepSubmission]
+) -> None:
+    made = step(WORDY)
+    until_step_is_up(nodes)
+    made.close()
+    assert nothing_left(nodes)
+
+
+def test_a_step_that_cannot_be_started_leaves_nothing(
+    nodes: Nodes, step: Callable[[str], StepSubmission]
+) -> None:
+    nodes.fails_after = 0
+    with pytest.raises(ClusterError, match="n0 is gone"):
+        step(WORDY)
+    assert nothing_left(nodes)
+
+
+class PodStart:
+    """The object of a job; its pods never get an order."""
+
+    what = "Job x"
+    pods = SimpleNamespace(
+        await_that=lambda *_: False, statuses=dict, output=lambda _: "", by_node=dict
+    )
+    closed = 0
+
+    def __init__(self, *_: object) -> None: ...
+
+    def await_placed(self) -> None:
+        if REFUSES:
+            raise ClusterError("no room")
+
+    def await_run(self) -> None: ...
+
+    def order(self, _: object) -> None: ...
+
+    def addresses(self) -> dict[str, str]:
+        return {"n0": "127.0.0.1", "n1": "127.0.0.1"}
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+@pytest.mark.parametrize("ends", ["start", "wait", "close"])
+def test_pods_of_a_job_are_deleted(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    REFUSES.clear()
+    monkeypatch.setattr(PodStart, "closed", 0)
+    monkeypatch.setattr(pods, "PodStart", PodStart)
+    given: list[Any] = [nodes, SimpleNamespace(packages={}), JOB, ["n0", "n1"]]
+    if ends == "start":
+        REFUSES.append(True)
+        with pytest.raises(ClusterError, match="no room"):
+            PodSubmission(*given)
+    else:
+        made = PodSubmission(*given)
+        if ends == "wait":
+            made.wait(0.0)
+        made.close()
+    assert PodStart.closed == 1
+    REFUSES.clear()
+
+
+def test_a_submission_whose_wait_is_broken_off_is_closed() -> None:
+    closed: list[bool] = []
+
+    def cut(_: float) -> None:
+        raise KeyboardInterrupt
+
+    submission = SimpleNamespace(wait=cut, close=lambda: closed.append(True))
+    path: Any = SimpleNamespace(submit=lambda *_: submission)
+    with pytest.raises(KeyboardInterrupt):
+        starting.start(path, JOB, ["n0", "n1"], "a", 1.0)
+    assert closed == [True]

@@ -1,0 +1,414 @@
+"""What is left of a job once it is closed, restarted or given up: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode import processes
+from pytest_mnode.errors import ClusterError, NodeLostError
+from pytest_mnode.jobs import job_processes, running
+from pytest_mnode.jobs.job import Decision, Job
+from pytest_mnode.jobs.kubernetes import pod_job, pod_start
+from pytest_mnode.jobs.kubernetes.pod_job import PodJob
+from pytest_mnode.jobs.kubernetes.pod_start import NotPlaced, PodStart
+from pytest_mnode.jobs.running import RunningJob
+from pytest_mnode.jobs.slurm import queued, submitted
+from pytest_mnode.jobs.slurm.nodes import Names
+from pytest_mnode.jobs.slurm.queued import Queued
+from pytest_mnode.jobs.slurm.sbatch import Request
+from pytest_mnode.jobs.slurm.submitted import SubmittedJob
+from pytest_mnode.launchers.kubernetes.api import ApiError
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.nodes import Nodes, RunDescription
+from pytest_mnode.launchers.slurm import JobState
+from pytest_mnode.protocol.launcher_requests import DescribeRun, NodeCommands
+
+NAMES = ("n0", "n1")
+RANK = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+hidden = subprocess.Popen(["sleep", "300"], start_new_session=True)
+place = pathlib.Path(sys.argv[1])
+name = f"{os.environ['RANK']}.{os.environ['MNODE_REQUEUE']}"
+(place / f"{name}.new").write_text(f"{os.getpid()} {hidden.pid}")
+(place / f"{name}.new").rename(place / f"{name}.pids")
+time.sleep(300)
+"""
+"""It ignores SIGTERM, and has a child in a session of its own."""
+
+
+def until(condition: Callable[[], object], what: str = "") -> None:
+    end = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Here:
+    """Answers for a launcher of two nodes that are this machine. gone: a node without commands."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.gone = ""
+
+    def __call__(self, request: Any) -> Any:
+        match request:
+            case NodeCommands(names, argv):
+                if self.gone in names:
+                    raise NodeLostError(self.gone, f"{self.gone} is gone")
+                return [list(argv) for _ in names]
+            case DescribeRun():
+                nodes = tuple(Node(name, i, "127.0.0.1") for i, name in enumerate(NAMES))
+                return RunDescription(
+                    nodes, True, True, str(self.scratch), str(self.scratch), sys.executable, None
+                )
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Here:
+    (tmp_path / "scratch").mkdir()
+    return Here(tmp_path / "scratch")
+
+
+class Ranks:
+    """A job of the plain launchers, with one stubborn rank per node."""
+
+    def __init__(self, here: Here, directory: Path, nodes: int = 2) -> None:
+        self.directory, self.here = directory, here
+        (directory / "rank.py").write_text(RANK)
+        quick = str(Path(__file__).with_name("quick"))
+        argv = [str(directory / "rank.py"), str(directory)]
+        self.job = Job(argv, nodes=nodes, requeues=1, env={"PYTHONPATH": quick}, back_within_s=0.0)
+
+    def start(self) -> RunningJob:
+        made = RunningJob.start(Nodes(self.here, NAMES), self.job)
+        until(lambda: len(self.pids()) == 4, "all ranks are up")
+        return made
+
+    def pids(self, requeue: int = 0) -> list[int]:
+        files = self.directory.glob(f"*.{requeue}.pids")
+        return [int(pid) for path in files for pid in path.read_text().split()]
+
+    def gone(self, requeue: int = 0) -> bool:
+        return all(map(processes.has_ended, self.pids(requeue)))
+
+
+@pytest.fixture
+def ranks(here: Here, tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(here, tmp_path)
+    yield made
+    for pid in (*made.pids(), *made.pids(1)):
+        processes.kill(pid)
+
+
+def test_a_job_ends_with_its_test(ranks: Ranks, here: Here) -> None:
+    made = ranks.start()
+    made.close()
+    assert ranks.gone()
+    assert list(here.scratch.iterdir()) == []
+
+
+def test_a_job_that_starts_on_some_nodes_only_is_ended(ranks: Ranks, here: Here) -> None:
+    here.gone = "n1"
+    with pytest.raises(NodeLostError, match="n1 is gone"):
+        RunningJob.start(Nodes(here, NAMES), ranks.job)
+    assert torchruns() == []
+    assert list(here.scratch.iterdir()) == []
+
+
+def test_a_preempted_job_is_ended_after_its_time(ranks: Ranks) -> None:
+    made = ranks.start()
+    assert made.preempt(0.1) == list(NAMES)
+    assert ranks.gone()
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("decision", "starts"), [(Decision(nodes=NAMES, why="x"), 2), (Decision(why="x"), 1)]
+)
+def test_what_an_earlier_start_left_is_ended(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, decision: Decision, starts: int
+) -> None:
+    """Before the next start, and while there is none for lack of nodes."""
+    made = ranks.start()
+    os.kill(next(pid for pid in torchruns() if b"node-rank\0000" in cmdline(pid)), signal.SIGKILL)
+    monkeypatch.setattr(running, "decide", lambda *_: decision)
+    until(lambda: made.poll() or made.events[-1].what == "started", "the end of a start is seen")
+    assert ranks.gone()
+    assert [event.what for event in made.events].count("started") == starts
+    made.close()
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def torchruns() -> list[int]:
+    """Children of this process that run it."""
+    below = processes.children(os.getpid())
+    return [pid for pid in below if b"distributed.run" in cmdline(pid)]
+
+
+def test_local_commands_end_if_their_nodes_do_not_answer(
+    ranks: Ranks, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ranks.start()
+    local = torchruns()
+    assert len(local) == 2
+
+    def silent(*_: object) -> None:
+        raise ClusterError("n0: no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_processes, "end", silent)
+        patch.setattr(running, "_FOLLOW_S", 0.1)
+        with pytest.raises(ClusterError, match="no answer"):
+            made.close()
+    assert all(map(processes.has_ended, local))
+    assert list(here.scratch.iterdir()) == []
+
+
+# Jobs in the queue of Slurm.
+
+
+class Queue:
+    """A job in a queue that answers. refuses: whether sbatch fails."""
+
+    refuses = False
+    made: list[Queue]
+
+    def __init__(self, slurm: Any, *_: object) -> None:
+        self.slurm, self.name = slurm, "mnode-x"
+        self.number: int | None = None
+        self.state: JobState | None = None
+        self.done: list[object] = []
+        Queue.made.append(self)
+
+    def submit(self, *_: object) -> None:
+        if Queue.refuses:
+            raise ClusterError("no room")
+        self.number = 7
+        self.state = JobState(7, "x", "RUNNING", nodes=NAMES, restarts=0)
+
+    def look(self) -> JobState | None:
+        return self.state
+
+    def answers(self) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        self.done.append("cancelled")
+
+    def await_end(self, lost: bool) -> None:
+        self.done.append("waited")
+
+    def close(self, done: bool) -> None:
+        self.done.append(f"closed {done}")
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A Slurm, and the nodes on which processes of a job were killed."""
+    killed: list[str] = []
+    monkeypatch.setattr(submitted, "Queued", Queue)
+    monkeypatch.setattr(Queue, "made", [], raising=False)
+    monkeypatch.setattr(Queue, "refuses", False)
+    monkeypatch.setattr(job_processes, "living", lambda _, on: list(on))
+
+    def end(_: object, on: list[str], __: str) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+        killed.extend(on)
+        return {}, []
+
+    monkeypatch.setattr(job_processes, "end", end)
+    return SimpleNamespace(run=lambda *_: "", nodes=lambda *_: (), killed=killed)
+
+
+def in_queue(here: Here, slurm: Any) -> SubmittedJob:
+    request = Request("x", 2, "x", "/", begin_on=NAMES)
+    names = Names({name: name for name in NAMES})
+    return SubmittedJob.start(Nodes(here, NAMES), Job(["t.py"], nodes=2), request, names, slurm)
+
+
+def test_a_queued_job_ends_with_its_test(here: Here, slurm: SimpleNamespace) -> None:
+    made = in_queue(here, slurm)
+    made.close()
+    assert Queue.made[0].done == ["cancelled", "waited", "closed True"]
+    assert slurm.killed == list(NAMES)
+    assert list(here.scratch.iterdir()) == []
+
+
+def test_a_refused_job_leaves_nothing(here: Here, slurm: SimpleNamespace) -> None:
+    Queue.refuses = True
+    with pytest.raises(ClusterError, match="no room"):
+        in_queue(here, slurm)
+    assert Queue.made[0].done == ["cancelled", "waited", "closed True"]
+    assert list(here.scratch.iterdir()) == []
+
+
+def test_a_queued_job_that_cannot_end_well_is_cancelled(
+    here: Here, slurm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = in_queue(here, slurm)
+    monkeypatch.setattr(queued, "never_starts", lambda _: "held")
+    assert made.poll() is not None
+    assert Queue.made[0].done == ["cancelled", "waited"]
+    made.close()
+
+
+def test_ranks_that_outlive_a_preemption_are_killed(here: Here, slurm: SimpleNamespace) -> None:
+    made = in_queue(here, slurm)
+    read: Any = SimpleNamespace(running=lambda *_: ["n1"], sigterms=lambda *_: {})
+    made._read = read
+    assert made.preempt(0.0) == ["n1"]
+    assert slurm.killed == list(NAMES)
+    made.close()
+
+
+def test_the_end_of_a_job_in_the_queue_is_left_to_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+    cleanup = SimpleNamespace(close=done.append)
+    monkeypatch.setattr(queued, "SlurmCleanup", lambda _: cleanup)
+    made = Queued(SimpleNamespace(cancel=done.append), Names({}), "mnode-x")  # type: ignore[arg-type]
+    made.cancel()
+    assert done == [], "it was not submitted"
+    made.number = 7
+    made.cancel()
+    made.close(True)
+    assert done == [7, True]
+
+
+# Jobs with pods of their own.
+
+
+class Api:
+    """The API server; with REFUSES it makes no object."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def path(self, *_: object) -> str:
+        return "/jobs"
+
+    def request(self, method: str, path: str, *_: object) -> None:
+        ASKED.append(f"{method} {path}")
+        if method == "POST" and REFUSES:
+            raise ApiError(403, "no")
+
+
+ASKED: list[str] = []
+REFUSES: list[bool] = []
+
+
+class JobPods:
+    """Pods that have their nodes, and end at once."""
+
+    closed: list[JobPods]
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def by_node(self) -> dict[str, object]:
+        return dict.fromkeys(NAMES)
+
+    def statuses(self) -> dict[str, int]:
+        return dict.fromkeys(NAMES, 0)
+
+    def output(self, _: str) -> str:
+        return ""
+
+    def close(self) -> None:
+        JobPods.closed.append(self)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> None:
+    ASKED.clear()
+    REFUSES.clear()
+    monkeypatch.setattr(JobPods, "closed", [], raising=False)
+    for name, value in {
+        "Api": Api,
+        "JobPods": JobPods,
+        "check_logs": lambda _: None,
+        "of_engine": lambda *_: {},
+        "job_manifest": lambda *_: ({"kind": "Job", "apiVersion": "batch/v1"}, "main"),
+    }.items():
+        monkeypatch.setattr(pod_start, name, value)
+
+
+def pods(here: Here) -> PodStart:
+    run: Any = SimpleNamespace(
+        context="", namespace="", manifest={}, engine="", queue="", owner={}, packages={}
+    )
+    return PodStart(Nodes(here, NAMES), run, "x", NAMES, 1.0)
+
+
+@pytest.mark.usefixtures("server")
+def test_the_object_of_a_job_is_deleted(here: Here) -> None:
+    made = pods(here)
+    made.close()
+    assert ASKED == ["POST /jobs", "DELETE /jobs/x"]
+    assert len(JobPods.closed) == 1
+
+
+@pytest.mark.usefixtures("server")
+def test_a_refused_object_is_not_watched(here: Here) -> None:
+    REFUSES.append(True)
+    with pytest.raises(ApiError, match="no"):
+        pods(here)
+    assert len(JobPods.closed) == 1
+
+
+class Start:
+    """One start of a job with pods; with REFUSES, no node has room for them."""
+
+    what = "Job x"
+
+    def __init__(self, *_: object) -> None:
+        self.pods = JobPods()
+        self.pods.statuses = dict  # type: ignore[method-assign]
+
+    def await_placed(self) -> None:
+        if REFUSES:
+            raise NotPlaced("no room")
+
+    def await_run(self, *_: object) -> None: ...
+
+    def addresses(self) -> dict[str, str]:
+        return dict.fromkeys(NAMES, "127.0.0.1")
+
+    def order(self, _: object) -> None: ...
+
+    def close(self) -> None:
+        ASKED.append("deleted")
+
+
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("refuses", [False, True])
+def test_pods_of_a_job_end_with_their_test(
+    here: Here, slurm: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    monkeypatch.setattr(pod_job, "PodStart", Start)
+    run: Any = SimpleNamespace(packages={})
+    job = Job(["t.py"], nodes=2)
+    if refuses:
+        REFUSES.append(True)
+        with pytest.raises(NotPlaced):
+            PodJob.launch(Nodes(here, NAMES), job, run)
+    else:
+        made = PodJob.launch(Nodes(here, NAMES), job, run)
+        made.close()
+        made.close()
+    assert ASKED == ["deleted"]
+    assert set(slurm.killed) == set(NAMES)
