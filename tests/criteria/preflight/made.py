@@ -50,12 +50,12 @@ def spec_of(
     directory: FilePath,
     preflight: str,
     kind: str = "ethernet",
-    interfaces: str = "fab0",
+    interfaces: str = "fab0, fab1",
     accelerators: str = "0",
     *,
-    nics: int = 1,
+    nics: int | None = None,
 ) -> Spec:
-    """A spec with this preflight section."""
+    """A spec with this preflight section. nics: of a node; None for one per name."""
     path = directory / "spec.yaml"
     path.write_text(
         SPEC.format(
@@ -63,7 +63,7 @@ def spec_of(
             kind=kind,
             interfaces=interfaces,
             accelerators=accelerators,
-            nics=nics,
+            nics=len(interfaces.split(",")) if nics is None else nics,
         )
     )
     return load_spec(path)
@@ -135,18 +135,25 @@ SOFTWARE = Software(
 )
 CODE = {"train/main.py": "0a1b2c3d4e5f"}
 SETTINGS = {"net.ipv4.tcp_rmem": "4096 131072 6291456", "net.core.rmem_max": "212992"}
+RAILS = ("fab0", "fab1")
+"""Two, so that a judge that looks at only one of them is found out."""
+_ON_FABRIC = tuple(("fabric", rail, 9000) for rail in RAILS)
 
 
 def node(index: int, count: int) -> NodeSurvey:
     """The survey of one of `count` healthy nodes."""
     others = [i for i in range(count) if i != index]
-    fabric, control = f"10.2.0.{index + 1}", f"10.1.0.{index + 1}"
+    control = f"10.1.0.{index + 1}"
+    addresses = {rail: f"10.{2 + 10 * n}.0.{index + 1}" for n, rail in enumerate(RAILS)}
     facts = NodeFacts(
         tcp_port=4000,
         udp_port=4001,
         master_problem="",
         rails={
-            "fabric": (Rail("fab0", fabric, 1, 2),),
+            "fabric": tuple(
+                Rail(rail, address, 5 + 2 * n, 6 + 2 * n)
+                for n, (rail, address) in enumerate(addresses.items())
+            ),
             "management": (Rail("eth0", control, 3, 4),),
         },
         code=CODE,
@@ -157,7 +164,7 @@ def node(index: int, count: int) -> NodeSurvey:
             settings=SETTINGS,
             limits=Limits(None, 1 << 20),
             interfaces=(
-                interface("fab0", fabric),
+                *(interface(rail, address) for rail, address in addresses.items()),
                 interface("eth0", control, mtu_bytes=1500, speed_mbits_s=25_000),
             ),
             rdma=(),
@@ -166,11 +173,15 @@ def node(index: int, count: int) -> NodeSurvey:
     paths = PathFacts(
         connections=tuple(
             Connection(to, network, rail, 0.001, "", size)
-            for network, rail, size in (("fabric", "fab0", 9000), ("management", "eth0", 1500))
+            for network, rail, size in (*_ON_FABRIC, ("management", "eth0", 1500))
             for to in others
         ),
         master=Connection(0, "control", "", 0.001, ""),
-        paths=tuple(Path(to, "fabric", "fab0", True, 9000, None, 0.0, 0.0001) for to in others),
+        paths=tuple(
+            Path(to, network, rail, True, size, None, 0.0, 0.0001)
+            for network, rail, size in _ON_FABRIC
+            for to in others
+        ),
         look_ups=tuple(
             look_up
             for to in range(count)
@@ -183,7 +194,7 @@ def node(index: int, count: int) -> NodeSurvey:
     )
     heard = tuple(
         Heard(network, rail, tuple(others))
-        for network, rail in (("fabric", "fab0"), ("management", "eth0"))
+        for network, rail in (*(("fabric", rail) for rail in RAILS), ("management", "eth0"))
     )
     return NodeSurvey(index, f"gpu{index}", control, "", facts, paths, LastFacts(heard, ()))
 
@@ -207,6 +218,13 @@ def with_facts(survey: Survey, index: int, **changes: Any) -> Survey:
     parts = {name: changes.pop(name) for name in [*changes] if name in Machine.__slots__}
     machine = replace(facts.machine, **parts)
     return with_node(survey, index, facts=replace(facts, machine=machine, **changes))
+
+
+def with_interface(survey: Survey, index: int, name: str, **changes: Any) -> Survey:
+    """The survey with other fields of one interface of a node."""
+    there = survey.nodes[index].machine.interfaces or ()
+    changed = (replace(one, **changes) if one.name == name else one for one in there)
+    return with_facts(survey, index, interfaces=tuple(changed))
 
 
 def with_path_facts(survey: Survey, index: int, **changes: Any) -> Survey:

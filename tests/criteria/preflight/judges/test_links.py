@@ -27,6 +27,7 @@ from tests.criteria.preflight.made import (
     spec_of,
     verdicts,
     with_facts,
+    with_interface,
     with_node,
     with_path_facts,
 )
@@ -66,15 +67,10 @@ def test_a_second_port_without_a_cable_is_no_fault(tmp_path: Path) -> None:
 
 def test_an_interface_of_unknown_state_is_neither_up_nor_down(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "{interfaces: {}, mtu: {}}")
-    mute = with_facts(
-        healthy(2), 1, interfaces=(interface("fab0", "", carrier=None), interface("eth0", ""))
-    )
+    mute = with_interface(healthy(2), 1, "fab0", carrier=None)
     assert verdicts(links.interfaces, mute, spec) == {"gpu1": "inconclusive"}
-    spec = spec_of(tmp_path, "{interfaces: {}, mtu: {}}", interfaces="fab*")
-    half = (interface("fab0", ""), interface("fab1", "", mtu_bytes=None), interface("eth0", ""))
-    assert verdicts(links.interface_mtu, with_facts(healthy(2), 1, interfaces=half), spec) == {
-        "gpu1": "inconclusive"
-    }
+    half = with_interface(healthy(2), 1, "fab1", mtu_bytes=None)
+    assert verdicts(links.interface_mtu, half, spec) == {"gpu1": "inconclusive"}
 
 
 def test_rdma_ports_are_judged_in_place_of_interfaces(tmp_path: Path) -> None:
@@ -182,9 +178,7 @@ def test_the_speed_of_a_bond_is_that_of_all_its_nics(named: str, slow: str, tmp_
 
 
 def test_an_mtu_above_the_promise_is_wrong_too(spec: Spec) -> None:
-    fabric, control = healthy().nodes[1].machine.interfaces or ()
-    large = replace(fabric, mtu_bytes=9216)
-    found = with_facts(healthy(), 1, interfaces=(large, control))
+    found = with_interface(healthy(), 1, "fab0", mtu_bytes=9216)
     assert culprits(links.interface_mtu, found, spec) == {"gpu1": "gpu1 fab0 (MTU 9216)"}
 
 

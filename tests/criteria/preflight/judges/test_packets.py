@@ -16,12 +16,13 @@ from pytest_mnode.criteria.preflight.payloads import targets
 from pytest_mnode.spec import Spec
 from pytest_mnode.spec.preflight import Payload
 from tests.criteria.preflight.made import (
+    RAILS,
     asked,
     culprits,
     healthy,
     silent,
     verdicts,
-    with_facts,
+    with_interface,
     with_node,
     with_path_facts,
     with_paths,
@@ -52,9 +53,8 @@ def test_tcp_segments_smaller_than_the_packets_that_pass(spec: Spec) -> None:
     routes = "gpu3: its routes on the fabric network"
     own_route = survey(*((3, n) for n in range(3)))
     assert culprits(packets.path_mtu, own_route, spec) == {"gpu3": routes}
-    fabric, control = own_route.nodes[3].machine.interfaces or ()
-    own_mtu = with_facts(own_route, 3, interfaces=(replace(fabric, mtu_bytes=900), control))
-    assert culprits(packets.path_mtu, own_mtu, spec) == {"gpu3": "gpu3 fab0 (MTU 900)"}
+    own_mtu = with_interface(own_route, 3, "fab1", mtu_bytes=900)
+    assert culprits(packets.path_mtu, own_mtu, spec) == {"gpu3": "gpu3 fab1 (MTU 900)"}
     _, tcp = asked(packets.path_mtu, own_route, spec)["gpu3"]
     assert tcp.value == 900
     one = survey((2, 0))
@@ -99,21 +99,25 @@ PAYLOAD = Payload.model_validate({"size": "4 MiB"})
 Edges = Collection[tuple[int, int]]
 
 
-LINK = "gpu2 fab0: its link changes payloads, "
+NICS = "+".join(RAILS)
+LINK = f"gpu2 {NICS}: its link changes payloads, "
 
 
 def _sent(count: int, wrong: Edges = (), lost: Edges = ()) -> Survey:
-    """A cluster that sent payloads: 17 wrong bytes on the paths `wrong`, half lost on `lost`."""
+    """A cluster that sent payloads on each rail: 17 bytes of those on the paths `wrong` are wrong,
+    half of those on `lost` are lost."""
     survey = healthy(count)
     edges = [(i, to) for i in range(count) for to in targets(i, range(count))]
     for index in range(count):
         sent = tuple(
-            Sent(to, "fabric", f"{i} {to}", "not done within 5 s" * ((i, to) in lost))
+            Sent(to, "fabric", f"{rail} {i} {to}", "not done within 5 s" * ((i, to) in lost))
+            for rail in RAILS
             for i, to in edges
             if i == index
         )
         received = tuple(
-            Received(f"{i} {to}", SIZE >> ((i, to) in lost), 17 * ((i, to) in wrong))
+            Received(f"{rail} {i} {to}", SIZE >> ((i, to) in lost), 17 * ((i, to) in wrong))
+            for rail in RAILS
             for i, to in edges
             if to == index
         )
@@ -146,7 +150,7 @@ def _of(node: int, count: int) -> set[tuple[int, int]]:
         (
             6,
             _of(2, 6) | _of(3, 6),
-            {n: f"{n} fab0: its link changes payloads, both ways" for n in ("gpu2", "gpu3")},
+            {n: f"{n} {NICS}: its link changes payloads, both ways" for n in ("gpu2", "gpu3")},
         ),
         # All three are wrong: there is no healthy partner and no majority.
         (
@@ -171,9 +175,9 @@ def test_nodes_and_paths_that_change_payloads(
 def test_value_and_note_of_a_payload_measurement(spec: Spec) -> None:
     found = asked(payload, _sent(4, _of(2, 4)), spec)
     [bad], [well] = found["gpu2"], found["gpu0"]
-    assert (bad.value, bad.unit) == (6 * 17, "B")
-    assert bad.note.startswith(f"gpu0 to gpu2: 17 of {SIZE} B, ")
-    assert well.note == f"of {4 * SIZE} B; without gpu2, which is judged separately"
+    assert (bad.value, bad.unit) == (2 * 6 * 17, "B")
+    assert bad.note.startswith(f"gpu0 to gpu2: {2 * 17} of {2 * SIZE} B, ")
+    assert well.note == f"of {2 * 4 * SIZE} B; without gpu2, which is judged separately"
     assert (well.value, well.culprit, well.source) == (
         0,
         None,
@@ -185,10 +189,10 @@ def test_value_and_note_of_a_payload_measurement(spec: Spec) -> None:
     ("wrong", "lost", "value", "culprit", "note"),
     [
         ((), (), 0, None, "of 12 paths"),
-        (_of(2, 4), (), 6, "gpu2 fab0", "of 12 paths"),
+        (_of(2, 4), (), 6, f"gpu2 {NICS}", "of 12 paths"),
         ({(1, 2)}, (), 1, "path from gpu1 to gpu2 (one way)", "of 12 paths"),
-        (_of(2, 4), {(0, 1)}, 6, "gpu2 fab0", "of 12 paths, gpu0 to gpu1: 2097152 of 4194304 B "),
-        ((), _of(2, 4), None, "gpu2 fab0", "of 12 paths, gpu0 to gpu2: 2097152 of 4194304 B "),
+        (_of(2, 4), {(0, 1)}, 6, f"gpu2 {NICS}", "of 12 paths, gpu0 to gpu1: 2097152 of "),
+        ((), _of(2, 4), None, f"gpu2 {NICS}", "of 12 paths, gpu0 to gpu2: 2097152 of "),
     ],
 )
 def test_paths_that_change_payloads(  # noqa: PLR0917  a row of the table
@@ -201,7 +205,7 @@ def test_paths_that_change_payloads(  # noqa: PLR0917  a row of the table
 
 def test_paths_of_a_silent_node_do_not_pass(spec: Spec) -> None:
     found = payload_paths(silent(_sent(4), 2), spec, PAYLOAD)
-    assert (found.verdict, found.culprit) == ("inconclusive", "gpu2 fab0")
+    assert (found.verdict, found.culprit) == ("inconclusive", f"gpu2 {NICS}")
     assert "gpu2: " in found.note
 
 

@@ -265,7 +265,7 @@ def test_ethernet_ports_are_no_links_of_an_infiniband_fabric(tmp_path: Path) -> 
     second, storage = (rdma_port(device=f"mlx5_{n}") for n in (1, 2))
     storage = replace(storage, link_layer="Ethernet", rate_gbits_s=25.0, counters=None)
     storage = replace(storage, hw_counters=None)
-    _, eth0 = healthy(1).nodes[0].machine.interfaces or ()
+    *_, eth0 = healthy(1).nodes[0].machine.interfaces or ()
     found = {"gpu0": "gpu0 mlx5_0:1 is INIT, mlx5_2:1 is Ethernet"}
     for first, broken in ((IB, {}), (replace(IB, state="INIT"), found)):
         devices = (*devices_of(first, second), rdma_device(storage, netdevs=("eno5",)))
