@@ -150,6 +150,7 @@ def _floor(
 ) -> Measurement:
     """The rate of the slowest rank, judged only if a floor is promised."""
     known = {rank: rate for rank, rate in rates.items() if rate is not None}
+    missing = [rank for rank in rates if rank not in known]
     low = [
         _rank(n, f"({rate:.4g} {found.unit})") for n, rate in known.items() if rate < (floor or 0)
     ]
@@ -160,7 +161,7 @@ def _floor(
         None if floor is None else at_least(floor),
         f"promised rate of each rank, {how}" if floor else "",
         all_of(low, _MOST_NAMED),
-        how,
+        f"{how}; not measured: {listed(missing)}" if missing else how,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -255,26 +255,34 @@ def silent(survey: Survey, index: int) -> Survey:
     return changed
 
 
-def cut(survey: Survey, edges: Iterable[tuple[int, int]], network: str = "fabric") -> Survey:
-    """The survey without packets on these (sender, receiver) paths.
+def cut(
+    survey: Survey,
+    edges: Iterable[tuple[int, int]],
+    network: str = "fabric",
+    rails: Collection[str] = RAILS,
+) -> Survey:
+    """The survey without packets on these (sender, receiver) paths of a network.
 
-    Connections between the two nodes fail, and the receiver hears nothing.
+    Connections between the two nodes fail, and the receiver hears nothing. rails: of the fabric.
     """
     lost = set(edges)
     pairs = lost | {(b, a) for a, b in lost}
 
+    def spared(one: Connection | Heard | Path) -> bool:
+        return one.network != network or (network == "fabric" and one.rail not in rails)
+
     def connection(index: int, one: Connection) -> Connection:
-        if one.network != network or (index, one.to) not in pairs:
+        if spared(one) or (index, one.to) not in pairs:
             return one
         return replace(one, took_s=None, problem="no answer within 2 s", largest_bytes=None)
 
     def heard(index: int, one: Heard) -> Heard:
-        if one.network != network:
+        if spared(one):
             return one
         return replace(one, senders=tuple(s for s in one.senders if (s, index) not in lost))
 
     def path(index: int, one: Path) -> Path:
-        if one.network != network or (index, one.to) not in pairs:
+        if spared(one) or (index, one.to) not in pairs:
             return one
         return Path(one.to, one.network, one.rail, answered=False)
 

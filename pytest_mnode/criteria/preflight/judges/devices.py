@@ -131,7 +131,9 @@ def _worst(
     known = {one.index: value for one in there if (value := read(one)) is not None}
     index = min(known, key=lambda one: subject.bound.margin(known[one]), default=None)
     if index is None or (len(known) < len(there) and subject.bound.holds(known[index])):
-        return subject.unknown(f"{me.name}: not all accelerators report it")
+        mute = listed([str(one.index) for one in there if one.index not in known])
+        why = f"accelerator {mute} does not report it" if mute else "no accelerator"
+        return subject.unknown(f"{me.name}: {why}")
     return subject.measured(known[index], f"{me.name} accelerator {index}")
 
 

@@ -156,4 +156,5 @@ def _hole(survey: Survey, path: Path, edge: Edge, size: int) -> str:
     source, target = (survey.nodes[index].name for index in edge)
     if path.refused_bytes is not None and path.refused_bytes <= size + 1:
         return f"{source} {path.rail} itself rejects packets of {path.refused_bytes} B"
-    return f"from {source} to {target} packets larger than {size} B are lost, smaller ones arrive"
+    hole = f"packets larger than {size} B are lost, smaller ones arrive"
+    return f"from {source} {path.rail} to {target} {hole}"

@@ -1,0 +1,653 @@
+"""One bad rail, NIC, accelerator or rank of several, at either end of the list, on one node of
+several: no judge passes it, and each names the node and the device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mnode.criteria.devices import judge_products, judge_rates, judge_steps
+from pytest_mnode.criteria.fabric import judge_busbw, judge_latencies
+from pytest_mnode.criteria.placement.nics import judge_nics
+from pytest_mnode.criteria.placement.rank_placement import Question, RankPlacement, over_ranks
+from pytest_mnode.criteria.port_counters.judging import judge as judge_ports
+from pytest_mnode.criteria.port_counters.reading import Counters, PortReading
+from pytest_mnode.criteria.preflight.answers import (
+    Connection,
+    LastFacts,
+    PayloadFacts,
+    Received,
+    Sent,
+    Survey,
+)
+from pytest_mnode.criteria.preflight.answers import Path as ProbedPath
+from pytest_mnode.criteria.preflight.judges import (
+    cpus,
+    devices,
+    links,
+    packets,
+    rdma,
+    reach,
+    system,
+)
+from pytest_mnode.criteria.preflight.judges.common import of_node
+from pytest_mnode.criteria.preflight.judges.corruption import payload
+from pytest_mnode.criteria.transport.evidence import Evidence
+from pytest_mnode.logs.kernel_log import Event, Log, Severity
+from pytest_mnode.machine.cpus import Cpus
+from pytest_mnode.machine.limits import Limits
+from pytest_mnode.machine.model import Machine
+from pytest_mnode.machine.numa import Numa, NumaNode
+from pytest_mnode.machine.nvml import Accelerator, Load
+from pytest_mnode.machine.pci import PciFunction, PciTree
+from pytest_mnode.machine.verbs import VerbsDevice
+from pytest_mnode.measurement import Measurement, Verdict, equals
+from pytest_mnode.measuring.latency import Latencies
+from pytest_mnode.measuring.locating.diagnosis import CONFIRMED_BY, REPEATS, diagnose
+from pytest_mnode.measuring.locating.rates import Rates
+from pytest_mnode.measuring.locating.rounds import Reading
+from pytest_mnode.measuring.locating.wording import Names, culprits
+from pytest_mnode.measuring.naming import rank_name
+from pytest_mnode.measuring.rank_rates import Comparison, RankRate
+from pytest_mnode.measuring.results_of_ranks import RankSteps, SameSteps
+from pytest_mnode.measuring.traffic import SentByNode
+from pytest_mnode.rank.world import World
+from pytest_mnode.spec.devices import CopyPromise, MatmulPromise
+from tests.criteria.preflight.made import (
+    RAILS,
+    Judge,
+    cut,
+    healthy,
+    rdma_device,
+    rdma_port,
+    spec_of,
+    with_facts,
+    with_interface,
+    with_node,
+    with_path_facts,
+    with_paths,
+)
+from tests.criteria.transport import compose
+from tests.measuring.sweeps import MIB, judged, row
+
+COUNT = 4
+NAMES = tuple(f"gpu{index}" for index in range(COUNT))
+NICS = ("mlx5_0", "mlx5_1")
+GPUS = ("0000:1b:00.0", "0000:9b:00.0")
+NIC_ADDRESSES = ("0000:1c:00.0", "0000:9c:00.0")
+PORT = rdma_port("RoCE", ("IB/RoCE v1", "RoCE v2"))
+GPU = Accelerator(
+    index=0,
+    name="H100",
+    memory_bytes=80 * 10**9,
+    ecc_enabled=True,
+    ecc_uncorrected=0,
+    persistence=True,
+    throttled=(),
+    mig_enabled=False,
+    remapped_rows_failed=False,
+    remapped_rows_pending=False,
+)
+
+
+@dataclass(frozen=True)
+class Bad:
+    """What is bad: a device, by its place among several, of a node, by its place."""
+
+    node: int
+    device: int
+
+
+Ask = Callable[[Path, Bad | None], Sequence[Measurement]]
+"""Measurements of a cluster with one bad device, or a healthy one."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A question that a judge answers. devices: words that name the first and the last device.
+    verdict: of a cluster with one bad device."""
+
+    ask: Ask
+    devices: Sequence[str]
+    verdict: Verdict = Verdict.FAIL
+
+
+UNKNOWN = Verdict.INCONCLUSIVE
+WORLD = World(0, 2 * COUNT, 0, 2, NAMES[0], NAMES)
+RANKS = [rank_name(WORLD, rank) for rank in range(WORLD.size)]
+RANKS_OF_2, RANKS_OF_8 = ("rank {0} on ",) * 2, ("rank {1} on ",) * 2
+INDICES = ("accelerator 0", "accelerator 1")
+V1 = PORT.gids and PORT.gids[:1]
+
+
+def _changed(those: Iterable[Any], index: int, **changes: Any) -> tuple[Any, ...]:
+    return tuple(replace(o, **changes) if i == index else o for i, o in enumerate(those))
+
+
+@cache
+def _survey() -> Survey:
+    """Nodes of two sockets, each with an accelerator and a NIC."""
+    ports = [replace(PORT, device=name) for name in NICS]
+    rdma_devices = tuple(
+        replace(rdma_device(port, netdevs=(rail,), firmware="28.43"), pci_address=address)
+        for port, rail, address in zip(ports, RAILS, NIC_ADDRESSES, strict=True)
+    )
+    kinds = [(a, "0302", "10de", s) for s, a in enumerate(GPUS)]
+    kinds += [(a, "0200", "15b3", s) for s, a in enumerate(NIC_ADDRESSES)]
+    functions = tuple(
+        PciFunction(
+            address=address,
+            kind=kind,
+            vendor=vendor,
+            host=f"pci{socket}",
+            numa_node=socket,
+            local_cpus=frozenset({socket}),
+            link_width=16,
+            max_link_width=16,
+            link_gtransfers_s=32.0,
+            max_link_gtransfers_s=32.0,
+        )
+        for address, kind, vendor, socket in kinds
+    )
+    survey = healthy(COUNT)
+    for node in survey.nodes:
+        assert node.last is not None
+        there = tuple(
+            replace(one, pci_address=NIC_ADDRESSES[RAILS.index(one.name)])
+            if one.name in RAILS
+            else one
+            for one in node.machine.interfaces or ()
+        )
+        survey = with_facts(
+            survey,
+            node.index,
+            interfaces=there,
+            rdma=rdma_devices,
+            verbs=tuple(VerbsDevice(f"uverbs{n}", name) for n, name in enumerate(NICS)),
+            accelerators=tuple(replace(GPU, index=n, pci_address=a) for n, a in enumerate(GPUS)),
+            pci=PciTree(functions=functions),
+            numa=Numa(nodes=tuple(NumaNode(number=n, cpus=frozenset({n})) for n in (0, 1))),
+            cpus=Cpus(online=frozenset({0, 1})),
+            limits=Limits(None, 1024, frozenset({0, 1})),
+            kernel_log=Log(()),
+            settings={f"net.ipv4.conf.{rail}.rp_filter": "2" for rail in RAILS},
+        )
+        sent = tuple(
+            Sent(to, "fabric", f"{rail} {node.index}", "")
+            for rail in RAILS
+            for to in range(COUNT)
+            if to != node.index
+        )
+        received = tuple(
+            Received(f"{rail} {other}", 4 * MIB, 0)
+            for rail in RAILS
+            for other in range(COUNT)
+            if other != node.index
+        )
+        last = LastFacts(node.last.heard, rdma_devices, received)
+        survey = with_node(survey, node.index, payloads=PayloadFacts(sent), last=last)
+    return survey
+
+
+def _machine() -> Machine:
+    return _survey().nodes[0].machine
+
+
+def _preflight(
+    judge: Judge, promise: str, broken: Callable[[Survey, Bad], Survey], kind: str = "roce"
+) -> Ask:
+    def ask(directory: Path, bad: Bad | None) -> list[Measurement]:
+        survey = _survey() if bad is None else broken(_survey(), bad)
+        gpus = "2, model: H100, memory: 80 GB"
+        spec = spec_of(directory, promise, kind, accelerators=gpus)
+        return [of_node(name, one) for name in NAMES for one in judge(survey, spec, name)]
+
+    return ask
+
+
+def _link(**changes: Any) -> Callable[[Survey, Bad], Survey]:
+    return lambda survey, bad: with_interface(survey, bad.node, RAILS[bad.device], **changes)
+
+
+def _gpu(**changes: Any) -> Callable[[Survey, Bad], Survey]:
+    def broken(survey: Survey, bad: Bad) -> Survey:
+        those = survey.nodes[bad.node].machine.accelerators or ()
+        return with_facts(survey, bad.node, accelerators=_changed(those, bad.device, **changes))
+
+    return broken
+
+
+def _gpu_lost(survey: Survey, bad: Bad) -> Survey:
+    those = [*(survey.nodes[bad.node].machine.accelerators or ())]
+    those[bad.device] = Accelerator(index=bad.device)
+    return with_facts(survey, bad.node, accelerators=tuple(those))
+
+
+def _ports(survey: Survey, bad: Bad, **changes: Any) -> tuple[Any, ...]:
+    """The RDMA devices of a node, one of them with another port."""
+    there = survey.nodes[bad.node].machine.rdma or ()
+    port = replace(there[bad.device].ports[0], **changes)
+    return _changed(there, bad.device, ports=(port,))
+
+
+def _port(**changes: Any) -> Callable[[Survey, Bad], Survey]:
+    return lambda survey, bad: with_facts(survey, bad.node, rdma=_ports(survey, bad, **changes))
+
+
+def _counted(by: int) -> Callable[[Survey, Bad], Survey]:
+    def broken(survey: Survey, bad: Bad) -> Survey:
+        last = survey.nodes[bad.node].last
+        assert last is not None
+        first = _ports(survey, bad, counters={**(PORT.counters or {}), "symbol_error": 5})
+        later = _ports(survey, bad, counters={**(PORT.counters or {}), "symbol_error": 5 + by})
+        survey = with_facts(survey, bad.node, rdma=first)
+        return with_node(survey, bad.node, last=replace(last, rdma=later))
+
+    return broken
+
+
+def _firmware(survey: Survey, bad: Bad) -> Survey:
+    there = survey.nodes[bad.node].machine.rdma or ()
+    return with_facts(survey, bad.node, rdma=_changed(there, bad.device, firmware="1.0"))
+
+
+def _verbs(survey: Survey, bad: Bad) -> Survey:
+    there = survey.nodes[bad.node].machine.verbs or ()
+    return with_facts(survey, bad.node, verbs=_changed(there, bad.device, problem="denied"))
+
+
+def _pcie(addresses: Sequence[str], width: int | None) -> Callable[[Survey, Bad], Survey]:
+    def broken(survey: Survey, bad: Bad) -> Survey:
+        functions = survey.nodes[bad.node].machine.pci.functions
+        at = [one.address for one in functions].index(addresses[bad.device])
+        tree = PciTree(functions=_changed(functions, at, link_width=width))
+        return with_facts(survey, bad.node, pci=tree)
+
+    return broken
+
+
+def _cpuset(survey: Survey, bad: Bad) -> Survey:
+    return with_facts(survey, bad.node, limits=Limits(None, 1024, frozenset({1 - bad.device})))
+
+
+def _sysctl(survey: Survey, bad: Bad) -> Survey:
+    there = survey.nodes[bad.node].machine.settings or {}
+    odd = {f"net.ipv4.conf.{RAILS[bad.device]}.rp_filter": "1"}
+    return with_facts(survey, bad.node, settings={**there, **odd})
+
+
+def _flapped(survey: Survey, bad: Bad) -> Survey:
+    downs = [Event(Severity.LINK_DOWN, "1", rail, "down") for rail in RAILS]
+    again = Event(Severity.LINK_DOWN, "2", RAILS[bad.device], "down")
+    return with_facts(survey, bad.node, kernel_log=Log((*downs, again)))
+
+
+def _around(bad: Bad) -> set[tuple[int, int]]:
+    return {e for n in range(COUNT) for e in ((n, bad.node), (bad.node, n)) if n != bad.node}
+
+
+def _packets(survey: Survey, bad: Bad) -> Survey:
+    def change(index: int, path: ProbedPath) -> ProbedPath:
+        hit = (index, path.to) in _around(bad) and path.rail == RAILS[bad.device]
+        return replace(path, largest_bytes=1500) if hit else path
+
+    return with_paths(survey, change)
+
+
+def _segments(survey: Survey, bad: Bad) -> Survey:
+    def change(one: Connection) -> Connection:
+        return replace(one, largest_bytes=900) if one.rail == RAILS[bad.device] else one
+
+    return with_path_facts(survey, bad.node, connections=change)
+
+
+def _lost(survey: Survey, bad: Bad) -> Survey:
+    return cut(survey, _around(bad), rails=RAILS[bad.device : bad.device + 1])
+
+
+def _payloads(size_bytes: int, wrong_bytes: int) -> Callable[[Survey, Bad], Survey]:
+    """What a node received over one rail, and what others received from that rail of it."""
+
+    def broken(survey: Survey, bad: Bad) -> Survey:
+        for node in survey.nodes:
+            assert node.last is not None
+            received = tuple(
+                replace(one, size_bytes=size_bytes, wrong_bytes=wrong_bytes)
+                if rail == RAILS[bad.device] and bad.node in (int(sender), node.index)
+                else one
+                for one in node.last.received
+                for rail, sender in [one.source.split()]
+            )
+            survey = with_node(survey, node.index, last=replace(node.last, received=received))
+        return survey
+
+    return broken
+
+
+STATES = (
+    "{accelerators: {ecc: 'on', ecc_errors_at_most: 0, persistence: 'on', throttling: none, "
+    "mig: 'off', remapped_rows: none}}"
+)
+IN_PREFLIGHT: dict[str, Row] = {
+    "interface down": Row(
+        _preflight(links.interfaces, "{interfaces: {}}", _link(admin_up=False)), RAILS
+    ),
+    "interface without a carrier": Row(
+        _preflight(links.interfaces, "{interfaces: {}}", _link(carrier=False)), RAILS
+    ),
+    "interface of unknown state": Row(
+        _preflight(links.interfaces, "{interfaces: {}}", _link(carrier=None)), RAILS, UNKNOWN
+    ),
+    "speed of an interface": Row(
+        _preflight(links.speed, "{speed: {}}", _link(speed_mbits_s=100_000), "ethernet"), RAILS
+    ),
+    "unknown speed": Row(
+        _preflight(links.speed, "{speed: {}}", _link(speed_mbits_s=None), "ethernet"),
+        RAILS,
+        UNKNOWN,
+    ),
+    "speed of a port": Row(_preflight(links.speed, "{speed: {}}", _port(rate_gbits_s=100.0)), NICS),
+    "smaller MTU": Row(_preflight(links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=1500)), RAILS),
+    "larger MTU": Row(_preflight(links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=9216)), RAILS),
+    "unknown MTU": Row(
+        _preflight(links.interface_mtu, "{mtu: {}}", _link(mtu_bytes=None)), RAILS, UNKNOWN
+    ),
+    "packets": Row(_preflight(packets.path_mtu, "{mtu: {}}", _packets), RAILS),
+    "segments": Row(_preflight(packets.path_mtu, "{mtu: {}}", _segments), ("", "")),
+    "payload": Row(_preflight(payload, "{payload: {}}", _payloads(4 * MIB, 1)), RAILS),
+    "lost payload": Row(_preflight(payload, "{payload: {}}", _payloads(MIB, 0)), ("", ""), UNKNOWN),
+    "connections": Row(_preflight(reach.peers, "{reachable: {}}", _lost), RAILS),
+    "state of a port": Row(_preflight(rdma.rdma_ports, "{rdma: {}}", _port(state="INIT")), NICS),
+    "unknown state of a port": Row(
+        _preflight(rdma.rdma_ports, "{rdma: {}}", _port(state=None)), NICS, UNKNOWN
+    ),
+    "GID of a port": Row(
+        _preflight(rdma.rdma_ports, "{rdma: {gid_types: [RoCE v2]}}", _port(gids=V1)), NICS
+    ),
+    "port that cannot be opened": Row(_preflight(rdma.rdma_opened, "{rdma: {}}", _verbs), NICS),
+    "errors of a port": Row(
+        _preflight(rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(1)), NICS
+    ),
+    "unknown errors of a port": Row(
+        _preflight(rdma.rdma_errors, "{rdma: {errors_at_most: 0}}", _counted(-1)), NICS, UNKNOWN
+    ),
+    "firmware": Row(
+        _preflight(partial(system.same, part="firmware"), "{same: [firmware]}", _firmware), NICS
+    ),
+    "setting of an interface": Row(
+        _preflight(partial(system.same, part="sysctl"), "{same: [sysctl]}", _sysctl), RAILS
+    ),
+    "PCIe of a NIC": Row(_preflight(devices.pcie, "{pcie: full}", _pcie(NIC_ADDRESSES, 8)), NICS),
+    "PCIe of a GPU": Row(_preflight(devices.pcie, "{pcie: full}", _pcie(GPUS, 8)), GPUS),
+    "unknown PCIe of a GPU": Row(
+        _preflight(devices.pcie, "{pcie: full}", _pcie(GPUS, None)), GPUS, UNKNOWN
+    ),
+    "CPUs": Row(_preflight(cpus.cpus_near, "{cpus: near}", _cpuset), INDICES),
+    "kernel log": Row(
+        _preflight(devices.kernel_log, "{kernel_log: {link_downs_at_most: 1}}", _flapped), RAILS
+    ),
+    "GPU that does not answer": Row(_preflight(devices.accelerators, STATES, _gpu_lost), INDICES),
+}
+STATES_OF_GPUS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"name": "A100"}, {"name": None}),
+    ({"memory_bytes": 40 * 10**9}, {"memory_bytes": None}),
+    ({"ecc_enabled": False}, {"ecc_enabled": None}),
+    ({"ecc_uncorrected": 3}, {"ecc_uncorrected": None}),
+    ({"persistence": False}, {"persistence": None}),
+    ({"throttled": ("HwThermalSlowdown",)}, {"throttled": None}),
+    ({"mig_enabled": True}, {"mig_enabled": None}),
+    ({"remapped_rows_failed": True}, {"remapped_rows_failed": None}),
+    ({"remapped_rows_pending": True}, {"remapped_rows_pending": None}),
+)
+OF_GPUS = {
+    f"GPU: {key}, {verdict}": Row(
+        _preflight(devices.accelerators, STATES, _gpu(**change)),
+        INDICES if verdict is Verdict.FAIL or "memory" not in key else ("", ""),
+        verdict,
+    )
+    for changes in STATES_OF_GPUS
+    for verdict, change in zip((Verdict.FAIL, UNKNOWN), changes, strict=True)
+    for key in change
+}
+
+
+def _of_ports(counters: Counters, later: Counters, **of_node: Any) -> Ask:
+    """Counters of fabric ports before and after: `later` those of the bad port."""
+
+    def ask(_: Path, bad: Bad | None) -> list[Measurement]:
+        fabric = compose.spec_of("ethernet", interfaces="fab*").fabric
+        before = {name: PortReading("a", dict.fromkeys(RAILS, counters)) for name in NAMES}
+        after = dict(before)
+        if bad is not None:
+            ports = {**before[NAMES[bad.node]].ports, RAILS[bad.device]: later}
+            after[NAMES[bad.node]] = PortReading("a", ports)
+        return judge_ports(before, after, fabric)
+
+    return ask
+
+
+def _transport(
+    kind: str, broken: Callable[[Evidence, str, str, int], Evidence], also: Sequence[str] = ()
+) -> Ask:
+    """broken: gets the evidence, the name of a node, of a NIC there, and the number of a rank."""
+
+    def ask(_: Path, bad: Bad | None) -> list[Measurement]:
+        facts = compose.healthy(kind, COUNT)
+        facts = compose.with_nics(facts, None, *map(compose.interface, also))
+        facts = compose.carried(facts, None, dict.fromkeys(also, 20_000))
+        if bad is not None:
+            rail = bad.device * (compose.RAILS - 1)
+            name = also[bad.device] if also else compose.device(kind, rail)
+            rank = bad.node * compose.RAILS + rail
+            facts = broken(facts, f"birch{bad.node}", name, rank)
+        return list(compose.judged(kind, facts).measurements)
+
+    return ask
+
+
+def _on_rank(facts: Evidence, rank: int, **changes: Any) -> Evidence:
+    return replace(facts, ranks=_changed(facts.ranks, rank, **changes))
+
+
+def _log_of(facts: Evidence, node: str, nic: str, rank: int) -> Evidence:
+    text = compose.log_text(rank, COUNT, "infiniband", via="NET/Socket/0")
+    return _on_rank(facts, rank, log=compose.read_log(text))
+
+
+def _no_log(facts: Evidence, node: str, nic: str, rank: int) -> Evidence:
+    return _on_rank(facts, rank, log=None, no_log="not written")
+
+
+def _environment(facts: Evidence, node: str, nic: str, rank: int) -> Evidence:
+    return _on_rank(facts, rank, environment={"NCCL_IB_DISABLE": "1"})
+
+
+FIRST_AND_LAST = tuple(compose.device("infiniband", rail) for rail in (0, compose.RAILS - 1))
+OTHERS = ("eno0", "eno1")
+QUIET: Counters = {"carrier_changes": 2, "rx_errors": 1, "rx_dropped": 3, "rx_packets": 10**6}
+SENT = 2 * compose.PROMISE.size_bytes
+OF_TRAFFIC: dict[str, Row] = {
+    **{
+        f"counter of a port: {key}": Row(_of_ports(QUIET, {**QUIET, key: count}), RAILS)
+        for key, count in {"carrier_changes": 3, "rx_errors": 2, "rx_dropped": 10**5}.items()
+    },
+    **{
+        f"unknown counter of a port: {key}": Row(
+            _of_ports(QUIET, {**QUIET, key: None}), RAILS, UNKNOWN
+        )
+        for key in ("carrier_changes", "rx_errors", "rx_dropped")
+    },
+    "idle rail": Row(
+        _transport("infiniband", lambda f, node, nic, _: compose.carried(f, node, {nic: 0})),
+        FIRST_AND_LAST,
+    ),
+    "missing rail": Row(
+        _transport("infiniband", lambda f, node, nic, _: compose.with_nics(f, node, without=nic)),
+        ("", ""),
+    ),
+    "rail without counters": Row(
+        _transport("infiniband", lambda f, node, nic, _: compose.carried(f, node, {nic: None})),
+        FIRST_AND_LAST,
+        UNKNOWN,
+    ),
+    "traffic off the fabric": Row(
+        _transport(
+            "infiniband", lambda f, node, nic, _: compose.carried(f, node, {nic: SENT}), OTHERS
+        ),
+        OTHERS,
+    ),
+    "log of a rank": Row(_transport("infiniband", _log_of), RANKS_OF_8),
+    "missing log of a rank": Row(_transport("infiniband", _no_log), RANKS_OF_8, UNKNOWN),
+    "setting of a rank": Row(_transport("infiniband", _environment), RANKS_OF_8),
+}
+
+
+def _nearest(_: Path, bad: Bad | None) -> list[Measurement]:
+    """Each rank sends over the NIC of its accelerator; the bad one over both."""
+    answers = []
+    for number in range(2 * COUNT):
+        node, device = divmod(number, 2)
+        used = NICS if bad == Bad(node, device) else NICS[device : device + 1]
+        placed = RankPlacement(
+            rank=number, node=NAMES[node], accelerator=GPUS[device], nics=used[:: 1 - 2 * device]
+        )
+        answers.append(judge_nics(_machine(), placed, NICS, GPUS))
+    return [over_ranks(Question.NIC, answers)]
+
+
+def _is_bad(rank: int, bad: Bad | None) -> bool:
+    return bad is not None and rank == 2 * bad.node + bad.device
+
+
+def _rates(**changes: Any) -> Ask:
+    """Ranks that are equally fast, but one, in its rate, alone, or in what its GPU reported."""
+
+    def ask(_: Path, bad: Bad | None) -> list[Measurement]:
+        load = Load(50, (), 1700, 0.0, 5, 5)
+        rows = tuple(
+            replace(one, **changes) if _is_bad(rank, bad) else one
+            for rank, name in enumerate(RANKS)
+            for one in [RankRate(name, 100.0, "", 100.0, load)]
+        )
+        promise = MatmulPromise(at_least_fraction=0.8, at_least_sm_clock_mhz=1400)
+        copies = CopyPromise.model_validate(
+            {"at_least_fraction": 0.8, "alone_at_least_gbytes_s": 50}
+        )
+        return [
+            *judge_rates(Comparison("matmul", "GFLOP/s", promise, 50, rows, "")),
+            *judge_rates(Comparison("host to device", "GB/s", copies, 50, rows, "")),
+        ]
+
+    return ask
+
+
+def _products(count: int | None) -> Ask:
+    return lambda _, bad: judge_products(
+        "float32", 8, {name: count if _is_bad(rank, bad) else 0 for rank, name in enumerate(RANKS)}
+    )
+
+
+def _steps(why: str) -> Ask:
+    def ask(_: Path, bad: Bad | None) -> list[Measurement]:
+        rows = []
+        for rank, name in enumerate(RANKS):
+            models = (rank, (rank + 2) % len(RANKS), (rank + 4) % len(RANKS), rank)
+            odd = _is_bad(rank, bad)
+            digests = tuple("odd" if odd else f"model {model}" for model in models)
+            if odd and why:
+                models, digests = (), ()
+            rows.append(RankSteps(name, "cuda", models, digests, why if odd else ""))
+        return judge_steps(SameSteps(tuple(rows), 5))
+
+    return ask
+
+
+def _off_fabric(_: Path, bad: Bad | None) -> list[Measurement]:
+    traffic = []
+    for index, name in enumerate(NAMES):
+        sent = {OTHERS[0]: 1, "fab0": 100, OTHERS[1]: 1}
+        if bad is not None and index == bad.node:
+            sent |= {OTHERS[bad.device]: 60}
+        traffic.append(SentByNode(name, sent, 90))
+    return judge_busbw(judged([row(MIB, 0.9)], traffic=traffic))
+
+
+def _latency(_: Path, bad: Bad | None) -> list[Measurement]:
+    pairs = {
+        (a, b): 1e-3 if bad is not None and bad.node in (a, b) else 40e-6
+        for a, b in itertools.combinations(range(COUNT), 2)
+    }
+    return judge_latencies([Latencies(8, 3, 20e-6, pairs)], NAMES)
+
+
+def _located(slow: Callable[[Bad, int, int], bool]) -> Ask:
+    """Rates of all links of four rails, those of a bad rail that are `slow` at a quarter."""
+
+    def ask(directory: Path, bad: Bad | None) -> list[Measurement]:
+        rates = Rates(COUNT, 4, 170.0)
+        for a, b in itertools.permutations(range(COUNT), 2):
+            for rail in range(4):
+                hit = bad is not None and rail == 3 * bad.device and slow(bad, a, b)
+                read = Reading(a, b, rail, 48.0 if hit else 190.0, True)
+                rates.add([read] * CONFIRMED_BY * REPEATS)
+        found = diagnose(rates)
+        spec = spec_of(directory, "{reachable: {}}", "ethernet", "fab0, fab1, fab2, fab3")
+        faults = len(found.nodes) + len(found.paths)
+        named = culprits(found, Names.of(NAMES, spec, 4))
+        return [Measurement("slow nodes and paths", faults, "", equals(0), "", named)]
+
+    return ask
+
+
+RATE, ALONE = {"rate": 40.0}, {"alone": 40.0}
+OF_RANKS: dict[str, Row] = {
+    "NIC of a rank": Row(_nearest, RANKS_OF_2),
+    "product of a rank": Row(_products(3), RANKS_OF_2),
+    "missing product of a rank": Row(_products(None), RANKS_OF_2, UNKNOWN),
+    "steps of a rank": Row(_steps(""), RANKS_OF_2),
+    "missing steps of a rank": Row(_steps("out of memory"), RANKS_OF_2, UNKNOWN),
+    "rate of a rank": Row(_rates(rate=40.0), RANKS_OF_2),
+    "missing rate of a rank": Row(_rates(rate=None, why="lost"), RANKS_OF_2, UNKNOWN),
+    "rate of a rank alone": Row(_rates(alone=40.0), RANKS_OF_2),
+    "missing rate of a rank alone": Row(_rates(alone=None), ("", ""), UNKNOWN),
+    "throttled GPU of a rank": Row(
+        _rates(load=Load(50, (("HwThermalSlowdown", 20),), 1300, 0.4, 5, 5)), RANKS_OF_2
+    ),
+    "load of a rank that NVML does not report": Row(
+        _rates(load=Load(0, (), None, None, None, None)), RANKS_OF_2, UNKNOWN
+    ),
+    "PCIe of a rank": Row(_rates(load=Load(50, (), 1700, 0.0, 4, 5)), RANKS_OF_2),
+    "bytes off the fabric": Row(_off_fabric, ("", "")),
+    "latency": Row(_latency, ("", "")),
+    "slow rail": Row(_located(lambda bad, a, b: bad.node in (a, b)), ("fab0", "fab3")),
+    "slow rail, sending": Row(_located(lambda bad, a, b: bad.node == a), ("fab0", "fab3")),
+    "slow rail, receiving": Row(_located(lambda bad, a, b: bad.node == b), ("fab0", "fab3")),
+}
+
+
+@pytest.mark.parametrize("what", [*IN_PREFLIGHT, *OF_GPUS, *OF_TRAFFIC, *OF_RANKS])
+def test_one_bad_device_of_several_never_passes_and_is_named(what: str, tmp_path: Path) -> None:
+    one = (IN_PREFLIGHT | OF_GPUS | OF_TRAFFIC | OF_RANKS)[what]
+    well = [m for m in one.ask(tmp_path, None) if m.verdict not in (Verdict.PASS, None)]
+    assert well == []
+    for node, device in itertools.product((0, COUNT - 1), (0, 1)):
+        asked = one.ask(tmp_path, Bad(node, device))
+        verdicts = {m.verdict for m in asked}
+        assert one.verdict in verdicts, (node, device)
+        assert one.verdict is Verdict.FAIL or Verdict.FAIL not in verdicts, (node, device)
+        found = [m for m in asked if m.verdict is one.verdict]
+        words = " ".join(f"{m.culprit or ''} {m.note}" for m in found)
+        name = one.devices[device].format(2 * node + device, compose.RAILS * node + 7 * device)
+        assert name in words, (node, device)
+        blamed = [m.culprit for m in found if m.culprit]
+        sure = {name for culprit in blamed for name in culprit.nodes}
+        right = {NAMES[node], f"birch{node}"}
+        assert sure <= right, (node, device)
+        assert sure or one.verdict is UNKNOWN, (node, device)
+        assert any(n in words for n in right), (node, device)
