@@ -557,7 +557,7 @@ def _steps(why: str) -> Ask:
     def ask(_: Path, bad: Bad | None) -> list[Measurement]:
         rows = []
         for rank, name in enumerate(RANKS):
-            models = (rank, (rank + 2) % len(RANKS), (rank + 4) % len(RANKS), rank)
+            models: tuple[int, ...] = (rank, (rank + 2) % len(RANKS), (rank + 4) % len(RANKS), rank)
             odd = _is_bad(rank, bad)
             digests = tuple("odd" if odd else f"model {model}" for model in models)
             if odd and why:

@@ -258,6 +258,6 @@ def test_a_node_without_a_route_to_others_is_named(spec: Spec) -> None:
             for one in _connections(node)
         )
         survey = with_path_facts(survey, node.index, connections=connections)
-    [(node, culprit)] = culprits(reach.peers, survey, spec).items()
-    assert node == "gpu2"
+    [(name, culprit)] = culprits(reach.peers, survey, spec).items()
+    assert name == "gpu2"
     assert culprit.startswith("gpu2: no route to most nodes over fab0, fab1: ")
