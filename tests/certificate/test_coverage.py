@@ -171,9 +171,9 @@ def test_the_pass_of_a_path_expires_too() -> None:
     everything = replace(PASSED, paths=(rates("a", "b", "c", "d"),))
     first = run(0, everything, "a", "b", "c", "d")
     half = replace(PASSED, paths=(rates("a", "b"),))
-    second = run(7, half, "a", "b", earlier=(first.coverage,))
+    second = run(6, half, "a", "b", earlier=(first.coverage,))
     other = replace(PASSED, paths=(rates("c", "d"),))
-    third = run(8, other, "c", "d", earlier=(second.coverage,))
+    third = run(7, other, "c", "d", earlier=(second.coverage,))
     assert third.verdict == "partly certified"
     assert third.reasons == ("no path was measured between c,d and a,b",)
 

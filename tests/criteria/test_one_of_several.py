@@ -195,6 +195,9 @@ def _survey() -> Survey:
     return survey
 
 
+_spec = cache(spec_of)
+
+
 def _machine() -> Machine:
     return _survey().nodes[0].machine
 
@@ -205,7 +208,7 @@ def _preflight(
     def ask(directory: Path, bad: Bad | None) -> list[Measurement]:
         survey = _survey() if bad is None else broken(_survey(), bad)
         gpus = "2, model: H100, memory: 80 GB"
-        spec = spec_of(directory, promise, kind, accelerators=gpus)
+        spec = _spec(directory, promise, kind, accelerators=gpus)
         return [of_node(name, one) for name in NAMES for one in judge(survey, spec, name)]
 
     return ask
@@ -597,7 +600,7 @@ def _located(slow: Callable[[Bad, int, int], bool]) -> Ask:
                 read = Reading(a, b, rail, 48.0 if hit else 190.0, True)
                 rates.add([read] * CONFIRMED_BY * REPEATS)
         found = diagnose(rates)
-        spec = spec_of(directory, "{reachable: {}}", "ethernet", "fab0, fab1, fab2, fab3")
+        spec = _spec(directory, "{reachable: {}}", "ethernet", "fab0, fab1, fab2, fab3")
         faults = len(found.nodes) + len(found.paths)
         named = culprits(found, Names.of(NAMES, spec, 4))
         return [Measurement("slow nodes and paths", faults, "", equals(0), "", named)]
