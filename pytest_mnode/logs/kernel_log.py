@@ -291,10 +291,11 @@ def since(text: str) -> str | None:
     return "" if whole else written[0][0]
 
 
-def read() -> Log:
+def read(kmsg: str = "/dev/kmsg") -> Log:
     """Events since boot, or since the oldest line kept. Raises OSError with the reason."""
     why = []
-    sources: list[Callable[[], str]] = [_kmsg, *(partial(_output, argv) for argv in COMMANDS)]
+    sources: list[Callable[[], str]] = [partial(_kmsg, kmsg)]
+    sources += [partial(_output, argv) for argv in COMMANDS]
     for source in sources:
         try:
             if (oldest := since(text := source())) is not None:
@@ -304,7 +305,7 @@ def read() -> Log:
     raise OSError("; ".join(why) or "the log shows no line of the kernel")
 
 
-def _kmsg(path: str = "/dev/kmsg") -> str:
+def _kmsg(path: str) -> str:
     lines: list[str] = []
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
