@@ -52,6 +52,11 @@ from pytest_mnode.protocol.agent_messages import AgentOrder
 root, fd = sys.argv[1:]
 fork_server.main(AgentOrder(0, "", {}, root, root), Pipe.from_fd(int(fd)))
 """
+CUDA = """
+    import torch
+    torch.cuda.is_initialized = lambda: True
+    def test_it(rank): pass
+"""
 CHILD = """
     import subprocess
     SLEEPS = subprocess.Popen(["sleep", "98"])
@@ -70,6 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         test_feeder=FEEDER,
         test_openmp=OPENMP,
         test_child=CHILD,
+        test_cuda=CUDA,
         test_z=PLAIN,
     )
     for name in ("below", "configures"):
@@ -132,6 +138,12 @@ def test_other_modules_are_named_with_what_they_start(files: Path) -> None:
         "test_feeder.py": f"its import starts thread 'QueueFeederThread'; {REMEDY}",
         "below/test_b.py": f"below/conftest.py starts thread 'courier'; {REMEDY}",
     }
+
+
+def test_no_rank_is_forked_from_a_process_that_uses_cuda(files: Path) -> None:
+    """CUDA fails in the child of a process that has initialized it."""
+    found = collected(files, "test_a.py", "test_cuda.py")
+    assert found == {"test_cuda.py": f"its import starts a CUDA device in use; {REMEDY}"}
 
 
 def test_a_plugin_that_starts_threads_affects_all_modules(files: Path) -> None:

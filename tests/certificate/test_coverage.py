@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from pytest_mnode.certificate import CaseResult, Certificate
 from pytest_mnode.certificate.certificate import certificate_json
 from pytest_mnode.certificate.coverage import StateCounts
@@ -26,7 +28,7 @@ def failed(culprit: str) -> CaseResult:
     return replace(PASSED, outcome="failed", measurements=(slow,))
 
 
-def run(day: int, case: CaseResult, *nodes: str, **more: Any) -> Certificate:
+def run(day: float, case: CaseResult, *nodes: str, **more: Any) -> Certificate:
     end = NIGHT + timedelta(days=day)
     facts: dict[str, Any] = {"nodes": nodes, "cluster_nodes": 4, "start": end, "end": end}
     return certify(case, promised=["mesh"], **facts, **more)
@@ -176,6 +178,18 @@ def test_the_pass_of_a_path_expires_too() -> None:
     third = run(7, other, "c", "d", earlier=(second.coverage,))
     assert third.verdict == "partly certified"
     assert third.reasons == ("no path was measured between c,d and a,b",)
+
+
+@pytest.mark.parametrize(("later_s", "count"), [(-1, 12), (0, 2), (1, 2)])
+def test_a_pass_counts_until_its_last_moment(later_s: float, count: int) -> None:
+    """Of nodes as of paths; here c and d, and the paths from and to them."""
+    everything = replace(PASSED, paths=(rates("a", "b", "c", "d"),))
+    first = run(0, everything, "a", "b", "c", "d")
+    half = replace(PASSED, paths=(rates("a", "b"),))
+    second = run(7 + later_s / 86400, half, "a", "b", earlier=(first.coverage,))
+    assert second.coverage.paths_by_state.passed == count
+    state = "passed" if count == 12 else "not tested"
+    assert states(second) == {"a": "passed", "b": "passed", "c": state, "d": state}
 
 
 def test_a_run_of_the_future_does_not_outweigh_this_one() -> None:

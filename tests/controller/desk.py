@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from pytest_mnode.controller.leases import Leases, NodeState
@@ -22,18 +21,20 @@ class Desk:
         leases.answers()
         self.sent: list[tuple[str, Any]] = []
         self.to_agents: list[Any] = []
+        self.clock_s = 0.0
         self.worlds = Worlds(
             PoolFacts("gloo", 0, "/logs", idle_worlds),
             leases,
             lambda peer, message: self.sent.append((peer, message)),
             lambda _, message: self.to_agents.append(message),
-            now=time.monotonic,
+            now=lambda: self.clock_s,
         )
 
-    def ask(self, number: int, seq: int, procs: int = 1) -> str:
+    def ask(self, number: int, seq: int, procs: int = 1, file: str = "") -> str:
         """The name of the launched world; "" if none is."""
         before = set(self.worlds.worlds)
-        self.worlds.opening.append((f"client/n{number}", OpenWorld(seq, number + 1, procs, False)))
+        asked = OpenWorld(seq, number + 1, procs, False, file=file)
+        self.worlds.opening.append((f"client/n{number}", asked))
         self.worlds.open()
         return next(iter(set(self.worlds.worlds) - before), "")
 

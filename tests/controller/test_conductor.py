@@ -23,6 +23,7 @@ from pytest_mnode.outcome.stuck import stuck_failures
 from pytest_mnode.protocol.agent_messages import Death, PartLost, Progress, StackTexts
 from pytest_mnode.protocol.rank_messages import (
     BodyDone,
+    Limit,
     PhaseReport,
     Ping,
     Pong,
@@ -277,6 +278,18 @@ def test_ranks_that_may_go_on_have_the_whole_limit(
     stage.records = records
     outcome = ran(stage, timeout_s=1.5, still_s=0.5)
     assert (outcome.stalled, outcome.limit_s) == (False, 1.5)
+
+
+@pytest.mark.parametrize("order", [(0.2, 40.0), (40.0, 0.2)])
+def test_the_earliest_of_several_limits_of_a_test_ends_it(order: tuple[float, ...]) -> None:
+    """Each rank may set one, by a fixture that is not the same in all."""
+
+    def limited(rank: int, message: Any) -> list[Any]:
+        begins = isinstance(message, RunItem)
+        return [Limit(rank, 7, order[rank], body_only=False)] if begins else []
+
+    outcome = ran(Stage(limited, limited), timeout_s=60)
+    assert (outcome.timed_out, outcome.limit_s) == ("call", 0.2)
 
 
 def test_the_answer_to_an_older_poll_is_ignored() -> None:

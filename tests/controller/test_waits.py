@@ -99,6 +99,24 @@ def test_a_world_without_a_waiting_client_is_stopped(came_up: bool) -> None:
     assert len(desk.sent) == sent, "a world was given to no client"
 
 
+@pytest.mark.parametrize(("file", "limit_s"), [("", 60.0), ("/a/test_it.py", 120.0)])
+def test_a_world_that_never_becomes_ready_is_given_up(file: str, limit_s: float) -> None:
+    """Ranks that import their modules themselves have longer."""
+    desk = Desk()
+    desk.worlds.import_in_ranks({"/a/test_it.py": "starts a thread"}, "/a")
+    name = desk.ask(1, 2, file)
+    desk.clock_s = limit_s
+    desk.worlds.check_limits()
+    assert (set(desk.worlds.worlds), desk.sent) == ({name}, [])
+    desk.clock_s += 0.1
+    desk.worlds.check_limits()
+    [(client, refused)] = desk.sent
+    assert (client, refused.seq, refused.kind) == ("client/n1", 2, "WorldError")
+    assert desk.worlds.worlds == {}
+    assert f"rank 0 on n1 did not start within {limit_s:.0f} s" in refused.text
+    assert desk.to_agents[-1] == StopWorld("n1", name)
+
+
 def test_a_withdrawn_world_that_is_not_launched_yet_never_starts() -> None:
     desk = Desk()
     desk.worlds.nodes["n2"].store_port = None

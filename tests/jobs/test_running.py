@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_mnode.errors import NodeLostError
+from pytest_mnode.jobs.job import Job
+from pytest_mnode.jobs.running import RunningJob
+from pytest_mnode.launchers.node import Node
+from pytest_mnode.launchers.nodes import Nodes, RunDescription
+from pytest_mnode.protocol.launcher_requests import DescribeRun
 from tests.inner import InnerRun, need_rack, run_pytest, write_files
 from tests.jobs.ranks import RANK
 
@@ -126,6 +136,44 @@ TESTS = """
             with pytest.raises(UsageError, match=message):
                 cluster.launch(job)
 """
+
+
+class TwoNodes:
+    """Two nodes of this machine, in place of a launcher; those of `lost` run nothing."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.lost: tuple[str, ...] = ()
+        nodes = tuple(Node(name, index, "127.0.0.1") for index, name in enumerate(("n0", "n1")))
+        self.facts = RunDescription(nodes, True, True, str(scratch), "", sys.executable, None)
+
+    def __call__(self, request: Any) -> Any:
+        if isinstance(request, DescribeRun):
+            return self.facts
+        for name in request.nodes:
+            if name in self.lost:
+                raise NodeLostError(name, f"{name} is lost")
+        return [list(request.argv) for _ in request.nodes]
+
+
+def test_a_job_waits_for_a_lost_node_as_long_as_promised(tmp_path: Path) -> None:
+    launcher = TwoNodes(tmp_path)
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    nodes = Nodes(launcher, ("n0", "n1"))
+    asked = Job(
+        [str(script), str(tmp_path)], env={"PYTHONPATH": str(QUICK)}, requeues=1, back_within_s=0.7
+    )
+    with contextlib.closing(RunningJob.start(nodes, asked)) as job:
+        while not all("up" in job.output(name) for name in job.nodes):
+            assert job.poll() is None
+            time.sleep(0.02)
+        launcher.lost = ("n1",)
+        (tmp_path / "broken.0.0").touch()
+        lost_at = time.monotonic()
+        job.wait(30)
+        assert time.monotonic() - lost_at > 0.7
+        assert (job.events[-1].what, job.requeue) == ("gave up", 0)
+        assert job.events[-1].detail == "n1 not back within 0.7 s"
 
 
 @pytest.fixture(scope="module")

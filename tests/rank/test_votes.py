@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from torch.distributed import HashStore
 from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_mnode.rank.examples import _OneDatabase
-from pytest_mnode.rank.votes import Ballot, Decision, Kind, as_sent, decide
+from pytest_mnode.rank.votes import Ballot, Decision, Kind, Votes, as_sent, decide
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,12 @@ def test_failures_are_distinguished_by_rank_and_location() -> None:
     other = [Ballot(Kind.PASSED), Ballot(Kind.FAILED, origin="a.py:1")]
     assert decide(failed).failed == (0,)
     assert decide(failed).origin != decide(other).origin
+
+
+def test_no_answer_without_the_vote_of_every_rank() -> None:
+    votes = Votes(HashStore(), "test_a", rank=0, size=2)
+    with pytest.raises(TimeoutError, match="not all ranks voted within 0 s"):
+        votes.agree("one", list, limit_s=0.1)
 
 
 def test_ranks_that_drew_different_values_cannot_continue() -> None:

@@ -116,6 +116,36 @@ def test_a_refusal_keeps_its_status(serve: Serve) -> None:
     assert error.value.status == 403
 
 
+def made_bridge(directory: Path) -> bridge.Bridge:
+    """A bridge whose object exists."""
+    manifest = {
+        "apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "main", "image": "i"}]}
+    }  # fmt: skip
+    settings = bridge.BridgeSettings("", "", manifest, "r", 1, "python3", [], 9, "", str(directory))
+    made = bridge.Bridge(settings)
+    made.made = True
+    return made
+
+
+def test_a_delete_is_tried_again_while_the_server_is_away(serve: Serve, tmp_path: Path) -> None:
+    away = answer(b"{}", "Content-Length: 2", status="503 Service Unavailable")
+    asked = serve([away, away, whole({})])
+    made = made_bridge(tmp_path)
+    made.delete()
+    assert (len(asked), made.made) == (3, False)
+
+
+def test_a_delete_is_given_up_at_its_limit(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet ends the pods later, by the object's own deadline."""
+    monkeypatch.setattr(bridge, "DELETE_S", 0.5)
+    serve([answer(b"{}", "Content-Length: 2", status="503 Service Unavailable")])
+    made = made_bridge(tmp_path)
+    made.delete()
+    assert made.made
+
+
 def pod(name: str) -> dict[str, Any]:
     state = [{"name": "main", "state": {"running": {}}}]
     return {
@@ -153,10 +183,7 @@ def test_the_bridge_lists_and_watches_again_after_a_truncated_watch(
     asked = serve(
         [*(data for data, _ in BROKEN_OFF.values()), listed(), WATCHES["chunk"], listed()]
     )
-    manifest = {"kind": "Pod", "spec": {"containers": [{"name": "main", "image": "i"}]}}
-    made = bridge.Bridge(
-        bridge.BridgeSettings("", "", manifest, "r", 1, "python3", [], 9, "", str(tmp_path))
-    )
+    made = made_bridge(tmp_path)
     events: list[dict[str, Any]] = []
     loop = asyncio.new_event_loop()
 
