@@ -74,6 +74,22 @@ def test_a_program_that_outlives_sigkill_is_not_waited_for() -> None:
     assert ends.wait(5.0) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("among", ["started", "below"])
+def test_processes_that_outlive_sigkill_are_not_waited_for(
+    among: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "kill", lambda *_: None)
+    monkeypatch.setattr(processes, "reap", list)
+    monkeypatch.setattr(processes, "started_with", lambda *_: [7])
+    monkeypatch.setattr(processes, "descendants", lambda _: [7])
+    began = time.monotonic()
+    if among == "started":
+        processes.end_started_with("MARK", "7", grace_s=0.1, limit_s=0.3)
+    else:
+        processes.kill_descendants(limit_s=0.3)
+    assert 0.3 <= time.monotonic() - began < 5.0
+
+
 def test_no_wait_after_a_kill_is_without_a_limit() -> None:
     """In all of the package: `wait()` follows no `kill()`."""
     package = Path(processes.__file__).parent

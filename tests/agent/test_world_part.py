@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_mnode import processes
+from pytest_mnode.agent import world_part
 from pytest_mnode.agent.pipe import Pipe
 from pytest_mnode.agent.world_part import WorldPart
 
@@ -28,7 +29,8 @@ def test_a_part_whose_fork_was_never_reported_ends_without_a_signal(
     part = WorldPart(cast(Any, None), ours, enters)
     part.end()
     assert not part.has_ended(), "the report of the fork may still arrive"
-    part.end_by = 0.0
+    monkeypatch.setattr(world_part, "LIMIT_S", -1.0)
+    part.end()
     assert part.has_ended()
     assert signalled == []
     os.set_blocking(theirs.fileno(), False)
@@ -46,3 +48,17 @@ def test_the_pipe_to_an_ended_part_is_closed() -> None:
     os.set_blocking(theirs.fileno(), False)
     with pytest.raises(EOFError):
         theirs.receive()
+
+
+def test_a_process_that_outlives_sigkill_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In state D, it ends when the kernel lets it go, perhaps never."""
+    monkeypatch.setattr(processes, "descendants", lambda _: [2**22 + 1])
+    monkeypatch.setattr(processes, "has_ended", lambda _: False)
+    ours, theirs = Pipe.pair()
+    part = WorldPart(cast(Any, None), ours, False, pid=2**22)  # no process has such large pids
+    part.end()
+    assert not part.has_ended()
+    monkeypatch.setattr(world_part, "LIMIT_S", -1.0)
+    part.end()
+    assert part.has_ended()
+    theirs.close()

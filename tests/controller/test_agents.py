@@ -122,6 +122,17 @@ def test_a_silent_agent_names_the_endpoint_to_check(
     assert opened.silent()[0] == "no message for 0 s"
 
 
+@pytest.mark.parametrize("opened", [{"n0": WELL, "n1": ["sleep", "600"]}], indirect=True)
+def test_an_agent_that_outlives_its_input_is_killed(
+    opened: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_STOP_LIMIT_S", 0.5)
+    opened.close()
+    ended, killed = opened.ended().values()
+    assert ended.startswith("its agent exited with code 0")
+    assert killed == "its agent was killed by SIGKILL"
+
+
 def test_a_restarted_agent_has_another_name(opened: Agents) -> None:
     opened.heard(1)
     assert opened.known == ["agent/1.0"]

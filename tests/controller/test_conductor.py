@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_mnode.controller import conductor as conduct
-from pytest_mnode.controller import rank_talk
+from pytest_mnode.controller import exit_handlers, rank_talk
 from pytest_mnode.controller.client import Client
 from pytest_mnode.controller.conductor import Conductor
 from pytest_mnode.outcome.call_record import INSIDE, SEPARATOR
@@ -280,16 +280,43 @@ def test_ranks_that_may_go_on_have_the_whole_limit(
     assert (outcome.stalled, outcome.limit_s) == (False, 1.5)
 
 
-@pytest.mark.parametrize("order", [(0.2, 40.0), (40.0, 0.2)])
+@pytest.mark.parametrize("order", [(0.2, 4.0), (4.0, 0.2)])
 def test_the_earliest_of_several_limits_of_a_test_ends_it(order: tuple[float, ...]) -> None:
-    """Each rank may set one, by a fixture that is not the same in all."""
+    """Each rank may set one, by a fixture that is not the same in all; here all hang at the end."""
 
     def limited(rank: int, message: Any) -> list[Any]:
-        begins = isinstance(message, RunItem)
-        return [Limit(rank, 7, order[rank], body_only=False)] if begins else []
+        if not isinstance(message, RunItem):
+            return []
+        return [Limit(rank, 7, order[rank], body_only=False), *obedient(rank, message)]
 
-    outcome = ran(Stage(limited, limited), timeout_s=60)
-    assert (outcome.timed_out, outcome.limit_s) == ("call", 0.2)
+    outcome = ran(Stage(limited, limited), timeout_s=5.0)
+    assert (outcome.timed_out, outcome.limit_s) == ("teardown", 0.2)
+
+
+def test_a_failed_test_has_less_time_for_its_end() -> None:
+    def hangs_at_end(rank: int, message: Any) -> list[Any]:
+        return [] if isinstance(message, TearDown) else fails(rank, message)
+
+    outcome = ran(Stage(hangs_at_end, hangs_at_end), timeout_s=60)
+    assert (outcome.timed_out, outcome.limit_s) == ("teardown", 0.05)
+
+
+def test_c_stacks_that_never_come_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoGdb(Stage):
+        def take_native_stacks(self, *_: Any) -> None: ...
+
+    monkeypatch.setattr(rank_talk, "GDB_LIMIT_S", 0.05)
+    outcome = ran(NoGdb(obedient, silent))
+    assert (outcome.states[1].stack, outcome.states[1].native) == ("x", "")
+
+
+def test_ranks_whose_handlers_of_atexit_never_end_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exit_handlers, "LIMIT_S", 0.1)
+    [line] = exit_handlers.run_exit_handlers(cast(Client, Stage(silent, silent)), WORLD)
+    assert line.startswith("ranks 0-1 of 2")
+    assert "did not end within 0.1 s" in line
 
 
 def test_the_answer_to_an_older_poll_is_ignored() -> None:

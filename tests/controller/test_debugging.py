@@ -175,6 +175,13 @@ def test_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.answers == [(2, DebuggerAnswer(error="node1 opened no terminal within 0.05 s"))]
 
 
+def test_a_terminal_that_is_never_closed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debugging, "_ANSWER_LIMIT_S", 0.05)
+    stage = Stage(OPENED, DebuggerLeft(2, 7, quit=True))
+    assert stage.session.attach(ASK, stage.hear)
+    assert not any(answer.error for _, answer in stage.answers)
+
+
 def test_a_rank_that_ends_closes_its_session() -> None:
     death = Death("node1", "w1", 2, 99, None, 9)
     stage = Stage(OPENED, TerminalClosed("w1", 1), death)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pytest_mnode.controller import launcher_calls
 from pytest_mnode.controller.agents import RunDirectories
 from pytest_mnode.controller.hub import Hub
 from pytest_mnode.controller.worlds import PoolFacts
@@ -21,7 +22,7 @@ from pytest_mnode.launchers.node import Launcher, Node
 from pytest_mnode.launchers.rack.launcher import Rack
 from pytest_mnode.launchers.slurm.launcher import Slurm
 from pytest_mnode.launchers.ssh import Ssh
-from pytest_mnode.protocol.agent_messages import AgentAlive, NodeReady, StartForkServer
+from pytest_mnode.protocol.agent_messages import AgentAlive, NodeGone, NodeReady, StartForkServer
 from pytest_mnode.protocol.channel import Keys, LocalLine
 from pytest_mnode.protocol.hub_messages import (
     Answer,
@@ -232,6 +233,29 @@ def test_nodes_that_are_silent_while_the_hub_listens_are_lost(hub: Hub) -> None:
         hub.turn()
     assert lost(hub) == ["n1"]
     assert hub.nodes["n1"].lost == "no message for 15 s"
+
+
+def test_a_node_that_ended_is_lost_unless_its_launcher_soon_says_why(hub: Hub) -> None:
+    for node in ("n0", "n1"):
+        hub.switchboard.queued.append(  # type: ignore[attr-defined]
+            ("", HUB, pickle.dumps(NodeGone(node)))
+        )
+    hub.turn()
+    hub._node_lost("n1", "powered off")
+    assert lost(hub) == ["n1"]
+    pass_time(hub, 1.0)
+    hub.turn()
+    assert [state.lost for state in hub.nodes.values()] == ["its namespaces ended", "powered off"]
+
+
+def test_power_is_switched_though_the_call_before_never_ends(
+    hub: Hub, launcher: TwoMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher_calls, "BOOT_LIMIT_S", 0.1)
+    line = hub.local_line("client/1")
+    line.send(HUB, AskLauncher(1, PowerOff("n0")))
+    line.send(HUB, AskLauncher(2, PowerOn("n0")))
+    assert answer(hub, line) == Answer(2, None)
 
 
 def torch_starts(hub: Hub) -> int:
