@@ -55,6 +55,8 @@ from pytest_mnode.protocol.world import BEAT, HUB, RUN
 
 _BEAT_S = 1.0
 _ENDING_TURN_S = 0.02
+_STATUS_S = 1.0
+"""Time until the exit status of the fork server is known, after its pipe has ended."""
 
 
 def main() -> None:
@@ -210,7 +212,7 @@ class Agent:
         self.line.send(HUB, message)
 
     def _how_it_ended(self) -> str:
-        limit = time.monotonic() + 1.0
+        limit = time.monotonic() + _STATUS_S
         while self._fork_server_status is None and time.monotonic() < limit:
             time.sleep(0.01)
             self._reap()

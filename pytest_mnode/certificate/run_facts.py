@@ -24,6 +24,7 @@ from pydantic.dataclasses import dataclass
 from pytest_mnode.launchers.hosts import compress
 from pytest_mnode.launchers.node import count
 
+_GIT_LIMIT_S = 10.0
 DEFAULT_VALIDITY_S = 7 * 24 * 3600.0
 
 UNCONFIRMED = "confirmed: false"
@@ -171,7 +172,7 @@ def _git(rootdir: Path, *argv: str) -> str | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=10,
+            timeout=_GIT_LIMIT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -18,9 +18,12 @@ from typing import Any, Self
 
 import pytest
 
+from pytest_mnode.processes import end_programs
+
 FIRST_S = 1.0
 """A test that ends sooner shows no line."""
 _TURN_S = 0.5
+_GUARD_END_S = 2.0
 # Makes a row below (ESC D scrolls if the cursor is in the last row) and clears it.
 _BELOW, _BACK = "\x1bD\x1b[A\x1b7\x1b[B\r\x1b[K", "\x1b8"
 _CLEAR = "\x1b[J"
@@ -79,7 +82,11 @@ class LiveLine:
         self._thread.join()
         self._clear()
         if self._guard is not None:
-            self._guard.communicate()
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._guard.wait(_GUARD_END_S)
+            end_programs([self._guard])
         os.close(self._fd)
 
     @contextlib.contextmanager

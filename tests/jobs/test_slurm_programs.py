@@ -125,13 +125,13 @@ def test_the_users_own_filters_hide_no_job(programs: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("text", ["exit 1", "echo 12 RUNNING"])
+@pytest.mark.parametrize("text", ["exit 1", "echo 12 RUNNING", "exec sleep 60"])
 def test_an_unreachable_scheduler_is_tried_again(
     programs: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """Until the limit; the directory is removed in any case."""
-    for name in ("SOON_S", "LIMIT_S"):
-        monkeypatch.setattr(queue_cleanup, name, 2.0)
+    for name, limit_s in (("SOON_S", 2.0), ("LIMIT_S", 2.0), ("COMMAND_S", 0.2)):
+        monkeypatch.setattr(queue_cleanup, name, limit_s)
     program(programs, "squeue", f"#!/bin/sh\n{text}\n")
     directory = programs / "beats"
     directory.mkdir()

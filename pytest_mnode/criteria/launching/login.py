@@ -33,6 +33,7 @@ _SUBREAPER, _PARENT_DEATH = 36, 1
 _FOLLOW_S = 20.0
 """Time that other processes of the node may run after one has failed, so that they can report
 their own errors about the lost peer."""
+_KILL_S = 10.0
 
 
 def main(plan: dict[str, Any]) -> NoReturn:
@@ -184,7 +185,7 @@ def wait_for(children: set[int]) -> list[int]:
 
 def kill_descendants() -> None:
     """Kill all descendants, round by round: children of a killed parent become ours."""
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + _KILL_S
     while time.monotonic() < limit:
         for pid in children_of(os.getpid()):
             with contextlib.suppress(ProcessLookupError):

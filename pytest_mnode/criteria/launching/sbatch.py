@@ -33,6 +33,7 @@ from pytest_mnode.jobs.slurm.sbatch import Request, script, site_of, submitting,
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm.commands import NodesHidden, error_line
 from pytest_mnode.launchers.slurm.nodes import gpus_to_request
+from pytest_mnode.processes import KILLED_S
 
 if TYPE_CHECKING:
     from pytest_mnode.launchers.nodes import Nodes
@@ -299,7 +300,7 @@ class StepSubmission(SbatchSubmission):
         """End the step: srun ends all of its tasks on SIGTERM. Raises ClusterError if it stays."""
         if (program := self._program) is None or program.poll() is not None:
             return
-        for number, limit_s in ((signal.SIGTERM, _STEP_END_S), (signal.SIGKILL, 5.0)):
+        for number, limit_s in ((signal.SIGTERM, _STEP_END_S), (signal.SIGKILL, KILLED_S)):
             program.send_signal(number)
             try:
                 program.wait(limit_s)

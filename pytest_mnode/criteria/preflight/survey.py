@@ -42,6 +42,8 @@ T = TypeVar("T")
 LOOK_LIMIT_S = REPORT_LIMIT_S
 """Time from the start of the commands: shells and interpreters may start slowly."""
 END_LIMIT_S = 10.0
+_STATUS_S = 1.0
+"""Time until the exit status of a survey is known, after its output has ended."""
 _PAYLOAD_ROUNDS = 4
 """Of a link that changes a byte now and then, one round may show a single path only."""
 _PAYLOAD_SHARE = 0.8
@@ -249,7 +251,7 @@ def _read(one: _Running, what: str, kind: type[T]) -> bool:
 
 def _why_ended(one: _Running) -> str:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        one.process.wait(1.0)
+        one.process.wait(_STATUS_S)
     one.errors.seek(0)
     lines = one.errors.read().decode(errors="replace").strip().splitlines()
     code = one.process.returncode

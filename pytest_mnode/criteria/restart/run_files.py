@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pytest_mnode.criteria.restart.history import History, history_of
 from pytest_mnode.criteria.restart.resuming import StoreListing
 from pytest_mnode.errors import ClusterError, MnodeError
+from pytest_mnode.processes import KILLED_S
 from pytest_mnode.reference_job.config import JobConfig
 from pytest_mnode.reference_job.records import read_records
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pytest_mnode.spec import Spec
 
 _LIMIT_S = 60.0
+_SPARE_S = 10.0
+"""Time beyond the watcher's own limit in which it starts."""
+_LAST_S = 0.5
 _WRITE = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
 _READ = r"""
 import json, pathlib, sys
@@ -160,19 +164,21 @@ def await_steps(
     words = [directory, str(ranks), str(starts), str(step), str(limit_s)]
     began = time.monotonic()
     watcher = cluster.start([cluster.python, "-S", "-c", _AWAIT, *words], node)
-    end = time.monotonic() + limit_s + 10.0
+    end = time.monotonic() + limit_s + _SPARE_S
     try:
         while watcher.poll() is None and time.monotonic() < end:
             if over():
                 # The step may have been written just before the end.
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    watcher.wait(0.5)
+                    watcher.wait(_LAST_S)
                 break
             time.sleep(0.02)
         code, ended = watcher.poll(), time.monotonic()
     finally:
         watcher.kill()
-        found, errors = watcher.communicate()
+        found = errors = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a child may keep the pipes open
+            found, errors = watcher.communicate(timeout=KILLED_S)
     if code not in (None, 0, _NOT_SEEN):
         why = (errors.strip().splitlines() or [f"status {code}"])[-1]
         raise ClusterError(f"{node}: the run could not be watched: {why}")

@@ -124,7 +124,12 @@ def task(plan_path: Path, start_path: Path) -> int:
 
 
 def _ask(argv: Sequence[str]) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    """What a command of Slurm printed; "" if it did not answer. A failure is printed."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"{' '.join(argv)}: no answer in {_ASK_S:g} s", flush=True)
+        return ""
     if done.returncode:
         print(f"{' '.join(argv)}: {done.stderr.strip()}", flush=True)
     return done.stdout

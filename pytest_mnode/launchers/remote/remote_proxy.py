@@ -29,6 +29,8 @@ from pytest_mnode.machine import pidfd
 from pytest_mnode.protocol.listening_clock import ListeningClock
 
 LOST = 255
+STATUS_S = 2.0
+"""Time until ssh has ended, after its connection has."""
 ATOMIC_BYTES = 4096
 """A pipe that is ready for writing takes this many bytes without blocking (PIPE_BUF)."""
 PASSED_ON = (
@@ -207,7 +209,7 @@ class RemoteProxy:
     def ended(self) -> None:
         """The connection ended before the command did."""
         try:
-            code: int | None = self.ssh.wait(2.0)
+            code: int | None = self.ssh.wait(STATUS_S)
         except subprocess.TimeoutExpired:
             code = None
         self.read_all_errors()
