@@ -77,3 +77,12 @@ def test_members_of_a_cgroup_and_moving_a_process(one: Path) -> None:
     assert cgroups.members(group) == [12, 34]
     cgroups.move(56, group)
     assert cgroups.members(group) == [56]
+
+
+def test_a_cgroup_that_stays_in_use_is_left(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "EMPTY_LIMIT_S", 0.1)
+    group = one / "cpu,cpuacct" / "mnode-77-node1"
+    group.mkdir()
+    (group / "cgroup.procs").write_text("12\n")  # here it keeps rmdir from its work
+    with pytest.raises(OSError, match="not empty"):
+        cgroups.remove(group)

@@ -1,0 +1,75 @@
+"""The controller's side of a cleanup daemon that does not answer, or does not end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.launchers.cleanup import client
+from pytest_mnode.launchers.cleanup.client import CleanupDaemon, Connections
+
+SOON_S = 10.0
+"""Far less than any limit of these waits that was not made short."""
+
+
+@pytest.fixture(autouse=True)
+def _in_time() -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < SOON_S
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[CleanupDaemon]:
+    """A daemon that takes no order and does not end."""
+    for limit in ("_CLOSE_S", "_KILL_S", "_SLACK_S"):
+        monkeypatch.setattr(client, limit, 0.2)
+    made = CleanupDaemon(lambda _: None)
+    pid = made.start([])
+    os.kill(pid, signal.SIGSTOP)
+    yield made
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_daemon_that_does_not_end_is_killed(stopped: CleanupDaemon) -> None:
+    pid = stopped.pid
+    assert pid is not None
+    stopped.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+class Stuck:
+    """A process in state D: SIGKILL takes effect when the kernel lets it go, perhaps never."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid, self._process = process.pid, process
+
+    def kill(self) -> None: ...
+
+    def wait(self, limit_s: float) -> int:
+        return self._process.wait(limit_s)
+
+
+def test_a_daemon_that_outlives_sigkill_is_named(stopped: CleanupDaemon) -> None:
+    real: Any = stopped._process
+    stopped._process = Stuck(real)  # type: ignore[assignment]
+    with pytest.raises(TimeLimitError, match=rf"\(pid {real.pid}\) still runs 0\.2 s after"):
+        stopped.close()
+
+
+def test_connections_of_a_silent_daemon_count_as_none(
+    stopped: CleanupDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Connections(lambda *_: None)
+    monkeypatch.setattr(made, "_daemon", stopped)
+    assert made.connect({"n1": (["ssh"], "/socket")}, 0.1) == {"n1": "no connection in time"}

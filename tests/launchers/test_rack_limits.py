@@ -1,0 +1,126 @@
+"""A rack whose first process, nodes or switch never answer."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.errors import TimeLimitError
+from pytest_mnode.launchers.rack import channel, rack_init, wiring
+from pytest_mnode.launchers.rack.plan import Link, Plan
+from pytest_mnode.launchers.rack.protocol import Booted, Setup
+from pytest_mnode.launchers.rack.rack_init import Booting, RackInit
+from pytest_mnode.launchers.rack.wiring import Switch
+from pytest_mnode.protocol.launcher_requests import PowerOff
+
+PLAN = Plan(2, Link("fab0", 200), Link("mgmt0", 20), 1 << 20)
+LIMIT_S = 20.0
+
+
+class Mute:
+    """A cleanup daemon whose rack takes requests and answers none."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def start(self, remove: Any, pass_fds: Any) -> int:
+        self.rack = socket.socket(fileno=os.dup(pass_fds[0]))
+        return 7
+
+    def order(self, **_: Any) -> None: ...
+
+    def last_words(self) -> str:
+        return ": its last line"
+
+    def close(self) -> None:
+        self.rack.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(channel, "CleanupDaemon", Mute)
+    for module, limit in (
+        (channel, "REQUEST_LIMIT_S"),
+        (channel, "CLOSE_LIMIT_S"),
+        (rack_init, "BOOT_LIMIT_S"),
+        (rack_init, "KILL_LIMIT_S"),
+        (wiring, "FORWARDING_LIMIT_S"),
+    ):
+        monkeypatch.setattr(module, limit, 0.2)
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < LIMIT_S
+
+
+def test_a_rack_that_never_answers() -> None:
+    made = channel.RackChannel(Setup(PLAN, True), (), lambda _: None)
+    with pytest.raises(TimeLimitError, match=r"^rack: start: no answer in 0\.2 s .*: its last line$"):
+        made.await_up()
+    with pytest.raises(TimeLimitError, match=r"^rack: cannot switch nodes off: node1: no answer"):
+        made.ask(PowerOff("node1"), "node1")
+    made.close()
+
+
+def test_a_listener_that_is_busy_does_not_keep_a_rack_open() -> None:
+    busy, over = threading.Event(), threading.Event()
+
+    def on_event(_: object) -> None:
+        busy.set()
+        over.wait(LIMIT_S)
+
+    made = channel.RackChannel(Setup(PLAN, True), (), on_event)
+    rack: Any = made._daemon
+    rack.rack.send(pickle.dumps(Booted(0, 7)))
+    assert busy.wait(LIMIT_S)
+    made.close()
+    over.set()
+
+
+@pytest.fixture
+def rack() -> RackInit:
+    made = RackInit.__new__(RackInit)
+    made._plan, made._pids = PLAN, {}
+    switch = SimpleNamespace(cut=print, unplug=print)
+    made._switch = switch  # type: ignore[assignment]
+    made._send = print  # type: ignore[method-assign]
+    return made
+
+
+def test_a_node_that_is_never_up(rack: RackInit) -> None:
+    node = subprocess.Popen(["sleep", "60"])
+    report, reports = os.pipe()
+    os.write(reports, b"mounts\n")
+    with pytest.raises(TimeoutError, match=r"^node1 was not up after 0\.2 s; last step: mounts$"):
+        rack._finish([Booting(1, node.pid, report)])
+    assert node.wait(LIMIT_S) == -9
+    os.close(reports)
+
+
+def test_a_node_whose_processes_outlive_sigkill(
+    rack: RackInit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = subprocess.Popen(["sleep", "60"])
+    rack._pids[1] = node.pid
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "waitpid", lambda *_: (0, 0))
+        with pytest.raises(TimeoutError, match=re.escape("still run 0.2 s after SIGKILL")):
+            rack._power_off(1)
+    node.wait(LIMIT_S)
+
+
+def test_a_switch_that_never_forwards() -> None:
+    switch = Switch.__new__(Switch)
+    switch._plan, switch._pulled, switch._absent = PLAN, set(), set()
+    netlink: Any = SimpleNamespace(get_links=list)
+    switch._netlink = netlink
+    with pytest.raises(TimeoutError, match="switch port fab0-node1 does not forward"):
+        switch.await_forwarding([1])
