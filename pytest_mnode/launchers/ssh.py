@@ -16,6 +16,9 @@ from pytest_mnode.launchers.remote.openssh import CONNECT_S, LONGEST_SOCKET_PATH
 from pytest_mnode.launchers.remote.run_all import unusable_nodes
 from pytest_mnode.spec import Spec
 
+_CONNECT_LIMIT_S = CONNECT_S + 5.0
+"""ssh reaches its own limit first, and names the reason."""
+
 
 @dataclass(slots=True)
 class SshHost:
@@ -64,7 +67,7 @@ class Ssh(RemoteLauncher):
             daemon_pid,
             {t: command(h.host, self._socket(t), self.python) for t, h in self._hosts.items()},
         )
-        problems = self._connect(list(self._hosts), CONNECT_S + 5.0)
+        problems = self._connect(list(self._hosts), _CONNECT_LIMIT_S)
         reports, more = self._reports([t for t in self._hosts if t not in problems])
         problems |= more
         if problems:

@@ -323,6 +323,17 @@ def test_how_the_fork_server_failed_or_ended_is_reported(around: World, asked: b
     assert failed.text == "the process that imports torch and the tests was killed by SIGKILL"
 
 
+def test_the_status_of_the_fork_server_is_not_awaited_for_long(
+    around: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be stopped, or wait in the kernel."""
+    monkeypatch.setattr(agent_module, "_STATUS_S", 0.1)
+    monkeypatch.setattr(processes, "reap", list)
+    around.fork_server.close()
+    failed = around.next_message()
+    assert failed.text == "the process that imports torch and the tests ended"
+
+
 class Clock:
     """Seconds that advance as the test sets them."""
 

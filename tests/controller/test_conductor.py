@@ -388,6 +388,12 @@ def dying(ordinal: int | None, at: type[Any], marked: str = "call") -> Answer:
     return answer
 
 
+def test_a_death_leaves_other_ranks_less_time_than_a_failure() -> None:
+    outcome = ran(Stage(silent, dying(7, RunItem)), timeout_s=60)
+    assert (outcome.timed_out, outcome.grace_s) == ("", 0.05)
+    assert outcome.states[0].stuck_in
+
+
 @pytest.mark.parametrize("at", [RunItem, TearDown, Ping])
 def test_a_death_is_never_clean(at: type[Any]) -> None:
     outcome = ran(Stage(obedient, dying(7, at)), timeout_s=30)

@@ -63,7 +63,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_rack_that_never_answers() -> None:
     made = channel.RackChannel(Setup(PLAN, True), (), lambda _: None)
-    with pytest.raises(TimeLimitError, match=r"^rack: start: no answer in 0\.2 s .*: its last line$"):
+    with pytest.raises(
+        TimeLimitError, match=r"^rack: start: no answer in 0\.2 s .*: its last line$"
+    ):
         made.await_up()
     with pytest.raises(TimeLimitError, match=r"^rack: cannot switch nodes off: node1: no answer"):
         made.ask(PowerOff("node1"), "node1")
@@ -91,7 +93,7 @@ def rack() -> RackInit:
     made._plan, made._pids = PLAN, {}
     switch = SimpleNamespace(cut=print, unplug=print)
     made._switch = switch  # type: ignore[assignment]
-    made._send = print  # type: ignore[method-assign]
+    made._send = print  # type: ignore[method-assign, assignment]
     return made
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from pytest_mnode.errors import ClusterError, NodeLostError, UsageError
+from pytest_mnode.launchers import ssh
 from pytest_mnode.launchers.hosts import parse_hosts
 from pytest_mnode.launchers.node import Node
 from pytest_mnode.launchers.remote.launcher import RemoteOptions
@@ -100,6 +101,15 @@ def test_each_host_that_refuses_has_a_line(tmp_path: Path, monkeypatch: pytest.M
         "  me@n2: me@n2: Permission denied (publickey).",
     ]
     assert not list(tmp_path.glob(".mnode-*"))
+
+
+def test_a_host_to_which_ssh_never_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh, "_CONNECT_LIMIT_S", 0.5)
+    program(tmp_path, "#!/bin/sh\nexec sleep 60\n", monkeypatch)
+    with pytest.raises(ClusterError, match="n1: no connection in time"):
+        made(tmp_path, "n1").start()
 
 
 def test_connections_end_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
 from hypothesis.database import InMemoryExampleDatabase
+from torch._C._distributed_c10d import HashStore
 
 from pytest_mnode.rank.examples import _OneDatabase
 from pytest_mnode.rank.votes import Ballot, Decision, Kind, Votes, as_sent, decide
@@ -39,7 +40,9 @@ def test_failures_are_distinguished_by_rank_and_location() -> None:
 
 
 def test_no_answer_without_the_vote_of_every_rank() -> None:
-    votes = Votes(HashStore(), "test_a", rank=0, size=2)
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=1))
+    votes = Votes(store, "test_a", rank=0, size=2)
     with pytest.raises(TimeoutError, match="not all ranks voted within 0 s"):
         votes.agree("one", list, limit_s=0.1)
 

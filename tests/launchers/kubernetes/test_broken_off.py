@@ -20,6 +20,8 @@ from pytest_mnode.launchers.kubernetes.api import Api, ApiError
 LIMIT_S = 30.0
 RESET = b"\0reset"
 """At the end of an answer: the connection is reset instead of closed."""
+HELD = b"\0held"
+"""At the end of an answer: the connection stays open, and nothing more comes."""
 PATH = "/api/v1/namespaces/default/pods"
 
 
@@ -68,6 +70,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     (tmp_path / "config").write_text(json.dumps(config))
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
     asked: list[str] = []
+    held: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
     def run(answers: Sequence[bytes]) -> None:
@@ -81,7 +84,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
                 while lines.readline().strip():
                     pass
                 data = answers[min(len(asked), len(answers)) - 1]
-                connection.sendall(data.removesuffix(RESET))
+                connection.sendall(data.removesuffix(RESET).removesuffix(HELD))
+                if data.endswith(HELD):
+                    held.append(connection.dup())
                 if data.endswith(RESET):
                     linger = struct.pack("ii", 1, 0)
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -93,7 +98,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
     yield start
     listener.shutdown(socket.SHUT_RDWR)
-    listener.close()
+    for one in (listener, *held):
+        one.close()
     for thread in threads:
         thread.join(LIMIT_S)
 

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_mnode.errors import ClusterError, UsageError
+from pytest_mnode.launchers.cleanup import salloc
 from pytest_mnode.launchers.slurm import Slurm
 from pytest_mnode.launchers.slurm import allocation as module
 from pytest_mnode.launchers.slurm.allocation import (
@@ -304,6 +306,33 @@ def test_an_allocation_that_does_not_end_is_cancelled_again(
     finally:
         (notes.parent / "notes.over").touch()  # ends what goes on retrying
         (notes.parent / "bin" / "scancel").write_text("#!/bin/sh\nexit 0\n")
+
+
+def test_a_daemon_that_never_releases_an_allocation_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_CLOSE_S", 0.1)
+    held = OwnAllocation(Slurm())
+    monkeypatch.setattr(held.daemon, "order", lambda **_: None)
+    held._start(2)
+    held.close()
+    assert f"allocation named {held.name} may be left" in capsys.readouterr().err
+
+
+def test_a_scancel_that_never_ends_is_given_up(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """salloc was killed, so that the allocation has to be cancelled; that is tried again later."""
+    (notes.parent / "bin" / "scancel").write_text("#!/bin/sh\nexec sleep 60\n")
+    (notes.parent / "bin" / "salloc").write_text("#!/bin/sh\nkill -9 $$\n")
+    later: list[bytes] = []
+    monkeypatch.setattr(salloc, "SCANCEL_S", 0.2)
+    monkeypatch.setattr(
+        salloc, "SlurmCleanup", lambda _: SimpleNamespace(finish=later.append, wait=lambda _: None)
+    )
+    told: dict[str, object] = {}
+    salloc.Salloc(["salloc"], "mnode-1", told.update).end()
+    assert (later, told["left"]) == ([b""], "")
 
 
 @pytest.mark.parametrize("kind", ["HET", "PACK"])

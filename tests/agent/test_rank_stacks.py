@@ -1,0 +1,49 @@
+"""Ranks and their children that write no stacks, for example inside a C call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mnode.agent import rank_stacks
+from pytest_mnode.protocol.agent_messages import BindingOrder, Launch, TakeStacks
+from pytest_mnode.protocol.rank_files import STACK_SIGNAL
+from pytest_mnode.protocol.world import Shape, WorldInfo
+
+# Both take the signal, and write nothing.
+RANK = f"""
+import os, signal, time
+signal.signal({int(STACK_SIGNAL)}, lambda *_: None)
+child = os.fork()
+if child:
+    print(flush=True)
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("silent", ["_LIMIT_S", "_CHILD_LIMIT_S"])
+def test_stacks_that_are_never_written_are_not_awaited(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_LIMIT_S", "_CHILD_LIMIT_S"):
+        monkeypatch.setattr(rank_stacks, limit, 0.2 if limit == silent else 0.0)
+    world = WorldInfo("w1", Shape(1, 1), ("n0",), log_dir=str(tmp_path))
+    (tmp_path / "w1").mkdir()
+    launch = Launch("n0", world, 0, "127.0.0.1", 1, "gloo", 0, {}, BindingOrder())
+    rank = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE)
+    try:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        began = time.monotonic()
+        taken = rank_stacks.take(TakeStacks("n0", "w1"), launch, {0: rank.pid})
+        assert time.monotonic() - began < 10.0
+        assert (taken.texts, taken.children) == ({0: ""}, {0: ""})
+    finally:
+        rank.kill()
+        rank.communicate()

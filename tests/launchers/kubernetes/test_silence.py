@@ -1,0 +1,124 @@
+"""An API server, a bridge or a pod that takes what it is sent and never answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_mnode.errors import ClusterError
+from pytest_mnode.launchers.kubernetes import api as api_module
+from pytest_mnode.launchers.kubernetes import launcher, pod_streams, relay, streams
+from pytest_mnode.launchers.kubernetes.api import Api, ApiError
+from pytest_mnode.launchers.kubernetes.pod_streams import PodStreams
+from pytest_mnode.protocol.launcher_requests import PowerOn
+from tests.launchers.kubernetes.test_broken_off import (
+    CHUNK,
+    HELD,
+    PATH,
+    Serve,
+    answer,
+    pod,
+    serve,
+)
+from tests.launchers.kubernetes.test_moved import FIRST, Run
+
+__all__ = ["serve"]
+
+SOON_S = 15.0
+
+
+@pytest.fixture(autouse=True)
+def _in_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module, limit in (
+        (api_module, "REQUEST_S"),
+        (api_module, "WATCH_S"),
+        (streams, "CONNECT_S"),
+        (pod_streams, "CONNECT_S"),
+        (pod_streams, "_END_S"),
+        (relay, "OPEN_S"),
+        (launcher, "RELAY_S"),
+        (launcher, "_SLACK_S"),
+        (launcher, "REPLACED_S"),
+    ):
+        monkeypatch.setattr(module, limit, 0.2)
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < SOON_S
+
+
+@pytest.fixture
+def silent() -> Iterator[Api]:
+    """A server that accepts connections, by its backlog, and answers none."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        made: Any = Api.__new__(Api)
+        host = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        made._settings = SimpleNamespace(host=host, auth_settings=dict)
+        made.namespace, made.tls, made.tls_name, made.proxy = "default", None, None, None
+        yield made
+
+
+def test_a_stream_that_is_never_opened(silent: Api) -> None:
+    with pytest.raises(ApiError, match=r"127\.0\.0\.1:\d+ was not reached: .*timed out"):
+        asyncio.run(streams.connected(silent, "/", ()))
+
+
+def test_pods_that_can_never_be_watched(silent: Api) -> None:
+    with pytest.raises(ApiError, match="pods cannot be watched"):
+        PodStreams(silent, "run=1")
+
+
+def test_a_request_without_an_answer(serve: Serve) -> None:
+    serve([HELD])
+    with pytest.raises(ApiError, match=r"was not reached: .*timed out"):
+        Api().request("GET", PATH, limit_s=0.2)
+
+
+def test_a_watch_that_falls_silent_ends(serve: Serve) -> None:
+    """And is started again; the server would have ended it itself."""
+    serve([answer(CHUNK, "Transfer-Encoding: chunked") + HELD])
+    assert list(Api().watch(PATH, {})) == [("ADDED", pod("a"))]
+
+
+def test_a_pod_that_opens_no_port() -> None:
+    async def wait() -> None:
+        never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        await relay.Relay(1).opened(never)
+
+    with pytest.raises(OSError, match=r"its Python opened no port within 0\.2 s"):
+        asyncio.run(wait())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """A launcher whose bridge reads what it is told."""
+    made = Run(tmp_path)
+    made.launcher._events, bridge = socket.socketpair()
+    with made.launcher._events, bridge:
+        yield made
+
+
+def test_a_bridge_that_starts_no_relay(run: Run) -> None:
+    with pytest.raises(ClusterError, match=r"cannot reach this machine: no relay within 0\.2 s"):
+        run.launcher.relay(1)
+
+
+def test_a_bridge_that_reports_no_pod(run: Run) -> None:
+    run.launcher._options = SimpleNamespace(wait_s=0.0)  # type: ignore[assignment]
+    assert run.launcher._events is not None
+    events = (dict[str, Any]() for _ in run.launcher._events.makefile("rb"))
+    with pytest.raises(ClusterError, match="2 pods did not run"):
+        run.launcher._await_pods(events)
+
+
+def test_a_pod_that_nothing_replaces(run: Run) -> None:
+    run.launcher._spec = run.launcher._spec.model_copy(update={"power": None})
+    run.hear(FIRST, deleted=True)
+    with pytest.raises(ClusterError, match=r"^n1 was not back 0\.2 s later: its pod was deleted$"):
+        run.launcher.ask(PowerOn("n1"))
