@@ -104,7 +104,7 @@ def test_a_world_that_never_becomes_ready_is_given_up(file: str, limit_s: float)
     """Ranks that import their modules themselves have longer."""
     desk = Desk()
     desk.worlds.import_in_ranks({"/a/test_it.py": "starts a thread"}, "/a")
-    name = desk.ask(1, 2, file)
+    name = desk.ask(1, 2, file=file)
     desk.clock_s = limit_s
     desk.worlds.check_limits()
     assert (set(desk.worlds.worlds), desk.sent) == ({name}, [])
